@@ -32,6 +32,9 @@ pub struct Comm {
     connecting: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// As if the thread were not run for so long.
+const SLOW: Duration = Duration::from_secs(1);
+
 /// What a call does on its stream.
 pub type Work = Box<dyn FnOnce(&Comm) -> Result<(), Aborted> + Send>;
 
@@ -231,6 +234,15 @@ pub fn group_end() -> i32 {
 
 /// Adds a call to the group of this thread, or makes one of it alone.
 pub fn call(handle: usize, stream: usize, work: Option<Work>) -> i32 {
+    if let Some(comm) = find(handle)
+        && settings::concerns("slow", comm.rank, comm.groups.load(Ordering::SeqCst))
+    {
+        std::thread::sleep(SLOW);
+        if find(handle).is_none() {
+            misuse(INVALID_ARGUMENT);
+        }
+        stats::add("slow_calls", 1);
+    }
     let Some(comm) = find(handle) else {
         return misuse(INVALID_ARGUMENT);
     };

@@ -2,7 +2,6 @@
 //!
 //! Each test runs this program again under `mpirun`, where [`rank_program`] plays one rank and
 //! says when all its assertions held.
-#![cfg(feature = "mpi")]
 
 mod common;
 

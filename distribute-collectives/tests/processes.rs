@@ -1,5 +1,6 @@
 //! Groups of real processes: what they compute, and what the survivors say when one of them is
-//! killed, stopped or cut off.
+//! killed, stopped or cut off. A program of its own: whoever computes beside it delays what it
+//! waits for.
 
 #[path = "processes/harness.rs"]
 mod harness;

@@ -12,9 +12,11 @@ use distribute_collectives::ReduceOp;
 use crate::parameters;
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::trace::StateVisitor;
 use crate::train_state::check_running_statistics;
-use crate::{Error, Gradients, ReplicaContext, Replicate, Result, VariablePlacement, WorkerGroup};
+use crate::{
+    Error, Gradients, LeafVisitor, NestPath, ReplicaContext, Replicate, Result, VariablePlacement,
+    WorkerGroup,
+};
 
 /// A model with one of burn's optimizers; used like [`TrainState`](crate::TrainState).
 ///
@@ -98,7 +100,7 @@ impl<M: Module> Replicate for BurnTrainState<M> {
         copy
     }
 
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
         visit(path, self)
     }
 }
@@ -111,7 +113,12 @@ impl<M: Module> StatePart for BurnTrainState<M> {
         ))
     }
 
-    fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
+    fn walk_leaves(
+        &mut self,
+        _: &NestPath<'_>,
+        _: Option<&Device>,
+        _: LeafVisitor<'_>,
+    ) -> Result<()> {
         let instead = "use a `TrainState`";
         Err(Error::not_compilable("an optimizer of burn", instead))
     }

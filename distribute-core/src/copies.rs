@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use burn::tensor::{Device, TensorData};
 
-use crate::Result;
 use crate::replicate::{Replicate, ReplicateExt};
 use crate::sync::lock;
-use crate::trace::{DeviceTensor, Fetch, OnDevice, ReadOwn, ReadTensors, Tracer};
+use crate::trace::{DeviceTensor, OnDevice, Tracer};
+use crate::{Error, Result};
 
 /// One copy per local replica, wherever the newest one is.
 pub(crate) struct Copies<T> {
@@ -97,14 +97,29 @@ impl<T: Replicate> Copies<T> {
 
     /// Host copies of what is on the devices.
     fn fetch(&self, newer: &OnDevice) -> Result<Vec<T>> {
+        let mut has_own = false;
+        // The first replica reads all; the rest of the others is in their copy already.
+        let mut read = |copy: &mut T, replica: usize| {
+            let mut tensors = newer.tensors.iter();
+            copy.leaves(None, |_, leaf| {
+                let missing =
+                    || Error::invalid("a mirrored value changed its structure on the device");
+                let source = tensors.next().ok_or_else(missing)?;
+                has_own |= leaf.is_per_replica();
+                match replica == 0 || leaf.is_per_replica() {
+                    true => leaf.set_data(source.read(replica)?),
+                    false => Ok(()),
+                }
+            })?;
+            Ok::<_, Error>(has_own)
+        };
         let mut value = self.first();
-        let mut fetch = Fetch::new(&newer.tensors, 0);
-        value.visit_state(&mut fetch)?;
+        let has_own = read(&mut value, 0)?;
         let mut all: Vec<T> = Vec::with_capacity(self.devices.len());
         for (replica, device) in self.devices.iter().enumerate().skip(1) {
             let mut copy = value.replicate(device);
-            if fetch.has_own {
-                copy.visit_state(&mut Fetch::new(&newer.tensors, replica))?;
+            if has_own {
+                read(&mut copy, replica)?;
             }
             all.push(copy);
         }
@@ -136,16 +151,18 @@ impl<T: Replicate> Copies<T> {
         if let Some(there) = &*on_device {
             return Ok(there.tensors.clone());
         }
+        let mut others = self.own_tensors_of_others()?;
         let mut tensors = Vec::new();
-        self.first().visit_state(&mut ReadTensors {
-            others: self.own_tensors_of_others()?,
-            each: &mut |data| {
-                tensors.push(match <[_; 1]>::try_from(data) {
-                    Ok([data]) => tracer.upload(data)?,
-                    Err(data) => tracer.upload_each(data)?,
-                });
-                Ok(())
-            },
+        self.first().leaves(None, |_, leaf| {
+            let mut data = vec![leaf.data()?];
+            for other in others.iter_mut().filter(|_| leaf.is_per_replica()) {
+                data.push(other.next().ok_or_else(other_structure)?);
+            }
+            tensors.push(match <[_; 1]>::try_from(data) {
+                Ok([data]) => tracer.upload(data)?,
+                Err(data) => tracer.upload_each(data)?,
+            });
+            Ok(())
         })?;
         let there = on_device.insert(OnDevice {
             tensors,
@@ -158,10 +175,19 @@ impl<T: Replicate> Copies<T> {
     fn own_tensors_of_others(&self) -> Result<Vec<std::vec::IntoIter<TensorData>>> {
         let others = self.host.iter().zip(&self.devices).skip(1);
         let read = others.map(|(value, device)| {
-            let mut own = ReadOwn::default();
-            value.replicate(device).visit_state(&mut own)?;
-            Ok(own.tensors.into_iter())
+            let mut own = Vec::new();
+            value.replicate(device).leaves(None, |_, leaf| {
+                if leaf.is_per_replica() {
+                    own.push(leaf.data()?);
+                }
+                Ok(())
+            })?;
+            Ok(own.into_iter())
         });
         read.collect()
     }
+}
+
+fn other_structure() -> Error {
+    Error::invalid("the replicas' copies of a mirrored value differ in structure")
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use burn::tensor::DType;
 use distribute_collectives::flight_record::FlightRecordError;
 use distribute_collectives::{CollectiveError, ReduceOp};
 
@@ -115,6 +116,14 @@ pub enum Error {
         /// The global replica id.
         replica: usize,
         /// The error that the step returned.
+        source: Arc<Error>,
+    },
+    /// Something is wrong with one tensor or number inside a value.
+    #[error("`{path}`: {source}")]
+    Leaf {
+        /// Where it is in the value: `outputs.loss`.
+        path: String,
+        /// What is wrong with it.
         source: Arc<Error>,
     },
     /// The step of one replica panicked. The other replicas were stopped.
@@ -423,6 +432,19 @@ impl Error {
         Self::Input(Arc::from(error.into()))
     }
 
+    pub(crate) fn shape(op: &'static str, expected: &[usize], found: &[usize]) -> Self {
+        Self::Shape {
+            op,
+            expected: expected.to_vec(),
+            found: found.to_vec(),
+        }
+    }
+
+    pub(crate) fn dtype(op: &'static str, dtype: DType) -> Self {
+        let dtype = dtype.name().to_string();
+        Self::DType { op, dtype }
+    }
+
     pub(crate) fn host_read(what: impl fmt::Display) -> Self {
         Self::HostRead {
             what: what.to_string(),
@@ -452,10 +474,10 @@ impl Error {
         }
     }
 
-    /// The innermost error: without the replica it happened on.
+    /// The innermost error: without the replica it happened on, and the part of a value.
     pub fn root_cause(&self) -> &Error {
         match self {
-            Self::Replica { source, .. } => source.root_cause(),
+            Self::Replica { source, .. } | Self::Leaf { source, .. } => source.root_cause(),
             other => other,
         }
     }

@@ -23,7 +23,7 @@ macro_rules! for_element {
                 type $element = $type;
                 $body
             })*
-            other => Err($crate::Error::DType { op: $op, dtype: other.name().to_string() }),
+            other => Err($crate::Error::dtype($op, other)),
         }
     };
 }
@@ -42,13 +42,15 @@ pub(crate) fn columns(lists: Vec<Vec<TensorData>>) -> Result<Vec<Vec<TensorData>
 }
 
 /// Reduces components of equal shape element by element. One component comes back unchanged.
-pub(crate) fn reduce(op: ReduceOp, components: Vec<TensorData>) -> Result<TensorData> {
-    let mut components = components;
+pub(crate) fn reduce(op: ReduceOp, mut components: Vec<TensorData>) -> Result<TensorData> {
     if components.len() < 2 {
         return components.pop().ok_or_else(different_structure);
     }
-    for other in &components[1..] {
-        same_shape("reduce", &components[0], other)?;
+    let first = &components[0];
+    let fits =
+        |other: &&TensorData| other.shape() == first.shape() && other.dtype() == first.dtype();
+    if let Some(other) = components.iter().find(|other| !fits(other)) {
+        return Err(Error::shape("reduce", first.shape(), other.shape()));
     }
     if op == ReduceOp::Mean {
         components = components.iter().map(mean_input).collect();
@@ -107,30 +109,25 @@ pub(crate) fn reduce_axes(
             "reduce over an axis: SUM or MEAN, not {op}"
         )));
     }
-    let sums = components
-        .iter()
-        .map(|data| {
-            let data = if op == ReduceOp::Mean {
-                mean_input(data)
-            } else {
-                data.clone()
-            };
-            sum_axes(data, axes)
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let total = reduce(ReduceOp::Sum, sums)?;
-    if op == ReduceOp::Sum {
-        return Ok(total);
+    let mut count = 0;
+    let sums = components.iter().map(|data| {
+        let axes = normalized(data, axes)?;
+        let along = axes.iter().map(|axis| data.shape()[*axis]);
+        count += along.product::<usize>();
+        let mut sum = match op {
+            ReduceOp::Mean => mean_input(data),
+            _ => data.clone(),
+        };
+        for axis in axes.into_iter().rev() {
+            sum = for_element!("reduce", sum.dtype(), E => sum_axis::<E>(&sum, axis))?;
+        }
+        Ok(sum)
+    });
+    let total = reduce(ReduceOp::Sum, sums.collect::<Result<_>>()?)?;
+    match op {
+        ReduceOp::Mean => divide(total, count),
+        _ => Ok(total),
     }
-    let counts = components.iter().map(|data| count_along(data, axes));
-    let count: usize = counts.sum::<Result<usize>>()?;
-    divide(total, count)
-}
-
-/// The number of elements that one result element is the sum of.
-fn count_along(data: &TensorData, axes: &[i64]) -> Result<usize> {
-    let axes = normalized(data, axes)?;
-    Ok(axes.iter().map(|axis| data.shape()[*axis]).product())
 }
 
 /// Axes as positive, sorted, distinct indices.
@@ -145,25 +142,11 @@ fn normalized(data: &TensorData, axes: &[i64]) -> Result<Vec<usize>> {
 }
 
 fn normalized_axis(rank: usize, axis: i64) -> Result<usize> {
-    let out_of_range = || Error::Axis {
-        op: "reduce",
-        axis,
-        rank,
-    };
+    let op = "reduce";
     let signed = i64::try_from(rank).map_err(Error::internal)?;
     let index = if axis < 0 { axis + signed } else { axis };
-    usize::try_from(index)
-        .ok()
-        .filter(|index| *index < rank)
-        .ok_or_else(out_of_range)
-}
-
-fn sum_axes(data: TensorData, axes: &[i64]) -> Result<TensorData> {
-    let mut data = data;
-    for axis in normalized(&data, axes)?.into_iter().rev() {
-        data = for_element!("reduce", data.dtype(), E => sum_axis::<E>(&data, axis))?;
-    }
-    Ok(data)
+    let index = usize::try_from(index).ok().filter(|index| *index < rank);
+    index.ok_or(Error::Axis { op, axis, rank })
 }
 
 fn sum_axis<E: Element + Kernel>(data: &TensorData, axis: usize) -> Result<TensorData> {
@@ -229,22 +212,7 @@ pub(crate) fn scatter_sum(
 /// Concatenates components along `axis`, in order. One component comes back unchanged.
 pub(crate) fn gather(components: Vec<TensorData>, axis: i64) -> Result<TensorData> {
     let first = components.first().ok_or_else(different_structure)?;
-    if first.dtype().is_bool() {
-        return Err(Error::DType {
-            op: "gather",
-            dtype: first.dtype().name().to_string(),
-        });
-    }
-    // TensorFlow counts no axes from the end here.
-    let out_of_range = || Error::Axis {
-        op: "gather",
-        axis,
-        rank: first.rank(),
-    };
-    let axis = usize::try_from(axis).map_err(|_| out_of_range())?;
-    if axis >= first.rank() {
-        return Err(out_of_range());
-    }
+    let axis = gather_axis(first.dtype(), first.rank(), axis)?;
     let mut shape = first.shape().to_vec();
     shape[axis] = 0;
     for data in &components {
@@ -252,11 +220,8 @@ pub(crate) fn gather(components: Vec<TensorData>, axis: i64) -> Result<TensorDat
             && data.dtype() == first.dtype()
             && (0..shape.len()).all(|i| i == axis || data.shape()[i] == shape[i]);
         if !fits {
-            return Err(Error::Shape {
-                op: "gather (only the gathered dimension may differ)",
-                expected: first.shape().to_vec(),
-                found: data.shape().to_vec(),
-            });
+            let op = "gather (only the gathered dimension may differ)";
+            return Err(Error::shape(op, first.shape(), data.shape()));
         }
         shape[axis] += data.shape()[axis];
     }
@@ -276,6 +241,17 @@ pub(crate) fn gather(components: Vec<TensorData>, axis: i64) -> Result<TensorDat
     ))
 }
 
+/// Where tensors of this type and rank are concatenated.
+pub(crate) fn gather_axis(dtype: DType, rank: usize, axis: i64) -> Result<usize> {
+    let op = "gather";
+    if dtype.is_bool() {
+        return Err(Error::dtype(op, dtype));
+    }
+    // TensorFlow counts no axes from the end here.
+    let index = usize::try_from(axis).ok().filter(|index| *index < rank);
+    index.ok_or(Error::Axis { op, axis, rank })
+}
+
 /// Concatenates values of several tensors: the first tensors of all values along `axis`, in order,
 /// then the second ones, and so on.
 ///
@@ -285,18 +261,6 @@ pub(crate) fn gather(components: Vec<TensorData>, axis: i64) -> Result<TensorDat
 pub fn concatenate(values: Vec<Vec<TensorData>>, axis: i64) -> Result<Vec<TensorData>> {
     let columns = columns(values)?.into_iter();
     columns.map(|column| gather(column, axis)).collect()
-}
-
-fn same_shape(op: &'static str, first: &TensorData, other: &TensorData) -> Result<()> {
-    if first.shape() == other.shape() && first.dtype() == other.dtype() {
-        return Ok(());
-    }
-    let (expected, found) = (first.shape().to_vec(), other.shape().to_vec());
-    Err(Error::Shape {
-        op,
-        expected,
-        found,
-    })
 }
 
 fn fold<E: Element + Kernel>(op: ReduceOp, components: &[TensorData]) -> Result<TensorData> {

@@ -35,11 +35,7 @@ impl IndexedSlices {
         };
         let dense_rows = std::mem::replace(rows, indices.len());
         if values.shape()[..] != expected[..] {
-            return Err(Error::Shape {
-                op: "indexed slices",
-                expected,
-                found: values.shape().to_vec(),
-            });
+            return Err(Error::shape("indexed slices", &expected, values.shape()));
         }
         if let Some(index) = indices.iter().find(|index| **index >= dense_rows) {
             return Err(Error::invalid(format!(
@@ -122,25 +118,15 @@ impl IndexedSlices {
     }
 
     pub(crate) fn reduce(op: ReduceOp, slices: Vec<Self>) -> Result<Self> {
-        let mean = match op {
-            ReduceOp::Sum => false,
-            ReduceOp::Mean => true,
-            _ => {
-                return Err(Error::invalid(format!(
-                    "indexed slices: SUM or MEAN, not {op}"
-                )));
-            }
-        };
-        let first = slices
-            .first()
-            .ok_or_else(crate::nest::different_structure)?;
+        if !matches!(op, ReduceOp::Sum | ReduceOp::Mean) {
+            let what = format!("indexed slices: SUM or MEAN, not {op}");
+            return Err(Error::invalid(what));
+        }
+        let first = slices.first().ok_or_else(different_structure)?;
         let dense_shape = first.dense_shape.clone();
         if let Some(other) = slices.iter().find(|other| other.dense_shape != dense_shape) {
-            return Err(Error::Shape {
-                op: "reduce of indexed slices",
-                expected: dense_shape,
-                found: other.dense_shape.clone(),
-            });
+            let op = "reduce of indexed slices";
+            return Err(Error::shape(op, &dense_shape, &other.dense_shape));
         }
         let replicas = slices.len();
         let mut values = Vec::with_capacity(replicas);
@@ -150,8 +136,8 @@ impl IndexedSlices {
             values.push(slice.values);
         }
         let mut values = host_reduce::gather(values, 0)?;
-        if mean {
-            if values.dtype() == DType::U8 || !values.dtype().is_float() {
+        if op == ReduceOp::Mean {
+            if !values.dtype().is_float() {
                 values = values.convert_dtype(DType::F64);
             }
             values = host_reduce::divide(values, replicas)?;

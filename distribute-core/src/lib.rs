@@ -82,12 +82,12 @@ pub use error::{Error, Result};
 pub use gradients::Gradients;
 pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
-pub use nest::{Leaf, Nest};
+pub use nest::{Leaf, LeafVisitor, Nest, NestPath};
 pub use optim::{Adam, AdamW, Sgd};
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use replicate::{PartVisitor, Replicate, StatePart};
 pub use scope::{has_strategy, in_step};
-pub use step::{Borrowed, Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
+pub use step::{Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,

@@ -8,8 +8,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Bool, Gradients as BurnGradients, Int, Tensor};
 
 use crate::Result;
-use crate::nest::{Leaf, TracedTensor};
-use crate::trace::{self, CapturedTape, CapturedTensor};
+use crate::nest::Leaf;
+use crate::trace::{CapturedTape, CapturedTensor};
 
 /// One parameter of a module.
 pub(crate) struct Parameter<'a> {
@@ -22,11 +22,7 @@ pub(crate) struct Parameter<'a> {
 }
 
 /// The tensor of a parameter.
-pub(crate) trait ParameterTensor: Leaf + TracedTensor {
-    /// Gives a captured tensor the autodiff that the host's has: whether it has any, and whether
-    /// it keeps its gradient.
-    fn track(&mut self, tracking: (bool, bool));
-
+pub(crate) trait ParameterTensor: Leaf {
     /// As what a training changes; `None` for integers, bools, and floats without a gradient.
     fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
         None
@@ -34,7 +30,7 @@ pub(crate) trait ParameterTensor: Leaf + TracedTensor {
 }
 
 /// The tensor of a parameter that is trained: floats with a gradient.
-pub(crate) trait TrainedTensor: TracedTensor {
+pub(crate) trait TrainedTensor: Leaf {
     /// Its values in one dimension, in the memory where they are.
     fn flat(&self) -> Tensor<1>;
 
@@ -228,35 +224,11 @@ impl ModuleMapper for Walker<'_> {
     }
 }
 
-macro_rules! untrained {
-    ($($kind:ty => $plain:ident),*) => {$(
-        impl<const D: usize> ParameterTensor for Tensor<D, $kind> {
-            fn track(&mut self, (has_autodiff, _): (bool, bool)) {
-                if let Some(captured) = self.captured() {
-                    *self = match has_autodiff {
-                        true => Tensor::from_primitive::<trace::Tracked>(captured.0),
-                        false => captured.$plain(),
-                    };
-                }
-            }
-        }
-    )*};
-}
+impl<const D: usize> ParameterTensor for Tensor<D, Int> {}
 
-untrained!(Int => int, Bool => bool);
+impl<const D: usize> ParameterTensor for Tensor<D, Bool> {}
 
 impl<const D: usize> ParameterTensor for Tensor<D> {
-    /// What keeps no gradient is a constant of the step; burn moves running statistics to the
-    /// device of the input, which it refuses for captured tensors with autodiff.
-    fn track(&mut self, tracking: (bool, bool)) {
-        if let Some(captured) = self.captured() {
-            *self = match tracking {
-                (true, true) => captured.tracked(true),
-                _ => captured.float(),
-            };
-        }
-    }
-
     fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
         self.is_require_grad().then_some(self)
     }

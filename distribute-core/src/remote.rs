@@ -137,7 +137,7 @@ pub trait RemoteState: Send + Sync + Debug {
     fn restore(&self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()>;
 }
 
-/// What is done to a variable in a store.
+/// What an update does with a variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RemoteChange {
     /// It becomes the value.
@@ -161,14 +161,6 @@ pub trait RemoteVariable: Send + Sync + Debug {
     /// # Errors
     /// The store's own.
     fn change(&self, change: RemoteChange, value: TensorData) -> Result<()>;
-}
-
-/// The path of a field: `outer.field`. For `#[derive(Replicate)]`.
-pub fn join(path: &str, field: &str) -> String {
-    match path {
-        "" => field.to_string(),
-        _ => format!("{path}.{field}"),
-    }
 }
 
 /// The tensors of a model in visit order.

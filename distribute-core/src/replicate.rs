@@ -4,12 +4,13 @@ use burn::module::Module;
 use burn::tensor::Device;
 
 use crate::remote::{self, RemoteStore};
-use crate::trace::{self, StateVisitor};
-use crate::{Error, Result, VariablePlacement, WorkerGroup, module_tensors};
+use crate::trace::{self, HostState};
+use crate::{
+    Error, Leaf, LeafVisitor, NestPath, Result, VariablePlacement, WorkerGroup, module_tensors,
+};
 
-/// What is called for each part of a value, with its path: `generator` for a field of that name,
-/// empty for the value itself.
-pub type PartVisitor<'a> = &'a mut dyn FnMut(&str, &mut dyn StatePart) -> Result<()>;
+/// What is called for each part of a value, with its path.
+pub type PartVisitor<'a> = &'a mut dyn FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>;
 
 /// A value that can be built once and copied to every replica.
 ///
@@ -41,7 +42,7 @@ pub trait Replicate: Sized {
     ///
     /// # Errors
     /// The visitor's.
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
         let name = std::any::type_name::<Self>();
         visit(path, &mut Unknown { name })
     }
@@ -63,11 +64,23 @@ pub trait StatePart {
     /// Those of the store.
     fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()>;
 
-    /// Walks its tensors and numbers, for a strategy that compiles steps.
+    /// Walks its tensors, for a strategy that compiles steps, in an order that depends on its
+    /// structure alone. `capture` is where a model's constants go, if tensors of a capture are put
+    /// in.
     ///
     /// # Errors
     /// [`Error::NotCompilable`] for a part that cannot be captured, and the visitor's own.
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()>;
+    fn walk_leaves(
+        &mut self,
+        path: &NestPath<'_>,
+        capture: Option<&Device>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()>;
+
+    /// Its numbers, if it is a training state.
+    fn host(&mut self) -> Option<&mut dyn HostState> {
+        None
+    }
 
     /// Takes over the newest values of what lives elsewhere, before a run that may change it.
     ///
@@ -99,7 +112,7 @@ impl<M: Module> Replicate for M {
         self.clone().fork(device)
     }
 
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
         visit(path, self)
     }
 }
@@ -120,8 +133,13 @@ impl<M: Module> StatePart for M {
         Ok(())
     }
 
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        trace::visit_module(self, visitor)
+    fn walk_leaves(
+        &mut self,
+        path: &NestPath<'_>,
+        capture: Option<&Device>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()> {
+        trace::walk_module(self, capture, |name, leaf| visit(&path.field(name), leaf))
     }
 }
 
@@ -147,37 +165,39 @@ impl StatePart for Unknown {
         )))
     }
 
-    fn visit_state(&mut self, _: &mut dyn StateVisitor) -> Result<()> {
+    fn walk_leaves(
+        &mut self,
+        _: &NestPath<'_>,
+        _: Option<&Device>,
+        _: LeafVisitor<'_>,
+    ) -> Result<()> {
         Err(Error::not_compilable(self.name, INSTEAD))
     }
 }
 
-/// What strategies do with all parts of a value.
+/// What strategies do with a whole value.
 pub(crate) trait ReplicateExt: Replicate {
-    fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        self.walk("", &mut |_, part| part.take_from_chief(workers))
+    /// Calls a function for each part, with its path.
+    fn parts(
+        &mut self,
+        mut each: impl FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>,
+    ) -> Result<()> {
+        self.walk(&NestPath::ROOT, &mut each)
     }
 
-    fn attach_remote(&mut self, store: &dyn RemoteStore) -> Result<()> {
-        self.walk("", &mut |path, part| part.attach_remote(store, path))
-    }
-
-    fn refresh_remote(&mut self) -> Result<()> {
-        self.walk("", &mut |_, part| part.refresh_remote())
-    }
-
-    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
-        self.walk("", &mut |_, part| part.place(placement, replicas))
-    }
-
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        self.walk("", &mut |_, part| part.visit_state(visitor))
+    /// Calls a function for each tensor of each part, see [`StatePart::walk_leaves`].
+    fn leaves(
+        &mut self,
+        capture: Option<&Device>,
+        mut each: impl FnMut(&NestPath<'_>, &mut dyn Leaf) -> Result<()>,
+    ) -> Result<()> {
+        self.parts(|path, part| part.walk_leaves(path, capture, &mut each))
     }
 
     /// The parts' versions; none if one counts no updates, or there is no part.
     fn versions(&mut self) -> Option<Vec<u64>> {
         let mut versions = Some(Vec::new());
-        let walked = self.walk("", &mut |_, part| {
+        let walked = self.parts(|_, part| {
             versions = versions.take().and_then(|mut all| {
                 all.push(part.version()?);
                 Some(all)
@@ -199,4 +219,55 @@ pub(crate) fn take_state(
     let updates = ("the number of updates", updates.into());
     workers.check_equal("a training state", &[updates])?;
     StatePart::take_from_chief(model, workers)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::{Linear, LinearConfig};
+    use burn::tensor::Device;
+
+    use super::ReplicateExt;
+    use crate::{Adam, Replicate, TrainState};
+
+    #[derive(Replicate)]
+    struct Pair(Networks, u64);
+
+    #[derive(Replicate)]
+    struct Networks {
+        trained: TrainState<Linear>,
+        fixed: Linear,
+    }
+
+    #[test]
+    fn tensors_of_parts_have_the_paths_of_their_fields() {
+        let layer = || LinearConfig::new(2, 3).init(&Device::flex().autodiff());
+        let networks = Networks {
+            trained: TrainState::new(layer(), Adam::new(0.1)),
+            fixed: layer(),
+        };
+        let mut pair = Pair(networks, 1);
+        let (mut parts, mut leaves) = (Vec::new(), Vec::new());
+        let found = pair.parts(|path, _| {
+            parts.push(path.to_string());
+            Ok(())
+        });
+        found.unwrap();
+        assert_eq!(parts, ["0.trained", "0.fixed", "1"]);
+        let found = pair.leaves(None, |path, _| {
+            leaves.push(path.to_string());
+            Ok(())
+        });
+        found.unwrap();
+        let expected = [
+            "0.trained.weight",
+            "0.trained.bias",
+            "0.trained.weight (momentum)",
+            "0.trained.weight (velocity)",
+            "0.trained.bias (momentum)",
+            "0.trained.bias (velocity)",
+            "0.fixed.weight",
+            "0.fixed.bias",
+        ];
+        assert_eq!(leaves, expected);
+    }
 }

@@ -225,12 +225,7 @@ impl<T> Mirrored<T> {
     }
 
     pub(crate) fn check(&self, user: &StrategyId) -> Result<()> {
-        if self.owner != *user {
-            return Err(Error::MixedStrategies {
-                owner: self.owner.to_string(),
-                user: user.to_string(),
-            });
-        }
+        self.owner.check_user(user)?;
         match self.poisoned() {
             Some(cause) => Err(Error::Poisoned { cause }),
             None => Ok(()),

@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use burn::tensor::DType;
+use distribute_core::trace::TensorSpec;
 use distribute_core::{
-    Error, InputContext, Nest, PerReplica, Result, Strategy, TensorData, VariablePlacement,
-    WorkerGroup,
+    Error, InputContext, Nest, NestPath, PerReplica, Result, Strategy, TensorData,
+    VariablePlacement, WorkerGroup,
 };
 use serde::{Deserialize, Serialize};
 
@@ -169,16 +169,9 @@ struct WorkerSync<B> {
 #[derive(Debug, Serialize, Deserialize)]
 enum StepReport {
     /// There is one. Its first says which tensors a batch without examples has.
-    Step(Option<Vec<LeafSpec>>),
+    Step(Option<Vec<TensorSpec>>),
     End,
     Failed(String),
-}
-
-/// The element type and the shape of a tensor.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-struct LeafSpec {
-    dtype: DType,
-    shape: Vec<usize>,
 }
 
 impl<B: Nest + Clone> WorkerSync<B> {
@@ -227,7 +220,7 @@ impl<B: Nest + Clone> WorkerSync<B> {
     fn agree_on_step(
         &mut self,
         item: Option<PerReplica<B>>,
-        specs: Option<Option<Vec<LeafSpec>>>,
+        specs: Option<Option<Vec<TensorSpec>>>,
     ) -> Result<Option<PerReplica<B>>> {
         let report = specs.map_or(StepReport::End, StepReport::Step);
         self.is_first = false;
@@ -265,25 +258,23 @@ impl<B: Nest + Clone> WorkerSync<B> {
     }
 
     /// The tensors of this worker's first batch without its examples, for workers that have none.
-    fn leaf_specs(&mut self, batch: &PerReplica<B>) -> Result<Option<Vec<LeafSpec>>> {
+    fn leaf_specs(&mut self, batch: &PerReplica<B>) -> Result<Option<Vec<TensorSpec>>> {
         let Some(batch) = batch.values().first().filter(|_| self.empty.is_none()) else {
             return Ok(None);
         };
         let mut empty = empty_like(batch.clone())?;
-        let leaves = empty.clone().take_leaves()?;
-        let specs = leaves.iter().map(|leaf| LeafSpec {
-            dtype: leaf.dtype(),
-            shape: leaf.shape().to_vec(),
-        });
-        let specs = specs.collect();
-        empty.put_leaves(leaves)?;
+        let mut specs = Vec::new();
+        empty.walk(&NestPath::ROOT, &mut |_, leaf| {
+            specs.push(leaf.spec());
+            Ok(())
+        })?;
         self.empty = Some(empty);
         Ok(self.is_first.then_some(specs))
     }
 
     /// A batch without examples: like this worker's own, or with the tensors that another worker
     /// described.
-    fn empty(&mut self, specs: Option<Vec<LeafSpec>>) -> Result<B> {
+    fn empty(&mut self, specs: Option<Vec<TensorSpec>>) -> Result<B> {
         if let Some(empty) = &self.empty {
             return Ok(empty.clone());
         }
@@ -294,7 +285,7 @@ impl<B: Nest + Clone> WorkerSync<B> {
         let (Some(specs), Some(mut empty)) = (specs, B::placeholder()) else {
             return Err(refuse());
         };
-        let leaves = specs.into_iter().map(|LeafSpec { dtype, shape }| {
+        let leaves = specs.into_iter().map(|TensorSpec { dtype, shape }| {
             let sizes = shape.iter().copied().chain([dtype.size()]);
             let bytes = sizes.fold(1, usize::saturating_mul);
             // Without examples there is at most a number.

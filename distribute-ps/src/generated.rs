@@ -142,6 +142,31 @@ pub struct Push {
     pub bf16: bool,
     #[prost(message, repeated, tag = "5")]
     pub parts: ::prost::alloc::vec::Vec<Part>,
+    /// All servers have said that it may come.
+    #[prost(bool, tag = "6")]
+    pub prepared: bool,
+}
+/// Asks whether an update of several servers may come, and keeps its place until it is pushed or
+/// withdrawn, or the connection ends.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Prepare {
+    #[prost(bytes = "vec", tag = "1")]
+    pub run: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint64, tag = "2")]
+    pub closure: u64,
+    #[prost(uint32, tag = "3")]
+    pub sequence: u32,
+    #[prost(message, repeated, tag = "4")]
+    pub parts: ::prost::alloc::vec::Vec<Part>,
+    /// Another server has refused it: only whether its shards have had it.
+    #[prost(bool, tag = "5")]
+    pub only_ask: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Prepared {
+    /// Some of its shards have had it: it may come everywhere.
+    #[prost(bool, tag = "1")]
+    pub has_it: bool,
 }
 /// A gradient or a value of one shard.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -206,6 +231,16 @@ pub struct Control {
     /// Closures below are cancelled: what they still ask for is refused, what waits is let go.
     #[prost(uint64, optional, tag = "6")]
     pub cancelled_below: ::core::option::Option<u64>,
+    /// A prepared update that will not come.
+    #[prost(message, optional, tag = "7")]
+    pub withdrawn: ::core::option::Option<Withdrawn>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Withdrawn {
+    #[prost(uint64, tag = "1")]
+    pub closure: u64,
+    #[prost(uint32, tag = "2")]
+    pub sequence: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct State {

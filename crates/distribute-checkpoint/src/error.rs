@@ -1,8 +1,12 @@
 //! What can go wrong with a checkpoint, and what to do about it.
 
-use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+
+use super::FORMAT_VERSION;
+
+/// The result of what can fail for a [`CheckpointError`].
+pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
 
 /// Why a checkpoint could not be saved, found or restored.
 ///
@@ -130,7 +134,7 @@ pub enum CheckpointError {
         "{} is in use by {}, which saves its checkpoints there: wait until it has ended, or \
          choose another checkpoint directory (of several workers, only the chief saves)",
         path.display(),
-        Holder(*holder)
+        holder_name(*holder)
     )]
     Busy {
         /// The directory of the checkpoints.
@@ -176,10 +180,10 @@ impl CheckpointError {
         )
     }
 
-    /// Sorts an error of the file system into the variant that says what to do.
-    pub(super) fn from_io(path: &Path, operation: &'static str, source: io::Error) -> Self {
+    /// Sorts errors of the file system at `path` into the variants that say what to do.
+    pub(super) fn io(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
-        match source.kind() {
+        move |source| match source.kind() {
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
                 if operation != READ =>
             {
@@ -196,24 +200,40 @@ impl CheckpointError {
         }
     }
 
+    pub(super) fn missing(path: &Path) -> Self {
+        let path = path.to_path_buf();
+        Self::Missing { path }
+    }
+
     pub(super) fn corrupt(path: &Path, what: impl Into<String>) -> Self {
-        Self::Corrupt {
-            path: path.to_path_buf(),
-            what: what.into(),
+        let (path, what) = (path.to_path_buf(), what.into());
+        Self::Corrupt { path, what }
+    }
+
+    pub(super) fn unsupported(parameter: impl Into<String>, what: impl Into<String>) -> Self {
+        let (parameter, what) = (parameter.into(), what.into());
+        Self::Unsupported { parameter, what }
+    }
+
+    /// Refuses what a newer version of this library wrote.
+    pub(super) fn check_version(checkpoint: &Path, found: u32) -> Result<()> {
+        if found > FORMAT_VERSION {
+            return Err(Self::Version {
+                path: checkpoint.to_path_buf(),
+                found,
+                supported: FORMAT_VERSION,
+            });
         }
+        Ok(())
     }
 }
 
 /// Who is in the way, for people.
-struct Holder(Option<u32>);
-
-impl fmt::Display for Holder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Some(id) if id == std::process::id() => f.write_str("another manager of this process"),
-            Some(id) => write!(f, "process {id}"),
-            None => f.write_str("another process"),
-        }
+fn holder_name(holder: Option<u32>) -> String {
+    match holder {
+        Some(id) if id == std::process::id() => "another manager of this process".to_string(),
+        Some(id) => format!("process {id}"),
+        None => "another process".to_string(),
     }
 }
 

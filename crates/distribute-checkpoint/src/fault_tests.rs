@@ -306,7 +306,7 @@ fn only_directories_with_our_temporary_names_are_removed() {
 #[case(io::ErrorKind::PermissionDenied)]
 #[case(io::ErrorKind::ReadOnlyFilesystem)]
 fn a_read_only_directory_is_named(#[case] kind: io::ErrorKind) {
-    let error = CheckpointError::from_io(Path::new("runs/1"), "lock", kind.into());
+    let error = CheckpointError::io(Path::new("runs/1"), "lock")(kind.into());
     let text = error.to_string();
     assert!(
         matches!(error, CheckpointError::NotWritable { .. }),

@@ -51,6 +51,7 @@ mod filesystem;
 mod manager;
 mod marker;
 mod reader;
+mod recorded;
 mod restore;
 mod saver;
 mod tensor_file;
@@ -68,7 +69,7 @@ use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-pub use error::CheckpointError;
+pub use error::{CheckpointError, Result};
 pub use manager::{CheckpointManager, Saved};
 pub use reader::{Entry, Newest, Skipped, latest, list, load, load_latest, verify};
 pub use restore::{

@@ -1,15 +1,14 @@
 //! Saving: a temporary directory, then one rename.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::io::Write;
+use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::filesystem::{FileSystem, Lock, OsFileSystem};
-use super::marker::{FileRecord, Hashing, Marker};
+use super::marker::{FileRecord, Hashing, Marker, hex};
 use super::reader::{
     Entry, MAX_METADATA_BYTES, Newest, list_in, load_in, looks_complete, newest_in,
 };
@@ -67,14 +66,11 @@ impl CheckpointManager {
     ///
     /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::NotWritable`] or
     /// another error of the file system, so that a run does not find out after its first epoch.
-    pub fn open(directory: impl Into<PathBuf>) -> Result<Self, CheckpointError> {
+    pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
         Self::open_in(Box::new(OsFileSystem), directory.into())
     }
 
-    pub(super) fn open_in(
-        fs: Box<dyn FileSystem>,
-        directory: PathBuf,
-    ) -> Result<Self, CheckpointError> {
+    pub(super) fn open_in(fs: Box<dyn FileSystem>, directory: PathBuf) -> Result<Self> {
         let mut inner = Inner {
             directory,
             fs,
@@ -110,7 +106,7 @@ impl CheckpointManager {
     /// # Errors
     ///
     /// As [`list`](super::list).
-    pub fn list(&self) -> Result<Vec<Entry>, CheckpointError> {
+    pub fn list(&self) -> Result<Vec<Entry>> {
         list_in(self.inner.fs.as_ref(), self.path())
     }
 
@@ -119,7 +115,7 @@ impl CheckpointManager {
     /// # Errors
     ///
     /// As [`latest`](super::latest).
-    pub fn load_latest(&self) -> Result<Newest<(Entry, Checkpoint)>, CheckpointError> {
+    pub fn load_latest(&self) -> Result<Newest<(Entry, Checkpoint)>> {
         newest_in(self.inner.fs.as_ref(), self.path(), load_in)
     }
 
@@ -134,16 +130,13 @@ impl CheckpointManager {
     /// [`CheckpointError::DiskFull`], [`CheckpointError::NotWritable`], [`CheckpointError::Busy`],
     /// [`CheckpointError::Unsupported`] or [`CheckpointError::Io`]. Checkpoints that were complete
     /// before are then still complete.
-    pub fn save(&self, checkpoint: &Checkpoint) -> Result<Saved, CheckpointError> {
-        let mut lock = self
-            .inner
-            .saving
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+    pub fn save(&self, checkpoint: &Checkpoint) -> Result<Saved> {
+        let inner = &self.inner;
+        let lock = inner.saving.lock();
+        let mut lock = lock.unwrap_or_else(PoisonError::into_inner);
         let metadata = encode_metadata(checkpoint)?;
         let tensors = PreparedTensors::new(&checkpoint.tensors, self.path())?;
 
-        let inner = &self.inner;
         if inner.create_directory()? {
             // Somebody removed the directory, and with it the lock.
             *lock = inner.lock()?;
@@ -162,15 +155,11 @@ impl CheckpointManager {
             let _ = inner.fs.remove_dir_all(&temporary);
         })?;
         // From here on the checkpoint is durable: failing to tidy up is no failure to save.
-        let mut removed = Vec::new();
-        match inner.obsolete(&entry, self.max_to_keep) {
-            Ok(obsolete) => {
-                let (gone, kept) = inner.remove(obsolete);
-                removed = gone;
-                not_removed.extend(kept);
-            }
-            Err(_) => not_removed.push(inner.directory.clone()),
-        }
+        let (removed, kept) = match inner.obsolete(&entry, self.max_to_keep) {
+            Ok(obsolete) => inner.remove(obsolete),
+            Err(_) => (Vec::new(), vec![inner.directory.clone()]),
+        };
+        not_removed.extend(kept);
         Ok(Saved {
             entry,
             bytes,
@@ -192,7 +181,7 @@ impl fmt::Debug for CheckpointManager {
 
 impl Inner {
     /// Whether it had to be created.
-    fn create_directory(&self) -> Result<bool, CheckpointError> {
+    fn create_directory(&self) -> Result<bool> {
         let path = self.directory.as_path();
         if self.fs.is_dir(path) {
             return Ok(false);
@@ -201,48 +190,44 @@ impl Inner {
             let parent = path.parent().filter(|parent| *parent != Path::new(""));
             self.fs.sync_dir(parent.unwrap_or(Path::new(".")))
         });
-        result
-            .map(|()| true)
-            .map_err(|error| CheckpointError::from_io(path, "create", error))
+        result.map_err(CheckpointError::io(path, "create"))?;
+        Ok(true)
     }
 
     /// Takes the directory, or says who has it.
-    fn lock(&self) -> Result<Lock, CheckpointError> {
+    fn lock(&self) -> Result<Lock> {
         let path = self.directory.join(LOCK_FILE);
-        match self.fs.lock(&path) {
-            Ok(Lock::Busy { holder }) => Err(CheckpointError::Busy {
+        let lock = self.fs.lock(&path);
+        match lock.map_err(CheckpointError::io(&path, "lock"))? {
+            Lock::Busy { holder } => Err(CheckpointError::Busy {
                 path: self.directory.clone(),
                 holder,
             }),
-            Ok(lock) => Ok(lock),
-            Err(error) => Err(CheckpointError::from_io(&path, "lock", error)),
+            lock => Ok(lock),
         }
     }
 
     /// Removes what dead saves left behind; the lock must be held. Returns what would not go.
-    fn remove_leftovers(&self) -> Result<Vec<PathBuf>, CheckpointError> {
-        let names = self
-            .fs
-            .file_names(&self.directory)
-            .map_err(|error| CheckpointError::from_io(&self.directory, "list", error))?;
-        Ok(names
-            .iter()
-            .filter(|name| name.to_str().is_some_and(is_temporary))
-            .map(|name| self.directory.join(name))
-            .filter(|path| self.fs.remove_dir_all(path).is_err())
-            .collect())
+    fn remove_leftovers(&self) -> Result<Vec<PathBuf>> {
+        let names = self.fs.file_names(&self.directory);
+        let names = names.map_err(CheckpointError::io(&self.directory, "list"))?;
+        let mut kept = Vec::new();
+        for name in names.iter().filter_map(|name| name.to_str()) {
+            let path = self.directory.join(name);
+            if is_temporary(name) && self.fs.remove_dir_all(&path).is_err() {
+                kept.push(path);
+            }
+        }
+        Ok(kept)
     }
 
     /// A name in the directory that nobody can guess and take first.
-    fn temporary_path(&self) -> Result<PathBuf, CheckpointError> {
-        let random = getrandom::u64()
-            .and_then(|high| Ok((u128::from(high) << 64) | u128::from(getrandom::u64()?)))
-            .map_err(|error| {
-                CheckpointError::from_io(&self.directory, "find a name in", error.into())
-            })?;
-        Ok(self
-            .directory
-            .join(format!("{TEMPORARY_PREFIX}{random:032x}")))
+    fn temporary_path(&self) -> Result<PathBuf> {
+        let mut random = [0; 16];
+        let filled = getrandom::fill(&mut random).map_err(io::Error::from);
+        filled.map_err(CheckpointError::io(&self.directory, "find a name in"))?;
+        let name = format!("{TEMPORARY_PREFIX}{}", hex(&random));
+        Ok(self.directory.join(name))
     }
 
     /// Writes all files into the new directory `temporary` and makes them durable. Returns their
@@ -252,31 +237,22 @@ impl Inner {
         temporary: &Path,
         metadata: &[u8],
         tensors: &PreparedTensors<'_>,
-    ) -> Result<u64, CheckpointError> {
-        self.fs
-            .create_dir(temporary)
-            .map_err(|error| CheckpointError::from_io(temporary, "create", error))?;
-        let write_tensors = |writer: &mut dyn Write| tensors.write_to(writer);
-        let write_metadata = |writer: &mut dyn Write| writer.write_all(metadata);
-        let records = BTreeMap::from([
-            (
-                TENSORS_FILE.to_string(),
-                self.write_file(&temporary.join(TENSORS_FILE), &write_tensors)?,
-            ),
-            (
-                METADATA_FILE.to_string(),
-                self.write_file(&temporary.join(METADATA_FILE), &write_metadata)?,
-            ),
-        ]);
+    ) -> Result<u64> {
+        let created = self.fs.create_dir(temporary);
+        created.map_err(CheckpointError::io(temporary, "create"))?;
+        let file = |name: &str| temporary.join(name);
+        let tensors = self.write_file(&file(TENSORS_FILE), |writer| tensors.write_to(writer))?;
+        let metadata =
+            self.write_file(&file(METADATA_FILE), |writer| writer.write_all(metadata))?;
         // The marker may only be durable when what it vouches for is.
         self.sync(temporary)?;
-        let bytes: u64 = records.values().map(|record| record.bytes).sum();
-        let path = temporary.join(MARKER_FILE);
-        let marker = Marker::new(records)
-            .encode()
-            .map_err(|error| CheckpointError::from_io(&path, "encode", error.into()))?;
-        let write_marker = |writer: &mut dyn Write| writer.write_all(&marker);
-        let record = self.write_file(&path, &write_marker)?;
+        let bytes = tensors.bytes + metadata.bytes;
+        let records = [(TENSORS_FILE, tensors), (METADATA_FILE, metadata)];
+        let records = records.map(|(name, record)| (name.to_string(), record));
+        let path = file(MARKER_FILE);
+        let marker = Marker::new(records.into()).encode();
+        let marker = marker.map_err(|error| CheckpointError::io(&path, "encode")(error.into()))?;
+        let record = self.write_file(&path, |writer| writer.write_all(&marker))?;
         self.sync(temporary)?;
         Ok(bytes + record.bytes)
     }
@@ -284,59 +260,49 @@ impl Inner {
     fn write_file(
         &self,
         path: &Path,
-        content: &dyn Fn(&mut dyn Write) -> std::io::Result<()>,
-    ) -> Result<FileRecord, CheckpointError> {
+        content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<FileRecord> {
         let write = || {
             let mut writer = Hashing::new(self.fs.create_file(path)?);
             content(&mut writer)?;
             writer.finish()
         };
-        write().map_err(|error| CheckpointError::from_io(path, "write", error))
+        write().map_err(CheckpointError::io(path, "write"))
     }
 
     /// Gives a complete temporary directory its name, durably.
-    fn publish(&self, temporary: &Path, step: u64) -> Result<Entry, CheckpointError> {
+    fn publish(&self, temporary: &Path, step: u64) -> Result<Entry> {
         let revision = list_in(self.fs.as_ref(), &self.directory)?
             .iter()
             .filter(|entry| entry.step == step)
             .map(|entry| entry.revision + 1)
             .max();
         let entry = Entry::new(&self.directory, step, revision.unwrap_or(0));
-        self.fs
-            .rename(temporary, &entry.path)
-            .map_err(|error| CheckpointError::from_io(&entry.path, "rename", error))?;
+        let renamed = self.fs.rename(temporary, &entry.path);
+        renamed.map_err(CheckpointError::io(&entry.path, "rename"))?;
         self.sync(&self.directory)?;
         Ok(entry)
     }
 
-    fn sync(&self, directory: &Path) -> Result<(), CheckpointError> {
-        self.fs
-            .sync_dir(directory)
-            .map_err(|error| CheckpointError::from_io(directory, "sync", error))
+    fn sync(&self, directory: &Path) -> Result<()> {
+        let synced = self.fs.sync_dir(directory);
+        synced.map_err(CheckpointError::io(directory, "sync"))
     }
 
     /// Checkpoints that are not needed now that `saved` is durable: earlier saves of its step, and
     /// complete ones beyond the number to keep.
-    fn obsolete(
-        &self,
-        saved: &Entry,
-        max_to_keep: Option<NonZeroUsize>,
-    ) -> Result<Vec<PathBuf>, CheckpointError> {
+    fn obsolete(&self, saved: &Entry, max_to_keep: Option<NonZeroUsize>) -> Result<Vec<PathBuf>> {
         let entries = list_in(self.fs.as_ref(), &self.directory)?;
-        let (replaced, others): (Vec<_>, Vec<_>) = entries
+        let (mut obsolete, others): (Vec<_>, Vec<_>) = entries
             .into_iter()
             .filter(|entry| entry != saved)
             .partition(|entry| entry.step == saved.step);
-        let mut obsolete: Vec<PathBuf> = replaced.into_iter().map(|entry| entry.path).collect();
         if let Some(max_to_keep) = max_to_keep {
-            let complete = others
-                .into_iter()
-                .rev()
-                .map(|entry| entry.path)
-                .filter(|path| looks_complete(self.fs.as_ref(), path));
+            let is_complete = |entry: &Entry| looks_complete(self.fs.as_ref(), &entry.path);
+            let complete = others.into_iter().rev().filter(is_complete);
             obsolete.extend(complete.skip(max_to_keep.get() - 1));
         }
-        Ok(obsolete)
+        Ok(obsolete.into_iter().map(|entry| entry.path).collect())
     }
 
     /// Removes checkpoints: what is removed and what would not go. Each gets a temporary name
@@ -345,26 +311,21 @@ impl Inner {
         if paths.is_empty() {
             return (Vec::new(), Vec::new());
         }
-        let renamed: Vec<_> = paths
-            .into_iter()
-            .map(|path| {
-                let renamed = self.temporary_path().and_then(|temporary| {
-                    self.fs
-                        .rename(&path, &temporary)
-                        .map_err(|error| CheckpointError::from_io(&path, "rename", error))?;
-                    Ok(temporary)
-                });
-                (path, renamed.ok())
-            })
-            .collect();
+        let rename = |path: &PathBuf| {
+            let temporary = self.temporary_path().ok()?;
+            self.fs.rename(path, &temporary).ok()?;
+            Some(temporary)
+        };
+        let renamed: Vec<_> = paths.iter().map(rename).collect();
         let durable = self.sync(&self.directory).is_ok();
-        let (removed, not_removed): (Vec<_>, Vec<_>) =
-            renamed.into_iter().partition(|(_, temporary)| {
-                let remove = |path: &PathBuf| self.fs.remove_dir_all(path).is_ok();
-                durable && temporary.as_ref().is_some_and(remove)
-            });
-        let original = |pairs: Vec<(PathBuf, _)>| pairs.into_iter().map(|(path, _)| path).collect();
-        (original(removed), original(not_removed))
+        let (mut removed, mut not_removed) = (Vec::new(), Vec::new());
+        for (path, temporary) in paths.into_iter().zip(renamed) {
+            let gone =
+                durable && temporary.is_some_and(|path| self.fs.remove_dir_all(&path).is_ok());
+            let list = if gone { &mut removed } else { &mut not_removed };
+            list.push(path);
+        }
+        (removed, not_removed)
     }
 }
 
@@ -374,11 +335,8 @@ fn is_temporary(name: &str) -> bool {
     })
 }
 
-fn encode_metadata(checkpoint: &Checkpoint) -> Result<Vec<u8>, CheckpointError> {
-    let unsupported = |what: String| CheckpointError::Unsupported {
-        parameter: METADATA_FILE.to_string(),
-        what,
-    };
+fn encode_metadata(checkpoint: &Checkpoint) -> Result<Vec<u8>> {
+    let unsupported = |what: String| CheckpointError::unsupported(METADATA_FILE, what);
     let mut metadata = checkpoint.metadata.clone();
     metadata.format_version = super::FORMAT_VERSION;
     metadata.created_by = created_by();

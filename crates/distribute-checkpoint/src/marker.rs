@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::FORMAT_VERSION;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::filesystem::WritableFile;
 
 /// No marker of ours comes near this size, so a larger one is not read.
@@ -54,30 +54,17 @@ impl Marker {
     }
 
     /// Reads the marker of the checkpoint at `checkpoint`, stored in the file `path`.
-    pub(super) fn decode(
-        checkpoint: &Path,
-        path: &Path,
-        bytes: &[u8],
-    ) -> Result<Self, CheckpointError> {
+    pub(super) fn decode(checkpoint: &Path, path: &Path, bytes: &[u8]) -> Result<Self> {
         let corrupt = |what: &str| CheckpointError::corrupt(path, what);
-        let end = bytes
-            .iter()
-            .position(|byte| *byte == b'\n')
-            .ok_or_else(|| corrupt("it is truncated"))?;
-        let (line, checksum) = bytes.split_at(end + 1);
+        let end = bytes.iter().position(|byte| *byte == b'\n');
+        let (line, checksum) = bytes.split_at(end.ok_or_else(|| corrupt("it is truncated"))? + 1);
         if checksum != format!("crc32c {:08x}\n", crc32c::crc32c(line)).as_bytes() {
             return Err(corrupt("its checksum does not match"));
         }
-        let MarkerVersion { format_version } =
-            serde_json::from_slice(line).map_err(|error| corrupt(&error.to_string()))?;
-        if format_version > FORMAT_VERSION {
-            return Err(CheckpointError::Version {
-                path: checkpoint.to_path_buf(),
-                found: format_version,
-                supported: FORMAT_VERSION,
-            });
-        }
-        serde_json::from_slice(line).map_err(|error| corrupt(&error.to_string()))
+        let odd = |error: serde_json::Error| corrupt(&error.to_string());
+        let MarkerVersion { format_version } = serde_json::from_slice(line).map_err(odd)?;
+        CheckpointError::check_version(checkpoint, format_version)?;
+        serde_json::from_slice(line).map_err(odd)
     }
 }
 

@@ -1,15 +1,15 @@
 //! Finding, verifying and loading checkpoints. Nothing here writes to the disk.
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use super::error::{CheckpointError, READ};
-use super::filesystem::{FileSystem, OsFileSystem, ReadableFile};
-use super::marker::{FileRecord, Hashing, MAX_MARKER_BYTES, Marker};
+use super::error::{CheckpointError, READ, Result};
+use super::filesystem::{FileSystem, OsFileSystem};
+use super::marker::{MAX_MARKER_BYTES, Marker};
+use super::recorded::{open, open_recorded, read_at_most};
 use super::tensor_file::read_tensors;
-use super::{Checkpoint, FORMAT_VERSION, MARKER_FILE, METADATA_FILE, Metadata, TENSORS_FILE};
+use super::{Checkpoint, MARKER_FILE, METADATA_FILE, Metadata, TENSORS_FILE};
 
 /// Upper bound of `metadata.json`, when saving and when loading.
 pub(super) const MAX_METADATA_BYTES: u64 = 16 * 1024 * 1024;
@@ -82,7 +82,7 @@ pub struct Newest<T> {
 /// # Errors
 ///
 /// [`CheckpointError::Missing`] if there is no such directory.
-pub fn list(directory: impl AsRef<Path>) -> Result<Vec<Entry>, CheckpointError> {
+pub fn list(directory: impl AsRef<Path>) -> Result<Vec<Entry>> {
     list_in(&OsFileSystem, directory.as_ref())
 }
 
@@ -95,7 +95,7 @@ pub fn list(directory: impl AsRef<Path>) -> Result<Vec<Entry>, CheckpointError> 
 /// [`CheckpointError::Io`] for a checkpoint which is not damaged but cannot be read. Going back to
 /// an older one is then for the user to decide. [`CheckpointError::Changing`] if whoever saves
 /// there removes every checkpoint before it is read, again and again.
-pub fn latest(directory: impl AsRef<Path>) -> Result<Newest<Entry>, CheckpointError> {
+pub fn latest(directory: impl AsRef<Path>) -> Result<Newest<Entry>> {
     let newest = newest_in(&OsFileSystem, directory.as_ref(), verify_in)?;
     Ok(Newest {
         found: newest.found.map(|(entry, ())| entry),
@@ -109,9 +109,7 @@ pub fn latest(directory: impl AsRef<Path>) -> Result<Newest<Entry>, CheckpointEr
 /// # Errors
 ///
 /// As [`latest`].
-pub fn load_latest(
-    directory: impl AsRef<Path>,
-) -> Result<Newest<(Entry, Checkpoint)>, CheckpointError> {
+pub fn load_latest(directory: impl AsRef<Path>) -> Result<Newest<(Entry, Checkpoint)>> {
     newest_in(&OsFileSystem, directory.as_ref(), load_in)
 }
 
@@ -121,7 +119,7 @@ pub fn load_latest(
 ///
 /// [`CheckpointError::Missing`], [`CheckpointError::Incomplete`], [`CheckpointError::Corrupt`],
 /// [`CheckpointError::Version`], or [`CheckpointError::Io`] if the disk fails.
-pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
+pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
     load_in(&OsFileSystem, path.as_ref())
 }
 
@@ -131,22 +129,16 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint, CheckpointError> {
 /// # Errors
 ///
 /// As [`load`].
-pub fn verify(path: impl AsRef<Path>) -> Result<(), CheckpointError> {
+pub fn verify(path: impl AsRef<Path>) -> Result<()> {
     verify_in(&OsFileSystem, path.as_ref())
 }
 
-pub(super) fn list_in(
-    fs: &dyn FileSystem,
-    directory: &Path,
-) -> Result<Vec<Entry>, CheckpointError> {
-    let names = fs
-        .file_names(directory)
-        .map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => CheckpointError::Missing {
-                path: directory.to_path_buf(),
-            },
-            _ => CheckpointError::from_io(directory, READ, error),
-        })?;
+pub(super) fn list_in(fs: &dyn FileSystem, directory: &Path) -> Result<Vec<Entry>> {
+    let names = fs.file_names(directory);
+    let names = names.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => CheckpointError::missing(directory),
+        _ => CheckpointError::io(directory, READ)(error),
+    })?;
     let mut entries: Vec<Entry> = names
         .iter()
         .filter_map(|name| Entry::parse(directory, name.to_str()?))
@@ -158,8 +150,8 @@ pub(super) fn list_in(
 pub(super) fn newest_in<T>(
     fs: &dyn FileSystem,
     directory: &Path,
-    read: impl Fn(&dyn FileSystem, &Path) -> Result<T, CheckpointError>,
-) -> Result<Newest<(Entry, T)>, CheckpointError> {
+    read: impl Fn(&dyn FileSystem, &Path) -> Result<T>,
+) -> Result<Newest<(Entry, T)>> {
     let mut entries = list_in(fs, directory)?;
     for _ in 0..MAX_LISTINGS {
         let mut skipped = Vec::new();
@@ -186,10 +178,8 @@ pub(super) fn newest_in<T>(
         // Even without any that is gone: one may have come.
         let listed_again = list_in(fs, directory)?;
         if !rotated && listed_again == entries {
-            return Ok(Newest {
-                found: None,
-                skipped,
-            });
+            let found = None;
+            return Ok(Newest { found, skipped });
         }
         entries = listed_again;
     }
@@ -198,55 +188,45 @@ pub(super) fn newest_in<T>(
     })
 }
 
-pub(super) fn load_in(fs: &dyn FileSystem, path: &Path) -> Result<Checkpoint, CheckpointError> {
+pub(super) fn load_in(fs: &dyn FileSystem, path: &Path) -> Result<Checkpoint> {
     let (marker, metadata) = read_metadata(fs, path)?;
-    let (file, record, file_path) = open_recorded(fs, path, &marker, TENSORS_FILE)?;
-    let tensors = read_tensors(&file_path, file, record)?;
+    let tensors = read_tensors(open_recorded(fs, path, &marker, TENSORS_FILE)?)?;
     Ok(Checkpoint { tensors, metadata })
 }
 
-pub(super) fn verify_in(fs: &dyn FileSystem, path: &Path) -> Result<(), CheckpointError> {
+pub(super) fn verify_in(fs: &dyn FileSystem, path: &Path) -> Result<()> {
     let (marker, _) = read_metadata(fs, path)?;
-    let (file, record, file_path) = open_recorded(fs, path, &marker, TENSORS_FILE)?;
-    let mut reader = Hashing::new(file.reader);
-    io::copy(&mut reader, &mut io::sink())
-        .map_err(|error| CheckpointError::from_io(&file_path, READ, error))?;
-    check_hash(&file_path, reader, record)
+    let mut file = open_recorded(fs, path, &marker, TENSORS_FILE)?;
+    let copied = io::copy(&mut file.content, &mut io::sink());
+    copied.map_err(CheckpointError::io(&file.path, READ))?;
+    file.finish()
 }
 
 /// Whether the marker is valid and the files have the recorded sizes: what can be known without
 /// reading the tensors.
 pub(super) fn looks_complete(fs: &dyn FileSystem, path: &Path) -> bool {
-    read_marker(fs, path).is_ok_and(|marker| {
-        [TENSORS_FILE, METADATA_FILE]
-            .iter()
-            .all(|name| open_recorded(fs, path, &marker, name).is_ok())
-    })
+    let Ok(marker) = read_marker(fs, path) else {
+        return false;
+    };
+    let mut names = [TENSORS_FILE, METADATA_FILE].iter();
+    names.all(|name| open_recorded(fs, path, &marker, name).is_ok())
 }
 
-fn read_metadata(fs: &dyn FileSystem, path: &Path) -> Result<(Marker, Metadata), CheckpointError> {
+fn read_metadata(fs: &dyn FileSystem, path: &Path) -> Result<(Marker, Metadata)> {
     let marker = read_marker(fs, path)?;
-    let (file, record, file_path) = open_recorded(fs, path, &marker, METADATA_FILE)?;
-    let mut reader = Hashing::new(file.reader);
-    let bytes = read_at_most(&file_path, &mut reader, MAX_METADATA_BYTES)?;
-    check_hash(&file_path, reader, record)?;
+    let mut file = open_recorded(fs, path, &marker, METADATA_FILE)?;
+    let bytes = read_at_most(&file.path, &mut file.content, MAX_METADATA_BYTES)?;
+    let file_path = file.path.clone();
+    file.finish()?;
     let metadata: Metadata = serde_json::from_slice(&bytes)
         .map_err(|error| CheckpointError::corrupt(&file_path, error.to_string()))?;
-    if metadata.format_version > FORMAT_VERSION {
-        return Err(CheckpointError::Version {
-            path: path.to_path_buf(),
-            found: metadata.format_version,
-            supported: FORMAT_VERSION,
-        });
-    }
+    CheckpointError::check_version(path, metadata.format_version)?;
     Ok((marker, metadata))
 }
 
-fn read_marker(fs: &dyn FileSystem, path: &Path) -> Result<Marker, CheckpointError> {
+fn read_marker(fs: &dyn FileSystem, path: &Path) -> Result<Marker> {
     if !fs.is_dir(path) {
-        return Err(CheckpointError::Missing {
-            path: path.to_path_buf(),
-        });
+        return Err(CheckpointError::missing(path));
     }
     let file_path = path.join(MARKER_FILE);
     let mut file = open(fs, &file_path)?.ok_or_else(|| CheckpointError::Incomplete {
@@ -255,71 +235,6 @@ fn read_marker(fs: &dyn FileSystem, path: &Path) -> Result<Marker, CheckpointErr
     })?;
     let bytes = read_at_most(&file_path, &mut file.reader, MAX_MARKER_BYTES)?;
     Marker::decode(path, &file_path, &bytes)
-}
-
-/// Opens a file that must be there with the recorded size.
-fn open_recorded<'a>(
-    fs: &dyn FileSystem,
-    checkpoint: &Path,
-    marker: &'a Marker,
-    name: &str,
-) -> Result<(ReadableFile, &'a FileRecord, PathBuf), CheckpointError> {
-    let path = checkpoint.join(name);
-    let files: &BTreeMap<String, FileRecord> = &marker.files;
-    let record = files
-        .get(name)
-        .ok_or_else(|| CheckpointError::corrupt(&path, format!("{MARKER_FILE} omits it")))?;
-    let file = open(fs, &path)?
-        .ok_or_else(|| CheckpointError::corrupt(&path, "the file does not exist"))?;
-    if file.bytes != record.bytes {
-        let what = format!(
-            "{} bytes were saved, {} are there",
-            record.bytes, file.bytes
-        );
-        return Err(CheckpointError::corrupt(&path, what));
-    }
-    Ok((file, record, path))
-}
-
-/// Opens a regular file; nothing if it does not exist.
-fn open(fs: &dyn FileSystem, path: &Path) -> Result<Option<ReadableFile>, CheckpointError> {
-    match fs.open_file(path) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) => match error.kind() {
-            io::ErrorKind::NotFound => Ok(None),
-            io::ErrorKind::InvalidInput => Err(CheckpointError::corrupt(path, error.to_string())),
-            _ => Err(CheckpointError::from_io(path, READ, error)),
-        },
-    }
-}
-
-fn read_at_most(
-    path: &Path,
-    reader: &mut dyn Read,
-    max_bytes: u64,
-) -> Result<Vec<u8>, CheckpointError> {
-    let mut bytes = Vec::new();
-    reader
-        .take(max_bytes + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| CheckpointError::from_io(path, READ, error))?;
-    if bytes.len() as u64 > max_bytes {
-        let what = format!("it is larger than {max_bytes} bytes");
-        return Err(CheckpointError::corrupt(path, what));
-    }
-    Ok(bytes)
-}
-
-fn check_hash(
-    path: &Path,
-    reader: Hashing<Box<dyn Read>>,
-    record: &FileRecord,
-) -> Result<(), CheckpointError> {
-    if reader.record().sha256 == record.sha256 {
-        Ok(())
-    } else {
-        Err(CheckpointError::corrupt(path, "its SHA-256 does not match"))
-    }
 }
 
 #[cfg(test)]

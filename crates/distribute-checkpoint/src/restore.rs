@@ -7,7 +7,7 @@ use burn::tensor::{DType, TensorData};
 use sha2::{Digest, Sha256};
 
 use super::Checkpoint;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::marker::hex;
 use super::tensor_file::little_endian;
 
@@ -33,12 +33,13 @@ impl TensorSpec {
     }
 
     fn describe(&self) -> String {
-        describe(&self.shape, self.dtype)
+        format!("shape {:?} and dtype {}", self.shape, self.dtype.name())
     }
 }
 
-fn describe(shape: &[usize], dtype: DType) -> String {
-    format!("shape {shape:?} and dtype {}", dtype.name())
+fn by_name(specs: impl IntoIterator<Item = TensorSpec>) -> BTreeMap<String, TensorSpec> {
+    let named = specs.into_iter().map(|spec| (spec.name.clone(), spec));
+    named.collect()
 }
 
 impl Checkpoint {
@@ -54,44 +55,40 @@ impl Checkpoint {
         &self,
         prefix: &str,
         expected: impl IntoIterator<Item = TensorSpec>,
-    ) -> Result<(), CheckpointError> {
-        let expected: BTreeMap<String, TensorSpec> = expected
-            .into_iter()
-            .map(|spec| (spec.name.clone(), spec))
-            .collect();
-        let mut missing = Vec::new();
+    ) -> Result<()> {
+        let expected = by_name(expected);
+        let tensors = self.tensors.iter();
+        let concerned = |name: &str| name.starts_with(prefix) || expected.contains_key(name);
+        let found = tensors.filter(|(name, _)| concerned(name));
+        let found = by_name(found.map(|(name, tensor)| TensorSpec::of(name, tensor)));
+        let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
+        let (mut missing, mut extra) = (0, 0);
         let mut different = Vec::new();
-        for spec in expected.values() {
-            match self.tensors.get(&spec.name) {
-                None => missing.push((&spec.name, spec.describe(), "nothing".to_string())),
-                Some(tensor) => {
-                    let found = TensorSpec::of(&spec.name, tensor);
-                    if found != *spec {
-                        different.push((&spec.name, spec.describe(), found.describe()));
-                    }
-                }
+        for name in names {
+            let (expected, found) = (expected.get(name), found.get(name));
+            missing += usize::from(found.is_none());
+            extra += usize::from(expected.is_none());
+            if expected != found {
+                different.push((name, expected, found));
             }
         }
-        let extra: Vec<_> = self
-            .tensors
-            .iter()
-            .filter(|(name, _)| name.starts_with(prefix) && !expected.contains_key(*name))
-            .map(|(name, tensor)| {
-                let found = TensorSpec::of(name, tensor).describe();
-                (name, "nothing".to_string(), found)
-            })
-            .collect();
-        let first_unpaired = missing.iter().chain(&extra).min_by_key(|(name, ..)| *name);
-        match different.first().or(first_unpaired) {
-            None => Ok(()),
-            Some((parameter, expected, found)) => Err(CheckpointError::WrongModel {
-                parameter: (*parameter).clone(),
-                expected: expected.clone(),
-                found: found.clone(),
-                missing: missing.len(),
-                extra: extra.len(),
-            }),
-        }
+        let is_unpaired = |&(_, expected, found): &(_, Option<_>, Option<_>)| {
+            expected.is_none() || found.is_none()
+        };
+        let first = different.into_iter().min_by_key(is_unpaired);
+        let Some((name, expected, found)) = first else {
+            return Ok(());
+        };
+        let describe = |spec: Option<&TensorSpec>| {
+            spec.map_or_else(|| "nothing".to_string(), TensorSpec::describe)
+        };
+        Err(CheckpointError::WrongModel {
+            parameter: name.clone(),
+            expected: describe(expected),
+            found: describe(found),
+            missing,
+            extra,
+        })
     }
 
     /// Replaces the value of every target by the stored tensor of the same name, after
@@ -105,11 +102,12 @@ impl Checkpoint {
         &self,
         prefix: &str,
         targets: &mut BTreeMap<String, TensorData>,
-    ) -> Result<(), CheckpointError> {
-        let specs = targets
-            .iter()
-            .map(|(name, tensor)| TensorSpec::of(name, tensor));
-        self.expect(prefix, specs)?;
+    ) -> Result<()> {
+        let specs = targets.iter();
+        self.expect(
+            prefix,
+            specs.map(|(name, tensor)| TensorSpec::of(name, tensor)),
+        )?;
         for (name, target) in targets {
             if let Some(tensor) = self.tensors.get(name) {
                 *target = tensor.clone();
@@ -126,10 +124,8 @@ pub fn saved_kinds(
     stored: &BTreeMap<String, TensorData>,
 ) -> impl Iterator<Item = TensorSpec> {
     let model: Vec<TensorSpec> = model.into_iter().collect();
-    let others = model.iter().filter(|spec| !spec.dtype.is_float());
-    let has_all_kinds = others
-        .into_iter()
-        .any(|spec| stored.contains_key(&spec.name));
+    let mut others = model.iter().filter(|spec| !spec.dtype.is_float());
+    let has_all_kinds = others.any(|spec| stored.contains_key(&spec.name));
     let saved = model.into_iter();
     saved.filter(move |spec| has_all_kinds || spec.dtype.is_float())
 }
@@ -154,7 +150,7 @@ pub fn check_slots(
     saved_by: Option<&str>,
     tensors: &BTreeMap<String, TensorData>,
     is_own: impl Fn(&str) -> bool,
-) -> Result<(), CheckpointError> {
+) -> Result<()> {
     let slots = tensors
         .range("optimizer/".to_string()..)
         .map_while(|(name, _)| {
@@ -174,7 +170,7 @@ pub fn check_slot_names<'a>(
     own: OptimizerSlots<'_>,
     saved_by: Option<&str>,
     found: impl IntoIterator<Item = &'a str>,
-) -> Result<(), CheckpointError> {
+) -> Result<()> {
     let found: BTreeSet<&str> = found.into_iter().collect();
     let slots: BTreeSet<&str> = own.slots.iter().copied().collect();
     let saved_by = saved_by.filter(|name| !name.is_empty());
@@ -202,23 +198,18 @@ fn guess(slots: &BTreeSet<&str>) -> String {
 }
 
 fn listed(slots: &BTreeSet<&str>) -> String {
-    match slots.len() {
-        0 => "no slots".to_string(),
-        1 => format!("the slot {}", slots.iter().copied().collect::<String>()),
-        _ => {
-            let names: Vec<&str> = slots.iter().copied().collect();
-            format!("the slots {}", names.join(" and "))
-        }
+    let names: Vec<&str> = slots.iter().copied().collect();
+    match names[..] {
+        [] => "no slots".to_string(),
+        [slot] => format!("the slot {slot}"),
+        _ => format!("the slots {}", names.join(" and ")),
     }
 }
 
 /// The identity of a model's structure: SHA-256, in hexadecimal, over the names, dtypes and shapes
 /// of its tensors, in any order. Two models with the same signature can exchange weights.
 pub fn model_signature(specs: impl IntoIterator<Item = TensorSpec>) -> String {
-    let sorted: BTreeMap<String, TensorSpec> = specs
-        .into_iter()
-        .map(|spec| (spec.name.clone(), spec))
-        .collect();
+    let sorted = by_name(specs);
     let mut hasher = Sha256::new();
     // Every part is preceded by its length, so that no two different models read the same.
     let mut part = |bytes: &[u8]| {
@@ -228,12 +219,9 @@ pub fn model_signature(specs: impl IntoIterator<Item = TensorSpec>) -> String {
     for spec in sorted.values() {
         part(spec.name.as_bytes());
         part(spec.dtype.name().as_bytes());
-        let shape: Vec<u8> = spec
-            .shape
-            .iter()
-            .flat_map(|dimension| (*dimension as u64).to_le_bytes())
-            .collect();
-        part(&shape);
+        let shape = spec.shape.iter();
+        let shape = shape.flat_map(|dimension| (*dimension as u64).to_le_bytes());
+        part(&shape.collect::<Vec<u8>>());
     }
     hex(&hasher.finalize())
 }
@@ -257,26 +245,18 @@ pub fn model_signature(specs: impl IntoIterator<Item = TensorSpec>) -> String {
 /// [`CheckpointError::Unsupported`] for a quantized tensor.
 pub fn weights_sha256<'a, N: AsRef<str>>(
     parameters: impl IntoIterator<Item = (N, &'a TensorData)>,
-) -> Result<String, CheckpointError> {
+) -> Result<String> {
     let mut sorted: Vec<(N, &TensorData)> = parameters.into_iter().collect();
     sorted.sort_by(|left, right| left.0.as_ref().cmp(right.0.as_ref()));
     let mut hasher = Sha256::new();
     for (name, tensor) in sorted {
+        let unsupported = |what: &str| CheckpointError::unsupported(name.as_ref(), what);
         match tensor.dtype() {
             DType::F32 | DType::Flex32 => hasher.update(little_endian(tensor.as_bytes(), 4)),
-            DType::QFloat(_) => {
-                return Err(CheckpointError::Unsupported {
-                    parameter: name.as_ref().to_string(),
-                    what: "dequantize it before hashing".to_string(),
-                });
-            }
+            DType::QFloat(_) => return Err(unsupported("dequantize it before hashing")),
             _ => {
-                let values = tensor.try_to_vec_as::<f32>().map_err(|error| {
-                    CheckpointError::Unsupported {
-                        parameter: name.as_ref().to_string(),
-                        what: error.to_string(),
-                    }
-                })?;
+                let values = tensor.try_to_vec_as::<f32>();
+                let values = values.map_err(|error| unsupported(&error.to_string()))?;
                 for value in values {
                     hasher.update(value.to_le_bytes());
                 }

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::thread::JoinHandle;
 
 use super::Checkpoint;
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Result};
 use super::manager::{CheckpointManager, Saved};
 
 /// Saves checkpoints on a thread of its own, at most one at a time.
@@ -16,7 +16,7 @@ use super::manager::{CheckpointManager, Saved};
 #[derive(Debug)]
 pub struct SaveHandle {
     manager: CheckpointManager,
-    in_flight: Option<JoinHandle<Result<Saved, CheckpointError>>>,
+    in_flight: Option<JoinHandle<Result<Saved>>>,
 }
 
 impl SaveHandle {
@@ -35,7 +35,7 @@ impl SaveHandle {
     ///
     /// The error of the previous save; `checkpoint` is then NOT saved, so the caller may stop or
     /// call again.
-    pub fn save(&mut self, checkpoint: Checkpoint) -> Result<Option<Saved>, CheckpointError> {
+    pub fn save(&mut self, checkpoint: Checkpoint) -> Result<Option<Saved>> {
         let previous = self.wait()?;
         let manager = self.manager.clone();
         let thread = std::thread::Builder::new()
@@ -50,23 +50,16 @@ impl SaveHandle {
         Ok(previous)
     }
 
-    /// Whether a save is running; false means that [`save`](Self::save) would not block.
-    pub fn is_saving(&self) -> bool {
-        self.in_flight
-            .as_ref()
-            .is_some_and(|thread| !thread.is_finished())
-    }
-
     /// Blocks until the save in flight has ended and returns what it wrote.
     ///
     /// # Errors
     ///
     /// The error of that save.
-    pub fn finish(mut self) -> Result<Option<Saved>, CheckpointError> {
+    pub fn finish(mut self) -> Result<Option<Saved>> {
         self.wait()
     }
 
-    fn wait(&mut self) -> Result<Option<Saved>, CheckpointError> {
+    fn wait(&mut self) -> Result<Option<Saved>> {
         let Some(thread) = self.in_flight.take() else {
             return Ok(None);
         };

@@ -5,18 +5,16 @@
 //! restore reads and hashes every byte once.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap};
-use std::io::{self, Read, Write};
+use std::collections::BTreeMap;
+use std::io::{self, Write};
 use std::path::Path;
 
 use burn::tensor::{BoolStore, DType, Element, TensorData};
-use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata as Header, TensorInfo};
 
-use super::error::{CheckpointError, READ};
-use super::filesystem::ReadableFile;
-use super::marker::{FileRecord, Hashing};
+use super::error::{CheckpointError, Result};
+use super::recorded::Recorded;
 
 /// Upper bound of the header: about 100,000 tensors. Enforced when saving too, so that nothing is
 /// written that could not be read again.
@@ -35,14 +33,10 @@ pub(super) struct PreparedTensors<'a> {
 }
 
 impl<'a> PreparedTensors<'a> {
-    pub(super) fn new(
-        tensors: &'a BTreeMap<String, TensorData>,
-        path: &Path,
-    ) -> Result<Self, CheckpointError> {
-        let mut sorted = tensors
-            .iter()
-            .map(|(name, tensor)| Ok((stored_dtype(name, tensor)?, name, tensor)))
-            .collect::<Result<Vec<_>, CheckpointError>>()?;
+    pub(super) fn new(tensors: &'a BTreeMap<String, TensorData>, path: &Path) -> Result<Self> {
+        let stored = tensors.iter();
+        let stored = stored.map(|(name, tensor)| Ok((stored_dtype(name, tensor)?, name, tensor)));
+        let mut sorted = stored.collect::<Result<Vec<_>>>()?;
         // The widest elements first, as the safetensors crate does: every tensor is aligned.
         sorted.sort_by(|left, right| right.0.cmp(&left.0).then(left.1.cmp(right.1)));
 
@@ -58,23 +52,19 @@ impl<'a> PreparedTensors<'a> {
             };
             infos.push(((*name).clone(), info));
             offset = end;
-            if restored_dtype(*dtype) != Some(tensor.dtype()) {
+            if restored_dtype(*dtype, None) != Some(tensor.dtype()) {
                 dtypes.insert((*name).as_str(), tensor.dtype().name());
             }
         }
-        let header = encode_header(infos, &dtypes).map_err(|what| {
-            let parameter = "(header)".to_string();
-            CheckpointError::Unsupported { parameter, what }
-        })?;
+        let header = encode_header(infos, &dtypes)
+            .map_err(|what| CheckpointError::unsupported("(header)", what.to_string()))?;
         if header.len() as u64 > MAX_HEADER_BYTES {
-            return Err(CheckpointError::Unsupported {
-                parameter: path.display().to_string(),
-                what: format!(
-                    "{} tensors need a header of {} bytes, the limit is {MAX_HEADER_BYTES}",
-                    sorted.len(),
-                    header.len()
-                ),
-            });
+            let (count, bytes) = (sorted.len(), header.len());
+            let what = format!(
+                "{count} tensors need a header of {bytes} bytes, the limit is {MAX_HEADER_BYTES}"
+            );
+            let parameter = path.display().to_string();
+            return Err(CheckpointError::unsupported(parameter, what));
         }
         let tensors = sorted.into_iter().map(|(_, _, tensor)| tensor).collect();
         Ok(Self { header, tensors })
@@ -93,225 +83,143 @@ impl<'a> PreparedTensors<'a> {
 fn encode_header(
     infos: Vec<(String, TensorInfo)>,
     dtypes: &BTreeMap<&str, &str>,
-) -> Result<Vec<u8>, String> {
-    let text = if dtypes.is_empty() {
-        None
-    } else {
-        let dtypes = serde_json::to_string(dtypes).map_err(|error| error.to_string())?;
-        Some(HashMap::from([(DTYPES_KEY.to_string(), dtypes)]))
+) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+    let text = match dtypes.is_empty() {
+        true => None,
+        false => Some([(DTYPES_KEY.to_string(), serde_json::to_string(dtypes)?)].into()),
     };
-    let header = Header::new(text, infos).map_err(|error| error.to_string())?;
-    let mut bytes = serde_json::to_vec(&header).map_err(|error| error.to_string())?;
+    let mut bytes = serde_json::to_vec(&Header::new(text, infos)?)?;
     bytes.resize(bytes.len().next_multiple_of(8), b' ');
     Ok(bytes)
 }
 
-/// Reads and verifies all tensors. Memory is bounded by the size of the file, which must be the
-/// recorded one.
-pub(super) fn read_tensors(
-    path: &Path,
-    file: ReadableFile,
-    record: &FileRecord,
-) -> Result<BTreeMap<String, TensorData>, CheckpointError> {
-    let file_bytes = file.bytes;
-    let mut reader = Hashing::new(file.reader);
-    let header = read_header(path, &mut reader, file_bytes)?;
-    let dtypes = special_dtypes(path, &header)?;
+/// Reads and verifies all tensors. Memory is bounded by the size of the file.
+pub(super) fn read_tensors(mut file: Recorded<'_>) -> Result<BTreeMap<String, TensorData>> {
+    let header = read_header(&mut file)?;
+    let dtypes = special_dtypes(&file, &header)?;
     let mut tensors = BTreeMap::new();
     for name in header.offset_keys() {
         let Some(info) = header.info(&name) else {
             continue;
         };
-        let dtype = match dtypes.get(&name) {
-            Some(dtype) => special_dtype(dtype, info.dtype),
-            None => restored_dtype(info.dtype),
-        };
-        let dtype = dtype.ok_or_else(|| {
-            let what = format!("tensor {name:?} has the unknown dtype {:?}", info.dtype);
-            CheckpointError::corrupt(path, what)
+        let dtype = restored_dtype(info.dtype, dtypes.get(&name)).ok_or_else(|| {
+            let dtype = info.dtype;
+            file.corrupt(format!("tensor {name:?} has the unknown dtype {dtype:?}"))
         })?;
-        let tensor = read_tensor(path, &mut reader, &name, info, dtype)?;
+        let tensor = read_tensor(&mut file, &name, info, dtype)?;
         tensors.insert(name, tensor);
     }
-    if reader.record().sha256 != record.sha256 {
-        return Err(CheckpointError::corrupt(path, "its SHA-256 does not match"));
-    }
+    file.finish()?;
     Ok(tensors)
 }
 
-fn read_header(
-    path: &Path,
-    reader: &mut dyn Read,
-    file_bytes: u64,
-) -> Result<Header, CheckpointError> {
+fn read_header(file: &mut Recorded<'_>) -> Result<Header> {
     let mut length = [0; 8];
-    read_exact(path, reader, &mut length)?;
+    file.read_exact(&mut length)?;
     let header_bytes = u64::from_le_bytes(length);
-    if header_bytes > MAX_HEADER_BYTES || header_bytes + 8 > file_bytes {
-        let what = format!("its header claims {header_bytes} bytes");
-        return Err(CheckpointError::corrupt(path, what));
+    if header_bytes > MAX_HEADER_BYTES || header_bytes + 8 > file.bytes() {
+        return Err(file.corrupt(format!("its header claims {header_bytes} bytes")));
     }
     let mut bytes = vec![0; header_bytes as usize];
-    read_exact(path, reader, &mut bytes)?;
-    let header: Header = serde_json::from_slice(&bytes).map_err(|error| {
-        CheckpointError::corrupt(path, format!("its header is not valid: {error}"))
-    })?;
-    if header.data_len() as u64 != file_bytes - 8 - header_bytes {
-        let what = format!(
-            "its header describes {} bytes of data, the file holds {}",
-            header.data_len(),
-            file_bytes - 8 - header_bytes
-        );
-        return Err(CheckpointError::corrupt(path, what));
+    file.read_exact(&mut bytes)?;
+    let header: Header = serde_json::from_slice(&bytes)
+        .map_err(|error| file.corrupt(format!("its header is not valid: {error}")))?;
+    let (described, held) = (header.data_len() as u64, file.bytes() - 8 - header_bytes);
+    if described != held {
+        return Err(file.corrupt(format!(
+            "its header describes {described} bytes of data, the file holds {held}"
+        )));
     }
     Ok(header)
 }
 
-fn special_dtypes(
-    path: &Path,
-    header: &Header,
-) -> Result<BTreeMap<String, String>, CheckpointError> {
-    match header
-        .metadata()
-        .as_ref()
-        .and_then(|text| text.get(DTYPES_KEY))
-    {
-        Some(text) => serde_json::from_str(text)
-            .map_err(|error| CheckpointError::corrupt(path, format!("its dtypes: {error}"))),
-        None => Ok(BTreeMap::new()),
-    }
+fn special_dtypes(file: &Recorded<'_>, header: &Header) -> Result<BTreeMap<String, String>> {
+    let texts = header.metadata().as_ref();
+    let Some(text) = texts.and_then(|texts| texts.get(DTYPES_KEY)) else {
+        return Ok(BTreeMap::new());
+    };
+    serde_json::from_str(text).map_err(|error| file.corrupt(format!("its dtypes: {error}")))
 }
 
 fn read_tensor(
-    path: &Path,
-    reader: &mut dyn Read,
+    file: &mut Recorded<'_>,
     name: &str,
     info: &TensorInfo,
     dtype: DType,
-) -> Result<TensorData, CheckpointError> {
+) -> Result<TensorData> {
     let bytes = info.data_offsets.1 - info.data_offsets.0;
-    // The vector has the element's own type, so that burn finds its data aligned.
-    let data = match dtype {
-        DType::F64 => read_elements::<f64>(path, reader, bytes)?,
-        DType::F32 | DType::Flex32 => read_elements::<f32>(path, reader, bytes)?,
-        DType::F16 => read_elements::<f16>(path, reader, bytes)?,
-        DType::BF16 => read_elements::<bf16>(path, reader, bytes)?,
-        DType::I64 => read_elements::<i64>(path, reader, bytes)?,
-        DType::I32 => read_elements::<i32>(path, reader, bytes)?,
-        DType::I16 => read_elements::<i16>(path, reader, bytes)?,
-        DType::I8 => read_elements::<i8>(path, reader, bytes)?,
-        DType::U64 => read_elements::<u64>(path, reader, bytes)?,
-        DType::U32 | DType::Bool(BoolStore::U32) => read_elements::<u32>(path, reader, bytes)?,
-        DType::U16 => read_elements::<u16>(path, reader, bytes)?,
-        DType::U8 | DType::Bool(_) => read_elements::<u8>(path, reader, bytes)?,
-        DType::QFloat(_) => {
-            return Err(CheckpointError::corrupt(
-                path,
-                "quantized tensors are not stored",
-            ));
-        }
+    // The vector has elements of the same width, so that burn finds its data aligned.
+    let data = match dtype.size() {
+        8 => read_elements::<u64>(file, bytes)?,
+        4 => read_elements::<u32>(file, bytes)?,
+        2 => read_elements::<u16>(file, bytes)?,
+        _ => read_elements::<u8>(file, bytes)?,
     };
     if dtype == DType::Bool(BoolStore::Native) && data.as_bytes().iter().any(|byte| *byte > 1) {
         let what = format!("tensor {name:?} holds a boolean that is neither 0 nor 1");
-        return Err(CheckpointError::corrupt(path, what));
+        return Err(file.corrupt(what));
     }
     TensorData::try_from_bytes(data.into_bytes(), info.shape.clone(), dtype)
-        .map_err(|error| CheckpointError::corrupt(path, error.to_string()))
+        .map_err(|error| file.corrupt(error.to_string()))
 }
 
 /// Reads `bytes` bytes as a flat tensor of `E`.
 fn read_elements<E: Element + bytemuck::Pod>(
-    path: &Path,
-    reader: &mut dyn Read,
+    file: &mut Recorded<'_>,
     bytes: usize,
-) -> Result<TensorData, CheckpointError> {
+) -> Result<TensorData> {
     let count = bytes / size_of::<E>();
     let mut elements: Vec<E> = Vec::new();
-    elements.try_reserve_exact(count).map_err(|error| {
-        let source = io::Error::new(io::ErrorKind::OutOfMemory, error);
-        CheckpointError::from_io(path, READ, source)
-    })?;
+    let reserved = elements.try_reserve_exact(count);
+    reserved.map_err(|error| file.failed(io::Error::new(io::ErrorKind::OutOfMemory, error)))?;
     elements.resize(count, bytemuck::Zeroable::zeroed());
     let buffer = bytemuck::cast_slice_mut(&mut elements);
-    read_exact(path, reader, buffer)?;
+    file.read_exact(buffer)?;
     if cfg!(target_endian = "big") {
         reverse_elements(buffer, size_of::<E>());
     }
     Ok(TensorData::new(elements, [count]))
 }
 
-fn read_exact(
-    path: &Path,
-    reader: &mut dyn Read,
-    buffer: &mut [u8],
-) -> Result<(), CheckpointError> {
-    reader.read_exact(buffer).map_err(|error| {
-        if error.kind() == io::ErrorKind::UnexpectedEof {
-            CheckpointError::corrupt(path, "it is truncated")
-        } else {
-            CheckpointError::from_io(path, READ, error)
-        }
-    })
-}
+/// burn's dtypes and those they are stored as. Of equal ones in the file the first is meant where
+/// nothing else is said. Quantized tensors are not stored.
+const DTYPES: [(DType, Dtype); 16] = [
+    (DType::F64, Dtype::F64),
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::I64, Dtype::I64),
+    (DType::I32, Dtype::I32),
+    (DType::I16, Dtype::I16),
+    (DType::I8, Dtype::I8),
+    (DType::U64, Dtype::U64),
+    (DType::U32, Dtype::U32),
+    (DType::U16, Dtype::U16),
+    (DType::U8, Dtype::U8),
+    (DType::Bool(BoolStore::Native), Dtype::BOOL),
+    (DType::Flex32, Dtype::F32),
+    (DType::Bool(BoolStore::U8), Dtype::U8),
+    (DType::Bool(BoolStore::U32), Dtype::U32),
+];
 
 /// The dtype in the file for a tensor, or why it cannot be stored.
-fn stored_dtype(name: &str, tensor: &TensorData) -> Result<Dtype, CheckpointError> {
-    let unsupported = |what: &str| CheckpointError::Unsupported {
-        parameter: name.to_string(),
-        what: what.to_string(),
-    };
+fn stored_dtype(name: &str, tensor: &TensorData) -> Result<Dtype> {
     if name.is_empty() || name == RESERVED_NAME {
-        return Err(unsupported("the name is reserved, choose another one"));
+        let what = "the name is reserved, choose another one";
+        return Err(CheckpointError::unsupported(name, what));
     }
-    // Every dtype is spelled out, so that a new one has to be placed before this compiles.
-    Ok(match tensor.dtype() {
-        DType::F64 => Dtype::F64,
-        DType::F32 | DType::Flex32 => Dtype::F32,
-        DType::F16 => Dtype::F16,
-        DType::BF16 => Dtype::BF16,
-        DType::I64 => Dtype::I64,
-        DType::I32 => Dtype::I32,
-        DType::I16 => Dtype::I16,
-        DType::I8 => Dtype::I8,
-        DType::U64 => Dtype::U64,
-        DType::U32 | DType::Bool(BoolStore::U32) => Dtype::U32,
-        DType::U16 => Dtype::U16,
-        DType::U8 | DType::Bool(BoolStore::U8) => Dtype::U8,
-        DType::Bool(BoolStore::Native) => Dtype::BOOL,
-        DType::QFloat(_) => return Err(unsupported("dequantize it before saving")),
-    })
+    let pair = DTYPES.iter().find(|(dtype, _)| *dtype == tensor.dtype());
+    let stored = pair.map(|(_, stored)| *stored);
+    stored.ok_or_else(|| CheckpointError::unsupported(name, "dequantize it before saving"))
 }
 
-/// The dtype that a stored one stands for when nothing else is said.
-fn restored_dtype(dtype: Dtype) -> Option<DType> {
-    Some(match dtype {
-        Dtype::F64 => DType::F64,
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::I64 => DType::I64,
-        Dtype::I32 => DType::I32,
-        Dtype::I16 => DType::I16,
-        Dtype::I8 => DType::I8,
-        Dtype::U64 => DType::U64,
-        Dtype::U32 => DType::U32,
-        Dtype::U16 => DType::U16,
-        Dtype::U8 => DType::U8,
-        Dtype::BOOL => DType::Bool(BoolStore::Native),
-        _ => return None,
-    })
-}
-
-/// The dtypes of burn that share a stored dtype with another one.
-fn special_dtype(name: &str, stored: Dtype) -> Option<DType> {
-    [
-        (DType::Flex32, Dtype::F32),
-        (DType::Bool(BoolStore::U8), Dtype::U8),
-        (DType::Bool(BoolStore::U32), Dtype::U32),
-    ]
-    .into_iter()
-    .find(|(dtype, needed)| dtype.name() == name && *needed == stored)
-    .map(|(dtype, _)| dtype)
+/// The dtype that a stored one stands for, if the file names it `special`.
+fn restored_dtype(stored: Dtype, special: Option<&String>) -> Option<DType> {
+    let mut pairs = DTYPES.iter().filter(|(_, other)| *other == stored);
+    let is_meant = |dtype: DType| special.is_none_or(|name| name == dtype.name());
+    pairs
+        .find(|(dtype, _)| is_meant(*dtype))
+        .map(|(dtype, _)| *dtype)
 }
 
 /// The bytes of elements of `element_bytes` bytes each, the lowest byte first.

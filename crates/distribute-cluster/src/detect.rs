@@ -4,8 +4,8 @@ use std::fmt;
 
 use super::environment::{Environment, Variables};
 use super::{
-    ClusterKind, ClusterResolver, KubernetesResolver, OpenMpiResolver, Overridden, Overrides,
-    SimpleResolver, SlurmResolver, TfConfigResolver, TorchrunResolver,
+    ClusterKind, ClusterResolver, KubernetesResolver, Overridden, Overrides, RankResolver,
+    SimpleResolver, SlurmResolver, TfConfigResolver,
 };
 
 /// A kind of cluster that was not chosen although some of its variables are set.
@@ -33,12 +33,8 @@ pub struct Detected {
 
 impl fmt::Display for Detected {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "cluster from {} ({})",
-            self.resolver.describe(),
-            self.reason
-        )?;
+        let (found, reason) = (self.resolver.describe(), &self.reason);
+        write!(f, "cluster from {found} ({reason})")?;
         for PassedOver { kind, why } in &self.passed_over {
             write!(f, "\nnot from {kind}: {why}")?;
         }
@@ -56,68 +52,42 @@ pub fn detect(env: impl Environment + 'static) -> Detected {
 pub fn detect_with(env: impl Environment + 'static, overrides: Overrides) -> Detected {
     let env = Variables::new(env);
     let mut passed_over = Vec::new();
-    let (mut kind, mut reason) = (
-        ClusterKind::OneProcess,
-        "no launcher's variables".to_string(),
-    );
-    for candidate in ClusterKind::ALL {
-        match look(candidate, &env) {
+    let none = "no launcher's variables".to_string();
+    let (mut chosen, mut reason) = (ClusterKind::OneProcess, none);
+    for kind in ClusterKind::ALL {
+        match look(kind, &env) {
             Found::Yes(why) => {
-                (kind, reason) = (candidate, why);
+                (chosen, reason) = (kind, why);
                 break;
             }
-            Found::Partly(why) => passed_over.push(PassedOver {
-                kind: candidate,
-                why,
-            }),
+            Found::Partly(why) => passed_over.push(PassedOver { kind, why }),
             Found::No => {}
         }
     }
     if let Some(wanted) = overrides.kind {
-        if wanted != kind && kind != ClusterKind::OneProcess {
+        if wanted != chosen && chosen != ClusterKind::OneProcess {
             let why = format!("{wanted} was asked for, although {reason}");
-            passed_over.push(PassedOver { kind, why });
+            passed_over.push(PassedOver { kind: chosen, why });
         }
         passed_over.retain(|other| other.kind != wanted);
-        (kind, reason) = (wanted, "asked for".to_string());
+        (chosen, reason) = (wanted, "asked for".to_string());
     }
-    let inner = resolver(kind, env, overrides.port_base);
-    let resolver: Box<dyn ClusterResolver> = if has_answers(&overrides) {
-        Box::new(Overridden::new(inner, overrides))
-    } else {
-        inner
-    };
+    let inner = resolver(chosen, env, overrides.port_base);
     Detected {
-        kind,
+        kind: chosen,
         reason,
-        resolver,
+        resolver: Box::new(Overridden::new(inner, overrides)),
         passed_over,
     }
 }
 
-fn has_answers(overrides: &Overrides) -> bool {
-    overrides.cluster_spec.is_some()
-        || overrides.task_type.is_some()
-        || overrides.task_id.is_some()
-        || overrides.rpc_layer.is_some()
-}
-
 fn resolver(kind: ClusterKind, env: Variables, port: Option<u16>) -> Box<dyn ClusterResolver> {
-    macro_rules! with_port {
-        ($type:ident) => {{
-            let resolver = $type::with_variables(env);
-            Box::new(match port {
-                Some(port) => resolver.port_base(port),
-                None => resolver,
-            })
-        }};
-    }
     match kind {
-        ClusterKind::TfConfig => Box::new(TfConfigResolver::with_variables(env)),
-        ClusterKind::Torchrun => with_port!(TorchrunResolver),
-        ClusterKind::OpenMpi => with_port!(OpenMpiResolver),
-        ClusterKind::Slurm => with_port!(SlurmResolver),
-        ClusterKind::Kubernetes => with_port!(KubernetesResolver),
+        ClusterKind::TfConfig => Box::new(TfConfigResolver::new(env)),
+        ClusterKind::Torchrun => Box::new(RankResolver::torchrun(env).port_base(port)),
+        ClusterKind::OpenMpi => Box::new(RankResolver::open_mpi(env).port_base(port)),
+        ClusterKind::Slurm => Box::new(SlurmResolver::new(env).port_base(port)),
+        ClusterKind::Kubernetes => Box::new(KubernetesResolver::new(env).port_base(port)),
         ClusterKind::OneProcess => Box::new(SimpleResolver::default()),
     }
 }
@@ -131,16 +101,14 @@ enum Found {
 fn look(kind: ClusterKind, env: &Variables) -> Found {
     match kind {
         ClusterKind::TfConfig => tf_config(env),
-        ClusterKind::Torchrun => all_or_part(
-            env,
-            &["RANK", "WORLD_SIZE", "MASTER_ADDR"],
-            "MASTER_ADDR is set",
-        ),
-        ClusterKind::OpenMpi => all_or_part(
-            env,
-            &["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
-            "started by Open MPI's mpirun",
-        ),
+        ClusterKind::Torchrun => {
+            let names = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];
+            all_or_part(env, &names, "MASTER_ADDR is set")
+        }
+        ClusterKind::OpenMpi => {
+            let names = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"];
+            all_or_part(env, &names, "started by Open MPI's mpirun")
+        }
         ClusterKind::Slurm => slurm(env),
         ClusterKind::Kubernetes => kubernetes(env),
         ClusterKind::OneProcess => Found::No,
@@ -148,7 +116,7 @@ fn look(kind: ClusterKind, env: &Variables) -> Found {
 }
 
 fn tf_config(env: &Variables) -> Found {
-    let text = match env.get("TF_CONFIG") {
+    let text = match env.var("TF_CONFIG") {
         Ok(None) => return Found::No,
         Ok(Some(text)) if text.trim().is_empty() => {
             return Found::Partly("TF_CONFIG is empty".to_string());
@@ -156,7 +124,7 @@ fn tf_config(env: &Variables) -> Found {
         Ok(Some(_)) => "TF_CONFIG is set".to_string(),
         Err(error) => error.to_string(),
     };
-    match TfConfigResolver::with_variables(env.clone()).cluster_spec() {
+    match TfConfigResolver::new(env.clone()).cluster_spec() {
         Ok(spec) if spec.is_empty() => Found::Partly("TF_CONFIG names no cluster".to_string()),
         _ => Found::Yes(text),
     }
@@ -176,31 +144,27 @@ fn all_or_part(env: &Variables, names: &[&str], reason: &str) -> Found {
 }
 
 fn slurm(env: &Variables) -> Found {
-    if !env.has("SLURM_PROCID") {
-        return if env.has("SLURM_JOB_ID") {
-            Found::Partly("in a SLURM job, but SLURM_PROCID is not set: use srun".to_string())
-        } else {
-            Found::No
-        };
-    }
     // The batch script itself has the job's variables and rank 0, but the other ranks were never
     // started.
-    if env.has("SLURM_STEP_NUM_TASKS") || env.has("SLURM_STEP_NODELIST") {
-        Found::Yes("started by srun".to_string())
-    } else {
-        Found::Partly("in a SLURM batch script, not in a step: use srun".to_string())
+    let is_step = env.has("SLURM_STEP_NUM_TASKS") || env.has("SLURM_STEP_NODELIST");
+    match (env.has("SLURM_PROCID"), is_step) {
+        (true, true) => Found::Yes("started by srun".to_string()),
+        (true, false) => {
+            Found::Partly("in a SLURM batch script, not in a step: use srun".to_string())
+        }
+        (false, _) if env.has("SLURM_JOB_ID") => {
+            Found::Partly("in a SLURM job, but SLURM_PROCID is not set: use srun".to_string())
+        }
+        (false, _) => Found::No,
     }
 }
 
 fn kubernetes(env: &Variables) -> Found {
-    match (
-        env.has("JOB_COMPLETION_INDEX"),
-        env.has("KUBERNETES_SERVICE_HOST"),
-    ) {
-        (true, _) => Found::Yes("in a pod of an Indexed Job".to_string()),
-        (false, true) if env.has("JOBSET_NAME") => {
-            Found::Partly("in a JobSet, but JOB_COMPLETION_INDEX is not set".to_string())
-        }
-        _ => Found::No,
+    if env.has("JOB_COMPLETION_INDEX") {
+        Found::Yes("in a pod of an Indexed Job".to_string())
+    } else if env.has("KUBERNETES_SERVICE_HOST") && env.has("JOBSET_NAME") {
+        Found::Partly("in a JobSet, but JOB_COMPLETION_INDEX is not set".to_string())
+    } else {
+        Found::No
     }
 }

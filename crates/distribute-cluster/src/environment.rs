@@ -1,11 +1,11 @@
 //! Where variables come from: the process, or a map in a test.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::env::{self, VarError};
 use std::fmt;
 use std::sync::Arc;
 
-use super::ClusterError;
+use super::{ClusterError, DEFAULT_PORT, Result};
 
 /// A set of environment variables.
 ///
@@ -16,7 +16,7 @@ pub trait Environment: Send + Sync {
     /// # Errors
     ///
     /// [`ClusterError::NotUnicode`] if the value is not valid UTF-8.
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError>;
+    fn var(&self, name: &str) -> Result<Option<String>>;
 }
 
 /// The variables of this process.
@@ -24,7 +24,7 @@ pub trait Environment: Send + Sync {
 pub struct ProcessEnvironment;
 
 impl Environment for ProcessEnvironment {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
+    fn var(&self, name: &str) -> Result<Option<String>> {
         match env::var(name) {
             Ok(value) => Ok(Some(value)),
             Err(VarError::NotPresent) => Ok(None),
@@ -36,19 +36,13 @@ impl Environment for ProcessEnvironment {
 }
 
 impl Environment for BTreeMap<String, String> {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
-        Ok(self.get(name).cloned())
-    }
-}
-
-impl Environment for HashMap<String, String> {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
+    fn var(&self, name: &str) -> Result<Option<String>> {
         Ok(self.get(name).cloned())
     }
 }
 
 impl<E: Environment + ?Sized> Environment for Arc<E> {
-    fn var(&self, name: &str) -> Result<Option<String>, ClusterError> {
+    fn var(&self, name: &str) -> Result<Option<String>> {
         (**self).var(name)
     }
 }
@@ -56,6 +50,12 @@ impl<E: Environment + ?Sized> Environment for Arc<E> {
 /// Variables that resolvers share.
 #[derive(Clone)]
 pub(super) struct Variables(Arc<dyn Environment>);
+
+impl Environment for Variables {
+    fn var(&self, name: &str) -> Result<Option<String>> {
+        self.0.var(name)
+    }
+}
 
 impl fmt::Debug for Variables {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,46 +68,43 @@ impl Variables {
         Self(Arc::new(env))
     }
 
-    pub(super) fn get(&self, name: &str) -> Result<Option<String>, ClusterError> {
-        self.0.var(name)
-    }
-
     /// The first of these variables that is set, with its name.
-    pub(super) fn first(
-        &self,
-        names: &[&'static str],
-    ) -> Result<Option<(&'static str, String)>, ClusterError> {
+    fn first(&self, names: &[&'static str]) -> Result<Option<(&'static str, String)>> {
         for &name in names {
-            if let Some(value) = self.get(name)? {
+            if let Some(value) = self.var(name)? {
                 return Ok(Some((name, value)));
             }
         }
         Ok(None)
     }
 
-    /// [`Self::first`], or an error that says what to do.
-    pub(super) fn require(
-        &self,
-        names: &[&'static str],
-        hint: &'static str,
-    ) -> Result<(&'static str, String), ClusterError> {
-        self.first(names)?
-            .ok_or_else(|| ClusterError::MissingVariable {
-                variables: names.join(" or "),
-                hint,
-            })
+    /// The value of the first of these variables that is set, or an error that says what to do.
+    pub(super) fn require(&self, names: &[&'static str], hint: &'static str) -> Result<String> {
+        let first = self.first(names)?.map(|(_, value)| value);
+        first.ok_or_else(|| ClusterError::missing(names, hint))
     }
 
     /// A number of at most `max` from the first of these variables that is set.
-    pub(super) fn number(
-        &self,
-        names: &[&'static str],
-        max: usize,
-    ) -> Result<Option<usize>, ClusterError> {
+    pub(super) fn number(&self, names: &[&'static str], max: usize) -> Result<Option<usize>> {
         let Some((name, value)) = self.first(names)? else {
             return Ok(None);
         };
-        parse_number(name, &value, max).map(Some)
+        let invalid = |why: &str| Err(ClusterError::invalid_variable(name, &value, why));
+        let text = value.trim();
+        if !is_digits(text) {
+            return invalid("a whole number is needed");
+        }
+        match text.parse().unwrap_or(usize::MAX) {
+            number if number > max => invalid(&format!("at most {max} is allowed")),
+            number => Ok(Some(number)),
+        }
+    }
+
+    /// The port in the first of these variables that is set, else [`DEFAULT_PORT`].
+    pub(super) fn port(&self, names: &[&'static str]) -> Result<u16> {
+        let number = self.number(names, usize::from(u16::MAX))?;
+        let port = number.and_then(|number| u16::try_from(number).ok());
+        Ok(port.unwrap_or(DEFAULT_PORT))
     }
 
     /// [`Self::number`], or an error that says what to do.
@@ -116,19 +113,19 @@ impl Variables {
         names: &[&'static str],
         max: usize,
         hint: &'static str,
-    ) -> Result<usize, ClusterError> {
-        let (name, value) = self.require(names, hint)?;
-        parse_number(name, &value, max)
+    ) -> Result<usize> {
+        self.number(names, max)?
+            .ok_or_else(|| ClusterError::missing(names, hint))
     }
 
     /// Whether a variable is set (to whatever).
     pub(super) fn has(&self, name: &str) -> bool {
-        !matches!(self.get(name), Ok(None))
+        !matches!(self.var(name), Ok(None))
     }
 
     /// The variables among `names` that are set, for a description.
     pub(super) fn set_among(&self, names: &[&str]) -> Vec<(String, String)> {
-        let set = names.iter().filter_map(|&name| match self.get(name) {
+        let set = names.iter().filter_map(|&name| match self.var(name) {
             Ok(value) => Some((name.to_string(), value?)),
             Err(_) => Some((name.to_string(), "(not valid UTF-8)".to_string())),
         });
@@ -136,29 +133,7 @@ impl Variables {
     }
 }
 
-fn parse_number(variable: &str, value: &str, max: usize) -> Result<usize, ClusterError> {
-    let text = value.trim();
-    let invalid = |why: String| ClusterError::InvalidVariable {
-        variable: variable.to_string(),
-        value: shortened(value),
-        why,
-    };
-    if text.is_empty() || !text.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(invalid("a whole number is needed".to_string()));
-    }
-    let number = text.parse().unwrap_or(usize::MAX);
-    if number > max {
-        return Err(invalid(format!("at most {max} is allowed")));
-    }
-    Ok(number)
-}
-
-/// Text that is short enough for an error message.
-pub(super) fn shortened(text: &str) -> String {
-    const MOST: usize = 120;
-    if text.chars().count() <= MOST {
-        return text.to_string();
-    }
-    let start: String = text.chars().take(MOST).collect();
-    format!("{start}... ({} bytes)", text.len())
+/// Whether text is a number without a sign.
+pub(super) fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }

@@ -1,5 +1,8 @@
 //! What can be wrong with a description of a cluster.
 
+/// The result of what can fail for a [`ClusterError`].
+pub type Result<T, E = ClusterError> = std::result::Result<T, E>;
+
 /// A cluster, or this process' place in it, cannot be worked out.
 ///
 /// Variants name what TensorFlow refuses, in its sense; the class of TensorFlow's exception is
@@ -295,10 +298,68 @@ pub enum ClusterError {
 
 distribute_error::debug_as_message!(ClusterError);
 
+impl ClusterError {
+    pub(super) fn no_such_task(job: &str, index: Option<i64>) -> Self {
+        let job = job.to_string();
+        Self::NoSuchTask { job, index }
+    }
+
+    pub(super) fn missing(variables: &[&str], hint: &'static str) -> Self {
+        Self::MissingVariable {
+            variables: variables.join(" or "),
+            hint,
+        }
+    }
+
+    pub(super) fn invalid_variable(variable: &str, value: &str, why: impl Into<String>) -> Self {
+        Self::InvalidVariable {
+            variable: variable.to_string(),
+            value: shortened(value),
+            why: why.into(),
+        }
+    }
+
+    pub(super) fn invalid_index(what: impl Into<String>, text: impl Into<String>) -> Self {
+        let (what, text) = (what.into(), text.into());
+        Self::InvalidIndex { what, text }
+    }
+
+    /// Refuses more than `limit` of something.
+    pub(super) fn check_limit(count: usize, limit: usize, what: impl Into<String>) -> Result<()> {
+        if count > limit {
+            let what = what.into();
+            return Err(Self::TooMany { what, limit });
+        }
+        Ok(())
+    }
+
+    /// Refuses a rank that none of `size` processes has.
+    pub(super) fn check_rank(variable: &'static str, rank: usize, size: usize) -> Result<()> {
+        if rank >= size {
+            return Err(Self::RankTooBig {
+                variable,
+                rank,
+                size,
+            });
+        }
+        Ok(())
+    }
+}
+
 fn name(job: Option<&str>) -> String {
     job.map_or_else(|| "(unknown)".to_string(), |job| format!("'{job}'"))
 }
 
 fn number(index: Option<i64>) -> String {
     index.map_or_else(|| "(unknown)".to_string(), |index| index.to_string())
+}
+
+/// Text that is short enough for an error message.
+pub(super) fn shortened(text: &str) -> String {
+    const MOST: usize = 120;
+    if text.chars().count() <= MOST {
+        return text.to_string();
+    }
+    let start: String = text.chars().take(MOST).collect();
+    format!("{start}... ({} bytes)", text.len())
 }

@@ -1,7 +1,8 @@
 //! SLURM's short forms: `node[001-003,007],x` for hosts and `2(x3),1` for tasks per node.
 
-use super::environment::shortened;
-use super::{ClusterError, MAX_TASKS};
+use super::environment::is_digits;
+use super::error::shortened;
+use super::{ClusterError, MAX_TASKS, Result};
 
 /// The longest host name that DNS allows.
 const MAX_NAME: usize = 253;
@@ -15,7 +16,7 @@ const MAX_NAME: usize = 253;
 ///
 /// [`ClusterError::Hostlist`] for a list that cannot be read, [`ClusterError::BackwardsRange`]
 /// for `[3-1]`, [`ClusterError::TooMany`] beyond [`MAX_TASKS`] hosts.
-pub fn expand_hostlist(list: &str) -> Result<Vec<String>, ClusterError> {
+pub fn expand_hostlist(list: &str) -> Result<Vec<String>> {
     let mut hosts = Vec::new();
     for part in split(list).map_err(|why| unreadable(list, why))? {
         expand_part(list, part, &mut hosts)?;
@@ -55,29 +56,18 @@ fn split(list: &str) -> Result<Vec<&str>, &'static str> {
     Ok(parts)
 }
 
-fn expand_part(list: &str, part: &str, hosts: &mut Vec<String>) -> Result<(), ClusterError> {
+fn expand_part(list: &str, part: &str, hosts: &mut Vec<String>) -> Result<()> {
+    let odd = |why: &str| unreadable(list, format!("'{}': {why}", shortened(part)));
     let Some((prefix, rest)) = part.split_once('[') else {
         if part.contains(']') {
-            return Err(unreadable(
-                list,
-                format!("'{}': a bracket too many", shortened(part)),
-            ));
+            return Err(odd("a bracket too many"));
         }
         return push(list, part.to_string(), hosts);
     };
-    let Some(ranges) = rest.strip_suffix(']').filter(|ranges| !ranges.is_empty()) else {
-        let why = format!(
-            "'{}': brackets must end the name and hold ranges",
-            shortened(part)
-        );
-        return Err(unreadable(list, why));
-    };
+    let ranges = rest.strip_suffix(']').filter(|ranges| !ranges.is_empty());
+    let ranges = ranges.ok_or_else(|| odd("brackets must end the name and hold ranges"))?;
     if ranges.contains(['[', ']']) || prefix.contains(']') {
-        let why = format!(
-            "'{}': only one pair of brackets is supported",
-            shortened(part)
-        );
-        return Err(unreadable(list, why));
+        return Err(odd("only one pair of brackets is supported"));
     }
     for range in ranges.split(',') {
         let (first, last) = range.split_once('-').unwrap_or((range, range));
@@ -88,9 +78,7 @@ fn expand_part(list: &str, part: &str, hosts: &mut Vec<String>) -> Result<(), Cl
             return Err(ClusterError::BackwardsRange { text, first, last });
         }
         // Refused here already, so that no time is spent on the first of them.
-        if last - first >= MAX_TASKS as u64 {
-            return Err(too_many());
-        }
+        check_hosts((last - first + 1) as usize)?;
         for number in first..=last {
             push(list, format!("{prefix}{number:0width$}"), hosts)?;
         }
@@ -98,29 +86,25 @@ fn expand_part(list: &str, part: &str, hosts: &mut Vec<String>) -> Result<(), Cl
     Ok(())
 }
 
-fn number(list: &str, digits: &str) -> Result<u64, ClusterError> {
-    let is_number = (1..=18).contains(&digits.len()) && digits.bytes().all(|b| b.is_ascii_digit());
-    let number = digits.parse().ok().filter(|_| is_number);
+fn number(list: &str, digits: &str) -> Result<u64> {
+    let number = digits
+        .parse()
+        .ok()
+        .filter(|_| is_digits(digits) && digits.len() <= 18);
     number.ok_or_else(|| unreadable(list, format!("'{}' is not a number", shortened(digits))))
 }
 
-fn push(list: &str, host: String, hosts: &mut Vec<String>) -> Result<(), ClusterError> {
+fn push(list: &str, host: String, hosts: &mut Vec<String>) -> Result<()> {
     if host.len() > MAX_NAME {
         let why = format!("a name of {} bytes; {MAX_NAME} is the most", host.len());
         return Err(unreadable(list, why));
     }
-    if hosts.len() == MAX_TASKS {
-        return Err(too_many());
-    }
     hosts.push(host);
-    Ok(())
+    check_hosts(hosts.len())
 }
 
-fn too_many() -> ClusterError {
-    ClusterError::TooMany {
-        what: "hosts in the host list".to_string(),
-        limit: MAX_TASKS,
-    }
+fn check_hosts(hosts: usize) -> Result<()> {
+    ClusterError::check_limit(hosts, MAX_TASKS, "hosts in the host list")
 }
 
 /// The tasks of each node, in the order of the host list: `2(x3),1` is 2, 2, 2, 1
@@ -130,15 +114,13 @@ fn too_many() -> ClusterError {
 ///
 /// [`ClusterError::TasksPerNode`] for a list that cannot be read, [`ClusterError::TooMany`]
 /// beyond [`MAX_TASKS`] nodes or tasks.
-pub fn expand_tasks_per_node(list: &str) -> Result<Vec<usize>, ClusterError> {
+pub fn expand_tasks_per_node(list: &str) -> Result<Vec<usize>> {
     let unreadable = || ClusterError::TasksPerNode {
         text: shortened(list),
     };
-    let number = |digits: &str| {
-        let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        is_number
-            .then(|| digits.parse().unwrap_or(usize::MAX))
-            .ok_or_else(unreadable)
+    let number = |digits: &str| match is_digits(digits) {
+        true => Ok(digits.parse().unwrap_or(usize::MAX)),
+        false => Err(unreadable()),
     };
     let mut counts: Vec<usize> = Vec::new();
     let mut total: usize = 0;
@@ -149,13 +131,8 @@ pub fn expand_tasks_per_node(list: &str) -> Result<Vec<usize>, ClusterError> {
         };
         let (tasks, times) = (number(tasks)?, number(times)?);
         total = total.saturating_add(tasks.saturating_mul(times));
-        let nodes = counts.len().saturating_add(times);
-        if nodes > MAX_TASKS || total > MAX_TASKS {
-            return Err(ClusterError::TooMany {
-                what: "tasks or nodes in the tasks per node".to_string(),
-                limit: MAX_TASKS,
-            });
-        }
+        let most = counts.len().saturating_add(times).max(total);
+        ClusterError::check_limit(most, MAX_TASKS, "tasks or nodes in the tasks per node")?;
         counts.extend(std::iter::repeat_n(tasks, times));
     }
     Ok(counts)

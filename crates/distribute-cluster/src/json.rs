@@ -1,13 +1,15 @@
 //! JSON with the conversions that Python's `json`, `str`, `int` and `in` make of it, because the
 //! meaning of `TF_CONFIG` is what TensorFlow's Python code makes of it.
 
-use std::collections::HashMap;
 use std::fmt::{self, Write};
 
+use indexmap::IndexMap;
+use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 
-use super::environment::shortened;
-use super::{ClusterError, MAX_TASKS};
+use super::environment::is_digits;
+use super::error::shortened;
+use super::{ClusterError, MAX_TASKS, Result};
 
 /// Room for as many tasks as there may be: an index, the longest name that DNS allows (253 bytes),
 /// a port and what JSON puts between them. So what a cluster is written as can be read.
@@ -22,18 +24,13 @@ pub(super) enum Json {
     Float(f64),
     Text(String),
     List(Vec<Json>),
-    Object(Vec<(String, Json)>),
+    Object(IndexMap<String, Json>),
 }
 
 impl Json {
     /// Parses text; `what` names it in errors.
-    pub(super) fn parse(what: &str, text: &str) -> Result<Self, ClusterError> {
-        if text.len() > MAX_BYTES {
-            return Err(ClusterError::TooMany {
-                what: format!("bytes in {what}"),
-                limit: MAX_BYTES,
-            });
-        }
+    pub(super) fn parse(what: &str, text: &str) -> Result<Self> {
+        ClusterError::check_limit(text.len(), MAX_BYTES, format!("bytes in {what}"))?;
         serde_json::from_str(text).map_err(|error| ClusterError::Json {
             what: what.to_string(),
             why: error.to_string(),
@@ -54,12 +51,9 @@ impl Json {
 
     /// Python's `self[key] if key in self else None`: a list or a string without the key in it
     /// counts as having no such entry, everything else that is no object is an error.
-    pub(super) fn get(&self, what: &str, key: &str) -> Result<Option<&Self>, ClusterError> {
+    pub(super) fn get(&self, what: &str, key: &str) -> Result<Option<&Self>> {
         let fails = match self {
-            Self::Object(entries) => {
-                let entry = entries.iter().find(|(name, _)| name == key);
-                return Ok(entry.map(|(_, value)| value));
-            }
+            Self::Object(entries) => return Ok(entries.get(key)),
             Self::List(items) => items
                 .iter()
                 .any(|item| matches!(item, Self::Text(text) if text == key)),
@@ -74,7 +68,7 @@ impl Json {
     }
 
     /// A string, or nothing for `null`.
-    pub(super) fn optional_text(&self, what: &str) -> Result<Option<String>, ClusterError> {
+    pub(super) fn optional_text(&self, what: &str) -> Result<Option<String>> {
         match self {
             Self::Null => Ok(None),
             Self::Text(text) => Ok(Some(text.clone())),
@@ -86,14 +80,12 @@ impl Json {
     }
 
     /// Python's `int(self)`.
-    pub(super) fn index(&self, what: &str) -> Result<i64, ClusterError> {
+    pub(super) fn index(&self, what: &str) -> Result<i64> {
         match self {
             Self::Int(number) => Ok(*number),
             Self::Bool(flag) => Ok(i64::from(*flag)),
-            Self::Float(number) => truncated(*number).ok_or_else(|| ClusterError::InvalidIndex {
-                what: what.to_string(),
-                text: number.to_string(),
-            }),
+            Self::Float(number) => truncated(*number)
+                .ok_or_else(|| ClusterError::invalid_index(what, number.to_string())),
             Self::Text(text) => parse_index(what, text),
             other => Err(ClusterError::IndexType {
                 what: what.to_string(),
@@ -118,16 +110,11 @@ impl Json {
             Self::Int(number) => number.to_string(),
             Self::Float(number) => python_float(*number),
             Self::Text(text) => python_quoted(text),
-            Self::List(items) => {
-                let items: Vec<_> = items.iter().map(Self::python_repr).collect();
-                format!("[{}]", items.join(", "))
-            }
+            Self::List(items) => python_list(items.iter().map(Self::python_repr)),
             Self::Object(entries) => {
-                let entries: Vec<_> = entries
-                    .iter()
-                    .map(|(key, value)| format!("{}: {}", python_quoted(key), value.python_repr()))
-                    .collect();
-                format!("{{{}}}", entries.join(", "))
+                let repr =
+                    |(key, value): (&String, &Self)| (python_quoted(key), value.python_repr());
+                python_dict(entries.iter().map(repr))
             }
         }
     }
@@ -139,22 +126,17 @@ impl Json {
 /// # Errors
 ///
 /// [`ClusterError::InvalidIndex`] for other text, and for numbers beyond 64 bits.
-pub fn parse_task_index(text: &str) -> Result<i64, ClusterError> {
+pub fn parse_task_index(text: &str) -> Result<i64> {
     parse_index("task index", text)
 }
 
-pub(super) fn parse_index(what: &str, text: &str) -> Result<i64, ClusterError> {
-    let invalid = || ClusterError::InvalidIndex {
-        what: what.to_string(),
-        text: shortened(text),
-    };
+pub(super) fn parse_index(what: &str, text: &str) -> Result<i64> {
     let trimmed = text.trim();
     let digits = trimmed.strip_prefix(['+', '-']).unwrap_or(trimmed);
-    let is_digits = |group: &str| !group.is_empty() && group.bytes().all(|b| b.is_ascii_digit());
-    if !digits.split('_').all(is_digits) {
-        return Err(invalid());
-    }
-    trimmed.replace('_', "").parse().map_err(|_| invalid())
+    let is_index = digits.split('_').all(is_digits);
+    let index = trimmed.replace('_', "").parse().ok();
+    let index = index.filter(|_| is_index);
+    index.ok_or_else(|| ClusterError::invalid_index(what, shortened(text)))
 }
 
 /// The whole part, if it fits.
@@ -173,6 +155,19 @@ fn python_float(number: f64) -> String {
         Some(digits) => format!("{mantissa}e-{digits:0>2}"),
         None => format!("{mantissa}e+{exponent:0>2}"),
     }
+}
+
+/// Values as Python writes a list of them.
+pub(super) fn python_list(items: impl Iterator<Item = String>) -> String {
+    format!("[{}]", items.collect::<Vec<_>>().join(", "))
+}
+
+/// Keys and values as Python writes a dict of them.
+pub(super) fn python_dict(entries: impl Iterator<Item = (String, String)>) -> String {
+    let entries: Vec<_> = entries
+        .map(|(key, value)| format!("{key}: {value}"))
+        .collect();
+    format!("{{{}}}", entries.join(", "))
 }
 
 /// A string as Python's `repr` writes it: single quotes, unless that needs more escapes.
@@ -240,26 +235,15 @@ impl<'de> Visitor<'de> for JsonVisitor {
         Ok(Json::Text(value.to_string()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Json, A::Error> {
-        let mut list = Vec::new();
-        while let Some(item) = items.next_element()? {
-            list.push(item);
-        }
-        Ok(Json::List(list))
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Json, A::Error> {
+        Vec::deserialize(SeqAccessDeserializer::new(items)).map(Json::List)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Json, A::Error> {
         // Of equal keys the first gives the place and the last the value, as in a Python dict.
-        let mut entries: Vec<(String, Json)> = Vec::new();
-        let mut places: HashMap<String, usize> = HashMap::new();
-        while let Some((key, value)) = map.next_entry::<String, Json>()? {
-            match places.get(&key) {
-                Some(&place) => entries[place].1 = value,
-                None => {
-                    places.insert(key.clone(), entries.len());
-                    entries.push((key, value));
-                }
-            }
+        let mut entries = IndexMap::new();
+        while let Some((key, value)) = map.next_entry()? {
+            entries.insert(key, value);
         }
         Ok(Json::Object(entries))
     }

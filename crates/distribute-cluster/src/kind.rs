@@ -31,22 +31,18 @@ impl ClusterKind {
         Self::Kubernetes,
         Self::OneProcess,
     ];
+}
 
-    /// A name for flags: `tf-config`, `torchrun`, `open-mpi`, `slurm`, `kubernetes`, `none`.
-    pub fn as_str(self) -> &'static str {
-        match self {
+/// A name for flags: `tf-config`, `torchrun`, `open-mpi`, `slurm`, `kubernetes`, `none`.
+impl fmt::Display for ClusterKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
             Self::TfConfig => "tf-config",
             Self::Torchrun => "torchrun",
             Self::OpenMpi => "open-mpi",
             Self::Slurm => "slurm",
             Self::Kubernetes => "kubernetes",
             Self::OneProcess => "none",
-        }
-    }
-}
-
-impl fmt::Display for ClusterKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
+        })
     }
 }

@@ -1,9 +1,13 @@
 //! Pods of a Kubernetes Indexed Job or of a JobSet.
 
-use super::environment::{Environment, Variables, shortened};
-use super::{ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS};
+use indexmap::IndexMap;
+
+use super::environment::{Environment, Variables};
+use super::error::shortened;
+use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result, TaskType};
 
 const INDEX: [&str; 1] = ["JOB_COMPLETION_INDEX"];
+const HOSTNAME: &str = "HOSTNAME";
 const COMPLETIONS: [&str; 1] = ["JOB_COMPLETIONS"];
 const SUBDOMAIN: &str = "JOB_SUBDOMAIN";
 const PORT: [&str; 1] = ["JOB_PORT_BASE"];
@@ -14,7 +18,7 @@ const JOB_INDEX: [&str; 1] = ["JOB_INDEX"];
 const JOBSET_JOBS: &str = "JOBSET_JOBS";
 const ALL: [&str; 10] = [
     INDEX[0],
-    "HOSTNAME",
+    HOSTNAME,
     COMPLETIONS[0],
     SUBDOMAIN,
     PORT[0],
@@ -36,7 +40,7 @@ const ALL: [&str; 10] = [
 /// | `HOSTNAME` | Kubernetes | this pod's name |
 /// | `JOB_COMPLETIONS` | the manifest | pods of a job; 1 in a JobSet with replicas |
 /// | `JOB_SUBDOMAIN` | the manifest | the headless service; the JobSet's name in a JobSet |
-/// | `JOB_PORT_BASE` | the manifest | the port of every pod; [`DEFAULT_PORT`] if not set |
+/// | `JOB_PORT_BASE` | the manifest | the port of every pod; [`super::DEFAULT_PORT`] if not set |
 /// | `JOBSET_NAME` | the manifest | the JobSet's name |
 /// | `REPLICATED_JOB_NAME` | the manifest | this pod's job; else read from `HOSTNAME` |
 /// | `REPLICATED_JOB_REPLICAS` | the manifest | its replicas; 1 if not set |
@@ -51,14 +55,15 @@ const ALL: [&str; 10] = [
 pub struct KubernetesResolver {
     env: Variables,
     port: Option<u16>,
-    completions: Option<usize>,
-    subdomain: Option<String>,
 }
+
+/// Task types and their pods, in order.
+type Jobs = IndexMap<String, Vec<String>>;
 
 /// The pods of the cluster, and which of them this one is.
 struct Pods {
-    /// Task types and host names without the subdomain, in order.
-    jobs: Vec<(String, Vec<String>)>,
+    /// By host names without the subdomain.
+    jobs: Jobs,
     task: (String, usize),
     subdomain: Option<String>,
 }
@@ -66,134 +71,93 @@ struct Pods {
 impl KubernetesResolver {
     /// Reads the variables of this environment.
     pub fn new(env: impl Environment + 'static) -> Self {
-        Self::with_variables(Variables::new(env))
-    }
-
-    pub(super) fn with_variables(env: Variables) -> Self {
         Self {
-            env,
+            env: Variables::new(env),
             port: None,
-            completions: None,
-            subdomain: None,
         }
     }
 
     /// The port of every pod, whatever `JOB_PORT_BASE` says.
-    pub fn port_base(mut self, port: u16) -> Self {
-        self.port = Some(port);
+    pub fn port_base(mut self, port: impl Into<Option<u16>>) -> Self {
+        self.port = port.into();
         self
     }
 
-    /// The pods of the job, whatever `JOB_COMPLETIONS` says.
-    pub fn completions(mut self, completions: usize) -> Self {
-        self.completions = Some(completions);
-        self
-    }
-
-    /// The headless service, whatever `JOB_SUBDOMAIN` says.
-    pub fn subdomain(mut self, subdomain: impl Into<String>) -> Self {
-        self.subdomain = Some(subdomain.into());
-        self
-    }
-
-    fn pods(&self) -> Result<Pods, ClusterError> {
+    fn pods(&self) -> Result<Pods> {
         let hint = "run the pods as a Job with completionMode: Indexed";
         let index = self.env.require_number(&INDEX, usize::MAX, hint)?;
-        match self.env.get(JOBSET)? {
+        match self.env.var(JOBSET)? {
             Some(jobset) => self.jobset(jobset.trim(), index),
             None => self.indexed_job(index),
         }
     }
 
-    fn completions_or(&self, default: Option<usize>) -> Result<usize, ClusterError> {
+    fn completions_or(&self, default: Option<usize>) -> Result<usize> {
         let hint = "set it to the Job's `completions` in the manifest: Kubernetes does not";
-        match self
-            .completions
-            .map_or_else(|| self.env.number(&COMPLETIONS, MAX_TASKS), |n| Ok(Some(n)))?
-        {
-            Some(completions) => Ok(completions),
-            None => default.ok_or_else(|| ClusterError::MissingVariable {
-                variables: COMPLETIONS[0].to_string(),
-                hint,
-            }),
-        }
+        let completions = self.env.number(&COMPLETIONS, MAX_TASKS)?.or(default);
+        completions.ok_or_else(|| ClusterError::missing(&COMPLETIONS, hint))
     }
 
-    fn given_subdomain(&self) -> Result<Option<String>, ClusterError> {
-        self.subdomain
-            .clone()
-            .map_or_else(|| self.env.get(SUBDOMAIN), |name| Ok(Some(name)))
-    }
-
-    fn hostname(&self) -> Result<String, ClusterError> {
+    fn hostname(&self) -> Result<String> {
         let hint = "Kubernetes sets it to the pod's name";
-        self.env.require(&["HOSTNAME"], hint).map(|(_, name)| name)
+        self.env.require(&[HOSTNAME], hint)
     }
 
-    fn indexed_job(&self, index: usize) -> Result<Pods, ClusterError> {
+    fn indexed_job(&self, index: usize) -> Result<Pods> {
         let hostname = self.hostname()?;
-        let Some(job) = hostname.strip_suffix(&format!("-{index}")) else {
-            return Err(ClusterError::InvalidVariable {
-                variable: "HOSTNAME".to_string(),
-                value: shortened(&hostname),
-                why: format!("a pod of an Indexed Job with index {index} is called JOB-{index}"),
-            });
-        };
+        let job = hostname.strip_suffix(&format!("-{index}")).ok_or_else(|| {
+            let why = format!("a pod of an Indexed Job with index {index} is called JOB-{index}");
+            ClusterError::invalid_variable(HOSTNAME, &hostname, why)
+        })?;
         let completions = self.completions_or(None)?;
-        let subdomain = self.given_subdomain()?;
+        let subdomain = self.env.var(SUBDOMAIN)?;
         if subdomain.is_none() && completions > 1 {
-            return Err(ClusterError::MissingVariable {
-                variables: SUBDOMAIN.to_string(),
-                hint: "pods find each other through a headless service: set `subdomain` in the \
-                       pod template and this variable to its name",
-            });
+            let hint = "pods find each other through a headless service: set `subdomain` in the \
+                        pod template and this variable to its name";
+            return Err(ClusterError::missing(&[SUBDOMAIN], hint));
         }
-        check_index(index, completions)?;
-        let hosts = names(completions, |pod| format!("{job}-{pod}"))?;
+        ClusterError::check_rank(INDEX[0], index, completions)?;
+        check_count(completions)?;
+        let hosts = (0..completions).map(|pod| format!("{job}-{pod}"));
+        let worker = TaskType::Worker.to_string();
         Ok(Pods {
-            jobs: vec![("worker".to_string(), hosts)],
-            task: ("worker".to_string(), index),
+            jobs: Jobs::from([(worker.clone(), hosts.collect())]),
+            task: (worker, index),
             subdomain,
         })
     }
 
-    fn jobset(&self, jobset: &str, index: usize) -> Result<Pods, ClusterError> {
-        let subdomain = self
-            .given_subdomain()?
-            .unwrap_or_else(|| jobset.to_string());
+    fn jobset(&self, jobset: &str, index: usize) -> Result<Pods> {
+        let subdomain = self.env.var(SUBDOMAIN)?.or(Some(jobset.to_string()));
         let (job, job_index) = self.replicated_job(jobset)?;
-        let (jobs, task) = match self.env.get(JOBSET_JOBS)? {
+        let (jobs, task) = match self.env.var(JOBSET_JOBS)? {
             Some(list) => listed_jobs(jobset, &list, (&job, job_index, index))?,
             None => {
                 let replicas = self.env.number(&REPLICAS, MAX_TASKS)?;
                 let completions = self.completions_or(replicas.map(|_| 1))?;
                 let replicas = replicas.unwrap_or(1);
-                check_index(index, completions)?;
-                if job_index >= replicas {
-                    let (variable, rank, size) = (JOB_INDEX[0], job_index, replicas);
-                    return Err(ClusterError::RankTooBig {
-                        variable,
-                        rank,
-                        size,
-                    });
-                }
-                let hosts = names(replicas.saturating_mul(completions), |pod| {
+                ClusterError::check_rank(INDEX[0], index, completions)?;
+                ClusterError::check_rank(JOB_INDEX[0], job_index, replicas)?;
+                let count = replicas.saturating_mul(completions);
+                check_count(count)?;
+                let hosts = (0..count).map(|pod| {
                     format!("{jobset}-{job}-{}-{}", pod / completions, pod % completions)
-                })?;
-                let task = (task_type(&job).to_string(), job_index * completions + index);
-                (vec![(task.0.clone(), hosts)], task)
+                });
+                let role = task_type(&job).to_string();
+                let task = (role.clone(), job_index * completions + index);
+                (Jobs::from([(role, hosts.collect())]), task)
             }
         };
         Ok(Pods {
             jobs,
             task,
-            subdomain: Some(subdomain),
+            subdomain,
         })
     }
 
     /// The name and replica of the job that this pod belongs to.
-    fn replicated_job(&self, jobset: &str) -> Result<(String, usize), ClusterError> {
-        let job = self.env.get(REPLICATED_JOB)?;
+    fn replicated_job(&self, jobset: &str) -> Result<(String, usize)> {
+        let job = self.env.var(REPLICATED_JOB)?;
         let job_index = self.env.number(&JOB_INDEX, MAX_TASKS)?;
         if let (Some(job), Some(job_index)) = (&job, job_index) {
             return Ok((job.clone(), job_index));
@@ -206,24 +170,11 @@ impl KubernetesResolver {
                 let (name, replica) = rest.rsplit_once('-')?;
                 Some((name.to_string(), replica.parse().ok()?))
             });
-        let (name, replica) = parts.ok_or_else(|| ClusterError::InvalidVariable {
-            variable: "HOSTNAME".to_string(),
-            value: shortened(&hostname),
-            why: format!("a pod of JobSet {jobset} is called {jobset}-JOB-JOBINDEX-INDEX"),
+        let (name, replica) = parts.ok_or_else(|| {
+            let why = format!("a pod of JobSet {jobset} is called {jobset}-JOB-JOBINDEX-INDEX");
+            ClusterError::invalid_variable(HOSTNAME, &hostname, why)
         })?;
         Ok((job.unwrap_or(name), job_index.unwrap_or(replica)))
-    }
-
-    fn port(&self) -> Result<u16, ClusterError> {
-        match self.port {
-            Some(port) => Ok(port),
-            None => {
-                let port = self.env.number(&PORT, usize::from(u16::MAX))?;
-                Ok(port
-                    .and_then(|port| u16::try_from(port).ok())
-                    .unwrap_or(DEFAULT_PORT))
-            }
-        }
     }
 }
 
@@ -234,50 +185,23 @@ fn task_type(job: &str) -> &str {
     }
 }
 
-fn check_index(index: usize, completions: usize) -> Result<(), ClusterError> {
-    if index >= completions {
-        let (variable, rank, size) = (INDEX[0], index, completions);
-        return Err(ClusterError::RankTooBig {
-            variable,
-            rank,
-            size,
-        });
-    }
-    Ok(())
+fn check_count(pods: usize) -> Result<()> {
+    ClusterError::check_limit(pods, MAX_TASKS, "pods")
 }
-
-fn names(count: usize, name: impl FnMut(usize) -> String) -> Result<Vec<String>, ClusterError> {
-    check_count(count)?;
-    Ok((0..count).map(name).collect())
-}
-
-fn check_count(pods: usize) -> Result<(), ClusterError> {
-    if pods > MAX_TASKS {
-        let (what, limit) = ("pods".to_string(), MAX_TASKS);
-        return Err(ClusterError::TooMany { what, limit });
-    }
-    Ok(())
-}
-
-type Jobs = Vec<(String, Vec<String>)>;
 
 /// All jobs of `JOBSET_JOBS`, each with one replica, and the task of pod `(job, replica, index)`.
 fn listed_jobs(
     jobset: &str,
     list: &str,
     (own, replica, index): (&str, usize, usize),
-) -> Result<(Jobs, (String, usize)), ClusterError> {
-    let invalid = |why: String| ClusterError::InvalidVariable {
-        variable: JOBSET_JOBS.to_string(),
-        value: shortened(list),
-        why,
-    };
+) -> Result<(Jobs, (String, usize))> {
+    let invalid = |why: &str| ClusterError::invalid_variable(JOBSET_JOBS, list, why);
     if replica != 0 {
         return Err(invalid(
-            "a JobSet of several jobs needs `replicas: 1` in each".to_string(),
+            "a JobSet of several jobs needs `replicas: 1` in each",
         ));
     }
-    let mut jobs: Jobs = Vec::new();
+    let mut jobs = Jobs::new();
     let (mut task, mut total) = (None, 0_usize);
     for entry in list.split(',') {
         let entry = entry.trim();
@@ -285,34 +209,27 @@ fn listed_jobs(
             .split_once('=')
             .and_then(|(job, pods)| Some((job, pods.parse().ok()?)));
         let (job, pods): (&str, usize) =
-            parsed.ok_or_else(|| invalid(format!("'{}' is not JOB=PODS", shortened(entry))))?;
+            parsed.ok_or_else(|| invalid(&format!("'{}' is not JOB=PODS", shortened(entry))))?;
         total = total.saturating_add(pods);
         check_count(total)?;
-        let hosts = names(pods, |pod| format!("{jobset}-{job}-0-{pod}"))?;
         let role = task_type(job);
-        let place = jobs
-            .iter()
-            .position(|(name, _)| name == role)
-            .unwrap_or_else(|| {
-                jobs.push((role.to_string(), Vec::new()));
-                jobs.len() - 1
-            });
+        let hosts = jobs.entry(role.to_string()).or_default();
         if job == own {
-            check_index(index, pods)?;
-            task = Some((role.to_string(), jobs[place].1.len() + index));
+            ClusterError::check_rank(INDEX[0], index, pods)?;
+            task = Some((role.to_string(), hosts.len() + index));
         }
-        jobs[place].1.extend(hosts);
+        hosts.extend((0..pods).map(|pod| format!("{jobset}-{job}-0-{pod}")));
     }
-    let task = task.ok_or_else(|| invalid(format!("this pod's job '{own}' is missing")))?;
+    let task = task.ok_or_else(|| invalid(&format!("this pod's job '{own}' is missing")))?;
     Ok((jobs, task))
 }
 
 impl ClusterResolver for KubernetesResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         let Pods {
             jobs, subdomain, ..
         } = self.pods()?;
-        let port = self.port()?;
+        let port = self.port.map_or_else(|| self.env.port(&PORT), Ok)?;
         let end = subdomain.map_or_else(String::new, |name| format!(".{name}"));
         ClusterSpec::new(jobs.into_iter().map(|(job, hosts)| {
             let hosts = hosts.into_iter().map(|host| format!("{host}{end}:{port}"));
@@ -320,19 +237,15 @@ impl ClusterResolver for KubernetesResolver {
         }))
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         self.pods().map(|pods| Some(pods.task.0))
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
-        let index = self.pods()?.task.1;
-        Ok(Some(i64::try_from(index).unwrap_or(i64::MAX)))
+    fn task_id(&self) -> Result<Option<i64>> {
+        self.pods().map(|pods| i64::try_from(pods.task.1).ok())
     }
 
     fn describe(&self) -> Description {
-        Description::new("Kubernetes", self.env.set_among(&ALL))
-            .given("port_base", self.port)
-            .given("completions", self.completions)
-            .given("subdomain", self.subdomain.as_ref())
+        Description::new("Kubernetes", self.env.set_among(&ALL)).given("port_base", self.port)
     }
 }

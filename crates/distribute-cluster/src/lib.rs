@@ -8,8 +8,8 @@
 //! | [`TfConfigResolver`] | `TF_CONFIG`, exactly as TensorFlow does |
 //! | [`SlurmResolver`] | the variables of a SLURM step, else of the job |
 //! | [`KubernetesResolver`] | an Indexed Job or a JobSet |
-//! | [`OpenMpiResolver`] | `OMPI_COMM_WORLD_*` |
-//! | [`TorchrunResolver`] | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` |
+//! | [`RankResolver::open_mpi`] | `OMPI_COMM_WORLD_*` |
+//! | [`RankResolver::torchrun`] | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` |
 //! | [`SimpleResolver`], [`UnionResolver`] | what the program gives them |
 //!
 //! [`detect`] picks one and says why; [`Overrides`] replaces any part of what it found. Roles and
@@ -63,14 +63,14 @@ mod union;
 
 pub use detect::{Detected, PassedOver, detect, detect_with};
 pub use environment::{Environment, ProcessEnvironment};
-pub use error::ClusterError;
+pub use error::{ClusterError, Result};
 pub use hostlist::{expand_hostlist, expand_tasks_per_node};
 pub use json::parse_task_index;
 pub use kind::ClusterKind;
 pub use kubernetes::KubernetesResolver;
 pub use member::Cluster;
 pub use overrides::{Overridden, Overrides};
-pub use ranks::{OpenMpiResolver, TorchrunResolver, is_placeholder};
+pub use ranks::{RankResolver, is_placeholder};
 pub use resolver::{Accelerators, ClusterResolver, Description, MasterTarget};
 pub use roles::{
     TaskType, collective_leader, coordination_leader, id_in_cluster, is_chief, validate,

@@ -1,6 +1,8 @@
 //! A cluster and this process' place in it, checked once.
 
-use super::{ClusterError, ClusterResolver, ClusterSpec, TaskType, id_in_cluster, is_chief};
+use super::{
+    ClusterError, ClusterResolver, ClusterSpec, Result, TaskType, id_in_cluster, is_chief,
+};
 use super::{validate, worker_count};
 
 /// A cluster, and the task in it that this process is.
@@ -25,7 +27,7 @@ impl Cluster {
     /// The resolver's errors, those of [`validate`], [`ClusterError::TaskTypeMissing`],
     /// [`ClusterError::TaskIdMissing`], [`ClusterError::NegativeTaskId`],
     /// [`ClusterError::EmptyJob`] and [`ClusterError::SparseJob`].
-    pub fn resolve(resolver: &dyn ClusterResolver) -> Result<Option<Self>, ClusterError> {
+    pub fn resolve(resolver: &dyn ClusterResolver) -> Result<Option<Self>> {
         let spec = resolver.cluster_spec()?;
         if spec.is_empty() {
             return Ok(None);
@@ -42,13 +44,10 @@ impl Cluster {
             task_id: id,
         })?;
         for job in spec.jobs() {
-            let tasks = spec.job_tasks(job)?;
-            if let Some(gap) = tasks.iter().position(Option::is_none) {
-                let after = spec
-                    .task_indices(job)?
-                    .into_iter()
-                    .find(|&i| i > gap as i64);
-                let (job, index) = (job.to_string(), after.unwrap_or_default());
+            spec.job_tasks(job)?;
+            let mut places = (0..).zip(spec.task_indices(job)?);
+            if let Some((_, index)) = places.find(|(place, index)| place != index) {
+                let job = job.to_string();
                 return Err(ClusterError::SparseJob { job, index });
             }
         }
@@ -111,24 +110,13 @@ impl Cluster {
 
     /// The addresses of chief and workers by rank.
     pub fn workers(&self) -> Vec<&str> {
-        let of = |job| {
-            self.spec
-                .job_tasks(job)
-                .unwrap_or_default()
-                .into_iter()
-                .flatten()
-        };
-        of("chief").chain(of("worker")).collect()
+        let chief = self.spec.addresses("chief");
+        chief.chain(self.spec.addresses("worker")).collect()
     }
 
     /// The addresses of the parameter servers by index.
     pub fn parameter_servers(&self) -> Vec<&str> {
-        self.spec
-            .job_tasks("ps")
-            .unwrap_or_default()
-            .into_iter()
-            .flatten()
-            .collect()
+        self.spec.addresses("ps").collect()
     }
 
     /// The address of rank 0, where the others meet; `None` if there are no workers.

@@ -1,8 +1,8 @@
 //! What a flag says wins over what was detected.
 
+use super::resolver::{given_or, own_master};
 use super::{
-    Accelerators, ClusterError, ClusterKind, ClusterResolver, ClusterSpec, Description,
-    MasterTarget,
+    Accelerators, ClusterKind, ClusterResolver, ClusterSpec, Description, MasterTarget, Result,
 };
 
 /// What to use instead of what is detected. Everything is optional.
@@ -26,36 +26,35 @@ pub struct Overrides {
 #[derive(Debug)]
 pub struct Overridden {
     inner: Box<dyn ClusterResolver>,
-    overrides: Overrides,
+    /// What is replaced. Its `kind` and `port_base` are the business of [`super::detect_with`].
+    pub overrides: Overrides,
 }
 
 impl Overridden {
-    /// Replaces what `overrides` has; its `kind` and `port_base` are the business of
-    /// [`super::detect_with`].
+    /// Replaces what `overrides` has.
     pub fn new(inner: Box<dyn ClusterResolver>, overrides: Overrides) -> Self {
         Self { inner, overrides }
     }
 }
 
 impl ClusterResolver for Overridden {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         let given = self.overrides.cluster_spec.clone();
         given.map_or_else(|| self.inner.cluster_spec(), Ok)
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         let given = self.overrides.task_type.clone();
-        given.map_or_else(|| self.inner.task_type(), |task_type| Ok(Some(task_type)))
+        given_or(given, || self.inner.task_type())
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
-        let given = self.overrides.task_id;
-        given.map_or_else(|| self.inner.task_id(), |task_id| Ok(Some(task_id)))
+    fn task_id(&self) -> Result<Option<i64>> {
+        given_or(self.overrides.task_id, || self.inner.task_id())
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         if self.overrides.cluster_spec.is_some() {
-            return super::resolver::own_master(self, target);
+            return own_master(self, target);
         }
         let own = &self.overrides;
         self.inner.master_for(&MasterTarget {
@@ -65,16 +64,16 @@ impl ClusterResolver for Overridden {
         })
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         let given = self.overrides.rpc_layer.clone();
-        given.map_or_else(|| self.inner.rpc_layer(), |layer| Ok(Some(layer)))
+        given_or(given, || self.inner.rpc_layer())
     }
 
     fn environment(&self) -> Option<String> {
         self.inner.environment()
     }
 
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         self.inner.num_accelerators()
     }
 

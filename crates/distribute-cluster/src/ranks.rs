@@ -1,7 +1,7 @@
 //! Launchers that number the processes but do not say where each of them is: Open MPI, torchrun.
 
 use super::environment::{Environment, Variables};
-use super::{ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS};
+use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result};
 
 /// Ends the addresses of tasks that are not known yet (a name that never resolves, RFC 2606).
 const UNKNOWN: &str = ".invalid:0";
@@ -13,7 +13,7 @@ pub fn is_placeholder(address: &str) -> bool {
 }
 
 /// Checks that `tasks` tasks can listen on ports from `first` on.
-pub(super) fn check_ports(first: u16, tasks: usize) -> Result<(), ClusterError> {
+pub(super) fn check_ports(first: u16, tasks: usize) -> Result<()> {
     let last = (u64::from(first) + tasks as u64).saturating_sub(1);
     if last > u64::from(u16::MAX) {
         let first = u32::from(first);
@@ -22,125 +22,133 @@ pub(super) fn check_ports(first: u16, tasks: usize) -> Result<(), ClusterError> 
     Ok(())
 }
 
+/// What a launcher calls its variables.
+#[derive(Debug, Clone)]
+struct Launcher {
+    name: &'static str,
+    /// This process' rank, the number of processes, and that of this host's.
+    ranks: [&'static str; 3],
+    /// Says whether the launcher itself listens on `MASTER_PORT`.
+    store: Option<&'static str>,
+    /// The host of processes that are all on one, where none is named.
+    one_host: Option<&'static str>,
+    hint: &'static str,
+    host_hint: &'static str,
+}
+
+const TORCHRUN: Launcher = Launcher {
+    name: "torchrun variables",
+    ranks: ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"],
+    store: Some("TORCHELASTIC_USE_AGENT_STORE"),
+    one_host: None,
+    hint: "torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+    host_hint: "set it to the host that rank 0 runs on",
+};
+
+const OPEN_MPI: Launcher = Launcher {
+    name: "Open MPI",
+    ranks: [
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ],
+    store: None,
+    one_host: Some("127.0.0.1"),
+    hint: "start the program with Open MPI's mpirun",
+    host_hint: "Open MPI does not say where rank 0 runs: mpirun -x MASTER_ADDR=HOST",
+};
+
+const HOST: [&str; 1] = ["MASTER_ADDR"];
+const PORT: [&str; 1] = ["MASTER_PORT"];
+
 /// What a launcher says about this process.
 struct Ranks {
     rank: usize,
     size: usize,
-    /// The processes of this host, if the launcher says so.
-    local_size: Option<usize>,
+    is_one_host: bool,
 }
 
-impl Ranks {
-    /// Reads and checks the variables `[rank, size, local size]`.
-    fn read(
-        env: &Variables,
-        names: [&'static str; 3],
-        hint: &'static str,
-    ) -> Result<Self, ClusterError> {
-        let [rank_name, size_name, local_name] = names;
-        let rank = env.require_number(&[rank_name], usize::MAX, hint)?;
-        let size = env.require_number(&[size_name], MAX_TASKS, hint)?;
-        let local_size = env.number(&[local_name], size)?;
-        if rank >= size {
-            return Err(ClusterError::RankTooBig {
-                variable: rank_name,
-                rank,
-                size,
-            });
-        }
-        Ok(Self {
-            rank,
-            size,
-            local_size,
-        })
-    }
-
-    fn is_one_host(&self) -> bool {
-        self.size == 1 || self.local_size == Some(self.size)
-    }
-
-    fn index(&self) -> i64 {
-        i64::try_from(self.rank).unwrap_or(i64::MAX)
-    }
-
-    /// All on one host: ports from `port` on. Else only worker 0's address is known.
-    fn spec(&self, host: &str, port: u16) -> Result<ClusterSpec, ClusterError> {
-        let host = bracketed(host);
-        let one_host = self.is_one_host();
-        if one_host {
-            check_ports(port, self.size)?;
-        }
-        let address = |rank: usize| match rank {
-            0 => format!("{host}:{port}"),
-            _ if one_host => format!("{host}:{}", usize::from(port) + rank),
-            _ => format!("worker-{rank}{UNKNOWN}"),
-        };
-        ClusterSpec::new([("worker", (0..self.size).map(address))])
-    }
-}
-
-/// An IPv6 address needs brackets in front of a port.
-fn bracketed(host: &str) -> String {
-    let is_bare_v6 = host.contains(':') && !host.starts_with('[');
-    if is_bare_v6 {
-        format!("[{host}]")
-    } else {
-        host.to_string()
-    }
-}
-
-fn port(env: &Variables, name: &'static str) -> Result<Option<u16>, ClusterError> {
-    let number = env.number(&[name], usize::from(u16::MAX))?;
-    Ok(number.and_then(|number| u16::try_from(number).ok()))
-}
-
-/// Reads `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, which torchrun sets, and
-/// Kubeflow's PyTorchJob, and many scripts.
+/// Reads the ranks that torchrun or Open MPI number the processes with.
 ///
-/// All processes are workers. On one host (`LOCAL_WORLD_SIZE` equals `WORLD_SIZE`) rank `i`
-/// listens on port `MASTER_PORT + i`; between hosts only rank 0's address is known, and the
-/// others have placeholders ([`is_placeholder`]). Under torchrun its own store has
-/// `MASTER_PORT`, so ports start one later there.
+/// All processes are workers. On one host (as many processes there as in all) rank `i` listens on
+/// port `MASTER_PORT + i`; between hosts only the address of rank 0 is known, at `MASTER_ADDR`,
+/// and the other ranks have placeholders ([`is_placeholder`]).
 #[derive(Debug, Clone)]
 #[must_use]
-pub struct TorchrunResolver {
+pub struct RankResolver {
     env: Variables,
+    launcher: Launcher,
     port_base: Option<u16>,
 }
 
-impl TorchrunResolver {
-    const NAMES: [&'static str; 3] = ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"];
-    const AGENT_STORE: &'static str = "TORCHELASTIC_USE_AGENT_STORE";
-
-    /// Reads the variables of this environment.
-    pub fn new(env: impl Environment + 'static) -> Self {
-        Self::with_variables(Variables::new(env))
+impl RankResolver {
+    /// Reads `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, which
+    /// torchrun sets, and Kubeflow's PyTorchJob, and many scripts. Under torchrun its own store
+    /// has `MASTER_PORT`, so ports start one later there.
+    pub fn torchrun(env: impl Environment + 'static) -> Self {
+        Self::new(env, TORCHRUN)
     }
 
-    pub(super) fn with_variables(env: Variables) -> Self {
+    /// Reads `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` and `OMPI_COMM_WORLD_LOCAL_SIZE`,
+    /// which `mpirun` sets.
+    ///
+    /// Open MPI does not say which hosts it uses: on one host the loopback is taken, between hosts
+    /// `MASTER_ADDR` has to be given (`mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=8888`).
+    pub fn open_mpi(env: impl Environment + 'static) -> Self {
+        Self::new(env, OPEN_MPI)
+    }
+
+    fn new(env: impl Environment + 'static, launcher: Launcher) -> Self {
         Self {
-            env,
+            env: Variables::new(env),
+            launcher,
             port_base: None,
         }
     }
 
-    /// The port of rank 0, whatever `MASTER_PORT` says.
-    pub fn port_base(mut self, port: u16) -> Self {
-        self.port_base = Some(port);
+    /// The port of rank 0, whatever `MASTER_PORT` says; [`super::DEFAULT_PORT`] if nothing does.
+    pub fn port_base(mut self, port: impl Into<Option<u16>>) -> Self {
+        self.port_base = port.into();
         self
     }
 
-    fn ranks(&self) -> Result<Ranks, ClusterError> {
-        let hint = "torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT";
-        Ranks::read(&self.env, Self::NAMES, hint)
+    fn ranks(&self) -> Result<Ranks> {
+        let Launcher { ranks, hint, .. } = self.launcher;
+        let [rank_name, size_name, local_name] = ranks;
+        let rank = self.env.require_number(&[rank_name], usize::MAX, hint)?;
+        let size = self.env.require_number(&[size_name], MAX_TASKS, hint)?;
+        let local_size = self.env.number(&[local_name], size)?;
+        ClusterError::check_rank(rank_name, rank, size)?;
+        Ok(Ranks {
+            rank,
+            size,
+            is_one_host: size == 1 || local_size == Some(size),
+        })
     }
 
-    fn port(&self) -> Result<u16, ClusterError> {
+    fn host(&self, is_one_host: bool) -> Result<String> {
+        let one_host = self.launcher.one_host.filter(|_| is_one_host);
+        let host = match (self.env.var(HOST[0])?, one_host) {
+            (None, Some(host)) => host.to_string(),
+            (host, _) => {
+                host.ok_or_else(|| ClusterError::missing(&HOST, self.launcher.host_hint))?
+            }
+        };
+        let host = host.trim();
+        // An IPv6 address needs brackets in front of a port.
+        Ok(match host.contains(':') && !host.starts_with('[') {
+            true => format!("[{host}]"),
+            false => host.to_string(),
+        })
+    }
+
+    fn port(&self) -> Result<u16> {
         if let Some(port) = self.port_base {
             return Ok(port);
         }
-        let port = port(&self.env, "MASTER_PORT")?.unwrap_or(DEFAULT_PORT);
-        let store = self.env.get(Self::AGENT_STORE)?.unwrap_or_default();
+        let port = self.env.port(&PORT)?;
+        let store = self.launcher.store.map(|name| self.env.var(name));
+        let store = store.transpose()?.flatten().unwrap_or_default();
         if store.eq_ignore_ascii_case("true") {
             check_ports(port, 2)?;
             return Ok(port + 1);
@@ -149,116 +157,36 @@ impl TorchrunResolver {
     }
 }
 
-impl ClusterResolver for TorchrunResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
-        let hint = "set it to the host that rank 0 runs on";
-        let ranks = self.ranks()?;
-        let (_, host) = self.env.require(&["MASTER_ADDR"], hint)?;
-        ranks.spec(host.trim(), self.port()?)
-    }
-
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
-        self.ranks().map(|_| Some("worker".to_string()))
-    }
-
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
-        self.ranks().map(|ranks| Some(ranks.index()))
-    }
-
-    fn describe(&self) -> Description {
-        let [rank, size, local] = Self::NAMES;
-        let names = [
-            rank,
-            size,
-            local,
-            "MASTER_ADDR",
-            "MASTER_PORT",
-            Self::AGENT_STORE,
-        ];
-        Description::new("torchrun variables", self.env.set_among(&names))
-            .given("port_base", self.port_base)
-    }
-}
-
-/// Reads `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` and `OMPI_COMM_WORLD_LOCAL_SIZE`, which
-/// `mpirun` sets.
-///
-/// All processes are workers. Open MPI does not say which hosts it uses: on one host rank `i`
-/// listens on port `port_base + i` of the loopback; between hosts `MASTER_ADDR` has to name rank
-/// 0's (`mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=8888`), and the other ranks have
-/// placeholders ([`is_placeholder`]).
-#[derive(Debug, Clone)]
-#[must_use]
-pub struct OpenMpiResolver {
-    env: Variables,
-    port_base: Option<u16>,
-}
-
-impl OpenMpiResolver {
-    const NAMES: [&'static str; 3] = [
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ];
-
-    /// Reads the variables of this environment.
-    pub fn new(env: impl Environment + 'static) -> Self {
-        Self::with_variables(Variables::new(env))
-    }
-
-    pub(super) fn with_variables(env: Variables) -> Self {
-        Self {
-            env,
-            port_base: None,
+impl ClusterResolver for RankResolver {
+    /// All on one host: ports from the first on. Else only worker 0's address is known.
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
+        let Ranks {
+            size, is_one_host, ..
+        } = self.ranks()?;
+        let (host, port) = (self.host(is_one_host)?, self.port()?);
+        if is_one_host {
+            check_ports(port, size)?;
         }
-    }
-
-    /// The port of rank 0; else `MASTER_PORT`, else [`DEFAULT_PORT`].
-    pub fn port_base(mut self, port: u16) -> Self {
-        self.port_base = Some(port);
-        self
-    }
-
-    fn ranks(&self) -> Result<Ranks, ClusterError> {
-        Ranks::read(
-            &self.env,
-            Self::NAMES,
-            "start the program with Open MPI's mpirun",
-        )
-    }
-}
-
-impl ClusterResolver for OpenMpiResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
-        let ranks = self.ranks()?;
-        let port = match self.port_base {
-            Some(port) => port,
-            None => port(&self.env, "MASTER_PORT")?.unwrap_or(DEFAULT_PORT),
+        let address = |rank: usize| match rank {
+            0 => format!("{host}:{port}"),
+            _ if is_one_host => format!("{host}:{}", usize::from(port) + rank),
+            _ => format!("worker-{rank}{UNKNOWN}"),
         };
-        let host = match self.env.get("MASTER_ADDR")? {
-            Some(host) => host,
-            None if ranks.is_one_host() => "127.0.0.1".to_string(),
-            None => {
-                return Err(ClusterError::MissingVariable {
-                    variables: "MASTER_ADDR".to_string(),
-                    hint: "Open MPI does not say where rank 0 runs: mpirun -x MASTER_ADDR=HOST",
-                });
-            }
-        };
-        ranks.spec(host.trim(), port)
+        ClusterSpec::new([("worker", (0..size).map(address))])
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         self.ranks().map(|_| Some("worker".to_string()))
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
-        self.ranks().map(|ranks| Some(ranks.index()))
+    fn task_id(&self) -> Result<Option<i64>> {
+        self.ranks().map(|ranks| i64::try_from(ranks.rank).ok())
     }
 
     fn describe(&self) -> Description {
-        let [rank, size, local] = Self::NAMES;
-        let names = [rank, size, local, "MASTER_ADDR", "MASTER_PORT"];
-        Description::new("Open MPI", self.env.set_among(&names)).given("port_base", self.port_base)
+        let mut names = [&self.launcher.ranks[..], &HOST, &PORT].concat();
+        names.extend(self.launcher.store);
+        Description::new(self.launcher.name, self.env.set_among(&names))
+            .given("port_base", self.port_base)
     }
 }

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::environment::shortened;
-use super::{ClusterError, ClusterSpec};
+use super::error::shortened;
+use super::{ClusterSpec, Result};
 
 /// Accelerators of a worker by type: `{"GPU": 2}`.
 pub type Accelerators = BTreeMap<String, usize>;
@@ -19,21 +19,21 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// Any [`ClusterError`] about the description of the cluster.
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError>;
+    fn cluster_spec(&self) -> Result<ClusterSpec>;
 
     /// The type of this process' task; `None` if it is not known.
     ///
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn task_type(&self) -> Result<Option<String>, ClusterError>;
+    fn task_type(&self) -> Result<Option<String>>;
 
     /// The index of this process' task among those of its type; `None` if it is not known.
     ///
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn task_id(&self) -> Result<Option<i64>, ClusterError>;
+    fn task_id(&self) -> Result<Option<i64>>;
 
     /// The address of a task for `target`, with the protocol in front (`grpc://host:port`) if
     /// there is one (TensorFlow's `master(task_type, task_id, rpc_layer)`).
@@ -41,7 +41,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`], and those of the other methods.
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         own_master(self, target)
     }
 
@@ -50,7 +50,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// As [`Self::master_for`].
-    fn master(&self) -> Result<String, ClusterError> {
+    fn master(&self) -> Result<String> {
         self.master_for(&MasterTarget::default())
     }
 
@@ -59,7 +59,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         Ok(None)
     }
 
@@ -73,7 +73,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     /// # Errors
     ///
     /// Any [`ClusterError`] about where it is read from.
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         Ok(Accelerators::new())
     }
 
@@ -101,6 +101,12 @@ impl MasterTarget {
             rpc_layer: None,
         }
     }
+
+    /// The address with the protocol asked for in front, else with that of the resolver.
+    pub(super) fn url(&self, address: &str, own_layer: Option<String>) -> String {
+        let asked = self.rpc_layer.clone().filter(|layer| !layer.is_empty());
+        master_url(address, asked.or(own_layer).as_deref())
+    }
 }
 
 /// Which resolver was used, what it read and what replaced it. `Display` is one line.
@@ -117,11 +123,10 @@ pub struct Description {
 impl Description {
     /// A description in which nothing is replaced.
     pub(super) fn new(resolver: &'static str, variables: Vec<(String, String)>) -> Self {
-        let overrides = Vec::new();
         Self {
             resolver,
             variables,
-            overrides,
+            overrides: Vec::new(),
         }
     }
 
@@ -156,19 +161,12 @@ pub(super) fn master_url(address: &str, rpc_layer: Option<&str>) -> String {
     }
 }
 
-/// The address of a task that may not be known, with the errors that TensorFlow has for it.
-pub(super) fn address_of(
-    spec: &ClusterSpec,
-    task_type: Option<&str>,
-    task_id: Option<i64>,
-) -> Result<String, ClusterError> {
-    let job = task_type.ok_or(ClusterError::NoSuchJob { job: None })?;
-    spec.num_tasks(job)?;
-    let index = task_id.ok_or_else(|| ClusterError::NoSuchTask {
-        job: job.to_string(),
-        index: None,
-    })?;
-    spec.task_address(job, index).map(str::to_string)
+/// What was given, else what is read.
+pub(super) fn given_or<T>(
+    given: Option<T>,
+    read: impl FnOnce() -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    given.map_or_else(read, |given| Ok(Some(given)))
 }
 
 /// What resolvers that know their own task answer: the address of the task asked for, else of
@@ -176,22 +174,13 @@ pub(super) fn address_of(
 pub(super) fn own_master(
     resolver: &(impl ClusterResolver + ?Sized),
     target: &MasterTarget,
-) -> Result<String, ClusterError> {
-    let task_type = target
-        .task_type
-        .clone()
-        .map_or_else(|| resolver.task_type(), |t| Ok(Some(t)))?;
-    let task_id = target
-        .task_id
-        .map_or_else(|| resolver.task_id(), |id| Ok(Some(id)))?;
+) -> Result<String> {
+    let task_type = given_or(target.task_type.clone(), || resolver.task_type())?;
+    let task_id = given_or(target.task_id, || resolver.task_id())?;
     let (Some(task_type), Some(task_id)) = (task_type, task_id) else {
         return Ok(String::new());
     };
-    let address = address_of(&resolver.cluster_spec()?, Some(&task_type), Some(task_id))?;
-    let own_layer = resolver.rpc_layer()?;
-    let layer = target
-        .rpc_layer
-        .as_deref()
-        .filter(|layer| !layer.is_empty());
-    Ok(master_url(&address, layer.or(own_layer.as_deref())))
+    let spec = resolver.cluster_spec()?;
+    let address = spec.task_address(&task_type, task_id)?;
+    Ok(target.url(address, resolver.rpc_layer()?))
 }

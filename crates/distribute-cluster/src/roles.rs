@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::{ClusterError, ClusterSpec};
+use super::{ClusterError, ClusterSpec, Result};
 
 /// The types of tasks there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -47,12 +47,12 @@ impl fmt::Display for TaskType {
 impl FromStr for TaskType {
     type Err = ClusterError;
 
-    fn from_str(text: &str) -> Result<Self, ClusterError> {
+    fn from_str(text: &str) -> Result<Self> {
         let found = Self::ALL
             .into_iter()
             .find(|task_type| task_type.as_str() == text);
         found.ok_or_else(|| ClusterError::UnrecognizedTaskType {
-            task_type: super::environment::shortened(text),
+            task_type: super::error::shortened(text),
         })
     }
 }
@@ -70,15 +70,11 @@ impl FromStr for TaskType {
 /// [`ClusterError::DisallowedJob`], [`ClusterError::UnrecognizedTaskType`],
 /// [`ClusterError::TaskTypeNotInCluster`], [`ClusterError::MoreThanOne`],
 /// [`ClusterError::TaskIdMissing`], [`ClusterError::TaskIdTooBig`].
-pub fn validate(
-    spec: &ClusterSpec,
-    task_type: Option<&str>,
-    task_id: Option<i64>,
-) -> Result<(), ClusterError> {
+pub fn validate(spec: &ClusterSpec, task_type: Option<&str>, task_id: Option<i64>) -> Result<()> {
     if let Some(job) = spec.jobs().find(|job| TaskType::from_str(job).is_err()) {
         return Err(ClusterError::DisallowedJob {
             job: job.to_string(),
-            spec: super::environment::shortened(&spec.to_string()),
+            spec: super::error::shortened(&spec.to_string()),
         });
     }
     let known = task_type.map(TaskType::from_str).transpose()?;
@@ -120,11 +116,7 @@ pub fn validate(
 /// # Errors
 ///
 /// As [`validate`].
-pub fn is_chief(
-    spec: &ClusterSpec,
-    task_type: Option<&str>,
-    task_id: Option<i64>,
-) -> Result<bool, ClusterError> {
+pub fn is_chief(spec: &ClusterSpec, task_type: Option<&str>, task_id: Option<i64>) -> Result<bool> {
     validate(spec, task_type, task_id)?;
     Ok(match task_type {
         Some("chief" | "evaluator") => true,
@@ -145,20 +137,16 @@ pub fn id_in_cluster(
     spec: &ClusterSpec,
     task_type: Option<&str>,
     task_id: Option<i64>,
-) -> Result<i64, ClusterError> {
+) -> Result<i64> {
     validate(spec, task_type, task_id)?;
-    let needed = |task_type: &str| {
-        task_id.ok_or_else(|| ClusterError::TaskIdMissing {
-            task_type: task_type.to_string(),
-        })
-    };
+    let id = task_id.ok_or_else(|| ClusterError::TaskIdMissing {
+        task_type: task_type.unwrap_or_default().to_string(),
+    });
     match task_type {
         Some("chief") => Ok(0),
         // A cluster has at most one chief after validation.
-        Some("worker") => {
-            Ok(needed("worker")?.saturating_add(i64::from(spec.task_count("chief") > 0)))
-        }
-        Some("evaluator") => needed("evaluator"),
+        Some("worker") => Ok(id?.saturating_add(i64::from(spec.task_count("chief") > 0))),
+        Some("evaluator") => id,
         other => Err(ClusterError::NoRank {
             task_type: other.map(str::to_string),
         }),
@@ -172,7 +160,7 @@ pub fn id_in_cluster(
 ///
 /// As [`validate`] for task 0 of that type; [`ClusterError::NotAWorker`] for parameter servers
 /// and unknown tasks; [`ClusterError::NoEvaluator`] for an evaluator outside the cluster.
-pub fn worker_count(spec: &ClusterSpec, task_type: Option<&str>) -> Result<usize, ClusterError> {
+pub fn worker_count(spec: &ClusterSpec, task_type: Option<&str>) -> Result<usize> {
     validate(spec, task_type, Some(0))?;
     match task_type {
         Some("chief" | "worker") => Ok(spec.task_count("chief") + spec.task_count("worker")),
@@ -194,7 +182,7 @@ pub fn collective_leader(
     spec: &ClusterSpec,
     task_type: Option<&str>,
     task_id: Option<i64>,
-) -> Result<String, ClusterError> {
+) -> Result<String> {
     if spec.is_empty() {
         return Ok(String::new());
     }
@@ -211,14 +199,14 @@ pub fn collective_leader(
 /// # Errors
 ///
 /// [`ClusterError::NoLeader`] if there is none of these.
-pub fn coordination_leader(spec: &ClusterSpec) -> Result<String, ClusterError> {
+pub fn coordination_leader(spec: &ClusterSpec) -> Result<String> {
     if spec.is_empty() {
         return Ok(String::new());
     }
     leader(spec, &["ps", "chief", "worker"])
 }
 
-fn leader(spec: &ClusterSpec, jobs: &[&str]) -> Result<String, ClusterError> {
+fn leader(spec: &ClusterSpec, jobs: &[&str]) -> Result<String> {
     let job = jobs
         .iter()
         .find(|job| spec.has_job(job))

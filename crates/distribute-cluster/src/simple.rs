@@ -1,7 +1,6 @@
 //! A cluster that the program itself describes.
 
-use super::resolver::master_url;
-use super::{Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget};
+use super::{Accelerators, ClusterResolver, ClusterSpec, Description, MasterTarget, Result};
 
 /// Answers what it was given (TensorFlow's `SimpleClusterResolver`).
 ///
@@ -73,33 +72,29 @@ impl SimpleResolver {
 }
 
 impl ClusterResolver for SimpleResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
         Ok(self.spec.clone())
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
+    fn task_type(&self) -> Result<Option<String>> {
         Ok(self.task_type.clone())
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
+    fn task_id(&self) -> Result<Option<i64>> {
         Ok(self.task_id)
     }
 
     /// The address of the task asked for if both its type and index are given, else the master
     /// given to the resolver: not this process' own task.
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         let master = match (&target.task_type, target.task_id) {
             (Some(job), Some(index)) => self.spec.task_address(job, index)?,
             _ => &self.master,
         };
-        let layer = target
-            .rpc_layer
-            .as_deref()
-            .filter(|layer| !layer.is_empty());
-        Ok(master_url(master, layer.or(self.rpc_layer.as_deref())))
+        Ok(target.url(master, self.rpc_layer.clone()))
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         Ok(self.rpc_layer.clone())
     }
 
@@ -107,7 +102,7 @@ impl ClusterResolver for SimpleResolver {
         Some(self.environment.clone())
     }
 
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         Ok(self.accelerators.clone())
     }
 

@@ -1,11 +1,12 @@
 //! A step of a SLURM job.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 
 use super::environment::{Environment, Variables};
 use super::{
     Accelerators, ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS,
-    expand_hostlist, expand_tasks_per_node,
+    Result, TaskType, expand_hostlist, expand_tasks_per_node,
 };
 
 const RANK: [&str; 1] = ["SLURM_PROCID"];
@@ -38,7 +39,7 @@ const START: &str = "start the program with srun";
 pub struct SlurmResolver {
     env: Variables,
     jobs: Option<BTreeMap<String, usize>>,
-    port_base: u16,
+    port_base: Option<u16>,
     hosts: Option<Vec<String>>,
     tasks_per_node: Option<usize>,
     gpus_per_node: Option<usize>,
@@ -48,25 +49,19 @@ pub struct SlurmResolver {
 
 /// Where every rank runs, and what belongs to this one.
 struct Layout {
-    jobs: BTreeMap<String, usize>,
-    rank: usize,
-    addresses: Vec<String>,
-    /// This rank's place among the tasks of its node.
-    local_rank: usize,
-    gpus_per_task: usize,
+    /// The addresses of each job's tasks.
+    jobs: Vec<(String, Vec<String>)>,
+    task: (String, usize),
+    gpus: Range<usize>,
 }
 
 impl SlurmResolver {
     /// Reads the variables of this environment.
     pub fn new(env: impl Environment + 'static) -> Self {
-        Self::with_variables(Variables::new(env))
-    }
-
-    pub(super) fn with_variables(env: Variables) -> Self {
         Self {
-            env,
+            env: Variables::new(env),
             jobs: None,
-            port_base: DEFAULT_PORT,
+            port_base: None,
             hosts: None,
             tasks_per_node: None,
             gpus_per_node: None,
@@ -78,17 +73,14 @@ impl SlurmResolver {
     /// The number of tasks of each job, such as `ps` 1 and `worker` 3. Ranks go to the jobs in
     /// alphabetical order.
     pub fn jobs<J: Into<String>>(mut self, jobs: impl IntoIterator<Item = (J, usize)>) -> Self {
-        self.jobs = Some(
-            jobs.into_iter()
-                .map(|(job, tasks)| (job.into(), tasks))
-                .collect(),
-        );
+        let jobs = jobs.into_iter().map(|(job, tasks)| (job.into(), tasks));
+        self.jobs = Some(jobs.collect());
         self
     }
 
     /// The port of the first task of each node; [`DEFAULT_PORT`] if not given.
-    pub fn port_base(mut self, port_base: u16) -> Self {
-        self.port_base = port_base;
+    pub fn port_base(mut self, port_base: impl Into<Option<u16>>) -> Self {
+        self.port_base = port_base.into();
         self
     }
 
@@ -129,88 +121,79 @@ impl SlurmResolver {
     /// # Errors
     ///
     /// As [`ClusterResolver::cluster_spec`].
-    pub fn gpu_ids(&self) -> Result<Vec<usize>, ClusterError> {
-        let layout = self.layout()?;
-        let first = layout.local_rank * layout.gpus_per_task;
-        Ok((first..first + layout.gpus_per_task).collect())
+    pub fn gpu_ids(&self) -> Result<Vec<usize>> {
+        self.layout().map(|layout| layout.gpus.collect())
     }
 
-    fn layout(&self) -> Result<Layout, ClusterError> {
+    fn layout(&self) -> Result<Layout> {
         let rank = self.env.require_number(&RANK, usize::MAX, START)?;
         let hosts = self.node_names()?;
         let counts = self.tasks_of_nodes(hosts.len())?;
         let size: usize = counts.iter().sum();
-        let jobs = match &self.jobs {
+        let sizes = match &self.jobs {
             Some(jobs) => jobs.clone(),
             None => {
                 let tasks = self.env.number(&TASKS, MAX_TASKS)?.unwrap_or(size);
-                BTreeMap::from([("worker".to_string(), tasks)])
+                BTreeMap::from([(TaskType::Worker.to_string(), tasks)])
             }
         };
         let most = counts.iter().copied().max().unwrap_or(0);
         let gpus_per_task = self.task_gpus(most)?;
-        let requested = jobs
-            .values()
-            .fold(0, |sum: usize, tasks| sum.saturating_add(*tasks));
+        let requested = sizes.values().copied().fold(0, usize::saturating_add);
         if requested != size {
+            let assigned = size;
             return Err(ClusterError::TaskCount {
                 requested,
-                assigned: size,
+                assigned,
             });
         }
-        if rank >= size {
-            return Err(ClusterError::RankTooBig {
-                variable: RANK[0],
-                rank,
-                size,
-            });
-        }
-        super::ranks::check_ports(self.port_base, most)?;
-        let nodes = rank_to_node(&counts, self.chunk()?);
-        let mut next = vec![0; hosts.len()];
-        let mut local_rank = 0;
-        let mut addresses = Vec::with_capacity(size);
-        for (task, &node) in nodes.iter().enumerate() {
-            if task == rank {
-                local_rank = next[node];
+        ClusterError::check_rank(RANK[0], rank, size)?;
+        let port_base = self.port_base.unwrap_or(DEFAULT_PORT);
+        super::ranks::check_ports(port_base, most)?;
+
+        let places = places(&counts, self.chunk()?);
+        let mut addresses = places.iter().map(|&(node, local_rank)| {
+            let port = usize::from(port_base) + local_rank;
+            format!("{}:{port}", hosts[node])
+        });
+        let (mut jobs, mut task) = (Vec::new(), (String::new(), 0));
+        let mut first = 0;
+        for (job, tasks) in sizes {
+            if (first..first + tasks).contains(&rank) {
+                task = (job.clone(), rank - first);
             }
-            let port = usize::from(self.port_base) + next[node];
-            addresses.push(format!("{}:{port}", hosts[node]));
-            next[node] += 1;
+            jobs.push((job, addresses.by_ref().take(tasks).collect()));
+            first += tasks;
         }
+        let first_gpu = places[rank].1 * gpus_per_task;
         Ok(Layout {
             jobs,
-            rank,
-            addresses,
-            local_rank,
-            gpus_per_task,
+            task,
+            gpus: first_gpu..first_gpu + gpus_per_task,
         })
     }
 
-    fn node_names(&self) -> Result<Vec<String>, ClusterError> {
+    fn node_names(&self) -> Result<Vec<String>> {
         let hosts = match &self.hosts {
             Some(hosts) => hosts.clone(),
-            None => expand_hostlist(&self.env.require(&NODES, START)?.1)?,
+            None => expand_hostlist(&self.env.require(&NODES, START)?)?,
         };
         let mut seen = HashSet::new();
         if let Some(twice) = hosts.iter().find(|host| !seen.insert(host.as_str())) {
-            return Err(ClusterError::InvalidVariable {
-                variable: NODES[0].to_string(),
-                value: twice.clone(),
-                why: "the node is listed twice, so its tasks would share ports".to_string(),
-            });
+            let why = "the node is listed twice, so its tasks would share ports";
+            return Err(ClusterError::invalid_variable(NODES[0], twice, why));
         }
         Ok(hosts)
     }
 
-    fn tasks_of_nodes(&self, hosts: usize) -> Result<Vec<usize>, ClusterError> {
+    fn tasks_of_nodes(&self, hosts: usize) -> Result<Vec<usize>> {
         let counts = match self.tasks_per_node {
-            Some(tasks) if tasks.saturating_mul(hosts) > MAX_TASKS => {
-                let (what, limit) = ("tasks of all nodes".to_string(), MAX_TASKS);
-                return Err(ClusterError::TooMany { what, limit });
+            Some(tasks) => {
+                let total = tasks.saturating_mul(hosts);
+                ClusterError::check_limit(total, MAX_TASKS, "tasks of all nodes")?;
+                vec![tasks; hosts]
             }
-            Some(tasks) => vec![tasks; hosts],
-            None => expand_tasks_per_node(&self.env.require(&COUNTS, START)?.1)?,
+            None => expand_tasks_per_node(&self.env.require(&COUNTS, START)?)?,
         };
         if counts.len() != hosts {
             let counts = counts.len();
@@ -220,15 +203,14 @@ impl SlurmResolver {
     }
 
     /// The GPUs of every task, if the fullest node has `tasks`.
-    fn task_gpus(&self, tasks: usize) -> Result<usize, ClusterError> {
-        let available = match (self.gpus_per_node, self.env.number(&NODE_GPUS, MAX_TASKS)?) {
-            (Some(gpus), _) | (None, Some(gpus)) => gpus,
-            (None, None) => {
-                let visible = self.env.get(VISIBLE_GPUS)?.unwrap_or_default();
-                visible
-                    .split(',')
-                    .filter(|id| !id.trim().is_empty())
-                    .count()
+    fn task_gpus(&self, tasks: usize) -> Result<usize> {
+        let on_node = self.env.number(&NODE_GPUS, MAX_TASKS)?;
+        let available = match self.gpus_per_node.or(on_node) {
+            Some(gpus) => gpus,
+            None => {
+                let visible = self.env.var(VISIBLE_GPUS)?.unwrap_or_default();
+                let ids = visible.split(',').map(str::trim);
+                ids.filter(|id| !id.is_empty()).count()
             }
         };
         let share = available.checked_div(tasks).unwrap_or(0);
@@ -244,96 +226,64 @@ impl SlurmResolver {
     }
 
     /// How many tasks in a row go to a node before the next one has its turn.
-    fn chunk(&self) -> Result<usize, ClusterError> {
-        let distribution = self.env.get(DISTRIBUTION)?.unwrap_or_default();
-        let nodes = distribution
-            .split([':', ',', '='])
-            .next()
-            .unwrap_or_default();
-        match nodes.trim().to_ascii_lowercase().as_str() {
+    fn chunk(&self) -> Result<usize> {
+        let distribution = self.env.var(DISTRIBUTION)?.unwrap_or_default();
+        let mut levels = distribution.split([':', ',', '=']);
+        let nodes = levels.next().unwrap_or_default().trim();
+        match nodes.to_ascii_lowercase().as_str() {
             "cyclic" => Ok(1),
             "plane" => {
                 let hint = "srun sets it for --distribution=plane";
-                Ok(self
-                    .env
-                    .require_number(&PLANE_SIZE, MAX_TASKS, hint)?
-                    .max(1))
+                let size = self.env.require_number(&PLANE_SIZE, MAX_TASKS, hint)?;
+                Ok(size.max(1))
             }
-            "arbitrary" => Err(ClusterError::InvalidVariable {
-                variable: DISTRIBUTION.to_string(),
-                value: super::environment::shortened(&distribution),
-                why: "which rank runs where is not known; use block, cyclic or plane, or set \
-                      TF_CONFIG"
-                    .to_string(),
-            }),
+            "arbitrary" => {
+                let name = DISTRIBUTION;
+                let why = "which rank runs where is not known; use block, cyclic or plane, or set \
+                           TF_CONFIG";
+                Err(ClusterError::invalid_variable(name, &distribution, why))
+            }
             _ => Ok(usize::MAX),
         }
     }
-
-    /// The job and task that a rank is.
-    fn task(&self) -> Result<(String, i64), ClusterError> {
-        let layout = self.layout()?;
-        let mut start = 0;
-        for (job, tasks) in layout.jobs {
-            if layout.rank < start + tasks {
-                return Ok((job, i64::try_from(layout.rank - start).unwrap_or(i64::MAX)));
-            }
-            start += tasks;
-        }
-        let (rank, size) = (layout.rank, start);
-        Err(ClusterError::RankTooBig {
-            variable: RANK[0],
-            rank,
-            size,
-        })
-    }
 }
 
-/// The node of each rank, when nodes take turns with `chunk` tasks each.
-fn rank_to_node(counts: &[usize], chunk: usize) -> Vec<usize> {
-    let mut nodes = Vec::new();
-    let mut left: Vec<(usize, usize)> = counts.iter().copied().enumerate().collect();
+/// The node of each rank, and its place there, when nodes take turns with `chunk` tasks each.
+fn places(counts: &[usize], chunk: usize) -> Vec<(usize, usize)> {
+    let mut places = Vec::new();
+    let mut left: Vec<(usize, Range<usize>)> =
+        counts.iter().map(|&tasks| 0..tasks).enumerate().collect();
     while !left.is_empty() {
         for (node, tasks) in &mut left {
-            let turn = chunk.min(*tasks);
-            nodes.extend(std::iter::repeat_n(*node, turn));
-            *tasks -= turn;
+            places.extend(tasks.by_ref().take(chunk).map(|task| (*node, task)));
         }
-        left.retain(|(_, tasks)| *tasks > 0);
+        left.retain(|(_, tasks)| !tasks.is_empty());
     }
-    nodes
+    places
 }
 
 impl ClusterResolver for SlurmResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
-        let Layout {
-            jobs, addresses, ..
-        } = self.layout()?;
-        let mut addresses = addresses.into_iter();
-        ClusterSpec::new(jobs.into_iter().map(|(job, tasks)| {
-            let tasks: Vec<String> = addresses.by_ref().take(tasks).collect();
-            (job, tasks)
-        }))
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
+        ClusterSpec::new(self.layout()?.jobs)
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
-        self.task().map(|(job, _)| Some(job))
+    fn task_type(&self) -> Result<Option<String>> {
+        self.layout().map(|layout| Some(layout.task.0))
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
-        self.task().map(|(_, index)| Some(index))
+    fn task_id(&self) -> Result<Option<i64>> {
+        self.layout()
+            .map(|layout| i64::try_from(layout.task.1).ok())
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
+    fn rpc_layer(&self) -> Result<Option<String>> {
         Ok(Some(self.rpc_layer.clone()))
     }
 
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
-        let gpus = self.layout()?.gpus_per_task;
-        Ok((gpus > 0)
-            .then(|| ("GPU".to_string(), gpus))
-            .into_iter()
-            .collect())
+    fn num_accelerators(&self) -> Result<Accelerators> {
+        let gpus = self.layout()?.gpus.len();
+        let gpus = (gpus > 0).then(|| ("GPU".to_string(), gpus));
+        Ok(gpus.into_iter().collect())
     }
 
     fn describe(&self) -> Description {
@@ -342,7 +292,7 @@ impl ClusterResolver for SlurmResolver {
             names.extend(group.iter().find(|name| self.env.has(name)));
         }
         names.push(DISTRIBUTION);
-        let other_port = Some(self.port_base).filter(|&port| port != DEFAULT_PORT);
+        let other_port = self.port_base.filter(|&port| port != DEFAULT_PORT);
         let hosts = self.hosts.as_ref().map(|hosts| hosts.join(","));
         let jobs = self.jobs.as_ref().map(|jobs| format!("{jobs:?}"));
         Description::new("SLURM", self.env.set_among(&names))

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use indexmap::IndexMap;
 use serde::Serialize;
 
-use super::json::{Json, parse_index, python_quoted};
-use super::{ClusterError, MAX_TASKS};
+use super::error::shortened;
+use super::json::{Json, parse_index, python_dict, python_list, python_quoted};
+use super::{ClusterError, MAX_TASKS, Result};
 
 /// The tasks of a cluster, by job: which there are and where they listen (TensorFlow's
 /// `tf.train.ClusterSpec`).
@@ -16,12 +18,10 @@ use super::{ClusterError, MAX_TASKS};
 /// here. Two specs are equal if they have the same tasks, whatever the order of their jobs.
 ///
 /// `Display` writes it as TensorFlow does: `ClusterSpec({'worker': ['a:1', 'b:1']})`.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterSpec {
-    jobs: BTreeMap<String, BTreeMap<i64, String>>,
-    /// The jobs in the order they were given in.
-    order: Vec<String>,
-    tasks: usize,
+    /// In the order they were given in, which is nothing to a comparison.
+    jobs: IndexMap<String, BTreeMap<i64, String>>,
 }
 
 /// The tasks of one job, in the form that TensorFlow's `as_dict` gives them.
@@ -33,14 +33,6 @@ pub enum Tasks {
     /// Tasks by index; also a job without tasks.
     Sparse(BTreeMap<i64, String>),
 }
-
-impl PartialEq for ClusterSpec {
-    fn eq(&self, other: &Self) -> bool {
-        self.jobs == other.jobs
-    }
-}
-
-impl Eq for ClusterSpec {}
 
 impl ClusterSpec {
     /// A cluster whose jobs have the tasks 0, 1, 2, ... at these addresses.
@@ -56,7 +48,7 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::TooMany`] beyond [`MAX_TASKS`].
-    pub fn new<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
+    pub fn new<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self>
     where
         J: Into<String>,
         L: IntoIterator<Item = A>,
@@ -72,15 +64,30 @@ impl ClusterSpec {
     ///
     /// [`ClusterError::TooMany`] beyond [`MAX_TASKS`]; [`ClusterError::InvalidIndex`] if an index
     /// has more than 32 bits.
-    pub fn sparse<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self, ClusterError>
+    pub fn sparse<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self>
     where
         J: Into<String>,
         L: IntoIterator<Item = (i64, A)>,
         A: Into<String>,
     {
         let mut spec = Self::default();
+        let mut total = 0;
+        let check_total = |count| ClusterError::check_limit(count, MAX_TASKS, "tasks of a cluster");
         for (job, tasks) in jobs {
-            spec.insert(job.into(), tasks)?;
+            let job = job.into();
+            total -= spec.task_count(&job);
+            let mut addresses = BTreeMap::new();
+            for (index, address) in tasks {
+                // The tasks of TensorFlow's ClusterDef are a map<int32, string>.
+                i32::try_from(index).map_err(|_| {
+                    ClusterError::invalid_index(format!("job '{job}'"), index.to_string())
+                })?;
+                addresses.insert(index, address.into());
+                check_total(total + addresses.len())?;
+            }
+            total += addresses.len();
+            spec.jobs.insert(job, addresses);
+            check_total(spec.jobs.len())?;
         }
         Ok(spec)
     }
@@ -92,11 +99,11 @@ impl ClusterSpec {
     /// [`ClusterError::Json`], [`ClusterError::NotACluster`], [`ClusterError::TasksNotAList`],
     /// [`ClusterError::AddressNotAString`], [`ClusterError::InvalidIndex`] or
     /// [`ClusterError::TooMany`], whichever TensorFlow would find first.
-    pub fn parse(json: &str) -> Result<Self, ClusterError> {
+    pub fn parse(json: &str) -> Result<Self> {
         Self::from_json(&Json::parse("the cluster", json)?)
     }
 
-    pub(super) fn from_json(json: &Json) -> Result<Self, ClusterError> {
+    pub(super) fn from_json(json: &Json) -> Result<Self> {
         let Json::Object(entries) = json else {
             return Err(ClusterError::NotACluster { found: json.kind() });
         };
@@ -108,46 +115,17 @@ impl ClusterSpec {
         let mut sorted: Vec<_> = jobs.iter().collect();
         sorted.sort_by_key(|(job, _)| *job);
         for (job, tasks) in sorted {
-            for (&index, address) in tasks {
-                if !matches!(address, Json::Text(_)) {
-                    return Err(ClusterError::AddressNotAString {
-                        job: job.to_string(),
-                        index,
-                        found: super::environment::shortened(&address.python_repr()),
-                    });
-                }
+            let mut tasks = tasks.iter();
+            if let Some((&index, address)) = tasks.find(|(_, task)| !matches!(task, Json::Text(_)))
+            {
+                let (job, found) = (job.to_string(), shortened(&address.python_repr()));
+                return Err(ClusterError::AddressNotAString { job, index, found });
             }
         }
         Self::sparse(jobs.into_iter().map(|(job, tasks)| {
-            let tasks = tasks.into_iter();
-            (
-                job.as_str(),
-                tasks.map(|(index, address)| (index, address.python_str())),
-            )
+            let text = |(index, address): (i64, &Json)| (index, address.python_str());
+            (job.as_str(), tasks.into_iter().map(text))
         }))
-    }
-
-    fn insert<A: Into<String>>(
-        &mut self,
-        job: String,
-        tasks: impl IntoIterator<Item = (i64, A)>,
-    ) -> Result<(), ClusterError> {
-        let others = self.tasks - self.task_count(&job);
-        let mut new = BTreeMap::new();
-        for (index, address) in tasks {
-            // The tasks of TensorFlow's ClusterDef are a map<int32, string>.
-            i32::try_from(index).map_err(|_| ClusterError::InvalidIndex {
-                what: format!("job '{job}'"),
-                text: index.to_string(),
-            })?;
-            new.insert(index, address.into());
-            check_size(others + new.len())?;
-        }
-        self.tasks = others + new.len();
-        if self.jobs.insert(job.clone(), new).is_none() {
-            self.order.push(job);
-        }
-        check_size(self.order.len())
     }
 
     /// Whether there are no jobs at all: the process runs by itself.
@@ -157,7 +135,7 @@ impl ClusterSpec {
 
     /// The names of the jobs, in the order they were given in.
     pub fn jobs(&self) -> impl Iterator<Item = &str> {
-        self.order.iter().map(String::as_str)
+        self.jobs.keys().map(String::as_str)
     }
 
     /// Whether there is such a job, even one without tasks.
@@ -170,7 +148,7 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`].
-    pub fn num_tasks(&self, job: &str) -> Result<usize, ClusterError> {
+    pub fn num_tasks(&self, job: &str) -> Result<usize> {
         self.job(job).map(BTreeMap::len)
     }
 
@@ -184,7 +162,7 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`].
-    pub fn task_indices(&self, job: &str) -> Result<Vec<i64>, ClusterError> {
+    pub fn task_indices(&self, job: &str) -> Result<Vec<i64>> {
         self.job(job).map(|tasks| tasks.keys().copied().collect())
     }
 
@@ -193,13 +171,9 @@ impl ClusterSpec {
     /// # Errors
     ///
     /// [`ClusterError::NoSuchJob`] or [`ClusterError::NoSuchTask`].
-    pub fn task_address(&self, job: &str, index: i64) -> Result<&str, ClusterError> {
-        let task = self.job(job)?.get(&index);
-        task.map(String::as_str)
-            .ok_or_else(|| ClusterError::NoSuchTask {
-                job: job.to_string(),
-                index: Some(index),
-            })
+    pub fn task_address(&self, job: &str, index: i64) -> Result<&str> {
+        let address = self.job(job)?.get(&index).map(String::as_str);
+        address.ok_or_else(|| ClusterError::no_such_task(job, Some(index)))
     }
 
     /// The addresses of a job by task index, with gaps where a sparse job has no task.
@@ -208,7 +182,7 @@ impl ClusterSpec {
     ///
     /// [`ClusterError::NoSuchJob`]; [`ClusterError::EmptyJob`] as TensorFlow has it;
     /// [`ClusterError::SparseJob`] if an index is negative or beyond [`MAX_TASKS`].
-    pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>, ClusterError> {
+    pub fn job_tasks(&self, job: &str) -> Result<Vec<Option<&str>>> {
         let tasks = self.job(job)?;
         let (Some((&first, _)), Some((&last, _))) =
             (tasks.first_key_value(), tasks.last_key_value())
@@ -217,18 +191,13 @@ impl ClusterSpec {
                 job: job.to_string(),
             });
         };
-        let sparse = |index| ClusterError::SparseJob {
-            job: job.to_string(),
-            index,
-        };
-        usize::try_from(first).map_err(|_| sparse(first))?;
-        let count = usize::try_from(last).map_err(|_| sparse(last))? + 1;
-        if count > MAX_TASKS {
-            return Err(sparse(last));
+        let furthest = if first < 0 { first } else { last };
+        if !(0..MAX_TASKS as i64).contains(&furthest) {
+            let (job, index) = (job.to_string(), furthest);
+            return Err(ClusterError::SparseJob { job, index });
         }
-        Ok((0..=last)
-            .map(|index| tasks.get(&index).map(String::as_str))
-            .collect())
+        let address = |index| tasks.get(&index).map(String::as_str);
+        Ok((0..=last).map(address).collect())
     }
 
     /// The jobs and their tasks (TensorFlow's `as_dict`): a list where the tasks are 0, 1, 2, ...,
@@ -239,36 +208,29 @@ impl ClusterSpec {
             .collect()
     }
 
-    fn job(&self, job: &str) -> Result<&BTreeMap<i64, String>, ClusterError> {
+    /// The addresses of a job, none if there is no such job.
+    pub(super) fn addresses(&self, job: &str) -> impl Iterator<Item = &str> {
+        let tasks = self.jobs.get(job).into_iter();
+        tasks.flat_map(BTreeMap::values).map(String::as_str)
+    }
+
+    fn job(&self, job: &str) -> Result<&BTreeMap<i64, String>> {
         self.jobs.get(job).ok_or_else(|| ClusterError::NoSuchJob {
             job: Some(job.to_string()),
         })
     }
 }
 
-fn check_size(tasks: usize) -> Result<(), ClusterError> {
-    if tasks > MAX_TASKS {
-        return Err(ClusterError::TooMany {
-            what: "tasks of a cluster".to_string(),
-            limit: MAX_TASKS,
-        });
-    }
-    Ok(())
-}
-
 fn normalised(tasks: &BTreeMap<i64, String>) -> Tasks {
-    let is_dense = !tasks.is_empty()
-        && (0..)
-            .zip(tasks.keys())
-            .all(|(place, &index)| place == index);
-    if is_dense {
+    let is_dense = tasks.keys().copied().eq(0..tasks.len() as i64);
+    if is_dense && !tasks.is_empty() {
         Tasks::Dense(tasks.values().cloned().collect())
     } else {
         Tasks::Sparse(tasks.clone())
     }
 }
 
-fn indexed_tasks<'a>(job: &str, tasks: &'a Json) -> Result<BTreeMap<i64, &'a Json>, ClusterError> {
+fn indexed_tasks<'a>(job: &str, tasks: &'a Json) -> Result<BTreeMap<i64, &'a Json>> {
     match tasks {
         Json::List(list) => Ok((0..).zip(list).collect()),
         Json::Object(entries) => entries
@@ -284,29 +246,22 @@ fn indexed_tasks<'a>(job: &str, tasks: &'a Json) -> Result<BTreeMap<i64, &'a Jso
 
 impl fmt::Display for ClusterSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let jobs: Vec<_> = self
-            .as_dict()
-            .iter()
-            .map(|(job, tasks)| format!("{}: {tasks}", python_quoted(job)))
-            .collect();
-        write!(f, "ClusterSpec({{{}}})", jobs.join(", "))
+        let jobs = self.as_dict().into_iter();
+        let jobs = jobs.map(|(job, tasks)| (python_quoted(&job), tasks.to_string()));
+        write!(f, "ClusterSpec({})", python_dict(jobs))
     }
 }
 
 impl fmt::Display for Tasks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Dense(list) => {
-                let list: Vec<_> = list.iter().map(|address| python_quoted(address)).collect();
-                write!(f, "[{}]", list.join(", "))
-            }
+        f.write_str(&match self {
+            Self::Dense(list) => python_list(list.iter().map(|address| python_quoted(address))),
             Self::Sparse(map) => {
-                let map: Vec<_> = map
-                    .iter()
-                    .map(|(index, address)| format!("{index}: {}", python_quoted(address)))
-                    .collect();
-                write!(f, "{{{}}}", map.join(", "))
+                let entries = map.iter();
+                let repr =
+                    |(index, address): (&i64, &String)| (index.to_string(), python_quoted(address));
+                python_dict(entries.map(repr))
             }
-        }
+        })
     }
 }

@@ -1,11 +1,13 @@
 //! Several clusters as one.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
-use super::resolver::master_url;
+use indexmap::IndexMap;
+
+use super::resolver::given_or;
 use super::{
-    Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Tasks,
+    Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Result,
+    Tasks,
 };
 
 /// The tasks of several resolvers together (TensorFlow's `UnionResolver`). Everything but the
@@ -28,7 +30,7 @@ impl UnionResolver {
     /// # Errors
     ///
     /// [`ClusterError::NoResolvers`] if there are none.
-    pub fn new(resolvers: Vec<Box<dyn ClusterResolver>>) -> Result<Self, ClusterError> {
+    pub fn new(resolvers: Vec<Box<dyn ClusterResolver>>) -> Result<Self> {
         if resolvers.is_empty() {
             return Err(ClusterError::NoResolvers);
         }
@@ -58,57 +60,38 @@ impl UnionResolver {
         self.rpc_layer = Some(rpc_layer.into());
         self
     }
-
-    fn own_layer(&self) -> Option<String> {
-        self.rpc_layer.clone().filter(|layer| !layer.is_empty())
-    }
 }
 
 impl ClusterResolver for UnionResolver {
-    fn cluster_spec(&self) -> Result<ClusterSpec, ClusterError> {
-        let mut order: Vec<String> = Vec::new();
-        let mut parts: BTreeMap<String, Vec<Tasks>> = BTreeMap::new();
+    fn cluster_spec(&self) -> Result<ClusterSpec> {
+        let mut jobs: IndexMap<String, Vec<Tasks>> = IndexMap::new();
         for resolver in &self.resolvers {
             let spec = resolver.cluster_spec()?;
-            let mut jobs = spec.as_dict();
+            let tasks = spec.as_dict();
             for job in spec.jobs() {
-                let tasks = jobs.remove(job);
-                match parts.entry(job.to_string()) {
-                    Entry::Occupied(mut entry) => entry.get_mut().extend(tasks),
-                    Entry::Vacant(entry) => {
-                        order.push(job.to_string());
-                        entry.insert(tasks.into_iter().collect());
-                    }
-                }
+                let parts = jobs.entry(job.to_string()).or_default();
+                parts.extend(tasks.get(job).cloned());
             }
         }
         let mut united = Vec::new();
-        for job in order {
-            let tasks = unite(&job, parts.remove(&job).unwrap_or_default())?;
+        for (job, parts) in jobs {
+            let tasks = unite(&job, parts)?;
             united.push((job, tasks));
         }
         ClusterSpec::sparse(united)
     }
 
-    fn task_type(&self) -> Result<Option<String>, ClusterError> {
-        match self
-            .task_type
-            .clone()
-            .filter(|task_type| !task_type.is_empty())
-        {
-            Some(task_type) => Ok(Some(task_type)),
-            None => self.resolvers[0].task_type(),
-        }
+    fn task_type(&self) -> Result<Option<String>> {
+        let given = self.task_type.clone().filter(|name| !name.is_empty());
+        given_or(given, || self.resolvers[0].task_type())
     }
 
-    fn task_id(&self) -> Result<Option<i64>, ClusterError> {
-        match self.task_id.filter(|&task_id| task_id != 0) {
-            Some(task_id) => Ok(Some(task_id)),
-            None => self.resolvers[0].task_id(),
-        }
+    fn task_id(&self) -> Result<Option<i64>> {
+        let given = self.task_id.filter(|&task_id| task_id != 0);
+        given_or(given, || self.resolvers[0].task_id())
     }
 
-    fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
+    fn master_for(&self, target: &MasterTarget) -> Result<String> {
         let (Some(job), Some(index)) = (&target.task_type, target.task_id) else {
             return self.resolvers[0].master_for(&MasterTarget {
                 rpc_layer: target.rpc_layer.clone(),
@@ -116,21 +99,19 @@ impl ClusterResolver for UnionResolver {
             });
         };
         let spec = self.cluster_spec()?;
-        let layer = target.rpc_layer.clone().filter(|layer| !layer.is_empty());
-        let layer = layer.or_else(|| self.own_layer());
-        Ok(master_url(spec.task_address(job, index)?, layer.as_deref()))
+        Ok(target.url(spec.task_address(job, index)?, self.rpc_layer.clone()))
     }
 
-    fn rpc_layer(&self) -> Result<Option<String>, ClusterError> {
-        self.own_layer()
-            .map_or_else(|| self.resolvers[0].rpc_layer(), |layer| Ok(Some(layer)))
+    fn rpc_layer(&self) -> Result<Option<String>> {
+        let given = self.rpc_layer.clone().filter(|layer| !layer.is_empty());
+        given_or(given, || self.resolvers[0].rpc_layer())
     }
 
     fn environment(&self) -> Option<String> {
         self.resolvers[0].environment()
     }
 
-    fn num_accelerators(&self) -> Result<Accelerators, ClusterError> {
+    fn num_accelerators(&self) -> Result<Accelerators> {
         self.resolvers[0].num_accelerators()
     }
 
@@ -148,26 +129,21 @@ impl ClusterResolver for UnionResolver {
 }
 
 /// The tasks of one job in several clusters.
-fn unite(job: &str, parts: Vec<Tasks>) -> Result<Vec<(i64, String)>, ClusterError> {
+fn unite(job: &str, parts: Vec<Tasks>) -> Result<BTreeMap<i64, String>> {
     let has_gaps = parts.iter().any(|tasks| matches!(tasks, Tasks::Sparse(_)));
-    let mut united: BTreeMap<i64, String> = BTreeMap::new();
-    let mut next = 0;
+    let mut united = BTreeMap::new();
     for tasks in parts {
-        let tasks: Vec<(i64, String)> = match tasks {
-            Tasks::Dense(list) => (next..).zip(list).collect(),
-            Tasks::Sparse(map) => map.into_iter().collect(),
+        let tasks: BTreeMap<i64, String> = match tasks {
+            Tasks::Dense(list) if has_gaps => (0..).zip(list).collect(),
+            Tasks::Dense(list) => (united.len() as i64..).zip(list).collect(),
+            Tasks::Sparse(map) => map,
         };
-        if !has_gaps {
-            next += i64::try_from(tasks.len()).unwrap_or(i64::MAX);
-        }
         for (index, address) in tasks {
             if united.insert(index, address).is_some() {
-                return Err(ClusterError::DuplicateTask {
-                    job: job.to_string(),
-                    index,
-                });
+                let job = job.to_string();
+                return Err(ClusterError::DuplicateTask { job, index });
             }
         }
     }
-    Ok(united.into_iter().collect())
+    Ok(united)
 }

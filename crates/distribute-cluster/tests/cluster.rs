@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use distribute_cluster::{
     Accelerators, Cluster, ClusterError, ClusterKind, ClusterResolver, ClusterSpec,
-    KubernetesResolver, MAX_TASKS, MasterTarget, OpenMpiResolver, Overrides, SimpleResolver,
-    SlurmResolver, TaskType, Tasks, TfConfigResolver, TorchrunResolver, UnionResolver, detect,
-    detect_with, expand_hostlist, expand_tasks_per_node, id_in_cluster, is_placeholder,
-    parse_task_index, tf_config_json, validate,
+    KubernetesResolver, MAX_TASKS, MasterTarget, Overrides, RankResolver, SimpleResolver,
+    SlurmResolver, TaskType, Tasks, TfConfigResolver, UnionResolver, detect, detect_with,
+    expand_hostlist, expand_tasks_per_node, id_in_cluster, is_placeholder, parse_task_index,
+    tf_config_json, validate,
 };
 use proptest::prelude::*;
 use rstest::rstest;
@@ -340,20 +340,22 @@ fn mpirun_on_one_host_and_on_many() {
         OMPI_COMM_WORLD_SIZE=2
         OMPI_COMM_WORLD_LOCAL_SIZE=2";
     assert_eq!(
-        summary(&OpenMpiResolver::new(env(one))).unwrap(),
+        summary(&RankResolver::open_mpi(env(one))).unwrap(),
         "ClusterSpec({'worker': ['127.0.0.1:8888', '127.0.0.1:8889']}) worker 1"
     );
     let many = "
         OMPI_COMM_WORLD_RANK=1
         OMPI_COMM_WORLD_SIZE=2
         OMPI_COMM_WORLD_LOCAL_SIZE=1";
-    let error = OpenMpiResolver::new(env(many)).cluster_spec().unwrap_err();
+    let error = RankResolver::open_mpi(env(many))
+        .cluster_spec()
+        .unwrap_err();
     assert!(
         error.to_string().contains("mpirun -x MASTER_ADDR"),
         "{error}"
     );
     let many = format!("{many}\nMASTER_ADDR=host1\nMASTER_PORT=9000");
-    let cluster = Cluster::resolve(&OpenMpiResolver::new(env(&many)))
+    let cluster = Cluster::resolve(&RankResolver::open_mpi(env(&many)))
         .unwrap()
         .unwrap();
     assert_eq!(cluster.leader_address(), Some("host1:9000"));
@@ -371,11 +373,11 @@ const TORCHRUN: &str = "
 #[test]
 fn torchrun_on_one_host_leaves_the_port_of_its_store_alone() {
     assert_eq!(
-        summary(&TorchrunResolver::new(env(TORCHRUN))).unwrap(),
+        summary(&RankResolver::torchrun(env(TORCHRUN))).unwrap(),
         "ClusterSpec({'worker': ['[::1]:29500', '[::1]:29501']}) worker 1"
     );
     let agent = format!("{TORCHRUN}\nTORCHELASTIC_USE_AGENT_STORE=True");
-    let spec = TorchrunResolver::new(env(&agent)).cluster_spec().unwrap();
+    let spec = RankResolver::torchrun(env(&agent)).cluster_spec().unwrap();
     assert_eq!(spec.task_address("worker", 0).unwrap(), "[::1]:29501");
 }
 
@@ -388,7 +390,7 @@ fn torchrun_on_one_host_leaves_the_port_of_its_store_alone() {
 #[case("MASTER_PORT=65535")]
 #[case("MASTER_PORT=65536")]
 fn broken_torchrun_variables(#[case] line: &str) {
-    let resolver = TorchrunResolver::new(env(&format!("{TORCHRUN}\n{line}")));
+    let resolver = RankResolver::torchrun(env(&format!("{TORCHRUN}\n{line}")));
     assert!(resolver.cluster_spec().is_err());
 }
 
@@ -612,7 +614,7 @@ fn specs_have_limits() {
 #[test]
 fn the_largest_cluster_is_read_as_it_is_written() {
     let values = format!("OMPI_COMM_WORLD_RANK=0\nOMPI_COMM_WORLD_SIZE={MAX_TASKS}");
-    let resolver = OpenMpiResolver::new(env(&format!("{values}\nMASTER_ADDR=a")));
+    let resolver = RankResolver::open_mpi(env(&format!("{values}\nMASTER_ADDR=a")));
     let spec = resolver.cluster_spec().unwrap();
     assert_eq!(ClusterSpec::parse(&tf_dict(&spec)).unwrap(), spec);
     let address = format!("{}:65535", "n".repeat(253));

@@ -14,173 +14,149 @@
 use proc_macro::TokenStream;
 use proc_macro2::TokenStream as Tokens;
 use quote::{format_ident, quote};
-use syn::{Data, DeriveInput, Fields, Generics, parse_macro_input, parse_quote};
+use syn::{Data, DeriveInput, parse_macro_input, parse_quote};
 
 /// Derives `distribute_core::Nest`: visits every field in declaration order.
 #[proc_macro_derive(Nest)]
 pub fn derive_nest(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
-    let name = &input.ident;
-    let generics = bounded(&input.generics, &parse_quote!(::distribute_core::Nest));
-    let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
-    let is_enum = matches!(input.data, Data::Enum(_));
-    let arms = variants(&input).map(|(pattern, bindings, _)| {
-        quote!(#pattern => { #(::distribute_core::Nest::walk(#bindings, visit)?;)* })
+    let variants = variants(&input);
+    let fixed = variants.iter().map(|variant| {
+        let (build, fields) = (&variant.build, &variant.fields);
+        let number = variant.number.iter();
+        quote!(#build => {
+            #(key.fixed(format_args!("variant {}", #number));)*
+            #(::distribute_core::Nest::fingerprint(#fields, key);)*
+        })
     });
-    let fixed = variants(&input)
-        .enumerate()
-        .map(|(variant, (pattern, bindings, _))| {
-            let number = is_enum.then(|| quote!(key.fixed(format_args!("variant {}", #variant));));
-            quote!(#pattern => {
-                #number
-                #(::distribute_core::Nest::fingerprint(#bindings, key);)*
-            })
-        });
-    let skeletons = variants(&input).map(|(pattern, bindings, rebuild)| {
-        let parts = bindings
-            .iter()
-            .map(|field| quote!(let #field = ::distribute_core::Nest::skeleton(#field)?;));
-        quote!(#pattern => { #(#parts)* ::core::option::Option::Some(#rebuild) })
+    let skeletons = variants.iter().map(|Variant { build, fields, .. }| {
+        quote!(#build => {
+            #(let #fields = ::distribute_core::Nest::skeleton(#fields)?;)*
+            ::core::option::Option::Some(#build)
+        })
     });
     // Of an enum nobody knows the variant.
-    let structs = matches!(input.data, Data::Struct(_)).then(|| variants(&input));
-    let placeholder = structs.into_iter().flatten().map(|(_, bindings, rebuild)| {
-        let fields = bindings
-            .iter()
-            .map(|field| quote!(let #field = ::distribute_core::Nest::placeholder()?;));
+    let structs = variants.iter().filter(|variant| variant.number.is_none());
+    let placeholder = structs.map(|Variant { build, fields, .. }| {
         quote! {
             fn placeholder() -> ::core::option::Option<Self> {
-                #(#fields)*
-                ::core::option::Option::Some(#rebuild)
+                #(let #fields = ::distribute_core::Nest::placeholder()?;)*
+                ::core::option::Option::Some(#build)
             }
         }
     });
-    let placeholder: Tokens = placeholder.collect();
-    quote! {
-        impl #impl_generics ::distribute_core::Nest for #name #type_generics #where_clause {
-            fn walk(
-                &mut self,
-                visit: &mut dyn FnMut(&mut dyn ::distribute_core::Leaf)
-                    -> ::distribute_core::Result<()>,
-            ) -> ::distribute_core::Result<()> {
-                match self { #(#arms)* }
-                Ok(())
-            }
-
-            fn fingerprint(&self, key: &mut dyn ::distribute_core::trace::Fingerprint) {
-                let _ = &key;
-                match self { #(#fixed)* }
-            }
-
-            fn skeleton(&self) -> ::core::option::Option<Self> {
-                match self { #(#skeletons)* }
-            }
-
-            #placeholder
+    let methods = quote! {
+        fn fingerprint(&self, key: &mut dyn ::distribute_core::trace::Fingerprint) {
+            let _ = &key;
+            match self { #(#fixed)* }
         }
-    }
-    .into()
+
+        fn skeleton(&self) -> ::core::option::Option<Self> {
+            match self { #(#skeletons)* }
+        }
+
+        #(#placeholder)*
+    };
+    implement(&input, &quote!(Nest), &quote!(LeafVisitor), &methods)
 }
 
 /// Derives `distribute_core::Replicate`: replicates every field, and walks every field by its name.
 #[proc_macro_derive(Replicate)]
 pub fn derive_replicate(input: TokenStream) -> TokenStream {
     let input = parse_macro_input!(input as DeriveInput);
-    let name = &input.ident;
-    let generics = bounded(&input.generics, &parse_quote!(::distribute_core::Replicate));
-    let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
-    let arms = variants(&input).map(|(pattern, bindings, rebuild)| {
-        let copies = bindings.iter().map(
-            |field| quote!(let #field = ::distribute_core::Replicate::replicate(#field, device);),
-        );
-        quote!(#pattern => { #(#copies)* #rebuild })
-    });
-    let walking = variants(&input).zip(names(&input));
-    let walking = walking.map(|((pattern, bindings, _), names)| {
-        quote!(#pattern => {
-            #(::distribute_core::Replicate::walk(
-                #bindings,
-                &::distribute_core::remote::join(path, #names),
-                visit,
-            )?;)*
+    let variants = variants(&input);
+    let copies = variants.iter().map(|Variant { build, fields, .. }| {
+        quote!(#build => {
+            #(let #fields = ::distribute_core::Replicate::replicate(#fields, device);)*
+            #build
         })
     });
-    quote! {
-        impl #impl_generics ::distribute_core::Replicate for #name #type_generics #where_clause {
-            fn replicate(&self, device: &::distribute_core::Device) -> Self {
-                match self { #(#arms)* }
-            }
+    let methods = quote! {
+        fn replicate(&self, device: &::distribute_core::Device) -> Self {
+            match self { #(#copies)* }
+        }
+    };
+    implement(&input, &quote!(Replicate), &quote!(PartVisitor), &methods)
+}
 
+/// The implementation of a trait: its methods, and `walk`, which visits all fields of the active
+/// variant, each with its path. Every type parameter is bounded by the trait.
+fn implement(
+    input: &DeriveInput,
+    name: &Tokens,
+    visitor: &Tokens,
+    methods: &Tokens,
+) -> TokenStream {
+    let mut generics = input.generics.clone();
+    for parameter in generics.type_params_mut() {
+        parameter
+            .bounds
+            .push(parse_quote!(::distribute_core::#name));
+    }
+    let (impl_generics, type_generics, where_clause) = generics.split_for_impl();
+    let variants = variants(input);
+    let walking = variants.iter().map(|variant| {
+        let (build, fields, names) = (&variant.build, &variant.fields, &variant.names);
+        quote!(#build => {
+            #(::distribute_core::#name::walk(#fields, &path.field(#names), visit)?;)*
+        })
+    });
+    let ident = &input.ident;
+    quote! {
+        impl #impl_generics ::distribute_core::#name for #ident #type_generics #where_clause {
             fn walk(
                 &mut self,
-                path: &str,
-                visit: ::distribute_core::PartVisitor<'_>,
+                path: &::distribute_core::NestPath<'_>,
+                visit: ::distribute_core::#visitor<'_>,
             ) -> ::distribute_core::Result<()> {
                 let _ = (path, &visit);
                 match self { #(#walking)* }
                 Ok(())
             }
+
+            #methods
         }
     }
     .into()
 }
 
-/// The names of the fields, variant by variant; a field without a name has its number.
-fn names(input: &DeriveInput) -> Vec<Vec<String>> {
-    let of_fields = |fields: &Fields| {
-        let named = |(index, field): (usize, &syn::Field)| match &field.ident {
-            Some(name) => name.to_string(),
-            None => index.to_string(),
-        };
-        fields.iter().enumerate().map(named).collect()
+/// A variant of an enum, or a struct.
+struct Variant {
+    /// Of an enum's variant.
+    number: Option<usize>,
+    /// The pattern that binds all fields, and the expression that builds the variant from them.
+    build: Tokens,
+    /// What the fields are bound to, in declaration order.
+    fields: Vec<syn::Ident>,
+    /// What the fields are called; one without a name has its number.
+    names: Vec<String>,
+}
+
+fn variants(input: &DeriveInput) -> Vec<Variant> {
+    let variant = |number, path, fields: &syn::Fields| {
+        let members = fields.members();
+        let names = members.map(|member| quote!(#member).to_string()).collect();
+        let members = fields.members();
+        let fields: Vec<_> = (0..fields.len())
+            .map(|index| format_ident!("field_{index}"))
+            .collect();
+        Variant {
+            number,
+            build: quote!(#path { #(#members: #fields),* }),
+            fields,
+            names,
+        }
     };
     match &input.data {
-        Data::Struct(data) => vec![of_fields(&data.fields)],
-        Data::Enum(data) => data
-            .variants
-            .iter()
-            .map(|variant| of_fields(&variant.fields))
-            .collect(),
+        Data::Struct(data) => vec![variant(None, quote!(Self), &data.fields)],
+        Data::Enum(data) => {
+            let numbered = data.variants.iter().enumerate();
+            let each = numbered.map(|(number, one)| {
+                let ident = &one.ident;
+                variant(Some(number), quote!(Self::#ident), &one.fields)
+            });
+            each.collect()
+        }
         Data::Union(_) => Vec::new(),
     }
-}
-
-/// One entry per variant (a struct counts as one): the pattern that binds all fields, the
-/// bindings in declaration order, and the expression that builds the variant from them.
-fn variants(input: &DeriveInput) -> impl Iterator<Item = (Tokens, Vec<syn::Ident>, Tokens)> {
-    let list: Vec<(Tokens, Fields)> = match &input.data {
-        Data::Struct(data) => vec![(quote!(Self), data.fields.clone())],
-        Data::Enum(data) => data
-            .variants
-            .iter()
-            .map(|variant| {
-                let ident = &variant.ident;
-                (quote!(Self::#ident), variant.fields.clone())
-            })
-            .collect(),
-        Data::Union(_) => Vec::new(),
-    };
-    list.into_iter().map(|(path, fields)| {
-        let bindings: Vec<_> = (0..fields.len())
-            .map(|i| format_ident!("field_{i}"))
-            .collect();
-        let build = match &fields {
-            Fields::Named(named) => {
-                let names = named.named.iter().map(|field| &field.ident);
-                quote!(#path { #(#names: #bindings),* })
-            }
-            Fields::Unnamed(_) => quote!(#path ( #(#bindings),* )),
-            Fields::Unit => path,
-        };
-        (build.clone(), bindings, build)
-    })
-}
-
-/// Adds the trait bound to every type parameter.
-fn bounded(generics: &Generics, bound: &syn::TypeParamBound) -> Generics {
-    let mut generics = generics.clone();
-    for parameter in generics.type_params_mut() {
-        parameter.bounds.push(bound.clone());
-    }
-    generics
 }

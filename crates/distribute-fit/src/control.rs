@@ -13,7 +13,7 @@ use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
 use super::snapshot::{RunMetadata, snapshot};
-use super::waiting::{self, WaitingSums};
+use super::waiting;
 use super::worker_sync::all_of;
 use super::{EpochRecord, Logs, Mode, Outcome, Position};
 
@@ -50,7 +50,8 @@ pub struct CallbackState {
 ///
 /// Callbacks are called in the order they were added, on the thread that called
 /// [`Fit::run`](super::Fit::run), between steps: what they do is time that no replica trains. An
-/// error of a callback ends the run with that error.
+/// error of a callback ends the run with that error. `&mut callback` is one too: it lends a
+/// callback to a run, so that it can be looked at afterwards.
 ///
 /// ```
 /// use distribute_core::Result;
@@ -68,6 +69,7 @@ pub struct CallbackState {
 ///     }
 /// }
 /// ```
+#[auto_impl::auto_impl(&mut)]
 #[expect(unused_variables, reason = "the names say what a method gets")]
 pub trait Callback {
     /// Before the first step; after a resume everything is restored.
@@ -149,56 +151,14 @@ pub trait Callback {
     }
 }
 
-/// Lends a callback to a run, so that it can be looked at afterwards.
-impl<C: Callback + ?Sized> Callback for &mut C {
-    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_train_begin(run)
-    }
-
-    fn on_epoch_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_epoch_begin(run)
-    }
-
-    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_batch_end(run)
-    }
-
-    fn on_validation_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_validation_batch_end(run)
-    }
-
-    fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_epoch_end(record, run)
-    }
-
-    fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
-        (**self).on_train_end(outcome, run)
-    }
-
-    fn saves(&self) -> bool {
-        (**self).saves()
-    }
-
-    fn state_name(&self) -> Option<&'static str> {
-        (**self).state_name()
-    }
-
-    fn state(&self) -> CallbackState {
-        (**self).state()
-    }
-
-    fn restore_state(&mut self, state: CallbackState) -> Result<()> {
-        (**self).restore_state(state)
-    }
-}
-
 /// The training state without its model's type.
 pub(super) trait AnyState {
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
     /// Replaces all tensors after the same number of updates.
     fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()>;
-    /// The gradients of micro-batches of all replicas; all workers call it together.
-    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>>;
+    /// The gradients of micro-batches of all replicas, as a checkpoint names them; all workers call
+    /// it together.
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<BTreeMap<String, TensorData>>;
     /// The state with these gradients, and how many micro-batches wait and make an update.
     fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))>;
 }
@@ -213,19 +173,15 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
         self.update(|state| state.load_tensors(tensors, step))
     }
 
-    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<Vec<WaitingSums>> {
-        waiting::gathered(self.waiting_gradients()?.unwrap_or_default(), workers)
+    fn waiting(&self, workers: Option<&WorkerGroup>) -> Result<BTreeMap<String, TensorData>> {
+        let own = self.waiting_gradients()?.unwrap_or_default();
+        waiting::gathered(own, self.host_metadata().parameter_names(), workers)
     }
 
     fn checkpoint(&self, workers: Option<&WorkerGroup>) -> Result<(Checkpoint, (usize, usize))> {
-        let host = self.host_metadata();
         let mut checkpoint = snapshot(self.primary()?)?;
-        waiting::store(
-            self.waiting(workers)?,
-            host.parameter_names(),
-            &mut checkpoint,
-        );
-        Ok((checkpoint, host.accumulation()))
+        checkpoint.tensors.extend(self.waiting(workers)?);
+        Ok((checkpoint, self.host_metadata().accumulation()))
     }
 }
 
@@ -302,7 +258,7 @@ impl Control<'_> {
     /// # Errors
     /// If the objective's values cannot be read or differ in structure.
     pub fn logs(&mut self) -> Result<Logs> {
-        Ok(self.run.meter.so_far(&*self.run.strategy)?.logs())
+        Ok(self.run.meter.so_far()?.logs())
     }
 
     /// The averages of this epoch so far over all workers. All workers call it after the same
@@ -312,7 +268,7 @@ impl Control<'_> {
     /// # Errors
     /// As [`logs`](Self::logs), and a worker that was lost or does not come before the deadline.
     pub fn logs_of_all_workers(&mut self) -> Result<Logs> {
-        Ok(self.run.meter.read(&*self.run.strategy)?.logs())
+        Ok(self.run.meter.read()?.logs())
     }
 
     /// The loss of [`logs`](Self::logs); `None` before the first example.
@@ -320,13 +276,13 @@ impl Control<'_> {
     /// # Errors
     /// As [`logs`](Self::logs).
     pub fn loss_so_far(&mut self) -> Result<Option<f64>> {
-        Ok(self.run.meter.so_far(&*self.run.strategy)?.loss())
+        Ok(self.run.meter.so_far()?.loss())
     }
 
     /// Puts the averages of all workers together. A callback that saves checkpoints calls it on
     /// the workers that do not: all of them take part in one.
     pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
-        self.run.meter.read(&*self.run.strategy)?;
+        self.run.meter.read()?;
         self.state.waiting(self.run.strategy.workers()).map(drop)
     }
 
@@ -399,7 +355,7 @@ impl Control<'_> {
     /// # Errors
     /// If the device cannot be read.
     pub fn checkpoint(&mut self, own: CallbackState) -> Result<Checkpoint> {
-        let sums = self.run.meter.read(&*self.run.strategy)?.clone();
+        let sums = self.run.meter.read()?.clone();
         let workers = self.run.strategy.workers();
         let (mut checkpoint, (waiting, micro_batches)) = self.state.checkpoint(workers)?;
         let position = self.run.progress.position;

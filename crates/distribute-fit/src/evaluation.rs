@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::{
-    Borrowed, Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState,
-    concatenate, trace,
+    Error, Mirrored, Nest, PerReplica, Result, Strategy, StrategyExt, TrainState, concatenate,
+    trace,
 };
 
 use super::meter::Meter;
@@ -47,15 +47,15 @@ where
     F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
 {
     let started = Instant::now();
-    let strategy = &*strategy.handle();
-    let all = || {
-        let evaluator = Evaluator::new(strategy, state)?;
-        let mut meter = Meter::default();
+    let strategy = strategy.handle();
+    let mut meter = Meter::new(&strategy);
+    let strategy = &*strategy;
+    let mut all = || {
         for (batch, rows) in worker_sync::batches(strategy, data, 0, 0)?.enumerate() {
             let pass = Pass::evaluation(Mode::Evaluate, batch);
-            meter.add(strategy, evaluator.sums(state, pass, rows?, &objective)?)?;
+            meter.add(sums(strategy, state, pass, rows?, &objective)?)?;
         }
-        meter.finish(strategy, "the data")
+        meter.finish("the data")
     };
     let (logs, examples) = worker_sync::or_abort(strategy, all())?;
     Ok(Evaluation {
@@ -91,13 +91,12 @@ where
 {
     let strategy = &*strategy.handle();
     let all = || {
-        let evaluator = Evaluator::new(strategy, state)?;
         let order = order_of_replicas(strategy, data)?;
         let mut outputs: Option<O> = None;
         let mut rows: Vec<Vec<TensorData>> = Vec::new();
         for (index, batch) in worker_sync::batches(strategy, data, 0, 0)?.enumerate() {
             let pass = Pass::evaluation(Mode::Predict, index);
-            let parts = evaluator.run(state, pass, batch?, &forward)?;
+            let parts = forward_on(strategy, state, pass, batch?, &forward)?;
             let mut parts = parts.into_values();
             let lists = parts.iter_mut().map(Nest::take_leaves);
             let mut lists = lists.collect::<Result<Vec<_>>>()?;
@@ -157,61 +156,38 @@ fn order_of_replicas<D: BatchSource + ?Sized>(
     Ok(all.into_iter().flatten().collect())
 }
 
-/// Runs forward passes on the models for evaluation.
-pub(super) struct Evaluator<'s, M> {
-    strategy: &'s dyn Strategy,
-    /// Every replica's model without autodiff and training flags; none under a strategy that
-    /// compiles steps, where the models stay on the devices. Shares the parameters' storage, so
-    /// drop it before the next update, which would have to copy them.
-    models: Option<PerReplica<M>>,
+/// What a forward pass gives on each replica, on the validation copy of its model.
+fn forward_on<M, B, R>(
+    strategy: &dyn Strategy,
+    state: &Mirrored<TrainState<M>>,
+    pass: Pass,
+    batch: PerReplica<B>,
+    forward: &impl Forward<M, B, R>,
+) -> Result<PerReplica<R>>
+where
+    M: Module + Sync + 'static,
+    B: Nest + Send,
+    R: Nest + Send + 'static,
+{
+    let compiled = strategy.tracer().is_some();
+    strategy.run((state, batch), |replica, (state, batch)| {
+        let model = match compiled {
+            true => trace::valid(&state.model)?,
+            false => state.model.valid(),
+        };
+        forward(&StepContext { replica, pass }, &model, batch)
+    })
 }
 
-impl<'s, M: Module + Sync + 'static> Evaluator<'s, M> {
-    pub(super) fn new(strategy: &'s dyn Strategy, state: &Mirrored<TrainState<M>>) -> Result<Self> {
-        let models = match strategy.tracer() {
-            Some(_) => None,
-            None => {
-                let models = state.values()?.iter().map(|state| state.model.valid());
-                Some(PerReplica::new(models.collect()))
-            }
-        };
-        Ok(Self { strategy, models })
-    }
-
-    /// What a forward pass gives on each replica.
-    pub(super) fn run<B: Nest + Send, R: Nest + Send + 'static>(
-        &self,
-        state: &Mirrored<TrainState<M>>,
-        pass: Pass,
-        batch: PerReplica<B>,
-        forward: &impl Forward<M, B, R>,
-    ) -> Result<PerReplica<R>> {
-        match &self.models {
-            // The state is passed for its checks: right strategy, not poisoned.
-            Some(models) => self.strategy.run(
-                (state, Borrowed(models), batch),
-                |replica, (_, model, batch)| forward(&StepContext { replica, pass }, model, batch),
-            ),
-            None => self
-                .strategy
-                .run((state, batch), |replica, (state, batch)| {
-                    let model = trace::valid(&state.model)?;
-                    forward(&StepContext { replica, pass }, &model, batch)
-                }),
-        }
-    }
-
-    /// The sums of an objective on each replica.
-    pub(super) fn sums<B: Nest + Send>(
-        &self,
-        state: &Mirrored<TrainState<M>>,
-        pass: Pass,
-        batch: PerReplica<B>,
-        objective: &impl Forward<M, B, Objective>,
-    ) -> Result<PerReplica<StepSums>> {
-        let forward = |ctx: &StepContext<'_>, model: &M, batch: B| {
-            evaluate_on(ctx, (model, batch), objective)
-        };
-        self.run(state, pass, batch, &forward)
-    }
+/// The sums of an objective on each replica, without gradients.
+pub(super) fn sums<M: Module + Sync + 'static, B: Nest + Send>(
+    strategy: &dyn Strategy,
+    state: &Mirrored<TrainState<M>>,
+    pass: Pass,
+    batch: PerReplica<B>,
+    objective: &impl Forward<M, B, Objective>,
+) -> Result<PerReplica<StepSums>> {
+    let forward =
+        |ctx: &StepContext<'_>, model: &M, batch: B| evaluate_on(ctx, (model, batch), objective);
+    forward_on(strategy, state, pass, batch, &forward)
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use distribute_core::{Nest, PerReplica, Result, StrategyExt};
 
-use super::evaluation::Evaluator;
+use super::evaluation;
 use super::objective::{Forward, train_on};
 use super::session::{Engine, Part, Session};
 use super::{BatchSource, Logs, Mode, Objective, Position, worker_sync};
@@ -69,7 +69,6 @@ where
             return Ok(None);
         };
         let strategy = Arc::clone(&session.run.strategy);
-        let evaluator = Evaluator::new(&*strategy, session.state)?;
         let mut batches = worker_sync::batches(&*strategy, validation, 0, 0)?;
         session.validation(|session, meter| {
             let run = &session.run;
@@ -77,8 +76,8 @@ where
                 return Ok(false);
             };
             let pass = run.pass(Mode::Evaluate, run.progress.validation_batches);
-            let sums = evaluator.sums(session.state, pass, batch?, &self.objective)?;
-            meter.add(&*strategy, sums)?;
+            let sums = evaluation::sums(&*strategy, session.state, pass, batch?, &self.objective)?;
+            meter.add(sums)?;
             Ok(true)
         })
     }
@@ -111,6 +110,6 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         if run.progress.step > run.step_before {
             run.last_learning_rate = rate;
         }
-        run.meter.add(&*run.strategy, sums)
+        run.meter.add(sums)
     }
 }

@@ -1,12 +1,12 @@
 //! Averages of an epoch: read from the device only when somebody looks.
 
 use std::fmt;
+use std::sync::Arc;
 
 use distribute_core::{PerReplica, ReduceOp, Result, Strategy, StrategyExt};
-use serde::{Deserialize, Serialize};
 
-use super::objective::{BatchSums, MetricSums, StepSums, add_metrics};
-use super::{FitError, exact};
+use super::FitError;
+use super::objective::{StepSums, Sums};
 
 /// Batches whose sums may stay on the device; bounds the memory that they hold.
 const MAX_UNREAD_BATCHES: usize = 32;
@@ -69,93 +69,74 @@ impl fmt::Display for Logs {
 }
 
 /// Adds up the batches of one epoch.
-#[derive(Debug, Default)]
 pub(super) struct Meter {
+    strategy: Arc<dyn Strategy>,
     unread: Vec<PerReplica<StepSums>>,
     pub(super) sums: Sums,
 }
 
-/// What a checkpoint in the middle of an epoch keeps.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Sums {
-    /// Each batch's loss times what it was divided by.
-    #[serde(with = "exact")]
-    loss: f64,
-    /// Each batch's regularization times its examples.
-    #[serde(with = "exact")]
-    regularization: f64,
-    #[serde(with = "exact")]
-    pub(super) examples: f64,
-    metrics: Vec<MetricSums>,
-}
-
 impl Meter {
+    pub(super) fn new(strategy: &Arc<dyn Strategy>) -> Self {
+        Self {
+            strategy: Arc::clone(strategy),
+            unread: Vec::new(),
+            sums: Sums::default(),
+        }
+    }
+
+    /// Forgets all batches.
+    pub(super) fn reset(&mut self) {
+        *self = Self::new(&self.strategy);
+    }
+
     /// Takes a batch's sums over; reads the device only when too many are waiting.
-    pub(super) fn add(
-        &mut self,
-        strategy: &dyn Strategy,
-        batch: PerReplica<StepSums>,
-    ) -> Result<()> {
+    pub(super) fn add(&mut self, batch: PerReplica<StepSums>) -> Result<()> {
         self.unread.push(batch);
         if self.unread.len() >= MAX_UNREAD_BATCHES {
-            self.read(strategy)?;
+            self.read()?;
         }
         Ok(())
     }
 
     /// Takes sums over that were read already.
-    pub(super) fn add_read(&mut self, batch: BatchSums) -> Result<()> {
+    pub(super) fn add_read(&mut self, batch: Sums) -> Result<()> {
         self.sums.add(batch)
     }
 
     /// One batch's sums over the replicas. Waits for the devices.
-    pub(super) fn sums_of(
-        strategy: &dyn Strategy,
-        batch: PerReplica<StepSums>,
-    ) -> Result<BatchSums> {
-        let mut neighbours = batch.values().windows(2);
-        neighbours.try_for_each(|pair| pair[0].check_same(&pair[1]))?;
-        strategy.reduce(ReduceOp::Sum, batch)?.read()
+    pub(super) fn sums_of(strategy: &dyn Strategy, batch: PerReplica<StepSums>) -> Result<Sums> {
+        StepSums::check_same(batch.values())?;
+        StepSums::read(&[strategy.reduce(ReduceOp::Sum, batch)?], 1.0)
     }
 
     /// Reads and adds up everything so far. Waits for the devices.
-    pub(super) fn read(&mut self, strategy: &dyn Strategy) -> Result<&Sums> {
+    pub(super) fn read(&mut self) -> Result<&Sums> {
         for batch in self.unread.drain(..) {
-            self.sums.add(Self::sums_of(strategy, batch)?)?;
+            self.sums.add(Self::sums_of(&*self.strategy, batch)?)?;
         }
         Ok(&self.sums)
     }
 
     /// All that was put together, and this worker's part of the rest, without waiting for other
     /// workers.
-    pub(super) fn so_far(&mut self, strategy: &dyn Strategy) -> Result<Sums> {
-        if strategy.workers().is_none() {
-            return self.read(strategy).cloned();
+    pub(super) fn so_far(&mut self) -> Result<Sums> {
+        if self.strategy.workers().is_none() {
+            return self.read().cloned();
         }
         let mut sums = self.sums.clone();
         // Every replica has its share of the regularization.
-        let local = strategy.replicas().len() as f64;
-        let share = strategy.num_replicas_in_sync() as f64 / local;
+        let local = self.strategy.replicas().len() as f64;
+        let share = self.strategy.num_replicas_in_sync() as f64 / local;
         for batch in &self.unread {
-            let mut replicas = batch.values().iter().map(|replica| replica.clone().read());
-            let Some(mut batch) = replicas.next().transpose()? else {
-                continue;
-            };
-            replicas.try_for_each(|other| batch.merge(&other?))?;
-            batch.regularization *= share;
-            sums.add(batch)?;
+            sums.add(StepSums::read(batch.values(), share)?)?;
         }
         Ok(sums)
     }
 
     /// The averages of a whole pass over `what`, and the number of examples. Waits for the
     /// devices.
-    pub(super) fn finish(
-        &mut self,
-        strategy: &dyn Strategy,
-        what: &'static str,
-    ) -> Result<(Logs, f64)> {
-        let sums = self.read(strategy)?;
+    pub(super) fn finish(&mut self, what: &'static str) -> Result<(Logs, f64)> {
+        let sums = self.read()?;
         if sums.examples == 0.0 {
             return Err(FitError::NoExamples { what }.into());
         }
@@ -164,18 +145,6 @@ impl Meter {
 }
 
 impl Sums {
-    /// Adds one batch.
-    fn add(&mut self, batch: BatchSums) -> Result<()> {
-        self.loss += batch.sum_of_losses();
-        self.regularization += batch.regularization * batch.examples;
-        self.examples += batch.examples;
-        if self.metrics.is_empty() {
-            self.metrics = batch.metrics;
-            return Ok(());
-        }
-        add_metrics(&mut self.metrics, &batch.metrics)
-    }
-
     /// The mean loss; `None` without examples.
     pub(super) fn loss(&self) -> Option<f64> {
         let mean = (self.loss + self.regularization) / self.examples;

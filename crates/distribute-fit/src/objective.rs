@@ -6,11 +6,12 @@ use std::ops::Deref;
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use distribute_core::{
-    Applied, Error, Leaf, Nest, ReplicaContext, ReplicaRng, Result, TrainState, loss, trace,
+    Applied, Error, LeafVisitor, Nest, NestPath, ReplicaContext, ReplicaRng, Result, TrainState,
+    loss, trace,
 };
 use serde::{Deserialize, Serialize};
 
-use super::exact::Exact;
+use super::exact::{self, Exact};
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -303,7 +304,7 @@ pub(super) fn evaluate_on<M, B>(
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].
 #[derive(Debug, Clone)]
 pub(super) struct StepSums {
-    /// What all replicas' losses are divided by.
+    /// What all replicas' losses are divided by; their examples if nobody knows.
     common: Option<f64>,
     names: Vec<Cow<'static, str>>,
     /// The numbers that are on the device, the loss first, with their places among all.
@@ -316,58 +317,55 @@ pub(super) struct StepSums {
 /// Name, sum, count.
 pub(super) type MetricSums = (Cow<'static, str>, Exact, Exact);
 
-/// The sums of one global batch, on the host.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(super) struct BatchSums {
+/// Sums over the examples of batches, on the host: what a checkpoint in the middle of an epoch
+/// keeps.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Sums {
+    /// Each batch's loss times what it was divided by.
+    #[serde(with = "exact")]
     pub(super) loss: f64,
+    /// Each batch's regularization times its examples.
+    #[serde(with = "exact")]
     pub(super) regularization: f64,
+    #[serde(with = "exact")]
     pub(super) examples: f64,
-    /// What the loss was divided by; its examples if nobody knows.
-    pub(super) averaged_over: Option<f64>,
     pub(super) metrics: Vec<MetricSums>,
 }
 
-impl BatchSums {
-    /// The sum of the examples' losses.
-    pub(super) fn sum_of_losses(&self) -> f64 {
-        self.loss * self.averaged_over.unwrap_or(self.examples)
-    }
-
-    /// Adds what another replica of this process has of the same batch.
-    pub(super) fn merge(&mut self, other: &Self) -> Result<()> {
-        if self.averaged_over == other.averaged_over {
-            self.loss += other.loss;
-        } else {
-            self.loss = self.sum_of_losses() + other.sum_of_losses();
-            self.averaged_over = Some(1.0);
+impl Sums {
+    /// Adds those of another batch.
+    pub(super) fn add(&mut self, batch: Self) -> Result<()> {
+        self.loss += batch.loss;
+        self.regularization += batch.regularization;
+        self.examples += batch.examples;
+        if self.metrics.is_empty() {
+            self.metrics = batch.metrics;
+            return Ok(());
         }
-        self.regularization += other.regularization;
-        self.examples += other.examples;
-        add_metrics(&mut self.metrics, &other.metrics)
+        let names = |sums: &[MetricSums]| {
+            sums.iter()
+                .map(|(name, ..)| name.clone())
+                .collect::<Vec<_>>()
+        };
+        if names(&self.metrics) != names(&batch.metrics) {
+            return Err(Error::invalid(
+                "the objective must give the same metrics in the same order for every batch",
+            ));
+        }
+        for (own, other) in self.metrics.iter_mut().zip(batch.metrics) {
+            own.1.0 += other.1.0;
+            own.2.0 += other.2.0;
+        }
+        Ok(())
     }
-}
-
-/// Adds up the metrics of two batches, or of two replicas.
-pub(super) fn add_metrics(sums: &mut [MetricSums], more: &[MetricSums]) -> Result<()> {
-    let same = |(own, other): (&MetricSums, &MetricSums)| own.0 == other.0;
-    if sums.len() != more.len() || !sums.iter().zip(more).all(same) {
-        return Err(Error::invalid(
-            "the objective must give the same metrics in the same order for every batch",
-        ));
-    }
-    for (own, other) in sums.iter_mut().zip(more) {
-        own.1.0 += other.1.0;
-        own.2.0 += other.2.0;
-    }
-    Ok(())
 }
 
 impl Nest for StepSums {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        for (_, tensor) in &mut self.tensors {
-            visit(tensor)?;
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+        for (place, tensor) in &mut self.tensors {
+            visit(&path.item(*place), tensor)?;
         }
-        visit(&mut self.numbers)
+        visit(&path.field("numbers"), &mut self.numbers)
     }
 
     fn skeleton(&self) -> Option<Self> {
@@ -384,43 +382,63 @@ impl Nest for StepSums {
 
 impl StepSums {
     /// Refuses to add up sums of different metrics.
-    pub(super) fn check_same(&self, other: &Self) -> Result<()> {
+    pub(super) fn check_same(replicas: &[Self]) -> Result<()> {
         let places = |sums: &Self| sums.tensors.iter().map(|(at, _)| *at).collect::<Vec<_>>();
-        if self.names == other.names && places(self) == places(other) {
+        let mut neighbours = replicas.iter().zip(replicas.iter().skip(1));
+        let differ = |(own, other): &(&Self, &Self)| {
+            own.names != other.names || places(own) != places(other)
+        };
+        let Some((own, other)) = neighbours.find(differ) else {
             return Ok(());
-        }
+        };
         Err(Error::invalid(format!(
             "the objective gives the metrics {:?} on one replica and {:?} on another, or some of \
              them on the host and some on the device: give the same on every replica, also for an \
              empty batch",
-            self.names, other.names
+            own.names, other.names
         )))
     }
 
-    /// Reads the sums, which were added up over the replicas. Waits for the device.
-    pub(super) fn read(self) -> Result<BatchSums> {
-        let mut numbers = self
-            .numbers
-            .try_into_vec::<f64>()
-            .map_err(Error::internal)?;
-        for (place, tensor) in self.tensors {
+    /// Reads the sums of a batch from replicas, whose regularization is `share` times as large in
+    /// all, and adds them up. Waits for the devices.
+    pub(super) fn read(replicas: &[Self], share: f64) -> Result<Sums> {
+        Self::check_same(replicas)?;
+        let Some((first, others)) = replicas.split_first() else {
+            return Err(Error::internal("the sums of no replica"));
+        };
+        let mut numbers = first.read_numbers()?;
+        for other in others {
+            let other = other.read_numbers()?;
+            numbers
+                .iter_mut()
+                .zip(other)
+                .for_each(|(sum, more)| *sum += more);
+        }
+        let examples = numbers[2];
+        let own_divisors = (numbers[3] > 0.0).then_some(1.0);
+        let averaged_over = first.common.or(own_divisors).unwrap_or(examples);
+        let metrics = first.names.iter().zip(numbers[4..].chunks_exact(2));
+        let metrics = metrics.map(|(name, pair)| (name.clone(), Exact(pair[0]), Exact(pair[1])));
+        Ok(Sums {
+            loss: numbers[0] * averaged_over,
+            regularization: numbers[1] * share * examples,
+            examples,
+            metrics: metrics.collect(),
+        })
+    }
+
+    fn read_numbers(&self) -> Result<Vec<f64>> {
+        let numbers = self.numbers.clone().try_into_vec();
+        let mut numbers = numbers.map_err(Error::internal)?;
+        for (place, tensor) in &self.tensors {
             let what = match place {
                 0 => "the loss",
                 1 => "the regularization",
                 _ => "a metric",
             };
-            numbers[place] = number(what, tensor)?;
+            numbers[*place] = number(what, tensor.clone())?;
         }
-        let metrics = self.names.into_iter().zip(numbers[4..].chunks_exact(2));
-        Ok(BatchSums {
-            loss: numbers[0],
-            regularization: numbers[1],
-            examples: numbers[2],
-            averaged_over: self.common.or((numbers[3] > 0.0).then_some(1.0)),
-            metrics: metrics
-                .map(|(name, pair)| (name, Exact(pair[0]), Exact(pair[1])))
-                .collect(),
-        })
+        Ok(numbers)
     }
 }
 

@@ -12,9 +12,9 @@ use distribute_core::{
 use serde::{Deserialize, Serialize};
 
 use super::control::Run;
-use super::evaluation::Evaluator;
+use super::evaluation;
 use super::meter::Meter;
-use super::objective::{BatchSums, Pass, train_on};
+use super::objective::{Pass, Sums, train_on};
 use super::session::{Engine, Part, Session};
 use super::{Logs, Mode, Objective, StepContext};
 
@@ -89,7 +89,7 @@ pub struct RemoteStep {
 /// the process that trains.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct StepReport {
-    sums: BatchSums,
+    sums: Sums,
     step: u64,
 }
 
@@ -146,7 +146,7 @@ impl RemoteTask {
             })?,
             _ => {
                 state.refresh()?;
-                Evaluator::new(strategy, state)?.sums(state, self.0, batch, objective)?
+                evaluation::sums(strategy, state, self.0, batch, objective)?
             }
         };
         Ok(StepReport {

@@ -1,6 +1,5 @@
 //! The training loop: epochs, callbacks, resuming. Where steps run is an [`Engine`]'s matter.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -237,14 +236,13 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
     fn epoch(&mut self, engine: &mut impl Engine<M>) -> Result<Option<EpochRecord>> {
         let Position { epoch, batches } = self.run.progress.position;
         if batches == 0 {
-            self.run.meter = Meter::default();
+            self.run.meter.reset();
         }
         self.notify(|callback, run| callback.on_epoch_begin(run))?;
         if self.stopping()? {
             return Ok(None);
         }
-        let strategy = Arc::clone(&self.run.strategy);
-        let before = self.run.meter.read(&*strategy)?.examples;
+        let before = self.run.meter.read()?.examples;
         let started = Instant::now();
         let part = engine.train(self)?;
         if part == Part::CutShort {
@@ -252,7 +250,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         }
         self.check_weights()?;
         let what = "an epoch of the training data";
-        let (mut logs, examples) = self.run.meter.finish(&*strategy, what)?;
+        let (mut logs, examples) = self.run.meter.finish(what)?;
         let training_time = started.elapsed();
         let started = Instant::now();
         let mut validation_time = Duration::ZERO;
@@ -266,7 +264,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         match part {
             Part::Limited => self.run.stop = Some(Outcome::MaxSteps),
             _ => {
-                self.run.meter = Meter::default();
+                self.run.meter.reset();
                 self.run.progress.position = Position {
                     epoch: epoch + 1,
                     batches: 0,
@@ -290,7 +288,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         &mut self,
         mut next: impl FnMut(&mut Self, &mut Meter) -> Result<bool>,
     ) -> Result<Option<Logs>> {
-        let mut meter = Meter::default();
+        let mut meter = Meter::new(&self.run.strategy);
         self.run.progress.validation_batches = 0;
         while next(self, &mut meter)? {
             self.run.progress.validation_batches += 1;
@@ -300,7 +298,6 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         if self.run.stop.is_some() {
             return Ok(None);
         }
-        let found = meter.finish(&*self.run.strategy, "the validation data")?;
-        Ok(Some(found.0))
+        Ok(Some(meter.finish("the validation data")?.0))
     }
 }

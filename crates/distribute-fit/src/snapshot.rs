@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::FitError;
 use super::exact::{self, Exact};
-use super::meter::Sums;
+use super::objective::Sums;
 
 /// Where [`Metadata::extra`] keeps what only [`Fit`](super::Fit) needs.
 const EXTRA_KEY: &str = "fit";

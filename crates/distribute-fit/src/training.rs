@@ -1,6 +1,7 @@
 //! How a training run is asked for.
 
 use std::fmt;
+use std::sync::Arc;
 
 use burn::module::Module;
 use distribute_core::checkpoint::Checkpoint;
@@ -11,7 +12,9 @@ use super::local::Local;
 use super::meter::Meter;
 use super::remote::{Remote, RemoteSteps, accumulates};
 use super::session::{Engine, Session};
-use super::{BatchSource, Callback, History, Mode, Objective, Position, Progress, StepContext};
+use super::{
+    BatchSource, Callback, History, Mode, Objective, Position, Progress, StepContext, worker_sync,
+};
 
 /// A training run (Keras: `Model.fit`).
 ///
@@ -28,7 +31,6 @@ pub struct Fit<'a, S: ?Sized> {
     epochs: usize,
     max_steps: Option<u64>,
     seed: u64,
-    start: Position,
     checkpoint: Option<Checkpoint>,
     callbacks: Vec<Box<dyn Callback + 'a>>,
 }
@@ -41,7 +43,6 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             epochs: 1,
             max_steps: None,
             seed: 0,
-            start: Position::default(),
             checkpoint: None,
             callbacks: Vec::new(),
         }
@@ -64,13 +65,6 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     /// depends on the data source's own seed.)
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
-        self
-    }
-
-    /// Begins at this place in the data instead of the beginning (Keras: `initial_epoch`). See
-    /// [`resume_from`](Self::resume_from) for continuing a run exactly.
-    pub fn start_at(mut self, position: Position) -> Self {
-        self.start = position;
         self
     }
 
@@ -149,10 +143,11 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     {
         let host = state.host_metadata();
         let (step, learning_rate) = (host.step(), host.learning_rate());
+        let strategy = self.strategy.handle();
         let run = Run {
-            strategy: self.strategy.handle(),
+            strategy: Arc::clone(&strategy),
             progress: Progress {
-                position: self.start,
+                position: Position::default(),
                 step,
                 epochs: self.epochs,
                 batches_per_epoch: engine.batches(Mode::Train),
@@ -161,7 +156,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             },
             max_steps: self.max_steps,
             step_before: step,
-            meter: Meter::default(),
+            meter: Meter::new(&strategy),
             learning_rate,
             last_learning_rate: learning_rate,
             seed: self.seed,
@@ -173,17 +168,14 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             callbacks: Callbacks::new(self.callbacks),
             run,
         };
-        let workers = self.strategy.workers();
         let outcome = session
             .start(self.checkpoint.as_ref())
             .and_then(|()| session.train(&mut engine));
-        let Some(workers) = workers else {
-            return outcome;
-        };
-        workers.clear_stop();
-        workers.release();
-        // The others would wait for this worker in vain.
-        workers.or_abort(outcome)
+        if let Some(workers) = strategy.workers() {
+            workers.clear_stop();
+            workers.release();
+        }
+        worker_sync::or_abort(&*strategy, outcome)
     }
 }
 

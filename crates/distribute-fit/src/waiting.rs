@@ -1,6 +1,8 @@
 //! The gradients of micro-batches that wait for the rest of their update, of all replicas. Each
 //! replica has its own; they are added up over the replicas when the update is made.
 
+use std::collections::BTreeMap;
+
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Result, WorkerGroup};
@@ -10,37 +12,33 @@ use super::snapshot::RunMetadata;
 /// One replica's sums of the gradients, by parameter; none where no loss depended on it.
 pub(super) type WaitingSums = Vec<Option<TensorData>>;
 
-/// Those of all workers, from what each has; all workers call it together.
+/// Those of all workers, from what each has, by the names they have in a checkpoint; all workers
+/// call it together.
 pub(super) fn gathered(
     own: Vec<WaitingSums>,
+    names: &[String],
     workers: Option<&WorkerGroup>,
-) -> Result<Vec<WaitingSums>> {
-    let Some(workers) = workers.filter(|_| !own.is_empty()) else {
-        return Ok(own);
-    };
+) -> Result<BTreeMap<String, TensorData>> {
     // A gradient that there is not travels as no bytes.
     let none = || TensorData::new(Vec::<u8>::new(), [0]);
-    let lists = own.into_iter().map(|sums| {
-        let sums = sums.into_iter();
-        sums.map(|sum| sum.unwrap_or_else(none)).collect()
-    });
-    let lists: Vec<Vec<TensorData>> = lists.collect();
-    let all = workers.gather("the gradients of micro-batches", &lists)?;
-    let all = all.into_iter().map(|list| {
-        let sums = list.into_iter();
-        sums.map(|sum| sum.dtype().is_float().then_some(sum))
+    let all = |sums: WaitingSums| {
+        sums.into_iter()
+            .map(|sum| sum.unwrap_or_else(none))
             .collect()
-    });
-    Ok(all.collect())
-}
-
-/// Puts them into a checkpoint.
-pub(super) fn store(replicas: Vec<WaitingSums>, names: &[String], checkpoint: &mut Checkpoint) {
-    for (replica, sums) in replicas.into_iter().enumerate() {
-        let named = names.iter().zip(sums);
-        let there = named.filter_map(|(name, sum)| Some((stored_name(replica, name), sum?)));
-        checkpoint.tensors.extend(there);
+    };
+    let mut lists: Vec<Vec<TensorData>> = own.into_iter().map(all).collect();
+    if let Some(workers) = workers.filter(|_| !lists.is_empty()) {
+        lists = workers.gather("the gradients of micro-batches", &lists)?;
     }
+    let mut named = BTreeMap::new();
+    for (replica, sums) in lists.into_iter().enumerate() {
+        let there = names
+            .iter()
+            .zip(sums)
+            .filter(|(_, sum)| sum.dtype().is_float());
+        named.extend(there.map(|(name, sum)| (stored_name(replica, name), sum)));
+    }
+    Ok(named)
 }
 
 /// Those of a checkpoint.

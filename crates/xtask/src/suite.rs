@@ -15,7 +15,7 @@ use crate::cargo::{cargo_command, finish};
 /// Test programs that compute for most of their time: they are not called `all`, as those of other
 /// crates are. They give way to the others, whose deadlines are shorter, but not without limit:
 /// `conformance` makes groups whose ranks have to be heard of every 3 seconds.
-const COMPUTING: [&str; 4] = ["conformance", "tpu", "tpu_models", "tpu_xla"];
+const COMPUTING: [&str; 3] = ["conformance", "tpu", "tpu_xla"];
 
 /// The tests of features that are off by default: `nccl`, whose tests need no GPU or say that they
 /// are skipped, and `mpi` where there is an MPI to build with.

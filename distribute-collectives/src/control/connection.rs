@@ -18,6 +18,9 @@ use crate::control::tls::{DataTls, certificate_refusal, is_no_tls};
 
 /// How long a connection may live without a member of the group at its other end.
 const PENDING_LIFETIME: Duration = Duration::from_secs(10);
+/// How many bytes are read of it in this time: more than a handshake has, certificates included.
+/// What a stranger sends costs no more memory than that, whatever it claims to be.
+pub(crate) const UNPROVEN_BYTES_MAX: usize = 64 << 10;
 /// How many such connections there may be. One more ends the oldest silent connection, or else the
 /// oldest.
 const PENDING_MAX: usize = 64;
@@ -209,7 +212,27 @@ impl PendingConnections {
 pub(super) struct GuardedStream {
     tcp: TcpStream,
     guard: Arc<ConnectionGuard>,
-    has_received: bool,
+    /// Bytes that were read before the peer had proven itself.
+    unproven_bytes: usize,
+    is_admitted: bool,
+}
+
+impl GuardedStream {
+    /// Notes bytes that were read. More than a handshake has end the connection.
+    fn note_unproven(&mut self, bytes: usize) -> io::Result<()> {
+        self.is_admitted = self.guard.is_admitted();
+        if self.is_admitted || bytes == 0 {
+            return Ok(());
+        }
+        if self.unproven_bytes == 0 {
+            self.guard.note_received();
+        }
+        self.unproven_bytes += bytes;
+        match self.unproven_bytes > UNPROVEN_BYTES_MAX {
+            true => Err(io::ErrorKind::ConnectionAborted.into()),
+            false => Ok(()),
+        }
+    }
 }
 
 impl AsyncRead for GuardedStream {
@@ -221,9 +244,8 @@ impl AsyncRead for GuardedStream {
         self.guard.poll(context)?;
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.tcp).poll_read(context, buffer);
-        if buffer.filled().len() > before && !self.has_received {
-            self.has_received = true;
-            self.guard.note_received();
+        if !self.is_admitted {
+            self.note_unproven(buffer.filled().len() - before)?;
         }
         read
     }
@@ -349,7 +371,8 @@ pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> GuardedStream {
     GuardedStream {
         tcp,
         guard: ConnectionGuard::new(remote),
-        has_received: false,
+        unproven_bytes: 0,
+        is_admitted: false,
     }
 }
 

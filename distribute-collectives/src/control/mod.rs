@@ -31,7 +31,7 @@ mod watch;
 
 pub(crate) use address::Listener;
 pub(crate) use announcement::Announcement;
-pub(crate) use connection::pending_connections_max;
+pub(crate) use connection::{UNPROVEN_BYTES_MAX, pending_connections_max};
 pub(crate) use plane::{ControlPlane, JoinOptions};
 pub(crate) use proof::{data_proof, verify_data_proof};
 

@@ -10,6 +10,7 @@ use http::Request;
 use rustls::pki_types::ServerName;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
+use crate::control::UNPROVEN_BYTES_MAX;
 use crate::grpc::hello::{self, Hello, Refusal};
 use crate::grpc::lane::{
     CONNECTION_WINDOW_BYTES, Driver, FRAME_BYTES, HEADER_LIST_BYTES, Lane, STREAM_WINDOW_BYTES,
@@ -102,6 +103,7 @@ pub(super) async fn accept_handshake(
     socket: Arc<SocketState>,
     tls: Option<Arc<rustls::ServerConfig>>,
 ) -> Result<IncomingClient, HandshakeError> {
+    socket.limit_reading(UNPROVEN_BYTES_MAX);
     let stream = match tls {
         None => Stream::plain(socket.clone()),
         Some(config) => {
@@ -137,6 +139,7 @@ pub(super) async fn accept_handshake(
 impl IncomingClient {
     /// Accepts the client.
     pub(super) fn accept(mut self, max_message_bytes: usize) -> Result<Lane, h2::Error> {
+        self.socket.admit();
         let send = self.respond.send_response(hello::answer(), false)?;
         let driver = Driver::Server(self.connection);
         let receive = self.request.into_body();

@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
 
-/// No limit for [`SocketState::allow_frames`].
+/// No limit for [`SocketState::allow_frames`] and [`SocketState::limit_reading`].
 const UNLIMITED: usize = usize::MAX;
 
 /// Shared by the connection that reads and writes and the loop that drives it. Used by one thread
@@ -31,6 +31,8 @@ pub(super) struct SocketState {
     /// The last read, or the last write, found that the kernel cannot do it now.
     read_blocked: AtomicBool,
     write_blocked: AtomicBool,
+    /// Bytes that may still be read: few before the peer has proven itself.
+    readable: AtomicUsize,
     /// Bytes read and written so far.
     moved: AtomicU64,
     /// Why nothing can be written any more.
@@ -47,6 +49,7 @@ impl SocketState {
             allowed: AtomicUsize::new(UNLIMITED),
             read_blocked: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
+            readable: AtomicUsize::new(UNLIMITED),
             moved: AtomicU64::new(0),
             write_error: OnceLock::new(),
         }))
@@ -81,6 +84,28 @@ impl SocketState {
             }
             Err(error) => Poll::Ready(Err(error)),
         }
+    }
+
+    /// Ends the connection when it has read so many bytes, until [`admit`](Self::admit).
+    pub(super) fn limit_reading(&self, bytes: usize) {
+        self.readable.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The peer has proven itself.
+    pub(super) fn admit(&self) {
+        self.readable.store(UNLIMITED, Ordering::Relaxed);
+    }
+
+    fn note_read(&self, bytes: usize) -> io::Result<()> {
+        self.note_moved(bytes);
+        let readable = self.readable.load(Ordering::Relaxed);
+        if readable == UNLIMITED {
+            return Ok(());
+        }
+        let left = readable.checked_sub(bytes);
+        let left = left.ok_or(io::ErrorKind::ConnectionAborted)?;
+        self.readable.store(left, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Lets the connection read this many DATA frames.
@@ -201,10 +226,7 @@ impl AsyncRead for Socket {
         let state = &*self.0;
         loop {
             match raw::read(&state.stream, buffer) {
-                Ok(bytes) => {
-                    state.note_moved(bytes);
-                    return Poll::Ready(Ok(()));
-                }
+                Ok(bytes) => return Poll::Ready(state.note_read(bytes)),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     state.read_blocked.store(true, Ordering::Relaxed);

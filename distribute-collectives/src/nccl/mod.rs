@@ -83,9 +83,9 @@
 //!   saw it.
 //! - [`abort`](crate::Communicator::abort) of any rank ends the running operation of all.
 //!
-//! Where the thread does not come back from a library within the grace period, `ncclCommAbort` is
-//! called from another thread; after two more the thread is given up and
-//! [`is_stuck`](NcclCommunicator::is_stuck) says so: end the process then.
+//! Where the thread does not come back from a library within three grace periods, it is given up
+//! and [`is_stuck`](NcclCommunicator::is_stuck) says so: end the process then. Nobody else calls
+//! `ncclCommAbort`: it would free what a thread that was merely slow is about to use.
 
 mod agreement;
 mod communicator;

@@ -1,13 +1,12 @@
-//! The thread of a communicator: every call of NCCL is made by it, but for an abort when it is
-//! stuck in one.
+//! The thread of a communicator: every call of NCCL is made by it.
 //!
 //! The thread that calls operations sends it one request at a time and looks, while it waits for
 //! the answer, whether the group still holds. Memory of a running operation belongs to the request,
 //! so that nothing is freed under a device that cannot be stopped.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -20,6 +19,10 @@ use crate::error::CollectiveError;
 
 /// How often the caller looks whether the group still holds.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
+
+/// How many grace periods the thread has to come back when it was told to abort: one for the call
+/// that it is in, one for the abort, one for the device.
+const PATIENCE: u32 = 3;
 
 /// The longest pause between two polls.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
@@ -93,8 +96,8 @@ impl RequestError {
 /// What the two threads share.
 #[derive(Default)]
 struct ThreadShared {
+    /// The thread is to end what runs.
     stop: AtomicBool,
-    comm: OnceLock<Comm>,
     /// What the device does could not be ended.
     stuck: AtomicBool,
 }
@@ -231,12 +234,11 @@ impl NcclThread {
     }
 
     /// Waits for the answer. When the group fails or the deadline passes, the thread is told to
-    /// abort; when it does not come back, NCCL is aborted from here; then it is given up.
+    /// abort; when it does not come back from the call that it is in, it is given up.
     fn wait(&mut self, limits: &WaitLimits<'_>) -> Result<Answer, RequestError> {
         let begin = Instant::now();
         let mut lost_at = None;
         let mut stopped: Option<(Instant, RequestError)> = None;
-        let mut forced: Option<Instant> = None;
         loop {
             match self.answers.recv_timeout(POLL_INTERVAL) {
                 // The request finished in spite of all.
@@ -252,19 +254,12 @@ impl NcclThread {
                         stopped = Some((Instant::now(), why));
                     }
                 }
-                Some((at, why)) => match forced {
-                    None if at.elapsed() > self.grace => {
-                        self.abort_from_here();
-                        // The thread has a grace period of its own to come back.
-                        forced = Some(Instant::now());
-                    }
-                    Some(forced) if forced.elapsed() > 2 * self.grace => {
-                        let why = why.clone();
-                        self.give_up();
-                        return Err(why);
-                    }
-                    _ => {}
-                },
+                Some((at, why)) if at.elapsed() > PATIENCE * self.grace => {
+                    let why = why.clone();
+                    self.give_up();
+                    return Err(why);
+                }
+                Some(_) => {}
             }
         }
     }
@@ -285,21 +280,6 @@ impl NcclThread {
         }
         let elapsed = begin.elapsed();
         (elapsed > limits.timeout).then_some(RequestError::TimedOut(elapsed))
-    }
-
-    /// Aborts NCCL though the thread is in a call. On yet another thread: there have been versions
-    /// whose abort did not return either.
-    fn abort_from_here(&self) {
-        let shared = self.shared.clone();
-        let abort = move || {
-            if let Some(comm) = shared.comm.get() {
-                comm.abort();
-            }
-        };
-        let thread = std::thread::Builder::new().name("distribute-nccl-abort".to_string());
-        if let Err(error) = thread.spawn(abort) {
-            tracing::error!(%error, "no thread to abort NCCL");
-        }
     }
 
     fn give_up(&mut self) -> RequestError {
@@ -324,7 +304,6 @@ impl Drop for NcclThread {
             }
             left += 1;
             self.shared.stop.store(true, Ordering::Release);
-            self.abort_from_here();
         }
         let _ = thread.join();
     }
@@ -338,6 +317,7 @@ struct ThreadSide {
     grace: Duration,
     /// Made with the communicator.
     queue: Option<(OwnedStream, Event)>,
+    comm: Option<Comm>,
 }
 
 impl ThreadSide {
@@ -353,6 +333,7 @@ impl ThreadSide {
             shared,
             grace,
             queue: None,
+            comm: None,
         }
     }
 
@@ -391,8 +372,8 @@ impl ThreadSide {
         let event = Event::new(&self.context).map_err(RequestError::Library)?;
         self.queue = Some((stream, event));
         let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(RequestError::Library)?;
-        let comm = self.shared.comm.get_or_init(|| comm);
-        self.wait(|| comm.state())
+        let comm = &*self.comm.insert(comm);
+        wait(&self.shared, || comm.state())
     }
 
     fn stage(&self, bytes: usize) -> Result<Answer, LibraryError> {
@@ -420,7 +401,7 @@ impl ThreadSide {
     }
 
     fn parts(&self) -> Result<(&OwnedStream, &Event, &Comm), RequestError> {
-        match (&self.queue, self.shared.comm.get()) {
+        match (&self.queue, &self.comm) {
             (Some((stream, event)), Some(comm)) => Ok((stream, event, comm)),
             _ => Err(RequestError::Stuck),
         }
@@ -440,7 +421,7 @@ impl ThreadSide {
             comm.issue(&round.calls, stream)
                 .map_err(RequestError::Library)?;
             // Until then the calls may not be in the stream yet.
-            self.wait(|| comm.state())?;
+            wait(&self.shared, || comm.state())?;
         }
         if let (Some(span), Some(host)) = (&round.download, &mut round.host) {
             span.download(host, stream).map_err(RequestError::Library)?;
@@ -451,7 +432,7 @@ impl ThreadSide {
     /// Waits until the stream is empty.
     fn finish(&self) -> Result<(), RequestError> {
         let (_, event, comm) = self.parts()?;
-        self.wait(|| {
+        wait(&self.shared, || {
             comm.state()?;
             event.is_reached()
         })
@@ -477,29 +458,15 @@ impl ThreadSide {
         false
     }
 
-    fn wait(
-        &self,
-        mut ready: impl FnMut() -> Result<bool, LibraryError>,
-    ) -> Result<(), RequestError> {
-        let mut polls = 0;
-        while !ready().map_err(RequestError::Library)? {
-            if self.shared.stop.load(Ordering::Acquire) {
-                return Err(RequestError::Stuck);
-            }
-            pause(&mut polls);
-        }
-        Ok(())
-    }
-
     fn abort(&self) {
-        if let Some(comm) = self.shared.comm.get() {
+        if let Some(comm) = &self.comm {
             comm.abort();
         }
     }
 
     /// Ends the communicator in an orderly way, if that is possible within the grace period.
     fn close(&mut self) {
-        let Some(comm) = self.shared.comm.get() else {
+        let Some(comm) = &self.comm else {
             return;
         };
         let end = Instant::now() + self.grace;
@@ -519,6 +486,21 @@ impl ThreadSide {
             _ => comm.abort(),
         }
     }
+}
+
+/// Polls until it is ready, or the thread is to end what runs.
+fn wait(
+    shared: &ThreadShared,
+    mut ready: impl FnMut() -> Result<bool, LibraryError>,
+) -> Result<(), RequestError> {
+    let mut polls = 0;
+    while !ready().map_err(RequestError::Library)? {
+        if shared.stop.load(Ordering::Acquire) {
+            return Err(RequestError::Stuck);
+        }
+        pause(&mut polls);
+    }
+    Ok(())
 }
 
 /// Polls quickly at first: small operations take some 20 microseconds.

@@ -201,16 +201,45 @@ fn what_nccl_does_not_finish_is_aborted_at_its_deadline() {
     });
 }
 
+/// Whether the thread is in the call, or about to enter it, cannot be seen from outside: it is
+/// given up, and nothing is freed that it may use.
 #[test]
-fn a_call_that_does_not_return_is_aborted_from_outside() {
+fn a_call_that_does_not_return_is_given_up() {
     within_limit(|| {
         let fake = Fake::new("block=0:0");
         on_threads(patient(&fake, 2), |mut rank| {
+            let begin = Instant::now();
             let error = sum(&mut rank).unwrap_err();
             assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
-            assert!(!rank.is_stuck());
+            assert!(begin.elapsed() < TIMEOUT + 3 * GRACE + SLACK);
+            assert_eq!(rank.is_stuck(), rank.rank() == 0);
+            assert!(is_poisoned(&mut rank));
         });
-        fake.assert_clean();
+        assert_eq!((fake.stat("comms"), fake.stat("misuse")), (1, 0));
+    });
+}
+
+/// A thread that is not run for a while finds its communicator as it was.
+#[test]
+fn a_slow_call_is_never_made_on_a_communicator_that_is_gone() {
+    within_limit(|| {
+        let fake = Fake::new("slow=0:0");
+        let (timeout, grace) = (Duration::from_millis(300), Duration::from_millis(50));
+        let group = GroupOptions::default().timeout(Duration::from_secs(20));
+        let options = fake.options(0).timeout(timeout).grace(grace);
+        on_threads(fake.group_with(2, group, options), |mut rank| {
+            let (mut first, mut second) = ([1.0_f32; 4], [1.0_f32; 8]);
+            let mut pack = [(&mut first[..]).into(), (&mut second[..]).into()];
+            let error = rank.all_reduce(ReduceOp::Sum, &mut pack).unwrap_err();
+            assert!(matches!(error, CollectiveError::Aborted { .. }), "{error}");
+        });
+        let end = Instant::now() + Duration::from_secs(10);
+        let is_over = || fake.stat("slow_calls") > 0 && fake.stat("comms") == 0;
+        while !is_over() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(is_over(), "{:?}", fake.stats());
+        assert_eq!(fake.stat("misuse"), 0);
     });
 }
 

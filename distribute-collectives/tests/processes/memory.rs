@@ -14,6 +14,8 @@ use super::{BIG, group_with_faults};
 const MIB: usize = 1 << 20;
 const BUFFERS: usize = 100 * MIB;
 const MORE: usize = 64 * MIB;
+/// What all strangers of a port may cost.
+const STRANGERS: usize = 4 * MIB;
 
 #[track_caller]
 fn assert_bounded(rank: &Rank, before: usize, buffers: usize) {
@@ -184,6 +186,63 @@ fn strangers_fill_no_memory_and_keep_no_group_from_forming() {
         rank.answer("called");
     }
     assert_bounded(&ranks[0], before, 0);
+    leave(&mut ranks);
+}
+
+/// Says it on so many connections, as a client that keeps to HTTP/2 does: it acknowledges the
+/// settings, so that it has the windows of a member.
+fn polite_attack(address: &str, path: &str, connections: usize) -> Vec<TcpStream> {
+    let message = [0, 0xff, 0xff, 0xff, 0xff];
+    let hello = [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
+    let call = [request(path, 1), frame(DATA, 0, 1, &message)].concat();
+    let begin = |_| {
+        let mut socket = TcpStream::connect(address).expect("it listens");
+        let limit = Some(Duration::from_millis(100));
+        socket.set_write_timeout(limit).expect("a socket");
+        let acknowledged = frame(SETTINGS, 1, 0, &[]);
+        let _ = socket.write_all(&[&hello[..], &acknowledged, &call].concat());
+        socket
+    };
+    let mut sockets: Vec<TcpStream> = (0..connections).map(begin).collect();
+    let piece = frame(DATA, 0, 1, &[0; 16 << 10]);
+    for _ in 0..4 * MIB / piece.len() {
+        // Those that were closed fail at once.
+        sockets.retain_mut(|socket| socket.write_all(&piece).is_ok());
+    }
+    sockets
+}
+
+/// With the windows of a member a stranger may send what it likes: it is not kept.
+#[rstest]
+fn strangers_that_acknowledge_the_settings_fill_no_memory(
+    #[values(
+        "/distribute.v1.Control/Join",
+        "/grpc.health.v1.Health/Check",
+        "/distribute.v1.Collectives/Exchange"
+    )]
+    path: &str,
+) {
+    let mut ranks = start(2);
+    let addresses = bind(&mut ranks, 0, "grpc", "rendezvous_ms=30000");
+    let switch = Switch::new();
+    switch.set(Mode::BlackHole);
+    let (control, data) = &addresses.0[0];
+    let route = proxy::start(data, &switch);
+    ranks[0].tell(&format!("join {}", addresses.control()));
+    ranks[1].tell(&format!("join {} data:0={route}", addresses.control()));
+    // What the first connections cost once is not what they keep.
+    let warm: Vec<_> = [control, data].map(|it| polite_attack(it, path, 8)).into();
+    drop(warm);
+    let before = ranks[0].peak_bytes();
+    let held = [control, data].map(|it| polite_attack(it, path, 64));
+    let more = ranks[0].peak_bytes().saturating_sub(before);
+    println!("{path}: {} KiB for 128 strangers", more / 1024);
+    assert!(more < 2 * STRANGERS, "{} MiB more", more / MIB);
+    drop(held);
+    switch.set(Mode::Forward);
+    for rank in &mut ranks {
+        rank.answer("joined");
+    }
     leave(&mut ranks);
 }
 

@@ -6,9 +6,9 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
 
-use super::{Gradients, Residence};
+use super::{Entry, Gradients, Residence};
 use crate::trace::{self, CapturedTensor};
 use crate::{Error, Result};
 
@@ -34,10 +34,9 @@ impl Gradients {
         let flags = self.flags(signals);
         let mut buffers = Vec::with_capacity(self.entries.len() + 1);
         for entry in &mut self.entries {
-            let shape = entry.shape();
             buffers.push(match entry.gradient.take() {
-                Some(gradient) => gradient.into_host(&shape)?,
-                None => TensorData::full_dtype(shape, 0.0, entry.spec.dtype),
+                Some(gradient) => gradient.into_host()?,
+                None => TensorData::full_dtype(&entry.spec, 0.0, entry.spec.dtype),
             });
         }
         buffers.push(flags);
@@ -92,25 +91,30 @@ impl Gradients {
         flags: &Flags,
         device: &Device,
     ) -> Result<Vec<Tensor<1>>> {
-        let flagged = self.entries.iter_mut().zip(&flags.of_parameters);
-        let flagged = flagged.filter(|(_, flag)| **flag > 0.0);
-        let tensors = flagged.map(|(entry, _)| match entry.gradient.take() {
-            Some(gradient) => gradient.into_flat(device),
-            None => {
-                let count = entry.shape().num_elements();
-                Ok(Tensor::zeros([count], (device, entry.spec.dtype)))
-            }
-        });
+        let tensors = self
+            .flagged(flags)
+            .map(|entry| match entry.gradient.take() {
+                Some(gradient) => gradient.into_flat(device),
+                None => {
+                    let count = Shape::from(&entry.spec).num_elements();
+                    Ok(Tensor::zeros([count], (device, entry.spec.dtype)))
+                }
+            });
         tensors.collect()
     }
 
     /// Puts the reduced tensors back.
     pub(crate) fn put_tensors(&mut self, tensors: Vec<Tensor<1>>, flags: &Flags) {
+        for (entry, tensor) in self.flagged(flags).zip(tensors) {
+            entry.gradient = Some(Residence::device(tensor, (&entry.spec).into()));
+        }
+    }
+
+    /// Those that a replica has a gradient of.
+    fn flagged(&mut self, flags: &Flags) -> impl Iterator<Item = &mut Entry> {
         let flagged = self.entries.iter_mut().zip(&flags.of_parameters);
         let flagged = flagged.filter(|(_, flag)| **flag > 0.0);
-        for ((entry, _), tensor) in flagged.zip(tensors) {
-            entry.gradient = Some(Residence::device(tensor));
-        }
+        flagged.map(|(entry, _)| entry)
     }
 
     /// The gradients, which are tensors of a captured step.

@@ -1,58 +1,12 @@
 //! Arithmetic on gradients' elements, on the host: of all types of floats that are reduced, those
 //! of 16 bits in f32.
 
-use burn::tensor::{DType, TensorData, bf16, f16};
+use burn::tensor::{DType, Element, TensorData, bf16, f16};
+use distribute_collectives::ReduceOp;
+use distribute_collectives::reduce::accumulate;
 
+use crate::host_reduce::for_element;
 use crate::{Error, Result};
-
-/// Runs an expression with `E` standing for the element type and `wide` for the type that it is
-/// computed in.
-macro_rules! for_float {
-    ($op:literal, $dtype:expr, ($element:ident, $wide:ident) => $body:expr) => {
-        match $dtype {
-            DType::F32 => for_float!(@f32, f32, $element, $wide, $body),
-            DType::F64 => for_float!(@f64, f64, $element, $wide, $body),
-            DType::F16 => for_float!(@f16, f32, $element, $wide, $body),
-            DType::BF16 => for_float!(@bf16, f32, $element, $wide, $body),
-            other => Err(Error::DType {
-                op: concat!($op, " (f16, bf16, f32 and f64)"),
-                dtype: other.name().to_string(),
-            }),
-        }
-    };
-    (@$type:ty, $computed:ty, $element:ident, $wide:ident, $body:expr) => {{
-        type $element = $type;
-        type $wide = $computed;
-        $body
-    }};
-}
-
-/// An element in the type that it is computed in.
-trait Computed<W> {
-    fn widen(self) -> W;
-    fn narrow(wide: W) -> Self;
-}
-
-macro_rules! computed {
-    ($type:ty, $wide:ty, $widen:expr, $narrow:expr) => {
-        impl Computed<$wide> for $type {
-            #[inline]
-            fn widen(self) -> $wide {
-                $widen(self)
-            }
-
-            #[inline]
-            fn narrow(wide: $wide) -> Self {
-                $narrow(wide)
-            }
-        }
-    };
-}
-
-computed!(f32, f32, std::convert::identity, std::convert::identity);
-computed!(f64, f64, std::convert::identity, std::convert::identity);
-computed!(f16, f32, f16::to_f32, f16::from_f32);
-computed!(bf16, f32, bf16::to_f32, bf16::from_f32);
 
 pub(super) fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
     if sum.dtype() != data.dtype() {
@@ -63,40 +17,47 @@ pub(super) fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
             sum.dtype().name()
         )));
     }
-    for_float!("accumulate", sum.dtype(), (E, W) => {
+    let (op, dtype) = ("accumulate (f16, bf16, f32 and f64)", sum.dtype());
+    if !dtype.is_float() {
+        return Err(Error::dtype(op, dtype));
+    }
+    for_element!(op, dtype, E => {
         let from = data.as_slice::<E>().map_err(Error::internal)?;
         let into = sum.as_mut_slice::<E>().map_err(Error::internal)?;
-        for (into, from) in into.iter_mut().zip(from) {
-            let wide: W = into.widen() + from.widen();
-            *into = E::narrow(wide);
-        }
+        accumulate(ReduceOp::Sum, into, from);
         Ok(())
     })
 }
 
 pub(super) fn scale(data: &mut TensorData, factor: f64) -> Result<()> {
-    for_float!("clip", data.dtype(), (E, W) => {
-        let factor = factor as W;
-        let values = data.as_mut_slice::<E>().map_err(Error::internal)?;
-        for value in values {
-            let wide: W = value.widen() * factor;
-            *value = E::narrow(wide);
-        }
-        Ok(())
-    })
+    let narrow = factor as f32;
+    match data.dtype() {
+        DType::F32 => each(data, |value: f32| value * narrow),
+        DType::F64 => each(data, |value: f64| value * factor),
+        DType::F16 => each(data, |value: f16| f16::from_f32(value.to_f32() * narrow)),
+        DType::BF16 => each(data, |value: bf16| bf16::from_f32(value.to_f32() * narrow)),
+        other => Err(Error::dtype("clip (f16, bf16, f32 and f64)", other)),
+    }
+}
+
+fn each<E: Element>(data: &mut TensorData, change: impl Fn(E) -> E) -> Result<()> {
+    let values = data.as_mut_slice::<E>().map_err(Error::internal)?;
+    values.iter_mut().for_each(|value| *value = change(*value));
+    Ok(())
 }
 
 pub(super) fn sum_of_squares(data: &TensorData) -> Result<f64> {
-    for_float!("global_norm", data.dtype(), (E, W) => {
-        let values = data.as_slice::<E>().map_err(Error::internal)?.iter();
-        let squares = values.map(|value| {
-            let wide: W = value.widen();
-            square(wide)
-        });
-        Ok(squares.sum())
-    })
+    match data.dtype() {
+        DType::F32 => squares::<f32>(data),
+        DType::F64 => squares::<f64>(data),
+        DType::F16 => squares::<f16>(data),
+        DType::BF16 => squares::<bf16>(data),
+        other => Err(Error::dtype("global_norm (f16, bf16, f32 and f64)", other)),
+    }
 }
 
-fn square(value: impl Into<f64>) -> f64 {
-    value.into().powi(2)
+fn squares<E: Element + Into<f64>>(data: &TensorData) -> Result<f64> {
+    let values = data.as_slice::<E>().map_err(Error::internal)?.iter();
+    let wide = values.map(|value| -> f64 { (*value).into() });
+    Ok(wide.map(|value| value.powi(2)).sum())
 }

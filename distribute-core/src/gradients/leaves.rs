@@ -3,8 +3,8 @@
 use burn::tensor::{DType, Shape, TensorData};
 
 use super::{Gradients, Residence};
-use crate::trace::{CapturedTensor, Fingerprint, TensorSpec, TracedTensor};
-use crate::{Error, Leaf, Nest, Result};
+use crate::trace::{CapturedTensor, Fingerprint, TensorSpec};
+use crate::{Error, Leaf, LeafVisitor, Nest, NestPath, Result};
 
 /// One gradient that there is.
 pub(crate) struct GradientLeaf<'a> {
@@ -12,19 +12,13 @@ pub(crate) struct GradientLeaf<'a> {
     gradient: &'a mut Residence,
 }
 
-impl GradientLeaf<'_> {
-    fn host(&self) -> Result<&TensorData> {
-        self.gradient.host(&Shape::from(self.spec.shape.clone()))
-    }
-}
-
-impl TracedTensor for GradientLeaf<'_> {
+impl Leaf for GradientLeaf<'_> {
     fn spec(&self) -> TensorSpec {
         self.spec.clone()
     }
 
     fn data(&self) -> Result<TensorData> {
-        self.host().cloned()
+        self.gradient.host().cloned()
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
@@ -32,8 +26,12 @@ impl TracedTensor for GradientLeaf<'_> {
         Ok(())
     }
 
-    fn bind(&mut self, tensor: CapturedTensor) {
+    fn bind(&mut self, tensor: CapturedTensor, _: (bool, bool)) {
         *self.gradient = Residence::Captured(tensor);
+    }
+
+    fn is_per_replica(&self) -> bool {
+        true
     }
 
     fn captured(&self) -> Option<CapturedTensor> {
@@ -42,42 +40,31 @@ impl TracedTensor for GradientLeaf<'_> {
             _ => None,
         }
     }
-}
 
-fn empty(dtype: DType) -> TensorData {
-    TensorData::from_bytes_vec(Vec::new(), Shape::new([0]), dtype)
-}
-
-impl Leaf for GradientLeaf<'_> {
     fn take(&mut self) -> Result<TensorData> {
         if let Residence::Captured(_) | Residence::Compiled = self.gradient {
-            self.host()?;
+            self.gradient.host()?;
         }
         let nothing = Residence::Host(empty(self.spec.dtype));
         let gradient = std::mem::replace(self.gradient, nothing);
-        gradient.into_host(&Shape::from(self.spec.shape.clone()))
+        gradient.into_host()
     }
 
     fn put(&mut self, data: TensorData) -> Result<()> {
         if data.shape()[..] != self.spec.shape[..] {
-            return Err(Error::Shape {
-                op: "put a gradient back: it has the shape of its parameter",
-                expected: self.spec.shape.clone(),
-                found: data.shape().to_vec(),
-            });
+            let op = "put a gradient back: it has the shape of its parameter";
+            return Err(Error::shape(op, &self.spec.shape, data.shape()));
         }
         if data.dtype() != self.spec.dtype {
-            return Err(Error::DType {
-                op: "put a gradient back: it has the type of its parameter",
-                dtype: data.dtype().name().to_string(),
-            });
+            let op = "put a gradient back: it has the type of its parameter";
+            return Err(Error::dtype(op, data.dtype()));
         }
         self.set_data(data)
     }
+}
 
-    fn traced(&mut self) -> Option<&mut dyn TracedTensor> {
-        Some(self)
-    }
+fn empty(dtype: DType) -> TensorData {
+    TensorData::from_bytes_vec(Vec::new(), Shape::new([0]), dtype)
 }
 
 impl Gradients {
@@ -93,13 +80,15 @@ impl Gradients {
             .is_some_and(|entry| entry.gradient.is_some())
     }
 
-    /// The gradients that there are.
-    pub(crate) fn leaves(&mut self) -> impl Iterator<Item = GradientLeaf<'_>> {
-        self.entries.iter_mut().filter_map(|entry| {
-            Some(GradientLeaf {
+    /// The gradients that there are, with the numbers of their parameters.
+    pub(crate) fn leaves(&mut self) -> impl Iterator<Item = (usize, GradientLeaf<'_>)> {
+        self.entries.iter_mut().enumerate().filter_map(|entry| {
+            let (index, entry) = entry;
+            let leaf = GradientLeaf {
                 spec: &entry.spec,
                 gradient: entry.gradient.as_mut()?,
-            })
+            };
+            Some((index, leaf))
         })
     }
 
@@ -123,9 +112,10 @@ impl Gradients {
 /// One leaf for each parameter that has a gradient, in the order of the parameters. A reduction
 /// of the whole needs the same ones on every replica; [`Gradients::all_reduce`] does not.
 impl Nest for Gradients {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
         self.refuse_rows("a result of a step, or a reduction over replicas")?;
-        self.leaves().try_for_each(|mut leaf| visit(&mut leaf))
+        let mut leaves = self.leaves();
+        leaves.try_for_each(|(index, mut leaf)| visit(&path.item(index), &mut leaf))
     }
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
@@ -188,11 +178,15 @@ mod tests {
         let leaves = found.take_leaves().unwrap();
         let swapped = leaves.iter().rev().cloned().collect();
         let error = found.put_leaves(swapped).unwrap_err();
-        assert!(matches!(error, Error::Shape { .. }), "{error}");
+        assert!(matches!(error.root_cause(), Error::Shape { .. }), "{error}");
+        assert!(
+            error.to_string().starts_with("`0`: put a gradient back"),
+            "{error}"
+        );
         let wide = leaves
             .into_iter()
             .map(|leaf| leaf.convert_dtype(DType::F64));
         let error = found.put_leaves(wide.collect()).unwrap_err();
-        assert!(matches!(error, Error::DType { .. }), "{error}");
+        assert!(matches!(error.root_cause(), Error::DType { .. }), "{error}");
     }
 }

@@ -49,21 +49,6 @@ struct Entry {
     gradient: Option<Residence>,
 }
 
-impl Entry {
-    fn shape(&self) -> Shape {
-        Shape::from(self.spec.shape.clone())
-    }
-
-    /// Moves the gradient to host memory.
-    fn bring_to_host(&mut self) -> Result<()> {
-        let shape = self.shape();
-        if let Some(gradient) = self.gradient.take() {
-            self.gradient = Some(Residence::Host(gradient.into_host(&shape)?));
-        }
-        Ok(())
-    }
-}
-
 impl Gradients {
     /// Those of a loss with respect to a model's parameters and to rows that were looked up.
     /// `keeps` leaves them where burn has put them, also in host memory.
@@ -74,11 +59,8 @@ impl Gradients {
         keeps: bool,
     ) -> Result<Self> {
         if loss.shape().num_elements() != 1 {
-            return Err(Error::Shape {
-                op: "gradient: the loss must be one number (average with `average_loss`)",
-                expected: vec![1],
-                found: loss.shape().to_vec(),
-            });
+            let op = "gradient: the loss must be one number (average with `average_loss`)";
+            return Err(Error::shape(op, &[1], &loss.shape()));
         }
         if let Some(mut tape) = trace::backward(loss) {
             let tape = tape.as_mut().map_err(|error| error.clone())?;
@@ -151,9 +133,8 @@ impl Gradients {
     /// ([`Error::HostRead`]).
     pub fn get(&self, index: usize) -> Result<Option<&TensorData>> {
         let entry = self.entries.get(index);
-        let found = entry.and_then(|entry| Some((entry.gradient.as_ref()?, entry.shape())));
-        let host = found.map(|(gradient, shape)| gradient.host(&shape));
-        host.transpose()
+        let gradient = entry.and_then(|entry| entry.gradient.as_ref());
+        gradient.map(Residence::host).transpose()
     }
 
     /// All gradients in visit order, for changing them in place. Those on a GPU are copied to
@@ -173,11 +154,8 @@ impl Gradients {
 
     /// All gradients in visit order, and those of rows of tables.
     pub(crate) fn into_values(self) -> Result<(Vec<Option<TensorData>>, Vec<RowGradients>)> {
-        let dense = self.entries.into_iter().map(|entry| {
-            let shape = entry.shape();
-            let gradient = entry.gradient;
-            gradient.map(|found| found.into_host(&shape)).transpose()
-        });
+        let dense = self.entries.into_iter();
+        let dense = dense.map(|entry| entry.gradient.map(Residence::into_host).transpose());
         Ok((dense.collect::<Result<_>>()?, self.rows))
     }
 
@@ -191,7 +169,12 @@ impl Gradients {
 
     /// Moves all gradients to host memory. Waits for the devices.
     pub(crate) fn bring_to_host(&mut self) -> Result<()> {
-        self.entries.iter_mut().try_for_each(Entry::bring_to_host)
+        for entry in &mut self.entries {
+            if let Some(gradient) = entry.gradient.take() {
+                entry.gradient = Some(Residence::Host(gradient.into_host()?));
+            }
+        }
+        Ok(())
     }
 
     /// No gradients, of this model.
@@ -249,15 +232,11 @@ impl Gradients {
             .try_for_each(|rows| self.add_rows(rows))?;
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
             if mine.spec.shape != theirs.spec.shape {
-                return Err(Error::Shape {
-                    op: "accumulate",
-                    expected: mine.spec.shape.clone(),
-                    found: theirs.spec.shape,
-                });
+                let (expected, found) = (&mine.spec.shape, &theirs.spec.shape);
+                return Err(Error::shape("accumulate", expected, found));
             }
-            let shape = mine.shape();
             mine.gradient = match (mine.gradient.take(), theirs.gradient) {
-                (Some(sum), Some(other)) => Some(sum.add(other, &shape)?),
+                (Some(sum), Some(other)) => Some(sum.add(other)?),
                 (mine, theirs) => mine.or(theirs),
             };
         }
@@ -339,10 +318,11 @@ fn placed(
     let Some(gradient) = gradient else {
         return Ok(None);
     };
+    let shape = Shape::from(of.spec().shape);
     if keeps || is_off_host(&gradient.device()) {
-        return Ok(Some(Residence::device(gradient)));
+        return Ok(Some(Residence::device(gradient, shape)));
     }
     let data = gradient.try_into_data().map_err(Error::internal)?;
-    let data = with_shape(data, Shape::from(of.spec().shape))?;
+    let data = with_shape(data, shape)?;
     Ok(Some(Residence::Host(data)))
 }

@@ -27,6 +27,8 @@ pub(crate) enum Residence {
 pub(crate) struct DeviceGradient {
     /// Flattened.
     tensor: Tensor<1>,
+    /// That of the parameter.
+    shape: Shape,
     /// The copy in host memory, once somebody has asked for it.
     copy: OnceLock<TensorData>,
 }
@@ -40,20 +42,24 @@ pub(crate) enum Number {
 }
 
 impl Residence {
-    pub(super) fn device(tensor: Tensor<1>) -> Self {
+    pub(super) fn device(tensor: Tensor<1>, shape: Shape) -> Self {
         let copy = OnceLock::new();
-        Self::Device(DeviceGradient { tensor, copy })
+        Self::Device(DeviceGradient {
+            tensor,
+            shape,
+            copy,
+        })
     }
 
     /// The values in host memory; those of a device are copied the first time, which waits for it.
-    pub(super) fn host(&self, shape: &Shape) -> Result<&TensorData> {
+    pub(super) fn host(&self) -> Result<&TensorData> {
         match self {
             Self::Host(data) => Ok(data),
-            Self::Device(DeviceGradient { tensor, copy }) => match copy.get() {
+            Self::Device(found) => match found.copy.get() {
                 Some(data) => Ok(data),
                 None => {
-                    let data = fetch(tensor.clone(), shape)?;
-                    Ok(copy.get_or_init(|| data))
+                    let data = fetch(found.tensor.clone(), found.shape.clone())?;
+                    Ok(found.copy.get_or_init(|| data))
                 }
             },
             Self::Captured(_) => Err(Error::host_read("a gradient")),
@@ -62,11 +68,11 @@ impl Residence {
     }
 
     /// The same in host memory.
-    pub(super) fn into_host(self, shape: &Shape) -> Result<TensorData> {
+    pub(super) fn into_host(self) -> Result<TensorData> {
         match self {
             Self::Host(data) => Ok(data),
-            Self::Device(found) => fetch(found.tensor, shape),
-            other => other.host(shape).cloned(),
+            Self::Device(found) => fetch(found.tensor, found.shape),
+            other => other.host().cloned(),
         }
     }
 
@@ -84,15 +90,17 @@ impl Residence {
     }
 
     /// The sum with another gradient of the same parameter, where both are; else in host memory.
-    pub(super) fn add(self, other: Self, shape: &Shape) -> Result<Self> {
+    pub(super) fn add(self, other: Self) -> Result<Self> {
         Ok(match (self, other) {
-            (Self::Device(sum), Self::Device(other)) => Self::device(sum.tensor.add(other.tensor)),
+            (Self::Device(sum), Self::Device(other)) => {
+                Self::device(sum.tensor.add(other.tensor), sum.shape)
+            }
             (Self::Captured(sum), Self::Captured(other)) => {
                 Self::Captured(trace::combine(sum, other, true))
             }
             (sum, other) => {
-                let mut sum = sum.into_host(shape)?;
-                elements::add(&mut sum, &other.into_host(shape)?)?;
+                let mut sum = sum.into_host()?;
+                elements::add(&mut sum, &other.into_host()?)?;
                 Self::Host(sum)
             }
         })
@@ -103,7 +111,8 @@ impl Residence {
         match (&mut *self, factor) {
             (Self::Host(data), Number::Host(factor)) => elements::scale(data, *factor),
             (Self::Device(found), Number::Host(factor)) => {
-                *self = Self::device(found.tensor.clone().mul_scalar(*factor));
+                let scaled = found.tensor.clone().mul_scalar(*factor);
+                *self = Self::device(scaled, found.shape.clone());
                 Ok(())
             }
             (Self::Captured(tensor), Number::Captured(factor)) => {
@@ -213,9 +222,9 @@ fn captured_norm<'a>(
 }
 
 /// Copies a flattened tensor to host memory. Waits for the device.
-fn fetch(tensor: Tensor<1>, shape: &Shape) -> Result<TensorData> {
+fn fetch(tensor: Tensor<1>, shape: Shape) -> Result<TensorData> {
     let data = tensor.try_into_data().map_err(Error::internal)?;
-    with_shape(data, shape.clone())
+    with_shape(data, shape)
 }
 
 /// The same memory with one dimension.

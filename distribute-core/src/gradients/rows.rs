@@ -1,7 +1,6 @@
 //! Gradients of rows of tables that live on parameter servers.
 
-use std::cmp::Ordering;
-use std::fmt;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Gradients as BurnGradients, Tensor, TensorData};
@@ -38,40 +37,25 @@ impl RowGradients {
     fn add(&mut self, other: Self) -> Result<()> {
         let width = self.width()?;
         if other.width()? != width {
-            return Err(Error::Shape {
-                op: "gradients of rows",
-                expected: vec![other.rows.ids.len(), width],
-                found: other.values.shape().to_vec(),
-            });
+            let expected = [other.rows.ids.len(), width];
+            let found = other.values.shape();
+            return Err(Error::shape("gradients of rows", &expected, found));
         }
-        let mine = self.values.as_slice::<f32>().map_err(Error::internal)?;
-        let theirs = other.values.as_slice::<f32>().map_err(Error::internal)?;
-        let (mut ids, mut sum) = (Vec::new(), Vec::new());
-        let (mut i, mut j) = (0, 0);
-        loop {
-            let (left, right) = (self.rows.ids.get(i), other.rows.ids.get(j));
-            let order = match (left, right) {
-                (None, None) => break,
-                (Some(_), None) => Ordering::Less,
-                (None, Some(_)) => Ordering::Greater,
-                (Some(left), Some(right)) => left.cmp(right),
-            };
-            let row = |values: &[f32], at: usize| values[at * width..(at + 1) * width].to_vec();
-            ids.extend(if order.is_le() { left } else { right });
-            match order {
-                Ordering::Less => sum.extend(row(mine, i)),
-                Ordering::Greater => sum.extend(row(theirs, j)),
-                Ordering::Equal => {
-                    let pairs = row(mine, i).into_iter().zip(row(theirs, j));
-                    sum.extend(pairs.map(|(mine, theirs)| mine + theirs));
+        let mut sum: BTreeMap<u64, Vec<f32>> = BTreeMap::new();
+        for part in [&*self, &other] {
+            let values = part.values.as_slice::<f32>().map_err(Error::internal)?;
+            for (at, id) in part.rows.ids.iter().enumerate() {
+                let row = &values[at * width..(at + 1) * width];
+                match sum.get_mut(id) {
+                    Some(sum) => sum.iter_mut().zip(row).for_each(|(sum, one)| *sum += one),
+                    None => drop(sum.insert(*id, row.to_vec())),
                 }
             }
-            i += usize::from(order.is_le());
-            j += usize::from(order.is_ge());
         }
+        let (ids, sum): (Vec<_>, Vec<_>) = sum.into_iter().unzip();
         let bases = self.rows.base.iter_mut().zip(&other.rows.base);
         bases.for_each(|(mine, theirs)| *mine = (*mine).min(*theirs));
-        self.values = TensorData::new(sum, [ids.len(), width]);
+        self.values = TensorData::new(sum.concat(), [ids.len(), width]);
         self.rows.ids = ids.into();
         Ok(())
     }
@@ -84,18 +68,14 @@ impl RowGradients {
 
 fn check(rows: &RemoteRows, values: &TensorData) -> Result<usize> {
     if values.dtype() != DType::F32 {
-        return Err(Error::DType {
-            op: "rows of a table (f32 only)",
-            dtype: values.dtype().name().to_string(),
-        });
+        return Err(Error::dtype("rows of a table (f32 only)", values.dtype()));
     }
     match values.shape()[..] {
         [count, width] if count == rows.ids.len() => Ok(width),
-        _ => Err(Error::Shape {
-            op: "rows of a table",
-            expected: vec![rows.ids.len(), values.shape().last().copied().unwrap_or(1)],
-            found: values.shape().to_vec(),
-        }),
+        _ => {
+            let expected = [rows.ids.len(), values.shape().last().copied().unwrap_or(1)];
+            Err(Error::shape("rows of a table", &expected, values.shape()))
+        }
     }
 }
 
@@ -132,12 +112,6 @@ impl Watched {
             None => return Ok(None),
         };
         Ok(Some(RowGradients { rows, values }))
-    }
-}
-
-impl fmt::Debug for Watched {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.rows.fmt(f)
     }
 }
 

@@ -3,8 +3,8 @@
 use burn::tensor::{Int, Tensor, TensorData};
 
 use super::metric;
-use super::sums::{Sums, batch};
-use crate::{Error, Leaf, Result, Strategy, VariableContext};
+use super::sums::Sums;
+use crate::{Error, Leaf, Result, VariableContext};
 
 /// The share of examples whose largest score is at the label
 /// (Keras: `tf.keras.metrics.SparseCategoricalAccuracy`). Labels are class numbers.
@@ -31,16 +31,9 @@ pub struct BinaryAccuracy {
 
 metric!(SparseCategoricalAccuracy, "sparse_categorical_accuracy", total => total.mean());
 metric!(CategoricalAccuracy, "categorical_accuracy", total => total.mean());
-metric!(BinaryAccuracy, "binary_accuracy", total => total.mean());
+metric!(BinaryAccuracy, "binary_accuracy", total => total.mean(); threshold: 0.5);
 
 impl SparseCategoricalAccuracy {
-    /// A metric of this strategy, at zero.
-    pub fn new(strategy: &(impl Strategy + ?Sized)) -> Self {
-        Self {
-            sums: Sums::new(strategy),
-        }
-    }
-
     /// Compares a batch: labels of shape `[batch, ...]` (or with a last dimension of 1)
     /// and scores (logits or probabilities) of shape `[batch, ..., classes]`.
     ///
@@ -54,11 +47,8 @@ impl SparseCategoricalAccuracy {
         labels: &Tensor<L, Int>,
         scores: &Tensor<S>,
     ) -> Result<()> {
-        let (mut labels, mut scores) = (labels.clone(), scores.clone());
         self.sums
-            .update(context, &mut [&mut labels, &mut scores], |data| {
-                batch(&sparse_matches(&data[0], &data[1])?, None)
-            })
+            .compare(context, labels, scores, None, sparse_matches)
     }
 
     /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
@@ -72,22 +62,12 @@ impl SparseCategoricalAccuracy {
         scores: &Tensor<S>,
         mut weights: impl Leaf,
     ) -> Result<()> {
-        let (mut labels, mut scores) = (labels.clone(), scores.clone());
-        let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
-        self.sums.update(context, given, |data| {
-            batch(&sparse_matches(&data[0], &data[1])?, Some(&data[2]))
-        })
+        self.sums
+            .compare(context, labels, scores, Some(&mut weights), sparse_matches)
     }
 }
 
 impl CategoricalAccuracy {
-    /// A metric of this strategy, at zero.
-    pub fn new(strategy: &(impl Strategy + ?Sized)) -> Self {
-        Self {
-            sums: Sums::new(strategy),
-        }
-    }
-
     /// Compares a batch: one-hot labels (or probabilities) and scores, both of shape
     /// `[batch, ..., classes]`.
     ///
@@ -99,11 +79,8 @@ impl CategoricalAccuracy {
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
-        let (mut labels, mut scores) = (labels.clone(), scores.clone());
         self.sums
-            .update(context, &mut [&mut labels, &mut scores], |data| {
-                batch(&one_hot_matches(&data[0], &data[1])?, None)
-            })
+            .compare(context, labels, scores, None, one_hot_matches)
     }
 
     /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
@@ -117,25 +94,14 @@ impl CategoricalAccuracy {
         scores: &Tensor<D>,
         mut weights: impl Leaf,
     ) -> Result<()> {
-        let (mut labels, mut scores) = (labels.clone(), scores.clone());
-        let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
-        self.sums.update(context, given, |data| {
-            batch(&one_hot_matches(&data[0], &data[1])?, Some(&data[2]))
-        })
+        self.sums
+            .compare(context, labels, scores, Some(&mut weights), one_hot_matches)
     }
 }
 
 impl BinaryAccuracy {
-    /// A metric of this strategy, at zero; probabilities above 0.5 count as 1.
-    pub fn new(strategy: &(impl Strategy + ?Sized)) -> Self {
-        Self {
-            sums: Sums::new(strategy),
-            threshold: 0.5,
-        }
-    }
-
-    /// Scores above this count as 1: 0.5 for probabilities, 0 for logits. It is rounded to the type
-    /// of the scores, so that a score of 0.1 is not above a threshold of 0.1.
+    /// Scores above this count as 1: 0.5, the default, for probabilities, 0 for logits. It is
+    /// rounded to the type of the scores, so that a score of 0.1 is not above a threshold of 0.1.
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;
         self
@@ -151,12 +117,8 @@ impl BinaryAccuracy {
         labels: &Tensor<D>,
         scores: &Tensor<D>,
     ) -> Result<()> {
-        let (mut labels, mut scores) = (labels.clone(), scores.clone());
-        let threshold = self.threshold;
         self.sums
-            .update(context, &mut [&mut labels, &mut scores], move |data| {
-                batch(&side_matches(threshold, &data[0], &data[1])?, None)
-            })
+            .compare(context, labels, scores, None, self.matches())
     }
 
     /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
@@ -170,13 +132,13 @@ impl BinaryAccuracy {
         scores: &Tensor<D>,
         mut weights: impl Leaf,
     ) -> Result<()> {
-        let (mut labels, mut scores) = (labels.clone(), scores.clone());
-        let given: &mut [&mut dyn Leaf] = &mut [&mut labels, &mut scores, &mut weights];
+        self.sums
+            .compare(context, labels, scores, Some(&mut weights), self.matches())
+    }
+
+    fn matches(&self) -> impl Fn(&TensorData, &TensorData) -> Result<TensorData> + 'static {
         let threshold = self.threshold;
-        self.sums.update(context, given, move |data| {
-            let matches = side_matches(threshold, &data[0], &data[1])?;
-            batch(&matches, Some(&data[2]))
-        })
+        move |labels, scores| side_matches(threshold, labels, scores)
     }
 }
 
@@ -246,19 +208,17 @@ fn argmax(scores: &TensorData) -> Vec<usize> {
 }
 
 fn as_numbers(matches: impl Iterator<Item = bool>, shape: &[usize]) -> TensorData {
-    let matches: Vec<f32> = matches
-        .map(|is_match| if is_match { 1.0 } else { 0.0 })
-        .collect();
-    TensorData::new(matches, shape.to_vec())
+    let matches = matches.map(|is_match| f32::from(u8::from(is_match)));
+    TensorData::new(matches.collect::<Vec<_>>(), shape.to_vec())
 }
 
 fn same_shape(labels: &[usize], scores: &[usize]) -> Result<()> {
     if labels == scores {
         return Ok(());
     }
-    Err(Error::Shape {
-        op: "accuracy: labels against scores",
-        expected: scores.to_vec(),
-        found: labels.to_vec(),
-    })
+    Err(Error::shape(
+        "accuracy: labels against scores",
+        scores,
+        labels,
+    ))
 }

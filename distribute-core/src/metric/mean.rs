@@ -1,8 +1,8 @@
 //! The mean and the sum of whatever steps hand in.
 
 use super::metric;
-use super::sums::{Sums, batch};
-use crate::{Leaf, PerReplica, Result, Strategy, VariableContext};
+use super::sums::{Sums, Total, batch};
+use crate::{Leaf, PerReplica, Result, TensorData, VariableContext};
 
 /// The weighted mean of all values (Keras: `tf.keras.metrics.Mean`).
 ///
@@ -23,16 +23,14 @@ pub struct Sum {
 metric!(Mean, "mean", total => total.mean());
 metric!(Sum, "sum", total => total.values);
 
+/// Of values, and of weights if there are some.
+fn weighted(data: &[TensorData]) -> Result<Total> {
+    batch(&data[0], data.get(1))
+}
+
 macro_rules! updates {
     ($type:ty) => {
         impl $type {
-            /// A metric of this strategy, at zero.
-            pub fn new(strategy: &(impl Strategy + ?Sized)) -> Self {
-                Self {
-                    sums: Sums::new(strategy),
-                }
-            }
-
             /// Adds values: a number, a tensor or a
             /// [`TensorData`](crate::TensorData) of any shape. An empty one counts nothing.
             ///
@@ -44,8 +42,7 @@ macro_rules! updates {
                 context: &(impl VariableContext + ?Sized),
                 mut values: impl Leaf,
             ) -> Result<()> {
-                self.sums
-                    .update(context, &mut [&mut values], |data| batch(&data[0], None))
+                self.sums.update(context, &mut [&mut values], weighted)
             }
 
             /// [`update_state`](Self::update_state) with a weight for every example, or one for
@@ -59,9 +56,8 @@ macro_rules! updates {
                 mut values: impl Leaf,
                 mut weights: impl Leaf,
             ) -> Result<()> {
-                let given: &mut [&mut dyn Leaf] = &mut [&mut values, &mut weights];
                 self.sums
-                    .update(context, given, |data| batch(&data[0], Some(&data[1])))
+                    .update(context, &mut [&mut values, &mut weights], weighted)
             }
 
             /// Adds what a `run` returned, outside of a step.

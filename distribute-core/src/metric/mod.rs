@@ -53,8 +53,16 @@ pub trait Metric: Send + Sync + Debug {
 
 /// The calls that every metric has, in its own name and as [`Metric`].
 macro_rules! metric {
-    ($type:ty, $name:literal, $sums:ident => $result:expr) => {
+    ($type:ty, $name:literal, $sums:ident => $result:expr $(; $field:ident: $value:expr)?) => {
         impl $type {
+            /// A metric of this strategy, at zero.
+            pub fn new(strategy: &(impl $crate::Strategy + ?Sized)) -> Self {
+                Self {
+                    sums: Sums::new(strategy),
+                    $($field: $value,)?
+                }
+            }
+
             /// The value over all replicas since the last reset, outside of a step; 0 if there was
             /// no update.
             ///

@@ -1,16 +1,16 @@
 //! What a metric remembers: two sums per replica.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
 
 use crate::error::check_count;
 use crate::sync::lock;
-use crate::trace::{Receiver, Target};
+use crate::trace::Receiver;
 use crate::{
-    Error, Leaf, PerReplica, ReduceOp, Result, Strategy, StrategyExt, StrategyId, VariableContext,
-    scope,
+    Error, Leaf, PerReplica, ReduceOp, Result, Strategy, StrategyExt, VariableContext, scope,
+    strategy,
 };
 
 /// The sums of weighted values and of weights.
@@ -41,12 +41,12 @@ pub(super) struct Sums {
 impl Sums {
     pub(super) fn new(strategy: &(impl Strategy + ?Sized)) -> Self {
         let replicas = strategy.replicas().iter();
-        let sums = Self {
+        // Steps may go on with another metric than this one.
+        strategy::used_outside(strategy);
+        Self {
             strategy: strategy.handle(),
             replicas: replicas.map(|_| Mutex::default()).collect(),
-        };
-        sums.used_outside();
-        sums
+        }
     }
 
     /// Adds what `total` makes of values to the sums of one replica: now, or after each call of a
@@ -61,11 +61,12 @@ impl Sums {
         C: VariableContext + ?Sized,
         F: Fn(&[TensorData]) -> Result<Total> + Send + Sync + 'static,
     {
-        self.check_owner(&context.strategy_id("update_state")?)?;
+        let user = context.strategy_id("update_state")?;
+        self.strategy.id().check_user(&user)?;
         let total = Arc::new(total);
         let (replicas, compute) = (Arc::downgrade(&self.replicas), Arc::clone(&total));
         let receiver = Receiver {
-            target: Arc::new(WeakSums(replicas.clone())),
+            target: Arc::new(replicas.clone()),
             check: &|values| total(values).map(drop),
             apply: Arc::new(move |replica, values: Vec<TensorData>| {
                 if let Some(replicas) = replicas.upgrade() {
@@ -77,15 +78,27 @@ impl Sums {
         context.give(values, receiver)
     }
 
-    fn check_owner(&self, user: &StrategyId) -> Result<()> {
-        let owner = self.strategy.id();
-        if *user != owner {
-            return Err(Error::MixedStrategies {
-                owner: owner.to_string(),
-                user: user.to_string(),
-            });
+    /// Adds how often predictions match, as `matches` tells it for every example.
+    pub(super) fn compare<C, F>(
+        &self,
+        context: &C,
+        labels: &(impl Leaf + Clone),
+        scores: &(impl Leaf + Clone),
+        weights: Option<&mut dyn Leaf>,
+        matches: F,
+    ) -> Result<()>
+    where
+        C: VariableContext + ?Sized,
+        F: Fn(&TensorData, &TensorData) -> Result<TensorData> + Send + Sync + 'static,
+    {
+        let (mut labels, mut scores) = (labels.clone(), scores.clone());
+        let mut given: Vec<&mut dyn Leaf> = vec![&mut labels, &mut scores];
+        if let Some(weights) = weights {
+            given.push(weights);
         }
-        Ok(())
+        self.update(context, &mut given, move |data| {
+            batch(&matches(&data[0], &data[1])?, data.get(2))
+        })
     }
 
     /// Adds a batch to every replica's sums, outside of a step.
@@ -98,16 +111,9 @@ impl Sums {
         Ok(())
     }
 
-    /// Steps may go on with another metric than this one.
-    fn used_outside(&self) {
-        if let Some(tracer) = self.strategy.tracer() {
-            tracer.device().next_generation();
-        }
-    }
-
     /// The sums over all replicas.
     pub(super) fn total(&self) -> Result<Total> {
-        self.used_outside();
+        strategy::used_outside(&*self.strategy);
         let parts = self.replicas.iter().map(|replica| {
             let total = *lock(replica);
             (total.values, total.weights)
@@ -119,7 +125,7 @@ impl Sums {
 
     pub(super) fn reset(&self) -> Result<()> {
         scope::check_cross_replica(&self.strategy.id(), "reset_state")?;
-        self.used_outside();
+        strategy::used_outside(&*self.strategy);
         for replica in self.replicas.iter() {
             *lock(replica) = Total::default();
         }
@@ -131,16 +137,6 @@ fn add_to(replicas: &[Mutex<Total>], local_id: usize, batch: Total) {
     let mut total = lock(&replicas[local_id]);
     total.values += batch.values;
     total.weights += batch.weights;
-}
-
-/// The sums of a metric as long as it is there.
-struct WeakSums(Weak<[Mutex<Total>]>);
-
-impl Target for WeakSums {
-    fn address(&self) -> Option<usize> {
-        let there = self.0.strong_count() > 0;
-        there.then(|| self.0.as_ptr().cast::<()>() as usize)
-    }
 }
 
 impl fmt::Debug for Sums {
@@ -156,26 +152,22 @@ impl fmt::Debug for Sums {
 /// Weights have the values' leading dimensions; values are averaged over the trailing dimensions
 /// that weights lack. One weight counts for all values.
 pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result<Total> {
-    let Some(weights) = weights else {
-        return Ok(Total {
-            values: values.iter::<f64>().sum(),
-            weights: to_f64(values.num_elements()),
-        });
+    let count = values.num_elements();
+    let weights = match weights {
+        Some(weights) if weights.num_elements() != 1 || count == 1 => weights,
+        one => {
+            let weight: f64 = one.map_or(1.0, |one| one.iter::<f64>().sum());
+            return Ok(Total {
+                values: values.iter::<f64>().sum::<f64>() * weight,
+                weights: to_f64(count) * weight,
+            });
+        }
     };
-    if weights.num_elements() == 1 && values.num_elements() != 1 {
-        let weight: f64 = weights.iter::<f64>().sum();
-        return Ok(Total {
-            values: values.iter::<f64>().sum::<f64>() * weight,
-            weights: to_f64(values.num_elements()) * weight,
-        });
-    }
     let leading = values.shape().get(..weights.rank());
     if leading != Some(&weights.shape()[..]) {
-        return Err(Error::Shape {
-            op: "sample weights: the values' leading dimensions",
-            expected: leading.unwrap_or(&values.shape()[..]).to_vec(),
-            found: weights.shape().to_vec(),
-        });
+        let expected = leading.unwrap_or(&values.shape()[..]);
+        let op = "sample weights: the values' leading dimensions";
+        return Err(Error::shape(op, expected, weights.shape()));
     }
     let width: usize = values.shape()[weights.rank()..].iter().product();
     let values: Vec<f64> = values.iter::<f64>().collect();

@@ -3,37 +3,23 @@
 //! TensorFlow calls this `tf.nest`. `reduce`, `gather` and `all_reduce` accept any [`Nest`]:
 //! tensors, numbers, tuples, vectors, maps, and structs with `#[derive(Nest)]`.
 
-mod traced;
+mod leaf;
+mod path;
 
 use std::collections::BTreeMap;
 
-use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::trace::{Fingerprint, read_error};
+use crate::trace::Fingerprint;
 use crate::{Error, Result};
 
-pub use traced::TracedTensor;
+pub use leaf::Leaf;
+pub use path::NestPath;
 
-/// One tensor or number inside a [`Nest`].
-///
-/// Reading a leaf moves its buffer out; a tensor of burn's flex backend that has no other owner
-/// gives it up without a copy. On other devices this is a transfer to the host and waits for it.
-pub trait Leaf {
-    /// Moves the value out and leaves an empty one in its place.
-    fn take(&mut self) -> Result<TensorData>;
+use leaf::Kind;
 
-    /// Puts a value back, on the device and with the type of the one that was taken.
-    ///
-    /// # Errors
-    /// [`Error::DType`] if the leaf cannot hold elements of that type (an integer tensor cannot
-    /// hold a mean), [`Error::Shape`] if it has another number of dimensions.
-    fn put(&mut self, data: TensorData) -> Result<()>;
-
-    /// The leaf as a tensor that a captured step can take or give; `None` for numbers.
-    fn traced(&mut self) -> Option<&mut dyn TracedTensor> {
-        None
-    }
-}
+/// What is called for each leaf of a value, with its path.
+pub type LeafVisitor<'a> = &'a mut dyn FnMut(&NestPath<'_>, &mut dyn Leaf) -> Result<()>;
 
 /// A value made of tensors and numbers.
 ///
@@ -56,8 +42,11 @@ pub trait Leaf {
     note = "a `Result` is opened first, with a `?`"
 )]
 pub trait Nest {
-    /// Visits every leaf, always in the same order.
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()>;
+    /// Visits every leaf, always in the same order; `path` is where the value itself is.
+    ///
+    /// # Errors
+    /// The visitor's.
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()>;
 
     /// A value whose leaves can be put in place, for a worker that never had one of its own to put
     /// another worker's leaves into. `None` where the number of leaves is not known from the type
@@ -87,10 +76,13 @@ pub trait Nest {
     }
 
     /// Moves all leaves out, in order.
+    ///
+    /// # Errors
+    /// [`Error::Leaf`], which says where the leaf is that cannot be read.
     fn take_leaves(&mut self) -> Result<Vec<TensorData>> {
         let mut leaves = Vec::new();
-        self.walk(&mut |leaf| {
-            leaves.push(leaf.take()?);
+        self.walk(&NestPath::ROOT, &mut |path, leaf| {
+            leaves.push(leaf.take().map_err(|error| error.at(path))?);
             Ok(())
         })?;
         Ok(leaves)
@@ -99,12 +91,13 @@ pub trait Nest {
     /// Puts leaves back that [`Nest::take_leaves`] moved out.
     ///
     /// # Errors
-    /// If there are fewer or more leaves than places, or one does not fit.
+    /// If there are fewer or more leaves than places, or one does not fit ([`Error::Leaf`]).
     fn put_leaves(&mut self, leaves: Vec<TensorData>) -> Result<()> {
         let mut leaves = leaves.into_iter();
-        self.walk(&mut |leaf| {
-            let data = leaves.next().ok_or_else(different_structure)?;
-            leaf.put(data)
+        self.walk(&NestPath::ROOT, &mut |path, leaf| {
+            let data = leaves.next().ok_or_else(different_structure);
+            let put = data.and_then(|data| leaf.put(data));
+            put.map_err(|error| error.at(path))
         })?;
         if leaves.next().is_some() {
             return Err(different_structure());
@@ -113,91 +106,44 @@ pub trait Nest {
     }
 }
 
+/// The same error, of the leaf of this number.
+pub(crate) fn at_leaf(value: &mut dyn Nest, index: usize, error: Error) -> Error {
+    let mut before = index;
+    let found = value.walk(&NestPath::ROOT, &mut |path, _| {
+        let is_it = before == 0;
+        before = before.saturating_sub(1);
+        if is_it {
+            return Err(error.clone().at(path));
+        }
+        Ok(())
+    });
+    found.err().unwrap_or(error)
+}
+
 /// The error for replicas that returned values of different structure.
 pub(crate) fn different_structure() -> Error {
     Error::invalid("the replicas' values differ in structure: another number of tensors inside")
 }
 
-macro_rules! tensor {
-    ($($kind:ty => $fits:expr),*) => {$(
-        impl<const D: usize> Leaf for Tensor<D, $kind> {
-            fn take(&mut self) -> Result<TensorData> {
-                // While a step is captured its tensors have no values.
-                if self.captured().is_some() {
-                    return Err(Error::host_read("a tensor"));
-                }
-                self.extract().without_autodiff().try_into_data().map_err(read_error)
-            }
-
-            fn put(&mut self, data: TensorData) -> Result<()> {
-                if data.rank() != D {
-                    return Err(Error::invalid(format!(
-                        "a tensor of rank {D} cannot hold a result of shape {:?}",
-                        data.shape().to_vec()
-                    )));
-                }
-                let dtype = data.dtype();
-                let fits: fn(DType) -> bool = $fits;
-                if !fits(dtype) {
-                    return Err(Error::DType {
-                        op: "put the result back (an integer tensor cannot hold a mean)",
-                        dtype: dtype.name().to_string(),
-                    });
-                }
-                let device = self.device().without_autodiff();
-                *self = Tensor::from_data(data, (&device, dtype));
-                Ok(())
-            }
-
-            fn traced(&mut self) -> Option<&mut dyn TracedTensor> {
-                Some(self)
-            }
-        }
-
-        impl<const D: usize> Nest for Tensor<D, $kind> {
-            fn walk(
-                &mut self,
-                visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>,
-            ) -> Result<()> {
-                visit(self)
-            }
-
-            fn fingerprint(&self, key: &mut dyn Fingerprint) {
-                if let Some(rows) = self.dims().first() {
-                    key.rows(*rows);
-                }
-            }
-
-            fn placeholder() -> Option<Self> {
-                Some(Self::empty([0; D], &Device::flex()))
-            }
-        }
-    )*};
-}
-
-tensor!(
-    Float => |dtype| dtype.is_float(),
-    Int => |dtype| dtype.is_int() || dtype.is_uint(),
-    Bool => |dtype| dtype.is_bool()
-);
-
-impl Leaf for TensorData {
-    fn take(&mut self) -> Result<TensorData> {
-        Ok(std::mem::replace(
-            self,
-            TensorData::new(Vec::<f32>::new(), [0]),
-        ))
+impl<const D: usize, K: Kind> Nest for Tensor<D, K> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+        visit(path, self)
     }
 
-    fn put(&mut self, data: TensorData) -> Result<()> {
-        *self = data;
-        Ok(())
+    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        if let Some(rows) = self.dims().first() {
+            key.rows(*rows);
+        }
+    }
+
+    fn placeholder() -> Option<Self> {
+        Some(Self::empty([0; D], &Device::flex()))
     }
 }
 
 impl Nest for TensorData {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        visit(self)
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+        visit(path, self)
     }
 
     fn placeholder() -> Option<Self> {
@@ -205,74 +151,45 @@ impl Nest for TensorData {
     }
 }
 
-macro_rules! number {
-    ($($type:ty => $dtype:ident),*) => {$(
-        impl Leaf for $type {
-            fn take(&mut self) -> Result<TensorData> {
-                Ok(TensorData::new(vec![*self], burn::tensor::Shape::new([])))
-            }
-
-            fn put(&mut self, data: TensorData) -> Result<()> {
-                if data.dtype() != DType::$dtype {
-                    return Err(Error::DType {
-                        op: concat!("reduce into ", stringify!($type)),
-                        dtype: data.dtype().name().to_string(),
-                    });
-                }
-                match data.as_slice::<$type>() {
-                    Ok(&[value]) => *self = value,
-                    _ => return Err(Error::Shape {
-                        op: concat!("reduce into ", stringify!($type)),
-                        expected: Vec::new(),
-                        found: data.shape().to_vec(),
-                    }),
-                }
-                Ok(())
-            }
+/// What is built again as it is.
+macro_rules! as_it_is {
+    () => {
+        fn skeleton(&self) -> Option<Self> {
+            Some(self.clone())
         }
 
+        fn placeholder() -> Option<Self> {
+            Some(Self::default())
+        }
+    };
+}
+
+macro_rules! number {
+    ($($type:ty),*) => {$(
         impl Nest for $type {
-            fn walk(
-                &mut self,
-                visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>,
-            ) -> Result<()> {
-                visit(self)
+            fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+                visit(path, self)
             }
 
-            fn placeholder() -> Option<Self> {
-                Some(Self::default())
-            }
-
-            fn skeleton(&self) -> Option<Self> {
-                Some(self.clone())
-            }
+            as_it_is!();
         }
     )*};
 }
 
-number!(f32 => F32, f64 => F64, i32 => I32, i64 => I64, u8 => U8);
+number!(f32, f64, i32, i64, u8);
 
 /// Counts travel as `i64`: it has a reduction kernel, and its size does not depend on the machine.
 macro_rules! count {
     ($($type:ty),*) => {$(
         impl Nest for $type {
-            fn walk(
-                &mut self,
-                visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>,
-            ) -> Result<()> {
+            fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
                 let mut wide = i64::try_from(*self).map_err(Error::invalid)?;
-                visit(&mut wide)?;
+                visit(path, &mut wide)?;
                 *self = Self::try_from(wide).map_err(Error::internal)?;
                 Ok(())
             }
 
-            fn skeleton(&self) -> Option<Self> {
-                Some(*self)
-            }
-
-            fn placeholder() -> Option<Self> {
-                Some(0)
-            }
+            as_it_is!();
         }
     )*};
 }
@@ -282,7 +199,7 @@ count!(u32, u64, usize);
 macro_rules! no_leaves {
     ($($type:ty),*) => {$(
         impl Nest for $type {
-            fn walk(&mut self, _: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
+            fn walk(&mut self, _: &NestPath<'_>, _: LeafVisitor<'_>) -> Result<()> {
                 Ok(())
             }
 
@@ -290,13 +207,7 @@ macro_rules! no_leaves {
                 key.fixed(format_args!("{self:?}"));
             }
 
-            fn skeleton(&self) -> Option<Self> {
-                Some(self.clone())
-            }
-
-            fn placeholder() -> Option<Self> {
-                Some(Self::default())
-            }
+            as_it_is!();
         }
     )*};
 }
@@ -306,11 +217,8 @@ no_leaves!((), String, bool);
 macro_rules! tuple {
     ($($name:ident $index:tt),+) => {
         impl<$($name: Nest),+> Nest for ($($name,)+) {
-            fn walk(
-                &mut self,
-                visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>,
-            ) -> Result<()> {
-                $(self.$index.walk(visit)?;)+
+            fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+                $(self.$index.walk(&path.item($index), visit)?;)+
                 Ok(())
             }
 
@@ -336,15 +244,25 @@ tuple!(A 0, B 1, C 2, D 3);
 tuple!(A 0, B 1, C 2, D 3, E 4);
 tuple!(A 0, B 1, C 2, D 3, E 4, F 5);
 
-impl<T: Nest> Nest for Vec<T> {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|value| value.walk(visit))
-    }
+/// Values that are walked by their numbers.
+macro_rules! items {
+    () => {
+        fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+            for (index, value) in self.iter_mut().enumerate() {
+                value.walk(&path.item(index), visit)?;
+            }
+            Ok(())
+        }
 
-    fn fingerprint(&self, key: &mut dyn Fingerprint) {
-        key.fixed(format_args!("{} items", self.len()));
-        self.iter().for_each(|value| value.fingerprint(key));
-    }
+        fn fingerprint(&self, key: &mut dyn Fingerprint) {
+            key.fixed(format_args!("{} items", self.len()));
+            self.iter().for_each(|value| value.fingerprint(key));
+        }
+    };
+}
+
+impl<T: Nest> Nest for Vec<T> {
+    items!();
 
     fn skeleton(&self) -> Option<Self> {
         self.iter().map(Nest::skeleton).collect()
@@ -352,13 +270,7 @@ impl<T: Nest> Nest for Vec<T> {
 }
 
 impl<T: Nest, const N: usize> Nest for [T; N] {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|value| value.walk(visit))
-    }
-
-    fn fingerprint(&self, key: &mut dyn Fingerprint) {
-        self.iter().for_each(|value| value.fingerprint(key));
-    }
+    items!();
 
     fn skeleton(&self) -> Option<Self> {
         let values: Option<Vec<T>> = self.iter().map(Nest::skeleton).collect();
@@ -372,8 +284,9 @@ impl<T: Nest, const N: usize> Nest for [T; N] {
 }
 
 impl<T: Nest> Nest for Option<T> {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        self.iter_mut().try_for_each(|value| value.walk(visit))
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+        self.iter_mut()
+            .try_for_each(|value| value.walk(path, visit))
     }
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
@@ -391,8 +304,9 @@ impl<T: Nest> Nest for Option<T> {
 
 /// Maps are walked in key order; replicas must hold the same keys.
 impl<K: Ord + Clone, T: Nest> Nest for BTreeMap<K, T> {
-    fn walk(&mut self, visit: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
-        self.values_mut().try_for_each(|value| value.walk(visit))
+    fn walk(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+        let mut values = self.values_mut().enumerate();
+        values.try_for_each(|(index, value)| value.walk(&path.item(index), visit))
     }
 
     fn fingerprint(&self, key: &mut dyn Fingerprint) {

@@ -43,26 +43,6 @@ impl Adam {
         self.epsilon = epsilon;
         self
     }
-
-    fn corrected_rate(&self, learning_rate: f64, step: u64) -> f64 {
-        let t = i32::try_from(step).unwrap_or(i32::MAX);
-        learning_rate * (1.0 - self.beta_2.powi(t)).sqrt() / (1.0 - self.beta_1.powi(t))
-    }
-
-    fn step(
-        &self,
-        rate: &Coefficient,
-        parameter: Tensor<1>,
-        gradient: Tensor<1>,
-        slots: Vec<Tensor<1>>,
-    ) -> Result<(Tensor<1>, Vec<Tensor<1>>)> {
-        let [m, v] = exactly("adam", "slots", slots)?;
-        let square = gradient.clone() * gradient.clone();
-        let m = m.clone() + (gradient - m).mul_scalar(1.0 - self.beta_1);
-        let v = v.clone() + (square - v).mul_scalar(1.0 - self.beta_2);
-        let step = rate.scale(m.clone()) / v.clone().sqrt().add_scalar(self.epsilon);
-        Ok((parameter - step, vec![m, v]))
-    }
 }
 
 impl Optimizer for Adam {
@@ -88,7 +68,8 @@ impl Optimizer for Adam {
     }
 
     fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
-        vec![self.corrected_rate(learning_rate, step)]
+        let t = i32::try_from(step).unwrap_or(i32::MAX);
+        vec![learning_rate * (1.0 - self.beta_2.powi(t)).sqrt() / (1.0 - self.beta_1.powi(t))]
     }
 
     fn update(
@@ -101,7 +82,12 @@ impl Optimizer for Adam {
         let [rate] = coefficients else {
             return Err(Error::invalid("adam needs one coefficient"));
         };
-        self.step(rate, parameter, gradient, slots)
+        let [m, v] = exactly("adam", slots)?;
+        let square = gradient.clone() * gradient.clone();
+        let m = m.clone() + (gradient - m).mul_scalar(1.0 - self.beta_1);
+        let v = v.clone() + (square - v).mul_scalar(1.0 - self.beta_2);
+        let step = rate.scale(m.clone()) / v.clone().sqrt().add_scalar(self.epsilon);
+        Ok((parameter - step, vec![m, v]))
     }
 }
 
@@ -163,8 +149,9 @@ impl Optimizer for AdamW {
     }
 
     fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
-        let keep = 1.0 - learning_rate * self.weight_decay;
-        vec![self.adam.corrected_rate(learning_rate, step), keep]
+        let mut all = self.adam.coefficients(learning_rate, step);
+        all.push(1.0 - learning_rate * self.weight_decay);
+        all
     }
 
     fn update(
@@ -177,6 +164,7 @@ impl Optimizer for AdamW {
         let [rate, keep] = coefficients else {
             return Err(Error::invalid("adamw needs two coefficients"));
         };
-        self.adam.step(rate, keep.scale(parameter), gradient, slots)
+        let (rate, parameter) = (std::slice::from_ref(rate), keep.scale(parameter));
+        self.adam.update(rate, parameter, gradient, slots)
     }
 }

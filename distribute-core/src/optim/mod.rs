@@ -17,8 +17,8 @@ use burn::tensor::{DType, Tensor};
 pub use adam::{Adam, AdamW};
 pub use sgd::Sgd;
 
-use crate::Result;
 use crate::checkpoint::OptimizerSlots;
+use crate::{Error, Result};
 
 /// A number that may change every step: a host number under the eager strategies, an input
 /// tensor of shape `[1]` in a captured step.
@@ -107,12 +107,12 @@ impl dyn Optimizer + '_ {
     }
 }
 
-/// Takes exactly `N` items, or reports which optimizer was called wrongly.
-fn exactly<T, const N: usize>(optimizer: &str, what: &str, items: Vec<T>) -> Result<[T; N]> {
-    let found = items.len();
-    <[T; N]>::try_from(items).map_err(|_| {
-        crate::Error::invalid(format!(
-            "{optimizer} needs {N} {what} per parameter, got {found}"
+/// The `N` slots of a parameter; an error that names the optimizer where there are others.
+fn exactly<const N: usize>(optimizer: &str, slots: Vec<Tensor<1>>) -> Result<[Tensor<1>; N]> {
+    <[_; N]>::try_from(slots).map_err(|slots| {
+        let found = slots.len();
+        Error::invalid(format!(
+            "{optimizer} needs {N} slots per parameter, got {found}"
         ))
     })
 }

@@ -82,10 +82,10 @@ impl Optimizer for Sgd {
         };
         let step = learning_rate.scale(gradient);
         if self.momentum == 0.0 {
-            exactly::<_, 0>("sgd", "slots", slots)?;
+            exactly::<0>("sgd", slots)?;
             return Ok((parameter - step, Vec::new()));
         }
-        let [velocity] = exactly("sgd", "slots", slots)?;
+        let [velocity] = exactly("sgd", slots)?;
         let velocity = velocity.mul_scalar(self.momentum) - step.clone();
         let parameter = if self.nesterov {
             parameter + velocity.clone().mul_scalar(self.momentum) - step

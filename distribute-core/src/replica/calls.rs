@@ -5,18 +5,23 @@ use burn::tensor::TensorData;
 
 use super::link::Link;
 use crate::nest::different_structure;
+use crate::workers::encoding;
 use crate::{Error, Result};
 
 /// Compares the shapes of what the replicas pass to a collective call, and a number that says
-/// which call it is. The communicator itself compares element counts, which `[2, 3]` and
-/// `[3, 2]` share. Gradients of a model skip this: their shapes are those of its parameters.
-pub(super) fn compare_shapes(link: &dyn Link, call: u64, leaves: &[TensorData]) -> Result<()> {
-    let mut mine = vec![i64::try_from(call).map_err(Error::internal)?];
-    for size in leaves.iter().flat_map(|leaf| {
-        let rank = std::iter::once(leaf.rank());
-        rank.chain(leaf.shape().iter().copied())
-    }) {
-        mine.push(i64::try_from(size).map_err(Error::internal)?);
+/// which call it is; `at` says where a leaf is. The communicator itself compares element counts,
+/// which `[2, 3]` and `[3, 2]` share. Gradients of a model skip this: their shapes are those of its
+/// parameters.
+pub(super) fn compare_shapes(
+    link: &dyn Link,
+    call: u64,
+    leaves: &[TensorData],
+    at: impl FnOnce(usize, Error) -> Error,
+) -> Result<()> {
+    let mut mine = vec![call as i64];
+    for leaf in leaves {
+        mine.push(leaf.rank() as i64);
+        mine.extend(leaf.shape().iter().map(|size| *size as i64));
     }
     let all = link.all_gather(&mine)?;
     let expected = &all[0];
@@ -26,7 +31,7 @@ pub(super) fn compare_shapes(link: &dyn Link, call: u64, leaves: &[TensorData]) 
             "all_reduce_tensor: the replicas' backward passes reached different calls; use \
              the same results in the loss on every replica",
         )),
-        Some(found) => Err(different_shapes(&expected[1..], &found[1..])),
+        Some(found) => Err(different_shapes(&expected[1..], &found[1..], at)),
         None => Ok(()),
     }
 }
@@ -59,29 +64,20 @@ pub(super) fn compare(link: &dyn Link, op: &'static str, detail: i64) -> Result<
 }
 
 /// The first difference between two replicas' lists of (rank, dimensions...).
-fn different_shapes(expected: &[i64], found: &[i64]) -> Error {
+fn different_shapes(
+    expected: &[i64],
+    found: &[i64],
+    at: impl FnOnce(usize, Error) -> Error,
+) -> Error {
+    let shapes = |flat| encoding::lists(flat).unwrap_or_default();
+    let sizes = |shape: &[i64]| shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
     let (expected, found) = (shapes(expected), shapes(found));
-    let differing = expected.iter().zip(&found).find(|(a, b)| a != b);
-    match differing {
-        Some((expected, found)) if expected.len() + found.len() > 0 => Error::Shape {
-            op: "all_reduce: the replicas passed different shapes",
-            expected: expected.clone(),
-            found: found.clone(),
-        },
+    let mut pairs = expected.iter().zip(&found).enumerate();
+    match pairs.find(|(_, (a, b))| a != b) {
+        Some((index, (expected, found))) if expected.len() + found.len() > 0 => {
+            let op = "all_reduce: the replicas passed different shapes";
+            at(index, Error::shape(op, &sizes(expected), &sizes(found)))
+        }
         _ => different_structure(),
     }
-}
-
-fn shapes(mut encoded: &[i64]) -> Vec<Vec<usize>> {
-    let mut shapes = Vec::new();
-    while let Some((rank, rest)) = encoded.split_first() {
-        let rank = usize::try_from(*rank).unwrap_or(0).min(rest.len());
-        let (dimensions, rest) = rest.split_at(rank);
-        let dimensions = dimensions
-            .iter()
-            .map(|size| usize::try_from(*size).unwrap_or(0));
-        shapes.push(dimensions.collect());
-        encoded = rest;
-    }
-    shapes
 }

@@ -12,10 +12,9 @@ use super::peers::Peers;
 use crate::trace::{
     self, CapturedTensor, Given, HostVariable, Receiver, Target, TensorSpec, Trace,
 };
-use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result, WorkerGroup};
+use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result, WorkerGroup, host_reduce};
 
 /// All replicas, as the captured step sees them.
-#[derive(Debug)]
 pub(crate) struct Captured {
     trace: Arc<Trace>,
     workers: Option<WorkerGroup>,
@@ -29,15 +28,29 @@ impl Captured {
 
 impl Peers for Captured {
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
-        trace::all_reduce(&self.trace, op, value)
+        let copies = |number| host_reduce::reduce(op, vec![number; self.trace.num_replicas()]);
+        trace::each(value, copies, |tensors| self.trace.all_reduce(op, tensors))
     }
 
     fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()> {
-        trace::all_gather(&self.trace, value, axis)
+        let copies = |number| host_reduce::gather(vec![number; self.trace.num_replicas()], axis);
+        trace::each(value, copies, |tensors| {
+            let tensors = tensors.into_iter();
+            let gathered = tensors.map(|tensor| {
+                let spec = tensor.spec();
+                let axis = host_reduce::gather_axis(spec.dtype, spec.shape.len(), axis)?;
+                Ok(self.trace.all_gather(tensor, axis))
+            });
+            gathered.collect()
+        })
     }
 
     fn broadcast(&self, value: &mut dyn Nest, root: usize) -> Result<()> {
-        trace::broadcast(&self.trace, value, root)
+        trace::each(value, Ok, |tensors| {
+            let tensors = tensors.into_iter();
+            let own = tensors.map(|tensor| trace::of_replica(&self.trace, tensor, root));
+            Ok(own.collect())
+        })
     }
 
     fn all_reduce_tensor(&self, op: ReduceOp, tensor: &mut dyn Differentiable) -> Result<()> {
@@ -49,13 +62,13 @@ impl Peers for Captured {
         let mut gradients = gradients.captured_mut()?;
         let mut tensors: Vec<_> = gradients.iter().map(|tensor| (**tensor).clone()).collect();
         let workers = self.workers.as_ref();
-        tensors.extend(workers.map(|workers| Signals::input(workers, &self.trace)));
+        tensors.extend(workers.map(|workers| signals(workers, &self.trace)));
         let mut reduced = self.trace.all_reduce(op, tensors)?.into_iter();
         for (gradient, tensor) in gradients.iter_mut().zip(&mut reduced) {
             **gradient = tensor;
         }
-        if let (Some(workers), Some(signals)) = (workers, reduced.next()) {
-            Signals::receive(workers, &self.trace, signals);
+        if let (Some(workers), Some(sum)) = (workers, reduced.next()) {
+            receive(workers, &self.trace, sum);
         }
         Ok(())
     }
@@ -77,21 +90,9 @@ impl Peers for Captured {
     }
 
     fn give(&self, _: usize, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
-        let (mut given, mut examples) = (Vec::new(), Vec::new());
-        for value in values {
-            match value.traced().and_then(|tensor| tensor.captured()) {
-                Some(tensor) => {
-                    let spec = tensor.spec();
-                    examples.push(TensorData::full_dtype(spec.shape, 0.0, spec.dtype));
-                    given.push(Given::Captured(tensor));
-                }
-                None => {
-                    let data = value.take()?;
-                    examples.push(data.clone());
-                    given.push(Given::Host(data));
-                }
-            }
-        }
+        let given = values.iter_mut().map(|value| Given::of(*value));
+        let given = given.collect::<Result<Vec<_>>>()?;
+        let examples: Vec<_> = given.iter().map(Given::example).collect();
         // Shapes that do not fit are an error where the step is, not after its first call.
         (receiver.check)(&examples)?;
         self.trace.defer(given, receiver.target, receiver.apply);
@@ -118,41 +119,36 @@ impl Peers for Captured {
     }
 }
 
-/// What a worker says with its gradients, as a variable of the compiled step.
-struct Signals(WorkerGroup);
-
-impl Signals {
-    /// What it says, as a tensor that is to be summed with the gradients.
-    fn input(workers: &WorkerGroup, trace: &Trace) -> CapturedTensor {
-        let spec = TensorSpec::vector(workers.signals().len(), DType::F32);
-        let host: Arc<dyn HostVariable> = Arc::new(Self(workers.clone()));
-        trace.variable(&host, &spec)
-    }
-
-    /// Takes the sum after each call of the compiled step.
-    fn receive(workers: &WorkerGroup, trace: &Trace, sum: CapturedTensor) {
-        let receiver = workers.clone();
-        let receive = move |replica: usize, values: Vec<TensorData>| {
-            let signals: Vec<f32> = values.iter().flat_map(TensorData::iter::<f32>).collect();
-            if replica == 0 {
-                receiver.receive(&signals);
-            }
-            Ok(())
-        };
-        let target = Arc::new(Self(workers.clone()));
-        trace.defer(vec![Given::Captured(sum)], target, Arc::new(receive));
-    }
+/// The signals of a worker, on their way into a program.
+fn signals(workers: &WorkerGroup, trace: &Trace) -> CapturedTensor {
+    let spec = TensorSpec::vector(workers.signals().len(), DType::F32);
+    let host: Arc<dyn HostVariable> = Arc::new(workers.clone());
+    trace.variable(&host, &spec)
 }
 
-impl Target for Signals {
+/// What is done with the sum of all workers' signals after each call.
+fn receive(workers: &WorkerGroup, trace: &Trace, sum: CapturedTensor) {
+    let receiver = workers.clone();
+    let receive = move |replica: usize, values: Vec<TensorData>| {
+        let signals: Vec<f32> = values.iter().flat_map(TensorData::iter::<f32>).collect();
+        if replica == 0 {
+            receiver.receive(&signals);
+        }
+        Ok(())
+    };
+    let target = Arc::new(workers.clone());
+    trace.defer(vec![Given::Captured(sum)], target, Arc::new(receive));
+}
+
+impl Target for WorkerGroup {
     fn address(&self) -> Option<usize> {
-        Some(self.0.address())
+        Some(WorkerGroup::address(self))
     }
 }
 
-impl HostVariable for Signals {
+impl HostVariable for WorkerGroup {
     fn values(&self, replicas: usize) -> Option<Vec<TensorData>> {
-        let own = self.0.signals();
+        let own = self.signals();
         let count = own.len();
         // The first replica speaks for the worker.
         let all = std::iter::once(own).chain(std::iter::repeat(vec![0.0; count]));

@@ -1,7 +1,6 @@
 //! Replicas whose gradients are reduced in the memory of their devices; all other values go through
 //! host memory.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Tensor, TensorData};
@@ -12,7 +11,7 @@ use super::host::HostPeers;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
 use crate::sync::lock;
-use crate::{DeviceReducer, Error, Gradients, Nest, Result, WorkerGroup};
+use crate::{DeviceReducer, Error, Gradients, Nest, Result};
 
 /// One replica of several, with its ends of what reduces on devices.
 pub(crate) struct Devices {
@@ -21,8 +20,6 @@ pub(crate) struct Devices {
     num_replicas: usize,
     /// With the replicas of this process.
     local: Option<Mutex<Box<dyn DeviceReducer>>>,
-    /// With the replicas 0 of the other workers.
-    workers: Option<WorkerGroup>,
 }
 
 impl Devices {
@@ -31,20 +28,18 @@ impl Devices {
         device: &Device,
         num_replicas: usize,
         local: Option<Box<dyn DeviceReducer>>,
-        workers: Option<WorkerGroup>,
     ) -> Self {
         Self {
             host,
             device: device.clone().without_autodiff(),
             num_replicas,
             local: local.map(Mutex::new),
-            workers,
         }
     }
 
     /// Whether gradients are reduced in the memory of the devices; the same on all replicas.
     fn reduces(&self) -> bool {
-        match &self.workers {
+        match self.host.link().workers() {
             Some(workers) if self.host.num_local == 1 => workers.has_device_reducer(),
             _ => self.local.is_some(),
         }
@@ -56,7 +51,7 @@ impl Devices {
         if let Some(local) = &self.local {
             tensors = lock(local).all_reduce(ReduceOp::Sum, tensors)?;
         }
-        let Some(workers) = &self.workers else {
+        let Some(workers) = self.host.link().workers() else {
             return Ok(tensors);
         };
         if self.host.local_id == 0 {
@@ -88,14 +83,12 @@ impl Peers for Devices {
         gradients.refuse_rows("a reduction over replicas")?;
         let buffer = self.host.sum_flags(gradients.flags(&self.host.signals()))?;
         let mut flags = gradients.read_flags(&buffer)?;
-        self.host.link().receive(&flags.take_signals());
+        self.host.receive(&flags.take_signals());
         let mut sums = self.sum(gradients.take_tensors(&flags, &self.device)?)?;
         if op == ReduceOp::Mean {
             let replicas = self.num_replicas as f64;
-            sums = sums
-                .into_iter()
-                .map(|sum| sum.div_scalar(replicas))
-                .collect();
+            let means = sums.into_iter().map(|sum| sum.div_scalar(replicas));
+            sums = means.collect();
         }
         gradients.put_tensors(sums, &flags);
         Ok(())
@@ -135,14 +128,5 @@ impl Peers for Devices {
         fn check_backward(&self) -> Result<()>;
         fn begin_run(&self);
         fn finish_run(&self, id: usize) -> Result<()>;
-    }
-}
-
-impl fmt::Debug for Devices {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Devices")
-            .field("device", &self.device)
-            .field("host", &self.host)
-            .finish_non_exhaustive()
     }
 }

@@ -4,9 +4,9 @@
 //! upstream gradient with the same operation.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::Tensor;
 use burn_autodiff::Autodiff;
 use burn_autodiff::checkpoint::base::Checkpointer;
 use burn_autodiff::checkpoint::strategy::NoCheckpointing;
@@ -25,7 +25,6 @@ use crate::trace::{self, CapturedTensor, Trace, Tracked};
 use crate::{Error, Leaf, Result};
 
 /// Replicas that are reached through host memory, also in a backward pass.
-#[derive(Debug)]
 pub(crate) struct HostLink {
     pub(super) link: Box<dyn Link>,
     /// The first failure of a collective call in a backward pass, which cannot return it.
@@ -34,12 +33,18 @@ pub(crate) struct HostLink {
 
 impl HostLink {
     /// Reduces a tensor of the differentiable call of this number over all replicas.
-    fn reduce(&self, op: ReduceOp, call: u64, data: TensorData) -> Result<TensorData> {
-        let mut tensors = [data];
-        calls::compare_shapes(&*self.link, call, &tensors)?;
+    fn reduce<const D: usize>(
+        &self,
+        op: ReduceOp,
+        call: u64,
+        mut tensor: Tensor<D>,
+    ) -> Result<Tensor<D>> {
+        let mut tensors = [Leaf::take(&mut tensor)?];
+        calls::compare_shapes(&*self.link, call, &tensors, |_, error| error)?;
         self.link.all_reduce(op, &mut tensors)?;
         let [data] = tensors;
-        Ok(data)
+        tensor.put(data)?;
+        Ok(tensor)
     }
 }
 
@@ -57,9 +62,7 @@ impl<const D: usize> Differentiable for Tensor<D> {
     /// endpoint of a failed group alive, because the endpoint's drop tells the others.
     fn all_reduce(&mut self, op: ReduceOp, call: u64, peers: &Arc<HostLink>) -> Result<()> {
         check_gradient(op)?;
-        let mut reduced = self.clone();
-        let data = peers.reduce(op, call, Leaf::take(&mut reduced)?)?;
-        reduced.put(data)?;
+        let reduced = peers.reduce(op, call, self.clone())?;
         if !self.is_autodiff() {
             *self = reduced;
             return Ok(());
@@ -70,9 +73,11 @@ impl<const D: usize> Differentiable for Tensor<D> {
         let peers = Arc::downgrade(peers);
         let backward = move |gradient: FloatTensor<Flex>| {
             let local = Tensor::<D>::from_primitive::<Flex>(gradient.clone());
-            let reduced = reduce_gradient(&peers, op, call, local).and_then(|tensor| {
+            let ended = || Error::invalid("all_reduce_tensor: backward after the end of the step");
+            let reduced = peers.upgrade().ok_or_else(ended).and_then(|peers| {
                 let unexpected = |_| Error::invalid("all_reduce_tensor: a gradient off the CPU");
-                tensor.try_into_primitive::<Flex>().map_err(unexpected)
+                let reduced = peers.reduce(op, call, local)?;
+                reduced.try_into_primitive::<Flex>().map_err(unexpected)
             });
             // After a failure the pass has to go on with some gradient; none of them is used,
             // because `gradient` and the end of the step return the failure.
@@ -91,7 +96,7 @@ impl<const D: usize> Differentiable for Tensor<D> {
     fn all_reduce_captured(&mut self, op: ReduceOp, trace: &Arc<Trace>) -> Result<()> {
         check_gradient(op)?;
         let value = trace::captured(self).ok_or_else(trace::not_captured)?;
-        let reduced = trace.all_reduce(op, vec![value])?.swap_remove(0);
+        let reduced = trace.all_reduce_one(op, value)?;
         let Some(tracked) = trace::tracked(self) else {
             *self = reduced.float();
             return Ok(());
@@ -99,8 +104,7 @@ impl<const D: usize> Differentiable for Tensor<D> {
         let trace = Arc::clone(trace);
         let backward = move |gradient: FloatTensor<CaptureBackend>| {
             // The operation and the type were accepted in the forward pass.
-            let reduced = trace.all_reduce(op, vec![CapturedTensor(gradient.clone())]);
-            let reduced = reduced.ok().and_then(|mut tensors| tensors.pop());
+            let reduced = trace.all_reduce_one(op, CapturedTensor(gradient.clone()));
             reduced.map_or(gradient, |tensor| tensor.0)
         };
         let output = with_backward::<CaptureBackend>(tracked, reduced.0, backward);
@@ -116,19 +120,6 @@ fn check_gradient(op: ReduceOp) -> Result<()> {
     Err(Error::invalid(format!(
         "all_reduce_tensor: SUM or MEAN, not {op}, have a gradient; use all_reduce"
     )))
-}
-
-fn reduce_gradient<const D: usize>(
-    peers: &Weak<HostLink>,
-    op: ReduceOp,
-    call: u64,
-    mut gradient: Tensor<D>,
-) -> Result<Tensor<D>> {
-    let ended = || Error::invalid("all_reduce_tensor: backward after the end of the step");
-    let peers = peers.upgrade().ok_or_else(ended)?;
-    let data = peers.reduce(op, call, Leaf::take(&mut gradient)?)?;
-    gradient.put(data)?;
-    Ok(gradient)
 }
 
 /// What a tensor was reduced to, whose gradient `backward` makes that of the tensor.

@@ -12,11 +12,11 @@ use super::link::Link;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
 use crate::gradients::Flags;
+use crate::nest::at_leaf;
 use crate::sync::lock;
-use crate::{Error, Gradients, Nest, Result, host_reduce};
+use crate::{Error, Gradients, Nest, Result, WorkerGroup, host_reduce};
 
 /// The one replica of a strategy.
-#[derive(Debug)]
 pub(crate) struct Alone;
 
 impl Peers for Alone {
@@ -45,7 +45,6 @@ impl Peers for Alone {
 }
 
 /// Several replicas.
-#[derive(Debug)]
 pub(crate) struct HostPeers {
     /// Backward passes need it too.
     shared: Arc<HostLink>,
@@ -87,9 +86,12 @@ impl HostPeers {
     ) -> Result<()> {
         let leaves = value.take_leaves()?;
         self.compare(op, detail)?;
-        let joined = |lists| {
-            let joined = join(self.link().gather(call, lists)?)?;
-            Ok(vec![joined; self.num_local])
+        let joined = |lists: Vec<_>| {
+            let all = match self.link().workers() {
+                Some(workers) => workers.gather(call, &lists)?,
+                None => lists,
+            };
+            Ok(vec![join(all)?; self.num_local])
         };
         let leaves = self.exchange.exchange(op, self.local_id, leaves, joined)?;
         value.put_leaves(leaves)
@@ -112,18 +114,28 @@ impl HostPeers {
 
     /// What this replica says with its gradients: one of a process speaks for all.
     pub(super) fn signals(&self) -> Vec<f32> {
-        let mut signals = self.link().signals();
+        let workers = self.link().workers();
+        let mut signals = workers.map_or_else(Vec::new, WorkerGroup::signals);
         if self.local_id != 0 {
             signals.fill(0.0);
         }
         signals
+    }
+
+    /// What all workers say together.
+    pub(super) fn receive(&self, signals: &[f32]) {
+        if let Some(workers) = self.link().workers() {
+            workers.receive(signals);
+        }
     }
 }
 
 impl Peers for HostPeers {
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
         let mut leaves = prepared(op, value)?;
-        calls::compare_shapes(self.link(), 0, &leaves)?;
+        calls::compare_shapes(self.link(), 0, &leaves, |index, error| {
+            at_leaf(value, index, error)
+        })?;
         self.link().all_reduce(op, &mut leaves)?;
         value.put_leaves(leaves)
     }
@@ -153,7 +165,7 @@ impl Peers for HostPeers {
         self.link().all_reduce(op, &mut buffers)?;
         let mut flags = Flags::default();
         gradients.put_buffers(0..buffers.len(), buffers, &mut flags)?;
-        self.link().receive(&flags.take_signals());
+        self.receive(&flags.take_signals());
         Ok(())
     }
 
@@ -162,7 +174,7 @@ impl Peers for HostPeers {
         let mut flags = Flags::default();
         self.link().sum_in_packs(buffers, &mut |range, pack| {
             let range = gradients.put_buffers(range, pack, &mut flags)?;
-            self.link().receive(&flags.take_signals());
+            self.receive(&flags.take_signals());
             on_reduced(range, gradients)
         })
     }
@@ -182,7 +194,10 @@ impl Peers for HostPeers {
     }
 
     fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
-        self.link().take_initial_value(initial)
+        match self.link().workers() {
+            Some(workers) => workers.take_initial_value(initial),
+            None => Ok(()),
+        }
     }
 
     fn check_backward(&self) -> Result<()> {

@@ -1,51 +1,38 @@
 //! How the buffers of one replica get to the others: [`Link`].
 
-use std::fmt;
 use std::ops::Range;
 
 use burn::tensor::TensorData;
 use distribute_collectives::{CollectiveError, ReduceOp};
 
-use crate::Result;
+use crate::{Result, WorkerGroup};
 
 /// What is done with a run of buffers that is reduced.
 pub(crate) type OnPack<'a> = &'a mut dyn FnMut(Range<usize>, Vec<TensorData>) -> Result<()>;
 
 /// How the host buffers of one replica get to the others.
-pub(crate) trait Link: Send + Sync + fmt::Debug {
+pub(crate) trait Link: Send + Sync {
     /// Reduces buffers over all replicas, in place, as one operation per element type.
     fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()>;
 
     /// The sum of buffers over all replicas; `on_pack` is called for each run of buffers that is
     /// complete, while others may be under way.
-    fn sum_in_packs(&self, buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()>;
+    fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
+        self.all_reduce(ReduceOp::Sum, &mut buffers)?;
+        on_pack(0..buffers.len(), buffers)
+    }
 
     /// Sums buffers onto replica 0, in place; those of the others are used up.
-    fn reduce(&self, buffers: &mut [TensorData]) -> Result<()>;
+    fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
+        self.all_reduce(ReduceOp::Sum, buffers)
+    }
 
     /// The lists of all replicas, in replica order.
     fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>>;
 
-    /// The values of all replicas, from those of this process; called by one of its replicas.
-    fn gather(&self, call: &str, local: Vec<Vec<TensorData>>) -> Result<Vec<Vec<TensorData>>> {
-        let _ = call;
-        Ok(local)
-    }
-
-    /// What this process says to all with its gradients; replica 0 speaks for it.
-    fn signals(&self) -> Vec<f32> {
-        Vec::new()
-    }
-
-    /// What all say together.
-    fn receive(&self, signals: &[f32]) {
-        let _ = signals;
-    }
-
-    /// Takes over the chief's value of a variable.
-    fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
-        let _ = initial;
-        Ok(())
+    /// The group of workers, if there are several.
+    fn workers(&self) -> Option<&WorkerGroup> {
+        None
     }
 
     /// Returns when the replicas of this process have called it.

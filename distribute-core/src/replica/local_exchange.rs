@@ -17,7 +17,6 @@ type Value = Box<dyn Any + Send>;
 /// A single wait; longer deadlines wait again.
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-#[derive(Debug)]
 struct State {
     arrived: Vec<Option<Value>>,
     /// What the replicas have not taken yet.
@@ -27,6 +26,15 @@ struct State {
 }
 
 impl State {
+    fn new(size: usize) -> Self {
+        Self {
+            arrived: (0..size).map(|_| None).collect(),
+            results: (0..size).map(|_| None).collect(),
+            finished: vec![false; size],
+            stopped: None,
+        }
+    }
+
     /// Whether the results of the round before have all been taken.
     fn is_free(&self) -> bool {
         self.results.iter().all(Option::is_none)
@@ -34,7 +42,6 @@ impl State {
 }
 
 /// The meeting point of one group of replica threads.
-#[derive(Debug)]
 pub(crate) struct LocalExchange {
     state: Mutex<State>,
     changed: Condvar,
@@ -44,14 +51,8 @@ pub(crate) struct LocalExchange {
 
 impl LocalExchange {
     pub(crate) fn new(size: usize, timeout: Duration) -> Self {
-        let state = State {
-            arrived: (0..size).map(|_| None).collect(),
-            results: (0..size).map(|_| None).collect(),
-            finished: vec![false; size],
-            stopped: None,
-        };
         Self {
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(size)),
             changed: Condvar::new(),
             timeout,
             size,
@@ -60,11 +61,7 @@ impl LocalExchange {
 
     /// Starts a run: nobody has finished, and nothing is left of the run before.
     pub(crate) fn begin_run(&self) {
-        let mut state = lock(&self.state);
-        state.finished.fill(false);
-        state.arrived.fill_with(|| None);
-        state.results.fill_with(|| None);
-        state.stopped = None;
+        *lock(&self.state) = State::new(self.size);
     }
 
     /// Names a replica whose step has ended, before a meeting that it will not come to.
@@ -92,17 +89,13 @@ impl LocalExchange {
     /// order and returns one result per replica.
     ///
     /// Blocks until all replicas have called it.
-    pub(crate) fn exchange<T, R>(
+    pub(crate) fn exchange<T: Send + 'static, R: Send + 'static>(
         &self,
         op: &'static str,
         index: usize,
         value: T,
         join: impl FnOnce(Vec<T>) -> Result<Vec<R>>,
-    ) -> Result<R>
-    where
-        T: Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Result<R> {
         let deadline = Instant::now().checked_add(self.timeout);
         let mut state = lock(&self.state);
         state = self.wait(state, op, deadline, index, State::is_free)?;

@@ -236,17 +236,13 @@ impl ReplicaContext {
     /// and may exchange more with other workers. `op` and `detail` (a root, an
     /// axis, a variable's number) say which call it is; replicas that differ in them all get an
     /// error instead of each other's values.
-    pub(crate) fn exchange<T, R>(
+    pub(crate) fn exchange<T: Send + 'static, R: Send + 'static>(
         &self,
         op: &'static str,
         detail: i64,
         value: T,
         join: impl FnOnce(Vec<T>) -> Result<Vec<R>>,
-    ) -> Result<R>
-    where
-        T: Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Result<R> {
         let Some(exchange) = self.peers.local_exchange(op, detail)? else {
             let results = join(vec![value])?;
             crate::error::check_count("the result of a merge_call", 1, results.len())?;

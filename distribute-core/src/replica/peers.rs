@@ -1,6 +1,5 @@
 //! What a step's replica talks to: [`Peers`].
 
-use std::fmt::Debug;
 use std::ops::Range;
 use std::panic::Location;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ pub(crate) type OnReduced<'a> = &'a mut dyn FnMut(Range<usize>, &mut Gradients) 
 /// All replicas make the same calls in the same order; each blocks until all have made it.
 ///
 /// [`HostPeers`]: super::host::HostPeers
-pub(crate) trait Peers: Send + Debug {
+pub(crate) trait Peers: Send {
     /// Reduces a value over all replicas, in place.
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()>;
 

@@ -1,12 +1,11 @@
 //! The replicas of one process, each on a thread of its own.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
 use distribute_collectives::{CollectiveError, Communicator, CommunicatorExt, ReduceOp};
 
-use super::link::{Link, OnPack};
+use super::link::Link;
 use crate::Result;
 use crate::cross_device::{CrossDeviceOps, by_type};
 use crate::sync::lock;
@@ -38,11 +37,6 @@ impl Link for Threads {
         })
     }
 
-    fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
-        self.all_reduce(ReduceOp::Sum, &mut buffers)?;
-        on_pack(0..buffers.len(), buffers)
-    }
-
     fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
         let mut communicator = lock(&self.communicator);
         by_type(buffers, |buffers| {
@@ -61,13 +55,5 @@ impl Link for Threads {
 
     fn abort(&self, reason: &str) {
         lock(&self.communicator).abort(reason);
-    }
-}
-
-impl fmt::Debug for Threads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Threads")
-            .field("cross_device_ops", &self.cross_device_ops)
-            .finish_non_exhaustive()
     }
 }

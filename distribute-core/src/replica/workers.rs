@@ -8,7 +8,7 @@
 //! tens of microseconds, an exchange between processes at least hundreds.
 
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use burn::tensor::TensorData;
@@ -21,7 +21,6 @@ use crate::sync::lock;
 use crate::{Error, Result, WorkerGroup};
 
 /// One replica's way to those of its process and of other workers.
-#[derive(Debug)]
 pub(crate) struct Workers {
     local: Threads,
     workers: WorkerGroup,
@@ -62,29 +61,13 @@ impl Link for Workers {
             .try_for_each(|pack| broadcast_pack(local, pack, on_pack))
     }
 
-    fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
-        self.all_reduce(ReduceOp::Sum, buffers)
-    }
-
     fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
         let mut local = lock(&self.local.communicator);
         self.workers.all_gather(local.as_mut(), mine)
     }
 
-    fn gather(&self, call: &str, local: Vec<Vec<TensorData>>) -> Result<Vec<Vec<TensorData>>> {
-        self.workers.gather(call, &local)
-    }
-
-    fn signals(&self) -> Vec<f32> {
-        self.workers.signals()
-    }
-
-    fn receive(&self, signals: &[f32]) {
-        self.workers.receive(signals);
-    }
-
-    fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
-        self.workers.take_initial_value(initial)
+    fn workers(&self) -> Option<&WorkerGroup> {
+        Some(&self.workers)
     }
 
     fn barrier(&self) -> Result<(), CollectiveError> {
@@ -124,22 +107,13 @@ fn reduce_packs(
             .spawn_scoped(scope, move || exchange(workers, packs, &reduced))
             .map_err(Error::internal)?;
         // Its end of the channel must be gone before the scope waits for the thread.
-        let forwarded = forward_packs(local, arrivals, on_pack);
+        let forwarded =
+            (arrivals.into_iter()).try_for_each(|pack| broadcast_pack(local, pack, on_pack));
         let exchanged = exchange
             .join()
             .map_err(|_| Error::invalid("the thread that exchanges gradients panicked"))?;
         forwarded.and(exchanged)
     })
-}
-
-fn forward_packs(
-    local: &mut dyn Communicator,
-    arrivals: Receiver<Pack>,
-    on_pack: OnPack<'_>,
-) -> Result<()> {
-    arrivals
-        .into_iter()
-        .try_for_each(|pack| broadcast_pack(local, pack, on_pack))
 }
 
 /// Ends early when nobody takes the packs any more.

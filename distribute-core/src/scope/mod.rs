@@ -60,7 +60,7 @@ pub fn has_strategy() -> bool {
     STACK.with_borrow(|stack| {
         stack
             .last()
-            .is_some_and(|entry| entry.strategy.id() != StrategyId::default_strategy())
+            .is_some_and(|entry| !entry.strategy.id().is_default())
     })
 }
 
@@ -86,26 +86,27 @@ impl Drop for Entered {
 /// TensorFlow's rules: the default strategy's scope and step change nothing, so any scope may open
 /// in the first and its own in the second; other strategies nest in themselves only.
 pub(crate) fn enter_scope(strategy: Arc<dyn Strategy>) -> Result<Entered> {
-    let default = StrategyId::default_strategy();
-    STACK.with_borrow_mut(|stack| {
-        if let Some(top) = stack.last() {
-            let (outer, inner) = (top.strategy.id(), strategy.id());
-            if top.in_step && !(outer == default && inner == default) {
-                return Err(Error::InsideStep {
-                    strategy: inner.to_string(),
-                    what: "scope",
-                });
-            }
-            if outer != inner && outer != default {
-                return Err(Error::MixedStrategies {
-                    owner: outer.to_string(),
-                    user: inner.to_string(),
-                });
-            }
+    let inner = strategy.id();
+    STACK.with_borrow(|stack| match stack.last() {
+        Some(top) if top.in_step && !(top.strategy.id().is_default() && inner.is_default()) => {
+            Err(inside_step(&inner, "scope"))
         }
-        stack.push(Entry::new(strategy, false));
-        Ok(Entered(()))
-    })
+        top => check_nested(top, &inner),
+    })?;
+    Ok(enter(Entry::new(strategy, false)))
+}
+
+fn enter(entry: Entry) -> Entered {
+    STACK.with_borrow_mut(|stack| stack.push(entry));
+    Entered(())
+}
+
+/// Strategies nest in themselves and in the default strategy only.
+fn check_nested(outer: Option<&Entry>, inner: &StrategyId) -> Result<()> {
+    match outer.map(|outer| outer.strategy.id()) {
+        Some(outer) if !outer.is_default() => outer.check_user(inner),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a `run` inside a step, also inside its `merge_call`, and inside another strategy's
@@ -113,32 +114,23 @@ pub(crate) fn enter_scope(strategy: Arc<dyn Strategy>) -> Result<Entered> {
 pub(crate) fn check_run(id: &StrategyId) -> Result<()> {
     STACK.with_borrow(|stack| {
         if stack.iter().any(|entry| entry.in_step) {
-            return Err(Error::InsideStep {
-                strategy: id.to_string(),
-                what: "run",
-            });
+            return Err(inside_step(id, "run"));
         }
-        match stack.last().map(|top| top.strategy.id()) {
-            Some(outer) if outer != *id && outer != StrategyId::default_strategy() => {
-                Err(Error::MixedStrategies {
-                    owner: outer.to_string(),
-                    user: id.to_string(),
-                })
-            }
-            _ => Ok(()),
-        }
+        check_nested(stack.last(), id)
     })
 }
 
 /// Refuses a call that belongs into cross-replica context inside a step.
 pub(crate) fn check_cross_replica(id: &StrategyId, what: &'static str) -> Result<()> {
-    if in_step() {
-        return Err(Error::InsideStep {
-            strategy: id.to_string(),
-            what,
-        });
+    match in_step() {
+        true => Err(inside_step(id, what)),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+fn inside_step(id: &StrategyId, what: &'static str) -> Error {
+    let strategy = id.to_string();
+    Error::InsideStep { strategy, what }
 }
 
 /// The strategy whose step is running on this thread.
@@ -151,28 +143,20 @@ pub(crate) fn step_strategy() -> Option<StrategyId> {
 
 /// Makes the running step's strategy current in cross-replica context, for a `merge_call`.
 pub(crate) fn enter_merge() -> Option<Entered> {
-    STACK.with_borrow_mut(|stack| {
-        let strategy = Arc::clone(&stack.last()?.strategy);
-        stack.push(Entry::new(strategy, false));
-        Some(Entered(()))
-    })
+    Some(enter(Entry::new(innermost_strategy()?, false)))
 }
 
 /// Makes a strategy current for one replica's step on this thread.
 pub(crate) fn enter_step(strategy: Arc<dyn Strategy>) -> Entered {
-    STACK.with_borrow_mut(|stack| stack.push(Entry::new(strategy, true)));
-    Entered(())
+    enter(Entry::new(strategy, true))
 }
 
 /// Makes a strategy current for a step that is captured on this thread.
 pub(crate) fn enter_capture(strategy: Arc<dyn Strategy>, trace: Arc<Trace>) -> Entered {
-    STACK.with_borrow_mut(|stack| {
-        stack.push(Entry {
-            trace: Some(trace),
-            ..Entry::new(strategy, true)
-        });
-    });
-    Entered(())
+    enter(Entry {
+        trace: Some(trace),
+        ..Entry::new(strategy, true)
+    })
 }
 
 /// The capture that is under way on this thread.

@@ -259,39 +259,6 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
     }
 }
 
-/// Lends every replica a value of its own that is no [`Nest`], such as a copy of a model.
-///
-/// Only for strategies that run steps as they are: a program that is compiled cannot take it.
-pub struct Borrowed<'a, T>(pub &'a PerReplica<T>);
-
-impl<'x, T: Sync> Lend<'x> for Borrowed<'_, T> {
-    type Item = &'x T;
-}
-
-impl<T: Sync> StepArgs for Borrowed<'_, T> {
-    type Captured = ();
-
-    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<&T>> {
-        check_count("a per-replica argument", replicas, self.0.values.len())?;
-        Ok(self.0.values.iter().collect())
-    }
-
-    fn enter(&mut self, _: &mut Call<'_>) -> Result<()> {
-        Err(Error::not_compilable(
-            "a value that is lent",
-            "pass it by value",
-        ))
-    }
-
-    fn capture(&mut self, _: &mut Capture) -> Result<()> {
-        Ok(())
-    }
-
-    fn captured_item((): &mut ()) -> Result<&T> {
-        Err(twice())
-    }
-}
-
 /// Hands a clone of the same value to every replica, as TensorFlow does with plain arguments.
 ///
 /// In a step that is compiled its tensors are inputs of the program; its numbers are part of it.

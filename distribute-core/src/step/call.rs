@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use burn::tensor::{Device, TensorData};
+use burn::tensor::TensorData;
 use burn_capture::TensorId;
 
 use crate::error::check_count;
@@ -14,11 +14,10 @@ use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Argument, CapturedTensor, Coefficients, Collect, DeviceTensor, Fingerprint, HostState,
-    ReadHosts, Replay, ResultLeaf, Source, StateChange, StateVisitor, StepKey, TensorSpec, Trace,
-    TracedTensor, Tracer,
+    Argument, CapturedTensor, Coefficients, DeviceTensor, Fingerprint, ResultLeaf, Source,
+    StateChange, StepKey, TensorSpec, Trace, Tracer,
 };
-use crate::{Error, Leaf, Mirrored, Nest, Replicate, Result, host_reduce};
+use crate::{Error, Leaf, Mirrored, Nest, NestPath, Replicate, Result, host_reduce};
 
 /// One tensor of the arguments.
 #[derive(Debug)]
@@ -74,7 +73,7 @@ impl<'t> Call<'t> {
     pub(crate) fn enter_state<T: Replicate>(
         &mut self,
         state: &Mirrored<T>,
-        hosts: ReadHosts,
+        hosts: Hosts,
         mutable: bool,
     ) -> Result<()> {
         check_state(state, self.strategy, self.replicas)?;
@@ -151,9 +150,24 @@ pub(super) fn check_state<T>(
 }
 
 /// What the host knows of a mirrored value.
-pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<ReadHosts> {
-    let mut hosts = ReadHosts::default();
-    value.visit_state(&mut hosts)?;
+#[derive(Default)]
+pub(crate) struct Hosts {
+    fingerprint: Vec<String>,
+    coefficients: Vec<Arc<dyn Coefficients>>,
+    records: Vec<Vec<u64>>,
+}
+
+/// Asks the training states of a mirrored value for it.
+pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<Hosts> {
+    let mut hosts = Hosts::default();
+    value.parts(|_, part| {
+        if let Some(state) = part.host() {
+            state.fingerprint(&mut hosts.fingerprint);
+            hosts.coefficients.push(state.coefficients());
+            hosts.records.push(state.record());
+        }
+        Ok(())
+    })?;
     Ok(hosts)
 }
 
@@ -164,18 +178,19 @@ fn structure<T: Nest>(
 ) -> Result<Vec<String>> {
     let mut structure = Vec::new();
     value.fingerprint(&mut structure);
-    value.walk(&mut |leaf| {
-        if leaf.traced().is_some() {
-            structure.extend(visit(leaf)?);
+    value.walk(&NestPath::ROOT, &mut |path, leaf| {
+        if leaf.is_tensor() {
+            structure.extend(visit(leaf).map_err(|error| error.at(path))?);
             return Ok(());
         }
-        let number = leaf.take()?;
+        let number = leaf.data()?;
         if number.rank() != 0 {
             let instead = "make a tensor of it before the step";
-            return Err(Error::not_compilable("host data in a batch", instead));
+            let error = Error::not_compilable("host data in a batch", instead);
+            return Err(error.at(path));
         }
         structure.push(format!("{:?}{:?}", number.dtype(), number.as_bytes()));
-        leaf.put(number)
+        Ok(())
     })?;
     Ok(structure)
 }
@@ -198,12 +213,12 @@ fn copy<T: Nest>(part: &mut T) -> Option<T> {
     let mut copy = part.skeleton()?;
     let mut tracking = VecDeque::new();
     let known = structure(part, |leaf| {
-        tracking.extend(leaf.traced().map(|tensor| tensor.tracking()));
+        tracking.push_back(leaf.tracking());
         Ok(None)
     });
     let found = structure(&mut copy, |leaf| {
-        if let (Some(tensor), Some(tracking)) = (leaf.traced(), tracking.pop_front()) {
-            tensor.empty(tracking);
+        if let Some(tracking) = tracking.pop_front() {
+            leaf.empty(tracking);
         }
         Ok(None)
     });
@@ -257,8 +272,20 @@ impl Capture {
     ) -> Result<CapturedState<T>> {
         let mut value = state.copies.first();
         let before = read_hosts(&mut value)?.records;
-        let capture = self;
-        value.visit_state(&mut Bind { capture, mutable })?;
+        value.parts(|_, part| {
+            if let Some(state) = part.host() {
+                state.bind(Arc::clone(&self.trace), self.hosts, mutable)?;
+                self.hosts += 1;
+            }
+            Ok(())
+        })?;
+        let device = self.trace.device().clone();
+        value.leaves(Some(&device), |path, leaf| {
+            let input = self.next_input()?;
+            self.names.insert(input.id(), path.to_string());
+            leaf.bind(input, leaf.tracking());
+            Ok(())
+        })?;
         Ok(CapturedState { value, before })
     }
 
@@ -266,18 +293,21 @@ impl Capture {
         &mut self,
         captured: &mut CapturedState<T>,
     ) -> Result<()> {
-        let mut after = Collect::default();
-        captured.value.visit_state(&mut after)?;
-        let tensors: Option<Vec<_>> = after.tensors.into_iter().collect();
         let foreign = || {
             let instead = "compute every new value of the state from the step's arguments, on \
                            `ctx.device()`";
             Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
+        let after = read_hosts(&mut captured.value)?.records;
+        let mut tensors = Vec::new();
+        captured.value.leaves(None, |_, leaf| {
+            tensors.push(leaf.captured().ok_or_else(foreign)?);
+            Ok(())
+        })?;
         let before = std::mem::take(&mut captured.before);
         self.states.push(StateChange {
-            hosts: before.into_iter().zip(after.records).collect(),
-            tensors: tensors.ok_or_else(foreign)?,
+            hosts: before.into_iter().zip(after).collect(),
+            tensors,
         });
         Ok(())
     }
@@ -306,9 +336,9 @@ impl Capture {
 
     /// Puts inputs in place of a value's tensors.
     pub(crate) fn bind<T: Nest>(&mut self, mut value: T) -> Result<T> {
-        value.walk(&mut |leaf| {
-            if let Some(tensor) = leaf.traced() {
-                tensor.bind(self.next_input()?);
+        value.walk(&NestPath::ROOT, &mut |_, leaf| {
+            if leaf.is_tensor() {
+                leaf.bind(self.next_input()?, leaf.tracking());
             }
             Ok(())
         })?;
@@ -322,34 +352,6 @@ impl Capture {
         let input = self.trace.input(Source::Leaf(index), spec);
         self.leaves.push(input.clone());
         Ok(input)
-    }
-}
-
-/// Puts inputs of a capture in place of the tensors of a mirrored value, which the step may change
-/// if it is `mutable`.
-struct Bind<'a> {
-    capture: &'a mut Capture,
-    mutable: bool,
-}
-
-impl StateVisitor for Bind<'_> {
-    fn host(&mut self, state: &mut dyn HostState) -> Result<()> {
-        state.prepare()?;
-        let trace = Arc::clone(&self.capture.trace);
-        state.bind(trace, self.capture.hosts, self.mutable)?;
-        self.capture.hosts += 1;
-        Ok(())
-    }
-
-    fn tensor(&mut self, name: &str, tensor: &mut dyn TracedTensor) -> Result<()> {
-        let input = self.capture.next_input()?;
-        self.capture.names.insert(input.id(), name.to_string());
-        tensor.bind(input);
-        Ok(())
-    }
-
-    fn capture_device(&self) -> Option<&Device> {
-        Some(self.capture.trace.device())
     }
 }
 
@@ -402,8 +404,14 @@ impl<'a> Changes<'a> {
             }
         };
         state.copies.keep_fetched();
-        state.copies.host[0].visit_state(&mut Replay {
-            changes: change.hosts.iter(),
+        let mut changes = change.hosts.iter();
+        state.copies.host[0].parts(|_, part| {
+            if let Some(state) = part.host()
+                && let Some((before, after)) = changes.next()
+            {
+                state.replay(before, after);
+            }
+            Ok(())
         })?;
         let is_output = |new: &ResultLeaf| matches!(new, ResultLeaf::Output(_));
         let are_computed = change.tensors.iter().any(is_output);

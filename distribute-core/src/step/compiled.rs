@@ -21,7 +21,7 @@ use crate::trace::{
     Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput, StepProgram,
     Trace, Tracer, is_random, is_touch, messages,
 };
-use crate::{Error, Nest, PerReplica, ReplicaContext, Result, Strategy, scope};
+use crate::{Error, Nest, NestPath, PerReplica, ReplicaContext, Result, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
 pub(crate) fn run<S, A, R, F>(
@@ -50,7 +50,7 @@ where
                 scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
                 step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
             };
-            check_recorded(&trace)?;
+            trace.check()?;
             A::collect(&mut captured, &mut capture)?;
             Plan::new(capture, result)
         };
@@ -168,23 +168,6 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
     }
 }
 
-/// Refuses what the one program of all replicas cannot do as the step did it.
-fn check_recorded(trace: &Trace) -> Result<()> {
-    if trace.replica_id_used() && trace.num_replicas() > 1 {
-        let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the number \
-                       as a tensor";
-        return Err(Error::not_compilable("`ctx.replica_id()`", instead));
-    }
-    trace.refuse_draws_on_host()?;
-    if trace.step_was_read() {
-        tracing::warn!(
-            "the step reads the number of updates while it is captured: the compiled program \
-             keeps the number of this call"
-        );
-    }
-    Ok(())
-}
-
 /// Runs a program and puts its results where they belong.
 fn execute<A: StepArgs, R: Nest + 'static>(
     program: &StepProgram,
@@ -300,7 +283,7 @@ fn unknown_structure<R>() -> Error {
 /// An error of the step or of a tensor that it reads, which may be burn's own for a read on the
 /// host.
 fn translated(error: Error) -> Error {
-    match &error {
+    match error.root_cause() {
         Error::Step(source) | Error::Internal { source } => {
             match messages::of_message(&format!("{source:?}")) {
                 Some(read) => read,
@@ -335,8 +318,9 @@ impl Plan {
         let states = states.collect();
         let skeleton = skeleton_of(&result)?;
         let mut results = Vec::new();
-        result.walk(&mut |leaf| {
-            results.push(outputs.given(&Given::of(leaf)?));
+        result.walk(&NestPath::ROOT, &mut |path, leaf| {
+            let given = Given::of(leaf).map_err(|error| error.at(path))?;
+            results.push(outputs.given(&given));
             Ok(())
         })?;
         let deferred = capture.trace.deferred().into_iter();

@@ -12,11 +12,7 @@ use crate::trace::{CapturedStep, StepProgram};
 pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
     let mut text = String::new();
     // Writing to a string does not fail.
-    let operations = &step.graph.graph.operations;
-    for operation in operations
-        .iter()
-        .filter(|op| !matches!(op, OperationIr::Drop(_)))
-    {
+    for (_, operation) in computing(step) {
         let _ = writeln!(text, "{operation:?}");
     }
     for input in &step.inputs {
@@ -50,16 +46,26 @@ pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
 
 /// Hashes a text in which tensors have numbers by their first appearance.
 fn renumber(text: &str, hash: &mut DefaultHasher) {
-    const ID: &str = "TensorId { value: ";
     let mut numbers: HashMap<&str, usize> = HashMap::new();
-    let mut parts = text.split(ID);
-    parts.next().hash(hash);
-    for part in parts {
-        let end = part.find(' ').unwrap_or(part.len());
-        let (id, rest) = part.split_at(end);
+    for (id, rest) in at_tensors(text) {
         let next = numbers.len();
         numbers.entry(id).or_insert(next).hash(hash);
         // Which use of a tensor is its last is not what the step computes.
         rest.replace("ReadWrite", "ReadOnly").hash(hash);
     }
+}
+
+/// The operations that compute something, with their places.
+pub(super) fn computing(step: &CapturedStep) -> impl Iterator<Item = (usize, &OperationIr)> {
+    let operations = step.graph.graph.operations.iter().enumerate();
+    operations.filter(|(_, operation)| !matches!(operation, OperationIr::Drop(_)))
+}
+
+/// The numbers of tensors in a text, each with what follows it; none for the beginning.
+pub(super) fn at_tensors(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    let parts = text.split("TensorId { value: ").enumerate();
+    parts.map(|(index, part)| match index {
+        0 => ("", part),
+        _ => part.split_at(part.find(' ').unwrap_or(part.len())),
+    })
 }

@@ -7,6 +7,6 @@ mod digest;
 mod twice;
 
 pub(crate) use args::PoisonOnError;
-pub use args::{Borrowed, Item, Lend, Replicated, StepArgs};
+pub use args::{Item, Lend, Replicated, StepArgs};
 pub use call::{Call, Capture, CapturedState, Changes};
 pub(crate) use compiled::run;

@@ -12,6 +12,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use burn_capture::TensorId;
 use burn_ir::OperationIr;
 
+use super::digest::{at_tensors, computing};
 use crate::trace::{CapturedStep, ResultLeaf, StepProgram, TensorSpec};
 use crate::{Error, Result};
 
@@ -104,9 +105,7 @@ impl Described {
     }
 
     fn all(step: &CapturedStep) -> Vec<Self> {
-        let operations = step.graph.graph.operations.iter().enumerate();
-        let computing = operations.filter(|(_, op)| !matches!(op, OperationIr::Drop(_)));
-        computing
+        computing(step)
             .map(|(position, operation)| Self::new(step, position, operation))
             .collect()
     }
@@ -146,13 +145,7 @@ fn name(debug: &str) -> String {
 }
 
 fn without_numbers_of_tensors(debug: &str) -> String {
-    const ID: &str = "TensorId { value: ";
-    let mut parts = debug.split(ID);
-    let mut text = parts.next().unwrap_or_default().to_string();
-    for part in parts {
-        let end = part.find(' ').unwrap_or(part.len());
-        text.push_str(&part[end..]);
-    }
+    let text: String = at_tensors(debug).map(|(_, rest)| rest).collect();
     text.replace("ReadWrite", "ReadOnly")
 }
 

@@ -1,6 +1,5 @@
 //! One copy of every variable in host memory, computation on all devices.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::mirrored::{distinct_or_all, replicas_on};
@@ -16,7 +15,7 @@ use crate::{LogicalDevice, Result};
 /// Compared with [`MirroredStrategy`](crate::MirroredStrategy), weights and optimizer slots take
 /// memory once instead of once per replica, and the update runs once instead of once per
 /// replica; in exchange it does not run in parallel.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct CentralStorageStrategy {
     threads: Arc<ReplicaThreads>,
@@ -74,13 +73,5 @@ impl Strategy for CentralStorageStrategy {
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
         self.threads.run(&self.handle(), step)
-    }
-}
-
-impl fmt::Debug for CentralStorageStrategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CentralStorageStrategy")
-            .field("replicas", &self.replicas())
-            .finish()
     }
 }

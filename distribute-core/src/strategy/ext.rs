@@ -53,7 +53,7 @@ pub trait StrategyExt: Strategy {
         // A compiled step can evaluate what it cannot train, and says so itself.
         let built = built.and_then(|mut value| match self.tracer() {
             None => value
-                .place(self.variable_placement(), replicas)
+                .parts(|_, part| part.place(self.variable_placement(), replicas))
                 .map(|()| value),
             Some(_) => Ok(value),
         });
@@ -61,12 +61,12 @@ pub trait StrategyExt: Strategy {
             None => built?,
             Some(workers) => {
                 let mut value = workers.or_abort(built)?;
-                value.take_from_chief(workers)?;
+                value.parts(|_, part| part.take_from_chief(workers))?;
                 value
             }
         };
         if let Some(store) = self.remote_store() {
-            value.attach_remote(store)?;
+            value.parts(|path, part| part.attach_remote(store, &path.to_string()))?;
         }
         Ok(Mirrored::replicate(value, &devices, self.id()))
     }
@@ -140,26 +140,25 @@ pub trait StrategyExt: Strategy {
         let replicas = self.replicas().len();
         let mut poison = PoisonOnError::default();
         let items = args.split(&id, replicas, &mut poison)?;
-        let items: Vec<_> = items
-            .into_iter()
-            .map(|item| Mutex::new(Some(item)))
-            .collect();
-        let results: Vec<Mutex<Option<R>>> = (0..replicas).map(|_| Mutex::new(None)).collect();
+        // What goes to each replica, and what comes back.
+        let slots = items.into_iter();
+        let slots: Vec<_> = slots.map(|item| Mutex::new((Some(item), None))).collect();
         let outcome = self.run_replicas(&|ctx| {
-            let item = lock(&items[ctx.local_id()]).take();
+            let slot = &slots[ctx.local_id()];
+            let item = lock(slot).0.take();
             let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
             if let Some(facts) = poison.batches.get(ctx.local_id()) {
                 scope::with_step(|notes| notes.batch.clone_from(facts));
             }
             let result = step(ctx, item)?;
-            *lock(&results[ctx.local_id()]) = Some(result);
+            lock(slot).1 = Some(result);
             Ok(())
         });
         if let Err(error) = outcome {
             poison.poison(&error);
             return Err(error);
         }
-        let results: Option<Vec<R>> = results.into_iter().map(unlocked).collect();
+        let results: Option<Vec<R>> = slots.into_iter().map(|slot| unlocked(slot).1).collect();
         let missing = || Error::invalid("a strategy left out a replica");
         results.map(PerReplica::new).ok_or_else(missing)
     }
@@ -189,11 +188,7 @@ pub trait StrategyExt: Strategy {
     /// assert!(strategy.reduce(ReduceOp::Sum, Replicated(1.5_f32)).is_err());
     /// # Ok::<(), distribute_core::Error>(())
     /// ```
-    fn reduce<V>(&self, op: ReduceOp, value: V) -> Result<V::Value>
-    where
-        V: DistributedValue,
-        V::Value: Nest,
-    {
+    fn reduce<V: DistributedValue<Value: Nest>>(&self, op: ReduceOp, value: V) -> Result<V::Value> {
         reduce(self, op, value)
     }
 
@@ -254,11 +249,7 @@ pub trait StrategyExt: Strategy {
     /// # Errors
     /// [`Error::Axis`] for scalars and axes out of range, [`Error::Shape`] if other dimensions
     /// differ, [`Error::DType`] for bool, [`Error::InsideStep`] inside a step.
-    fn gather<V>(&self, value: V, axis: i64) -> Result<V::Value>
-    where
-        V: DistributedValue,
-        V::Value: Nest,
-    {
+    fn gather<V: DistributedValue<Value: Nest>>(&self, value: V, axis: i64) -> Result<V::Value> {
         let call = format!("gather over {axis}");
         combine(self, ("gather", &call), value, |leaf| match leaf {
             Components::PerReplica(components) => host_reduce::gather(components, axis),
@@ -269,13 +260,8 @@ pub trait StrategyExt: Strategy {
     /// One value per local replica from a function of its replica id
     /// (TensorFlow: `experimental_distribute_values_from_function`).
     fn values_from<T>(&self, value: impl FnMut(usize) -> T) -> PerReplica<T> {
-        PerReplica::new(
-            self.replicas()
-                .iter()
-                .map(|replica| replica.id)
-                .map(value)
-                .collect(),
-        )
+        let ids = self.replicas().iter().map(|replica| replica.id);
+        PerReplica::new(ids.map(value).collect())
     }
 
     /// The components of this process' replicas

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::{Error, Result};
+
 /// The identity of a strategy: equal for handles of one strategy, different for two strategies
 /// built alike. The default strategy is one for the whole process.
 #[derive(Debug, Clone)]
@@ -34,6 +36,23 @@ impl StrategyId {
             replicas: 1,
             token: None,
         }
+    }
+}
+
+impl StrategyId {
+    pub(crate) fn is_default(&self) -> bool {
+        self.token.is_none()
+    }
+
+    /// Refuses another strategy with a value that this one has made.
+    pub(crate) fn check_user(&self, user: &Self) -> Result<()> {
+        if self == user {
+            return Ok(());
+        }
+        Err(Error::MixedStrategies {
+            owner: self.to_string(),
+            user: user.to_string(),
+        })
     }
 }
 

@@ -13,15 +13,11 @@ impl ReplicaContext {
     /// What `merge` returns, on replica 0, and [`Error::Stopped`](crate::Error::Stopped) with its
     /// text on the others; [`Error::ReplicaMissing`](crate::Error::ReplicaMissing) if a replica
     /// ends its step without this call.
-    pub fn merge_call<T, R>(
+    pub fn merge_call<T: Send + 'static, R: Send + 'static>(
         &self,
         value: T,
         merge: impl FnOnce(PerReplica<T>) -> Result<PerReplica<R>>,
-    ) -> Result<R>
-    where
-        T: Send + 'static,
-        R: Send + 'static,
-    {
+    ) -> Result<R> {
         self.exchange("merge_call", 0, value, |values| {
             let _cross_replica = scope::enter_merge();
             Ok(merge(PerReplica::new(values))?.into_values())

@@ -1,13 +1,12 @@
 //! Synchronous training on all devices of one machine.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::replica_threads::ReplicaThreads;
+use super::replica_threads::{ReplicaThreads, ReplicaThreadsBuilder};
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
-use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
+use crate::cross_device::CrossDeviceOps;
 use crate::device_reduce::DevicePlan;
 use crate::{DeviceReducers, Error, LogicalDevice, Result};
 
@@ -22,12 +21,11 @@ use crate::{DeviceReducers, Error, LogicalDevice, Result};
 /// println!("Number of devices: {}", strategy.num_replicas_in_sync());
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct MirroredStrategy {
     threads: Arc<ReplicaThreads>,
     id: StrategyId,
-    cross_device_ops: Arc<dyn CrossDeviceOps>,
 }
 
 impl MirroredStrategy {
@@ -46,30 +44,18 @@ impl MirroredStrategy {
 
     /// The cross-device ops in use.
     pub fn cross_device_ops(&self) -> &dyn CrossDeviceOps {
-        &*self.cross_device_ops
+        self.threads.cross_device_ops()
     }
 }
 
 /// Options of a [`MirroredStrategy`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct MirroredStrategyBuilder {
     /// All CPU cores by default.
     devices: Option<Vec<LogicalDevice>>,
-    cross_device_ops: Arc<dyn CrossDeviceOps>,
     reducers: Option<Arc<dyn DeviceReducers>>,
-    timeout: Duration,
-}
-
-impl Default for MirroredStrategyBuilder {
-    fn default() -> Self {
-        Self {
-            devices: None,
-            cross_device_ops: Arc::new(DirectAllReduce),
-            reducers: None,
-            timeout: Duration::from_secs(300),
-        }
-    }
+    threads: ReplicaThreadsBuilder,
 }
 
 impl MirroredStrategyBuilder {
@@ -87,9 +73,10 @@ impl MirroredStrategyBuilder {
         self
     }
 
-    /// How gradients are summed over the replicas; [`DirectAllReduce`] by default.
+    /// How gradients are summed over the replicas; [`DirectAllReduce`](crate::DirectAllReduce) by
+    /// default.
     pub fn cross_device_ops(mut self, ops: impl CrossDeviceOps + 'static) -> Self {
-        self.cross_device_ops = Arc::new(ops);
+        self.threads = self.threads.cross_device_ops(Arc::new(ops));
         self
     }
 
@@ -104,7 +91,7 @@ impl MirroredStrategyBuilder {
     /// before it reports which one is missing; 5 minutes by default. Longer than the difference
     /// between the fastest and the slowest replica of a step.
     pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
+        self.threads = self.threads.timeout(timeout);
         self
     }
 
@@ -117,19 +104,12 @@ impl MirroredStrategyBuilder {
     pub fn build(self) -> Result<MirroredStrategy> {
         let devices = distinct_or_all(self.devices)?;
         let id = StrategyId::new("mirrored", devices.len());
-        let wanted = self.cross_device_ops.device_reduction();
-        let plan = DevicePlan::new(wanted, self.reducers, &devices, self.timeout)?;
-        let threads = ReplicaThreads::builder()
-            .timeout(self.timeout)
-            .cross_device_ops(Arc::clone(&self.cross_device_ops))
-            .devices(plan)
-            .build(replicas_on(0, &devices))?;
+        let threads = self.threads;
+        let wanted = threads.cross_device_ops.device_reduction();
+        let plan = DevicePlan::new(wanted, self.reducers, &devices, threads.timeout)?;
+        let threads = threads.devices(plan).build(replicas_on(0, &devices))?;
         let threads = Arc::new(threads);
-        Ok(MirroredStrategy {
-            threads,
-            id,
-            cross_device_ops: self.cross_device_ops,
-        })
+        Ok(MirroredStrategy { threads, id })
     }
 }
 
@@ -184,14 +164,5 @@ impl Strategy for MirroredStrategy {
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
         self.threads.run(&self.handle(), step)
-    }
-}
-
-impl fmt::Debug for MirroredStrategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MirroredStrategy")
-            .field("replicas", &self.threads.replicas())
-            .field("cross_device_ops", &self.cross_device_ops)
-            .finish()
     }
 }

@@ -113,6 +113,13 @@ pub trait Strategy: Send + Sync + fmt::Debug {
     }
 }
 
+/// Steps that were compiled may go on with another metric or variable than before.
+pub(crate) fn used_outside(strategy: &(impl Strategy + ?Sized)) {
+    if let Some(tracer) = strategy.tracer() {
+        tracer.device().next_generation();
+    }
+}
+
 /// What an input pipeline needs to know about the cluster
 /// (TensorFlow: `tf.distribute.InputContext`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

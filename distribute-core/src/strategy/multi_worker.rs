@@ -51,7 +51,7 @@ use crate::{DeviceReducers, Error, LogicalDevice, Result, WorkerGroup};
 /// ```
 ///
 /// [`MirroredStrategy`]: crate::MirroredStrategy
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct MultiWorkerMirroredStrategy {
     threads: Arc<ReplicaThreads>,
@@ -393,14 +393,5 @@ impl Strategy for MultiWorkerMirroredStrategy {
 
     fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
         self.threads.run(&self.handle(), step)
-    }
-}
-
-impl fmt::Debug for MultiWorkerMirroredStrategy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MultiWorkerMirroredStrategy")
-            .field("replicas", &self.threads.replicas())
-            .field("workers", &self.workers)
-            .finish_non_exhaustive()
     }
 }

@@ -3,6 +3,7 @@
 use burn::tensor::TensorData;
 use distribute_collectives::ReduceOp;
 
+use crate::nest::at_leaf;
 use crate::{Components, DistributedValue, Nest, Result, Strategy, host_reduce, scope};
 
 /// See [`StrategyExt::reduce`](crate::StrategyExt::reduce).
@@ -35,12 +36,16 @@ pub(super) fn combine<V: DistributedValue<Value: Nest>>(
     mut join: impl FnMut(Components<TensorData>) -> Result<TensorData>,
 ) -> Result<V::Value> {
     scope::check_cross_replica(&strategy.id(), what)?;
+    let mut join = |value: &mut V::Value, (index, leaf)| {
+        join(leaf).map_err(|error| at_leaf(value, index, error))
+    };
     let mut values = match value.into_components() {
         Components::PerReplica(values) => values,
         Components::Same(mut value) => {
-            let leaves = value.take_leaves()?.into_iter();
-            let joined = leaves.map(|leaf| join(Components::Same(leaf)));
-            value.put_leaves(joined.collect::<Result<Vec<_>>>()?)?;
+            let leaves = value.take_leaves()?.into_iter().map(Components::Same);
+            let joined = leaves.enumerate().map(|leaf| join(&mut value, leaf));
+            let joined = joined.collect::<Result<_>>()?;
+            value.put_leaves(joined)?;
             return Ok(value);
         }
     };
@@ -53,11 +58,11 @@ pub(super) fn combine<V: DistributedValue<Value: Nest>>(
     if let Some(workers) = strategy.workers() {
         leaves = workers.gather(call, &leaves)?;
     }
-    let joined = host_reduce::columns(leaves)?
-        .into_iter()
-        .map(|column| join(Components::PerReplica(column)))
-        .collect::<Result<Vec<_>>>()?;
     let mut first = values.swap_remove(0);
+    let columns = host_reduce::columns(leaves)?.into_iter();
+    let columns = columns.map(Components::PerReplica).enumerate();
+    let joined = columns.map(|column| join(&mut first, column));
+    let joined = joined.collect::<Result<_>>()?;
     first.put_leaves(joined)?;
     Ok(first)
 }

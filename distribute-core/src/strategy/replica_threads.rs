@@ -32,9 +32,9 @@ pub fn run_on_calling_thread(
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct ReplicaThreadsBuilder {
-    timeout: Duration,
+    pub(super) timeout: Duration,
     placement: VariablePlacement,
-    cross_device_ops: Arc<dyn CrossDeviceOps>,
+    pub(super) cross_device_ops: Arc<dyn CrossDeviceOps>,
     workers: Option<WorkerGroup>,
     devices: DevicePlan,
 }
@@ -139,6 +139,10 @@ impl ReplicaThreads {
     /// The replicas, in order.
     pub fn replicas(&self) -> &[Replica] {
         &self.replicas
+    }
+
+    pub(super) fn cross_device_ops(&self) -> &dyn CrossDeviceOps {
+        &*self.options.cross_device_ops
     }
 
     /// How gradients on devices are reduced, in words, where there is something to tell.
@@ -269,19 +273,18 @@ fn build_contexts(
             let counts = (local_id, num_local, num_replicas);
             let ops = Arc::clone(&options.cross_device_ops);
             let threads = Threads::new(Box::new(endpoint), ops);
-            let workers = options.workers.clone();
-            let link: Box<dyn Link> = match workers.clone() {
+            let link: Box<dyn Link> = match &options.workers {
                 None => Box::new(threads),
-                Some(workers) => Box::new(Workers::new(threads, workers)),
+                Some(workers) => Box::new(Workers::new(threads, workers.clone())),
             };
             let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
             let peers: Box<dyn Peers> = if num_replicas == 1 {
                 Box::new(Alone)
-            } else if reducer.is_none() && workers.is_none() {
+            } else if reducer.is_none() && options.workers.is_none() {
                 Box::new(host)
             } else {
                 let device = &replica.device;
-                Box::new(Devices::new(host, device, num_replicas, reducer, workers))
+                Box::new(Devices::new(host, device, num_replicas, reducer))
             };
             ReplicaContext::new(replica, counts, options.placement, peers)
         },

@@ -14,7 +14,6 @@ use distribute_collectives::ReduceOp;
 use rand::Rng;
 
 use super::effect::{Apply, Effect, Given, HostVariable, Target};
-use super::tensor::shape_of;
 use super::{CapturedTensor, TensorSpec};
 use crate::sync::lock;
 use crate::{Error, Result};
@@ -169,7 +168,7 @@ impl Trace {
     fn tensor(&self, spec: &TensorSpec) -> CapturedTensor {
         let id = self.client.create_empty_handle();
         let client = self.client.clone();
-        CapturedTensor(RouterTensor::new(id, shape_of(spec), spec.dtype, client))
+        CapturedTensor(RouterTensor::new(id, spec.into(), spec.dtype, client))
     }
 
     fn notes(&self) -> MutexGuard<'_, Notes> {
@@ -222,14 +221,6 @@ impl Trace {
     pub(crate) fn use_step_for_random_numbers(&self) {
         let mut notes = self.notes();
         notes.steps_read = notes.steps_read.saturating_sub(1);
-    }
-
-    pub(crate) fn replica_id_used(&self) -> bool {
-        self.notes().replica_id_used
-    }
-
-    pub(crate) fn step_was_read(&self) -> bool {
-        self.notes().steps_read > 0
     }
 
     /// Hands values to something on the host, after each call.
@@ -340,7 +331,7 @@ impl Trace {
         let outputs: Vec<_> = results
             .iter()
             .zip(outputs)
-            .map(|(result, spec)| TensorIr::uninit(result.id(), shape_of(spec), spec.dtype))
+            .map(|(result, spec)| TensorIr::uninit(result.id(), spec.into(), spec.dtype))
             .collect();
         let operation = CustomOpIr::new(id, &inputs, &outputs);
         self.client.register_op(OperationIr::Custom(operation));
@@ -364,16 +355,22 @@ impl Trace {
         for spec in &specs {
             let integers = spec.dtype.is_int() || spec.dtype.is_uint();
             if spec.dtype.is_bool() || (op == ReduceOp::Mean && integers) {
-                return Err(Error::DType {
-                    op: "all_reduce",
-                    dtype: spec.dtype.name().to_string(),
-                });
+                return Err(Error::dtype("all_reduce", spec.dtype));
             }
         }
         if self.num_replicas == 1 || tensors.is_empty() {
             return Ok(tensors);
         }
         Ok(self.record(id, tensors, &specs))
+    }
+
+    /// [`all_reduce`](Self::all_reduce) of one tensor.
+    pub(crate) fn all_reduce_one(
+        &self,
+        op: ReduceOp,
+        tensor: CapturedTensor,
+    ) -> Result<CapturedTensor> {
+        Ok(self.all_reduce(op, vec![tensor])?.swap_remove(0))
     }
 
     /// The replica's id as a tensor of shape `[1]`.
@@ -400,15 +397,25 @@ impl Trace {
         }
     }
 
-    /// # Errors
-    /// [`Error::RandomOnHost`] if the step has drawn numbers from a stream of its replica.
-    pub(crate) fn refuse_draws_on_host(&self) -> Result<()> {
-        match self.notes().drawn_on_host {
-            None => Ok(()),
-            Some(place) => Err(Error::RandomOnHost {
-                what: format!("numbers of the stream that it has asked for with `rng` at {place}"),
-            }),
+    /// Refuses what one program for all steps and replicas cannot do, and warns of what it keeps.
+    pub(crate) fn check(&self) -> Result<()> {
+        let notes = self.notes();
+        if notes.replica_id_used && self.num_replicas > 1 {
+            let instead = "one program serves all replicas; `ctx.replica_id_tensor()` is the \
+                           number as a tensor";
+            return Err(Error::not_compilable("`ctx.replica_id()`", instead));
         }
+        if let Some(place) = notes.drawn_on_host {
+            let what = format!("numbers of the stream that it has asked for with `rng` at {place}");
+            return Err(Error::RandomOnHost { what });
+        }
+        if notes.steps_read > 0 {
+            tracing::warn!(
+                "the step reads the number of updates while it is captured: the compiled program \
+                 keeps the number of this call"
+            );
+        }
+        Ok(())
     }
 
     /// All that was [mixed in](Self::seed_from).

@@ -6,7 +6,7 @@
 //! result.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use burn::tensor::TensorData;
 
@@ -43,6 +43,14 @@ pub trait Target: Send + Sync {
     fn address(&self) -> Option<usize>;
 }
 
+/// Something of the host, as long as it is there.
+impl<T: ?Sized + Send + Sync> Target for Weak<T> {
+    fn address(&self) -> Option<usize> {
+        let there = self.strong_count() > 0;
+        there.then(|| self.as_ptr().cast::<()>() as usize)
+    }
+}
+
 /// What a step hands values to.
 pub struct Receiver<'a> {
     pub(crate) target: Arc<dyn Target>,
@@ -68,12 +76,20 @@ pub enum Given {
 
 impl Given {
     /// A leaf of a value that the step returns.
-    pub(crate) fn of(leaf: &mut dyn Leaf) -> Result<Self> {
-        let Some(tensor) = leaf.traced() else {
-            return leaf.take().map(Self::Host);
-        };
-        let captured = tensor.captured().map(Self::Captured);
-        captured.map_or_else(|| tensor.data().map(Self::Host), Ok)
+    pub(crate) fn of(leaf: &dyn Leaf) -> Result<Self> {
+        let captured = leaf.captured().map(Self::Captured);
+        captured.map_or_else(|| leaf.data().map(Self::Host), Ok)
+    }
+
+    /// A value of its shape and type.
+    pub(crate) fn example(&self) -> TensorData {
+        match self {
+            Self::Host(data) => data.clone(),
+            Self::Captured(tensor) => {
+                let spec = tensor.spec();
+                TensorData::full_dtype(spec.shape, 0.0, spec.dtype)
+            }
+        }
     }
 }
 

@@ -5,49 +5,7 @@ use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_capture::CaptureBackend;
 
 use super::{CapturedTensor, Trace};
-use crate::{Error, Nest, ReduceOp, Result, host_reduce};
-
-/// Reduces all leaves of a value over the replicas: tensors by one operation of the graph.
-pub(crate) fn all_reduce(trace: &Trace, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
-    let copies = |number| host_reduce::reduce(op, vec![number; trace.num_replicas()]);
-    each(value, copies, |tensors| trace.all_reduce(op, tensors))
-}
-
-/// Concatenates all leaves of a value over the replicas: tensors by operations of the graph.
-pub(crate) fn all_gather(trace: &Trace, value: &mut dyn Nest, axis: i64) -> Result<()> {
-    let copies = |number| host_reduce::gather(vec![number; trace.num_replicas()], axis);
-    each(value, copies, |tensors| {
-        let tensors = tensors.into_iter();
-        let gathered = tensors.map(|tensor| {
-            let spec = tensor.spec();
-            let rank = spec.shape.len();
-            if spec.dtype.is_bool() {
-                return Err(Error::DType {
-                    op: "gather",
-                    dtype: spec.dtype.name().to_string(),
-                });
-            }
-            let index = usize::try_from(axis).ok().filter(|axis| *axis < rank);
-            let out_of_range = Error::Axis {
-                op: "gather",
-                axis,
-                rank,
-            };
-            Ok(trace.all_gather(tensor, index.ok_or(out_of_range)?))
-        });
-        gathered.collect()
-    })
-}
-
-/// Gives every replica the value of replica `root`, which there is.
-pub(crate) fn broadcast(trace: &Trace, value: &mut dyn Nest, root: usize) -> Result<()> {
-    each(value, Ok, |tensors| {
-        let tensors = tensors.into_iter();
-        Ok(tensors
-            .map(|tensor| of_replica(trace, tensor, root))
-            .collect())
-    })
-}
+use crate::{Error, Leaf, Nest, NestPath, Result};
 
 /// The value that a tensor has on one replica.
 pub(crate) fn of_replica(trace: &Trace, tensor: CapturedTensor, root: usize) -> CapturedTensor {
@@ -84,36 +42,32 @@ pub(crate) fn combine(
     })
 }
 
-/// A reduction of one tensor over all replicas.
-pub(crate) fn reduce(
-    trace: &Trace,
-    op: ReduceOp,
-    tensor: CapturedTensor,
-) -> Result<CapturedTensor> {
-    let mut reduced = trace.all_reduce(op, vec![tensor])?;
-    Ok(reduced.swap_remove(0))
-}
-
 /// Replaces the tensors of a value, all at once, and its numbers, which are the same on every
 /// replica, right away.
-fn each(
+pub(crate) fn each(
     value: &mut dyn Nest,
     number: impl Fn(TensorData) -> Result<TensorData>,
     tensors: impl FnOnce(Vec<CapturedTensor>) -> Result<Vec<CapturedTensor>>,
 ) -> Result<()> {
     let mut captured = Vec::new();
-    value.walk(&mut |leaf| {
-        if let Some(tensor) = leaf.traced() {
-            captured.push(tensor.captured().ok_or_else(not_captured)?);
-            return Ok(());
-        }
-        let data = leaf.take()?;
-        leaf.put(number(data)?)
+    value.walk(&NestPath::ROOT, &mut |path, leaf| {
+        let mut replace = |leaf: &mut dyn Leaf| {
+            if leaf.is_tensor() {
+                captured.push(leaf.captured().ok_or_else(not_captured)?);
+                return Ok(());
+            }
+            let data = leaf.take()?;
+            leaf.put(number(data)?)
+        };
+        replace(leaf).map_err(|error| error.at(path))
     })?;
     let mut replaced = tensors(captured)?.into_iter();
-    value.walk(&mut |leaf| {
-        if let (Some(tensor), Some(replaced)) = (leaf.traced(), replaced.next()) {
-            tensor.bind_result(replaced);
+    value.walk(&NestPath::ROOT, &mut |_, leaf| {
+        if let (true, (has_autodiff, _)) = (leaf.is_tensor(), leaf.tracking())
+            && let Some(replaced) = replaced.next()
+        {
+            // The step has computed it without a gradient.
+            leaf.bind(replaced, (has_autodiff, false));
         }
         Ok(())
     })

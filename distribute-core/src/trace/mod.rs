@@ -60,30 +60,27 @@ mod exchange;
 mod gradients;
 mod key;
 pub(crate) mod messages;
+mod module;
 mod program;
 mod state;
 mod tensor;
 
 pub use capture::{Trace, TraceDevice, ops};
 pub use key::{Fingerprint, StepGroup, StepKey};
+pub use module::valid;
 pub use program::{
     Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepInput, StepOutput,
     StepProgram, Tracer,
 };
-pub use state::{Coefficients, HostState, StateVisitor, valid};
+pub use state::{Coefficients, HostState};
 pub use tensor::{CapturedTensor, TensorSpec, without_autodiff};
-
-pub use crate::nest::TracedTensor;
 
 pub(crate) use capture::{Input, Source, is_random, is_touch};
 pub(crate) use check::{Check, Due};
 pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
-pub(crate) use exchange::{
-    all_gather, all_reduce, broadcast, combine, not_captured, of_replica, reduce,
-};
+pub(crate) use exchange::{combine, each, not_captured, of_replica};
 pub(crate) use gradients::{CapturedTape, backward, of_type};
+pub(crate) use module::walk_module;
 pub(crate) use program::{Draws, StateChange};
-pub(crate) use state::{
-    Collect, Fetch, OnDevice, ReadHosts, ReadOwn, ReadTensors, Replay, visit_module,
-};
+pub(crate) use state::OnDevice;
 pub(crate) use tensor::{Tracked, TrackedGradients, captured, read_error, tracked};

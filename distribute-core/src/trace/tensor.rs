@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use burn::tensor::{Bool, DType, Int, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
 use burn_autodiff::Autodiff;
 use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
 use burn_backend::{AutodiffBackend, TensorMetadata};
@@ -57,16 +57,6 @@ impl CapturedTensor {
 
     /// As a float tensor without autodiff.
     pub(crate) fn float<const D: usize>(self) -> Tensor<D> {
-        Tensor::from_primitive::<CaptureBackend>(self.0)
-    }
-
-    /// As an integer tensor without autodiff.
-    pub(crate) fn int<const D: usize>(self) -> Tensor<D, Int> {
-        Tensor::from_primitive::<CaptureBackend>(self.0)
-    }
-
-    /// As a tensor of bools without autodiff.
-    pub(crate) fn bool<const D: usize>(self) -> Tensor<D, Bool> {
         Tensor::from_primitive::<CaptureBackend>(self.0)
     }
 
@@ -143,7 +133,9 @@ pub(crate) fn read_error(error: impl std::error::Error + Send + Sync + 'static) 
     }
 }
 
-/// Shape of a captured tensor, for burn's types.
-pub(super) fn shape_of(spec: &TensorSpec) -> Shape {
-    Shape::from(spec.shape.clone())
+/// For burn's types.
+impl From<&TensorSpec> for Shape {
+    fn from(spec: &TensorSpec) -> Self {
+        Self::from(spec.shape.clone())
+    }
 }

@@ -1,11 +1,9 @@
 //! How gradients become an update of a training state.
 
 use std::collections::HashMap;
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
 use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
@@ -20,7 +18,7 @@ pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
 /// Where the variables of a training state are, and how an update gets there: mirrored, central, in
 /// a step that is captured, or in a store.
-pub(super) trait Placement<M>: Debug + Send + Sync {
+pub(super) trait Placement<M>: Send + Sync {
     /// Reduces the gradients of all micro-batches over the replicas, and updates.
     fn apply(
         &mut self,
@@ -144,12 +142,17 @@ impl<M: Module + 'static> TrainState<M> {
         mut gradients: Gradients,
         coefficients: UpdateCoefficients,
     ) -> Result<()> {
-        if let Some(clip_norm) = self.clip_norm {
-            gradients.clip(clip_norm)?;
-        }
+        self.clip(&mut gradients)?;
         self.update_with(coefficients, |update| {
             update.apply(0..update.len(), &mut gradients)
         })
+    }
+
+    pub(super) fn clip(&self, gradients: &mut Gradients) -> Result<()> {
+        match self.clip_norm {
+            Some(clip_norm) => gradients.clip(clip_norm).map(drop),
+            None => Ok(()),
+        }
     }
 
     fn update_with(
@@ -178,7 +181,6 @@ impl<M: Module + 'static> TrainState<M> {
 }
 
 /// Every replica applies the same update to its copy.
-#[derive(Debug)]
 pub(super) struct Mirrored;
 
 impl<M: Module + 'static> Placement<M> for Mirrored {
@@ -212,7 +214,6 @@ impl<M: Module + 'static> Placement<M> for Mirrored {
 
 /// One update for all replicas: replica 0 applies it to the only copy, the others take the new
 /// tensors' handles.
-#[derive(Debug)]
 pub(super) struct Central;
 
 impl<M: Module + 'static> Placement<M> for Central {
@@ -228,40 +229,23 @@ impl<M: Module + 'static> Placement<M> for Central {
             let coefficients = state.coefficients();
             state.update(gradients, coefficients)?;
         }
-        let mine = updates.then(|| Handles::of(state));
+        // Handles, not copies.
+        let mine = updates.then(|| (state.model.clone(), state.slots.clone(), state.step));
         let count = ctx.num_local();
         let handles = ctx.exchange("apply_gradients", 0, mine, |mut all| {
             Ok(vec![all.swap_remove(0); count])
         })?;
         let missing = || Error::invalid("apply_gradients: replica 0 made no update");
-        let handles = handles.ok_or_else(missing)?;
+        let (model, slots, step) = handles.ok_or_else(missing)?;
         if !updates {
-            state.model = handles.model.fork(ctx.device());
-            state.slots = handles.slots;
-            state.step = handles.step;
+            state.model = model.fork(ctx.device());
+            state.slots = slots;
+            state.step = step;
         }
         Ok(Applied::Updated)
     }
 
     fn boxed(&self) -> Box<dyn Placement<M>> {
         Box::new(Central)
-    }
-}
-
-/// What replica 0 hands to the others under central storage: handles, not copies.
-#[derive(Clone)]
-struct Handles<M> {
-    model: M,
-    slots: Vec<Vec<Tensor<1>>>,
-    step: u64,
-}
-
-impl<M: Module + 'static> Handles<M> {
-    fn of(state: &TrainState<M>) -> Self {
-        Self {
-            model: state.model.clone(),
-            slots: state.slots.clone(),
-            step: state.step,
-        }
     }
 }

@@ -17,10 +17,13 @@ use burn::tensor::{Device, Tensor, TensorData};
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::optim::Optimizer;
 use crate::parameters::{self, Parameter};
-use crate::remote::RemoteStore;
+use crate::remote::{RemoteStore, tensors_of};
 use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::trace::StateVisitor;
-use crate::{Error, Gradients, Replicate, Result, VariablePlacement, WorkerGroup, module_tensors};
+use crate::trace::HostState;
+use crate::{
+    Error, Gradients, LeafVisitor, NestPath, Replicate, Result, VariablePlacement, WorkerGroup,
+    module_tensors,
+};
 
 /// A model, its optimizer's state and the step counter.
 ///
@@ -190,7 +193,7 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
         };
     }
 
-    fn walk(&mut self, path: &str, visit: PartVisitor<'_>) -> Result<()> {
+    fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
         visit(path, self)
     }
 }
@@ -209,8 +212,20 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn visit_state(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        self.visit_captured(visitor)
+    fn walk_leaves(
+        &mut self,
+        path: &NestPath<'_>,
+        capture: Option<&Device>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()> {
+        self.fill_slots()?;
+        self.model.walk_leaves(path, capture, visit)?;
+        self.walk_slots(path, visit)?;
+        self.walk_accumulated(path, visit)
+    }
+
+    fn host(&mut self) -> Option<&mut dyn HostState> {
+        Some(self)
     }
 
     fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
@@ -223,11 +238,7 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
 
     /// Counts updates and the micro-batches since the last one.
     fn version(&self) -> Option<u64> {
-        let waiting = self
-            .accumulated
-            .as_ref()
-            .map_or(0, |(count, _)| *count as u64);
-        (!self.half_updated).then_some((self.step << 16) | waiting)
+        (!self.half_updated).then(|| self.position())
     }
 }
 
@@ -304,7 +315,8 @@ impl<M: Module + 'static> TrainState<M> {
             // Making the validation copy brings the running statistics up to date.
             drop(self.model.valid());
         }
-        let mut tensors = self.model_tensors()?;
+        let tensors = tensors_of(&self.model)?.into_iter();
+        let mut tensors: BTreeMap<_, _> = tensors.map(|own| (own.name, own.value)).collect();
         for (name, slots) in self.names.iter().zip(&self.slots) {
             for (slot, tensor) in self.optimizer.slots().iter().zip(slots) {
                 let data = tensor.clone().try_into_data().map_err(Error::internal)?;
@@ -315,12 +327,6 @@ impl<M: Module + 'static> TrainState<M> {
     }
 
     /// The model's tensors, of every kind, by their names in checkpoints.
-    fn model_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        let tensors = module_tensors::take(&self.model)?.into_iter();
-        let named = tensors.map(|tensor| (format!("model/{}", tensor.path), tensor.value));
-        Ok(named.collect())
-    }
-
     /// Puts a checkpoint's tensors back, in place.
     ///
     /// Without any slots the optimizer's start at zero. Checkpoints that hold none of the model's
@@ -341,8 +347,7 @@ impl<M: Module + 'static> TrainState<M> {
         self.check_slots(tensors)?;
         if let Some(store) = self.placement.store() {
             let mut all = tensors.clone();
-            let paths = model.into_iter();
-            all.extend(paths.map(|(path, value)| (format!("model/{path}"), value)));
+            all.extend(model);
             store.restore(&all, step)?;
             self.accumulated = None;
             self.refresh()?;
@@ -377,18 +382,17 @@ impl<M: Module + 'static> TrainState<M> {
         &self,
         tensors: &BTreeMap<String, TensorData>,
     ) -> Result<Vec<(String, TensorData)>> {
-        let own = module_tensors::take(&self.model)?;
-        let named = |path: &str| format!("model/{path}");
+        let own = tensors_of(&self.model)?;
         let specs = own
             .iter()
-            .map(|tensor| TensorSpec::of(named(&tensor.path), &tensor.value));
+            .map(|tensor| TensorSpec::of(tensor.name.clone(), &tensor.value));
         let saved: BTreeSet<String> = saved_kinds(specs, tensors).map(|spec| spec.name).collect();
         let values = own.into_iter().map(|tensor| {
-            let name = named(&tensor.path);
-            match saved.contains(&name) {
-                true => Ok((tensor.path, fitting(tensors, &name, &tensor.value)?.clone())),
-                false => Ok((tensor.path, tensor.value)),
-            }
+            let value = match saved.contains(&tensor.name) {
+                true => fitting(tensors, &tensor.name, &tensor.value)?.clone(),
+                false => tensor.value,
+            };
+            Ok((tensor.name, value))
         });
         values.collect()
     }
@@ -398,12 +402,8 @@ impl<M: Module + 'static> TrainState<M> {
         let of_parameter = |path: &str| self.names.iter().any(|name| name == path);
         let own = self.optimizer.checkpoint_slots();
         check_slots(own, None, tensors, of_parameter)?;
-        let mut sizes = Vec::with_capacity(self.names.len());
-        parameters::visit_trained(&self.model, |_, _, tensor| {
-            sizes.push(tensor.spec().shape.iter().product::<usize>());
-            Ok(())
-        })?;
-        for (name, count) in self.names.iter().zip(sizes) {
+        parameters::visit_trained(&self.model, |_, name, tensor| {
+            let count: usize = tensor.spec().shape.iter().product();
             let slots = self.optimizer.slots().iter();
             let slots: Vec<String> = slots
                 .map(|slot| format!("optimizer/{slot}/{name}"))
@@ -428,8 +428,8 @@ impl<M: Module + 'static> TrainState<M> {
                     )));
                 }
             }
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

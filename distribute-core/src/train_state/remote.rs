@@ -13,7 +13,7 @@ use crate::replicate::ReplicateExt;
 use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy};
 
 /// The state's place in the store, and what of it is here.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Remote {
     state: Arc<dyn RemoteState>,
     /// Of the model's tensors in visit order.
@@ -48,9 +48,7 @@ impl<M: Module + 'static> Placement<M> for Remote {
         _: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
-        if let Some(clip_norm) = state.clip_norm {
-            gradients.clip(clip_norm)?;
-        }
+        state.clip(&mut gradients)?;
         self.send()?;
         let (dense, rows) = gradients.into_values()?;
         match self.state.push(dense, &self.base(), rows)? {
@@ -73,11 +71,9 @@ impl<M: Module + 'static> Placement<M> for Remote {
     fn refresh(&mut self, state: &mut TrainState<M>) -> Result<()> {
         self.send()?;
         let pulled = self.state.pull(&self.known)?;
-        let (mut versions, mut values) = (Vec::new(), Vec::new());
-        for (index, version, value) in pulled.changed {
-            versions.push((index, version));
-            values.push((index, value));
-        }
+        let changed = pulled.changed.into_iter();
+        let changed = changed.map(|(index, version, value)| ((index, version), (index, value)));
+        let (versions, values): (Vec<_>, Vec<_>) = changed.unzip();
         if !values.is_empty() {
             state.model = with_values(state.model.clone(), self.known.len(), values)?;
         }
@@ -165,7 +161,8 @@ impl<T: crate::Replicate> Mirrored<T> {
     /// # Errors
     /// Those of the store.
     pub fn refresh(&mut self) -> Result<()> {
-        self.copies.host.iter_mut().try_for_each(T::refresh_remote)
+        let mut copies = self.copies.host.iter_mut();
+        copies.try_for_each(|copy| copy.parts(|_, part| part.refresh_remote()))
     }
 }
 

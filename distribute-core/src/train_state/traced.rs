@@ -14,14 +14,11 @@ use super::{Applied, TrainState};
 use crate::gradients::with_shape;
 use crate::optim::Optimizer;
 use crate::parameters;
-use crate::trace::{
-    self, CapturedTensor, Coefficients, Fingerprint, HostState, StateVisitor, TensorSpec, Trace,
-    TracedTensor,
-};
-use crate::{Error, Gradients, Mirrored, ReplicaContext, Result};
+use crate::trace::{CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace};
+use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(super) struct Captured {
     trace: Arc<Trace>,
     /// Of the training states of the arguments, in order.
@@ -42,7 +39,7 @@ struct ShapedSlot<'a> {
     arrived: Option<&'a mut CapturedSlots>,
 }
 
-impl TracedTensor for ShapedSlot<'_> {
+impl Leaf for ShapedSlot<'_> {
     fn spec(&self) -> TensorSpec {
         TensorSpec {
             shape: self.shape.to_vec(),
@@ -55,12 +52,12 @@ impl TracedTensor for ShapedSlot<'_> {
         with_shape(data, Shape::from(self.shape.to_vec()))
     }
 
-    fn set_data(&mut self, data: TensorData) -> Result<()> {
+    fn put(&mut self, data: TensorData) -> Result<()> {
         let count = data.num_elements();
         self.slot.set_data(with_shape(data, Shape::new([count]))?)
     }
 
-    fn bind(&mut self, tensor: CapturedTensor) {
+    fn bind(&mut self, tensor: CapturedTensor, _: (bool, bool)) {
         let flat = tensor.reshaped(&[self.shape.iter().product()]);
         if let Some(arrived) = &mut self.arrived {
             arrived.insert(flat.id(), tensor);
@@ -136,57 +133,8 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
 }
 
 impl<M: Module + 'static> TrainState<M> {
-    pub(super) fn visit_captured(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        visitor.host(self)?;
-        if !visitor.wants_tensors() {
-            return Ok(());
-        }
-        trace::visit_module(&mut self.model, visitor)?;
-        self.visit_slots(visitor)?;
-        self.visit_accumulated(visitor)
-    }
-
-    fn visit_slots(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        let names = self.optimizer.slots();
-        let mut shapes = Vec::new();
-        parameters::visit_trained(&self.model, |_, _, tensor| {
-            shapes.push(tensor.spec().shape);
-            Ok(())
-        })?;
-        let mut arrived = self.placement.captured_slots();
-        let slots = self.slots.iter_mut().zip(shapes);
-        for (parameter, (slots, shape)) in self.names.iter().zip(slots) {
-            for (name, slot) in names.iter().zip(slots) {
-                let name = format!("{parameter} ({name})");
-                if shape.len() == 1 {
-                    visitor.tensor(&name, slot)?;
-                    continue;
-                }
-                let arrived = arrived.as_deref_mut();
-                let shape = &shape;
-                visitor.tensor(
-                    &name,
-                    &mut ShapedSlot {
-                        slot,
-                        shape,
-                        arrived,
-                    },
-                )?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The gradients of micro-batches that wait for the rest of their update.
-    fn visit_accumulated(&mut self, visitor: &mut dyn StateVisitor) -> Result<()> {
-        let gradients = self.accumulated.iter_mut();
-        let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
-        leaves.try_for_each(|mut leaf| visitor.own_tensor("a gradient of micro-batches", &mut leaf))
-    }
-}
-
-impl<M: Module + 'static> HostState for TrainState<M> {
-    fn prepare(&mut self) -> Result<()> {
+    /// Makes slots that start as zeros, which all steps of a compiled program share.
+    pub(super) fn fill_slots(&mut self) -> Result<()> {
         let names = self.optimizer.slots();
         if self.slots.iter().all(|slots| slots.len() == names.len()) {
             return Ok(());
@@ -201,14 +149,55 @@ impl<M: Module + 'static> HostState for TrainState<M> {
         })
     }
 
+    pub(super) fn walk_slots(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
+        let names = self.optimizer.slots();
+        let mut shapes = Vec::new();
+        parameters::visit_trained(&self.model, |_, _, tensor| {
+            shapes.push(tensor.spec().shape);
+            Ok(())
+        })?;
+        let mut arrived = self.placement.captured_slots();
+        let slots = self.slots.iter_mut().zip(shapes);
+        for (parameter, (slots, shape)) in self.names.iter().zip(slots) {
+            for (name, slot) in names.iter().zip(slots) {
+                let name = format!("{parameter} ({name})");
+                let path = path.field(&name);
+                if shape.len() == 1 {
+                    visit(&path, slot)?;
+                    continue;
+                }
+                let mut slot = ShapedSlot {
+                    slot,
+                    shape: &shape,
+                    arrived: arrived.as_deref_mut(),
+                };
+                visit(&path, &mut slot)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The gradients of micro-batches that wait for the rest of their update.
+    pub(super) fn walk_accumulated(
+        &mut self,
+        path: &NestPath<'_>,
+        visit: LeafVisitor<'_>,
+    ) -> Result<()> {
+        let path = path.field("a gradient of micro-batches");
+        let gradients = self.accumulated.iter_mut();
+        let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
+        leaves.try_for_each(|(_, mut leaf)| visit(&path, &mut leaf))
+    }
+}
+
+impl<M: Module + 'static> HostState for TrainState<M> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
+        let (waiting, of) = self.accumulation();
         key.fixed(format_args!(
-            "{} {} clip {:?} accumulate {}/{}",
+            "{} {} clip {:?} accumulate {waiting}/{of}",
             self.optimizer.name(),
             self.optimizer.config(),
             self.clip_norm,
-            self.accumulated.as_ref().map_or(0, |(count, _)| *count),
-            self.accumulation_steps,
         ));
     }
 
@@ -217,10 +206,7 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             optimizer: Arc::clone(&self.optimizer),
             learning_rate: self.learning_rate,
             step: self.step,
-            waiting: self
-                .accumulated
-                .as_ref()
-                .map_or(0, |(count, _)| *count as u64),
+            position: self.position(),
         })
     }
 
@@ -279,7 +265,7 @@ struct Numbers {
     optimizer: Arc<dyn Optimizer>,
     learning_rate: f64,
     step: u64,
-    waiting: u64,
+    position: u64,
 }
 
 impl Coefficients for Numbers {
@@ -290,6 +276,6 @@ impl Coefficients for Numbers {
     }
 
     fn position(&self) -> u64 {
-        (self.step << 16) | self.waiting
+        self.position
     }
 }

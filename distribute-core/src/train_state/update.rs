@@ -122,7 +122,9 @@ impl<'a> Update<'a> {
             if let Some(tensor) = parameter.tensor.trained() {
                 match updated.next().flatten() {
                     Some(Parameter::Here(flat)) => tensor.set_flat(*flat),
-                    Some(Parameter::Captured(captured)) => tensor.bind(captured),
+                    Some(Parameter::Captured(captured)) => {
+                        tensor.bind(captured, tensor.tracking());
+                    }
                     None => {}
                 }
             }

@@ -17,6 +17,11 @@ impl<M> TrainState<M> {
         (waiting, self.accumulation_steps)
     }
 
+    /// How far the training has come, in updates and micro-batches.
+    pub(super) fn position(&self) -> u64 {
+        (self.step << 16) | self.accumulation().0 as u64
+    }
+
     fn waiting(&self) -> Result<Option<Sums>> {
         let Some((_, gradients)) = &self.accumulated else {
             return Ok(None);

@@ -9,8 +9,8 @@ use super::shared::{Copies, Shared};
 use super::update::{self, Update};
 use super::{VariableAggregation, VariableKind};
 use crate::remote::RemoteVariable;
-use crate::trace::Given;
-use crate::{Error, Leaf, PerReplica, ReduceOp, ReplicaContext, Result, Strategy, strategy};
+use crate::trace::{Given, TensorSpec};
+use crate::{Error, Leaf, PerReplica, ReplicaContext, Result, Strategy, strategy};
 
 /// What can be done to a variable from where it is reached.
 pub trait Access {
@@ -24,7 +24,7 @@ pub trait Access {
 /// A value of the host that fits the variable.
 fn fitting(variable: &Shared, update: Update, value: &mut dyn Leaf) -> Result<TensorData> {
     let value = value.take()?;
-    variable.check_value(update.name(), &value)?;
+    variable.check_value(update.name(), &TensorSpec::of(&value))?;
     Ok(value)
 }
 
@@ -38,7 +38,7 @@ impl Access for InStore<'_> {
 
     fn change(&self, variable: &Arc<Shared>, update: Update, value: &mut dyn Leaf) -> Result<()> {
         let value = fitting(variable, update, value)?;
-        self.0.change(update.into(), value)
+        self.0.change(update, value)
     }
 }
 
@@ -59,14 +59,9 @@ impl Access for InStep<'_> {
         if variable.is_local() {
             return self.copies.apply(own, update, &value);
         }
-        let value = match variable.options.aggregation {
-            VariableAggregation::None => {
-                let op = update.name();
-                return Err(Error::AggregationRequired { op });
-            }
-            VariableAggregation::Sum => self.ctx.all_reduce(ReduceOp::Sum, value)?,
-            VariableAggregation::Mean => self.ctx.all_reduce(ReduceOp::Mean, value)?,
-            VariableAggregation::OnlyFirstReplica => self.ctx.broadcast(0, value)?,
+        let value = match variable.options.aggregation.reduction(update.name())? {
+            Some(op) => self.ctx.all_reduce(op, value)?,
+            None => self.ctx.broadcast(0, value)?,
         };
         if variable.kind == VariableKind::Mirrored {
             return self.copies.apply(own, update, &value);
@@ -92,12 +87,12 @@ pub(super) struct Outside<'a, S: ?Sized> {
 impl<S: Strategy + ?Sized> Access for Outside<'_, S> {
     fn read(&self, variable: &Arc<Shared>) -> Result<Given> {
         variable.used_outside();
-        let op = match (variable.kind, variable.options.aggregation) {
+        let aggregation = variable.options.aggregation;
+        let op = match (variable.kind, aggregation) {
             (VariableKind::SyncOnRead, VariableAggregation::None) => {
                 return Err(Error::NoCommonValue { op: "read" });
             }
-            (VariableKind::SyncOnRead, VariableAggregation::Sum) => Some(ReduceOp::Sum),
-            (VariableKind::SyncOnRead, VariableAggregation::Mean) => Some(ReduceOp::Mean),
+            (VariableKind::SyncOnRead, _) => aggregation.reduction("read")?,
             _ => None,
         };
         variable.check_versions(self.copies, "read")?;

@@ -7,7 +7,7 @@ use super::shared::Copies;
 use super::traced::InCapture;
 use crate::strategy::StrategyId;
 use crate::trace::Receiver;
-use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
+use crate::{Error, Leaf, ReplicaContext, Result, Strategy, strategy};
 
 /// Where a variable is used: a step passes its [`ReplicaContext`], code outside of a step passes
 /// the strategy. Sealed: those are all there are.
@@ -82,9 +82,7 @@ pub(crate) mod sealed {
 
         /// Outside of a step a value is no replica's own: any of them will do.
         fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
-            if let Some(tracer) = self.tracer() {
-                tracer.device().next_generation();
-            }
+            strategy::used_outside(self);
             receiver.receive(0, values)
         }
     }

@@ -1,6 +1,6 @@
 //! Variables that a step makes.
 
-use super::{DistributedVariable, Owner, VariableOptions, VariableValue};
+use super::{DistributedVariable, VariableOptions, VariableValue};
 use crate::{Error, ReplicaContext, Result, current_strategy};
 
 impl ReplicaContext {
@@ -23,12 +23,11 @@ impl ReplicaContext {
                  coordinator's strategy, and steps use them",
             ));
         }
-        let owner = Owner::of(&*strategy);
         let count = self.num_local();
         self.exchange("variable", 0, initial.take()?, |mut values| {
             let mut initial = values.swap_remove(0);
             self.peers().take_initial_value(&mut initial)?;
-            let variable = DistributedVariable::create(&owner, initial, options)?;
+            let variable = DistributedVariable::create(&*strategy, initial, options, None)?;
             Ok(vec![variable; count])
         })
     }

@@ -30,15 +30,14 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 
+use crate::remote::RemoteVariable;
 use crate::shown::{Shown, write_components};
-use crate::strategy::StrategyId;
 use crate::trace::Given;
 use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
 use access::{Access, InStore};
 pub use context::VariableContext;
 pub(crate) use context::sealed;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
-pub(crate) use shared::Owner;
 use shared::{Home, Shared};
 use update::Update;
 use value::not_of_rank;
@@ -88,18 +87,14 @@ pub struct DistributedVariable<T = TensorData> {
 /// The same variable.
 impl<T> Clone for DistributedVariable<T> {
     fn clone(&self) -> Self {
-        Self::of(Arc::clone(&self.shared))
+        Self {
+            shared: Arc::clone(&self.shared),
+            value: PhantomData,
+        }
     }
 }
 
 impl<T> DistributedVariable<T> {
-    fn of(shared: Arc<Shared>) -> Self {
-        Self {
-            shared,
-            value: PhantomData,
-        }
-    }
-
     /// A variable with this initial value in every copy; the chief's if there are several workers,
     /// which all call it together. [`StrategyExt::variable`](crate::StrategyExt::variable) is the
     /// short form.
@@ -120,17 +115,19 @@ impl<T> DistributedVariable<T> {
         }
         let store = strategy.remote_store();
         let remote = store.map(|store| store.variable(&initial)).transpose()?;
-        let shared = Shared::new(&Owner::of(strategy), initial, options, remote)?;
-        Ok(Self::of(Arc::new(shared)))
+        Self::create(strategy, initial, options, remote)
     }
 
-    pub(crate) fn create(
-        owner: &Owner,
+    fn create(
+        strategy: &(impl Strategy + ?Sized),
         initial: TensorData,
         options: VariableOptions,
+        store: Option<Arc<dyn RemoteVariable>>,
     ) -> Result<Self> {
-        let shared = Shared::new(owner, initial, options, None)?;
-        Ok(Self::of(Arc::new(shared)))
+        Ok(Self {
+            shared: Arc::new(Shared::new(strategy, initial, options, store)?),
+            value: PhantomData,
+        })
     }
 
     /// What the strategy made of the options.
@@ -195,10 +192,11 @@ impl<T> DistributedVariable<T> {
     /// [`Error::Shape`] and [`Error::DType`] for a value of another shape or type,
     /// [`Error::MixedStrategies`], and [`Error::AggregationRequired`] where the options do not
     /// allow it.
-    pub fn assign<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    pub fn assign(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        value: impl AssignTo<T>,
+    ) -> Result<()> {
         self.change(context, Update::Assign, value)
     }
 
@@ -207,10 +205,11 @@ impl<T> DistributedVariable<T> {
     ///
     /// # Errors
     /// As `assign`.
-    pub fn assign_add<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    pub fn assign_add(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        value: impl AssignTo<T>,
+    ) -> Result<()> {
         self.change(context, Update::Add, value)
     }
 
@@ -218,10 +217,11 @@ impl<T> DistributedVariable<T> {
     ///
     /// # Errors
     /// As `assign`.
-    pub fn assign_sub<C>(&self, context: &C, value: impl AssignTo<T>) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    pub fn assign_sub(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        value: impl AssignTo<T>,
+    ) -> Result<()> {
         self.change(context, Update::Sub, value)
     }
 
@@ -231,14 +231,16 @@ impl<T> DistributedVariable<T> {
     /// # Errors
     /// [`Error::MixedStrategies`]; [`Error::NoCommonValue`] and
     /// [`Error::Diverged`] outside of a step.
-    pub fn read<C>(&self, context: &C) -> Result<T>
+    pub fn read(&self, context: &(impl VariableContext + ?Sized)) -> Result<T>
     where
         T: VariableValue,
-        C: VariableContext + ?Sized,
     {
         match self.reach(context, "read")?.read(&self.shared)? {
             Given::Host(data) => T::from_data(data, context.device()?),
-            Given::Captured(_) => Err(traced::no_value_yet()),
+            Given::Captured(_) => Err(Error::not_compilable(
+                "`DistributedVariable::read`",
+                "it returns a value, which there is none of yet; use `read_tensor`",
+            )),
         }
     }
 
@@ -282,19 +284,22 @@ impl<T> DistributedVariable<T> {
             .update(|data| change(T::from_data(data, device)?)?.take())
     }
 
-    fn change<C>(&self, context: &C, update: Update, mut value: impl Leaf) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    fn change(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        update: Update,
+        mut value: impl Leaf,
+    ) -> Result<()> {
         self.reach(context, update.name())?
             .change(&self.shared, update, &mut value)
     }
 
     /// The variable as it is reached from this context.
-    fn reach<'a, C>(&'a self, context: &'a C, op: &'static str) -> Result<Box<dyn Access + 'a>>
-    where
-        C: VariableContext + ?Sized,
-    {
+    fn reach<'a>(
+        &'a self,
+        context: &'a (impl VariableContext + ?Sized),
+        op: &'static str,
+    ) -> Result<Box<dyn Access + 'a>> {
         self.check_owner(context, op)?;
         Ok(match &self.shared.home {
             Home::Here(copies) => context.access(copies),
@@ -303,19 +308,17 @@ impl<T> DistributedVariable<T> {
     }
 
     /// Variables of the default strategy are plain values that every strategy may use.
-    fn check_owner<C>(&self, context: &C, op: &'static str) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-    {
+    fn check_owner(
+        &self,
+        context: &(impl VariableContext + ?Sized),
+        op: &'static str,
+    ) -> Result<()> {
         let user = context.strategy_id(op)?;
         let owner = &self.shared.owner;
-        if *owner == user || *owner == StrategyId::default_strategy() {
+        if owner.is_default() {
             return Ok(());
         }
-        Err(Error::MixedStrategies {
-            owner: owner.to_string(),
-            user: user.to_string(),
-        })
+        owner.check_user(&user)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::{Error, ReduceOp, Result};
+
 /// How the values that the replicas assign, or hold, become one value
 /// (TensorFlow: `tf.VariableAggregation`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -96,6 +98,18 @@ pub enum VariableKind {
     /// One copy in host memory; updates of several replicas are aggregated
     /// (TensorFlow: `AggregatingVariable`).
     Aggregating,
+}
+
+impl VariableAggregation {
+    /// What the values of the replicas are reduced with; none where the first replica's counts.
+    pub(super) fn reduction(self, op: &'static str) -> Result<Option<ReduceOp>> {
+        match self {
+            Self::None => Err(Error::AggregationRequired { op }),
+            Self::Sum => Ok(Some(ReduceOp::Sum)),
+            Self::Mean => Ok(Some(ReduceOp::Mean)),
+            Self::OnlyFirstReplica => Ok(None),
+        }
+    }
 }
 
 impl fmt::Display for VariableAggregation {

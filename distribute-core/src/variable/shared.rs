@@ -1,6 +1,5 @@
 //! What all handles of a variable share: its options, and its value where it lives.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{DType, Shape, TensorData};
@@ -10,51 +9,35 @@ use super::{VariableAggregation, VariableKind, VariableOptions, VariableSynchron
 use crate::remote::{RemoteChange, RemoteVariable};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
-use crate::{Error, Result, Strategy, VariablePlacement};
+use crate::trace::TensorSpec;
+use crate::{Error, Result, Strategy, VariablePlacement, strategy};
 
-/// What a variable must know of the strategy it belongs to.
-pub(crate) struct Owner {
-    id: StrategyId,
-    local_replicas: usize,
-    replicas: usize,
-    placement: VariablePlacement,
-    distributes: bool,
-    compiles: Option<Arc<dyn Strategy>>,
+/// What the strategy makes of the options.
+fn kind(
+    strategy: &(impl Strategy + ?Sized),
+    synchronization: VariableSynchronization,
+) -> VariableKind {
+    let is_central = strategy.variable_placement() == VariablePlacement::Central;
+    let is_plain =
+        !strategy.distributes_variables() || is_central && strategy.num_replicas_in_sync() == 1;
+    match synchronization {
+        _ if is_plain => VariableKind::Plain,
+        _ if is_central => VariableKind::Aggregating,
+        VariableSynchronization::OnRead => VariableKind::SyncOnRead,
+        _ => VariableKind::Mirrored,
+    }
 }
 
-impl Owner {
-    pub(crate) fn of(strategy: &(impl Strategy + ?Sized)) -> Self {
-        Self {
-            id: strategy.id(),
-            local_replicas: strategy.replicas().len(),
-            replicas: strategy.num_replicas_in_sync(),
-            placement: strategy.variable_placement(),
-            distributes: strategy.distributes_variables(),
-            compiles: strategy.tracer().map(|_| strategy.handle()),
-        }
+fn check(owner: &StrategyId, initial: &TensorData, options: VariableOptions) -> Result<()> {
+    if options.synchronization == VariableSynchronization::None {
+        let strategy = owner.to_string();
+        return Err(Error::UnsupportedSynchronization { strategy });
     }
-
-    fn kind(&self, synchronization: VariableSynchronization) -> VariableKind {
-        let is_central = self.placement == VariablePlacement::Central;
-        match synchronization {
-            _ if !self.distributes || is_central && self.replicas == 1 => VariableKind::Plain,
-            _ if is_central => VariableKind::Aggregating,
-            VariableSynchronization::OnRead => VariableKind::SyncOnRead,
-            _ => VariableKind::Mirrored,
-        }
+    if options.aggregation == VariableAggregation::Mean && !initial.dtype().is_float() {
+        let dtype = initial.dtype().name().to_string();
+        return Err(Error::MeanOfIntegers { dtype });
     }
-
-    fn check(&self, initial: &TensorData, options: VariableOptions) -> Result<()> {
-        if options.synchronization == VariableSynchronization::None {
-            let strategy = self.id.to_string();
-            return Err(Error::UnsupportedSynchronization { strategy });
-        }
-        if options.aggregation == VariableAggregation::Mean && !initial.dtype().is_float() {
-            let dtype = initial.dtype().name().to_string();
-            return Err(Error::MeanOfIntegers { dtype });
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 pub struct Shared {
@@ -90,14 +73,15 @@ struct Stored {
 
 impl Shared {
     pub(super) fn new(
-        owner: &Owner,
+        strategy: &(impl Strategy + ?Sized),
         initial: TensorData,
         mut options: VariableOptions,
         store: Option<Arc<dyn RemoteVariable>>,
     ) -> Result<Self> {
-        let kind = owner.kind(options.synchronization);
+        let owner = strategy.id();
+        let kind = kind(strategy, options.synchronization);
         if kind != VariableKind::Plain {
-            owner.check(&initial, options)?;
+            check(&owner, &initial, options)?;
         }
         if kind == VariableKind::Mirrored {
             options.synchronization = VariableSynchronization::OnWrite;
@@ -106,17 +90,17 @@ impl Shared {
         options.trainable.get_or_insert(!on_read);
         let copies = match kind {
             VariableKind::Plain | VariableKind::Aggregating => 1,
-            _ => owner.local_replicas,
+            _ => strategy.replicas().len(),
         };
         let shared = Self {
             kind,
             options,
-            owner: owner.id.clone(),
-            replicas: owner.replicas,
+            owner,
+            replicas: strategy.num_replicas_in_sync(),
             shape: initial.shape().clone(),
             dtype: initial.dtype(),
             home: store.map_or_else(|| Home::Here(Copies::new(copies, initial)), Home::Store),
-            generation: owner.compiles.clone(),
+            generation: strategy.tracer().map(|_| strategy.handle()),
         };
         shared.used_outside();
         Ok(shared)
@@ -124,9 +108,8 @@ impl Shared {
 
     /// Steps may go on with another variable than this one.
     pub(super) fn used_outside(&self) {
-        let strategy = self.generation.as_ref();
-        if let Some(tracer) = strategy.and_then(|strategy| strategy.tracer()) {
-            tracer.device().next_generation();
+        if let Some(strategy) = &self.generation {
+            strategy::used_outside(&**strategy);
         }
     }
 
@@ -151,7 +134,7 @@ impl Shared {
     ) -> Result<()> {
         let mut change = |data| {
             let result = change(data)?;
-            self.check_value("update", &result)?;
+            self.check_value("update", &TensorSpec::of(&result))?;
             Ok(result)
         };
         match &self.home {
@@ -164,19 +147,15 @@ impl Shared {
         }
     }
 
-    pub(super) fn check_value(&self, op: &'static str, value: &TensorData) -> Result<()> {
-        if *value.shape() != self.shape {
-            return Err(Error::Shape {
-                op,
-                expected: self.shape.to_vec(),
-                found: value.shape().to_vec(),
-            });
+    pub(super) fn check_value(&self, op: &'static str, value: &TensorSpec) -> Result<()> {
+        if value.shape[..] != self.shape[..] {
+            return Err(Error::shape(op, &self.shape, &value.shape));
         }
-        if value.dtype() != self.dtype {
+        if value.dtype != self.dtype {
             return Err(Error::invalid(format!(
                 "{op}: the variable holds {} elements and the value {}; cast the value first",
                 self.dtype.name(),
-                value.dtype().name()
+                value.dtype.name()
             )));
         }
         Ok(())
@@ -255,11 +234,5 @@ impl Copies {
             copy.version += 1;
         }
         Ok(())
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "variable of {}", self.owner)
     }
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Weak};
 
 use burn::tensor::TensorData;
 
+use super::VariableKind;
 use super::access::Access;
 use super::shared::{Home, Shared};
 use super::update::Update;
-use super::{VariableAggregation, VariableKind};
-use crate::trace::{self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
-use crate::{Error, Leaf, ReduceOp, Result};
+use crate::trace::{self, CapturedTensor, Given, HostVariable, TensorSpec, Trace};
+use crate::{Error, Leaf, Result};
 
 /// From a step that is captured: the value at that point of the step.
 pub(super) struct InCapture<'a>(pub(super) &'a Trace);
@@ -31,13 +31,11 @@ impl InCapture<'_> {
         op: &'static str,
         value: &mut dyn Leaf,
     ) -> Result<CapturedTensor> {
-        let value = match value.traced().and_then(|tensor| tensor.captured()) {
+        let value = match value.captured() {
             Some(tensor) => tensor,
             None => self.0.constant(value.take()?),
         };
-        let spec = value.spec();
-        let zeros = TensorData::full_dtype(spec.shape, 0.0, spec.dtype);
-        variable.check_value(op, &zeros)?;
+        variable.check_value(op, &value.spec())?;
         Ok(value)
     }
 }
@@ -48,10 +46,8 @@ impl Access for InCapture<'_> {
         if variable.dtype.is_float() {
             return Ok(Given::Captured(self.current(variable)));
         }
-        Err(Error::DType {
-            op: "read_tensor in a compiled step",
-            dtype: variable.dtype.name().to_string(),
-        })
+        let op = "read_tensor in a compiled step";
+        Err(Error::dtype(op, variable.dtype))
     }
 
     /// As operations of the graph.
@@ -66,14 +62,12 @@ impl Access for InCapture<'_> {
         }
         let op = update.name();
         let value = self.captured(variable, op, value)?;
-        let value = match variable.options.aggregation {
-            _ if variable.is_local() => value,
-            VariableAggregation::None => {
-                return Err(Error::AggregationRequired { op });
-            }
-            VariableAggregation::Sum => trace::reduce(trace, ReduceOp::Sum, value)?,
-            VariableAggregation::Mean => trace::reduce(trace, ReduceOp::Mean, value)?,
-            VariableAggregation::OnlyFirstReplica => trace::of_replica(trace, value, 0),
+        let value = match variable.is_local() {
+            true => value,
+            false => match variable.options.aggregation.reduction(op)? {
+                Some(reduction) => trace.all_reduce_one(reduction, value)?,
+                None => trace::of_replica(trace, value, 0),
+            },
         };
         let new = match update {
             Update::Assign => value,
@@ -96,29 +90,12 @@ impl Access for InCapture<'_> {
 }
 
 fn host(variable: &Arc<Shared>) -> Arc<dyn HostVariable> {
-    Arc::new(Handle(Arc::downgrade(variable)))
+    Arc::new(Arc::downgrade(variable))
 }
 
-pub(super) fn no_value_yet() -> Error {
-    Error::not_compilable(
-        "`DistributedVariable::read`",
-        "it returns a value, which there is none of yet; use `read_tensor`",
-    )
-}
-
-/// A variable, as long as it is there.
-struct Handle(Weak<Shared>);
-
-impl Target for Handle {
-    fn address(&self) -> Option<usize> {
-        let there = self.0.strong_count() > 0;
-        there.then_some(self.0.as_ptr() as usize)
-    }
-}
-
-impl HostVariable for Handle {
+impl HostVariable for Weak<Shared> {
     fn values(&self, replicas: usize) -> Option<Vec<TensorData>> {
-        match &self.0.upgrade()?.home {
+        match &self.upgrade()?.home {
             Home::Here(copies) => Some((0..replicas).map(|replica| copies.read(replica)).collect()),
             Home::Store(_) => None,
         }

@@ -1,27 +1,11 @@
 //! The arithmetic of `assign`, `assign_add` and `assign_sub` on one copy.
 
+use std::ops::{Add, Sub};
+
 use burn::tensor::{DType, Element, TensorData, bf16, f16};
 
-use crate::remote::RemoteChange;
+pub use crate::remote::RemoteChange as Update;
 use crate::{Error, Result};
-
-/// What an update does with the copy and the value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Update {
-    Assign,
-    Add,
-    Sub,
-}
-
-impl From<Update> for RemoteChange {
-    fn from(update: Update) -> Self {
-        match update {
-            Update::Assign => Self::Assign,
-            Update::Add => Self::Add,
-            Update::Sub => Self::Sub,
-        }
-    }
-}
 
 impl Update {
     /// The public name, for errors.
@@ -40,68 +24,34 @@ impl Update {
             return Ok(());
         }
         match copy.dtype() {
-            DType::F32 => combine::<f32>(self, copy, value),
-            DType::F64 => combine::<f64>(self, copy, value),
-            DType::F16 => combine::<f16>(self, copy, value),
-            DType::BF16 => combine::<bf16>(self, copy, value),
-            DType::I32 => combine::<i32>(self, copy, value),
-            DType::I64 => combine::<i64>(self, copy, value),
-            DType::U8 => combine::<u8>(self, copy, value),
-            other => Err(Error::DType {
-                op: self.name(),
-                dtype: other.name().to_string(),
-            }),
+            DType::F32 => self.combine(copy, value, f32::add, f32::sub),
+            DType::F64 => self.combine(copy, value, f64::add, f64::sub),
+            DType::F16 => self.combine(copy, value, f16::add, f16::sub),
+            DType::BF16 => self.combine(copy, value, bf16::add, bf16::sub),
+            // As in TensorFlow.
+            DType::I32 => self.combine(copy, value, i32::wrapping_add, i32::wrapping_sub),
+            DType::I64 => self.combine(copy, value, i64::wrapping_add, i64::wrapping_sub),
+            DType::U8 => self.combine(copy, value, u8::wrapping_add, u8::wrapping_sub),
+            other => Err(Error::dtype(self.name(), other)),
         }
     }
-}
 
-fn combine<E: Element + Arithmetic>(
-    update: Update,
-    copy: &mut TensorData,
-    value: &TensorData,
-) -> Result<()> {
-    let value = value.as_slice::<E>().map_err(Error::internal)?;
-    let copy = copy.as_mut_slice::<E>().map_err(Error::internal)?;
-    let operation = if update == Update::Add {
-        E::plus
-    } else {
-        E::minus
-    };
-    for (copy, value) in copy.iter_mut().zip(value) {
-        *copy = operation(*copy, *value);
-    }
-    Ok(())
-}
-
-/// Addition and subtraction; integers wrap around, as in TensorFlow.
-trait Arithmetic: Copy {
-    fn plus(self, other: Self) -> Self;
-    fn minus(self, other: Self) -> Self;
-}
-
-macro_rules! arithmetic {
-    ($($type:ty: $plus:path, $minus:path);*) => {$(
-        impl Arithmetic for $type {
-            fn plus(self, other: Self) -> Self {
-                $plus(self, other)
-            }
-
-            fn minus(self, other: Self) -> Self {
-                $minus(self, other)
-            }
+    fn combine<E: Element>(
+        self,
+        copy: &mut TensorData,
+        value: &TensorData,
+        add: fn(E, E) -> E,
+        sub: fn(E, E) -> E,
+    ) -> Result<()> {
+        let value = value.as_slice::<E>().map_err(Error::internal)?;
+        let copy = copy.as_mut_slice::<E>().map_err(Error::internal)?;
+        let operation = if self == Self::Add { add } else { sub };
+        for (copy, value) in copy.iter_mut().zip(value) {
+            *copy = operation(*copy, *value);
         }
-    )*};
+        Ok(())
+    }
 }
-
-arithmetic!(
-    f32: std::ops::Add::add, std::ops::Sub::sub;
-    f64: std::ops::Add::add, std::ops::Sub::sub;
-    f16: std::ops::Add::add, std::ops::Sub::sub;
-    bf16: std::ops::Add::add, std::ops::Sub::sub;
-    i32: i32::wrapping_add, i32::wrapping_sub;
-    i64: i64::wrapping_add, i64::wrapping_sub;
-    u8: u8::wrapping_add, u8::wrapping_sub
-);
 
 /// `value / replicas` in the value's own type; integers are truncated toward zero
 /// (TensorFlow divides in f64 and casts back).

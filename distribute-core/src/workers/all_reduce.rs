@@ -9,10 +9,10 @@ use std::ops::Range;
 use burn::tensor::TensorData;
 use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, pack, reduce};
 
-use super::WorkerGroup;
+use super::{WorkerGroup, encoding};
+use crate::Result;
 use crate::cross_device::as_buffers;
 use crate::sync::lock;
-use crate::{Error, Result};
 
 impl WorkerGroup {
     /// Reduces one replica's buffers over all replicas, in place. `local` is the replica's
@@ -75,7 +75,7 @@ impl WorkerGroup {
         if local.rank() == 0 {
             let mut flat = Vec::new();
             for list in lists.iter() {
-                flat.push(i64::try_from(list.len()).map_err(Error::internal)?);
+                flat.push(list.len() as i64);
                 flat.extend_from_slice(list);
             }
             let gathered = lock(&self.shared.communicator).all_gather(&flat)?;
@@ -83,21 +83,7 @@ impl WorkerGroup {
         }
         // The others have nothing to add to what replica 0 knows by now.
         let everything = local.all_gather(&everything)?.into_values();
-        split(&everything)
+        let lists = encoding::lists(&everything).ok_or_else(encoding::unreadable)?;
+        Ok(lists.into_iter().map(<[i64]>::to_vec).collect())
     }
-}
-
-/// Lists that each stand behind their length.
-fn split(mut flat: &[i64]) -> Result<Vec<Vec<i64>>> {
-    let mut lists = Vec::new();
-    while let Some((length, rest)) = flat.split_first() {
-        let length = usize::try_from(*length).ok();
-        let list = length.and_then(|length| rest.split_at_checked(length));
-        let Some((list, rest)) = list else {
-            return Err(super::encoding::unreadable());
-        };
-        lists.push(list.to_vec());
-        flat = rest;
-    }
-    Ok(lists)
 }

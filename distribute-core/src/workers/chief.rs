@@ -1,12 +1,12 @@
 //! Values that all workers take over from the chief, such as a model's initial parameters.
 
 use burn::tensor::TensorData;
-use distribute_collectives::{Buffer, CommunicatorExt};
+use distribute_collectives::Buffer;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::WorkerGroup;
-use super::encoding::{tensor, unreadable};
+use super::encoding::tensor;
 use crate::sync::lock;
 use crate::trace::TensorSpec;
 use crate::{Error, Result};
@@ -30,23 +30,20 @@ impl WorkerGroup {
         names: &[String],
         tensors: &mut [TensorData],
     ) -> Result<()> {
-        let own: Vec<Named> = names
-            .iter()
-            .zip(tensors.iter())
-            .map(|(name, data)| Named {
-                name: name.clone(),
-                form: TensorSpec::of(data),
-            })
-            .collect();
-        self.compare(&own)?;
-        let mut bytes: Vec<u8> = match self.is_chief() {
-            true => tensors
-                .iter()
-                .flat_map(TensorData::as_bytes)
-                .copied()
-                .collect(),
-            false => vec![0; tensors.iter().map(|data| data.as_bytes().len()).sum()],
-        };
+        let own = names.iter().zip(tensors.iter()).map(|(name, data)| Named {
+            name: name.clone(),
+            form: TensorSpec::of(data),
+        });
+        let own: Vec<Named> = own.collect();
+        let all = self.all_gather_json("the parameters of a model", &own)?;
+        // Every worker compares all lists, so all of them return the same error.
+        for (worker, found) in all.iter().enumerate().skip(1) {
+            if let Some(what) = difference(&all[0], found) {
+                return Err(Error::DifferentModels { worker, what });
+            }
+        }
+        let bytes = tensors.iter().flat_map(TensorData::as_bytes);
+        let mut bytes: Vec<u8> = bytes.copied().collect();
         lock(&self.shared.communicator).broadcast(0, &mut [Buffer::U8(&mut bytes)])?;
         let mut rest = bytes.as_slice();
         for (data, named) in tensors.iter_mut().zip(&own) {
@@ -89,21 +86,6 @@ impl WorkerGroup {
     pub(crate) fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
         let names = ["(a variable)".to_string()];
         self.take_from_chief(&names, std::slice::from_mut(initial))
-    }
-
-    /// Every worker compares all lists, so all of them return the same error.
-    fn compare(&self, own: &[Named]) -> Result<()> {
-        let text = serde_json::to_vec(own).map_err(Error::internal)?;
-        let all = lock(&self.shared.communicator).all_gather(&text)?;
-        let read = |text: &[u8]| serde_json::from_slice(text).map_err(|_| unreadable());
-        let expected: Vec<Named> = read(all.rank(0))?;
-        for (worker, text) in all.iter().enumerate().skip(1) {
-            let found: Vec<Named> = read(text)?;
-            if let Some(what) = difference(&expected, &found) {
-                return Err(Error::DifferentModels { worker, what });
-            }
-        }
-        Ok(())
     }
 }
 

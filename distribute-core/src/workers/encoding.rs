@@ -68,6 +68,17 @@ pub(super) fn tensor(form: &TensorSpec, elements: &[u8]) -> TensorData {
     TensorData::from_bytes_vec(elements.to_vec(), form.shape.clone(), form.dtype)
 }
 
+/// Lists that each stand behind their length.
+pub(crate) fn lists(mut flat: &[i64]) -> Option<Vec<&[i64]>> {
+    let mut lists = Vec::new();
+    while let Some((length, rest)) = flat.split_first() {
+        let (list, rest) = rest.split_at_checked(usize::try_from(*length).ok()?)?;
+        lists.push(list);
+        flat = rest;
+    }
+    Some(lists)
+}
+
 pub(super) fn unreadable() -> Error {
     Error::invalid(
         "another worker sent a value that cannot be read: run the same program on all workers",

@@ -9,7 +9,7 @@ mod agreement;
 mod all_reduce;
 mod chief;
 mod device;
-mod encoding;
+pub(crate) mod encoding;
 mod exchange;
 mod shared_directory;
 

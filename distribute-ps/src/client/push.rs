@@ -1,6 +1,6 @@
 //! Pushes and assignments.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::tensor::TensorData;
 use bytes::Bytes;
@@ -10,7 +10,9 @@ use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
 use crate::generated as wire;
 use crate::server::elements;
-use crate::update::{Gradient, NonFinite, PushOutcome, UpdateId, Versions};
+use crate::update::{
+    Gradient, NonFinite, PushOutcome, Staleness, StalenessPolicy, UpdateId, Versions,
+};
 use crate::variable::VariableRef;
 
 /// What is sent to one server in one call.
@@ -26,7 +28,8 @@ impl VariableClient {
     /// Applies gradients. `base` is empty or has one entry per gradient: the versions that it was
     /// computed at, which a staleness bound and synchronous mode need.
     ///
-    /// On each server the push is checked as a whole before anything of it is applied.
+    /// On each server the push is applied as a whole, or nothing of it. Where stale gradients are
+    /// refused, it is refused by all servers or by none.
     ///
     /// # Errors
     /// [`PsError::Shape`], [`PsError::DType`], [`PsError::Row`], [`PsError::NonFinite`],
@@ -57,12 +60,71 @@ impl VariableClient {
             let cut = variable.cut_gradient(gradient, base, bf16)?;
             pieces.extend(cut.into_iter().map(|piece| (index, piece)));
         }
+        let refuses = |staleness: Staleness| staleness.policy == StalenessPolicy::Refuse;
+        // One server alone decides and applies at once.
+        let servers: BTreeSet<usize> = pieces.iter().map(|(_, piece)| piece.server).collect();
+        let prepared = rules.staleness.is_some_and(refuses) && servers.len() > 1;
+        if prepared {
+            self.prepare(update, &run, &pieces)?;
+        }
         self.send_parts("push", path!("Push"), pieces, counts, |parts| wire::Push {
             run: run.clone(),
             closure: update.closure,
             sequence: update.sequence,
             bf16,
             parts,
+            prepared,
+        })
+    }
+
+    /// Has an update decided by all of its servers: refused by one, it is applied by none. They are
+    /// asked in their order, so that two updates never wait for each other.
+    fn prepare(&self, update: UpdateId, run: &[u8], pieces: &[(usize, Piece)]) -> Result<()> {
+        let mut requests: BTreeMap<usize, wire::Prepare> = BTreeMap::new();
+        for (_, piece) in pieces {
+            let request = requests
+                .entry(piece.server)
+                .or_insert_with(|| wire::Prepare {
+                    run: run.to_vec(),
+                    closure: update.closure,
+                    sequence: update.sequence,
+                    ..wire::Prepare::default()
+                });
+            request.parts.push(piece.part.clone());
+        }
+        let servers = self.inner.servers.clone();
+        let withdrawn = wire::Control {
+            run: run.to_vec(),
+            withdrawn: Some(wire::Withdrawn {
+                closure: update.closure,
+                sequence: update.sequence,
+            }),
+            ..wire::Control::default()
+        };
+        self.inner.driver.run(async move {
+            let mut refused = None;
+            let mut holding = Vec::new();
+            for (server, mut request) in requests {
+                let server = &servers[server];
+                request.only_ask = refused.is_some();
+                let path = path!("Prepare");
+                match server.ask("push", path, request, Vec::new()).await {
+                    // It comes again, and was decided the first time.
+                    Ok(wire::Prepared { has_it: true }) => return Ok(()),
+                    Ok(wire::Prepared { has_it: false }) => holding.push(server),
+                    Err(error) => refused = refused.or(Some(error)),
+                }
+            }
+            let Some(error) = refused else {
+                return Ok(());
+            };
+            for server in holding {
+                // A server that cannot be told forgets it with the connection.
+                let _ = server
+                    .send("push", path!("Control"), withdrawn.clone())
+                    .await;
+            }
+            Err(error)
         })
     }
 
@@ -206,5 +268,81 @@ fn finite(variable: &VariableRef, gradient: &Gradient) -> Result<()> {
         false => Err(PsError::NonFinite {
             name: variable.name().to_string(),
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use burn::tensor::DType;
+    use distribute_core::Sgd;
+
+    use super::*;
+    use crate::{ClientOptions, OptimizerSpec, ParameterServer, RoundRobin, RunId, RunOptions};
+    use crate::{ServerOptions, VariableSpec};
+
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    fn floats(value: f32) -> TensorData {
+        TensorData::new(vec![value; 4], [4])
+    }
+
+    /// A worker that is gone after its update was decided stands in nobody's way, and its update
+    /// may come again.
+    #[test]
+    fn a_decided_update_whose_worker_is_gone_is_forgotten() {
+        let bind = |_| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+        let servers: Vec<ParameterServer> = (0..2).map(bind).collect();
+        let addresses: Vec<String> = servers.iter().map(|it| it.address().to_string()).collect();
+        let connect = || VariableClient::connect(&addresses, ClientOptions::default()).unwrap();
+        let (client, run, policy) = (connect(), RunId::random().unwrap(), StalenessPolicy::Refuse);
+        let mut rules = RunOptions::default();
+        rules.staleness = Some(Staleness { bound: 0, policy });
+        client.attach(run, rules).unwrap();
+        let spec = VariableSpec {
+            name: "w".to_string(),
+            shape: vec![4],
+            dtype: DType::F32,
+            optimizer: Some(OptimizerSpec::of(&Sgd::new(1.0))),
+        };
+        let halves = crate::partitioners::FixedShardsPartitioner { num_shards: 2 };
+        let placement = RoundRobin::new(2).unwrap().place(&[4], 4, Some(&halves));
+        let w = client.create(&spec, &placement.unwrap()).unwrap();
+        client.initialize(&w, floats(0.0)).unwrap();
+        let versions = || {
+            client.pull(&[w.clone()], &[], None).unwrap()[0]
+                .versions
+                .clone()
+        };
+        let id = |closure| UpdateId {
+            run,
+            closure,
+            sequence: 0,
+        };
+        let base = versions();
+        let push = |closure, base: &Versions| {
+            let gradients = vec![(w.clone(), Gradient::Dense(floats(-1.0)))];
+            client.push(id(closure), gradients, std::slice::from_ref(base))
+        };
+        let lost = connect();
+        lost.join(run).unwrap();
+        let pieces = w.cut("push", floats(-1.0), &base.0, false).unwrap();
+        let pieces: Vec<_> = pieces.into_iter().map(|piece| (0, piece)).collect();
+        let run_bytes = run.0.to_le_bytes();
+        lost.prepare(id(1), &run_bytes, &pieces).unwrap();
+        let error = push(2, &base).unwrap_err();
+        assert!(matches!(error, PsError::Stale { lag: 1, .. }), "{error}");
+        drop(lost);
+        let begun = Instant::now();
+        while push(2, &base).is_err() {
+            assert!(
+                begun.elapsed() < LIMIT,
+                "a connection that has ended holds its place"
+            );
+        }
+        assert!(matches!(push(1, &base), Err(PsError::Stale { .. })));
+        assert_eq!(push(1, &versions()).unwrap().applied, 2);
+        assert_eq!(versions().0, [3, 3]);
     }
 }

@@ -22,7 +22,7 @@ pub use listen::{RpcListener, RpcServer};
 pub use peer::Peer;
 
 /// The version of the messages; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// The largest DATA frame: one piece of a payload.
 pub(crate) const FRAME_BYTES: u32 = 256 << 10;

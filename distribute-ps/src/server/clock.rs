@@ -27,7 +27,8 @@ impl StalenessClock {
         let mut pulled: Vec<u64> = others.map(|(_, pulled)| *pulled).collect();
         pulled.sort_unstable();
         let now = self.now + more;
-        let kept = |(index, pulled): (usize, &u64)| now + index as u64 <= pulled + bound;
+        // Nothing was pulled later than now.
+        let kept = |(index, pulled): (usize, &u64)| now - pulled + index as u64 <= bound;
         pulled.iter().enumerate().all(kept)
     }
 
@@ -82,6 +83,19 @@ mod tests {
         assert!(clock.pull(2, 0));
         clock.forget(2);
         assert!(clock.pull(3, 0));
+    }
+
+    /// A bound that is never reached is no bound: nobody waits, and nothing overflows.
+    #[test]
+    fn the_largest_bound_lets_everybody_on() {
+        let mut clock = StalenessClock::default();
+        for closure in 0..100 {
+            assert!(clock.pull(closure, u64::MAX));
+        }
+        for closure in (0..100).rev() {
+            assert!(clock.push(closure, u64::MAX));
+            assert!(clock.pull(100 + closure, u64::MAX));
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub(crate) mod elements;
 mod finite;
 mod kernels;
 mod optimizers;
+mod reservations;
 mod segments;
 mod service;
 mod shard;

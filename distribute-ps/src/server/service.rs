@@ -19,9 +19,12 @@ use crate::generated as wire;
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
 use crate::server::elements::{self, Combine, FiniteCheck};
-use crate::server::shard::{Assignment, Counts, Payload, PushOutcome, Shard, ShardGradient};
+use crate::server::reservations::UpdateKey;
+use crate::server::shard::{
+    Assignment, Counts, Payload, Plan, PushOutcome, Shard, ShardGradient, UpdateTerms,
+};
 use crate::server::snapshot;
-use crate::server::store::{Run, Store};
+use crate::server::store::{Run, Store, blocking};
 use crate::update::NonFinite;
 use crate::wire_error::to_status;
 
@@ -81,6 +84,7 @@ async fn answer(store: Arc<Store>, request: Request<Body>) -> Result<Outgoing> {
         "Catalog" => call.catalog().await,
         "Pull" => call.pull().await,
         "PullRows" => call.pull_rows().await,
+        "Prepare" => call.prepare().await,
         "Push" => call.push().await,
         "Assign" => call.assign().await,
         "Control" => call.control().await,
@@ -105,14 +109,6 @@ fn unread(error: ReadError) -> PsError {
         address: String::new(),
         what,
     }
-}
-
-/// Does what may take a while where it does not hold up other calls.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|error| PsError::system("a call failed on the server", error))?
 }
 
 /// What is announced of a payload.
@@ -331,11 +327,39 @@ impl Call {
         }
         self.reader.end().await.map_err(unread)?;
         let id = (request.closure, request.sequence);
-        run.wait_to_push(request.closure).await?;
-        match is_light(&run, &gradients) {
-            true => apply(&run, id, gradients),
-            false => blocking(move || apply(&run, id, gradients)).await,
+        match run.refuse_beyond().is_some() && !request.prepared {
+            true => {
+                let parts = gradients
+                    .iter()
+                    .map(|(shard, base, _)| (shard.clone(), *base));
+                run.prepare(id, parts.collect(), &self.peer).await?;
+            }
+            false => run.wait_to_push(request.closure).await?,
         }
+        let applying = run.clone();
+        let applied = match is_light(&run, &gradients) {
+            true => apply(&run, id, gradients),
+            false => blocking(move || apply(&applying, id, gradients)).await,
+        };
+        run.notify();
+        applied
+    }
+
+    /// Whether an update of several servers may come.
+    async fn prepare(mut self) -> Result<Outgoing> {
+        let request: wire::Prepare = self.header().await?;
+        let run = self.store.run(&request.run)?;
+        let part = |part: wire::Part| Ok((run.shard(part.id)?, part.base));
+        let parts: Vec<_> = request.parts.into_iter().map(part).collect::<Result<_>>()?;
+        let key = (request.closure, request.sequence);
+        let has_it = match request.only_ask {
+            true => {
+                let terms = run.terms(Some(key), None);
+                parts.iter().any(|(shard, _)| shard.look(&terms).0)
+            }
+            false => run.prepare(key, parts, &self.peer).await?,
+        };
+        Ok(reply(&wire::Prepared { has_it }))
     }
 
     async fn assign(mut self) -> Result<Outgoing> {
@@ -370,13 +394,14 @@ impl Call {
         self.reader.end().await.map_err(unread)?;
         let id = request.closure.map(|closure| (closure, request.sequence));
         blocking(move || {
-            let _open = run
-                .snapshot_lock
-                .read()
-                .unwrap_or_else(PoisonError::into_inner);
+            let _open = run.open();
+            let terms = run.terms(id, None);
+            for (shard, _) in &values {
+                shard.check_assign(assignment, &terms)?;
+            }
             let mut outcomes = Vec::with_capacity(values.len());
             for (shard, value) in values {
-                let (done, counts) = shard.assign(assignment, &value, &run.terms(id, None))?;
+                let (done, counts) = shard.assign(assignment, &value, &terms)?;
                 outcomes.push(counts.outcome(done));
             }
             Ok(reply(&wire::Pushed { outcomes }))
@@ -398,6 +423,10 @@ impl Call {
             }
             if let Some(closure) = request.abandon {
                 run.abandon(closure);
+            }
+            if let Some(update) = request.withdrawn {
+                run.release((update.closure, update.sequence));
+                run.notify();
             }
             if let Some(rate) = request.learning_rate {
                 run.set_learning_rate(Some(rate));
@@ -497,52 +526,63 @@ fn is_light(run: &Run, gradients: &Gradients) -> bool {
     let is_light = |shard: &Shard| shard.has_kernel() && !shard.is_busy();
     bytes <= LIGHT_BYTES
         && run.rules.synchronous.is_none()
-        && run.snapshot_lock.try_read().is_ok()
+        && run.update_lock.try_read().is_ok()
         && gradients.iter().all(|(shard, _, _)| is_light(shard))
 }
 
-/// Applies a push that has been read and checked.
-fn apply(run: &Run, id: (u64, u32), gradients: Gradients) -> Result<Outgoing> {
-    let _open = run
-        .snapshot_lock
-        .read()
-        .unwrap_or_else(PoisonError::into_inner);
-    for (shard, base, _) in &gradients {
-        shard.check_staleness(&run.terms(Some(id), *base))?;
-    }
-    let one = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
-        let (done, counts) = shard.push(gradient, &run.terms(Some(id), base))?;
+/// Applies a push that has been read and checked: all of it, or nothing.
+fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<Outgoing> {
+    // An optimizer of one's own may fail, and the outcome of a round depends on who came before.
+    // Then nothing else may change the shards between the plan and its commitment.
+    let alone = run.rules.synchronous.is_some()
+        || !gradients.iter().all(|(shard, _, _)| shard.has_kernel());
+    let _closed = alone.then(|| run.closed());
+    let _open = (!alone).then(|| run.open());
+    let plan = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
+        let (bytes, terms) = (gradient.values.len(), run.terms(Some(key), base));
+        let plan = shard.plan(gradient, &terms)?;
+        Ok((bytes, (shard, terms, plan)))
+    };
+    let commit = |(shard, terms, plan): (Arc<Shard>, UpdateTerms, Plan)| {
+        let (done, counts) = shard.commit(plan, &terms)?;
         Ok(counts.outcome(done))
     };
-    let outcomes = on_threads(gradients, run.threads, one)
-        .into_iter()
-        .collect::<Result<_>>()?;
-    Ok(reply(&wire::Pushed { outcomes }))
+    let sized = |gradient: (_, _, ShardGradient)| (gradient.2.values.len(), gradient);
+    let outcomes = on_threads(
+        gradients.into_iter().map(sized).collect(),
+        run.threads,
+        plan,
+    )
+    .and_then(|plans| on_threads(plans, run.threads, commit));
+    // Also of one that failed: it will not come like this again.
+    run.release(key);
+    Ok(reply(&wire::Pushed {
+        outcomes: outcomes?,
+    }))
 }
 
 /// Bytes of gradients that are worth a thread.
 const THREAD_BYTES: usize = 4 << 20;
-/// Applies the shards of a large push on several threads; results in the same order.
-fn on_threads<T: Send>(
-    gradients: Gradients,
+/// Works on the shards of a large push, each with its bytes, on several threads; results in the
+/// same order.
+fn on_threads<T: Send, R: Send>(
+    shards: Vec<(usize, T)>,
     threads_max: usize,
-    one: impl Fn((Arc<Shard>, Option<u64>, ShardGradient)) -> T + Sync,
-) -> Vec<T> {
-    let bytes: usize = gradients
-        .iter()
-        .map(|(_, _, gradient)| gradient.values.len())
-        .sum();
+    one: impl Fn(T) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let bytes: usize = shards.iter().map(|(bytes, _)| bytes).sum();
     let threads = (bytes / THREAD_BYTES).min(threads_max);
+    let mut results: Vec<Option<Result<R>>> = shards.iter().map(|_| None).collect();
+    let shards = shards.into_iter().map(|(_, shard)| shard);
     if threads < 2 {
-        return gradients.into_iter().map(one).collect();
+        return shards.map(one).collect();
     }
-    let mut results: Vec<Option<T>> = gradients.iter().map(|_| None).collect();
-    let work = Mutex::new(gradients.into_iter().zip(&mut results));
+    let work = Mutex::new(shards.zip(&mut results));
     let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
     std::thread::scope(|scope| {
         let run = || {
-            while let Some((gradient, result)) = next() {
-                *result = Some(one(gradient));
+            while let Some((shard, result)) = next() {
+                *result = Some(one(shard));
             }
         };
         (1..threads).for_each(|_| drop(scope.spawn(run)));

@@ -67,6 +67,21 @@ pub(super) enum PushOutcome {
     Dropped = 3,
 }
 
+/// What a gradient will do to its shard.
+#[derive(Debug)]
+pub(super) enum Plan {
+    Nothing(PushOutcome),
+    /// It waits for the others of its round.
+    Accumulate(ShardGradient),
+    /// An optimizer that cannot fail is applied in place.
+    Apply(ShardGradient),
+    /// An optimizer has been applied to a copy.
+    Replace {
+        value: Segments,
+        slots: Vec<Segments>,
+    },
+}
+
 /// What an update is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Assignment {
@@ -82,8 +97,6 @@ pub(super) struct UpdateTerms {
     /// Closures below are finished.
     pub(super) low_water: u64,
     pub(super) base: Option<u64>,
-    /// The bound on staleness, when stale gradients are refused.
-    pub(super) refuse_beyond: Option<u64>,
     pub(super) synchronous: Option<usize>,
     pub(super) learning_rate: Option<f64>,
 }
@@ -200,6 +213,16 @@ impl Shard {
         }
     }
 
+    /// What keeps an assignment from being made, before any of its shards is changed.
+    pub(super) fn check_assign(&self, assignment: Assignment, terms: &UpdateTerms) -> Result<()> {
+        let state = self.state();
+        let is_made = assignment == Assignment::Assign || state.is_duplicate(terms);
+        match is_made || state.value.is_some() {
+            true => state.check_room(terms),
+            false => Err(self.uninitialized()),
+        }
+    }
+
     /// Puts or adds a value.
     pub(super) fn assign(
         &self,
@@ -211,7 +234,6 @@ impl Shard {
         if state.is_duplicate(terms) {
             return Ok((PushOutcome::AlreadyApplied, state.counts()));
         }
-        state.check_room(terms)?;
         match assignment {
             Assignment::Assign => state.value = Some(Segments::from_rope(&value.rope)),
             Assignment::Combine(operation) => {
@@ -229,32 +251,15 @@ impl Shard {
         Ok((PushOutcome::Applied, state.counts()))
     }
 
-    /// How many versions older a gradient is than allowed, if it is.
-    pub(super) fn check_staleness(&self, terms: &UpdateTerms) -> Result<()> {
+    /// Whether it has had this update, and its version.
+    pub(super) fn look(&self, terms: &UpdateTerms) -> (bool, u64) {
         let state = self.state();
-        if state.is_duplicate(terms) {
-            return Ok(());
-        }
-        self.staleness(&state, terms)
+        (state.is_duplicate(terms), state.version)
     }
 
-    fn staleness(&self, state: &State, terms: &UpdateTerms) -> Result<()> {
-        let Some(bound) = terms.refuse_beyond else {
-            return Ok(());
-        };
-        let lag = state.version.saturating_sub(self.base(terms)?);
-        match lag > bound {
-            false => Ok(()),
-            true => Err(PsError::Stale {
-                name: self.name().to_string(),
-                lag,
-                bound,
-            }),
-        }
-    }
-
-    fn base(&self, terms: &UpdateTerms) -> Result<u64> {
-        terms.base.ok_or_else(|| {
+    /// The version that a gradient was computed at.
+    pub(super) fn base(&self, base: Option<u64>) -> Result<u64> {
+        base.ok_or_else(|| {
             PsError::invalid(format!(
                 "push of variable `{}`: this run needs the versions that the gradient was \
                  computed at (staleness bound or synchronous mode)",
@@ -263,37 +268,74 @@ impl Shard {
         })
     }
 
-    /// Applies a gradient, or keeps it for its round.
-    pub(super) fn push(
-        &self,
-        gradient: ShardGradient,
-        terms: &UpdateTerms,
-    ) -> Result<(PushOutcome, Counts)> {
-        let mut state = self.state();
+    /// Finds out what a gradient will do. All that can go wrong goes wrong here, where nothing is
+    /// changed yet: an optimizer of which that is not known is applied to a copy.
+    pub(super) fn plan(&self, gradient: ShardGradient, terms: &UpdateTerms) -> Result<Plan> {
+        let state = self.state();
+        if state.is_duplicate(terms) {
+            return Ok(Plan::Nothing(PushOutcome::AlreadyApplied));
+        }
+        let value = state.value.as_ref().ok_or_else(|| self.uninitialized())?;
+        state.check_room(terms)?;
+        let gradient = match terms.synchronous {
+            None => gradient,
+            Some(_) if self.base(terms.base)? != state.version => {
+                return Ok(Plan::Nothing(PushOutcome::Dropped));
+            }
+            Some(wanted) if state.round.len() + 1 < wanted => {
+                return Ok(Plan::Accumulate(gradient));
+            }
+            Some(_) => {
+                let mut round = state.round.clone();
+                round.push(gradient);
+                self.mean(round)?
+            }
+        };
+        let built = self.optimizer.as_ref().ok_or_else(|| {
+            PsError::invalid(format!(
+                "push of variable `{}`: it has no optimizer; use assign_add",
+                self.name()
+            ))
+        })?;
+        if self.has_kernel() {
+            return Ok(Plan::Apply(gradient));
+        }
+        let (mut value, mut slots) = (value.clone(), state.slots.clone());
+        let rule = Rule::new(built, terms.learning_rate, state.updates + 1, self.dtype);
+        drop(state);
+        self.apply(&rule, &mut value, &mut slots, &gradient)?;
+        Ok(Plan::Replace { value, slots })
+    }
+
+    /// Does what was planned. For a plan that depends on the others that have come
+    /// (`Accumulate`, `Replace`) nothing may have come in between.
+    pub(super) fn commit(&self, plan: Plan, terms: &UpdateTerms) -> Result<(PushOutcome, Counts)> {
+        let mut guard = self.state();
+        let state = &mut *guard;
         if state.is_duplicate(terms) {
             return Ok((PushOutcome::AlreadyApplied, state.counts()));
         }
-        if state.value.is_none() {
-            return Err(self.uninitialized());
+        match (plan, &self.optimizer) {
+            (Plan::Nothing(outcome), _) => return Ok((outcome, state.counts())),
+            (Plan::Accumulate(gradient), _) => {
+                state.round.push(gradient);
+                state.remember(terms);
+                return Ok((PushOutcome::Accumulated, state.counts()));
+            }
+            (Plan::Replace { value, slots }, _) => {
+                state.value = Some(value);
+                state.slots = slots;
+            }
+            (Plan::Apply(gradient), Some(built)) => {
+                let rule = Rule::new(built, terms.learning_rate, state.updates + 1, self.dtype);
+                let value = state.value.as_mut().ok_or_else(|| self.uninitialized())?;
+                self.apply(&rule, value, &mut state.slots, &gradient)?;
+            }
+            (Plan::Apply(_), None) => return Err(self.uninitialized()),
         }
-        self.staleness(&state, terms)?;
-        state.check_room(terms)?;
-        let Some(wanted) = terms.synchronous else {
-            self.apply(&mut state, &gradient, terms)?;
-            state.remember(terms);
-            return Ok((PushOutcome::Applied, state.counts()));
-        };
-        if self.base(terms)? != state.version {
-            return Ok((PushOutcome::Dropped, state.counts()));
-        }
-        state.round.push(gradient);
-        if state.round.len() < wanted {
-            state.remember(terms);
-            return Ok((PushOutcome::Accumulated, state.counts()));
-        }
-        let round = std::mem::take(&mut state.round);
-        let mean = self.mean(round)?;
-        self.apply(&mut state, &mean, terms)?;
+        state.round.clear();
+        state.version += 1;
+        state.updates += 1;
         state.remember(terms);
         Ok((PushOutcome::Applied, state.counts()))
     }
@@ -331,36 +373,27 @@ impl Shard {
 
     fn apply(
         &self,
-        state: &mut State,
+        rule: &Rule<'_>,
+        value: &mut Segments,
+        slots: &mut Vec<Segments>,
         gradient: &ShardGradient,
-        terms: &UpdateTerms,
     ) -> Result<()> {
-        let Some(built) = &self.optimizer else {
-            return Err(PsError::invalid(format!(
-                "push of variable `{}`: it has no optimizer; use assign_add",
-                self.name()
-            )));
-        };
-        let step = state.updates + 1;
-        let rule = Rule::new(built, terms.learning_rate, step, self.dtype);
-        if state.slots.is_empty() {
+        if slots.is_empty() {
             let zeros = |_: &&str| Segments::zeros(self.bytes);
-            state.slots = built.optimizer.slots().iter().map(zeros).collect();
+            *slots = self.slots().iter().map(zeros).collect();
         }
         match &gradient.rows {
-            None => state.apply_dense(&rule, &gradient.values)?,
-            Some(rows) => self.apply_rows(state, &rule, rows, &gradient.values)?,
+            None => apply_dense(rule, value, slots, &gradient.values),
+            Some(rows) => self.apply_rows(rule, value, slots, rows, &gradient.values),
         }
-        state.version += 1;
-        state.updates += 1;
-        Ok(())
     }
 
     /// Updates the rows of a sparse gradient and their slots only.
     fn apply_rows(
         &self,
-        state: &mut State,
         rule: &Rule<'_>,
+        value: &mut Segments,
+        slots: &mut [Segments],
         rows: &[u64],
         values: &Payload,
     ) -> Result<()> {
@@ -368,8 +401,6 @@ impl Shard {
             return Ok(());
         }
         let (rows, gradient) = self.summed(rows, values);
-        let State { value, slots, .. } = state;
-        let value = value.as_mut().ok_or_else(|| self.uninitialized())?;
         let gather = |from: &Segments| {
             let mut bytes = Vec::with_capacity(gradient.len());
             for row in &rows {
@@ -483,26 +514,24 @@ impl State {
         Ok(())
     }
 
-    fn apply_dense(&mut self, rule: &Rule<'_>, gradient: &Payload) -> Result<()> {
-        let Some(value) = &mut self.value else {
-            return Ok(());
-        };
-        for index in 0..value.count() {
-            let parameter = value.part_mut(index);
-            let mut slots: Vec<&mut [u8]> = self
-                .slots
-                .iter_mut()
-                .map(|slot| slot.part_mut(index))
-                .collect();
-            let gradient = gradient.view(index * SEGMENT, parameter.len());
-            rule.apply(parameter, &gradient, &mut slots)?;
-        }
-        Ok(())
-    }
-
     /// How many update ids are remembered.
     #[cfg(test)]
     pub(super) fn remembered(&self) -> usize {
         self.applied.len()
     }
+}
+
+fn apply_dense(
+    rule: &Rule<'_>,
+    value: &mut Segments,
+    slots: &mut [Segments],
+    gradient: &Payload,
+) -> Result<()> {
+    for index in 0..value.count() {
+        let parameter = value.part_mut(index);
+        let slots = slots.iter_mut().map(|slot| slot.part_mut(index));
+        let gradient = gradient.view(index * SEGMENT, parameter.len());
+        rule.apply(parameter, &gradient, &mut slots.collect::<Vec<_>>())?;
+    }
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! The whole state of a server, at one moment, and back.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -15,10 +15,7 @@ use crate::server::store::Run;
 /// All shards with their slots. Pushes that are being applied are waited for, later ones change
 /// copies: none is in it half.
 pub(super) fn take(run: &Run) -> Outgoing {
-    let closed = run
-        .snapshot_lock
-        .write()
-        .unwrap_or_else(PoisonError::into_inner);
+    let closed = run.closed();
     let mut header = wire::State {
         learning_rate: run.learning_rate(),
         ..wire::State::default()
@@ -86,10 +83,7 @@ impl Plan {
     /// Puts everything into its place. Versions go on from the server's own, so that no client
     /// takes a restored value for one that it has.
     pub(super) fn restore(self, run: &Run, tensors: Vec<Rope>, learning_rate: Option<f64>) {
-        let _closed = run
-            .snapshot_lock
-            .write()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _closed = run.closed();
         let mut tensors = tensors.iter().map(Segments::from_rope);
         for (shard, header) in self.shards {
             let mut state = shard.state();

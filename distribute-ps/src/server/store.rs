@@ -1,9 +1,12 @@
 //! What a server holds: the shards of one run.
 
 use std::collections::BTreeSet;
+use std::future::ready;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak,
+};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
@@ -14,15 +17,26 @@ use crate::rpc::Peer;
 use crate::server::ServerOptions;
 use crate::server::clock::StalenessClock;
 use crate::server::elements;
+use crate::server::reservations::{Decision, Reservations, UpdateKey, Want};
 use crate::server::shard::{Shard, UpdateTerms};
 use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
 use crate::variable::OptimizerSpec;
 
+/// How often one that waits looks whether what it waits for has lost its connection.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// The most threads of one push.
 const THREADS_MAX: usize = 4;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does what may take a while where it does not hold up other calls.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| PsError::system("a call failed on the server", error))?
 }
 
 /// The state of a server process.
@@ -46,11 +60,13 @@ pub(super) struct Run {
     low_water: AtomicU64,
     cancelled_below: AtomicU64,
     clock: Mutex<StalenessClock>,
+    reservations: Mutex<Reservations>,
     moved: Notify,
     /// The most threads that apply one push.
     pub(super) threads: usize,
-    /// Held for reading while a push is applied, for writing while a snapshot is taken.
-    pub(super) snapshot_lock: RwLock<()>,
+    /// Held for reading while an update is made, for writing by what nothing may come between: a
+    /// snapshot, a restore, a decision about all shards, a push that could fail half way.
+    pub(super) update_lock: RwLock<()>,
 }
 
 /// The connection of the coordinator, and where it came from.
@@ -188,12 +204,13 @@ impl Run {
             low_water: AtomicU64::new(0),
             cancelled_below: AtomicU64::new(0),
             clock: Mutex::default(),
+            reservations: Mutex::default(),
             moved: Notify::new(),
             // Asking takes a dozen system calls, so not at every push.
             threads: std::thread::available_parallelism()
                 .map_or(1, usize::from)
                 .min(THREADS_MAX),
-            snapshot_lock: RwLock::default(),
+            update_lock: RwLock::default(),
         }
     }
 
@@ -288,13 +305,10 @@ impl Run {
 
     /// The terms of an update.
     pub(super) fn terms(&self, id: Option<(u64, u32)>, base: Option<u64>) -> UpdateTerms {
-        let refuse = |staleness: &Staleness| staleness.policy == StalenessPolicy::Refuse;
-        let refused = self.rules.staleness.filter(refuse);
         UpdateTerms {
             id,
             low_water: self.low_water.load(Ordering::Acquire),
             base,
-            refuse_beyond: refused.map(|staleness| staleness.bound),
             synchronous: self.rules.synchronous,
             learning_rate: self.learning_rate(),
         }
@@ -307,17 +321,21 @@ impl Run {
             for shard in self.shards() {
                 shard.forget_below(closure);
             }
-            lock(&self.clock).forget_below(closure);
-            self.moved.notify_waiters();
+            self.forget_below(closure);
         }
+    }
+
+    fn forget_below(&self, closure: u64) {
+        lock(&self.clock).forget_below(closure);
+        lock(&self.reservations).release_closures(|held| held < closure);
+        self.moved.notify_waiters();
     }
 
     /// All closures below are cancelled; those that wait here are let go.
     pub(super) fn cancelled_below(&self, closure: u64) {
         let before = self.cancelled_below.fetch_max(closure, Ordering::AcqRel);
         if before < closure {
-            lock(&self.clock).forget_below(closure);
-            self.moved.notify_waiters();
+            self.forget_below(closure);
         }
     }
 
@@ -332,7 +350,88 @@ impl Run {
     /// The push of this closure will not come: pulls wait for it no longer.
     pub(super) fn abandon(&self, closure: u64) {
         lock(&self.clock).forget(closure);
+        lock(&self.reservations).release_closures(|held| held == closure);
         self.moved.notify_waiters();
+    }
+
+    /// The bound beyond which gradients are refused, if they are.
+    pub(super) fn refuse_beyond(&self) -> Option<u64> {
+        let staleness = self.rules.staleness?;
+        (staleness.policy == StalenessPolicy::Refuse).then_some(staleness.bound)
+    }
+
+    /// Decides about an update of these shards, and keeps their place for it; whether some of them
+    /// have had it already. That is decided too: it was when they were given it.
+    pub(super) async fn prepare(
+        self: &Arc<Self>,
+        key: UpdateKey,
+        parts: Vec<(Arc<Shard>, Option<u64>)>,
+        peer: &Arc<Peer>,
+    ) -> Result<bool> {
+        let Some(bound) = self.refuse_beyond() else {
+            return Err(PsError::invalid("prepare: this run refuses no gradient"));
+        };
+        let parts = Arc::new(parts);
+        let decide = || {
+            let (run, parts, peer) = (self.clone(), parts.clone(), peer.clone());
+            blocking(move || run.decide(key, &parts, bound, &peer))
+        };
+        self.until("push", bound, key.0, decide).await
+    }
+
+    /// Nothing as long as the update has to wait.
+    fn decide(
+        &self,
+        key: UpdateKey,
+        parts: &[(Arc<Shard>, Option<u64>)],
+        bound: u64,
+        peer: &Arc<Peer>,
+    ) -> Result<Option<bool>> {
+        let _closed = self.closed();
+        let terms = self.terms(Some(key), None);
+        let mut wants = Vec::with_capacity(parts.len());
+        for (shard, base) in parts {
+            let (has_it, version) = shard.look(&terms);
+            if has_it {
+                return Ok(Some(true));
+            }
+            wants.push(Want {
+                shard: shard.wire.id,
+                version,
+                base: shard.base(*base)?,
+            });
+        }
+        match lock(&self.reservations).decide(key, &wants, bound, peer) {
+            Decision::Decided => Ok(Some(false)),
+            Decision::Wait => Ok(None),
+            Decision::Stale { shard, lag } => Err(PsError::Stale {
+                name: self.shard(shard)?.name().to_string(),
+                lag,
+                bound,
+            }),
+        }
+    }
+
+    /// The decided update is applied, or will not come.
+    pub(super) fn release(&self, key: UpdateKey) {
+        lock(&self.reservations).release(key);
+    }
+
+    /// Lets those that wait look again.
+    pub(super) fn notify(&self) {
+        self.moved.notify_waiters();
+    }
+
+    /// Keeps the shards as they are.
+    pub(super) fn closed(&self) -> RwLockWriteGuard<'_, ()> {
+        let closed = self.update_lock.write();
+        closed.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps away what needs the shards as they are.
+    pub(super) fn open(&self) -> RwLockReadGuard<'_, ()> {
+        let open = self.update_lock.read();
+        open.unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until a closure may pull.
@@ -363,6 +462,23 @@ impl Run {
         else {
             return Ok(());
         };
+        // One that has ended is in nobody's way, and its updates are not applied.
+        let has_ended = || closure < self.low_water.load(Ordering::Acquire);
+        let attempt = || {
+            let may = has_ended() || try_it(&mut lock(&self.clock), bound);
+            ready(Ok(may.then_some(())))
+        };
+        self.until(op, bound, closure, attempt).await
+    }
+
+    /// Tries until there is something, for as long as a run lets its workers wait.
+    async fn until<T, F: Future<Output = Result<Option<T>>>>(
+        &self,
+        op: &'static str,
+        bound: u64,
+        closure: u64,
+        mut attempt: impl FnMut() -> F,
+    ) -> Result<T> {
         let begin = Instant::now();
         loop {
             let moved = self.moved.notified();
@@ -370,19 +486,19 @@ impl Run {
             // From here on no notification is missed.
             moved.as_mut().enable();
             self.check_wanted(closure)?;
-            // One that has ended is in nobody's way, and its updates are not applied.
-            let has_ended = closure < self.low_water.load(Ordering::Acquire);
-            if has_ended || try_it(&mut lock(&self.clock), bound) {
-                return Ok(());
+            if let Some(done) = attempt().await? {
+                return Ok(done);
             }
             let left = self.rules.wait_timeout.saturating_sub(begin.elapsed());
-            if tokio::time::timeout(left, moved).await.is_err() {
+            if left.is_zero() {
                 return Err(PsError::StalenessTimeout {
                     op,
                     bound,
                     waited: begin.elapsed(),
                 });
             }
+            // A connection that ends tells nobody here.
+            let _ = tokio::time::timeout(left.min(LOOK_INTERVAL), moved).await;
         }
     }
 }

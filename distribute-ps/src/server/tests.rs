@@ -29,7 +29,6 @@ fn terms(id: Option<(u64, u32)>, low_water: u64) -> UpdateTerms {
         id,
         low_water,
         base: None,
-        refuse_beyond: None,
         synchronous: None,
         learning_rate: None,
     }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use distribute_core::cluster::{
-    Accelerators, ClusterError, ClusterResolver, Environment, MasterTarget, SimpleResolver,
-    SlurmResolver, TfConfigResolver, UnionResolver, collective_leader, coordination_leader,
-    expand_hostlist, id_in_cluster, is_chief, parse_task_index, validate, worker_count,
+    Accelerators, ClusterError, ClusterResolver, Environment, MasterTarget, Overridden, Overrides,
+    SimpleResolver, SlurmResolver, TfConfigResolver, UnionResolver, collective_leader,
+    coordination_leader, expand_hostlist, id_in_cluster, is_chief, parse_task_index, validate,
+    worker_count,
 };
 use serde_json::{Value, json};
 
@@ -28,19 +29,22 @@ fn index_argument(value: &Value) -> Result<Option<Result<i64, ClusterError>>, St
     }
 }
 
-fn tf_config_resolver(inputs: &Value) -> Result<TfConfigResolver, String> {
+fn tf_config_resolver(inputs: &Value) -> Result<Overridden, String> {
     let text = optional(&inputs["tf_config"]).map(|text| ("TF_CONFIG".to_string(), text));
     let env: BTreeMap<String, String> = text.into_iter().collect();
     let mut resolver = TfConfigResolver::new(env);
     let args = &inputs["args"];
-    resolver.set_task_type(optional(&args["task_type"]));
-    resolver.set_rpc_layer(optional(&args["rpc_layer"]));
+    if let Some(environment) = optional(&args["environment"]) {
+        resolver = resolver.environment(environment);
+    }
     let index = index_argument(&args["task_id"])?;
-    resolver.set_task_id(index.transpose().map_err(|error| error.to_string())?);
-    Ok(match optional(&args["environment"]) {
-        Some(environment) => resolver.environment(environment),
-        None => resolver,
-    })
+    let given = Overrides {
+        task_type: optional(&args["task_type"]),
+        task_id: index.transpose().map_err(|error| error.to_string())?,
+        rpc_layer: optional(&args["rpc_layer"]),
+        ..Overrides::default()
+    };
+    Ok(Overridden::new(Box::new(resolver), given))
 }
 
 pub(super) fn tf_config(case: &Value) -> Checked {
@@ -131,12 +135,13 @@ pub(super) fn changed_variable() -> Found {
         )
     };
     let env = Arc::new(Changing(Mutex::new(config(0))));
-    let mut resolver = TfConfigResolver::new(env.clone());
+    let resolver = TfConfigResolver::new(env.clone());
+    let mut resolver = Overridden::new(Box::new(resolver), Overrides::default());
     let before = ClusterResolver::task_id(&resolver)?;
     *env.0.lock().unwrap_or_else(PoisonError::into_inner) = config(1);
     let after = ClusterResolver::task_id(&resolver)?;
-    resolver.set_task_type(Some("ps".to_string()));
-    resolver.set_task_id(Some(7));
+    resolver.overrides.task_type = Some("ps".to_string());
+    resolver.overrides.task_id = Some(7);
     let set = (
         ClusterResolver::task_type(&resolver)?,
         ClusterResolver::task_id(&resolver)?,

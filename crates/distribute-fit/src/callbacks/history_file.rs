@@ -4,9 +4,11 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use distribute_core::Result;
+use distribute_core::{Error, Result};
+use serde::Serializer;
 use serde_json::Value;
 
+use crate::snapshot::refuse;
 use crate::{Callback, Control, EpochRecord, FitError, json_number};
 
 /// Writes one row per epoch to a file: `epoch` (from 1), `step`, `learning_rate`, then the logs
@@ -56,35 +58,37 @@ impl HistoryFile {
     }
 
     /// The text of a row, with the header where one is needed.
-    fn text(&mut self, row: &[(&str, Value)]) -> Result<String> {
+    fn text(&mut self, row: &[(&str, Value)]) -> Result<Vec<u8>> {
         if !self.is_csv {
-            let fields = row.iter();
-            let fields = fields.map(|(name, value)| format!("{}:{value}", Value::from(*name)));
-            let fields: Vec<String> = fields.collect();
-            return Ok(format!("{{{}}}\n", fields.join(",")));
+            let mut line = serde_json::Serializer::new(Vec::new());
+            let fields = row.iter().map(|(name, value)| (name, value));
+            line.collect_map(fields).map_err(Error::internal)?;
+            let mut line = line.into_inner();
+            line.push(b'\n');
+            return Ok(line);
         }
         let names: Vec<String> = row.iter().map(|(name, _)| (*name).to_string()).collect();
-        let values = csv_line(row.iter().map(|(_, value)| match value {
+        let mut lines = csv::Writer::from_writer(Vec::new());
+        match &self.columns {
+            Some(columns) if *columns == names => {}
+            Some(columns) => {
+                let (theirs, ours) = (columns.join(", "), names.join(", "));
+                return Err(refuse(format!(
+                    "{} has the columns {theirs}, this run has {ours}: write to another file",
+                    self.path.display(),
+                )));
+            }
+            None => {
+                lines.write_record(&names).map_err(FitError::csv)?;
+                self.columns = Some(names);
+            }
+        }
+        let values = row.iter().map(|(_, value)| match value {
             Value::String(text) => text.clone(),
             value => value.to_string(),
-        }))?;
-        match &self.columns {
-            None => {
-                let header = csv_line(names.iter().cloned())?;
-                self.columns = Some(names);
-                Ok(header + &values)
-            }
-            Some(columns) if *columns == names => Ok(values),
-            Some(columns) => Err(FitError::Resume {
-                what: format!(
-                    "{} has the columns {}, this run has {}: write to another file",
-                    self.path.display(),
-                    columns.join(", "),
-                    names.join(", ")
-                ),
-            }
-            .into()),
-        }
+        });
+        lines.write_record(values).map_err(FitError::csv)?;
+        Ok(lines.into_inner().map_err(FitError::csv)?)
     }
 
     /// Keeps the rows of the first `epochs` epochs; later ones are run again.
@@ -134,7 +138,7 @@ impl Callback for HistoryFile {
         let text = self.text(&Self::row(record))?;
         if let Some(file) = &mut self.file {
             // One write per row: a crash leaves whole rows.
-            file.write_all(text.as_bytes())
+            file.write_all(&text)
                 .map_err(FitError::file(&self.path, "write"))?;
         }
         Ok(())
@@ -164,13 +168,4 @@ fn replace(path: &Path, text: &str) -> Result<File, FitError> {
     })?;
     let file = File::options().append(true).open(path);
     file.map_err(FitError::file(path, "open"))
-}
-
-/// One line of CSV (RFC 4180).
-fn csv_line(fields: impl Iterator<Item = String>) -> Result<String, FitError> {
-    let mut writer = csv::Writer::from_writer(Vec::new());
-    let fields = fields.map(String::into_bytes);
-    writer.write_record(fields).map_err(FitError::csv)?;
-    let bytes = writer.into_inner().map_err(FitError::csv)?;
-    String::from_utf8(bytes).map_err(FitError::csv)
 }

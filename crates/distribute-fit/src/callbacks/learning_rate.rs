@@ -52,7 +52,12 @@ impl<'a> LearningRateScheduler<'a> {
         }
     }
 
-    fn set_for(&mut self, number: u64, run: &mut Control<'_>) -> Result<()> {
+    fn set(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let progress = run.progress();
+        let number = match self.per_step {
+            true => progress.step,
+            false => progress.position.epoch as u64,
+        };
         if self.made_for == Some(number) {
             return Ok(());
         }
@@ -81,20 +86,11 @@ impl fmt::Debug for LearningRateScheduler<'_> {
 
 impl Callback for LearningRateScheduler<'_> {
     fn on_epoch_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        let progress = run.progress();
-        let number = if self.per_step {
-            progress.step
-        } else {
-            progress.position.epoch as u64
-        };
-        self.set_for(number, run)
+        self.set(run)
     }
 
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
-        if self.per_step {
-            self.set_for(run.progress().step, run)?;
-        }
-        Ok(())
+        self.set(run)
     }
 
     fn state_name(&self) -> Option<&'static str> {

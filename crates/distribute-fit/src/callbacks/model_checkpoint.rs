@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::{Checkpoint, CheckpointManager, SaveHandle, Saved, latest};
 use distribute_core::{Error, Result, Strategy};
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::monitor::{Direction, Monitor};
@@ -125,8 +124,7 @@ impl ModelCheckpoint {
     /// safely on disk.
     pub fn keep(mut self, checkpoints: usize) -> Self {
         let count = NonZeroUsize::new(checkpoints);
-        let manager = self.manager.take();
-        self.manager = manager.map(|manager| manager.with_max_to_keep(count));
+        self.manager = self.manager.map(|manager| manager.with_max_to_keep(count));
         self
     }
 
@@ -236,53 +234,39 @@ impl ModelCheckpoint {
         workers.save_agreed()
     }
 
-    /// What the chief finds in its directory, on all workers.
-    fn of_chief<T: Serialize + DeserializeOwned>(
-        &self,
-        run: &Control<'_>,
-        call: &str,
-        find: impl FnOnce(&CheckpointManager) -> Result<Option<T>>,
-    ) -> Result<Option<T>> {
-        let own = self.manager.as_ref().map_or(Ok(None), find)?;
-        let all = all_of(run.strategy(), call, own)?;
-        Ok(all.into_iter().next().flatten())
-    }
-
-    /// Whether the run continues from the newest checkpoint of the directory.
-    fn find_last(&self, run: &Control<'_>) -> Result<bool> {
-        let step = run.progress().step;
-        let call = "whether the newest checkpoint is this run's";
-        let found = self.of_chief(run, call, |manager| {
+    /// What the chief finds in its directory, on all workers: whether the newest checkpoint there
+    /// is the one that the run goes on from, and the best value.
+    fn find(&self, run: &Control<'_>) -> Result<(bool, Option<Exact>)> {
+        let find = |manager: &CheckpointManager| {
             let newest = latest(manager.path())?.found;
-            Ok(Some(newest.is_some_and(|entry| entry.step == step)))
-        });
-        Ok(found? == Some(true))
+            let is_last = newest.is_some_and(|entry| entry.step == run.progress().step);
+            Ok::<_, Error>((is_last, self.find_best(manager)?))
+        };
+        let own = self.manager.as_ref().map(find).transpose()?;
+        let all = all_of(
+            run.strategy(),
+            "the newest checkpoint of the directory",
+            own,
+        )?;
+        Ok(all.into_iter().next().flatten().unwrap_or_default())
     }
 
     /// The best value whose checkpoint is in the directory: another callback's checkpoint, which
     /// the run goes on from, may be older or newer than that.
-    fn find_best(&self, run: &Control<'_>) -> Result<Option<f64>> {
-        let best = self.of_chief(run, "the best value so far", |manager| {
-            let Some((_, checkpoint)) = manager.load_latest()?.found else {
-                return Ok(None);
-            };
-            let Some(saved) = checkpoint.metadata.extra.get(BEST_KEY) else {
-                // Of a version that kept it with the states of the callbacks.
-                return Ok(self.best.map(Exact));
-            };
-            let saved = SavedBest::deserialize(saved).map_err(unreadable_state)?;
-            let monitor = self.best_only.as_ref();
-            let same = monitor.is_some_and(|own| own.name == saved.monitor);
-            Ok(same.then_some(saved.value))
-        });
-        Ok(best?.map(|best| best.0))
+    fn find_best(&self, manager: &CheckpointManager) -> Result<Option<Exact>> {
+        let Some(monitor) = &self.best_only else {
+            return Ok(None);
+        };
+        let Some((_, checkpoint)) = manager.load_latest()?.found else {
+            return Ok(None);
+        };
+        let Some(saved) = checkpoint.metadata.extra.get(BEST_KEY) else {
+            // Of a version that kept it with the states of the callbacks.
+            return Ok(self.best.map(Exact));
+        };
+        let saved = SavedBest::deserialize(saved).map_err(unreadable_state)?;
+        Ok((saved.monitor == monitor.name).then_some(saved.value))
     }
-}
-
-/// Whether anything was trained that a checkpoint could hold.
-fn has_begun(run: &Control<'_>) -> bool {
-    let progress = run.progress();
-    progress.step > 0 || progress.position != Position::default()
 }
 
 /// Where [`Metadata::extra`](distribute_core::checkpoint::Metadata::extra) has the best value.
@@ -305,15 +289,18 @@ impl Callback for ModelCheckpoint {
         }
         let progress = run.progress();
         self.last_time = Instant::now();
-        if !has_begun(run) {
+        // Of a run that has not begun there is nothing to save.
+        let here = (progress.step, progress.position);
+        self.last = Some(here);
+        if here == (0, Position::default()) {
             return Ok(());
         }
+        let (is_last, best) = self.find(run)?;
         if self.best_only.is_some() {
-            self.best = self.find_best(run)?;
+            self.best = best.map(|best| best.0);
         }
         // A run that goes on from a checkpoint of this directory has nothing new to save yet.
-        let found = self.find_last(run)?;
-        self.last = found.then_some((progress.step, progress.position));
+        self.last = is_last.then_some(here);
         Ok(())
     }
 
@@ -351,8 +338,7 @@ impl Callback for ModelCheckpoint {
     }
 
     fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
-        let useless = matches!(outcome, Outcome::NotFinite { .. });
-        if self.best_only.is_none() && !useless && has_begun(run) {
+        if self.best_only.is_none() {
             self.save(run)?;
         }
         self.finish(outcome, run)

@@ -1,7 +1,7 @@
 //! What the person in front of the terminal sees.
 
 use std::fmt;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -25,16 +25,12 @@ const TEMPLATE_WITHOUT_LENGTH: &str = "{prefix} {spinner} {pos}  {per_sec}  {msg
 /// pipe, CI) there are plain lines only: the table, and twice a minute how far a long epoch is.
 #[must_use]
 pub struct ProgressBar {
-    output: Output,
+    /// Hidden where there is no terminal.
+    bar: Bar,
+    /// Where the lines go.
+    output: Box<dyn Write>,
     table: Table,
     last_shown: Option<Instant>,
-}
-
-enum Output {
-    /// A terminal.
-    Bar(Bar),
-    /// Anything else.
-    Plain(Box<dyn Write>),
 }
 
 impl Default for ProgressBar {
@@ -46,42 +42,36 @@ impl Default for ProgressBar {
 impl ProgressBar {
     /// On standard error: a bar on a terminal, plain lines elsewhere.
     pub fn new() -> Self {
-        if io::stderr().is_terminal() {
-            let target = ProgressDrawTarget::stderr();
-            Self::on(Output::Bar(Bar::with_draw_target(None, target)))
-        } else {
-            Self::plain(io::stderr())
-        }
+        Self::on(ProgressDrawTarget::stderr(), io::stderr())
     }
 
     /// Plain lines, without a bar, wherever `output` leads.
     pub fn plain(output: impl Write + 'static) -> Self {
-        Self::on(Output::Plain(Box::new(output)))
+        Self::on(ProgressDrawTarget::hidden(), output)
     }
 
-    fn on(output: Output) -> Self {
+    fn on(target: ProgressDrawTarget, output: impl Write + 'static) -> Self {
         Self {
-            output,
+            bar: Bar::with_draw_target(None, target),
+            output: Box::new(output),
             table: Table::default(),
             last_shown: None,
         }
     }
 
+    /// Writes a line; the bar makes room for it.
     fn line(&mut self, line: &str) -> Result<()> {
-        match &mut self.output {
-            Output::Bar(bar) => bar.println(line),
-            Output::Plain(output) => writeln!(output, "{line}")
-                .and_then(|()| output.flush())
-                .map_err(FitError::file(Path::new("the progress output"), "write to"))?,
-        }
-        Ok(())
+        let output = &mut self.output;
+        let write = || writeln!(output, "{line}").and_then(|()| output.flush());
+        let written = self.bar.suspend(write);
+        Ok(written.map_err(FitError::file(Path::new("the progress output"), "write to"))?)
     }
 
     /// Whether it is time to read the loss again.
     fn is_due(&mut self) -> bool {
-        let interval = match &self.output {
-            Output::Bar(_) => REDRAW,
-            Output::Plain(_) => STILL_ALIVE,
+        let interval = match self.bar.is_hidden() {
+            true => STILL_ALIVE,
+            false => REDRAW,
         };
         let now = Instant::now();
         let last = *self.last_shown.get_or_insert(now);
@@ -123,13 +113,11 @@ impl Callback for ProgressBar {
     fn on_epoch_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
         let progress = run.progress();
         self.last_shown = Some(Instant::now());
-        if let Output::Bar(bar) = &self.output {
-            let title = format!("epoch {}/{}", progress.position.epoch + 1, progress.epochs);
-            start(bar, title, progress.batches_per_epoch);
-            bar.set_position(progress.position.batches as u64);
-            // So that the rate does not count batches before a resume.
-            bar.reset_eta();
-        }
+        let title = format!("epoch {}/{}", progress.position.epoch + 1, progress.epochs);
+        start(&self.bar, title, progress.batches_per_epoch);
+        self.bar.set_position(progress.position.batches as u64);
+        // So that the rate does not count batches before a resume.
+        self.bar.reset_eta();
         Ok(())
     }
 
@@ -140,9 +128,9 @@ impl Callback for ProgressBar {
         let progress = run.progress();
         let done = progress.position.batches;
         let logs = short(&run.logs()?);
-        if let Output::Bar(bar) = &self.output {
-            bar.set_position(done as u64);
-            bar.set_message(logs);
+        if !self.bar.is_hidden() {
+            self.bar.set_position(done as u64);
+            self.bar.set_message(logs);
             return Ok(());
         }
         let of = match progress.batches_per_epoch {
@@ -155,14 +143,11 @@ impl Callback for ProgressBar {
 
     fn on_validation_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
         let progress = run.progress();
-        let Output::Bar(bar) = &self.output else {
-            return Ok(());
-        };
         if progress.validation_batches == 1 {
             let length = progress.validation_batches_in_all;
-            start(bar, "validation".to_string(), length);
+            start(&self.bar, "validation".to_string(), length);
         }
-        bar.set_position(progress.validation_batches as u64);
+        self.bar.set_position(progress.validation_batches as u64);
         Ok(())
     }
 
@@ -172,23 +157,10 @@ impl Callback for ProgressBar {
     }
 
     fn on_train_end(&mut self, outcome: &Outcome, _: &mut Control<'_>) -> Result<()> {
-        if let Output::Bar(bar) = &self.output {
-            bar.finish_and_clear();
-        }
+        self.bar.finish_and_clear();
         match outcome {
             Outcome::Completed => Ok(()),
             other => self.line(&other.to_string()),
-        }
-    }
-}
-
-impl Drop for ProgressBar {
-    fn drop(&mut self) {
-        // After an error the bar must not stay on the screen.
-        if let Output::Bar(bar) = &self.output
-            && !bar.is_finished()
-        {
-            bar.finish_and_clear();
         }
     }
 }

@@ -4,55 +4,48 @@ use std::time::Duration;
 
 use crate::{EpochRecord, Logs};
 
-const EPOCH_WIDTH: usize = 9;
-const MIN_WIDTH: usize = 10;
-
-/// Formats one line per epoch under a header; the first epoch decides about the columns.
+/// Formats one line per epoch under a header.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    columns: Vec<String>,
+    /// The last one.
+    header: String,
 }
 
 impl Table {
     /// The lines to print for an epoch: the header comes with the first one, and again when the
     /// columns change.
     pub(super) fn lines(&mut self, record: &EpochRecord, epochs: usize) -> Vec<String> {
-        let names = record.logs.iter().map(|(name, _)| name.to_string());
-        let columns: Vec<String> = names.collect();
-        let mut lines = Vec::new();
-        if self.columns != columns {
-            self.columns = columns;
-            lines.push(self.header());
-        }
-        lines.push(self.row(record, epochs));
-        lines
-    }
-
-    fn header(&self) -> String {
-        let mut line = format!("{:>EPOCH_WIDTH$}", "epoch");
-        for name in &self.columns {
-            line += &format!("  {name:>width$}", width = width(name));
-        }
-        line + &format!("  {:>12}  {:>8}", "examples/s", "time")
-    }
-
-    fn row(&self, record: &EpochRecord, epochs: usize) -> String {
-        let epoch = format!("{}/{epochs}", record.epoch + 1);
-        let mut line = format!("{epoch:>EPOCH_WIDTH$}");
-        for (name, value) in record.logs.iter() {
-            line += &format!("  {:>width$}", number(value), width = width(name));
-        }
         let rate = match record.examples_per_second() {
             rate if rate.is_finite() => format!("{rate:.0}"),
             _ => "-".to_string(),
         };
         let time = duration(record.training_time + record.validation_time);
-        line + &format!("  {rate:>12}  {time:>8}")
+        let mut columns = vec![("epoch", 9, format!("{}/{epochs}", record.epoch + 1))];
+        let logs = record.logs.iter();
+        columns.extend(logs.map(|(name, value)| (name, width(name), number(value))));
+        columns.extend([("examples/s", 12, rate), ("time", 8, time)]);
+        let names = columns.iter().map(|(name, width, _)| (*name, *width));
+        let values = columns
+            .iter()
+            .map(|(_, width, value)| (value.as_str(), *width));
+        let header = line(names);
+        let mut lines = Vec::new();
+        if self.header != header {
+            self.header.clone_from(&header);
+            lines.push(header);
+        }
+        lines.push(line(values));
+        lines
     }
 }
 
+fn line<'a>(cells: impl Iterator<Item = (&'a str, usize)>) -> String {
+    let cells = cells.map(|(text, width)| format!("{text:>width$}"));
+    cells.collect::<Vec<_>>().join("  ")
+}
+
 fn width(name: &str) -> usize {
-    name.chars().count().max(MIN_WIDTH)
+    name.chars().count().max(10)
 }
 
 /// Four digits behind the point, or an exponent where they would not show the value.

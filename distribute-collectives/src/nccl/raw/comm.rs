@@ -1,9 +1,8 @@
 //! A communicator of NCCL.
 
+use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use super::buffer::Span;
 use super::cuda::OwnedStream;
@@ -18,9 +17,6 @@ const IN_PROGRESS: NcclResult = 7;
 const CONFIG_MAGIC: u32 = 0xcafe_beef;
 /// The version of `ncclConfig_t` that ends with `blocking`.
 const CONFIG_VERSION: u32 = 21_400;
-
-/// A call that takes longer counts as stuck when somebody wants to abort.
-const STUCK_AFTER: Duration = Duration::from_millis(200);
 
 /// What the ranks of one communicator have in common before it exists.
 #[derive(Clone, Copy)]
@@ -92,21 +88,14 @@ pub(crate) enum Call {
     },
 }
 
-/// One rank's handle. Every function but [`abort`](Self::abort) is called by one thread only.
+/// One rank's handle. It stays on one thread: whether another one is about to enter a call cannot
+/// be seen from outside, so nobody else could end it without freeing what that call uses.
 pub(crate) struct Comm {
     nccl: Arc<Nccl>,
     raw: Handle,
-    /// Held during calls of the library.
-    calling: Mutex<()>,
     /// The handle is gone.
-    ended: AtomicBool,
+    ended: Cell<bool>,
 }
-
-// SAFETY: the handle may be used by any thread, by one at a time, which `calling` sees to; only
-// `ncclCommAbort` may be called while another thread is in a call.
-unsafe impl Send for Comm {}
-// SAFETY: as above.
-unsafe impl Sync for Comm {}
 
 impl Comm {
     /// Begins to connect the ranks, without blocking; [`state`](Self::state) says when it is done.
@@ -136,15 +125,13 @@ impl Comm {
         Ok(Comm {
             nccl: nccl.clone(),
             raw,
-            calling: Mutex::new(()),
-            ended: AtomicBool::new(false),
+            ended: Cell::new(false),
         })
     }
 
-    fn enter(&self, call: &'static str) -> Result<MutexGuard<'_, ()>, LibraryError> {
-        let guard = self.calling.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.ended.load(Ordering::Acquire) {
-            false => Ok(guard),
+    fn handle(&self, call: &'static str) -> Result<Handle, LibraryError> {
+        match self.ended.get() {
+            false => Ok(self.raw),
             true => Err(LibraryError {
                 call,
                 code: SUCCESS,
@@ -163,10 +150,10 @@ impl Comm {
     /// Whether the library has nothing left to do before the next call.
     pub(crate) fn state(&self) -> Result<bool, LibraryError> {
         const CALL: &str = "ncclCommGetAsyncError";
-        let _guard = self.enter(CALL)?;
+        let raw = self.handle(CALL)?;
         let mut state = SUCCESS;
         // SAFETY: the handle has not ended; `state` outlives the call.
-        let code = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(self.raw, &raw mut state) };
+        let code = unsafe { (self.nccl.functions.ncclCommGetAsyncError)(raw, &raw mut state) };
         self.check(CALL, code)?;
         // An error that came by itself, such as a closed connection.
         self.check("an operation of NCCL", state)?;
@@ -175,7 +162,7 @@ impl Comm {
 
     /// Puts the calls into the stream, as one group.
     pub(crate) fn issue(&self, calls: &[Call], stream: &OwnedStream) -> Result<(), LibraryError> {
-        let _guard = self.enter("ncclGroupStart")?;
+        self.handle("ncclGroupStart")?;
         // SAFETY: takes nothing.
         let code = unsafe { (self.nccl.functions.ncclGroupStart)() };
         self.check("ncclGroupStart", code)?;
@@ -243,9 +230,9 @@ impl Comm {
     /// Begins to end the communicator in an orderly way; [`state`](Self::state) says when that is
     /// done, and dropping the value frees it.
     pub(crate) fn finalize(&self) -> Result<(), LibraryError> {
-        let _guard = self.enter("ncclCommFinalize")?;
+        let raw = self.handle("ncclCommFinalize")?;
         // SAFETY: the handle has not ended.
-        let code = unsafe { (self.nccl.functions.ncclCommFinalize)(self.raw) };
+        let code = unsafe { (self.nccl.functions.ncclCommFinalize)(raw) };
         self.check("ncclCommFinalize", code)
     }
 
@@ -254,34 +241,15 @@ impl Comm {
         self.end(self.nccl.functions.ncclCommDestroy);
     }
 
-    /// Ends what runs, and the communicator. From any thread; also while another one is in a call
-    /// that does not return, which this makes return.
+    /// Ends what runs, and the communicator.
     pub(crate) fn abort(&self) {
         self.end(self.nccl.functions.ncclCommAbort);
     }
 
     fn end(&self, function: unsafe extern "C" fn(Handle) -> NcclResult) {
-        let guard = self.outside_calls();
-        if !self.ended.swap(true, Ordering::AcqRel) {
+        if !self.ended.replace(true) {
             // SAFETY: the handle has not ended before, and is not used afterwards.
             let _ = unsafe { function(self.raw) };
-        }
-        drop(guard);
-    }
-}
-
-impl Comm {
-    /// The lock, or `None` when the thread that has it is stuck in a call: calls that return take
-    /// microseconds.
-    fn outside_calls(&self) -> Option<MutexGuard<'_, ()>> {
-        let end = Instant::now() + STUCK_AFTER;
-        loop {
-            match self.calling.try_lock() {
-                Ok(guard) => return Some(guard),
-                Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() >= end => return None,
-                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            }
         }
     }
 }

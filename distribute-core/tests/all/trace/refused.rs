@@ -3,8 +3,8 @@
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::prelude::*;
 use distribute_core::{
-    Adam, Error, Leaf, Nest, PerReplica, ReplicaContext, Replicated, Result, Sgd, StrategyExt,
-    TensorData, TrainState,
+    Adam, Error, LeafVisitor, Nest, NestPath, PerReplica, ReplicaContext, Replicated, Result, Sgd,
+    StrategyExt, TensorData, TrainState,
 };
 
 use crate::trace::support::{Mlp, Recording, batch, uneven};
@@ -104,7 +104,7 @@ fn results_of_unknown_structure() {
     #[derive(Debug)]
     struct Count;
     impl Nest for Count {
-        fn walk(&mut self, _: &mut dyn FnMut(&mut dyn Leaf) -> Result<()>) -> Result<()> {
+        fn walk(&mut self, _: &NestPath<'_>, _: LeafVisitor<'_>) -> Result<()> {
             Ok(())
         }
     }

@@ -1,0 +1,320 @@
+//! Jobs on several hosts, all of them this one: a launcher per host, in threads.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use distribute_launch::{Hosts, Job, LaunchError, Outcome, ReservedPorts};
+use serde_json::Value;
+
+use crate::common::{Seen, read, script, see};
+
+const SECRET: &str = "a secret of more than 16 bytes";
+
+/// A port that stays free until this is dropped.
+fn meeting_point() -> (SocketAddr, ReservedPorts) {
+    let ports = ReservedPorts::new(1, Ipv4Addr::LOCALHOST.into()).unwrap();
+    (ports.addresses()[0], ports)
+}
+
+fn host(address: SocketAddr, count: usize, index: usize) -> Hosts {
+    Hosts::new(address, count, index, SECRET).join_timeout(Duration::from_secs(30))
+}
+
+/// Runs these jobs, one per host, at once.
+fn see_all(jobs: Vec<Job>) -> Vec<Seen> {
+    let (address, _ports) = meeting_point();
+    let count = jobs.len();
+    let jobs = jobs.into_iter().enumerate();
+    let jobs = jobs.map(|(index, job)| job.hosts(host(address, count, index)));
+    see_jobs(jobs.collect())
+}
+
+fn see_jobs(jobs: Vec<Job>) -> Vec<Seen> {
+    let threads: Vec<_> = jobs
+        .into_iter()
+        .map(|job| std::thread::spawn(move || see(job)))
+        .collect();
+    threads
+        .into_iter()
+        .map(|thread| thread.join().unwrap())
+        .collect()
+}
+
+#[test]
+fn the_processes_of_all_hosts_are_one_cluster() {
+    let logs = tempfile::tempdir().unwrap();
+    let text = r#"echo $TF_CONFIG; echo $DISTRIBUTE_JOB_TOKEN > "LOGS/$r$i.done"
+        while [ "$(ls "LOGS" | grep -c done)" -lt 6 ]; do sleep 0.05; done"#;
+    let job = script(&text.replace("LOGS", logs.path().to_str().unwrap()));
+    let jobs = vec![
+        job.clone().log_directory(logs.path().join("0")).workers(2),
+        job.log_directory(logs.path().join("1"))
+            .workers(1)
+            .parameter_servers(1)
+            .evaluator(true),
+    ];
+    let seen = see_all(jobs);
+    for one in &seen {
+        assert_eq!(
+            *one.outcome(),
+            Outcome::Succeeded { restarts: 0 },
+            "{}",
+            one.stderr
+        );
+    }
+    assert!(seen[0].stdout.starts_with(b"{\"cluster\"") && seen[1].stdout.is_empty());
+    let (mut clusters, mut tokens) = (BTreeSet::new(), BTreeSet::new());
+    let files = [
+        "0/chief-0",
+        "0/worker-0",
+        "0/worker-1",
+        "1/worker-2",
+        "1/ps-0",
+        "1/evaluator-0",
+    ];
+    for file in files {
+        let log = read(logs.path().join(format!("{file}.log")));
+        let config: Value = serde_json::from_str(&log).unwrap();
+        let (role, index) = file[2..].split_once('-').unwrap();
+        assert_eq!(config["task"]["type"], role);
+        assert_eq!(config["task"]["index"].to_string(), index);
+        clusters.insert(config["cluster"].to_string());
+        tokens.insert(read(logs.path().join(format!("{role}{index}.done"))));
+    }
+    assert_eq!((clusters.len(), tokens.len()), (1, 1), "{clusters:?}");
+    let cluster: Value = serde_json::from_str(clusters.first().unwrap()).unwrap();
+    assert_eq!(cluster["worker"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_failure_on_one_host_starts_all_of_them_again() {
+    let text = "echo $DISTRIBUTE_RESTART; if [ $i = 3 ]; then echo why >&2; kill -9 $$; fi
+        exec sleep 100";
+    let job = script(text).workers(2).max_restarts(2);
+    let seen = see_all(vec![job.clone(), job]);
+    assert_eq!(seen[0].outcome(), seen[1].outcome());
+    let Outcome::Failed { cause, restarts: 2 } = seen[0].outcome() else {
+        panic!("{:?}", seen[0].result);
+    };
+    assert_eq!(
+        (cause.task.index, cause.last_lines.as_slice()),
+        (3, &["why".to_owned()][..])
+    );
+    assert_eq!(seen[0].stdout, b"0\n1\n2\n");
+    for one in &seen {
+        assert_eq!(
+            one.stderr
+                .matches("because of rank 3: killed by SIGKILL")
+                .count(),
+            3
+        );
+        assert!(
+            one.stderr.contains("  rank 0: killed by SIGTERM"),
+            "{}",
+            one.stderr
+        );
+    }
+}
+
+#[test]
+fn workers_that_saved_are_resumed_on_all_hosts() {
+    let text = "if [ $DISTRIBUTE_RESTART = 1 ]; then exit 0; fi
+        if [ $i = 2 ]; then exit 42; fi; trap 'exit 42' TERM; sleep 100 & wait";
+    let job = script(text)
+        .workers(1)
+        .max_restarts(1)
+        .grace_period(Duration::from_millis(500));
+    for one in see_all(vec![job.clone(), job.clone(), job]) {
+        assert_eq!(
+            *one.outcome(),
+            Outcome::Succeeded { restarts: 1 },
+            "{}",
+            one.stderr
+        );
+    }
+}
+
+#[test]
+fn a_host_that_never_comes_is_named() {
+    let timeout = Duration::from_millis(300);
+    let (address, _ports) = meeting_point();
+    let missing = host(address, 3, 0).join_timeout(timeout);
+    let error = see(script("true").hosts(missing)).result.unwrap_err();
+    assert!(matches!(&error, LaunchError::HostsMissing { missing } if *missing == [1, 2]));
+    let nobody = host(address, 2, 1).join_timeout(timeout);
+    let error = see(script("true").hosts(nobody)).result.unwrap_err();
+    assert!(matches!(error, LaunchError::Rendezvous { .. }), "{error}");
+}
+
+#[test]
+fn launchers_that_do_not_fit_are_refused() {
+    let timeout = Duration::from_secs(2);
+    let why = |change: fn(Job, SocketAddr) -> Job| {
+        let (address, _ports) = meeting_point();
+        let first = script("true").hosts(host(address, 2, 0).join_timeout(timeout));
+        let other = change(script("true").hosts(host(address, 2, 1)), address);
+        let results = see_jobs(vec![first, other])
+            .into_iter()
+            .map(|one| one.result.unwrap_err());
+        let [first, other]: [LaunchError; 2] = results.collect::<Vec<_>>().try_into().unwrap();
+        assert!(matches!(first, LaunchError::HostsMissing { .. }), "{first}");
+        assert!(!other.to_string().contains(SECRET));
+        other.to_string()
+    };
+    let secret = why(|job, at| job.hosts(Hosts::new(at, 2, 1, "another secret of 16 bytes")));
+    assert!(secret.contains("the secrets differ"), "{secret}");
+    let restarts = why(|job, _| job.max_restarts(7));
+    assert!(
+        restarts.contains("restarts differ: host 1 has 7, host 0 has 0"),
+        "{restarts}"
+    );
+    let count = why(|job, at| job.hosts(host(at, 3, 1)));
+    assert!(count.contains("hosts differ"), "{count}");
+
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let second = host(taken.local_addr().unwrap(), 2, 0);
+    let error = see(script("true").hosts(second)).result.unwrap_err();
+    assert!(error.to_string().contains("cannot meet at"), "{error}");
+}
+
+#[test]
+fn a_launcher_that_gives_up_ends_the_others() {
+    let logs = tempfile::tempdir().unwrap();
+    let first = script("exec sleep 100").log_directory(logs.path());
+    let seen = see_all(vec![first, Job::new(["no-such-command-anywhere"])]);
+    assert!(matches!(
+        seen[1].result,
+        Err(LaunchError::CommandNotFound { .. })
+    ));
+    assert!(matches!(
+        seen[0].result,
+        Err(LaunchError::HostLost { host: 1 })
+    ));
+
+    let start = Instant::now();
+    let seen = see_all(vec![
+        Job::new(["no-such-command-anywhere"]),
+        script("exec sleep 100"),
+    ]);
+    assert!(matches!(
+        seen[0].result,
+        Err(LaunchError::CommandNotFound { .. })
+    ));
+    assert!(matches!(
+        seen[1].result,
+        Err(LaunchError::HostLost { host: 0 })
+    ));
+    assert!(start.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn options_that_do_not_fit_say_what_to_do() {
+    let message = |hosts: Hosts| {
+        let error = see(script("true").hosts(hosts)).result.unwrap_err();
+        assert!(matches!(error, LaunchError::InvalidHosts { .. }), "{error}");
+        error.to_string()
+    };
+    let (loopback, _ports) = meeting_point();
+    assert!(message(host(loopback, 2, 2)).contains("count hosts from 0"));
+    assert!(message(Hosts::new(loopback, 1, 0, "short")).contains("at least 16"));
+    let anywhere = SocketAddr::from(([192, 0, 2, 1], 7));
+    assert!(message(host(anywhere, 2, 0)).contains("not encrypted"));
+    assert!(!format!("{:?}", host(loopback, 1, 0)).contains(SECRET));
+}
+
+#[test]
+fn strangers_at_the_meeting_point_change_nothing() {
+    let (address, _ports) = meeting_point();
+    let job = |index| script("sleep 0.3").hosts(host(address, 2, index));
+    let first = std::thread::spawn({
+        let job = job(0);
+        move || see(job)
+    });
+    let connect = || {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            match TcpStream::connect(address) {
+                Ok(stream) => return stream,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+        }
+    };
+    let _silent = connect();
+    let mut noisy = connect();
+    noisy.write_all(&[0xff; 1000]).unwrap();
+    let mut half = connect();
+    half.write_all(&[9, 0, 0, 0, b'{']).unwrap();
+    let second = see(job(1));
+    assert_eq!(*second.outcome(), Outcome::Succeeded { restarts: 0 });
+    let start = Instant::now();
+    assert_eq!(
+        *first.join().unwrap().outcome(),
+        Outcome::Succeeded { restarts: 0 }
+    );
+    assert!(
+        start.elapsed() < Duration::from_secs(4),
+        "a stranger held up the end"
+    );
+}
+
+/// So many connections that come to nothing.
+fn flood(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let until = Instant::now() + Duration::from_secs(20);
+    let mut open = Vec::new();
+    while open.len() < count {
+        match TcpStream::connect(address) {
+            Ok(mut stream) => {
+                // The other side may have closed it already.
+                let _ = stream.write_all(bytes);
+                open.push(stream);
+            }
+            Err(error) => assert!(Instant::now() < until, "{error}"),
+        }
+    }
+    open
+}
+
+#[test]
+fn a_flood_at_the_meeting_point_delays_nobody_who_knows_the_secret() {
+    // Nothing, nonsense, and half a greeting.
+    let halves: [&[u8]; 3] = [&[], &[0xff; 100], &[9, 0, 0, 0, b'{']];
+    for (count, bytes) in [70, 300]
+        .into_iter()
+        .flat_map(|it| halves.map(|half| (it, half)))
+    {
+        let (address, _ports) = meeting_point();
+        let job = move |index| script("true").hosts(host(address, 2, index));
+        let first = std::thread::spawn(move || see(job(0)));
+        let _strangers = flood(address, count, bytes);
+        let start = Instant::now();
+        let second = see(job(1));
+        assert_eq!(*second.outcome(), Outcome::Succeeded { restarts: 0 });
+        let first = first.join().unwrap();
+        assert_eq!(*first.outcome(), Outcome::Succeeded { restarts: 0 });
+        assert!(
+            start.elapsed() < Duration::from_secs(4),
+            "{count} of {bytes:?}: {:?}",
+            start.elapsed()
+        );
+    }
+}
+
+#[test]
+fn a_joining_host_tries_again_when_its_connection_breaks() {
+    let (address, ports) = meeting_point();
+    let timeout = Duration::from_millis(1500);
+    let listener = TcpListener::bind(address).unwrap();
+    let closing = std::thread::spawn(move || {
+        for _ in 0..3 {
+            drop(listener.accept().unwrap());
+        }
+    });
+    let job = script("true").hosts(host(address, 2, 1).join_timeout(timeout));
+    let joining = std::thread::spawn(move || see(job));
+    closing.join().unwrap();
+    let error = joining.join().unwrap().result.unwrap_err();
+    assert!(matches!(error, LaunchError::Rendezvous { .. }), "{error}");
+    drop(ports);
+}

@@ -1,0 +1,563 @@
+//! A launcher that is a process of its own gets signals, or is killed.
+//!
+//! The launcher is this program itself, started with the name of the test that plays it.
+
+use std::io::{BufRead, BufReader, Lines};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use distribute_launch::{Console, Hosts, guard_main, run};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+
+use crate::common::{read, script, within_limit};
+
+const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
+const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
+const SERVERS: &str = "LAUNCH_TEST_SERVERS";
+const HOST: &str = "LAUNCH_TEST_HOST";
+const GUARDED: &str = "LAUNCH_TEST_GUARDED";
+/// The test program's arguments for playing a part without saying much.
+const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Plays the launcher for other tests.
+#[test]
+fn as_launcher() {
+    let Ok(text) = std::env::var(SCRIPT) else {
+        return;
+    };
+    let restarts = std::env::var(RESTARTS)
+        .expect("how many")
+        .parse()
+        .expect("a number");
+    let mut job = script(&text)
+        .workers(2)
+        .max_restarts(restarts)
+        .prefix_output(true)
+        .handle_signals(true);
+    if std::env::var_os(SERVERS).is_some() {
+        job = job.parameter_servers(1);
+    }
+    if std::env::var_os(GUARDED).is_some() {
+        let program = std::env::current_exe()
+            .expect("this program")
+            .into_os_string();
+        let arguments = PLAY.iter().chain(&["launcher::as_guard"]).map(Into::into);
+        job = job.guard(std::iter::once(program).chain(arguments));
+    }
+    if let Ok(text) = std::env::var(HOST) {
+        let (address, index) = text.split_once(' ').expect("an address and a number");
+        let (address, index) = (address.parse().expect("one"), index.parse().expect("one"));
+        job = job.hosts(Hosts::new(
+            address,
+            2,
+            index,
+            "a secret of 16 bytes or more",
+        ));
+    }
+    let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
+    let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
+    let code = result.map_or_else(
+        |error| {
+            eprintln!("error: {error}");
+            1
+        },
+        |outcome| outcome.exit_code(),
+    );
+    std::process::exit(i32::from(code));
+}
+
+/// Plays the guard for other tests.
+#[test]
+fn as_guard() {
+    if std::env::var_os(GUARDED).is_some() {
+        guard_main();
+    }
+}
+
+/// A running launcher of two workers.
+struct Launcher {
+    child: Child,
+    stderr: Lines<BufReader<ChildStderr>>,
+    seen: Vec<String>,
+    /// Where it makes its log directory: one that is killed leaves it.
+    _temporary: tempfile::TempDir,
+}
+
+/// Whether this process ignores a signal that tests send, and with it what it starts: whoever
+/// starts the tests in the background of a script, or with nohup, makes them ignore SIGINT or
+/// SIGHUP.
+fn ignores_signals() -> bool {
+    let status = read("/proc/self/status");
+    let mut lines = status.lines();
+    let ignored = lines.find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let mask = mask.expect("the mask of ignored signals");
+    [Signal::HUP, Signal::INT, Signal::TERM]
+        .iter()
+        .any(|signal| mask & (1 << (signal.as_raw() - 1)) != 0)
+}
+
+/// The command with the signals as a terminal's programs have them.
+fn with_default_signals(command: Command) -> Command {
+    if !ignores_signals() {
+        return command;
+    }
+    let mut plain = Command::new("env");
+    plain
+        .arg("--default-signal=HUP,INT,TERM")
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => plain.env(name, value),
+            None => plain.env_remove(name),
+        };
+    }
+    plain
+}
+
+impl Launcher {
+    fn start(text: &str, restarts: u32, is_guarded: bool) -> Launcher {
+        let command = Command::new(std::env::current_exe().expect("this program"));
+        Launcher::start_by(command, text, restarts, is_guarded)
+    }
+
+    /// `command` starts the program that is named by its last argument so far.
+    fn start_by(command: Command, text: &str, restarts: u32, is_guarded: bool) -> Launcher {
+        let mut command = with_default_signals(command);
+        command
+            .args(PLAY)
+            .arg("launcher::as_launcher")
+            .env(SCRIPT, text)
+            .env(RESTARTS, restarts.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        if is_guarded {
+            command.env(GUARDED, "1");
+        }
+        let temporary = tempfile::tempdir().expect("a directory");
+        command.env("TMPDIR", temporary.path());
+        let mut child = command.spawn().expect("a launcher");
+        let stderr = BufReader::new(child.stderr.take().expect("piped")).lines();
+        let (seen, _temporary) = (Vec::new(), temporary);
+        Launcher {
+            child,
+            stderr,
+            seen,
+            _temporary,
+        }
+    }
+
+    /// Waits for its end: its processes got this signal and saved.
+    #[track_caller]
+    fn saved_after(self, signal: &str) {
+        let (status, lines) = self.end();
+        assert_eq!(status.code(), Some(42), "{lines:#?}");
+        let got = format!("got {signal}");
+        assert!(lines.iter().any(|line| line.contains(&got)), "{lines:#?}");
+    }
+
+    /// Waits until `count` lines on standard error hold `part`, and returns them.
+    fn lines_with(&mut self, part: &str, count: usize) -> Vec<String> {
+        let mut found: Vec<String> = Vec::new();
+        while found.len() < count {
+            let line = self.stderr.next();
+            let line = line.unwrap_or_else(|| panic!("no {part} in {:#?}", self.seen));
+            let line = line.expect("text");
+            self.seen.push(line.clone());
+            if line.contains(part) {
+                found.push(line);
+            }
+        }
+        found
+    }
+
+    fn send(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    /// Waits for the end; all that it wrote since the last line that was waited for.
+    fn end(mut self) -> (ExitStatus, Vec<String>) {
+        let rest = self.stderr.by_ref().map_while(Result::ok).collect();
+        (self.child.wait().expect("a status"), rest)
+    }
+}
+
+fn pid(text: &str) -> Pid {
+    let word = text.split_whitespace().last().expect("a number");
+    Pid::from_raw(word.parse().expect("a number")).expect("a pid")
+}
+
+/// A script that waits for a signal, says which one it got, and exits with 42.
+const SAVING: &str = "
+    trap 'echo got TERM >&2; exit 42' TERM; trap 'echo got INT >&2; exit 42' INT
+    echo up $i $$ >&2; while true; do sleep 1000 & wait; done";
+
+#[test]
+fn sigterm_reaches_each_process_once_and_the_job_is_preempted() {
+    within_limit(|| {
+        let mut launcher = Launcher::start(SAVING, 3, false);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::TERM);
+        let (status, lines) = launcher.end();
+        assert_eq!(status.code(), Some(42), "{lines:#?}");
+        let got: Vec<_> = lines
+            .iter()
+            .filter(|line| line.contains("got TERM"))
+            .collect();
+        assert_eq!(got.len(), 2, "{lines:#?}");
+        assert!(
+            !lines.iter().any(|line| line.contains("restart")),
+            "{lines:#?}"
+        );
+    });
+}
+
+#[test]
+fn sigint_reaches_the_processes_as_sigint() {
+    within_limit(|| {
+        let mut launcher = Launcher::start(SAVING, 0, false);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::INT);
+        launcher.saved_after("INT");
+    });
+}
+
+#[test]
+fn a_chief_that_saves_when_the_launcher_is_signalled_decides() {
+    within_limit(|| {
+        let text =
+            format!("case $r in chief) {SAVING} ;; *) echo up $r$i >&2; exec sleep 1000 ;; esac");
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(SERVERS, "1");
+        let mut launcher = Launcher::start_by(command, &text, 3, true);
+        launcher.lines_with("up", 4);
+        launcher.send(Signal::TERM);
+        launcher.saved_after("TERM");
+    });
+}
+
+#[test]
+fn a_job_that_was_told_to_stop_is_not_started_again() {
+    within_limit(|| {
+        let mut launcher = Launcher::start("echo up $i >&2; exec sleep 1000", 3, false);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::TERM);
+        let (status, lines) = launcher.end();
+        assert_eq!(status.code(), Some(128 + 15), "{lines:#?}");
+        assert_eq!(lines, [""; 0]);
+    });
+}
+
+#[test]
+fn a_signal_that_is_switched_off_stays_so() {
+    within_limit(|| {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' HUP; exec \"$@\"", "sh"]);
+        command.arg(std::env::current_exe().expect("this program"));
+        let mut launcher = Launcher::start_by(command, SAVING, 0, false);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::HUP);
+        launcher.send(Signal::INT);
+        launcher.saved_after("INT");
+    });
+}
+
+#[test]
+fn a_second_signal_kills() {
+    within_limit(|| {
+        let text = "trap 'echo ignored $i >&2' TERM INT
+            echo up $i >&2; while true; do sleep 1000 & wait; done";
+        let mut launcher = Launcher::start(text, 0, false);
+        launcher.lines_with("up ", 2);
+        let start = Instant::now();
+        launcher.send(Signal::INT);
+        launcher.lines_with("ignored ", 2);
+        launcher.send(Signal::TERM);
+        let (status, lines) = launcher.end();
+        assert_eq!(status.code(), Some(128 + 2), "{lines:#?}");
+        assert!(
+            start.elapsed() < Duration::from_secs(8),
+            "the grace period was waited for"
+        );
+    });
+}
+
+#[test]
+fn a_member_that_is_signalled_and_saves_is_resumed() {
+    within_limit(|| {
+        let text = format!("if [ $DISTRIBUTE_RESTART = 1 ]; then exit 0; fi; {SAVING}");
+        let mut launcher = Launcher::start(&text, 1, false);
+        for line in launcher.lines_with("up ", 2) {
+            kill_process(pid(&line), Signal::TERM).expect("it runs");
+        }
+        let (status, lines) = launcher.end();
+        assert_eq!(status.code(), Some(0), "{lines:#?}");
+        let note = "distribute: the processes have saved and stopped; starting all of them again, \
+                    restart 1 of 1";
+        assert!(lines.iter().any(|line| line == note), "{lines:#?}");
+    });
+}
+
+/// Waits for the end of processes that were alive when it was called, or have just ended.
+struct Watched(Vec<(Pid, std::os::fd::OwnedFd)>);
+
+impl Watched {
+    fn new(pids: impl IntoIterator<Item = Pid>) -> Watched {
+        let open = |pid| (pid, pidfd_open(pid, PidfdFlags::empty()).expect("it runs"));
+        Watched(pids.into_iter().map(open).collect())
+    }
+
+    #[track_caller]
+    fn assert_ended(&self) {
+        let timeout = Timespec::try_from(TIMEOUT).expect("short");
+        for (pid, fd) in &self.0 {
+            let ended = poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout));
+            assert_eq!(ended, Ok(1), "process {pid:?} outlived the launcher");
+        }
+    }
+}
+
+#[test]
+fn a_killed_launcher_takes_its_processes_with_it() {
+    within_limit(|| {
+        let text = "echo up $$ >&2; exec sleep 1000";
+        for is_guarded in [false, true] {
+            let mut launcher = Launcher::start(text, 0, is_guarded);
+            let lines = launcher.lines_with("up ", 2);
+            let watched = Watched::new(lines.iter().map(|line| pid(line)));
+            launcher.send(Signal::KILL);
+            watched.assert_ended();
+            launcher.end();
+        }
+    });
+}
+
+#[test]
+fn with_a_guard_a_killed_launcher_takes_their_children_too() {
+    within_limit(|| {
+        // A grandchild in the group, one in its own session, and one without the environment.
+        let text = "
+            trap '' TERM
+            echo up $$ >&2
+            sleep 1000 & echo up $! >&2
+            setsid sleep 1000 & echo up $! >&2
+            env -i sleep 1000 & echo up $! >&2
+            sh -c 'setsid sleep 1000 & echo up $! >&2'
+            wait";
+        let mut launcher = Launcher::start(text, 0, true);
+        let lines = launcher.lines_with("up ", 10);
+        let watched = Watched::new(lines.iter().map(|line| pid(line)));
+        launcher.send(Signal::KILL);
+        watched.assert_ended();
+        launcher.end();
+    });
+}
+
+/// The guard of a launcher: the child that plays one.
+fn guard_of(launcher: &Launcher, other_than: Option<Pid>) -> Pid {
+    let id = launcher.child.id();
+    let until = Instant::now() + TIMEOUT;
+    loop {
+        let tasks = std::fs::read_dir(format!("/proc/{id}/task")).into_iter();
+        let children = tasks.flatten().flatten().flat_map(|task| {
+            let children = std::fs::read_to_string(task.path().join("children"));
+            let children = children.unwrap_or_default();
+            let ids = children.split_whitespace().map(pid);
+            ids.collect::<Vec<Pid>>()
+        });
+        let is_guard = |child: &Pid| {
+            let path = format!("/proc/{}/cmdline", child.as_raw_nonzero());
+            let command = std::fs::read(path).unwrap_or_default();
+            String::from_utf8_lossy(&command).contains("as_guard")
+        };
+        let mut guards = children.filter(is_guard);
+        if let Some(guard) = guards.find(|guard| Some(*guard) != other_than) {
+            return guard;
+        }
+        assert!(Instant::now() < until, "there is no guard");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_killed_guard_is_followed_by_another_and_restarts_still_work() {
+    within_limit(|| {
+        let text = "
+            (trap '' TERM; exec setsid sleep 1000) & echo up $i $! >&2
+            echo run $DISTRIBUTE_RESTART $i $$ >&2; exec sleep 1000";
+        let mut launcher = Launcher::start(text, 3, true);
+        let lines = launcher.lines_with("run 0 ", 2);
+        let first = guard_of(&launcher, None);
+        kill_process(first, Signal::KILL).expect("it runs");
+        guard_of(&launcher, Some(first));
+        launcher.lines_with("another one does its work", 1);
+        kill_process(pid(&lines[0]), Signal::KILL).expect("it runs");
+        let mut ups = launcher.lines_with("run 1 ", 2);
+        ups.extend(
+            launcher
+                .seen
+                .iter()
+                .filter(|line| line.contains("up "))
+                .cloned(),
+        );
+        // Those of the first run have ended; what runs now dies with the launcher.
+        let alive = ups.iter().map(|line| pid(line));
+        let alive = alive.filter(|pid| {
+            std::path::Path::new(&format!("/proc/{}", pid.as_raw_nonzero())).exists()
+        });
+        let watched = Watched::new(alive);
+        launcher.send(Signal::KILL);
+        watched.assert_ended();
+        launcher.end();
+    });
+}
+
+#[test]
+fn a_guard_that_is_killed_just_before_a_worker_takes_no_restart_away() {
+    within_limit(|| {
+        let text = "echo run $DISTRIBUTE_RESTART $i $$ >&2; exec sleep 1000";
+        let mut launcher = Launcher::start(text, 3, true);
+        let lines = launcher.lines_with("run 0 ", 2);
+        let guard = guard_of(&launcher, None);
+        kill_process(guard, Signal::KILL).expect("it runs");
+        kill_process(pid(&lines[0]), Signal::KILL).expect("it runs");
+        launcher.lines_with("run 1 ", 2);
+        launcher.send(Signal::TERM);
+        launcher.end();
+    });
+}
+
+/// A launcher on one of two hosts, at this address.
+fn on_host(address: std::net::SocketAddr, index: usize) -> Launcher {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.env(HOST, format!("{address} {index}"));
+    Launcher::start_by(command, "exec sleep 1000", 0, false)
+}
+
+#[test]
+fn a_launcher_that_waits_for_another_host_says_so_and_ends_at_a_signal() {
+    within_limit(|| {
+        for (index, signal) in [(0, Signal::TERM), (1, Signal::TERM), (1, Signal::INT)] {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+            let address = listener.local_addr().expect("bound");
+            // Whoever listens for host 1 takes connections and says nothing.
+            let _silent = (index == 1).then_some(listener);
+            let mut launcher = on_host(address, index);
+            if index == 0 {
+                let said = launcher.lines_with("waits for", 1);
+                assert!(
+                    said[0].contains("[1]") && said[0].contains("here are [0]"),
+                    "{said:?}"
+                );
+            } else {
+                launcher.lines_with("waits for the launcher of host 0", 1);
+            }
+            let begun = Instant::now();
+            launcher.send(signal);
+            let (status, lines) = launcher.end();
+            assert_eq!(status.code(), Some(128 + signal.as_raw()), "{lines:#?}");
+            assert!(
+                begun.elapsed() < Duration::from_secs(3),
+                "{:?}",
+                begun.elapsed()
+            );
+        }
+    });
+}
+
+/// Whether a process runs whose arguments hold `mark`, other than launchers.
+fn is_running(mark: &str) -> bool {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut commands = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
+    commands.any(|command| {
+        let command = String::from_utf8_lossy(&command);
+        command.contains(mark) && !command.contains("as_launcher")
+    })
+}
+
+#[test]
+fn a_launcher_that_is_killed_at_any_moment_leaves_nothing() {
+    within_limit(|| {
+        for delay in (0..60).step_by(3).map(Duration::from_millis) {
+            // A time to sleep that nobody else sleeps.
+            let mark = format!("1000.{}{}", std::process::id(), delay.as_millis());
+            let text = format!("sleep {mark} & setsid sleep {mark} & env -i sleep {mark} & wait");
+            let launcher = Launcher::start(&text, 0, true);
+            std::thread::sleep(delay);
+            launcher.send(Signal::KILL);
+            launcher.end();
+            let until = Instant::now() + TIMEOUT;
+            while is_running(&mark) {
+                assert!(Instant::now() < until, "something is left after {delay:?}");
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+/// The launchers of two hosts, with the processes `up` on both.
+fn on_two_hosts(text: &str) -> ([Launcher; 2], [Watched; 2]) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("bound");
+    drop(listener);
+    let mut launchers = [0, 1].map(|index| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(HOST, format!("{address} {index}"));
+        Launcher::start_by(command, text, 0, false)
+    });
+    let watched = launchers.each_mut().map(|launcher| {
+        let lines = launcher.lines_with("up ", 2);
+        Watched::new(lines.iter().map(|line| pid(line)))
+    });
+    (launchers, watched)
+}
+
+#[test]
+fn a_signal_to_one_launcher_or_all_of_them_stops_all_hosts() {
+    within_limit(|| {
+        for signalled in [&[0][..], &[1], &[0, 1]] {
+            let (launchers, _watched) = on_two_hosts(SAVING);
+            signalled
+                .iter()
+                .for_each(|index| launchers[*index].send(Signal::TERM));
+            for launcher in launchers {
+                let (status, lines) = launcher.end();
+                assert_eq!(status.code(), Some(42), "{lines:#?}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_killed_launcher_is_named_on_the_other_host() {
+    within_limit(|| {
+        for killed in [0, 1] {
+            let (launchers, watched) = on_two_hosts("echo up $$ >&2; exec sleep 1000");
+            launchers[killed].send(Signal::KILL);
+            watched.iter().for_each(Watched::assert_ended);
+            let [first, second] = launchers.map(Launcher::end);
+            let (status, lines) = if killed == 0 { second } else { first };
+            assert_eq!(status.code(), Some(1));
+            let error = format!("the launcher of host {killed} is gone");
+            assert!(lines.iter().any(|line| line.contains(&error)), "{lines:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_launcher_that_stands_still_is_named_on_the_other_host() {
+    within_limit(|| {
+        let (launchers, watched) = on_two_hosts("echo up $$ >&2; exec sleep 1000");
+        launchers[1].send(Signal::STOP);
+        watched[0].assert_ended();
+        launchers[1].send(Signal::KILL);
+        watched[1].assert_ended();
+        let [(status, lines), _] = launchers.map(Launcher::end);
+        assert_eq!(status.code(), Some(1));
+        let error = "the launcher of host 1 is gone";
+        assert!(lines.iter().any(|line| line.contains(error)), "{lines:#?}");
+    });
+}

@@ -1,0 +1,8 @@
+//! Jobs of real processes, and launchers that are processes themselves.
+
+mod chief;
+#[path = "../common/mod.rs"]
+mod common;
+mod hosts;
+mod jobs;
+mod launcher;

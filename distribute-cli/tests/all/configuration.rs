@@ -1,0 +1,273 @@
+//! What a checkpoint was made with is compared by name before it is used: data, model and flags.
+
+use std::fs;
+use std::path::Path;
+
+use rstest::rstest;
+
+use crate::common::{self, NET, Process, last_event, run, succeed, table};
+
+/// Exit code 2 and one line that says so; nothing on standard output.
+fn refused(folder: &Path, arguments: &str, said: &str) {
+    let finished = run(folder, arguments);
+    assert_eq!(finished.code, Some(2), "{arguments}: {}", finished.stderr);
+    assert!(
+        finished.stderr.contains(said),
+        "{arguments}: {}",
+        finished.stderr
+    );
+    assert_eq!(finished.stderr.lines().count(), 1, "{}", finished.stderr);
+    assert_eq!(finished.stdout, "");
+}
+
+const TRAIN: &str = "train --replicas 1 --output json --checkpoint-dir saved";
+
+#[test]
+fn other_data_is_refused_on_resume_and_the_same_data_elsewhere_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    table(folder, "all.csv", 0..80);
+    table(folder, "half.csv", 0..40);
+    table(folder, "reversed.csv", (0..80).rev());
+    table(folder, "moved.csv", 1..81);
+    succeed(folder, &format!("{TRAIN} --dataset csv:all.csv --steps 3"));
+    for (name, said) in [
+        (
+            "half.csv",
+            "the number of examples is 40 in this run (csv:half.csv) and 80 in the checkpoint \
+             saved/step-00000003",
+        ),
+        ("reversed.csv", "the order and split of the examples is"),
+        ("moved.csv", "the content of the examples is"),
+    ] {
+        let again = format!("{TRAIN} --dataset csv:{name} --steps 6 --resume");
+        refused(folder, &again, said);
+    }
+    fs::rename(folder.join("all.csv"), folder.join("elsewhere.csv")).unwrap();
+    let again = format!("{TRAIN} --dataset csv:elsewhere.csv --steps 6 --resume");
+    let resumed = last_event(&succeed(folder, &again));
+    let whole = "train --replicas 1 --output json --dataset csv:elsewhere.csv --steps 6";
+    let whole = last_event(&succeed(folder, whole));
+    assert_eq!(resumed["weights_sha256"], whole["weights_sha256"]);
+}
+
+/// Reviews in these words for bad and good.
+fn reviews(folder: &Path, name: &str, [bad, good]: [&str; 2]) {
+    let row = |index: usize| format!("{} film,{}\n", [bad, good][index % 2], index % 2);
+    let rows: String = (0..40).map(row).collect();
+    fs::write(folder.join(name), format!("text,label\n{rows}")).unwrap();
+}
+
+#[test]
+fn the_words_of_another_file_are_not_those_of_the_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    reviews(folder, "one.csv", ["awful", "good"]);
+    reviews(folder, "other.csv", ["boring", "great"]);
+    let train = |name: &str| format!("{TRAIN} --model text --dataset csv:{name}");
+    succeed(folder, &format!("{} --steps 3", train("one.csv")));
+    let said = "the vocabulary is film, great, boring in this run (csv:other.csv) and film, \
+                good, awful in the checkpoint";
+    refused(folder, &format!("{} --resume", train("other.csv")), said);
+    // The evaluator of a cluster reads the data by itself.
+    let cluster = r#"{"cluster":{"worker":["127.0.0.1:1"],"evaluator":["127.0.0.1:2"]},
+                      "task":{"type":"evaluator","index":0}}"#;
+    let mut evaluator = common::plain(folder);
+    let arguments = train("other.csv").replace("--replicas 1", "--strategy multi-worker");
+    evaluator.args(arguments.split_whitespace());
+    let ended = Process::start(&mut evaluator, &[("TF_CONFIG", cluster)]).finish();
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the vocabulary"), "{}", ended.stderr);
+}
+
+/// Five images of each of these classes.
+fn images(folder: &Path, classes: &[&str]) {
+    for (class, name) in classes.iter().enumerate() {
+        let directory = folder.join(name);
+        fs::create_dir_all(&directory).unwrap();
+        for index in 0..5_u8 {
+            let shade = 50 * u8::try_from(class).unwrap() + 2 * index;
+            let image = image::GrayImage::from_raw(8, 8, vec![shade; 64]).unwrap();
+            image.save(directory.join(format!("{index}.png"))).unwrap();
+        }
+    }
+}
+
+#[test]
+fn folders_with_other_classes_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(&folder.join("three"), &["bird", "cat", "dog"]);
+    images(&folder.join("two"), &["cat", "dog"]);
+    images(&folder.join("others"), &["ape", "cat", "dog"]);
+    let train = format!("{TRAIN} --dataset images --model mlp");
+    succeed(folder, &format!("{train} --data-dir three --steps 2"));
+    for (data, found) in [("two", "cat, dog"), ("others", "ape, cat, dog")] {
+        for command in ["evaluate", "predict"] {
+            let arguments = format!("{command} --checkpoint-dir saved --data-dir {data}");
+            let said = format!("the classes of images are {found}, and those of the checkpoint");
+            refused(folder, &arguments, &said);
+        }
+        let said = format!("the list of classes is {found} in this run");
+        refused(
+            folder,
+            &format!("{train} --data-dir {data} --resume"),
+            &said,
+        );
+    }
+    succeed(folder, "evaluate --checkpoint-dir saved --data-dir three");
+}
+
+#[rstest]
+#[case(
+    "relu",
+    "tanh",
+    "layers[1].config.activation is tanh here and relu there"
+)]
+#[case("0.2", "0.6", "layers[2].config.rate is 0.6 here and 0.2 there")]
+fn another_version_of_a_model_file_is_shown_where(
+    #[case] before: &str,
+    #[case] after: &str,
+    #[case] said: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::write(folder.join("net.json"), NET).unwrap();
+    let train = format!("{TRAIN} --model net.json");
+    succeed(folder, &format!("{train} --steps 2"));
+    // Laid out otherwise it is the same.
+    fs::write(folder.join("net.json"), NET.replace("\n    ", "")).unwrap();
+    succeed(folder, &format!("{train} --steps 3 --resume"));
+    fs::write(folder.join("net.json"), NET.replace(before, after)).unwrap();
+    refused(folder, &format!("{train} --steps 4 --resume"), said);
+    refused(
+        folder,
+        "evaluate --checkpoint-dir saved --model net.json",
+        said,
+    );
+}
+
+#[test]
+fn flags_that_decide_the_result_are_compared_and_others_are_free() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = format!("{TRAIN} --model mlp");
+    succeed(folder, &format!("{train} --steps 2 --batch-size 16"));
+    for (flags, said) in [
+        (
+            "--seed 3",
+            "--seed is 3 in this run and 1 in the checkpoint saved/step-00000002",
+        ),
+        (
+            "--optimizer sgd",
+            "--optimizer is sgd in this run and adam in",
+        ),
+        ("--l2 0.5", "--l2 is 0.5 in this run and not given in"),
+        (
+            "--learning-rate 0.5",
+            "--learning-rate is 0.5 in this run and 0.001 in",
+        ),
+        (
+            "--batch-size 8",
+            "the number of examples in a step is 8 in this run",
+        ),
+    ] {
+        refused(folder, &format!("{train} --steps 4 --resume {flags}"), said);
+    }
+    let free = "--epochs 2 --checkpoint-steps 9 --log-dir logs --log-steps 2 --steps 4";
+    succeed(folder, &format!("{train} --resume {free}"));
+}
+
+#[test]
+fn one_flag_begins_and_goes_on_and_the_other_one_names_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = format!("{TRAIN} --model mlp --steps");
+    refused(
+        folder,
+        &format!("{train} 2 --resume"),
+        "give --restartable in place of --resume",
+    );
+    fs::create_dir(folder.join("saved")).unwrap();
+    refused(
+        folder,
+        &format!("{train} 2 --resume"),
+        "give --restartable in place of --resume",
+    );
+    for steps in [2, 4] {
+        let done = last_event(&succeed(folder, &format!("{train} {steps} --restartable")));
+        assert_eq!(done["steps"], steps);
+    }
+    let again = format!("{train} 6");
+    refused(folder, &again, "add --restartable to continue");
+}
+
+#[rstest]
+#[case("--steps 4", "all 4 steps were done before; give a larger --steps")]
+#[case("--epochs 1", "all 1 epochs were done before; give a larger --epochs")]
+fn a_finished_run_says_that_nothing_was_left(#[case] flags: &str, #[case] said: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let train = format!("{TRAIN} --model mlp {flags} --restartable");
+    let first = run(folder.path(), &train);
+    assert!(
+        !first.stderr.contains("nothing was left"),
+        "{}",
+        first.stderr
+    );
+    for train in [train.clone(), train.replace("json", "text")] {
+        let again = run(folder.path(), &train);
+        assert_eq!(again.code, Some(0), "{}", again.stderr);
+        assert!(
+            again.stderr.contains("nothing was left to train"),
+            "{}",
+            again.stderr
+        );
+        assert!(again.stderr.contains(said), "{}", again.stderr);
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_in_a_sentence() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = format!("{TRAIN} --model mlp --restartable --steps");
+    for steps in [2, 4] {
+        succeed(folder.path(), &format!("{train} {steps}"));
+    }
+    let tensors = folder
+        .path()
+        .join("saved/step-00000004/tensors.safetensors");
+    fs::write(tensors, "gone").unwrap();
+    let evaluated = run(
+        folder.path(),
+        "evaluate --checkpoint-dir saved --output json",
+    );
+    assert_eq!(evaluated.code, Some(0), "{}", evaluated.stderr);
+    insta::assert_snapshot!(evaluated.stderr);
+}
+
+#[test]
+fn a_history_of_other_columns_is_refused_on_resume() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = format!("{TRAIN} --model mlp --log-dir logs --restartable --epochs");
+    succeed(folder, &format!("{train} 1"));
+    let history = folder.join("logs/history.csv");
+    let rows = fs::read_to_string(&history).unwrap();
+    fs::write(&history, rows.replace("accuracy", "precision")).unwrap();
+    let finished = run(folder, &format!("{train} 2"));
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    let said = "logs/history.csv has the columns epoch, step, learning_rate, loss, precision";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    assert!(!finished.stdout.contains("\"event\":\"done\""));
+}
+
+#[test]
+fn what_is_not_finite_is_a_text_in_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let wild = "--model mlp --optimizer sgd --learning-rate 1e30 --steps 1 --log-dir logs";
+    let train = format!("train --replicas 1 --output json {wild}");
+    let done = last_event(&succeed(folder.path(), &train));
+    assert_eq!(done["val_loss"], "NaN");
+    let row = fs::read_to_string(folder.path().join("logs/history.jsonl")).unwrap();
+    assert_eq!(last_event(&row)["val_loss"], "NaN");
+}

@@ -1,0 +1,31 @@
+//! The command line is frozen: a change of any flag shows up here.
+
+use rstest::rstest;
+
+use crate::common;
+
+#[rstest]
+#[case("")]
+#[case("train")]
+#[case("launch")]
+#[case("evaluate")]
+#[case("predict")]
+#[case("doctor")]
+#[case("conformance")]
+#[case("bench")]
+#[case("bench train")]
+#[case("bench all-reduce")]
+#[case("bench parameter-server")]
+#[case("blame")]
+#[case("certs")]
+fn help_is_frozen(#[case] command: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let help = common::succeed(folder.path(), &format!("{command} --help"));
+    let widest = help.lines().map(|line| line.chars().count()).max();
+    assert!(widest <= Some(120), "{widest:?}");
+    let name = match command {
+        "" => "all".to_string(),
+        command => command.replace(' ', "_"),
+    };
+    insta::assert_snapshot!(format!("help_{name}"), help);
+}

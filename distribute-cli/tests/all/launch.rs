@@ -1,0 +1,358 @@
+//! `launch`: jobs of real training processes that are killed, stopped and started again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use distribute_core::checkpoint;
+use rstest::rstest;
+
+use crate::common::{self, Finished, Process};
+
+/// Three workers that save every 20 steps.
+const TRAIN: &str = "train --strategy multi-worker --model mlp --output json --epochs 1000 \
+                     --checkpoint-dir saved --checkpoint-steps 20 --steps";
+
+/// A launcher in the background.
+struct Launcher(Process);
+
+impl Launcher {
+    /// `launch OPTIONS -- distribute-cli COMMAND`.
+    fn start(folder: &Path, options: &str, command: &str) -> Self {
+        Self(Process::start(
+            &mut Self::command(folder, options, command),
+            &[],
+        ))
+    }
+
+    fn command(folder: &Path, options: &str, command: &str) -> Command {
+        let mut launch = common::plain(folder);
+        launch
+            .arg("launch")
+            .args(options.split_whitespace())
+            .arg("--");
+        launch.arg(assert_cmd::cargo::cargo_bin("distribute-cli"));
+        launch.args(command.split_whitespace());
+        launch
+    }
+
+    /// The process of a worker: a child whose environment says so.
+    fn worker(&self, index: usize) -> u32 {
+        let id = self.0.child.id();
+        let is_it = |child: &u32| {
+            let environment = fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
+            let environment = String::from_utf8_lossy(&environment).replace(' ', "");
+            environment.contains(&format!(r#""index":{index}"#))
+        };
+        let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap();
+        let children = tasks.flat_map(|task| {
+            let children = fs::read_to_string(task.unwrap().path().join("children"));
+            let children = children.unwrap_or_default();
+            let ids = children.split_whitespace().map(|id| id.parse().unwrap());
+            ids.collect::<Vec<u32>>()
+        });
+        children
+            .collect::<Vec<_>>()
+            .into_iter()
+            .find(is_it)
+            .expect("the worker runs")
+    }
+}
+
+fn launch(folder: &Path, options: &str, command: &str) -> Finished {
+    Launcher::start(folder, options, command).0.finish()
+}
+
+/// A job that prints the GPUs that its processes may see, under a launcher that sees these.
+fn gpus(folder: &Path, visible: Option<&str>, options: &str) -> Finished {
+    let mut launch = common::plain(folder);
+    launch.env_remove("CUDA_VISIBLE_DEVICES");
+    launch.envs(visible.map(|visible| ("CUDA_VISIBLE_DEVICES", visible)));
+    launch.arg("launch").args(options.split_whitespace());
+    launch.args(["--log-dir", "logs", "--", "sh", "-c"]);
+    launch.arg(r#"echo "sees ${CUDA_VISIBLE_DEVICES-all}""#);
+    Process::start(&mut launch, &[]).finish()
+}
+
+#[rstest]
+#[case::all(None, "", ["all", "all", "all"])]
+#[case::numbers(None, "--gpus-per-worker 2", ["0,1", "2,3", ""])]
+#[case::some(Some("7,GPU-1f,2"), "--gpus-per-worker 1", ["7", "GPU-1f", ""])]
+#[case::inherited(Some("5"), "", ["5", "5", "5"])]
+fn workers_get_gpus_of_their_own(
+    #[case] visible: Option<&str>,
+    #[case] options: &str,
+    #[case] expected: [&str; 3],
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = format!("--workers 2 --evaluator {options}");
+    let finished = gpus(folder.path(), visible, &options);
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    for (process, expected) in ["worker-0", "worker-1", "evaluator-0"].iter().zip(expected) {
+        let log = fs::read_to_string(folder.path().join(format!("logs/{process}.log"))).unwrap();
+        assert_eq!(log, format!("sees {expected}\n"), "{process}");
+    }
+}
+
+#[test]
+fn too_few_gpus_are_wrong_usage() {
+    let folder = tempfile::tempdir().unwrap();
+    let finished = gpus(
+        folder.path(),
+        Some("0,1,2"),
+        "--workers 2 --gpus-per-worker 2",
+    );
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    let expected = "2 workers with 2 GPUs each need 4, but there are 3 (named by";
+    assert!(finished.stderr.contains(expected), "{}", finished.stderr);
+}
+
+/// What a job says of its end: hash, and the epochs without what depends on time.
+fn end(finished: &Finished) -> (String, Vec<String>) {
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    let done = common::last_event(&finished.stdout);
+    let epochs = finished
+        .stdout
+        .lines()
+        .filter(|line| line.contains(r#""event":"epoch""#));
+    let epochs = epochs.map(|line| line.split(r#","examples_per"#).next().unwrap().to_string());
+    (
+        done["weights_sha256"].as_str().unwrap().to_string(),
+        epochs.collect(),
+    )
+}
+
+/// The loss after each step. A step that was repeated after a restart must have had the same.
+fn losses(finished: &Finished) -> BTreeMap<u64, String> {
+    let mut losses = BTreeMap::new();
+    let lines = finished.stdout.lines();
+    for line in lines.filter(|line| line.contains(r#""event":"step""#)) {
+        let event: serde_json::Value = serde_json::from_str(line).unwrap();
+        let (step, loss) = (event["step"].as_u64().unwrap(), event["loss"].to_string());
+        let before = losses.insert(step, loss.clone());
+        assert!(before.is_none_or(|before| before == loss), "{line}");
+    }
+    losses
+}
+
+/// The last of each epoch: a job that starts again repeats those after its checkpoint.
+fn last_of_each(epochs: &[String]) -> Vec<String> {
+    let mut last = BTreeMap::new();
+    for line in epochs {
+        let event: serde_json::Value = serde_json::from_str(&format!("{line}}}")).unwrap();
+        last.insert(event["epoch"].as_u64().unwrap(), line.clone());
+    }
+    last.into_values().collect()
+}
+
+#[test]
+fn the_output_of_the_chief_passes_through_and_the_others_are_in_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 3 --log-dir logs --evaluator --grace 2";
+    let finished = launch(
+        folder.path(),
+        options,
+        &format!("{TRAIN} 40 --log-dir board"),
+    );
+    let (hash, _) = end(&finished);
+    for line in finished.stdout.lines() {
+        serde_json::from_str::<serde_json::Value>(line).expect("JSON lines and nothing else");
+    }
+    let log = |name: &str| fs::read_to_string(folder.path().join("logs").join(name)).unwrap();
+    for worker in [1, 2] {
+        let log = log(&format!("worker-{worker}.log"));
+        assert_eq!(log, format!("worker {worker}: 40 steps; weights {hash}\n"));
+    }
+    let evaluator = log("evaluator-0.log");
+    let last = evaluator
+        .lines()
+        .rfind(|line| line.contains("evaluation"))
+        .unwrap();
+    assert!(last.contains(r#""step":40"#), "{evaluator}");
+    let all = launch(
+        folder.path(),
+        "--workers 3 --all-output",
+        &format!("{TRAIN} 41 --resume"),
+    );
+    let said = format!("worker 1: 41 steps; weights {}", end(&all).0);
+    assert!(
+        all.stderr.contains(&format!("rank 1: {said}")),
+        "{}",
+        all.stderr
+    );
+}
+
+#[rstest]
+fn a_job_whose_worker_is_killed_ends_with_the_bits_of_one_that_was_not(
+    #[values(0, 1, 2)] killed: usize,
+) {
+    let whole = tempfile::tempdir().unwrap();
+    let train = format!("{TRAIN} 400 --log-steps 1");
+    let uninterrupted = launch(whole.path(), "--workers 3", &train);
+    let (expected, epochs) = end(&uninterrupted);
+    let steps = losses(&uninterrupted);
+    assert_eq!(steps.len(), 400);
+    for step in [27, 158] {
+        let folder = tempfile::tempdir().unwrap();
+        let options = "--workers 3 --max-restarts 1 --log-dir logs";
+        let mut job = Launcher::start(folder.path(), options, &train);
+        job.0.wait_for(&format!(r#""step":{step},"#));
+        common::signal(job.worker(killed), "KILL");
+        let finished = job.0.finish();
+        let (hash, again) = end(&finished);
+        assert_eq!(hash, expected, "killed after step {step}");
+        assert_eq!(losses(&finished), steps, "killed after step {step}");
+        assert_eq!(
+            last_of_each(&again),
+            epochs,
+            "the losses of a run that was not interrupted"
+        );
+        let cause = format!("the job failed because of rank {killed}: killed by SIGKILL");
+        assert!(finished.stderr.contains(&cause), "{}", finished.stderr);
+        for entry in checkpoint::list(folder.path().join("saved")).unwrap() {
+            checkpoint::verify(&entry.path).unwrap();
+        }
+        assert!(folder.path().join("logs/restart-1/worker-2.log").exists());
+    }
+}
+
+#[rstest]
+fn the_headline_names_a_worker_that_was_stopped(#[values(0, 1, 2)] stopped: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 3 --grace 1";
+    let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 1000000"));
+    job.0.wait_for(r#""epoch":2"#);
+    common::signal(job.worker(stopped), "STOP");
+    let finished = job.0.finish();
+    let headline = format!("the job failed because of rank {stopped}: the others lost it");
+    assert!(finished.stderr.contains(&headline), "{}", finished.stderr);
+}
+
+#[test]
+fn a_signal_to_the_launcher_saves_and_ends_with_42() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = Launcher::start(folder.path(), "--workers 2", &format!("{TRAIN} 1000000"));
+    job.0.wait_for(r#""epoch":2"#);
+    job.0.signal("TERM");
+    let finished = job.0.finish();
+    assert_eq!(finished.code, Some(42), "{}", finished.stderr);
+    let newest = checkpoint::load_latest(folder.path().join("saved")).unwrap();
+    let step = newest.found.unwrap().0.step;
+    let said = format!("interrupted after step {step}");
+    assert!(
+        finished.stderr.contains(&said),
+        "{said}: {}",
+        finished.stderr
+    );
+}
+
+#[test]
+fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
+    let whole = tempfile::tempdir().unwrap();
+    let (expected, _) = end(&launch(
+        whole.path(),
+        "--workers 3",
+        &format!("{TRAIN} 300"),
+    ));
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 3 --max-restarts 1";
+    let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 300"));
+    job.0.wait_for(r#""epoch":2"#);
+    common::signal(job.worker(1), "TERM");
+    let finished = job.0.finish();
+    assert_eq!(end(&finished).0, expected, "{}", finished.stderr);
+    assert_eq!(
+        finished.stdout.matches(r#""event":"start""#).count(),
+        2,
+        "it started twice"
+    );
+}
+
+#[test]
+fn restarts_are_counted_for_the_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 2 --max-restarts 2 --log-dir logs";
+    let command = "train --strategy multi-worker --model mlp --learning-rate 1e30 --epochs 2";
+    let finished = launch(folder.path(), options, command);
+    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert_eq!(
+        finished.stderr.matches("the job failed").count(),
+        3,
+        "{}",
+        finished.stderr
+    );
+    assert!(
+        finished.stderr.contains("not finite"),
+        "{}",
+        finished.stderr
+    );
+}
+
+#[test]
+fn what_a_restart_does_not_mend_is_not_restarted() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 2 --max-restarts 3 --log-dir logs";
+    let command = "train --strategy multi-worker --dataset csv:missing.csv";
+    let finished = launch(folder.path(), options, command);
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    let said = &finished.stderr;
+    assert_eq!(said.matches("the job failed").count(), 1, "{said}");
+    assert!(said.contains("missing.csv"), "{said}");
+    assert!(!said.contains("restart 1 of"), "{said}");
+}
+
+#[test]
+fn what_cannot_be_launched_is_said_in_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let cases = [
+        ("no_workers", "launch --workers 0 -- true"),
+        ("no_command", "launch --workers 2"),
+        (
+            "not_found",
+            "launch --workers 2 --log-dir logs -- no-such-program",
+        ),
+        (
+            "half_of_several_hosts",
+            "launch --workers 2 --rendezvous 127.0.0.1:9 -- true",
+        ),
+        (
+            "no_secret",
+            "launch --workers 2 --rendezvous 127.0.0.1:9 --hosts 2 --host 0 -- true",
+        ),
+    ];
+    for (name, arguments) in cases {
+        let finished = common::run(folder.path(), arguments);
+        assert_eq!(finished.code, Some(2), "{name}: {}", finished.stderr);
+        insta::assert_snapshot!(format!("launch_{name}"), finished.stderr);
+    }
+}
+
+#[test]
+fn two_launchers_make_one_job() {
+    let folder = tempfile::tempdir().unwrap();
+    let one = tempfile::tempdir().unwrap();
+    let (expected, _) = end(&launch(one.path(), "--workers 3", &format!("{TRAIN} 60")));
+    let loopback = std::net::Ipv4Addr::LOCALHOST.into();
+    let ports = distribute_launch::ReservedPorts::new(1, loopback).unwrap();
+    let address = ports.addresses()[0];
+    let host = |index: usize, workers: usize| {
+        let options =
+            format!("--workers {workers} --rendezvous {address} --hosts 2 --host {index}");
+        let mut command = Launcher::command(folder.path(), &options, &format!("{TRAIN} 60"));
+        let secret = (
+            "DISTRIBUTE_JOB_TOKEN",
+            "a secret of both hosts, long enough",
+        );
+        Process::start(&mut command, &[secret])
+    };
+    let (first, second) = (host(0, 2), host(1, 1));
+    let (first, second) = (first.finish(), second.finish());
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    assert_eq!(second.code, Some(0), "{}", second.stderr);
+    assert_eq!(
+        common::last_event(&first.stdout)["weights_sha256"],
+        expected
+    );
+    assert!(second.stdout.is_empty(), "worker 0 is on the first host");
+}

@@ -1,9 +1,0 @@
-//! Every algorithm over shared memory against a plain loop: the properties of `algorithms.rs` with
-//! fewer cases, because every group has to meet first.
-
-mod common;
-mod properties;
-
-use common::Carrier;
-
-properties::hold_over!(Carrier::SharedMemory, 8 cases);

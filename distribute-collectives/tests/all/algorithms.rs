@@ -1,0 +1,128 @@
+//! Every algorithm between threads against a plain loop, over random world sizes, layouts, types
+//! and segments.
+
+use distribute_collectives::{
+    Algorithm, Communicator, CommunicatorExt, GroupOptions, Order, ReduceOp, reduce,
+};
+use half::bf16;
+
+use crate::common::{ALGORITHMS, Carrier, Random, on_ranks};
+use crate::properties;
+
+properties::hold_over!(Carrier::Threads, 200 cases);
+
+/// The order of a plain sum from rank 0 on, by hand: 1e8 + 1 - 1e8 depends on it.
+#[test]
+fn canonical_order_starts_at_rank_0() {
+    let values = [1e8_f32, 1.0, -1e8];
+    for algorithm in [Algorithm::Direct, Algorithm::Ring, Algorithm::Chain] {
+        let options = GroupOptions::default()
+            .algorithm(algorithm)
+            .order(Order::Canonical);
+        let results = on_ranks(3, options, |mut endpoint| {
+            let mut vector = [values[endpoint.rank()]; 5];
+            endpoint
+                .all_reduce(ReduceOp::Sum, &mut [(&mut vector[..]).into()])
+                .unwrap();
+            vector
+        });
+        assert_eq!(results, [[(1e8_f32 + 1.0) - 1e8; 5]; 3]);
+    }
+}
+
+#[test]
+fn every_kernel_propagates_nan() {
+    for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
+        for position in 0..3 {
+            let input = |rank: usize| {
+                [if rank == position {
+                    f32::NAN
+                } else {
+                    rank as f32
+                }; 20]
+            };
+            let inputs = [input(0), input(1), input(2)];
+            let mut output = [0.0_f32; 20];
+            reduce::reduce_into(op, &[&inputs[0], &inputs[1], &inputs[2]], &mut output);
+            assert!(
+                output.iter().all(|value| value.is_nan()),
+                "{op} with NaN at {position}"
+            );
+            let mut slices = inputs;
+            let [a, b, c] = &mut slices;
+            reduce::reduce_all(op, &mut [a, b, c]);
+            assert!(slices.as_flattened().iter().all(|value| value.is_nan()));
+        }
+    }
+}
+
+/// Half types: every bit pattern survives the way to `f32` and back, and rounding is that of the
+/// `half` crate.
+#[test]
+fn half_types_round_to_nearest_even() {
+    use distribute_collectives::reduce::Arithmetic;
+    let all: Vec<bf16> = (0..=u16::MAX).map(bf16::from_bits).collect();
+    let mut wide = vec![0.0_f32; all.len()];
+    bf16::widen(&all, &mut wide);
+    let mut random = Random(7);
+    for value in &mut wide {
+        let noise = (random.next() & 0xffff) as u32;
+        *value = f32::from_bits(value.to_bits() | noise);
+    }
+    let mut narrow = vec![bf16::ZERO; all.len()];
+    bf16::narrow(&wide, &mut narrow);
+    for (value, wide) in narrow.iter().zip(&wide) {
+        let expected = bf16::from_f32(*wide);
+        assert!(
+            value.to_bits() == expected.to_bits() || (value.is_nan() && wide.is_nan()),
+            "{wide} became {value}, not {expected}"
+        );
+    }
+}
+
+#[test]
+fn integer_mean_is_the_truncated_wrapped_sum() {
+    let inputs: [&[i32]; 2] = [&[3, -4, i32::MAX], &[4, -3, 1]];
+    let mut output = [0; 3];
+    reduce::reduce_into(ReduceOp::Mean, &inputs, &mut output);
+    assert_eq!(output, [3, -3, i32::MIN / 2]);
+}
+
+/// Whoever wants one segment may say so with the largest number.
+#[test]
+fn segments_may_be_as_large_as_a_number() {
+    for (algorithm, order) in ALGORITHMS
+        .into_iter()
+        .flat_map(|algorithm| [(algorithm, Order::Fast), (algorithm, Order::Canonical)])
+    {
+        for (world_size, segment_bytes) in [(3, usize::MAX), (4, usize::MAX), (4, usize::MAX / 2)] {
+            let options = GroupOptions::default()
+                .algorithm(algorithm)
+                .order(order)
+                .segment_bytes(segment_bytes);
+            let results = on_ranks(world_size, options, |mut endpoint| {
+                let rank = endpoint.rank();
+                let mut vector: Vec<u8> = (0..50).map(|index| index + rank as u8).collect();
+                let buffers = &mut [(&mut vector[..]).into()];
+                endpoint.all_reduce(ReduceOp::Sum, buffers).unwrap();
+                endpoint
+                    .broadcast(1, &mut [(&mut vector[..]).into()])
+                    .unwrap();
+                let gathered = endpoint.all_gather(&vector[..rank]).unwrap();
+                assert_eq!(gathered.rank(2), &vector[..2]);
+                match rank {
+                    0 => endpoint.send(1, (&mut vector[..]).into()).unwrap(),
+                    1 => endpoint.recv(0, (&mut vector[..]).into()).unwrap(),
+                    _ => {}
+                }
+                vector
+            });
+            let ranks = (world_size * (world_size - 1) / 2) as u8;
+            let sum = |index: u8| index * world_size as u8 + ranks;
+            let expected: Vec<u8> = (0..50).map(sum).collect();
+            for result in results {
+                assert_eq!(result, expected, "{algorithm} {order} {world_size}");
+            }
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Every algorithm over gRPC connections against a plain loop: the properties of `algorithms.rs`
+//! with fewer cases, because every group has to meet first.
+
+use crate::common::Carrier;
+use crate::properties;
+
+properties::hold_over!(Carrier::Grpc, 8 cases);

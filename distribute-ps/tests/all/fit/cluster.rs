@@ -1,0 +1,134 @@
+//! Servers, workers and a coordinator as threads of this process.
+
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use distribute_core::{Adam, Result, TrainState};
+use distribute_data::fit::{Objective, StepContext};
+use distribute_data::{Batching, StrategyDataExt};
+use distribute_ps::{
+    ClusterCoordinator, CoordinatorOptions, ParameterServer, ServerOptions, SharedState,
+    StepRegistry, Training, TrainingData, WorkerOptions, WorkerServer, WorkerStopper,
+};
+
+use super::data::{Batch, Mlp, TEST, TRAIN, points};
+
+const LIMIT: Duration = Duration::from_secs(90);
+
+/// Fails instead of hanging.
+pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, result) = channel();
+    let thread = std::thread::spawn(move || sender.send(test()));
+    let Ok(value) = result.recv_timeout(LIMIT) else {
+        assert!(thread.is_finished(), "still running after {LIMIT:?}");
+        panic!("the test failed, see above");
+    };
+    value
+}
+
+pub type Objectively = dyn Fn(&StepContext<'_>, &Mlp, Batch) -> Result<Objective> + Send + Sync;
+
+/// What is trained with: the model with Adam on the points, batches of 8.
+pub struct Job {
+    pub registry: Arc<StepRegistry>,
+    pub state: SharedState<TrainState<Mlp>>,
+    pub training: Training<Mlp, Batch>,
+}
+
+impl Job {
+    pub fn new(objective: Arc<Objectively>) -> Self {
+        Self::with(objective, |state| state)
+    }
+
+    pub fn with(
+        objective: Arc<Objectively>,
+        change: fn(TrainState<Mlp>) -> TrainState<Mlp>,
+    ) -> Self {
+        let mut registry = StepRegistry::new();
+        let build = move |device: &distribute_core::Device| {
+            change(TrainState::new(Mlp::new(device), Adam::new(0.02)))
+        };
+        let state = registry.state("model", build).unwrap();
+        let training = registry.training(
+            "points",
+            &state,
+            |strategy| {
+                let batching = Batching::global(8);
+                let train = strategy.distribute_dataset(points(TRAIN), batching.shuffle(7))?;
+                let test = strategy.distribute_dataset(points(TEST), batching)?;
+                Ok(TrainingData::new(train).validation(test))
+            },
+            move |ctx: &StepContext<'_>, model: &Mlp, batch| objective(ctx, model, batch),
+        );
+        Self {
+            training: training.unwrap(),
+            state,
+            registry: Arc::new(registry),
+        }
+    }
+}
+
+/// A worker on a thread.
+pub struct Worker {
+    address: String,
+    pub stopper: WorkerStopper,
+    thread: Option<JoinHandle<distribute_ps::Result<()>>>,
+}
+
+impl Worker {
+    fn start(registry: &Arc<StepRegistry>, worker: usize) -> Self {
+        let mut options = WorkerOptions::default();
+        options.worker = worker;
+        let server = WorkerServer::bind("127.0.0.1:0", registry.clone(), options).unwrap();
+        Self {
+            address: server.address().to_string(),
+            stopper: server.stopper(),
+            thread: Some(std::thread::spawn(move || server.serve())),
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ended_somehow = thread.join();
+        }
+    }
+}
+
+/// The coordinator is dropped first, then the workers.
+pub struct Cluster {
+    pub coordinator: ClusterCoordinator,
+    pub workers: Vec<Worker>,
+    pub servers: Vec<ParameterServer>,
+}
+
+impl Cluster {
+    pub fn start(job: &Job, workers: usize) -> Self {
+        Self::with(job, workers, CoordinatorOptions::default())
+    }
+
+    pub fn with(job: &Job, workers: usize, options: CoordinatorOptions) -> Self {
+        let bind = |server| {
+            let mut options = ServerOptions::default();
+            options.server = server;
+            ParameterServer::bind("127.0.0.1:0", options).unwrap()
+        };
+        let servers: Vec<ParameterServer> = (0..2).map(bind).collect();
+        let of_servers: Vec<String> = servers.iter().map(|it| it.address().to_string()).collect();
+        let start = |worker| Worker::start(&job.registry, worker);
+        let workers: Vec<Worker> = (0..workers).map(start).collect();
+        let of_workers: Vec<&str> = workers.iter().map(|it| it.address.as_str()).collect();
+        let registry = job.registry.clone();
+        let coordinator =
+            ClusterCoordinator::connect(&of_workers, &of_servers, registry, options).unwrap();
+        Self {
+            coordinator,
+            workers,
+            servers,
+        }
+    }
+}

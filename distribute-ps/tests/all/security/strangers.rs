@@ -1,0 +1,243 @@
+//! Bytes of processes that are none of the job's.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use distribute_core::collectives::control::security::{Security, Token};
+use distribute_ps::{
+    ClientOptions, ClusterCoordinator, CoordinatorOptions, ParameterServer, RunId, RunOptions,
+    ServerOptions, StepRegistry, VariableClient, WorkerOptions, WorkerServer,
+};
+use http::Request;
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use rand::{Rng, SeedableRng};
+
+use crate::alone::is_alone;
+
+use super::certificates::{Authority, TOKEN, within_limit};
+
+/// The first bytes of HTTP/2.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+fn only_token() -> Security {
+    Security::default().token(Token::new(TOKEN).unwrap())
+}
+
+/// The resident memory of this process in MiB.
+fn resident_mib() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let mut lines = text.lines();
+    let line = lines.find(|line| line.starts_with("VmRSS:")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    kib >> 10
+}
+
+/// Sends bytes and reads until the other side closes, or says nothing for a while.
+fn send(address: SocketAddr, bytes: &[u8]) {
+    let mut socket = TcpStream::connect(address).unwrap();
+    socket
+        .set_read_timeout(Some(Duration::from_millis(100)))
+        .unwrap();
+    // It may be closed before all is sent.
+    let _ = socket.write_all(bytes);
+    let mut answer = [0; 4096];
+    while matches!(socket.read(&mut answer), Ok(count) if count > 0) {}
+}
+
+/// What strangers might send.
+fn nonsense() -> Vec<Vec<u8>> {
+    let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
+    let mut noise = |length: usize| {
+        let mut bytes = vec![0; length];
+        random.fill_bytes(&mut bytes);
+        bytes
+    };
+    let after_preface = |rest: &[u8]| [PREFACE, rest].concat();
+    vec![
+        Vec::new(),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+        noise(100_000),
+        after_preface(&noise(100_000)),
+        // A DATA frame that announces 16 MiB, on no stream and on one.
+        after_preface(&[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0]),
+        after_preface(&[
+            0, 0, 0, 4, 0, 0, 0, 0, 0, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1,
+        ]),
+        // Settings without end.
+        after_preface(&[0, 0, 0, 4, 0, 0, 0, 0, 0].repeat(10_000)),
+        // A header block that is never ended.
+        after_preface(&[0, 0x40, 0, 1, 0, 0, 0, 0, 1].repeat(1_000)),
+        vec![0x16, 0x03, 0x01, 0xff, 0xff],
+    ]
+}
+
+#[test]
+fn nonsense_neither_ends_nor_fills_servers_and_workers() {
+    if !is_alone(
+        module_path!(),
+        "nonsense_neither_ends_nor_fills_servers_and_workers",
+    ) {
+        return;
+    }
+    within_limit(|| {
+        let ca = Authority::new();
+        for security in [only_token(), ca.security()] {
+            let options = ServerOptions::new(0, security.clone());
+            let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
+            let mut options = WorkerOptions::default();
+            options.security = security.clone();
+            let worker = WorkerServer::bind("127.0.0.1:0", Arc::default(), options).unwrap();
+            let before = resident_mib();
+            for address in [server.address(), worker.address()] {
+                std::thread::scope(|scope| {
+                    for bytes in nonsense() {
+                        scope.spawn(move || (0..5).for_each(|_| send(address, &bytes)));
+                    }
+                });
+            }
+            let after = resident_mib();
+            assert!(after < before + 64, "{before} MiB, then {after}");
+            let mut options = ClientOptions::default();
+            options.security = security;
+            let addresses = [server.address().to_string()];
+            let client = VariableClient::connect(&addresses, options).unwrap();
+            let run = RunId::random().unwrap();
+            client.attach(run, RunOptions::default()).unwrap();
+        }
+    });
+}
+
+/// What a flood sends: nothing, nonsense, half a preface of HTTP/2, half a TLS hello.
+const HALVES: [&[u8]; 4] = [
+    b"",
+    b"nonsense",
+    b"PRI * HTTP/2.0\r\n",
+    &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00],
+];
+
+/// So many connections that stay, as long as the other side lets them.
+fn flood(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+    let one = |_| {
+        let mut stranger = TcpStream::connect(address).unwrap();
+        // The other side may have closed it already.
+        let _ = stranger.write_all(bytes);
+        stranger
+    };
+    (0..count).map(one).collect()
+}
+
+#[test]
+fn a_flood_delays_nobody_who_has_the_token() {
+    if !is_alone(module_path!(), "a_flood_delays_nobody_who_has_the_token") {
+        return;
+    }
+    within_limit(|| {
+        let ca = Authority::new();
+        for security in [only_token(), ca.security()] {
+            for bytes in HALVES {
+                for count in [70, 300] {
+                    let took = connected_in_a_flood(&security, count, bytes);
+                    assert!(
+                        took < Duration::from_secs(4),
+                        "{took:?}: {count} of {bytes:?}"
+                    );
+                }
+            }
+        }
+    });
+}
+
+/// How long a coordinator takes to begin with a server and a worker.
+fn connected_in_a_flood(security: &Security, count: usize, bytes: &[u8]) -> Duration {
+    let options = ServerOptions::new(0, security.clone());
+    let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
+    let registry = Arc::<StepRegistry>::default();
+    let mut options = WorkerOptions::default();
+    options.security = security.clone();
+    let worker = WorkerServer::bind("127.0.0.1:0", registry.clone(), options).unwrap();
+    let addresses = [server.address(), worker.address()];
+    let _strangers = addresses.map(|address| flood(address, count, bytes));
+    let mut options = CoordinatorOptions::default();
+    options.security = security.clone();
+    options.client.security = security.clone();
+    let [server, worker] = addresses.map(|address| address.to_string());
+    let begun = Instant::now();
+    ClusterCoordinator::connect(&[worker], &[server], registry, options).unwrap();
+    begun.elapsed()
+}
+
+/// The gRPC status of a call on a connection without a handshake.
+async fn status_of(address: SocketAddr, path: &str) -> String {
+    let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (mut requests, connection) = http2::handshake(TokioExecutor::new(), TokioIo::new(socket))
+        .await
+        .unwrap();
+    let driving = tokio::spawn(connection);
+    let body = whole(Bytes::from_static(&[0, 0, 0, 0, 0]));
+    let request = Request::post(format!("http://{address}{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers")
+        .body(body)
+        .unwrap();
+    let response = requests.send_request(request).await.unwrap();
+    let status = response.headers().get("grpc-status");
+    let status = status
+        .map_or("none", |status| status.to_str().unwrap())
+        .to_string();
+    drop(requests);
+    driving.abort();
+    status
+}
+
+/// A body of these bytes.
+fn whole(bytes: Bytes) -> tonic::body::Body {
+    tonic::body::Body::new(Whole(Some(bytes)))
+}
+
+struct Whole(Option<Bytes>);
+
+impl http_body::Body for Whole {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        let bytes = self.0.take();
+        std::task::Poll::Ready(bytes.map(|bytes| Ok(http_body::Frame::data(bytes))))
+    }
+}
+
+#[test]
+fn no_call_is_answered_before_the_handshake() {
+    within_limit(|| {
+        for security in [only_token(), Security::default()] {
+            let options = ServerOptions::new(0, security.clone());
+            let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
+            let mut options = WorkerOptions::default();
+            options.security = security;
+            let worker = WorkerServer::bind("127.0.0.1:0", Arc::default(), options).unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            runtime.block_on(async {
+                let methods = [
+                    "Attach", "Join", "Create", "Catalog", "Pull", "PullRows", "Push", "Assign",
+                    "Control", "Snapshot", "Restore",
+                ];
+                for method in methods {
+                    let path = format!("/distribute.ps.v1.ParameterServer/{method}");
+                    assert_eq!(status_of(server.address(), &path).await, "16", "{method}");
+                }
+                let path = "/distribute.ps.v1.Worker/Serve";
+                assert_eq!(status_of(worker.address(), path).await, "16");
+            });
+        }
+    });
+}
