@@ -40,7 +40,8 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`NoSuchJob`](crate::ClusterError::NoSuchJob), [`NoSuchTask`](crate::ClusterError::NoSuchTask), and those of the other methods.
+    /// [`NoSuchJob`](crate::ClusterError::NoSuchJob),
+    /// [`NoSuchTask`](crate::ClusterError::NoSuchTask), and those of the other methods.
     fn master_for(&self, target: &MasterTarget) -> Result<String> {
         own_master(self, target)
     }
