@@ -12,7 +12,7 @@
 //! | `error` | `RANK:N`: its group `N` (from 0) fails later by itself | none |
 //! | `hang` | `RANK:N`: its group `N` does not end until it is aborted | none |
 //! | `block` | `RANK:N`: the call that ends group `N` does not return until it is aborted | none |
-//! | `slow` | `RANK:N`: each call of group `N` takes a second before it looks at its handle | none |
+//! | `slow` | `RANK:N`: each call of group `N` takes a second to look at its handle | none |
 //! | `stuck_abort` | the rank whose abort does not return, and ends nothing | none |
 //! | `dead` | `RANK:N`: its group `N` keeps the stream for good, also when it is aborted | none |
 

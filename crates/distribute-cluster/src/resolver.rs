@@ -18,21 +18,21 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Any [`ClusterError`] about the description of the cluster.
+    /// Any [`ClusterError`](crate::ClusterError) about the description of the cluster.
     fn cluster_spec(&self) -> Result<ClusterSpec>;
 
     /// The type of this process' task; `None` if it is not known.
     ///
     /// # Errors
     ///
-    /// Any [`ClusterError`] about where it is read from.
+    /// Any [`ClusterError`](crate::ClusterError) about where it is read from.
     fn task_type(&self) -> Result<Option<String>>;
 
     /// The index of this process' task among those of its type; `None` if it is not known.
     ///
     /// # Errors
     ///
-    /// Any [`ClusterError`] about where it is read from.
+    /// Any [`ClusterError`](crate::ClusterError) about where it is read from.
     fn task_id(&self) -> Result<Option<i64>>;
 
     /// The address of a task for `target`, with the protocol in front (`grpc://host:port`) if
@@ -40,7 +40,8 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::NoSuchJob`], [`ClusterError::NoSuchTask`], and those of the other methods.
+    /// [`NoSuchJob`](crate::ClusterError::NoSuchJob),
+    /// [`NoSuchTask`](crate::ClusterError::NoSuchTask), and those of the other methods.
     fn master_for(&self, target: &MasterTarget) -> Result<String> {
         own_master(self, target)
     }
@@ -58,7 +59,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Any [`ClusterError`] about where it is read from.
+    /// Any [`ClusterError`](crate::ClusterError) about where it is read from.
     fn rpc_layer(&self) -> Result<Option<String>> {
         Ok(None)
     }
@@ -72,7 +73,7 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Any [`ClusterError`] about where it is read from.
+    /// Any [`ClusterError`](crate::ClusterError) about where it is read from.
     fn num_accelerators(&self) -> Result<Accelerators> {
         Ok(Accelerators::new())
     }

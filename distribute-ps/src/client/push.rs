@@ -297,8 +297,10 @@ mod tests {
         let addresses: Vec<String> = servers.iter().map(|it| it.address().to_string()).collect();
         let connect = || VariableClient::connect(&addresses, ClientOptions::default()).unwrap();
         let (client, run, policy) = (connect(), RunId::random().unwrap(), StalenessPolicy::Refuse);
-        let mut rules = RunOptions::default();
-        rules.staleness = Some(Staleness { bound: 0, policy });
+        let rules = RunOptions {
+            staleness: Some(Staleness { bound: 0, policy }),
+            ..RunOptions::default()
+        };
         client.attach(run, rules).unwrap();
         let spec = VariableSpec {
             name: "w".to_string(),
@@ -311,7 +313,7 @@ mod tests {
         let w = client.create(&spec, &placement.unwrap()).unwrap();
         client.initialize(&w, floats(0.0)).unwrap();
         let versions = || {
-            client.pull(&[w.clone()], &[], None).unwrap()[0]
+            client.pull(std::slice::from_ref(&w), &[], None).unwrap()[0]
                 .versions
                 .clone()
         };
