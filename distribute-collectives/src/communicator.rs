@@ -15,9 +15,10 @@ use crate::reduce::ReduceOp;
 ///
 /// All ranks must call the same operations in the same order with the same element type, element
 /// counts, reduction and root; a difference is [`Mismatch`](crate::CollectiveError::Mismatch) on
-/// all ranks. Every call blocks until this rank's part is done, at most until the deadline of the
-/// group. After an error that [is fatal](crate::CollectiveError::is_fatal) the buffers hold
-/// unspecified values and the endpoint is poisoned.
+/// all ranks, which the suite [`contract`](crate::contract) checks. Every call blocks until this
+/// rank's part is done, at most until the deadline of the group. After an error that
+/// [is fatal](crate::CollectiveError::is_fatal) the buffers hold unspecified values and the
+/// endpoint is poisoned.
 ///
 /// Dropping an endpoint, also while its thread unwinds from a panic, ends the operations that the
 /// other ranks still wait for it in with [`PeerLost`](crate::CollectiveError::PeerLost).

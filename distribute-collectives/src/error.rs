@@ -85,7 +85,7 @@ pub enum CollectiveError {
         cause: Box<CollectiveError>,
     },
 
-    /// The call itself cannot be right (nothing was sent; the group stays usable).
+    /// The call itself cannot be right (no element was sent; the group stays usable).
     #[error("{op} on rank {rank}: {what}")]
     InvalidArgument {
         /// The rank that made the call.

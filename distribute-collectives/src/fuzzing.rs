@@ -11,6 +11,8 @@ use prost::Message as _;
 use crate::control::convert;
 use crate::control::generated::{self as message, envelope};
 use crate::grpc::frames::Assembler;
+use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::shared_memory::{self, WELCOME_BYTES};
 use crate::status::GroupStatus;
 use crate::wire::{self, FrameHeader, HEADER_BYTES, PREFIX_BYTES};
@@ -36,14 +38,9 @@ pub fn operation_header(bytes: &[u8]) {
     if let Ok(decoded) = FrameHeader::decode(header) {
         assert_eq!(decoded.encode(), *header);
         // What a rank compares it with, and what it says about a difference.
-        let other = FrameHeader {
-            operation: convert::header(&convert::operation(&decoded.operation))
-                .unwrap_or(decoded.operation),
-            ..decoded
-        };
-        let difference = decoded.operation.difference(&other.operation);
-        let root = decoded.operation.root.unwrap_or(0);
-        assert_eq!(difference.is_none(), u32::try_from(root).is_ok());
+        let other = OperationHeader::new(OperationKind::Barrier, 0, 0);
+        let difference = decoded.operation.first_difference(&other);
+        assert_eq!(difference.is_none(), decoded.operation == other);
     }
 }
 
@@ -101,9 +98,8 @@ pub fn control_message(bytes: &[u8]) {
     };
     match envelope.message {
         Some(envelope::Message::Heartbeat(heartbeat)) => {
-            let running = heartbeat.running.as_ref();
-            if let Some(header) = running.and_then(convert::header) {
-                assert_eq!(convert::header(&convert::operation(&header)), Some(header));
+            if let Some(header) = convert::header(&heartbeat.running) {
+                assert_eq!(convert::running(Some(&header)), heartbeat.running);
             }
         }
         Some(envelope::Message::Notice(notice)) => noticed(&notice),
@@ -120,7 +116,7 @@ fn noticed(notice: &message::Notice) {
     assert!(again.encoded_len() < 64 << 10);
     assert!(convert::failure(WORLD_SIZE, &again).is_some());
     let status = GroupStatus::default();
-    let header = crate::OperationHeader::new(crate::OperationKind::Barrier, 0, u64::MAX);
+    let header = OperationHeader::new(OperationKind::Barrier, 0, u64::MAX);
     status.record_failure(failure);
     let error = status.check(&header).expect_err("a failure was noted");
     assert!(!error.to_string().is_empty());

@@ -1,4 +1,25 @@
-//! What an operation is: the description that must be equal on all ranks.
+//! What an operation is: the description that must be equal on all ranks, and its bytes.
+//!
+//! An encoded header has [`OperationHeader::BYTES`] bytes, wherever it travels: before a segment
+//! over gRPC, in a record in shared memory, through MPI or NCCL's group, over the devices of a
+//! slice, in a heartbeat.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 | version, [`VERSION`] |
+//! | 1 | flags: bit 0 the operation has a root |
+//! | 2 | kind |
+//! | 3 | element type plus 1, 0 for none |
+//! | 4 | reduction plus 1, 0 for none |
+//! | 5..8 | zero |
+//! | 8..16 | generation |
+//! | 16..24 | sequence |
+//! | 24..32 | count |
+//! | 32..40 | layout |
+//! | 40..48 | buffers |
+//! | 48..56 | root, 0 for none |
+//!
+//! Numbers are little-endian.
 
 use std::fmt;
 
@@ -8,14 +29,40 @@ use crate::operation::OperationKind;
 use crate::options::WireType;
 use crate::reduce::ReduceOp;
 
+/// The version of the bytes.
+const VERSION: u8 = 2;
+
+const HAS_ROOT: u8 = 1;
+
 /// The bits of [`OperationHeader::layout`] that hold the wire type.
 const WIRE_BITS: u64 = 3;
+
+/// Why bytes are not an [`OperationHeader`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// Another version of this crate wrote them.
+    #[error("an operation header of version {0}, this program speaks version {VERSION}")]
+    Version(u8),
+    /// A byte has no meaning.
+    #[error("byte {offset} of an operation header is {value}, which has no meaning")]
+    Value {
+        /// Which byte.
+        offset: usize,
+        /// What it is.
+        value: u8,
+    },
+    /// A number is too large for this machine.
+    #[error("a number in an operation header is too large for this machine")]
+    Number,
+}
 
 /// The description of one operation, compared between the ranks before any byte is combined.
 ///
 /// A transport sends it (or compares it in shared memory) and turns the first difference into
 /// [`CollectiveError::Mismatch`] on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
 pub struct OperationHeader {
     /// The generation of the group; a restart makes a new one.
     pub generation: u64,
@@ -39,8 +86,11 @@ pub struct OperationHeader {
 }
 
 impl OperationHeader {
-    /// A header without data; the builder functions below fill it.
-    pub(crate) fn new(kind: OperationKind, generation: u64, sequence: u64) -> Self {
+    /// Bytes of an encoded header.
+    pub const BYTES: usize = 56;
+
+    /// A header without data; the `with` functions fill it.
+    pub fn new(kind: OperationKind, generation: u64, sequence: u64) -> Self {
         OperationHeader {
             generation,
             sequence,
@@ -55,8 +105,10 @@ impl OperationHeader {
     }
 
     /// Takes type, count and layout from the buffers, which must all have one type.
-    pub(crate) fn with_buffers(mut self, rank: usize, buffers: &[Buffer<'_>]) -> Result<Self> {
-        let mut layout = 0xcbf2_9ce4_8422_2325_u64;
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidArgument`] of `rank` when they have not.
+    pub fn with_buffers(mut self, rank: usize, buffers: &[Buffer<'_>]) -> Result<Self> {
         for buffer in buffers {
             let dtype = *self.dtype.get_or_insert(buffer.dtype());
             if dtype != buffer.dtype() {
@@ -71,25 +123,34 @@ impl OperationHeader {
                 });
             }
             self.count += buffer.len();
-            // FNV-1a over the lengths.
-            layout = (layout ^ buffer.len() as u64).wrapping_mul(0x0000_0100_0000_01b3);
         }
         self.buffers = buffers.len();
-        self.layout = layout & !WIRE_BITS;
-        Ok(self)
+        Ok(self.with_layout(buffers.iter().map(|buffer| buffer.len() as u64)))
     }
 
-    pub(crate) fn with_op(mut self, op: ReduceOp) -> Self {
+    /// Sets the layout to a hash (FNV-1a) of these words.
+    pub fn with_layout(mut self, words: impl IntoIterator<Item = u64>) -> Self {
+        let hash = words.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, word| {
+            (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        self.layout = hash & !WIRE_BITS;
+        self
+    }
+
+    /// Sets the reduction.
+    pub fn with_op(mut self, op: ReduceOp) -> Self {
         self.op = Some(op);
         self
     }
 
-    pub(crate) fn with_root(mut self, root: usize) -> Self {
+    /// Sets the root.
+    pub fn with_root(mut self, root: usize) -> Self {
         self.root = Some(root);
         self
     }
 
-    pub(crate) fn with_dtype(mut self, dtype: DType) -> Self {
+    /// Sets the element type.
+    pub fn with_dtype(mut self, dtype: DType) -> Self {
         self.dtype = Some(dtype);
         self
     }
@@ -105,8 +166,74 @@ impl OperationHeader {
         WireType::ALL.into_iter().find(|wire| *wire as u64 == bits)
     }
 
+    /// The bytes of the header.
+    pub fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        bytes[0] = VERSION;
+        bytes[1] = if self.root.is_some() { HAS_ROOT } else { 0 };
+        bytes[2] = self.kind as u8;
+        bytes[3] = self.dtype.map_or(0, |dtype| dtype as u8 + 1);
+        bytes[4] = self.op.map_or(0, |op| op as u8 + 1);
+        let numbers = [
+            self.generation,
+            self.sequence,
+            self.count as u64,
+            self.layout,
+            self.buffers as u64,
+            self.root.unwrap_or(0) as u64,
+        ];
+        for (to, number) in bytes[8..].chunks_exact_mut(8).zip(numbers) {
+            to.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads a header. Whatever it accepts encodes to the same bytes.
+    ///
+    /// # Errors
+    /// [`HeaderError`], which says what no rank writes.
+    pub fn decode(bytes: &[u8; Self::BYTES]) -> Result<Self, HeaderError> {
+        if bytes[0] != VERSION {
+            return Err(HeaderError::Version(bytes[0]));
+        }
+        let bad = |offset: usize| HeaderError::Value {
+            offset,
+            value: bytes[offset],
+        };
+        let number = |offset: usize| {
+            let mut number = [0; 8];
+            number.copy_from_slice(&bytes[offset..offset + 8]);
+            u64::from_le_bytes(number)
+        };
+        let size = |offset| usize::try_from(number(offset)).map_err(|_| HeaderError::Number);
+        let has_root = match bytes[1] {
+            0 => false,
+            HAS_ROOT => true,
+            _ => return Err(bad(1)),
+        };
+        if let Some(offset) = (5..8).find(|&offset| bytes[offset] != 0) {
+            return Err(bad(offset));
+        }
+        let kind = OperationKind::ALL.get(usize::from(bytes[2]));
+        let root = size(48)?;
+        if !has_root && root != 0 {
+            return Err(bad(48));
+        }
+        Ok(OperationHeader {
+            generation: number(8),
+            sequence: number(16),
+            kind: *kind.ok_or(bad(2))?,
+            dtype: optional(bytes[3], &DType::ALL).ok_or(bad(3))?,
+            op: optional(bytes[4], &ReduceOp::ALL).ok_or(bad(4))?,
+            root: has_root.then_some(root),
+            count: size(24)?,
+            buffers: size(40)?,
+            layout: number(32),
+        })
+    }
+
     /// The first difference to another rank's header in words, or `None` when they are equal.
-    pub fn difference(&self, other: &OperationHeader) -> Option<String> {
+    pub fn first_difference(&self, other: &OperationHeader) -> Option<String> {
         fn differ<T: PartialEq>(
             name: &str,
             a: T,
@@ -135,23 +262,156 @@ impl OperationHeader {
             })
     }
 
-    /// Compares the headers of all ranks (rank `i` at index `i`); the error names the first pair.
+    /// Compares the headers of all ranks (rank `i` at index `i`) with that of rank 0.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Mismatch`] of rank 0 and the first rank that differs: the same error on
+    /// every rank that compares.
     pub fn agree<'a>(headers: impl IntoIterator<Item = &'a OperationHeader>) -> Result<()> {
         let mut headers = headers.into_iter();
         let Some(first) = headers.next() else {
             return Ok(());
         };
         for (index, header) in headers.enumerate() {
-            if let Some(what) = first.difference(header) {
-                return Err(CollectiveError::Mismatch {
-                    rank_a: 0,
-                    rank_b: index + 1,
-                    op: first.kind,
-                    sequence: first.sequence,
-                    what,
-                });
-            }
+            first.compare(0, header, index + 1)?;
         }
         Ok(())
+    }
+
+    /// Compares the header of one rank with that of another one.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Mismatch`], with the operation and the values of the lower rank first.
+    pub fn compare(&self, rank: usize, other: &OperationHeader, other_rank: usize) -> Result<()> {
+        let (low, high) = match rank <= other_rank {
+            true => (self, other),
+            false => (other, self),
+        };
+        match low.first_difference(high) {
+            None => Ok(()),
+            Some(what) => Err(low.mismatch(rank, other_rank, what)),
+        }
+    }
+
+    /// The error when two ranks differ; this is the header of the lower one.
+    pub(crate) fn mismatch(&self, rank: usize, other: usize, what: String) -> CollectiveError {
+        CollectiveError::Mismatch {
+            rank_a: rank.min(other),
+            rank_b: rank.max(other),
+            op: self.kind,
+            sequence: self.sequence,
+            what,
+        }
+    }
+
+    /// Refuses a root that is no rank of the group. For after the comparison, so that all ranks
+    /// refuse it together: a root that only one of them gives is a difference.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidArgument`] of `rank`.
+    pub fn check_root(&self, rank: usize, world_size: usize) -> Result<()> {
+        match self.root.filter(|root| *root >= world_size) {
+            None => Ok(()),
+            Some(root) => Err(CollectiveError::InvalidArgument {
+                rank,
+                op: self.kind,
+                what: format!("the root is rank {root}, but the group has {world_size} ranks"),
+            }),
+        }
+    }
+}
+
+/// 0 is `None`; else the value whose place is one less. The outer `None`: there is no such value.
+fn optional<T: Copy>(byte: u8, all: &[T]) -> Option<Option<T>> {
+    match byte.checked_sub(1) {
+        None => Some(None),
+        Some(index) => all.get(usize::from(index)).copied().map(Some),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Any header.
+    pub(crate) fn headers() -> impl Strategy<Value = OperationHeader> {
+        let names = (
+            proptest::sample::select(&OperationKind::ALL[..]),
+            proptest::option::of(proptest::sample::select(&DType::ALL[..])),
+            proptest::option::of(proptest::sample::select(&ReduceOp::ALL[..])),
+        );
+        let numbers = (any::<[u64; 3]>(), any::<[usize; 2]>());
+        (names, numbers, proptest::option::of(any::<usize>())).prop_map(
+            |((kind, dtype, op), (wide, sizes), root)| OperationHeader {
+                generation: wide[0],
+                sequence: wide[1],
+                kind,
+                dtype,
+                op,
+                root,
+                count: sizes[0],
+                buffers: sizes[1],
+                layout: wide[2],
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_encoded_is_decoded(header in headers()) {
+            prop_assert_eq!(OperationHeader::decode(&header.encode()), Ok(header));
+        }
+
+        #[test]
+        fn no_bytes_panic_and_accepted_ones_are_canonical(
+            mut bytes in prop::collection::vec(any::<u8>(), OperationHeader::BYTES),
+            plausible in any::<bool>(),
+        ) {
+            if plausible {
+                let (flags, kind) = (bytes[1] & 1, bytes[2] & 7);
+                bytes[..8].copy_from_slice(&[VERSION, flags, kind, 0, 0, 0, 0, 0]);
+            }
+            let bytes: [u8; OperationHeader::BYTES] = bytes.try_into().unwrap();
+            if let Ok(header) = OperationHeader::decode(&bytes) {
+                prop_assert_eq!(header.encode(), bytes);
+            }
+        }
+
+        #[test]
+        fn every_change_is_a_difference(header in headers(), other in headers()) {
+            prop_assert_eq!(header.first_difference(&other).is_none(), header == other);
+            prop_assert_eq!(header.compare(0, &other, 1), other.compare(1, &header, 0));
+        }
+    }
+
+    #[test]
+    fn every_name_survives_the_way() {
+        for (code, kind) in OperationKind::ALL.into_iter().enumerate() {
+            let header = OperationHeader::new(kind, 0, 0);
+            assert_eq!(header.encode()[2], code as u8);
+            for dtype in DType::ALL {
+                for op in ReduceOp::ALL {
+                    let header = header.with_dtype(dtype).with_op(op);
+                    assert_eq!(OperationHeader::decode(&header.encode()), Ok(header));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_rank_writes_is_named() {
+        let changed = |offset: usize, value: u8| {
+            let mut bytes = OperationHeader::new(OperationKind::Barrier, 1, 2).encode();
+            bytes[offset] = value;
+            OperationHeader::decode(&bytes).unwrap_err().to_string()
+        };
+        let version = "an operation header of version 1, this program speaks version 2";
+        assert_eq!(changed(0, 1), version);
+        for (offset, value) in [(1, 2), (2, 8), (3, 8), (4, 6), (5, 1), (7, 9), (48, 1)] {
+            let meaning = format!("byte {offset} of an operation header is {value}, which has no");
+            assert!(changed(offset, value).starts_with(&meaning));
+        }
     }
 }

@@ -47,6 +47,7 @@ mod bookkeeping;
 mod buffer;
 mod communication;
 mod communicator;
+pub mod contract;
 pub mod control;
 mod error;
 pub mod flight_record;
@@ -87,7 +88,7 @@ pub use communicator::{
     chunk_range,
 };
 pub use error::{CollectiveError, MissingRank, Result, Searched};
-pub use header::OperationHeader;
+pub use header::{HeaderError, OperationHeader};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,
 };

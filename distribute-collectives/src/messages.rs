@@ -132,14 +132,13 @@ impl<T: Transport> TransportCommunicator<T> {
         )
     }
 
-    /// Runs one operation between `begin` and `end`.
+    /// Runs one operation between `begin` and `end`; see [`operate`].
     fn operate(
         &mut self,
         header: &OperationHeader,
         body: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        let result = self.transport.begin(header).and_then(|()| body(self));
-        self.transport.end(header, result)
+        operate(self, |this| &mut this.transport, header, body)
     }
 
     fn exchange<'a, 'b>(
@@ -221,28 +220,43 @@ impl<T: Transport> TransportCommunicator<T> {
     }
 }
 
-/// Refuses a rank that does not exist.
-pub(crate) fn check_rank(
-    transport: &dyn Transport,
-    op: OperationKind,
-    name: &str,
-    rank: usize,
+/// Runs one operation of an endpoint over a transport. What all ranks together refuse was an
+/// operation: it has its number.
+pub(crate) fn operate<C, T: Transport>(
+    endpoint: &mut C,
+    transport: impl Fn(&mut C) -> &mut T,
+    header: &OperationHeader,
+    body: impl FnOnce(&mut C) -> Result<()>,
 ) -> Result<()> {
-    let what = if rank >= transport.world_size() {
-        format!(
-            "{name} is rank {rank}, but the group has {} ranks",
-            transport.world_size()
-        )
-    } else if rank == transport.rank() && op.is_point_to_point() {
+    let over = transport(endpoint);
+    let refused = header.check_root(over.rank(), over.world_size());
+    let begun = over.begin(header);
+    let result = match refused {
+        Ok(()) => begun.and_then(|()| body(endpoint)),
+        Err(_) => begun,
+    };
+    transport(endpoint).end(header, result).and(refused)
+}
+
+/// Refuses a peer of a point-to-point call that does not exist.
+pub(crate) fn check_peer(
+    rank: usize,
+    world_size: usize,
+    op: OperationKind,
+    peer: usize,
+) -> Result<()> {
+    let what = if peer >= world_size {
+        let name = match op {
+            OperationKind::Send => "receiver",
+            _ => "sender",
+        };
+        format!("the {name} is rank {peer}, but the group has {world_size} ranks")
+    } else if peer == rank {
         "a rank cannot send to itself".to_string()
     } else {
         return Ok(());
     };
-    Err(CollectiveError::InvalidArgument {
-        rank: transport.rank(),
-        op,
-        what,
-    })
+    Err(CollectiveError::InvalidArgument { rank, op, what })
 }
 
 impl<T: Transport> Communicator for TransportCommunicator<T> {
@@ -296,7 +310,6 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Broadcast, "the root", root)?;
         let header = self.header(OperationKind::Broadcast).with_root(root);
         let header = header.with_buffers(self.rank(), buffers)?;
         self.operate(&header, |this| {
@@ -309,7 +322,6 @@ impl<T: Transport> Communicator for TransportCommunicator<T> {
     }
 
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Reduce, "the root", root)?;
         let header = self
             .header(OperationKind::Reduce)
             .with_op(op)
@@ -392,7 +404,12 @@ pub(crate) fn send(
     buffer: &Buffer<'_>,
     segment_bytes: usize,
 ) -> Result<()> {
-    check_rank(transport, OperationKind::Send, "the receiver", to)?;
+    check_peer(
+        transport.rank(),
+        transport.world_size(),
+        OperationKind::Send,
+        to,
+    )?;
     let header = OperationHeader::new(OperationKind::Send, generation, transport.sequence());
     let result = transport
         .begin(&header)
@@ -408,7 +425,12 @@ pub(crate) fn recv(
     buffer: &mut Buffer<'_>,
     segment_bytes: usize,
 ) -> Result<()> {
-    check_rank(transport, OperationKind::Recv, "the sender", from)?;
+    check_peer(
+        transport.rank(),
+        transport.world_size(),
+        OperationKind::Recv,
+        from,
+    )?;
     let header = OperationHeader::new(OperationKind::Recv, generation, transport.sequence());
     let result = transport
         .begin(&header)

@@ -1,37 +1,15 @@
-//! Operation headers and data frames as bytes.
+//! Data frames as bytes.
 //!
 //! A data frame is one gRPC message: the 5 bytes of gRPC's prefix (compression flag 0, length as
-//! big-endian `u32`), then 64 bytes of header, then the payload. The header says which operation
-//! the payload belongs to, so that a receiver never combines what was not meant for it:
-//!
-//! | bytes | what |
-//! |---|---|
-//! | 0 | version, [`VERSION`] |
-//! | 1 | flags: bit 0 point-to-point, bit 1 the operation has a root |
-//! | 2 | kind |
-//! | 3 | element type plus 1, 0 for none |
-//! | 4 | reduction plus 1, 0 for none |
-//! | 5..8 | zero |
-//! | 8..16 | generation |
-//! | 16..24 | sequence |
-//! | 24..32 | count |
-//! | 32..40 | layout |
-//! | 40..48 | buffers |
-//! | 48..56 | root, 0 for none |
-//! | 56..64 | number of the frame among those of its ordered pair of ranks and its flag |
-//!
-//! Numbers are little-endian.
+//! big-endian `u32`), then an encoded [`OperationHeader`] and the number of the frame among those
+//! of its ordered pair of ranks and its kind of operation (little-endian `u64`), then the payload.
+//! The header says which operation the payload belongs to, so that a receiver never combines what
+//! was not meant for it.
 
-use crate::buffer::DType;
-use crate::header::OperationHeader;
-use crate::operation::OperationKind;
-use crate::reduce::ReduceOp;
+use crate::header::{HeaderError, OperationHeader};
 
-/// The version of this layout.
-pub(crate) const VERSION: u8 = 1;
-
-/// Bytes of a header.
-pub(crate) const HEADER_BYTES: usize = 64;
+/// Bytes of a frame's header.
+pub(crate) const HEADER_BYTES: usize = OperationHeader::BYTES + 8;
 
 /// Bytes of gRPC's message prefix.
 pub(crate) const PREFIX_BYTES: usize = 5;
@@ -39,16 +17,11 @@ pub(crate) const PREFIX_BYTES: usize = 5;
 /// Bytes in front of a payload.
 pub(crate) const OVERHEAD_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
 
-const POINT_TO_POINT: u8 = 1;
-const HAS_ROOT: u8 = 2;
-
 /// What stands in front of a payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     /// The operation that the payload belongs to.
     pub(crate) operation: OperationHeader,
-    /// Whether it belongs to `send` or `recv` (also the answer to a `send`).
-    pub(crate) point_to_point: bool,
     /// Number of the frame among those of its ordered pair of ranks and its kind of operation.
     pub(crate) number: u64,
 }
@@ -56,12 +29,8 @@ pub(crate) struct FrameHeader {
 /// Why bytes are not a frame.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum WireError {
-    #[error("a frame of version {0}, this program speaks version {VERSION}")]
-    Version(u8),
-    #[error("byte {offset} of a frame header is {value}, which has no meaning")]
-    Value { offset: usize, value: u8 },
-    #[error("a number in a frame header is too large for this machine")]
-    Number,
+    #[error(transparent)]
+    Header(#[from] HeaderError),
     #[error("a compressed message (flag {0}), which was never agreed on")]
     Compressed(u8),
     #[error("a message of {0} bytes, shorter than its header of {HEADER_BYTES}")]
@@ -95,87 +64,21 @@ pub(crate) fn decode_prefix(prefix: &[u8; PREFIX_BYTES], limit: usize) -> Result
 impl FrameHeader {
     /// The bytes of the header.
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
-        let operation = &self.operation;
         let mut bytes = [0; HEADER_BYTES];
-        let root = operation.root;
-        let flag = |set: bool, bit: u8| if set { bit } else { 0 };
-        bytes[0] = VERSION;
-        bytes[1] = flag(self.point_to_point, POINT_TO_POINT) | flag(root.is_some(), HAS_ROOT);
-        bytes[2] = operation.kind as u8;
-        bytes[3] = operation.dtype.map_or(0, |dtype| dtype as u8 + 1);
-        bytes[4] = operation.op.map_or(0, |op| op as u8 + 1);
-        let numbers = [
-            operation.generation,
-            operation.sequence,
-            operation.count as u64,
-            operation.layout,
-            operation.buffers as u64,
-            root.unwrap_or(0) as u64,
-            self.number,
-        ];
-        for (to, number) in bytes[8..].chunks_exact_mut(8).zip(numbers) {
-            to.copy_from_slice(&number.to_le_bytes());
-        }
+        bytes[..OperationHeader::BYTES].copy_from_slice(&self.operation.encode());
+        bytes[OperationHeader::BYTES..].copy_from_slice(&self.number.to_le_bytes());
         bytes
     }
 
     /// Reads a header.
     pub(crate) fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, WireError> {
-        if bytes[0] != VERSION {
-            return Err(WireError::Version(bytes[0]));
-        }
-        let bad = |offset: usize| WireError::Value {
-            offset,
-            value: bytes[offset],
-        };
-        let flags = bytes[1];
-        if flags & !(POINT_TO_POINT | HAS_ROOT) != 0 {
-            return Err(bad(1));
-        }
-        if let Some(offset) = (5..8).find(|&offset| bytes[offset] != 0) {
-            return Err(bad(offset));
-        }
-        let known = |kind: &&OperationKind| **kind as u8 == bytes[2];
-        let kind = OperationKind::ALL.iter().find(known).ok_or(bad(2))?;
-        let dtype = optional(bytes[3], &DType::ALL, |dtype| dtype as u8).ok_or(bad(3))?;
-        let op = optional(bytes[4], &ReduceOp::ALL, |op| op as u8).ok_or(bad(4))?;
-        let size = |offset| usize::try_from(number(bytes, offset)).map_err(|_| WireError::Number);
-        let root = size(48)?;
-        if flags & HAS_ROOT == 0 && root != 0 {
-            return Err(bad(48));
-        }
+        let (mut operation, mut number) = ([0; OperationHeader::BYTES], [0; 8]);
+        operation.copy_from_slice(&bytes[..OperationHeader::BYTES]);
+        number.copy_from_slice(&bytes[OperationHeader::BYTES..]);
         Ok(FrameHeader {
-            operation: OperationHeader {
-                generation: number(bytes, 8),
-                sequence: number(bytes, 16),
-                kind: *kind,
-                dtype,
-                op,
-                root: (flags & HAS_ROOT != 0).then_some(root),
-                count: size(24)?,
-                buffers: size(40)?,
-                layout: number(bytes, 32),
-            },
-            point_to_point: flags & POINT_TO_POINT != 0,
-            number: number(bytes, 56),
+            operation: OperationHeader::decode(&operation)?,
+            number: u64::from_le_bytes(number),
         })
-    }
-}
-
-fn number(bytes: &[u8; HEADER_BYTES], offset: usize) -> u64 {
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[offset..offset + 8]);
-    u64::from_le_bytes(number)
-}
-
-/// 0 is `None`; else the value whose code is one less. The outer `None`: there is no such value.
-fn optional<T: Copy>(byte: u8, all: &[T], code: impl Fn(T) -> u8) -> Option<Option<T>> {
-    match byte.checked_sub(1) {
-        None => Some(None),
-        Some(wanted) => {
-            let found = all.iter().find(|value| code(**value) == wanted);
-            found.map(|value| Some(*value))
-        }
     }
 }
 
@@ -184,53 +87,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    fn headers() -> impl Strategy<Value = FrameHeader> {
-        let names = (
-            proptest::sample::select(&OperationKind::ALL[..]),
-            proptest::option::of(proptest::sample::select(&DType::ALL[..])),
-            proptest::option::of(proptest::sample::select(&ReduceOp::ALL[..])),
-            any::<bool>(),
-        );
-        let numbers = (any::<[u64; 4]>(), any::<[usize; 2]>());
-        (names, numbers, proptest::option::of(any::<usize>())).prop_map(
-            |((kind, dtype, op, point_to_point), (wide, sizes), root)| FrameHeader {
-                operation: OperationHeader {
-                    generation: wide[0],
-                    sequence: wide[1],
-                    kind,
-                    dtype,
-                    op,
-                    root,
-                    count: sizes[0],
-                    buffers: sizes[1],
-                    layout: wide[2],
-                },
-                point_to_point,
-                number: wide[3],
-            },
-        )
-    }
+    use crate::header::tests::headers;
 
     proptest! {
         #[test]
-        fn what_is_encoded_is_decoded(header in headers()) {
+        fn what_is_encoded_is_decoded(operation in headers(), number in any::<u64>()) {
+            let header = FrameHeader { operation, number };
             prop_assert_eq!(FrameHeader::decode(&header.encode()), Ok(header));
-        }
-
-        #[test]
-        fn no_bytes_panic_and_accepted_ones_are_canonical(
-            mut bytes in prop::collection::vec(any::<u8>(), HEADER_BYTES),
-            plausible in any::<bool>(),
-        ) {
-            if plausible {
-                let (flags, kind) = (bytes[1] & 3, bytes[2] & 7);
-                bytes[..8].copy_from_slice(&[VERSION, flags, kind, 0, 0, 0, 0, 0]);
-            }
-            let bytes: [u8; HEADER_BYTES] = bytes.try_into().unwrap();
-            if let Ok(header) = FrameHeader::decode(&bytes) {
-                prop_assert_eq!(header.encode(), bytes);
-            }
         }
 
         #[test]

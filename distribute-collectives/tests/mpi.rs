@@ -15,7 +15,7 @@ use common::{Random, TestElement, bits};
 use distribute_collectives::mpi::{MpiCommunicator, MpiEnvironment};
 use distribute_collectives::{
     Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, Gathered,
-    GroupOptions, ReduceOp, WireType, chunk_range, reduce,
+    GroupOptions, ReduceOp, WireType, chunk_range, contract, reduce,
 };
 use half::{bf16, f16};
 use rustix::process::{Pid, Signal, kill_process};
@@ -132,6 +132,11 @@ fn failures_of_4_ranks() {
 }
 
 #[test]
+fn the_contract_of_3_ranks() {
+    under_mpirun("contract", 3);
+}
+
+#[test]
 fn a_missing_rank_of_2() {
     under_mpirun("timeout", 2);
 }
@@ -174,6 +179,7 @@ fn rank_program() {
     match &*scenario {
         "operations" => operations(&environment),
         "failures" => failures(&environment),
+        "contract" => disagreements(&environment),
         "timeout" => timeout(&environment, &mut control),
         other => panic!("unknown scenario {other}"),
     }
@@ -431,6 +437,16 @@ fn failures(environment: &MpiEnvironment) {
         }
     }
     wrong_receiver(environment);
+}
+
+/// Ranks that disagree get an error, and never a number.
+fn disagreements(environment: &MpiEnvironment) {
+    for algorithm in [Algorithm::Auto, Algorithm::Ring] {
+        for case in contract::cases() {
+            let group = environment.communicator(options().algorithm(algorithm));
+            case.check(&mut group.unwrap()).unwrap();
+        }
+    }
 }
 
 fn wrong_receiver(environment: &MpiEnvironment) {

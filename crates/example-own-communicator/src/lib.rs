@@ -1,8 +1,9 @@
 //! A communicator of one's own, and the ten lines that check it.
 //!
-//! [`NaiveCommunicator`] is as simple as can be: every operation puts a copy of the rank's bytes
-//! on a table that all ranks see, waits for the others, and reads. `tests/own_communicator.rs`
-//! checks it against TensorFlow's recorded results.
+//! [`NaiveCommunicator`] is as simple as can be: every operation puts its header and a copy of the
+//! rank's bytes on a table that all ranks see, waits for the others, compares the headers, and
+//! reads. `tests/own_communicator.rs` checks it against TensorFlow's recorded results, and that it
+//! gives ranks that disagree an error.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::expect_used,
@@ -19,7 +20,7 @@ use std::time::Duration;
 use bytemuck::pod_collect_to_vec;
 use distribute_collectives::{
     AbortHandle, AbortTarget, Buffer, CollectiveError, Communicator, DType, Description, Element,
-    GatherTarget, OperationKind, ReduceOp, Result, chunk_range, reduce,
+    GatherTarget, OperationHeader, OperationKind, ReduceOp, Result, chunk_range, reduce,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -28,7 +29,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 #[derive(Default)]
 struct Table {
     round: u64,
-    bytes: Vec<Option<Vec<u8>>>,
+    places: Vec<Option<(OperationHeader, Vec<u8>)>>,
     readers: usize,
     mail: Vec<(usize, usize, Vec<u8>)>,
     gone: Option<CollectiveError>,
@@ -45,12 +46,16 @@ pub struct NaiveCommunicator {
     rank: usize,
     world_size: usize,
     shared: Arc<Shared>,
+    /// The number of the next operation.
+    sequence: u64,
+    /// The ranks have disagreed.
+    failed: Option<CollectiveError>,
 }
 
 /// A group of `world_size` ranks.
 pub fn naive_group(world_size: usize) -> Vec<NaiveCommunicator> {
     let table = Table {
-        bytes: vec![None; world_size],
+        places: vec![None; world_size],
         ..Table::default()
     };
     let shared = Arc::new(Shared {
@@ -61,6 +66,8 @@ pub fn naive_group(world_size: usize) -> Vec<NaiveCommunicator> {
         rank,
         world_size,
         shared: Arc::clone(&shared),
+        sequence: 0,
+        failed: None,
     };
     (0..world_size).map(rank).collect()
 }
@@ -105,22 +112,31 @@ impl AbortTarget for Shared {
 }
 
 impl NaiveCommunicator {
-    /// Gives every rank the bytes of all ranks. All must describe the call with the same words.
-    fn exchange(&self, op: OperationKind, call: &str, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let mine = [call.as_bytes(), b"\n", bytes].concat();
+    fn header(&self, kind: OperationKind) -> OperationHeader {
+        OperationHeader::new(kind, 0, self.sequence)
+    }
+
+    /// Gives every rank the bytes of all ranks. All must make the same call.
+    fn exchange(&mut self, header: &OperationHeader, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        if let Some(cause) = &self.failed {
+            let cause = Box::new(cause.clone());
+            return Err(CollectiveError::Poisoned { cause });
+        }
         let round = self.shared.wait(|table| {
-            let place = &mut table.bytes[self.rank];
-            place.is_none().then(|| *place = Some(mine.clone()))?;
+            let place = &mut table.places[self.rank];
+            place
+                .is_none()
+                .then(|| *place = Some((*header, bytes.to_vec())))?;
             Some(table.round)
         })?;
         let all = self.shared.wait(|table| {
-            let all: Vec<Vec<u8>> = table.bytes.iter().flatten().cloned().collect();
+            let all: Vec<_> = table.places.iter().flatten().cloned().collect();
             (all.len() == self.world_size).then_some(all)
         })?;
         self.shared.wait(|table| {
             table.readers += 1;
             if table.readers == self.world_size {
-                table.bytes = vec![None; self.world_size];
+                table.places = vec![None; self.world_size];
                 table.readers = 0;
                 table.round += 1;
             }
@@ -128,29 +144,41 @@ impl NaiveCommunicator {
         })?;
         self.shared
             .wait(|table| (table.round != round).then_some(()))?;
-        let parts = all.iter().enumerate().map(|(rank, bytes)| {
-            let split = bytes.iter().position(|byte| *byte == b'\n').unwrap_or(0);
-            let other = String::from_utf8_lossy(&bytes[..split]).into_owned();
-            if other == call {
-                return Ok(bytes[split + 1..].to_vec());
-            }
-            Err(CollectiveError::Mismatch {
-                rank_a: self.rank,
-                rank_b: rank,
-                op,
-                sequence: round,
-                what: format!("{call} and {other}"),
-            })
-        });
-        parts.collect()
+        self.sequence += 1;
+        if let Err(error) = OperationHeader::agree(all.iter().map(|(header, _)| header)) {
+            self.failed = Some(error.clone());
+            return Err(error);
+        }
+        header.check_root(self.rank, self.world_size)?;
+        Ok(all.into_iter().map(|(_, bytes)| bytes).collect())
     }
-}
 
-fn describe(call: &str, buffers: &[Buffer<'_>]) -> String {
-    let buffers = buffers
-        .iter()
-        .map(|buffer| (buffer.dtype().name(), buffer.len()));
-    format!("{call} {:?}", buffers.collect::<Vec<_>>())
+    /// Combines the buffers of all ranks; every rank gets the whole result.
+    fn combine(
+        &mut self,
+        header: OperationHeader,
+        op: ReduceOp,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let header = header.with_op(op).with_buffers(self.rank, buffers)?;
+        let all = self.exchange(&header, &bytes_of(buffers))?;
+        let mut start = 0;
+        for buffer in buffers {
+            let end = start + buffer.size_bytes();
+            let parts: Vec<&[u8]> = all.iter().map(|bytes| &bytes[start..end]).collect();
+            match buffer {
+                Buffer::F32(own) => fold(op, own, &parts),
+                Buffer::F64(own) => fold(op, own, &parts),
+                Buffer::F16(own) => fold(op, own, &parts),
+                Buffer::BF16(own) => fold(op, own, &parts),
+                Buffer::I32(own) => fold(op, own, &parts),
+                Buffer::I64(own) => fold(op, own, &parts),
+                Buffer::U8(own) => fold(op, own, &parts),
+            }
+            start = end;
+        }
+        Ok(())
+    }
 }
 
 fn bytes_of(buffers: &[Buffer<'_>]) -> Vec<u8> {
@@ -177,29 +205,13 @@ impl Communicator for NaiveCommunicator {
     }
 
     fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let call = describe(&format!("all_reduce {op}"), buffers);
-        let all = self.exchange(OperationKind::AllReduce, &call, &bytes_of(buffers))?;
-        let mut start = 0;
-        for buffer in buffers {
-            let end = start + buffer.size_bytes();
-            let parts: Vec<&[u8]> = all.iter().map(|bytes| &bytes[start..end]).collect();
-            match buffer {
-                Buffer::F32(own) => fold(op, own, &parts),
-                Buffer::F64(own) => fold(op, own, &parts),
-                Buffer::F16(own) => fold(op, own, &parts),
-                Buffer::BF16(own) => fold(op, own, &parts),
-                Buffer::I32(own) => fold(op, own, &parts),
-                Buffer::I64(own) => fold(op, own, &parts),
-                Buffer::U8(own) => fold(op, own, &parts),
-            }
-            start = end;
-        }
-        Ok(())
+        self.combine(self.header(OperationKind::AllReduce), op, buffers)
     }
 
-    fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
-        self.all_reduce(op, &mut [buffer.reborrow()])?;
-        Ok(chunk_range(buffer.len(), self.world_size, self.rank))
+    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
+        let own = chunk_range(buffer.len(), self.world_size, self.rank);
+        self.combine(self.header(OperationKind::ReduceScatter), op, &mut [buffer])?;
+        Ok(own)
     }
 
     fn all_gather_into(
@@ -208,16 +220,17 @@ impl Communicator for NaiveCommunicator {
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        let call = format!("all_gather {}", dtype.name());
-        let all = self.exchange(OperationKind::AllGather, &call, input)?;
+        let header = self.header(OperationKind::AllGather).with_dtype(dtype);
+        let all = self.exchange(&header, input)?;
         let sizes: Vec<usize> = all.iter().map(Vec::len).collect();
         output.resize(&sizes).copy_from_slice(&all.concat());
         Ok(())
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let call = describe(&format!("broadcast from {root}"), buffers);
-        let all = self.exchange(OperationKind::Broadcast, &call, &bytes_of(buffers))?;
+        let header = self.header(OperationKind::Broadcast).with_root(root);
+        let header = header.with_buffers(self.rank, buffers)?;
+        let all = self.exchange(&header, &bytes_of(buffers))?;
         let mut rest = &all[root][..];
         for buffer in buffers {
             let (bytes, after) = rest.split_at(buffer.size_bytes());
@@ -227,8 +240,12 @@ impl Communicator for NaiveCommunicator {
         Ok(())
     }
 
-    fn reduce(&mut self, op: ReduceOp, _root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.all_reduce(op, buffers)
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        self.combine(
+            self.header(OperationKind::Reduce).with_root(root),
+            op,
+            buffers,
+        )
     }
 
     fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
@@ -254,8 +271,8 @@ impl Communicator for NaiveCommunicator {
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.exchange(OperationKind::Barrier, "barrier", &[])
-            .map(|_| ())
+        self.exchange(&self.header(OperationKind::Barrier), &[])
+            .map(drop)
     }
 
     fn abort_handle(&self) -> AbortHandle {

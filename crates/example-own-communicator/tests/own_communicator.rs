@@ -5,6 +5,7 @@ use std::ops::Range;
 use conformance::{Golden, Report, Suite, communicator};
 use distribute_collectives::{
     AbortHandle, Buffer, Communicator, DType, Description, Element, GatherTarget, ReduceOp, Result,
+    contract,
 };
 use example_own_communicator::{NaiveCommunicator, naive_group};
 
@@ -21,6 +22,15 @@ fn the_naive_communicator_conforms() {
         .run();
     assert!(report.is_success(), "{report}");
     assert!(report.total().passed > 150, "{report}");
+}
+
+#[test]
+fn ranks_that_disagree_get_an_error_and_never_a_number() {
+    let group = || {
+        let ranks = naive_group(3).into_iter();
+        Ok(ranks.map(|rank| Box::new(rank) as _).collect())
+    };
+    contract::check(group).unwrap();
 }
 
 /// What a broken communicator does to the result of an all-reduce.

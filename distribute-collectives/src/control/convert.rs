@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-use crate::buffer::DType;
 use crate::control::generated::{self as message, notice};
 use crate::error::{CollectiveError, MissingRank};
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
-use crate::reduce::ReduceOp;
 use crate::status::{Failure, FailureKind};
 
 /// How many ranks that were waited for are named: a message stays far below the limit.
@@ -23,43 +21,14 @@ fn value<T: Copy>(list: &[T], index: i32) -> Option<T> {
     list.get(usize::try_from(index).ok()?).copied()
 }
 
-/// A header as a message.
-pub(crate) fn operation(header: &OperationHeader) -> message::Operation {
-    message::Operation {
-        generation: header.generation,
-        sequence: header.sequence,
-        kind: index(&OperationKind::ALL, &header.kind),
-        element_type: header.dtype.map(|dtype| index(&DType::ALL, &dtype)),
-        reduction: header.op.map(|op| index(&ReduceOp::ALL, &op)),
-        root: header.root.map(|root| root as u32),
-        count: header.count as u64,
-        buffers: header.buffers as u64,
-        layout: header.layout,
-    }
+/// The running operation as bytes; none between operations.
+pub(crate) fn running(header: Option<&OperationHeader>) -> Vec<u8> {
+    header.map_or_else(Vec::new, |header| header.encode().to_vec())
 }
 
-/// The header in a message, or `None` when it holds a value that this version does not know.
-pub(crate) fn header(operation: &message::Operation) -> Option<OperationHeader> {
-    let dtype = operation
-        .element_type
-        .map(|index| value(&DType::ALL, index));
-    let op = operation
-        .reduction
-        .map(|index| value(&ReduceOp::ALL, index));
-    if dtype == Some(None) || op == Some(None) {
-        return None;
-    }
-    Some(OperationHeader {
-        generation: operation.generation,
-        sequence: operation.sequence,
-        kind: value(&OperationKind::ALL, operation.kind)?,
-        dtype: dtype.flatten(),
-        op: op.flatten(),
-        root: operation.root.map(|root| root as usize),
-        count: usize::try_from(operation.count).ok()?,
-        buffers: usize::try_from(operation.buffers).ok()?,
-        layout: operation.layout,
-    })
+/// The header in the bytes, or `None` when there is none, or one that no rank writes.
+pub(crate) fn header(bytes: &[u8]) -> Option<OperationHeader> {
+    OperationHeader::decode(bytes.try_into().ok()?).ok()
 }
 
 fn micros(duration: Duration) -> u64 {
@@ -72,7 +41,8 @@ pub(crate) fn notice(rank: usize, failure: &Failure) -> message::Notice {
         FailureKind::Lost { rank, reason } => notice::Failure::Lost(message::Lost {
             rank: *rank as u32,
             reason: shortened(reason),
-            operation: None,
+            kind: None,
+            sequence: 0,
         }),
         FailureKind::Silent { rank, elapsed } => notice::Failure::Silent(message::Silent {
             rank: *rank as u32,
@@ -109,7 +79,8 @@ fn error_message(own_rank: usize, error: &CollectiveError) -> notice::Failure {
         } => notice::Failure::Lost(message::Lost {
             rank: *rank as u32,
             reason: shortened(reason),
-            operation: Some(operation(&OperationHeader::new(*op, 0, *sequence))),
+            kind: Some(index(&OperationKind::ALL, op)),
+            sequence: *sequence,
         }),
         CollectiveError::Timeout {
             missing,
@@ -143,11 +114,7 @@ fn error_message(own_rank: usize, error: &CollectiveError) -> notice::Failure {
             elapsed,
         } => notice::Failure::Interrupted(message::Interrupted {
             rank: *rank as u32,
-            missing: missing
-                .iter()
-                .take(MISSING_MAX)
-                .map(missing_message)
-                .collect(),
+            missing: missing_messages(missing),
             elapsed_us: micros(*elapsed),
         }),
         // No other error ends a group by itself; the sender is then the one that ended it.
@@ -158,12 +125,14 @@ fn error_message(own_rank: usize, error: &CollectiveError) -> notice::Failure {
     }
 }
 
-fn missing_message(missing: &MissingRank) -> message::Missing {
-    message::Missing {
+fn missing_messages(missing: &[MissingRank]) -> Vec<message::Missing> {
+    let missing = missing.iter().take(MISSING_MAX);
+    let message = |missing: &MissingRank| message::Missing {
         rank: missing.rank as u32,
         address: missing.address.clone(),
         reason: shortened(&missing.reason),
-    }
+    };
+    missing.map(message).collect()
 }
 
 fn missing_rank(missing: &message::Missing) -> MissingRank {
@@ -185,15 +154,15 @@ fn shortened(text: &str) -> String {
 pub(crate) fn failure(world_size: usize, notice: &message::Notice) -> Option<Failure> {
     let rank = |rank: u32| Some(rank as usize).filter(|rank| *rank < world_size);
     let kind = match notice.failure.as_ref()? {
-        notice::Failure::Lost(lost) => match &lost.operation {
+        notice::Failure::Lost(lost) => match lost.kind {
             None => FailureKind::Lost {
                 rank: rank(lost.rank)?,
                 reason: lost.reason.clone(),
             },
-            Some(operation) => FailureKind::Ended(CollectiveError::PeerLost {
+            Some(kind) => FailureKind::Ended(CollectiveError::PeerLost {
                 rank: rank(lost.rank)?,
-                op: value(&OperationKind::ALL, operation.kind)?,
-                sequence: operation.sequence,
+                op: value(&OperationKind::ALL, kind)?,
+                sequence: lost.sequence,
                 reason: lost.reason.clone(),
             }),
         },
@@ -250,35 +219,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_header_survives_the_way() {
-        let header_of = |kind| OperationHeader::new(kind, 4, 9);
-        for kind in OperationKind::ALL {
-            assert_eq!(header(&operation(&header_of(kind))), Some(header_of(kind)));
+    fn a_header_survives_the_way_and_what_is_none_is_none() {
+        let sent = OperationHeader::new(OperationKind::Reduce, 4, 9).with_root(3);
+        let bytes = running(Some(&sent));
+        assert_eq!(header(&bytes), Some(sent));
+        assert!(running(None).is_empty());
+        for nonsense in [&[][..], &bytes[1..], &[255; OperationHeader::BYTES]] {
+            assert_eq!(header(nonsense), None);
         }
-        for dtype in DType::ALL {
-            for op in ReduceOp::ALL {
-                let mut sent = header_of(OperationKind::Reduce)
-                    .with_op(op)
-                    .with_dtype(dtype);
-                sent = sent.with_root(3);
-                (sent.count, sent.buffers, sent.layout) = (usize::MAX, 2, u64::MAX);
-                assert_eq!(header(&operation(&sent)), Some(sent));
-            }
-        }
-    }
-
-    #[test]
-    fn unknown_values_are_no_header() {
-        let good = operation(&OperationHeader::new(OperationKind::Send, 0, 0));
-        let with = |change: fn(&mut message::Operation)| {
-            let mut operation = good;
-            change(&mut operation);
-            header(&operation)
-        };
-        assert_eq!(with(|o| o.kind = 8), None);
-        assert_eq!(with(|o| o.kind = -1), None);
-        assert_eq!(with(|o| o.element_type = Some(7)), None);
-        assert_eq!(with(|o| o.reduction = Some(i32::MIN)), None);
     }
 
     #[test]

@@ -79,41 +79,18 @@ pub struct Announcement {
 /// The sender has streams to all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Ready {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Heartbeat {
-    /// The operation that the sender is in; absent between operations.
-    #[prost(message, optional, tag = "1")]
-    pub running: ::core::option::Option<Operation>,
+    /// The operation that the sender is in, as the bytes of an operation header (see the module
+    /// `header` of `distribute-collectives`); empty between operations.
+    #[prost(bytes = "vec", tag = "1")]
+    pub running: ::prost::alloc::vec::Vec<u8>,
     /// Number of operations that the sender has completed.
     #[prost(uint64, tag = "2")]
     pub completed: u64,
     /// The sender wants a heartbeat at once.
     #[prost(bool, tag = "3")]
     pub answer: bool,
-}
-/// The description of an operation, which must be equal on all ranks.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Operation {
-    #[prost(uint64, tag = "1")]
-    pub generation: u64,
-    #[prost(uint64, tag = "2")]
-    pub sequence: u64,
-    #[prost(enumeration = "Kind", tag = "3")]
-    pub kind: i32,
-    /// Absent for a barrier.
-    #[prost(enumeration = "ElementType", optional, tag = "4")]
-    pub element_type: ::core::option::Option<i32>,
-    /// Absent for calls that only move data.
-    #[prost(enumeration = "Reduction", optional, tag = "5")]
-    pub reduction: ::core::option::Option<i32>,
-    #[prost(uint32, optional, tag = "6")]
-    pub root: ::core::option::Option<u32>,
-    #[prost(uint64, tag = "7")]
-    pub count: u64,
-    #[prost(uint64, tag = "8")]
-    pub buffers: u64,
-    #[prost(uint64, tag = "9")]
-    pub layout: u64,
 }
 /// The first failure that the sender knows of. It ends the group.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -152,8 +129,10 @@ pub struct Lost {
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
     /// The operation that ended, when one was named.
-    #[prost(message, optional, tag = "3")]
-    pub operation: ::core::option::Option<Operation>,
+    #[prost(enumeration = "Kind", optional, tag = "3")]
+    pub kind: ::core::option::Option<i32>,
+    #[prost(uint64, tag = "4")]
+    pub sequence: u64,
 }
 /// A rank is connected but has not been heard of.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -260,6 +239,7 @@ pub struct Refusal {
     #[prost(string, repeated, tag = "3")]
     pub options: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
+/// The calls that must be equal on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Kind {
@@ -300,82 +280,6 @@ impl Kind {
             "KIND_BARRIER" => Some(Self::Barrier),
             "KIND_SEND" => Some(Self::Send),
             "KIND_RECV" => Some(Self::Recv),
-            _ => None,
-        }
-    }
-}
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum ElementType {
-    F32 = 0,
-    F64 = 1,
-    F16 = 2,
-    Bf16 = 3,
-    I32 = 4,
-    I64 = 5,
-    U8 = 6,
-}
-impl ElementType {
-    /// String value of the enum field names used in the ProtoBuf definition.
-    ///
-    /// The values are not transformed in any way and thus are considered stable
-    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::F32 => "ELEMENT_TYPE_F32",
-            Self::F64 => "ELEMENT_TYPE_F64",
-            Self::F16 => "ELEMENT_TYPE_F16",
-            Self::Bf16 => "ELEMENT_TYPE_BF16",
-            Self::I32 => "ELEMENT_TYPE_I32",
-            Self::I64 => "ELEMENT_TYPE_I64",
-            Self::U8 => "ELEMENT_TYPE_U8",
-        }
-    }
-    /// Creates an enum from field names used in the ProtoBuf definition.
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "ELEMENT_TYPE_F32" => Some(Self::F32),
-            "ELEMENT_TYPE_F64" => Some(Self::F64),
-            "ELEMENT_TYPE_F16" => Some(Self::F16),
-            "ELEMENT_TYPE_BF16" => Some(Self::Bf16),
-            "ELEMENT_TYPE_I32" => Some(Self::I32),
-            "ELEMENT_TYPE_I64" => Some(Self::I64),
-            "ELEMENT_TYPE_U8" => Some(Self::U8),
-            _ => None,
-        }
-    }
-}
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum Reduction {
-    Sum = 0,
-    Mean = 1,
-    Min = 2,
-    Max = 3,
-    Prod = 4,
-}
-impl Reduction {
-    /// String value of the enum field names used in the ProtoBuf definition.
-    ///
-    /// The values are not transformed in any way and thus are considered stable
-    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Sum => "REDUCTION_SUM",
-            Self::Mean => "REDUCTION_MEAN",
-            Self::Min => "REDUCTION_MIN",
-            Self::Max => "REDUCTION_MAX",
-            Self::Prod => "REDUCTION_PROD",
-        }
-    }
-    /// Creates an enum from field names used in the ProtoBuf definition.
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "REDUCTION_SUM" => Some(Self::Sum),
-            "REDUCTION_MEAN" => Some(Self::Mean),
-            "REDUCTION_MIN" => Some(Self::Min),
-            "REDUCTION_MAX" => Some(Self::Max),
-            "REDUCTION_PROD" => Some(Self::Prod),
             _ => None,
         }
     }

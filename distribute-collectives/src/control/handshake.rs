@@ -14,7 +14,7 @@ use crate::error::Result as CollectiveResult;
 
 /// The version of the messages and of the handshake. Ranks with a token and different versions
 /// still exchange proofs: where both can read them, both refuse at once.
-pub(super) const PROTOCOL_VERSION: u32 = 1;
+pub(super) const PROTOCOL_VERSION: u32 = 2;
 /// How long a peer may take for each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 const NONCE_BYTES: usize = 32;

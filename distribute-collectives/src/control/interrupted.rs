@@ -42,7 +42,7 @@ fn running_operation(shared: &Membership) -> Option<(OperationHeader, Instant)> 
 fn request_heartbeats(shared: &Membership) {
     let question = shared.own_heartbeat(true);
     for link in shared.state().open_links() {
-        link.send_heartbeat(question);
+        link.send_heartbeat(question.clone());
     }
 }
 

@@ -413,7 +413,7 @@ impl Membership {
     /// What this rank says about itself, and whether it wants to hear the same.
     pub(super) fn own_heartbeat(&self, answer: bool) -> message::Heartbeat {
         message::Heartbeat {
-            running: self.status.running().as_ref().map(convert::operation),
+            running: convert::running(self.status.running().as_ref()),
             completed: self.status.completed(),
             answer,
         }
@@ -423,7 +423,7 @@ impl Membership {
     /// find most differences; this finds those of calls that never exchange a byte.
     fn heartbeat(&self, rank: usize, id: u64, beat: &message::Heartbeat) {
         let own = self.status.running();
-        let theirs = beat.running.as_ref().and_then(convert::header);
+        let theirs = convert::header(&beat.running);
         self.status.note_peer(rank, theirs, beat.completed);
         if beat.answer {
             let answer = self.own_heartbeat(false);
@@ -448,18 +448,9 @@ impl Membership {
         let Some((own, theirs)) = pair.filter(|_| again) else {
             return;
         };
-        let (first, second) = match self.rank < rank {
-            true => ((self.rank, own), (rank, theirs)),
-            false => ((rank, theirs), (self.rank, own)),
-        };
-        let error = CollectiveError::Mismatch {
-            rank_a: first.0,
-            rank_b: second.0,
-            op: first.1.kind,
-            sequence: own.sequence,
-            what: first.1.difference(&second.1).unwrap_or_default(),
-        };
-        self.record_failure(FailureKind::Ended(error), 0);
+        if let Err(error) = own.compare(self.rank, &theirs, rank) {
+            self.record_failure(FailureKind::Ended(error), 0);
+        }
     }
 
     /// Handles the end of a stream; `reason` says what is known.

@@ -31,7 +31,7 @@ pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
     let mut state = shared.state();
     if now >= state.next_heartbeat {
         for link in state.open_links() {
-            link.send_heartbeat(heartbeat);
+            link.send_heartbeat(heartbeat.clone());
         }
         state.next_heartbeat = now + shared.interval;
     }

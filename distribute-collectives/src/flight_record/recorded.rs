@@ -97,9 +97,16 @@ impl<C: Communicator> Recorded<C> {
         let ticket = self.recorder.begin(header);
         let result = call(&mut self.inner);
         self.recorder.end(ticket, &result);
+        // A root that all ranks have refused together had an operation.
+        let refused = || {
+            header
+                .check_root(self.inner.rank(), self.inner.world_size())
+                .is_err()
+        };
         match &result {
             Ok(_) if !header.kind.is_point_to_point() => self.sequence += 1,
             Err(error) if error.is_fatal() => self.write_once(),
+            Err(_) if !header.kind.is_point_to_point() && refused() => self.sequence += 1,
             _ => {}
         }
         result

@@ -153,7 +153,6 @@ mod tests {
     fn message(number: u64, payload: &[u8]) -> Vec<u8> {
         let header = FrameHeader {
             operation: OperationHeader::new(OperationKind::AllReduce, 1, 2),
-            point_to_point: false,
             number,
         };
         let mut bytes = wire::encode_prefix(payload.len()).to_vec();

@@ -183,7 +183,8 @@ impl Lane {
                     message.detach();
                 }
                 self.queued_bytes += message.wire_bytes();
-                self.queues[usize::from(message.header.point_to_point)].push_back(message);
+                let kind = message.header.operation.kind;
+                self.queues[usize::from(kind.is_point_to_point())].push_back(message);
             }
         }
         Ok(())

@@ -198,7 +198,6 @@ impl Links {
         }
         let frame = FrameHeader {
             operation: *header,
-            point_to_point,
             number,
         };
         let pool = self.pool.clone();
@@ -573,39 +572,29 @@ impl Links {
             let what = format!("frame {} in place of {number}", message.header.number);
             return Err(self.protocol_error(from, expected, what));
         }
-        let difference = if expected.kind.is_point_to_point() {
-            // The two ranks compare their buffers themselves, and their kinds differ.
-            (found.generation != expected.generation).then(|| {
-                let (here, there) = (expected.generation, found.generation);
-                format!("generation is {here} on one and {there} on the other")
-            })
-        } else if from < self.rank {
-            found.difference(expected)
-        } else {
-            expected.difference(found)
+        // The two ranks of a point-to-point call compare their buffers themselves.
+        let theirs = match expected.kind.is_point_to_point() {
+            true => OperationHeader {
+                generation: found.generation,
+                ..*expected
+            },
+            false => *found,
         };
-        let difference = difference.or_else(|| {
-            let payload = message.payload().len();
-            (payload != bytes).then(|| {
-                let rank = self.rank;
-                format!(
-                    "rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}"
-                )
-            })
+        let (rank, payload) = (self.rank, message.payload().len());
+        let compared = expected.compare(rank, &theirs, from).and_then(|()| {
+            if payload == bytes {
+                return Ok(());
+            }
+            let what = format!(
+                "rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}"
+            );
+            let lower = if from < rank { found } else { expected };
+            Err(lower.mismatch(rank, from, what))
         });
-        let Some(what) = difference else {
-            return Ok(());
-        };
-        let lower = if from < self.rank { found } else { expected };
-        let error = CollectiveError::Mismatch {
-            rank_a: from.min(self.rank),
-            rank_b: from.max(self.rank),
-            op: lower.kind,
-            sequence: expected.sequence,
-            what,
-        };
-        self.record_failure(expected, FailureKind::Ended(error.clone()));
-        Err(error)
+        if let Err(error) = &compared {
+            self.record_failure(expected, FailureKind::Ended(error.clone()));
+        }
+        compared
     }
 }
 

@@ -19,7 +19,7 @@ use crate::header::OperationHeader;
 use crate::in_process::peer_buffers::{self, CompletionGuard, Plan};
 use crate::in_process::raw_buffer::RawBuffer;
 use crate::in_process::transport::InProcessTransport;
-use crate::messages::{self, check_rank};
+use crate::messages;
 use crate::operation::OperationKind;
 use crate::options::Algorithm;
 use crate::reduce::ReduceOp;
@@ -69,7 +69,9 @@ impl DirectCommunicator {
             block_elements: (block_bytes / element_bytes).max(1),
         };
         let rank = self.transport.endpoint.rank;
-        let started = group.start(rank, &header, plan.blocks(), |list| {
+        let refused = header.check_root(rank, group.world_size);
+        let blocks = if refused.is_ok() { plan.blocks() } else { 0 };
+        let started = group.start(rank, &header, blocks, |list| {
             list.extend(buffers.iter_mut().map(RawBuffer::of));
         });
         let result = started.and_then(|()| {
@@ -77,14 +79,16 @@ impl DirectCommunicator {
                 group,
                 sequence: header.sequence,
             };
-            if plan.blocks() > 0 {
+            if blocks > 0 {
                 group.collect(rank, &mut self.table);
                 peer_buffers::work(group, rank, &plan, &self.table);
             }
             drop(running);
             group.outcome(header.sequence)
         });
-        self.transport.endpoint.operations.end(header.kind, result)
+        let operations = &mut self.transport.endpoint.operations;
+        // What all ranks together refuse was an operation: it has its number.
+        operations.end(header.kind, result).and(refused)
     }
 
     /// Generation and segment size of point-to-point calls.
@@ -159,14 +163,12 @@ impl Communicator for DirectCommunicator {
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Broadcast, "the root", root)?;
         let header = self.header(OperationKind::Broadcast).with_root(root);
         let header = header.with_buffers(self.rank(), buffers)?;
         self.operate(header, buffers)
     }
 
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Reduce, "the root", root)?;
         let header = self
             .header(OperationKind::Reduce)
             .with_op(op)

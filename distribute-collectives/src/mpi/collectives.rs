@@ -16,7 +16,7 @@ use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, 
 use crate::error::Result;
 use crate::gathering;
 use crate::header::OperationHeader;
-use crate::messages::{self, check_rank};
+use crate::messages;
 use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions, WireType};
 use crate::pieces;
@@ -90,8 +90,7 @@ impl MpiCollectives {
         header: &OperationHeader,
         body: impl FnOnce(&mut Self) -> Result<()>,
     ) -> Result<()> {
-        let result = self.transport.begin(header).and_then(|()| body(self));
-        self.transport.end(header, result)
+        messages::operate(self, |this| &mut this.transport, header, body)
     }
 
     /// `all_reduce`, `reduce` and `reduce_scatter`; `header` does not describe the buffers yet.
@@ -400,7 +399,6 @@ impl Communicator for MpiCollectives {
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Broadcast, "the root", root)?;
         let header = self.header(OperationKind::Broadcast).with_root(root);
         let header = header.with_buffers(self.rank(), buffers)?;
         self.operate(&header, |this| match header.dtype {
@@ -410,7 +408,6 @@ impl Communicator for MpiCollectives {
     }
 
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Reduce, "the root", root)?;
         let header = self
             .header(OperationKind::Reduce)
             .with_op(op)

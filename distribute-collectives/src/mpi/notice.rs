@@ -3,18 +3,10 @@
 use std::time::Duration;
 
 use crate::error::CollectiveError;
-use crate::header::OperationHeader;
 use crate::operation::OperationKind;
-use crate::{DType, ReduceOp};
 
 /// Bytes of a notice; texts are cut off.
 pub(super) const NOTICE_BYTES: usize = 512;
-
-/// Bytes of an encoded header.
-pub(super) const HEADER_BYTES: usize = 64;
-
-/// Says "none" in a byte or a word.
-const NONE: u64 = u64::MAX;
 
 fn kind_of(byte: u64) -> OperationKind {
     let found = OperationKind::ALL
@@ -55,43 +47,6 @@ impl Reader<'_> {
     fn text(mut self) -> String {
         let len = (self.word() as usize).min(self.0.len());
         String::from_utf8_lossy(&self.0[..len]).into_owned()
-    }
-}
-
-/// Packs two small values and the two options into one word each, the rest as they are.
-pub(super) fn encode_header(header: &OperationHeader) -> [u8; HEADER_BYTES] {
-    let mut bytes = [0; HEADER_BYTES];
-    let mut writer = Writer(&mut bytes);
-    writer.word(header.generation);
-    writer.word(header.sequence);
-    let dtype = header.dtype.map_or(0xff, |dtype| dtype as u64);
-    let op = header.op.map_or(0xff, |op| op as u64);
-    writer.word(header.kind as u64 | dtype << 8 | op << 16);
-    writer.word(header.root.map_or(NONE, |root| root as u64));
-    writer.word(header.count as u64);
-    writer.word(header.buffers as u64);
-    writer.word(header.layout);
-    bytes
-}
-
-pub(super) fn decode_header(bytes: &[u8]) -> OperationHeader {
-    let mut reader = Reader(bytes);
-    let (generation, sequence, small) = (reader.word(), reader.word(), reader.word());
-    let root = reader.word();
-    OperationHeader {
-        generation,
-        sequence,
-        kind: kind_of(small & 0xff),
-        dtype: DType::ALL
-            .into_iter()
-            .find(|dtype| *dtype as u64 == small >> 8 & 0xff),
-        op: ReduceOp::ALL
-            .into_iter()
-            .find(|op| *op as u64 == small >> 16 & 0xff),
-        root: (root != NONE).then_some(root as usize),
-        count: reader.word() as usize,
-        buffers: reader.word() as usize,
-        layout: reader.word(),
     }
 }
 
@@ -222,16 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_and_notices_come_back() {
-        let mut header = OperationHeader::new(OperationKind::Reduce, 7, u64::MAX - 1)
-            .with_op(ReduceOp::Prod)
-            .with_dtype(DType::BF16)
-            .with_root(3);
-        (header.count, header.buffers, header.layout) = (1 << 40, 9, 0x1234_5678_9abc_def0);
-        assert_eq!(decode_header(&encode_header(&header)), header);
-        let barrier = OperationHeader::new(OperationKind::Barrier, 0, 0);
-        assert_eq!(decode_header(&encode_header(&barrier)), barrier);
-
+    fn notices_come_back() {
         let timeout = CollectiveError::Timeout {
             missing: vec![2, 5],
             op: OperationKind::AllGather,

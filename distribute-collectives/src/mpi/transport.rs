@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::notice::{self, HEADER_BYTES, NOTICE_BYTES, Notice};
+use super::notice::{self, NOTICE_BYTES, Notice};
 use super::raw::{Comm, Memory, NOTICE_TAG, Pending};
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
@@ -299,19 +299,23 @@ impl MpiTransport {
 
     /// Compares the headers of all ranks.
     fn agree(&mut self, header: &OperationHeader) -> Result<()> {
-        let size = self.comm.size;
-        let own = notice::encode_header(header);
+        const BYTES: usize = OperationHeader::BYTES;
+        let (size, own) = (self.comm.size, header.encode());
         let mut memory = self.take_memory();
-        memory.outgoing(HEADER_BYTES).copy_from_slice(&own);
-        memory.incoming(HEADER_BYTES * size);
-        let pending = self.comm.all_gather(memory, HEADER_BYTES);
+        memory.outgoing(BYTES).copy_from_slice(&own);
+        memory.incoming(BYTES * size);
+        let pending = self.comm.all_gather(memory, BYTES);
         let mut memory = self.complete(pending)?;
-        let headers = memory.incoming(HEADER_BYTES * size);
-        let agreed = if headers.chunks(HEADER_BYTES).all(|other| other == own) {
+        let (headers, _) = memory.incoming(BYTES * size).as_chunks::<BYTES>();
+        let agreed = if headers.iter().all(|other| *other == own) {
             Ok(())
         } else {
-            let decode = headers.chunks(HEADER_BYTES).map(notice::decode_header);
-            OperationHeader::agree(&decode.collect::<Vec<_>>())
+            let decoded = headers.iter().enumerate().map(|(rank, bytes)| {
+                OperationHeader::decode(bytes)
+                    .map_err(|error| header.mismatch(self.comm.rank, rank, error.to_string()))
+            });
+            let decoded = decoded.collect::<Result<Vec<_>>>();
+            decoded.and_then(|headers| OperationHeader::agree(&headers))
         };
         self.put_back(memory);
         agreed

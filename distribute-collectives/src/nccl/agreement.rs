@@ -6,12 +6,12 @@ use super::element::ElementType;
 use super::raw::DeviceBuffer;
 use crate::buffer::Buffer;
 use crate::communicator::Gathered;
-use crate::error::{CollectiveError, Result};
+use crate::error::Result;
 use crate::header::OperationHeader;
-use crate::wire::{FrameHeader, HEADER_BYTES};
+use crate::operation::OperationKind;
 
 /// Bytes of a record: the header, three words.
-pub(super) const RECORD_BYTES: usize = HEADER_BYTES + 3 * 8;
+pub(super) const RECORD_BYTES: usize = OperationHeader::BYTES + 3 * 8;
 
 /// Where the elements of an operation are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,16 +68,10 @@ impl Record {
     pub(super) fn of_device_memory(header: OperationHeader, buffers: &[DeviceBuffer<'_>]) -> Self {
         let mut record = Record::new(header);
         record.place = MemoryPlace::DeviceMemory;
-        let mut layout = 0xcbf2_9ce4_8422_2325_u64;
-        for buffer in buffers {
-            record.header.count += buffer.len();
-            // FNV-1a over the lengths and types.
-            for word in [buffer.len() as u64, buffer.element() as u64] {
-                layout = (layout ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-            }
-        }
+        record.header.count = buffers.iter().map(DeviceBuffer::len).sum();
         record.header.buffers = buffers.len();
-        record.header.layout = layout & !3;
+        let words = |buffer: &DeviceBuffer<'_>| [buffer.len() as u64, buffer.element() as u64];
+        record.header = record.header.with_layout(buffers.iter().flat_map(words));
         let mut elements = buffers.iter().map(DeviceBuffer::element);
         let first = elements.next();
         if let Some(first) = first.filter(|first| elements.all(|other| other == *first)) {
@@ -96,19 +90,17 @@ impl Record {
 
     pub(super) fn encode(&self) -> [u8; RECORD_BYTES] {
         let mut bytes = [0; RECORD_BYTES];
-        let frame = FrameHeader {
-            operation: self.header,
-            point_to_point: self.header.kind.is_point_to_point(),
-            number: 0,
-        };
-        bytes[..HEADER_BYTES].copy_from_slice(&frame.encode());
+        bytes[..OperationHeader::BYTES].copy_from_slice(&self.header.encode());
         let element = self.element.map_or(0, |element| element as u64 + 1);
         let words = [
             self.place as u64 | element << 8,
             self.input_bytes as u64,
             self.output_bytes as u64,
         ];
-        for (to, word) in bytes[HEADER_BYTES..].chunks_exact_mut(8).zip(words) {
+        for (to, word) in bytes[OperationHeader::BYTES..]
+            .chunks_exact_mut(8)
+            .zip(words)
+        {
             to.copy_from_slice(&word.to_le_bytes());
         }
         bytes
@@ -119,10 +111,10 @@ impl Record {
         let bytes: &[u8; RECORD_BYTES] = bytes
             .try_into()
             .map_err(|_| format!("a record of {} bytes, not {RECORD_BYTES}", bytes.len()))?;
-        let (header, words) = bytes.split_at(HEADER_BYTES);
-        let mut frame = [0; HEADER_BYTES];
-        frame.copy_from_slice(header);
-        let frame = FrameHeader::decode(&frame).map_err(|error| error.to_string())?;
+        let mut header = [0; OperationHeader::BYTES];
+        header.copy_from_slice(&bytes[..OperationHeader::BYTES]);
+        let header = OperationHeader::decode(&header).map_err(|error| error.to_string())?;
+        let words = &bytes[OperationHeader::BYTES..];
         let word = |index: usize| {
             let mut word = [0; 8];
             word.copy_from_slice(&words[8 * index..8 * index + 8]);
@@ -131,7 +123,7 @@ impl Record {
         let element = (word(0) >> 8) as usize;
         let size = |index| usize::try_from(word(index)).map_err(|error| error.to_string());
         Ok(Record {
-            header: frame.operation,
+            header,
             place: match word(0) & 0xff {
                 0 => MemoryPlace::HostMemory,
                 _ => MemoryPlace::DeviceMemory,
@@ -145,7 +137,7 @@ impl Record {
     }
 
     /// The first difference to another rank's record, in words.
-    pub(super) fn difference(&self, other: &Record) -> Option<String> {
+    pub(super) fn first_difference(&self, other: &Record) -> Option<String> {
         let name = |element: Option<ElementType>| element.map_or("another", ElementType::name);
         if self.header.kind == other.header.kind && self.place != other.place {
             let (a, b) = (self.place, other.place);
@@ -153,7 +145,7 @@ impl Record {
                 "the buffers are in {a} on one and in {b} on the other"
             ));
         }
-        self.header.difference(&other.header).or_else(|| {
+        self.header.first_difference(&other.header).or_else(|| {
             (self.element != other.element).then(|| {
                 let (a, b) = (name(self.element), name(other.element));
                 format!("the elements are {a} on one and {b} on the other")
@@ -171,12 +163,13 @@ pub(super) fn compare(gathered: &Gathered<u8>, sizes: &mut Vec<usize>) -> Result
         let record = Record::decode(bytes);
         let difference = match (&first, &record) {
             (None, Ok(_)) => None,
-            (Some(first), Ok(record)) => first.difference(record),
+            (Some(first), Ok(record)) => first.first_difference(record),
             (_, Err(what)) => Some(what.clone()),
         };
         if let Some(what) = difference {
             let header = first.map(|first| first.header);
-            return Err(mismatch(rank, header.as_ref(), what));
+            let unknown = OperationHeader::new(OperationKind::Barrier, 0, 0);
+            return Err(header.unwrap_or(unknown).mismatch(0, rank, what));
         }
         if let Ok(record) = record {
             sizes.push(record.input_bytes);
@@ -195,20 +188,7 @@ pub(super) fn compare(gathered: &Gathered<u8>, sizes: &mut Vec<usize>) -> Result
         Some(rank) => {
             let output = outputs[rank];
             let what = format!("its output has {output} bytes, but the inputs have {total}");
-            Err(mismatch(rank, Some(&first.header), what))
+            Err(first.header.mismatch(0, rank, what))
         }
-    }
-}
-
-fn mismatch(rank: usize, header: Option<&OperationHeader>, what: String) -> CollectiveError {
-    let header = header
-        .copied()
-        .unwrap_or_else(|| OperationHeader::new(crate::OperationKind::Barrier, 0, 0));
-    CollectiveError::Mismatch {
-        rank_a: 0,
-        rank_b: rank,
-        op: header.kind,
-        sequence: header.sequence,
-        what,
     }
 }

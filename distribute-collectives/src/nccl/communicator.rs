@@ -15,6 +15,7 @@ use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
+use crate::messages;
 use crate::operation::OperationKind;
 
 /// How long to wait for the group to say which rank was lost, after NCCL has failed.
@@ -216,17 +217,9 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         OperationHeader::new(kind, self.description.generation, sequence)
     }
 
-    /// Refuses a root or peer that cannot be.
-    pub(super) fn check_rank(&self, op: OperationKind, rank: usize) -> Result<()> {
-        let world_size = self.group.world_size();
-        let what = if rank >= world_size {
-            format!("there is no rank {rank}: the group has {world_size} ranks")
-        } else if op.is_point_to_point() && rank == self.group.rank() {
-            "a rank cannot send to itself".to_string()
-        } else {
-            return Ok(());
-        };
-        Err(self.invalid(op, what))
+    /// Refuses a peer that cannot be.
+    pub(super) fn check_peer(&self, op: OperationKind, peer: usize) -> Result<()> {
+        messages::check_peer(self.group.rank(), self.group.world_size(), op, peer)
     }
 
     /// Refuses types that this version of NCCL lacks.
@@ -261,6 +254,12 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             Some(peer) => self.agree_with(record, peer),
             None => self.agree(record),
         };
+        let refused = header.check_root(self.group.rank(), self.group.world_size());
+        if let (Ok(()), Err(refusal)) = (&agreed, refused) {
+            // All ranks together: it was an operation and has its number.
+            self.operations.end(header.kind, Ok(()))?;
+            return Err(refusal);
+        }
         let result = agreed.and_then(|()| {
             let result = body(self);
             if let Err(error) = &result
@@ -316,7 +315,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 } else {
                     (record, &other)
                 };
-                a.difference(b)
+                a.first_difference(b)
             }
         };
         let Some(what) = what else {

@@ -73,7 +73,6 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         root: usize,
         buffers: &mut [DeviceBuffer<'_>],
     ) -> Result<()> {
-        self.check_rank(OperationKind::Reduce, root)?;
         let header = self
             .header(OperationKind::Reduce)
             .with_op(op)
@@ -90,7 +89,6 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         root: usize,
         buffers: &mut [DeviceBuffer<'_>],
     ) -> Result<()> {
-        self.check_rank(OperationKind::Broadcast, root)?;
         let header = self.header(OperationKind::Broadcast).with_root(root);
         self.on_devices(header, None, buffers, |at| Call::Broadcast { at, root })
     }
@@ -100,7 +98,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// # Errors
     /// As [`all_reduce_device`](Self::all_reduce_device).
     pub fn send_device(&mut self, to: usize, buffers: &mut [DeviceBuffer<'_>]) -> Result<()> {
-        self.check_rank(OperationKind::Send, to)?;
+        self.check_peer(OperationKind::Send, to)?;
         let header = self.header(OperationKind::Send);
         self.on_devices(header, Some(to), buffers, |at| Call::Send { at, to })
     }
@@ -110,7 +108,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// # Errors
     /// As [`all_reduce_device`](Self::all_reduce_device).
     pub fn recv_device(&mut self, from: usize, buffers: &mut [DeviceBuffer<'_>]) -> Result<()> {
-        self.check_rank(OperationKind::Recv, from)?;
+        self.check_peer(OperationKind::Recv, from)?;
         let header = self.header(OperationKind::Recv);
         self.on_devices(header, Some(from), buffers, |at| Call::Recv { at, from })
     }

@@ -369,7 +369,6 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.check_rank(OperationKind::Broadcast, root)?;
         let header = self.header(OperationKind::Broadcast).with_root(root);
         let record = Record::of_host_memory(header, self.rank(), buffers)?;
         self.prepare_staging()?;
@@ -380,7 +379,6 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     }
 
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.check_rank(OperationKind::Reduce, root)?;
         let header = self
             .header(OperationKind::Reduce)
             .with_op(op)
@@ -396,7 +394,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     }
 
     fn send(&mut self, to: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        self.check_rank(OperationKind::Send, to)?;
+        self.check_peer(OperationKind::Send, to)?;
         let header = self.header(OperationKind::Send);
         let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
         self.prepare_staging()?;
@@ -408,7 +406,7 @@ impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
     }
 
     fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        self.check_rank(OperationKind::Recv, from)?;
+        self.check_peer(OperationKind::Recv, from)?;
         let header = self.header(OperationKind::Recv);
         let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
         self.prepare_staging()?;

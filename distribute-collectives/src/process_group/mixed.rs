@@ -12,7 +12,6 @@ use crate::header::OperationHeader;
 use crate::shared_memory::{LocalGroup, Operation};
 use crate::status::GroupStatus;
 use crate::transport::Transport;
-use crate::wire::{FrameHeader, HEADER_BYTES};
 
 /// How long output that the kernel does not take yet may keep a rank from looking into its
 /// mailboxes again.
@@ -63,45 +62,21 @@ impl MixedTransport {
 
     fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
         for (to, from) in dissemination::rounds(self.rank, self.links.world_size()) {
-            let own = FrameHeader {
-                operation: *header,
-                point_to_point: false,
-                number: 0,
+            let mut found = [0; OperationHeader::BYTES];
+            self.send_with(to, found.len(), &mut |frame| {
+                frame.copy_from_slice(&header.encode());
+            })?;
+            self.receive_with(from, found.len(), &mut |frame| found.copy_from_slice(frame))?;
+            let compared = match OperationHeader::decode(&found) {
+                Ok(found) => header.compare(self.rank, &found, from),
+                Err(error) => Err(header.mismatch(self.rank, from, error.to_string())),
             };
-            self.send_with(to, HEADER_BYTES, &mut |frame| {
-                frame.copy_from_slice(&own.encode());
-            })?;
-            let mut found = [0; HEADER_BYTES];
-            self.receive_with(from, HEADER_BYTES, &mut |frame| {
-                found.copy_from_slice(frame)
-            })?;
-            self.compare_header(header, from, &found)?;
+            if let Err(error) = &compared {
+                self.fail(error.clone());
+            }
+            compared?;
         }
         Ok(())
-    }
-
-    fn compare_header(
-        &mut self,
-        header: &OperationHeader,
-        from: usize,
-        found: &[u8; HEADER_BYTES],
-    ) -> Result<()> {
-        let what = match FrameHeader::decode(found) {
-            Ok(found) => match header.difference(&found.operation) {
-                None => return Ok(()),
-                Some(what) => what,
-            },
-            Err(error) => error.to_string(),
-        };
-        let error = CollectiveError::Mismatch {
-            rank_a: self.rank.min(from),
-            rank_b: self.rank.max(from),
-            op: header.kind,
-            sequence: header.sequence,
-            what,
-        };
-        self.fail(error.clone());
-        Err(error)
     }
 
     /// Writes what is waiting for other hosts, as far as their kernels take it, until `done`, which

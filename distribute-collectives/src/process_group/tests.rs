@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
+use crate::contract;
 use crate::control::security::Security;
 use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
 use crate::error::CollectiveError;
@@ -273,6 +274,18 @@ fn what_the_links_cost_does_not_show_in_the_bits() {
                 })
             });
             assert!(results[0] == results[1], "other bits on {hosts:?}");
+        });
+    }
+}
+
+#[test]
+fn ranks_that_disagree_across_hosts_get_an_error_and_never_a_number() {
+    for case in contract::cases() {
+        within_limit(move || {
+            let options = GroupOptions::default().timeout(Duration::from_secs(20));
+            on_hosts(&[0, 0, 1], &options, |mut endpoint| {
+                case.check(&mut endpoint).unwrap();
+            });
         });
     }
 }

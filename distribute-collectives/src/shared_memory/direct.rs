@@ -13,7 +13,7 @@ use crate::communicator::{
 use crate::error::Result;
 use crate::gathering;
 use crate::header::OperationHeader;
-use crate::messages::{self, check_rank};
+use crate::messages;
 use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions};
 use crate::reduce::ReduceOp;
@@ -71,6 +71,7 @@ impl SharedMemoryCommunicator {
         body: impl FnOnce(&LocalTransport, OperationScope<'_>, &mut [Buffer<'_>]) -> Result<()>,
     ) -> Result<()> {
         self.transport.check()?;
+        let refused = header.check_root(self.rank(), self.world_size());
         let size = header.dtype.map_or(1, DType::size_bytes);
         let place = match header.kind {
             OperationKind::AllReduce => self.transport.shared().place(buffers),
@@ -85,10 +86,14 @@ impl SharedMemoryCommunicator {
         let result = started.and_then(|()| {
             self.transport.during(|transport, operation| {
                 let running = OperationScope { operation, windows };
-                body(transport, running, buffers)
+                match refused {
+                    Ok(()) => body(transport, running, buffers),
+                    Err(_) => Ok(()),
+                }
             })
         });
-        self.transport.settle(header.kind, result)
+        // What all ranks together refuse was an operation: it has its number.
+        self.transport.settle(header.kind, result).and(refused)
     }
 
     /// Whether an operation with this header is done with one meeting; the same on all ranks.
@@ -228,7 +233,6 @@ impl Communicator for SharedMemoryCommunicator {
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Broadcast, "the root", root)?;
         let header = self.header(OperationKind::Broadcast).with_root(root);
         let header = header.with_buffers(self.rank(), buffers)?;
         let (inline, is_root) = (self.is_inline(&header), self.rank() == root);
@@ -254,7 +258,6 @@ impl Communicator for SharedMemoryCommunicator {
     }
 
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        check_rank(&self.transport, OperationKind::Reduce, "the root", root)?;
         let header = self.header(OperationKind::Reduce).with_op(op);
         let header = header.with_root(root).with_buffers(self.rank(), buffers)?;
         self.reduction(header, op, Target::One(root), buffers)

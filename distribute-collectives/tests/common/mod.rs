@@ -49,7 +49,7 @@ impl Carrier {
         }
     }
 
-    fn group(self, world_size: usize, options: GroupOptions) -> Vec<Box<dyn Communicator>> {
+    pub fn group(self, world_size: usize, options: GroupOptions) -> Vec<Box<dyn Communicator>> {
         fn boxed<C: Communicator + 'static>(endpoint: C) -> Box<dyn Communicator> {
             Box::new(endpoint)
         }

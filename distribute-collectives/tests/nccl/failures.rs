@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use distribute_collectives::nccl::ElementType;
 use distribute_collectives::{
-    CollectiveError, Communicator, GroupOptions, InProcessCommunicator, ReduceOp, Result,
+    CollectiveError, Communicator, GroupOptions, InProcessCommunicator, ReduceOp, Result, contract,
 };
 
 use super::fake::{Fake, Rank};
@@ -62,6 +62,19 @@ fn assert_mismatch(what: &str, call: impl Fn(&mut Rank) -> Result<()> + Sync) {
         assert!(is_poisoned(&mut rank));
     });
     fake.assert_clean();
+}
+
+#[test]
+fn ranks_that_disagree_get_an_error_and_never_a_number() {
+    within_limit(|| {
+        let fake = Fake::new("");
+        let group = || {
+            let ranks = fake.group(3).into_iter();
+            Ok(ranks.map(|rank| Box::new(rank) as _).collect())
+        };
+        contract::check(group).unwrap();
+        fake.assert_clean();
+    });
 }
 
 #[test]

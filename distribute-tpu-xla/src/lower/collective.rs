@@ -3,9 +3,11 @@
 use burn::tensor::DType;
 use burn_backend::distributed::ReduceOperation;
 use burn_ir::{AllReduceOpIr, CustomOpIr, TensorIr};
+use distribute_core::collectives::{OperationKind, ReduceOp};
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Value};
 
+use super::collective_call::CollectiveCall;
 use super::context::Context;
 use super::error::{Result, unsupported};
 use super::options::Target;
@@ -89,6 +91,16 @@ fn all_reduce(
     if inputs.len() != outputs.len() {
         return unsupported("an all-reduce needs as many outputs as inputs");
     }
+    let reduction = match op {
+        Binary::Maximum => ReduceOp::Max,
+        Binary::Minimum => ReduceOp::Min,
+        Binary::Multiply => ReduceOp::Prod,
+        _ if mean => ReduceOp::Mean,
+        _ => ReduceOp::Sum,
+    };
+    let number = cx.collectives.len();
+    let call = CollectiveCall::new(number, OperationKind::AllReduce, Some(reduction), inputs);
+    cx.collectives.push(call);
     let mut left: Vec<usize> = (0..inputs.len()).collect();
     while let Some(first) = left.first() {
         let dtype = inputs[*first].dtype;
@@ -143,6 +155,9 @@ fn all_gather(cx: &mut Context, inputs: &[TensorIr], outputs: &[TensorIr]) -> Re
     let ([input], [output]) = (inputs, outputs) else {
         return unsupported("an all-gather has one input and one output");
     };
+    let number = cx.collectives.len();
+    let call = CollectiveCall::new(number, OperationKind::AllGather, None, inputs);
+    cx.collectives.push(call);
     let value = cx.get(input)?;
     let (from, to) = (value.dims().to_vec(), output.shape.to_vec());
     let mut differing = (0..from.len()).filter(|axis| from.get(*axis) != to.get(*axis));

@@ -7,6 +7,7 @@ use burn_ir::{ScalarIr, TensorId, TensorIr};
 
 use crate::stablehlo::{Binary, Builder, Comparison, ElementType, StableHloError, Unary, Value};
 
+use super::collective_call::CollectiveCall;
 use super::error::{Failure, Result};
 use super::options::Target;
 use super::types::{data_type, element_type, literal, tensor_type};
@@ -37,6 +38,8 @@ pub(super) struct Context<'a> {
     pub(super) constant_bytes: usize,
     /// How many all-reduces the program has.
     pub(super) all_reduces: usize,
+    /// The operations between the replicas so far.
+    pub(super) collectives: Vec<CollectiveCall>,
 }
 
 impl<'a> Context<'a> {
@@ -59,6 +62,7 @@ impl<'a> Context<'a> {
             position: 0,
             constant_bytes: 0,
             all_reduces: 0,
+            collectives: Vec::new(),
         }
     }
 

@@ -7,6 +7,7 @@ use burn_ir::{BaseOperationIr, OperationIr, TensorId};
 
 use crate::stablehlo::{Binary, Builder, ElementType, Program, StableHloError, TensorType, Value};
 
+use super::collective_call::CollectiveCall;
 use super::context::Context;
 use super::error::{Failure, LowerError};
 use super::options::{GraphInput, LowerOptions, RandomKey, Target};
@@ -27,6 +28,8 @@ pub struct Lowered {
     pub constant_bytes: usize,
     /// How many all-reduce operations the program has.
     pub all_reduces: usize,
+    /// The operations between the replicas, in their order.
+    pub collectives: Vec<CollectiveCall>,
 }
 
 /// Lowers the part of a captured graph that computes `outputs` from `inputs`. Tensors that were
@@ -66,6 +69,10 @@ pub fn lower(
     let random = |position: &&usize| is_random(&operations[**position]);
     cx.random_positions = needed.iter().filter(random).copied().collect();
     let random_key_input = random_key(&mut cx, inputs, options.random_key)?;
+    let number = options.gathers_its_number.then(|| {
+        let ty = TensorType::new([1, 2], ElementType::U32);
+        cx.builder.input(ty, None)
+    });
     for position in &needed {
         let op = &operations[*position];
         cx.position = *position;
@@ -80,8 +87,12 @@ pub fn lower(
         })?;
         results.push(value);
     }
+    if let Some(number) = number {
+        results.push(cx.builder.all_gather(&number, 0)?);
+    }
     Ok(Lowered {
         operations: needed.len(),
+        collectives: cx.collectives,
         constant_bytes: cx.constant_bytes,
         all_reduces: cx.all_reduces,
         random_key_input,

@@ -11,6 +11,7 @@ mod adaptive_pooling;
 mod arithmetic;
 mod attention;
 mod collective;
+mod collective_call;
 mod context;
 mod convolution;
 mod coverage_page;
@@ -36,6 +37,7 @@ pub use collective::{
     ALL_GATHER, ALL_REDUCE_MAX, ALL_REDUCE_MEAN, ALL_REDUCE_MIN, ALL_REDUCE_PROD, ALL_REDUCE_SUM,
     REPLICA_ID,
 };
+pub use collective_call::CollectiveCall;
 pub use coverage_page::coverage_markdown;
 pub use driver::{Lowered, lower};
 pub use error::LowerError;

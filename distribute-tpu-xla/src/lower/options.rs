@@ -91,6 +91,10 @@ pub struct LowerOptions {
     ///
     /// [`Program::inputs`]: crate::stablehlo::Program::inputs
     pub sent: HashSet<TensorId>,
+    /// Whether the program takes a number of its own after all other inputs, `tensor<1x2xui32>`,
+    /// and gives those of all replicas as its last output, `[replica, 2]`: processes find by it
+    /// that they run different programs.
+    pub gathers_its_number: bool,
 }
 
 impl Default for LowerOptions {
@@ -103,6 +107,7 @@ impl Default for LowerOptions {
             target: Target::Any,
             precision: Precision::Highest,
             sent: HashSet::new(),
+            gathers_its_number: false,
         }
     }
 }

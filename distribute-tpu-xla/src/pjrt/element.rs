@@ -162,6 +162,27 @@ pub trait Element: Copy + sealed::Sealed + 'static {
     fn filled(length: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Self>>;
 }
 
+/// Has `fill` write the memory. Unless the error says that nothing was copied or that the copy has
+/// ended, the plugin may go on writing: then the memory is never freed.
+fn fill_lent<T: bytemuck::Pod>(
+    mut memory: Vec<T>,
+    fill: impl FnOnce(&mut [u8]) -> Result<()>,
+) -> Result<Vec<T>> {
+    match fill(bytemuck::cast_slice_mut(&mut memory)) {
+        Ok(()) => Ok(memory),
+        Err(error) => {
+            let ended = matches!(
+                error,
+                PjrtError::Plugin { .. } | PjrtError::InvalidArgument(_)
+            );
+            if !ended {
+                std::mem::forget(memory);
+            }
+            Err(error)
+        }
+    }
+}
+
 mod sealed {
     pub trait Sealed {}
 }
@@ -181,9 +202,7 @@ macro_rules! element {
                 fill: impl FnOnce(&mut [u8]) -> Result<()>,
             ) -> Result<Vec<Self>> {
                 let zero: Self = bytemuck::Zeroable::zeroed();
-                let mut elements = vec![zero; length];
-                fill(bytemuck::cast_slice_mut(&mut elements))?;
-                Ok(elements)
+                fill_lent(vec![zero; length], fill)
             }
         }
     )*};
@@ -204,8 +223,7 @@ impl Element for bool {
     }
 
     fn filled(length: usize, fill: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<Vec<Self>> {
-        let mut bytes = vec![0; length];
-        fill(&mut bytes)?;
+        let bytes = fill_lent(vec![0_u8; length], fill)?;
         // Any byte but zero is true; a plugin's 255 must not become an invalid `bool`.
         Ok(bytes.into_iter().map(|byte| byte != 0).collect())
     }

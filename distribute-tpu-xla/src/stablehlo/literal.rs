@@ -1,6 +1,9 @@
 //! Constants as StableHLO writes them: exact, and readable while they are small.
 
+use std::cmp::Ordering;
 use std::fmt::Write;
+
+use burn::tensor::{bf16, f16};
 
 use super::types::{ElementType, TensorType};
 
@@ -13,7 +16,7 @@ const READABLE_DIGITS: usize = 12;
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Scalar {
-    /// A float; narrower types round to nearest, ties to even.
+    /// A float; narrower types round to nearest, ties to even, once.
     Float(f64),
     /// A signed integer; narrower types keep the low bits.
     Int(i64),
@@ -62,17 +65,32 @@ impl Scalar {
         }
     }
 
+    /// The nearest `f32`, but of the two around a number that is between them the one whose last
+    /// bit is set: rounding it to a narrower type gives what rounding the number itself gives.
+    fn to_odd(self) -> f32 {
+        let (near, order) = match self {
+            Self::Float(v) => (v as f32, f64::from(v as f32).abs().partial_cmp(&v.abs())),
+            Self::Int(v) => (
+                v as f32,
+                Some((v as f32 as i128).abs().cmp(&i128::from(v).abs())),
+            ),
+            Self::UInt(v) => (v as f32, Some((v as f32 as i128).cmp(&i128::from(v)))),
+            Self::Bool(v) => (f32::from(u8::from(v)), Some(Ordering::Equal)),
+        };
+        match order {
+            Some(Ordering::Less) => f32::from_bits(near.to_bits() | 1),
+            Some(Ordering::Greater) => f32::from_bits((near.to_bits() - 1) | 1),
+            Some(Ordering::Equal) | None => near,
+        }
+    }
+
     /// The element's bytes, little endian.
     pub(super) fn bytes(self, element: ElementType) -> Vec<u8> {
         match element {
             ElementType::F64 => self.as_f64().to_le_bytes().to_vec(),
             ElementType::F32 => (self.as_f64() as f32).to_le_bytes().to_vec(),
-            ElementType::F16 => burn::tensor::f16::from_f32(self.as_f64() as f32)
-                .to_le_bytes()
-                .to_vec(),
-            ElementType::BF16 => burn::tensor::bf16::from_f32(self.as_f64() as f32)
-                .to_le_bytes()
-                .to_vec(),
+            ElementType::F16 => f16::from_f32(self.to_odd()).to_le_bytes().to_vec(),
+            ElementType::BF16 => bf16::from_f32(self.to_odd()).to_le_bytes().to_vec(),
             ElementType::I1 => vec![u8::from(self.as_f64() != 0.0)],
             _ => self.as_bits(element).to_le_bytes()[..element.size_in_bytes()].to_vec(),
         }

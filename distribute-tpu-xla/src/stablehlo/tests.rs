@@ -160,6 +160,47 @@ fn errors_name_the_operation_and_the_types() {
     insta::assert_snapshot!(text.join("\n"));
 }
 
+/// Just above or below the middle of two narrow numbers: the way over `f32` would make it the
+/// middle, and the middle goes to the even one.
+#[test]
+fn narrow_constants_are_rounded_once() {
+    let power = |exponent: i32| 2_f64.powi(exponent);
+    let cases: [(ElementType, Scalar, u16); 9] = [
+        (
+            ElementType::F16,
+            (1.0 + power(-11) + power(-40)).into(),
+            0x3c01,
+        ),
+        (
+            ElementType::F16,
+            (-1.0 - power(-11) - power(-40)).into(),
+            0xbc01,
+        ),
+        (
+            ElementType::F16,
+            (1.0 + 3.0 * power(-11) - power(-40)).into(),
+            0x3c01,
+        ),
+        (ElementType::F16, (power(-25) + power(-60)).into(), 0x0001),
+        (ElementType::F16, (1.0 + power(-11)).into(), 0x3c00),
+        (ElementType::F16, f64::MAX.into(), 0x7c00),
+        (
+            ElementType::BF16,
+            (1.0 + power(-8) + power(-40)).into(),
+            0x3f81,
+        ),
+        (
+            ElementType::BF16,
+            ((1_i64 << 40) + (1 << 32) + 1).into(),
+            0x5381,
+        ),
+        (ElementType::BF16, f64::NEG_INFINITY.into(), 0xff80),
+    ];
+    for (element, value, bits) in cases {
+        assert_eq!(value.bytes(element), bits.to_le_bytes(), "{value:?}");
+    }
+}
+
 #[test]
 fn donations_must_fit() {
     let build = |first: Option<usize>, second: Option<usize>| {

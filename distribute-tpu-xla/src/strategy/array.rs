@@ -9,6 +9,7 @@ use distribute_core::{Error, Result};
 
 use super::TpuError;
 use super::context::ExecutionContext;
+use super::step_check::StepChecks;
 use crate::pjrt::{Buffer, Client, Device, ElementType, PjrtError};
 
 /// One buffer per replica of this process.
@@ -18,14 +19,24 @@ pub(crate) struct DeviceArray {
     buffers: Vec<Buffer>,
     /// How long to wait for the values.
     timeout: Option<Duration>,
+    /// The step that computes it; read when that step was the same on all processes.
+    step: Option<(Arc<StepChecks>, u64)>,
 }
 
 impl DeviceArray {
-    pub(crate) fn new(spec: TensorSpec, buffers: Vec<Buffer>, timeout: Option<Duration>) -> Self {
+    /// A result of a step.
+    pub(crate) fn computed(
+        context: &ExecutionContext,
+        spec: TensorSpec,
+        buffers: Vec<Buffer>,
+        step: u64,
+    ) -> Self {
+        let checks = context.step_checks.clone();
         Self {
             spec,
             buffers,
-            timeout,
+            timeout: context.timeout,
+            step: checks.map(|checks| (checks, step)),
         }
     }
 
@@ -40,6 +51,7 @@ impl DeviceArray {
             },
             buffers: copies.collect::<Result<_, _>>()?,
             timeout: context.timeout,
+            step: None,
         })
     }
 
@@ -66,6 +78,7 @@ impl DeviceArray {
             },
             buffers: copies.collect::<Result<_, _>>()?,
             timeout: context.timeout,
+            step: None,
         })
     }
 
@@ -83,6 +96,9 @@ impl DeviceTensor for DeviceArray {
     fn read(&self, replica: usize) -> Result<TensorData> {
         let missing = || TpuError::Internal(format!("no buffer of replica {replica}"));
         let buffer = self.buffer(replica).ok_or_else(missing)?;
+        if let Some((checks, step)) = &self.step {
+            checks.verify(*step)?;
+        }
         if let Some(limit) = self.timeout
             && !buffer.wait_timeout(limit).map_err(TpuError::from)?
         {

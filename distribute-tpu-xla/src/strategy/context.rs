@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use distribute_core::WorkerGroup;
 
+use super::step_check::StepChecks;
 use crate::pjrt::{Client, Device};
 use crate::stablehlo::Precision;
 
@@ -17,6 +18,8 @@ pub(crate) struct ExecutionContext {
     pub(crate) assignment: Vec<i64>,
     /// The processes, if there are several.
     pub(crate) workers: Option<WorkerGroup>,
+    /// Whether they run the same steps, if there are several.
+    pub(crate) step_checks: Option<Arc<StepChecks>>,
     /// How long to wait for what a program computes.
     pub(crate) timeout: Option<Duration>,
     /// Whether programs are compared with their steps.

@@ -49,12 +49,14 @@ pub enum TpuError {
     /// wait for each other forever.
     #[error(
         "process {process} compiled another program than process 0 for this step (here: \
-         {arguments}); every process must run the same steps with arguments of the same shapes: \
-         use `drop_remainder`, and the same numbers in all processes"
+         {arguments}): {difference}; every process must run the same steps with arguments of the \
+         same shapes: use `drop_remainder`, and the same numbers in all processes"
     )]
     DifferentPrograms {
         /// The first process that differs.
         process: usize,
+        /// The first difference between the two.
+        difference: String,
         /// What the step was called with in this process.
         arguments: String,
     },

@@ -19,6 +19,7 @@ mod error;
 mod report;
 mod resolver;
 mod slice;
+mod step_check;
 mod system;
 mod tpu;
 mod tracer;

@@ -3,8 +3,8 @@
 //! A TPU slice's processes are connected by nothing but their devices, as far as this crate knows.
 //! So what workers tell each other (initial values, metrics, whether to stop) goes through two
 //! small programs on the first device of each process: one gathers words, one adds them up. Every
-//! operation begins with a header of each process, in which they find that one makes another call
-//! or has given up.
+//! operation begins with the [`OperationHeader`] of each process, in which they find that one makes
+//! another call or has given up.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use distribute_core::collectives::{
     AbortHandle, AbortTarget, Buffer, CollectiveError, Communicator, DType, Description, Element,
-    GatherTarget, OperationKind, ReduceOp, chunk_range, reduce,
+    GatherTarget, HeaderError, OperationHeader, OperationKind, ReduceOp, chunk_range, reduce,
 };
 
 use super::TpuError;
@@ -23,9 +23,11 @@ use crate::stablehlo::{Binary, Builder, ElementType, StableHloError, TensorType}
 
 type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 
-/// The words of a header: numbers, then the reason of an abort as text.
-const HEADER_WORDS: usize = 64;
-const NUMBER_WORDS: usize = 8;
+/// The words of an arrival: the operation's header, bytes of this process, the length of the
+/// reason of an abort plus 1, and the reason.
+const ARRIVAL_WORDS: usize = 64;
+const BYTES_WORD: usize = OperationHeader::BYTES / 4;
+const REASON_WORD: usize = BYTES_WORD + 2;
 
 /// The words that travel at once, at most: 1 MiB of each process.
 const CHUNK_WORDS: usize = 1 << 18;
@@ -59,95 +61,79 @@ struct SliceGroup {
 }
 
 /// What a process says before an operation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Header {
-    sequence: u64,
-    kind: u32,
-    dtype: u32,
-    root: u32,
+struct Arrival {
+    header: OperationHeader,
+    /// The bytes of its input, which may differ in an `all_gather`.
     bytes: usize,
     /// Why the process has given up.
     abort: Option<String>,
 }
 
 impl SliceCommunicator {
-    /// The rank `rank` of the processes whose devices `assignment` names, one of each process.
+    /// Process `process` of `processes`, each of which speaks through its first one of these
+    /// devices.
     ///
     /// # Errors
-    /// If the programs cannot be compiled.
-    pub(super) fn new(
-        client: Client,
-        device: Device,
-        assignment: Vec<i64>,
-        rank: usize,
+    /// [`TpuError::Processes`] if one of them has none; if the programs cannot be compiled.
+    pub(super) fn over(
+        client: &Client,
+        devices: &[Device],
+        process: usize,
+        processes: usize,
         limit: Duration,
     ) -> Result<Self, TpuError> {
+        let first_of = |process| {
+            let mut devices = devices.iter();
+            devices.find(|device| process_of(device) == process)
+        };
+        let firsts: Vec<&Device> = (0..processes).filter_map(first_of).collect();
+        let own = firsts.get(process);
+        let (Some(device), true) = (own, firsts.len() == processes) else {
+            let cause = "one of them has no device".to_string();
+            return Err(TpuError::Processes { processes, cause });
+        };
         let group = SliceGroup {
-            client,
-            device,
-            assignment,
-            rank,
+            client: client.clone(),
+            device: (*device).clone(),
+            assignment: firsts.into_iter().map(global_id).collect(),
+            rank: process,
             limit,
             programs: Mutex::default(),
             failure: Mutex::default(),
         };
         // An abort must not have to compile.
-        group.program(Combine::Gather, HEADER_WORDS)?;
+        group.program(Combine::Gather, ARRIVAL_WORDS)?;
         Ok(Self {
             group: Arc::new(group),
             sequence: 0,
         })
     }
 
-    /// Begins an operation: the sizes of all ranks.
-    fn begin(
-        &mut self,
-        op: OperationKind,
-        dtype: DType,
-        root: usize,
-        bytes: usize,
-    ) -> Result<Vec<usize>> {
-        self.group.check_healthy()?;
-        let known = DType::ALL.iter().position(|known| *known == dtype);
-        let own = Header {
-            sequence: self.sequence,
-            kind: op as u32,
-            dtype: known.unwrap_or_default() as u32,
-            root: root as u32,
-            bytes,
-            abort: None,
-        };
-        self.sequence += 1;
-        let outcome = self.compare(op, &own);
-        outcome.map_err(|error| self.group.record_failure(error))
+    fn header(&self, kind: OperationKind) -> OperationHeader {
+        OperationHeader::new(kind, 0, self.sequence)
     }
 
-    fn compare(&self, op: OperationKind, own: &Header) -> Result<Vec<usize>> {
-        let words = self.group.exchange(op, own.sequence, &own.words())?;
-        let mut sizes = Vec::new();
-        for (rank, words) in words.chunks(HEADER_WORDS).enumerate() {
-            let other = Header::of(words);
-            if let Some(reason) = other.abort {
-                return Err(CollectiveError::Aborted { rank, reason });
-            }
-            let same = |header: &Header| (header.sequence, header.kind, header.dtype, header.root);
-            if same(&other) != same(own) {
-                let what = format!("{own:?} on rank {}, {other:?} there", self.group.rank);
-                return Err(CollectiveError::Mismatch {
-                    rank_a: self.group.rank.min(rank),
-                    rank_b: self.group.rank.max(rank),
-                    op,
-                    sequence: own.sequence,
-                    what,
-                });
-            }
-            sizes.push(other.bytes);
-        }
+    /// Begins an operation to which this process gives so many bytes: the bytes of all ranks.
+    ///
+    /// # Errors
+    /// [`CollectiveError::Mismatch`] on all ranks when their headers differ; a root that is no rank
+    /// is refused on all of them, and the group goes on.
+    fn begin(&mut self, header: &OperationHeader, bytes: usize) -> Result<Vec<usize>> {
+        self.group.check_healthy()?;
+        let agreed = self.group.agree(header, bytes);
+        let sizes = agreed.map_err(|error| self.group.record_failure(error))?;
+        self.sequence += 1;
+        header.check_root(self.rank(), self.world_size())?;
         Ok(sizes)
     }
 
     /// The bytes of all ranks, which have these sizes.
-    fn gather(&self, op: OperationKind, mine: &[u8], sizes: &[usize]) -> Result<Vec<Vec<u8>>> {
+    fn gather(
+        &self,
+        header: &OperationHeader,
+        mine: &[u8],
+        sizes: &[usize],
+    ) -> Result<Vec<Vec<u8>>> {
         let longest = sizes.iter().copied().max().unwrap_or(0);
         let mut all: Vec<Vec<u8>> = vec![Vec::new(); sizes.len()];
         let mut start = 0;
@@ -157,7 +143,7 @@ impl SliceCommunicator {
                 .min(CHUNK_WORDS)
                 .next_power_of_two();
             let mine = words_of(mine, start, words);
-            let found = self.group.exchange(op, self.sequence, &mine);
+            let found = self.group.combine(Combine::Gather, header, &mine);
             let found = found.map_err(|error| self.group.record_failure(error))?;
             for ((words, bytes), size) in found.chunks(words).zip(&mut all).zip(sizes) {
                 let missing = (size - bytes.len()).min(words.len() * 4);
@@ -168,16 +154,33 @@ impl SliceCommunicator {
         Ok(all)
     }
 
-    fn mismatch(&self, op: OperationKind, sizes: &[usize]) -> CollectiveError {
-        let other = sizes.iter().position(|size| *size != sizes[0]).unwrap_or(0);
-        let error = CollectiveError::Mismatch {
-            rank_a: 0,
-            rank_b: other,
-            op,
-            sequence: self.sequence,
-            what: format!("{} and {} bytes", sizes[0], sizes[other]),
-        };
-        self.group.record_failure(error)
+    /// `all_reduce`, `reduce_scatter` and `reduce`: every process gets the whole result.
+    fn reduction(
+        &mut self,
+        header: OperationHeader,
+        op: ReduceOp,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let header = header.with_op(op).with_buffers(self.rank(), buffers)?;
+        let mine: Vec<u8> = buffers.iter().flat_map(|b| b.as_bytes().to_vec()).collect();
+        let sizes = self.begin(&header, mine.len())?;
+        let all = self.gather(&header, &mine, &sizes)?;
+        let mut start = 0;
+        for buffer in buffers {
+            let range = start..start + buffer.size_bytes();
+            start = range.end;
+            let parts: Vec<&[u8]> = all.iter().map(|bytes| &bytes[range.clone()]).collect();
+            match buffer {
+                Buffer::F32(out) => reduce_parts(op, &parts, out),
+                Buffer::F64(out) => reduce_parts(op, &parts, out),
+                Buffer::F16(out) => reduce_parts(op, &parts, out),
+                Buffer::BF16(out) => reduce_parts(op, &parts, out),
+                Buffer::I32(out) => reduce_parts(op, &parts, out),
+                Buffer::I64(out) => reduce_parts(op, &parts, out),
+                Buffer::U8(out) => reduce_parts(op, &parts, out),
+            }
+        }
+        Ok(())
     }
 
     fn refuse(&self, op: OperationKind) -> CollectiveError {
@@ -228,19 +231,41 @@ impl SliceGroup {
         Ok(program.execute(&[[input]], &ExecuteOptions::default())?)
     }
 
-    /// The words of all ranks, one after the other.
-    fn exchange(&self, op: OperationKind, sequence: u64, words: &[u32]) -> Result<Vec<u32>> {
-        self.combine(Combine::Gather, op, sequence, words)
+    /// Compares the headers of all ranks; the bytes that each of them gives.
+    fn agree(&self, header: &OperationHeader, bytes: usize) -> Result<Vec<usize>> {
+        let own = Arrival {
+            header: *header,
+            bytes,
+            abort: None,
+        };
+        let words = self.combine(Combine::Gather, header, &own.words())?;
+        let (mut headers, mut sizes) = (Vec::new(), Vec::new());
+        for (rank, words) in words.chunks(ARRIVAL_WORDS).enumerate() {
+            let unreadable = |error: HeaderError| CollectiveError::Protocol {
+                rank: self.rank,
+                peer: rank,
+                address: "the devices of the slice".to_string(),
+                what: error.to_string(),
+            };
+            let other = Arrival::of(words).map_err(unreadable)?;
+            if let Some(reason) = other.abort {
+                return Err(CollectiveError::Aborted { rank, reason });
+            }
+            headers.push(other.header);
+            sizes.push(other.bytes);
+        }
+        OperationHeader::agree(&headers)?;
+        Ok(sizes)
     }
 
+    /// The words of all ranks, combined.
     fn combine(
         &self,
         combine: Combine,
-        op: OperationKind,
-        sequence: u64,
+        header: &OperationHeader,
         words: &[u32],
     ) -> Result<Vec<u32>> {
-        let lost = |error: TpuError| self.lost(op, sequence, &error);
+        let lost = |error: TpuError| self.lost(header, &error);
         let broken = |error: PjrtError| lost(error.into());
         let outputs = self.start(combine, words).map_err(lost)?.into_outputs();
         let output = outputs.into_iter().flatten().next();
@@ -250,27 +275,21 @@ impl SliceGroup {
             let others = (0..self.assignment.len()).filter(|rank| *rank != self.rank);
             return Err(CollectiveError::Timeout {
                 missing: others.collect(),
-                op,
-                sequence,
+                op: header.kind,
+                sequence: header.sequence,
                 elapsed: self.limit,
             });
         }
         output.to_vec::<u32>().map_err(broken)
     }
 
-    /// The plugin says what happened, but not to whom in a form that is the same in all plugins.
-    fn lost(&self, op: OperationKind, sequence: u64, error: &TpuError) -> CollectiveError {
-        let reason = error.to_string();
-        let named = reason.split_once("rank ").and_then(|(_, rest)| {
-            let digits = rest.split(|letter: char| !letter.is_ascii_digit()).next();
-            digits?.parse().ok()
-        });
-        let other = usize::from(self.rank == 0 && self.assignment.len() > 1);
-        CollectiveError::PeerLost {
-            rank: named.unwrap_or(other),
-            op,
-            sequence,
-            reason,
+    /// The plugin has failed. It says what happened, but not to whom: this process gives up, and
+    /// blames nobody.
+    fn lost(&self, header: &OperationHeader, error: &TpuError) -> CollectiveError {
+        let OperationHeader { kind, sequence, .. } = header;
+        CollectiveError::Aborted {
+            rank: self.rank,
+            reason: format!("its devices failed in operation {sequence} ({kind}): {error}"),
         }
     }
 }
@@ -287,58 +306,47 @@ impl AbortTarget for SliceGroup {
             rank,
             reason: reason.clone(),
         });
-        let header = Header {
-            sequence: 0,
-            kind: 0,
-            dtype: 0,
-            root: 0,
+        let own = Arrival {
+            header: OperationHeader::new(OperationKind::Barrier, 0, 0),
             bytes: 0,
             abort: Some(reason),
         };
         // Not waited for: nobody may be there. The plugin runs it when the others come.
-        if let Err(error) = self.start(Combine::Gather, &header.words()) {
+        if let Err(error) = self.start(Combine::Gather, &own.words()) {
             tracing::warn!(%error, "the other processes were not told of the failure");
         }
     }
 }
 
-impl Header {
+impl Arrival {
     fn words(&self) -> Vec<u32> {
-        let mut words = vec![0; HEADER_WORDS];
-        let numbers = [
-            self.sequence as u32,
-            (self.sequence >> 32) as u32,
-            self.kind,
-            self.dtype,
-            self.root,
-            self.bytes as u32,
-            (self.bytes as u64 >> 32) as u32,
-        ];
-        words[..numbers.len()].copy_from_slice(&numbers);
+        let mut words = vec![0; ARRIVAL_WORDS];
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        bytes[..OperationHeader::BYTES].copy_from_slice(&self.header.encode());
+        let (numbers, text) = bytes[4 * BYTES_WORD..].split_at_mut(12);
+        numbers[..8].copy_from_slice(&(self.bytes as u64).to_le_bytes());
         if let Some(reason) = &self.abort {
-            let text = &mut bytemuck::cast_slice_mut::<u32, u8>(&mut words)[4 * NUMBER_WORDS..];
             let length = reason.floor_char_boundary(text.len());
             text[..length].copy_from_slice(&reason.as_bytes()[..length]);
-            words[NUMBER_WORDS - 1] = length as u32 + 1;
+            numbers[8..].copy_from_slice(&(length as u32 + 1).to_le_bytes());
         }
         words
     }
 
-    fn of(words: &[u32]) -> Self {
-        let number = |at: usize| u64::from(words[at]) | (u64::from(words[at + 1]) << 32);
-        let text = &bytemuck::cast_slice::<u32, u8>(words)[4 * NUMBER_WORDS..];
-        let reason = |length: u32| {
-            let length = (length as usize - 1).min(text.len());
-            String::from_utf8_lossy(&text[..length]).into_owned()
-        };
-        Self {
-            sequence: number(0),
-            kind: words[2],
-            dtype: words[3],
-            root: words[4],
-            bytes: usize::try_from(number(5)).unwrap_or(usize::MAX),
-            abort: (words[NUMBER_WORDS - 1] > 0).then(|| reason(words[NUMBER_WORDS - 1])),
-        }
+    fn of(words: &[u32]) -> Result<Self, HeaderError> {
+        let bytes: &[u8] = bytemuck::cast_slice(words);
+        let mut header = [0; OperationHeader::BYTES];
+        header.copy_from_slice(&bytes[..OperationHeader::BYTES]);
+        let own = u64::from(words[BYTES_WORD]) | u64::from(words[BYTES_WORD + 1]) << 32;
+        let text = &bytes[4 * (REASON_WORD + 1)..];
+        let reason = (words[REASON_WORD] as usize)
+            .checked_sub(1)
+            .map(|length| String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned());
+        Ok(Self {
+            header: OperationHeader::decode(&header)?,
+            bytes: usize::try_from(own).map_err(|_| HeaderError::Number)?,
+            abort: reason,
+        })
     }
 }
 
@@ -352,36 +360,13 @@ impl Communicator for SliceCommunicator {
     }
 
     fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let kind = OperationKind::AllReduce;
-        let mine: Vec<u8> = buffers.iter().flat_map(|b| b.as_bytes().to_vec()).collect();
-        let dtype = buffers.first().map_or(DType::ALL[0], Buffer::dtype);
-        let sizes = self.begin(kind, dtype, 0, mine.len())?;
-        if sizes.iter().any(|size| *size != mine.len()) {
-            return Err(self.mismatch(kind, &sizes));
-        }
-        let all = self.gather(kind, &mine, &sizes)?;
-        let mut start = 0;
-        for buffer in buffers {
-            let range = start..start + buffer.size_bytes();
-            start = range.end;
-            let parts: Vec<&[u8]> = all.iter().map(|bytes| &bytes[range.clone()]).collect();
-            match buffer {
-                Buffer::F32(out) => reduce_parts(op, &parts, out),
-                Buffer::F64(out) => reduce_parts(op, &parts, out),
-                Buffer::F16(out) => reduce_parts(op, &parts, out),
-                Buffer::BF16(out) => reduce_parts(op, &parts, out),
-                Buffer::I32(out) => reduce_parts(op, &parts, out),
-                Buffer::I64(out) => reduce_parts(op, &parts, out),
-                Buffer::U8(out) => reduce_parts(op, &parts, out),
-            }
-        }
-        Ok(())
+        self.reduction(self.header(OperationKind::AllReduce), op, buffers)
     }
 
     fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
-        let length = buffer.len();
-        self.all_reduce(op, &mut [buffer])?;
-        Ok(chunk_range(length, self.world_size(), self.rank()))
+        let own = chunk_range(buffer.len(), self.world_size(), self.rank());
+        self.reduction(self.header(OperationKind::ReduceScatter), op, &mut [buffer])?;
+        Ok(own)
     }
 
     fn all_gather_into(
@@ -390,9 +375,9 @@ impl Communicator for SliceCommunicator {
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        let kind = OperationKind::AllGather;
-        let sizes = self.begin(kind, dtype, 0, input.len())?;
-        let all = self.gather(kind, input, &sizes)?.concat();
+        let header = self.header(OperationKind::AllGather).with_dtype(dtype);
+        let sizes = self.begin(&header, input.len())?;
+        let all = self.gather(&header, input, &sizes)?.concat();
         let memory = output.resize(&sizes);
         let Some(memory) = memory.get_mut(..all.len()) else {
             let reason = format!("there is no memory for the {} bytes of all", all.len());
@@ -406,13 +391,9 @@ impl Communicator for SliceCommunicator {
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let kind = OperationKind::Broadcast;
-        let length = buffers.iter().map(Buffer::size_bytes).sum();
-        let dtype = buffers.first().map_or(DType::ALL[0], Buffer::dtype);
-        let sizes = self.begin(kind, dtype, root, length)?;
-        if sizes.iter().any(|size| *size != length) {
-            return Err(self.mismatch(kind, &sizes));
-        }
+        let header = self.header(OperationKind::Broadcast).with_root(root);
+        let header = header.with_buffers(self.rank(), buffers)?;
+        self.begin(&header, 0)?;
         let is_root = root == self.rank();
         for buffer in buffers {
             let bytes = buffer.as_bytes_mut();
@@ -420,7 +401,7 @@ impl Communicator for SliceCommunicator {
                 let words = part.len().div_ceil(4).next_power_of_two();
                 // Zeros and one value add up to the value.
                 let mine = words_of(if is_root { part } else { &[] }, 0, words);
-                let sum = self.group.combine(Combine::Sum, kind, self.sequence, &mine);
+                let sum = self.group.combine(Combine::Sum, &header, &mine);
                 let sum = sum.map_err(|error| self.group.record_failure(error))?;
                 let size = part.len();
                 part.copy_from_slice(&bytemuck::cast_slice(&sum)[..size]);
@@ -429,8 +410,9 @@ impl Communicator for SliceCommunicator {
         Ok(())
     }
 
-    fn reduce(&mut self, op: ReduceOp, _: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.all_reduce(op, buffers)
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        let header = self.header(OperationKind::Reduce).with_root(root);
+        self.reduction(header, op, buffers)
     }
 
     fn send(&mut self, _: usize, _: Buffer<'_>) -> Result<()> {
@@ -442,7 +424,7 @@ impl Communicator for SliceCommunicator {
     }
 
     fn barrier(&mut self) -> Result<()> {
-        self.begin(OperationKind::Barrier, DType::ALL[0], 0, 0)
+        self.begin(&self.header(OperationKind::Barrier), 0)
             .map(drop)
     }
 
@@ -463,6 +445,15 @@ impl fmt::Debug for SliceCommunicator {
             .field("devices", &self.group.assignment)
             .finish_non_exhaustive()
     }
+}
+
+/// The number of the process that a device belongs to.
+pub(super) fn process_of(device: &Device) -> usize {
+    usize::try_from(device.description().process_index).unwrap_or(0)
+}
+
+pub(super) fn global_id(device: &Device) -> i64 {
+    i64::from(device.id())
 }
 
 /// A program that combines `[1, words]` of every process.

@@ -1,9 +1,13 @@
 //! A TPU system: a plugin, and the client of its devices.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use std::{fmt, fs};
 
+use distribute_core::collectives::Communicator;
+
 use super::TpuError;
+use super::slice::SliceCommunicator;
 use crate::pjrt::{Client, LibtpuEnvironment, PjrtError, Plugin, Value};
 
 /// The processes that share a TPU system, and which of them this is.
@@ -220,6 +224,19 @@ impl TpuSystem {
     /// The processes that share the devices, as the plugin says.
     pub fn num_processes(&self) -> usize {
         self.processes()
+    }
+
+    /// The processes as the ranks of a group that exchanges values over their devices: slow beside
+    /// a network, and there where none is known. Send and receive are refused. All processes call
+    /// it together; `timeout` is that of every operation.
+    ///
+    /// # Errors
+    /// [`TpuError::Processes`] if a process has no device; those of the plugin.
+    pub fn communicator(&self, timeout: Duration) -> Result<Box<dyn Communicator>, TpuError> {
+        let devices = self.client.devices();
+        let (process, processes) = (self.process(), self.processes());
+        let group = SliceCommunicator::over(&self.client, &devices, process, processes, timeout)?;
+        Ok(Box::new(group))
     }
 
     /// The number of this process.

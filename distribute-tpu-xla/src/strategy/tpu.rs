@@ -12,7 +12,8 @@ use distribute_core::{
 };
 
 use super::context::ExecutionContext;
-use super::slice::SliceCommunicator;
+use super::slice::{SliceCommunicator, global_id, process_of};
+use super::step_check::StepChecks;
 use super::tracer::XlaTracer;
 use super::{TpuError, TpuSystem, refuse_replicas};
 use crate::pjrt::{Device, Executable};
@@ -169,6 +170,10 @@ impl TpuStrategyBuilder<'_> {
             devices: Arc::clone(&devices),
             assignment: chosen.iter().map(global_id).collect(),
             workers: workers.clone(),
+            step_checks: (processes > 1).then(|| {
+                let processes = chosen.iter().map(process_of).collect();
+                Arc::new(StepChecks::new(processes, self.timeout))
+            }),
             timeout: (processes > 1).then_some(self.timeout),
             checks_steps: self.checks_steps,
             precision: self.precision,
@@ -218,34 +223,17 @@ impl TpuStrategyBuilder<'_> {
     fn form_group(&self, chosen: &[Device], own: &[Device]) -> Result<WorkerGroup, TpuError> {
         let processes = self.system.processes();
         let refused = |cause: String| TpuError::Processes { processes, cause };
-        let first_of = |process| {
-            let mut devices = chosen.iter();
-            devices.find(|device| process_of(device) == process)
-        };
-        let firsts: Vec<i64> = (0..processes).filter_map(first_of).map(global_id).collect();
-        let (Some(device), true) = (own.first(), firsts.len() == processes) else {
-            return Err(refused("one of them has no device".to_string()));
-        };
-        let communicator = SliceCommunicator::new(
-            self.system.client().clone(),
-            device.clone(),
-            firsts,
+        let communicator = SliceCommunicator::over(
+            self.system.client(),
+            chosen,
             self.system.process(),
+            processes,
             self.timeout,
         )?;
         let options = CommunicationOptions::default();
         let group = WorkerGroup::new(Box::new(communicator), own.len(), options);
         group.map_err(|error| refused(error.to_string()))
     }
-}
-
-/// The number of the process that a device belongs to.
-fn process_of(device: &Device) -> usize {
-    usize::try_from(device.description().process_index).unwrap_or(0)
-}
-
-fn global_id(device: &Device) -> i64 {
-    i64::from(device.id())
 }
 
 impl Strategy for TpuStrategy {

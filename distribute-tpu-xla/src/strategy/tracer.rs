@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 use burn::tensor::TensorData;
+use distribute_core::collectives::OperationHeader;
 use distribute_core::trace::{
     Argument, CapturedStep, DeviceTensor, Executable, InputRole, StepKey, StepOutput, StepProgram,
     TensorSpec, TraceDevice, Tracer,
@@ -15,8 +16,10 @@ use distribute_core::Result;
 use super::TpuError;
 use super::array::{DeviceArray, array, buffer};
 use super::context::ExecutionContext;
+use super::step_check::number_of;
 use crate::lower::{
-    CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, Target, lower,
+    CPU_COMPILER_OPTIONS, CollectiveCall, GraphInput, LowerOptions, Lowered, RandomKey, Target,
+    lower,
 };
 use crate::pjrt::{self, Buffer, CompileOptions, ExecuteOptions, LoadedExecutable};
 use crate::stablehlo::{Precision, TensorType};
@@ -53,9 +56,14 @@ impl XlaTracer {
         let started = Instant::now();
         let context = &self.context;
         let target = Target::of_platform(context.client.platform_name());
-        let lowered = lower_step_for(step, target, context.precision)?;
+        let gathers_its_number = context.step_checks.is_some();
+        let lowered = lower_with(step, target, context.precision, gathers_its_number)?;
         let text = &lowered.program.text;
-        self.check_same_everywhere(step, text)?;
+        let number = number_of(text);
+        let sent = step.inputs.iter().filter(|i| i.role == InputRole::Batch);
+        let sent: Vec<_> = sent.map(|input| input.spec.to_string()).collect();
+        let arguments = sent.join(" ");
+        self.check_same_everywhere(&lowered, number, &arguments)?;
         let mut options = CompileOptions::replicas(step.num_replicas)
             .device_assignment(context.assignment.clone());
         if context.client.platform_name() == "cpu" {
@@ -70,36 +78,74 @@ impl XlaTracer {
         compiled.retain(|program| program.strong_count() > 0);
         compiled.push(Arc::downgrade(&executable));
         let specs = step.outputs.iter().map(|output| output.spec.clone());
+        let words = [number as u32, (number >> 32) as u32];
+        let number = |device| context.client.buffer(&words, &[1, 2], device);
+        let devices = context.devices.iter().filter(|_| gathers_its_number);
         Ok(XlaProgram {
             executable,
             context: Arc::clone(context),
             inputs: lowered.program.inputs,
             outputs: specs.collect(),
+            numbers: devices.map(number).collect::<Result<_, _>>()?,
+            arguments,
         })
     }
 
-    /// Replicas that run different programs would wait for each other forever.
-    fn check_same_everywhere(&self, step: &CapturedStep, text: &str) -> Result<(), TpuError> {
+    /// Replicas that run different programs would wait for each other forever, or combine what does
+    /// not belong together.
+    fn check_same_everywhere(
+        &self,
+        lowered: &Lowered,
+        number: u64,
+        arguments: &str,
+    ) -> Result<(), TpuError> {
         let Some(workers) = &self.context.workers else {
             return Ok(());
         };
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        let all = workers.gather_text(&format!("{hash:x} {}", text.len()));
-        let all = all.map_err(|error| TpuError::Processes {
+        let failed = |cause: String| TpuError::Processes {
             processes: workers.num_workers(),
-            cause: error.to_string(),
-        })?;
-        match all.iter().position(|other| *other != all[0]) {
-            None => Ok(()),
-            Some(process) => {
-                let inputs = step.inputs.iter().filter(|i| i.role == InputRole::Batch);
-                let inputs: Vec<_> = inputs.map(|input| input.spec.to_string()).collect();
-                let arguments = inputs.join(" ");
-                Err(TpuError::DifferentPrograms { process, arguments })
-            }
+            cause,
+        };
+        let calls = lowered.collectives.iter();
+        let calls: Vec<(Vec<u8>, String)> = calls
+            .map(|call| (call.header.encode().to_vec(), call.tensors.clone()))
+            .collect();
+        let own = (number, lowered.program.text.len(), calls);
+        let all = workers.all_gather_json("compile_step", &own);
+        let all = all.map_err(|error| failed(error.to_string()))?;
+        let Some(process) = all.iter().position(|other| *other != all[0]) else {
+            return Ok(());
+        };
+        let calls = |process: usize| -> Option<Vec<CollectiveCall>> {
+            let calls = all[process].2.iter().map(|(bytes, tensors)| {
+                let header = OperationHeader::decode(bytes.as_slice().try_into().ok()?).ok()?;
+                let tensors = tensors.clone();
+                Some(CollectiveCall { header, tensors })
+            });
+            calls.collect()
+        };
+        let unreadable = || failed(format!("what process {process} compiles is unreadable"));
+        let (first, other) = calls(0).zip(calls(process)).ok_or_else(unreadable)?;
+        Err(TpuError::DifferentPrograms {
+            process,
+            difference: first_difference(&first, &other),
+            arguments: arguments.to_string(),
+        })
+    }
+}
+
+/// The first difference between the operations of two programs between their replicas.
+fn first_difference(first: &[CollectiveCall], other: &[CollectiveCall]) -> String {
+    for (number, (a, b)) in first.iter().zip(other).enumerate() {
+        if let Some(what) = a.first_difference(b) {
+            return format!("in operation {number} ({}) the {what}", a.header.kind);
         }
+    }
+    match (first.len(), other.len()) {
+        (a, b) if a != b => {
+            format!("it has {a} operations between replicas on one and {b} on the other")
+        }
+        _ => "what the replicas compute by themselves differs".to_string(),
     }
 }
 
@@ -121,6 +167,15 @@ pub fn lower_step_for(
     step: &CapturedStep,
     target: Target,
     precision: Precision,
+) -> Result<Lowered, TpuError> {
+    lower_with(step, target, precision, false)
+}
+
+fn lower_with(
+    step: &CapturedStep,
+    target: Target,
+    precision: Precision,
+    gathers_its_number: bool,
 ) -> Result<Lowered, TpuError> {
     let donated = |number: usize| {
         let takes_it = |output: &&StepOutput| output.donated_from == Some(number);
@@ -146,6 +201,7 @@ pub fn lower_step_for(
         target,
         precision,
         sent: sent.map(|input| input.id).collect(),
+        gathers_its_number,
         ..LowerOptions::default()
     };
     Ok(lower(&step.graph, &inputs, &outputs, &options)?)
@@ -200,6 +256,10 @@ struct XlaProgram {
     context: Arc<ExecutionContext>,
     inputs: Vec<TensorType>,
     outputs: Vec<TensorSpec>,
+    /// The number of the program, on each device; none where there is one process only.
+    numbers: Vec<Buffer>,
+    /// What the step was called with when it was compiled.
+    arguments: String,
 }
 
 impl fmt::Debug for XlaProgram {
@@ -213,6 +273,9 @@ impl fmt::Debug for XlaProgram {
 
 impl XlaProgram {
     fn run(&self, arguments: &[Argument]) -> Result<Vec<Arc<dyn DeviceTensor>>, TpuError> {
+        if let Some(checks) = &self.context.step_checks {
+            checks.check()?;
+        }
         let sent = arguments.iter().zip(&self.inputs);
         let sent = sent.map(|(argument, ty)| self.send(argument, ty.dims()));
         let sent = sent.collect::<Result<Vec<Option<Vec<Buffer>>>, TpuError>>()?;
@@ -227,7 +290,8 @@ impl XlaProgram {
                 };
                 buffer.ok_or_else(missing)
             });
-            lists.push(list.collect::<Result<_, _>>()?);
+            let number = self.numbers.get(replica).map(Ok);
+            lists.push(list.chain(number).collect::<Result<_, _>>()?);
         }
         let execution = self
             .executable
@@ -255,14 +319,17 @@ impl XlaProgram {
     /// From one list per device to one tensor per result.
     fn results(&self, outputs: Vec<Vec<Buffer>>) -> Result<Vec<Arc<dyn DeviceTensor>>, TpuError> {
         let mut lists: Vec<_> = outputs.into_iter().map(Vec::into_iter).collect();
+        let missing = || TpuError::Internal("the program has too few results".to_string());
+        let mut step = 0;
+        if let Some(checks) = &self.context.step_checks {
+            let mut numbers = lists.iter_mut().map(|list| list.next_back());
+            let numbers = numbers.next().flatten().ok_or_else(missing)?;
+            step = checks.started(numbers, &self.arguments)?;
+        }
         let result = |spec: &TensorSpec| {
             let buffers: Option<Vec<Buffer>> = lists.iter_mut().map(Iterator::next).collect();
-            let missing = || TpuError::Internal("the program has too few results".to_string());
-            let array = DeviceArray::new(
-                spec.clone(),
-                buffers.ok_or_else(missing)?,
-                self.context.timeout,
-            );
+            let buffers = buffers.ok_or_else(missing)?;
+            let array = DeviceArray::computed(&self.context, spec.clone(), buffers, step);
             Ok(Arc::new(array) as Arc<dyn DeviceTensor>)
         };
         self.outputs.iter().map(result).collect()

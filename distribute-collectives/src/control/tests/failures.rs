@@ -160,11 +160,7 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
         let id = shared.state().links[2].as_ref().unwrap().id;
         for _ in 0..3 {
             let beat = Heartbeat {
-                running: Some(convert::operation(&OperationHeader::new(
-                    OperationKind::Send,
-                    0,
-                    4,
-                ))),
+                running: convert::running(Some(&OperationHeader::new(OperationKind::Send, 0, 4))),
                 completed: 4,
                 answer: false,
             };

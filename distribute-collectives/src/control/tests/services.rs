@@ -144,7 +144,7 @@ impl Speaker {
 
 fn hello_of_one() -> Hello {
     Hello {
-        protocol_version: 1,
+        protocol_version: 2,
         crate_version: env!("CARGO_PKG_VERSION").to_string(),
         group: "test".to_string(),
         generation: 0,
@@ -180,19 +180,19 @@ fn another_version_is_refused_by_both() {
         let zero = against_rank_0(None, |address| async move {
             let mut speaker = Speaker::new(&address).await;
             let mut hello = hello_of_one();
-            hello.protocol_version = 2;
+            hello.protocol_version = 3;
             speaker.say(Message::Hello(hello)).await;
             let status = speaker.end().await;
             assert_eq!(status.code(), Code::InvalidArgument);
             let text = status.message();
             assert!(
-                text.contains("version 2 of the protocol, this rank version 1"),
+                text.contains("version 3 of the protocol, this rank version 2"),
                 "{text}"
             );
         });
         let reason = refusal(zero);
         assert!(
-            reason.contains("it speaks version 2 of the protocol"),
+            reason.contains("it speaks version 3 of the protocol"),
             "{reason}"
         );
         let zero = against_rank_0(None, |address| async move {
@@ -225,7 +225,7 @@ fn rank_of_two(rank: usize, listener: Listener, addresses: &[String]) -> JoinOpt
 /// What someone without the token may try before the right rank comes.
 async fn tries_of_a_stranger(address: &str) {
     let changes: [fn(&mut Hello); 6] = [
-        |hello| hello.protocol_version = 2,
+        |hello| hello.protocol_version = 3,
         |hello| hello.crate_version = "9.9.9".to_string(),
         |hello| hello.world_size = 7,
         |hello| hello.generation = 9,
@@ -276,7 +276,7 @@ fn a_member_of_another_version_is_refused_by_both_at_once() {
             plane.map(|_| ()).unwrap_err()
         });
         for (rank, error) in joined.into_iter().enumerate() {
-            let (theirs, ours) = (2 - rank, 1 + rank);
+            let (theirs, ours) = (3 - rank, 2 + rank);
             let text =
                 format!("it speaks version {theirs} of the protocol, this rank version {ours}");
             assert!(matches!(error, CollectiveError::Refused { .. }), "{error}");
@@ -294,13 +294,13 @@ fn a_peer_of_another_version_that_proves_nothing_is_named_at_the_deadline() {
         let started = Instant::now();
         let zero = against_rank_0(Some(SECRET), |address| async move {
             let mut hello = hello_with_token();
-            hello.protocol_version = 2;
+            hello.protocol_version = 3;
             let mut speaker = Speaker::new(&address).await;
             speaker.say(Message::Hello(hello)).await;
             speaker.say(Message::Proof(Proof::default())).await;
             let status = speaker.end().await;
             assert_eq!(status.code(), Code::InvalidArgument);
-            assert!(status.message().contains("version 2 of the protocol"));
+            assert!(status.message().contains("version 3 of the protocol"));
         });
         assert!(started.elapsed() >= Duration::from_secs(2));
         let error = error_of(zero);
@@ -308,7 +308,7 @@ fn a_peer_of_another_version_that_proves_nothing_is_named_at_the_deadline() {
             panic!("{error:?}");
         };
         assert_eq!(missing[0].rank, 1);
-        assert!(missing[0].reason.contains("version 2 of"), "{error}");
+        assert!(missing[0].reason.contains("version 3 of"), "{error}");
     });
 }
 

@@ -147,13 +147,14 @@ pub(super) unsafe fn string(text: *const std::ffi::c_char, size: usize) -> Strin
     String::from_utf8_lossy(unsafe { lent(text.cast::<u8>(), size) }).into_owned()
 }
 
-/// An array that a plugin lends; a null pointer is an empty one.
+/// An array that a plugin lends; a null pointer is an empty one, and so is what no memory can hold.
 ///
 /// # Safety
 ///
 /// `first` points to `length` values that stay alive and unchanged for `'a`, or is null.
 pub(super) unsafe fn lent<'a, T>(first: *const T, length: usize) -> &'a [T] {
-    if first.is_null() || length == 0 {
+    let most = isize::MAX as usize / size_of::<T>().max(1);
+    if first.is_null() || length == 0 || length > most {
         return &[];
     }
     // SAFETY: the same promise, and not null.

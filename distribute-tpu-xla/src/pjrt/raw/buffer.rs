@@ -272,12 +272,12 @@ impl Buffer {
     ///
     /// As [`to_vec`](Self::to_vec), and for element types that have no form in host memory.
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        let mut bytes = vec![0; self.shape.host_bytes()?];
-        self.read_into(&mut bytes)?;
-        Ok(bytes)
+        u8::filled(self.shape.host_bytes()?, |bytes| self.read_into(bytes))
     }
 
-    /// Fills `bytes`, which has the size of the whole array.
+    /// Fills `bytes`, which has the size of the whole array. After an error that is not the
+    /// plugin's the plugin may still write to them: a copy has begun, and nothing says when it
+    /// ends.
     fn read_into(&self, bytes: &mut [u8]) -> Result<()> {
         let minor_to_major: Vec<i64> = (0..self.dims().len() as i64).rev().collect();
         let mut layout = row_major(&minor_to_major);
@@ -303,7 +303,8 @@ impl Buffer {
         args.dst = bytes.as_mut_ptr().cast();
         args.event = ptr::null_mut();
         // SAFETY: the destination has the size that is given, and is lent until the event, for
-        // which we wait here, says that the plugin is done with it.
+        // which we wait here, says that the plugin is done with it. Where there is no such event,
+        // whoever calls this never frees it.
         unsafe {
             call!(&self.client.api, PJRT_Buffer_ToHostBuffer, args)?;
             Event::take(&self.client.api, function, args.event)?.wait()

@@ -196,20 +196,26 @@ impl Executable {
         };
         // SAFETY: the executable is alive, and its lists are used while no other question is
         // asked. `dims` holds as many values as the ranks in `dim_sizes` sum up to.
-        let (types, ranks, mut dims) = unsafe {
+        let (types, ranks, mut dims, needed) = unsafe {
             call!(api, PJRT_Executable_OutputElementTypes, types)?;
             call!(api, PJRT_Executable_OutputDimensions, shapes)?;
             let ranks = lent(shapes.dim_sizes, shapes.num_outputs);
-            let dims = lent(shapes.dims, ranks.iter().sum());
+            let needed = ranks
+                .iter()
+                .fold(0_usize, |sum, rank| sum.saturating_add(*rank));
             (
                 lent(types.output_types, types.num_output_types),
                 ranks,
-                dims,
+                lent(shapes.dims, needed),
+                needed,
             )
         };
+        let wrong = |what: String| Err(malformed("PJRT_Executable_OutputDimensions", what));
         if types.len() != ranks.len() {
-            let what = format!("{} types and {} shapes", types.len(), ranks.len());
-            return Err(malformed("PJRT_Executable_OutputDimensions", what));
+            return wrong(format!("{} types and {} shapes", types.len(), ranks.len()));
+        }
+        if dims.len() != needed {
+            return wrong(format!("no dimensions, though the results have {needed}"));
         }
         let shapes = types.iter().zip(ranks).map(|(number, rank)| {
             let (own, rest) = dims.split_at(*rank);

@@ -7,5 +7,6 @@ mod cpu_processes;
 mod cpu_threads;
 pub mod fake;
 mod holes;
+mod liar;
 mod libtpu;
 pub mod support;

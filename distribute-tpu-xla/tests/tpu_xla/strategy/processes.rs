@@ -10,6 +10,7 @@ use std::{env, fs};
 
 use burn::prelude::*;
 use distribute_core::checkpoint::Checkpoint;
+use distribute_core::collectives::contract;
 use distribute_core::metric::Mean;
 use distribute_core::{
     Adam, Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TensorData, TrainState,
@@ -36,6 +37,7 @@ const STEPS: usize = 24;
 /// One of the processes of a test.
 struct Process {
     id: usize,
+    system: TpuSystem,
     strategy: TpuStrategy,
     folder: PathBuf,
 }
@@ -62,6 +64,7 @@ fn this_process() -> Option<Process> {
     Some(Process {
         id,
         strategy: builder.build().unwrap(),
+        system,
         folder: PathBuf::from(variable(FOLDER)?),
     })
 }
@@ -325,6 +328,92 @@ fn a_process_with_other_shapes_is_an_error_of_all() {
             Some(TpuError::DifferentPrograms { process: 1, .. })
         );
         assert!(expected, "{error}");
+    });
+}
+
+#[test]
+fn processes_that_disagree_get_an_error_and_never_a_number() {
+    let test = "processes_that_disagree_get_an_error_and_never_a_number";
+    in_processes(test, 1, |Process { system, .. }| {
+        for case in contract::cases() {
+            let group = system.communicator(Duration::from_secs(60));
+            case.check(&mut *group.unwrap()).unwrap();
+        }
+    });
+}
+
+/// A matrix over all replicas: its sum, twice its sum, or the largest.
+fn reduced(strategy: &TpuStrategy, step: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
+    let part = Tensor::<2>::ones(shape, &Device::flex()) * (strategy.replicas()[0].id + 1) as f32;
+    let part = PerReplica::new(vec![part]);
+    let reduced = match step {
+        "sum" => strategy.run(part, |ctx, x| ctx.all_reduce(ReduceOp::Sum, x)),
+        "doubled" => strategy.run(part, |ctx, x| Ok(ctx.all_reduce(ReduceOp::Sum, x)? * 2.0)),
+        _ => strategy.run(part, |ctx, x| ctx.all_reduce(ReduceOp::Max, x)),
+    };
+    let values: Tensor<2> = reduced?.into_values().remove(0);
+    let data = values.try_into_data().map_err(Error::step)?;
+    Ok(data.try_to_vec().unwrap())
+}
+
+fn assert_other_programs(outcome: Result<Vec<f32>>, what: &str) {
+    let error = outcome.unwrap_err();
+    let found = matches!(
+        TpuError::of(error.root_cause()),
+        Some(TpuError::DifferentPrograms { process: 1, .. })
+    );
+    assert!(found && error.to_string().contains(what), "{error}");
+}
+
+#[test]
+fn processes_that_compile_other_steps_are_told_the_first_difference() {
+    let test = "processes_that_compile_other_steps_are_told_the_first_difference";
+    in_processes(test, 1, |Process { id, system, .. }| {
+        // The group of a strategy ends with the first difference.
+        let other = |steps: [&str; 2], shapes: [[usize; 2]; 2], what: &str| {
+            let strategy = TpuStrategy::new(&system).unwrap();
+            assert_other_programs(reduced(&strategy, steps[id], shapes[id]), what);
+        };
+        let sum = "in operation 0 (all_reduce) the op is sum on one and max on the other";
+        other(["sum", "max"], [[4, 8]; 2], sum);
+        let shape = "in operation 0 (all_reduce) the tensors are f32[4, 8] on one and f32[8, 4]";
+        other(["sum", "sum"], [[4, 8], [8, 4]], shape);
+        let alone = "what the replicas compute by themselves differs";
+        other(["sum", "doubled"], [[4, 8]; 2], alone);
+        let strategy = TpuStrategy::new(&system).unwrap();
+        assert_eq!(reduced(&strategy, "sum", [4, 8]).unwrap(), [3.0; 32]);
+    });
+}
+
+#[test]
+fn processes_that_run_other_steps_get_an_error_and_never_a_number() {
+    let test = "processes_that_run_other_steps_get_an_error_and_never_a_number";
+    in_processes(test, 1, |process| {
+        let (id, strategy) = (process.id, process.strategy);
+        for (step, value) in [("sum", 3.0), ("doubled", 6.0)] {
+            assert_eq!(reduced(&strategy, step, [4, 8]).unwrap(), [value; 32]);
+        }
+        // Both steps are compiled, and now each process runs another one.
+        let another = "it runs another one of the compiled steps";
+        assert_other_programs(reduced(&strategy, ["sum", "doubled"][id], [4, 8]), another);
+        assert_other_programs(reduced(&strategy, "sum", [4, 8]), another);
+        // The plugin of these tests finds by itself that the operations between replicas differ.
+        let strategy = TpuStrategy::new(&process.system).unwrap();
+        for step in ["sum", "max"] {
+            reduced(&strategy, step, [4, 8]).unwrap();
+        }
+        let error = reduced(&strategy, ["sum", "max"][id], [4, 8]).unwrap_err();
+        assert!(TpuError::of(&error).is_some(), "{error:?}");
+    });
+}
+
+#[test]
+fn a_process_that_compiles_while_the_other_runs_is_an_error_of_both() {
+    let test = "a_process_that_compiles_while_the_other_runs_is_an_error_of_both";
+    in_processes(test, 1, |Process { id, strategy, .. }| {
+        reduced(&strategy, "sum", [4, 8]).unwrap();
+        let error = reduced(&strategy, "sum", [[4, 8], [2, 8]][id]).unwrap_err();
+        assert!(TpuError::of(error.root_cause()).is_some(), "{error:?}");
     });
 }
 

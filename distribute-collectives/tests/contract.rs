@@ -1,0 +1,24 @@
+//! What every communicator of this crate does when its ranks disagree.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Carrier, within_limit};
+use distribute_collectives::{Algorithm, GroupOptions, contract};
+use rstest::rstest;
+
+#[rstest]
+fn ranks_that_disagree_get_an_error_and_never_a_number(
+    #[values(Carrier::Threads, Carrier::SharedMemory, Carrier::Grpc)] carrier: Carrier,
+    #[values(Algorithm::Auto, Algorithm::Ring)] algorithm: Algorithm,
+    #[values(2, 3)] world_size: usize,
+) {
+    within_limit(move || {
+        let options = GroupOptions::default()
+            .algorithm(algorithm)
+            .timeout(Duration::from_secs(20));
+        let checked = contract::check(|| Ok(carrier.group(world_size, options.clone())));
+        checked.unwrap();
+    });
+}
