@@ -1,5 +1,5 @@
 """Images per second of the documents' CNN on a GPU with PyTorch: the model, the batches and the
-optimizer of distribute-core/examples/gpu_bench.rs. One JSON object a line."""
+optimizer of crates/distribute-cuda/examples/gpu_bench.rs. One JSON object a line."""
 
 import json
 import sys

@@ -68,7 +68,6 @@ pub mod mpi;
 pub mod nccl;
 mod operation;
 mod options;
-pub mod overlap;
 pub mod pack;
 mod pieces;
 mod process_group;

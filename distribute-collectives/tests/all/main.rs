@@ -5,11 +5,11 @@ mod algorithms_over_grpc;
 mod algorithms_over_shared_memory;
 #[path = "../common/mod.rs"]
 mod common;
+mod contract;
 mod failures;
 mod flight_record;
 mod generated;
 mod loopback_groups;
-mod overlap;
 mod properties;
 mod tensorflow_rules;
 mod wire_compression;

@@ -17,10 +17,7 @@ pub(crate) trait Link: Send + Sync {
 
     /// The sum of buffers over all replicas; `on_pack` is called for each run of buffers that is
     /// complete, while others may be under way.
-    fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
-        self.all_reduce(ReduceOp::Sum, &mut buffers)?;
-        on_pack(0..buffers.len(), buffers)
-    }
+    fn sum_in_packs(&self, buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()>;
 
     /// Sums buffers onto replica 0, in place; those of the others are used up.
     fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {

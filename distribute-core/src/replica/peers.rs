@@ -16,8 +16,8 @@ use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result};
 pub(crate) type OnReduced<'a> = &'a mut dyn FnMut(Range<usize>, &mut Gradients) -> Result<()>;
 
 /// The other replicas of a step, as one of them reaches them. There is one implementation for each
-/// way a step runs: alone, on threads of a process, with other workers ([`HostPeers`] over three
-/// links), with gradients in the memory of devices, and captured.
+/// way a step runs: alone, on threads of a process or with other workers ([`HostPeers`] over one of
+/// two links), with gradients in the memory of devices, and captured.
 ///
 /// All replicas make the same calls in the same order; each blocks until all have made it.
 ///

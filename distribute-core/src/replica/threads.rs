@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use burn::tensor::TensorData;
 use distribute_collectives::{CollectiveError, Communicator, CommunicatorExt, ReduceOp};
 
-use super::link::Link;
+use super::link::{Link, OnPack};
 use crate::Result;
 use crate::cross_device::{CrossDeviceOps, by_type};
 use crate::sync::lock;
@@ -35,6 +35,14 @@ impl Link for Threads {
             let ops = &self.cross_device_ops;
             ops.all_reduce(communicator.as_mut(), op, buffers)
         })
+    }
+
+    fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
+        by_type(&mut buffers, |buffers| {
+            let (ops, mut communicator) = (&self.cross_device_ops, lock(&self.communicator));
+            ops.all_reduce(communicator.as_mut(), ReduceOp::Sum, buffers)
+        })?;
+        on_pack(0..buffers.len(), buffers)
     }
 
     fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {

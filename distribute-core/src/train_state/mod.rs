@@ -326,7 +326,6 @@ impl<M: Module + 'static> TrainState<M> {
         Ok(tensors)
     }
 
-    /// The model's tensors, of every kind, by their names in checkpoints.
     /// Puts a checkpoint's tensors back, in place.
     ///
     /// Without any slots the optimizer's start at zero. Checkpoints that hold none of the model's

@@ -176,7 +176,7 @@ const GRADIENT: &[Row] = &[
         Node {
             columns: (8, 9),
             mode: Mode::Remote,
-            name: "Shard::push",
+            name: "Shard::plan, commit",
             files: &["distribute-ps/src/server/shard.rs"],
             note: "the server's optimizer updates the variable",
         },

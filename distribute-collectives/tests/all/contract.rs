@@ -1,12 +1,11 @@
 //! What every communicator of this crate does when its ranks disagree.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{Carrier, within_limit};
 use distribute_collectives::{Algorithm, GroupOptions, contract};
 use rstest::rstest;
+
+use crate::common::{Carrier, within_limit};
 
 #[rstest]
 fn ranks_that_disagree_get_an_error_and_never_a_number(
