@@ -192,9 +192,10 @@ impl Signals {
     }
 }
 
-/// Ends the process as a shell reports the end by a signal.
+/// Ends the process as a shell reports the end by a signal. At once: destructors of a library's
+/// global state, which `exit` would run, do not expect that one of its threads still compiles.
 fn end(signal: i32) -> ! {
-    std::process::exit(128 + signal)
+    signal_hook::low_level::exit(128 + signal)
 }
 
 /// A callback, see [`Signals::training`].
