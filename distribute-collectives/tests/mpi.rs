@@ -147,6 +147,11 @@ fn a_missing_rank_of_4() {
 }
 
 #[test]
+fn a_group_that_is_not_made_yet_holds_up_no_other() {
+    under_mpirun("late_group", 2);
+}
+
+#[test]
 fn one_process_without_mpirun_is_a_group_of_one() {
     let dir = tempfile::tempdir().unwrap();
     let reports = listen(dir.path());
@@ -181,6 +186,7 @@ fn rank_program() {
         "failures" => failures(&environment),
         "contract" => disagreements(&environment),
         "timeout" => timeout(&environment, &mut control),
+        "late_group" => late_group(&environment, &mut control),
         other => panic!("unknown scenario {other}"),
     }
     report(Path::new(&dir), u8::try_from(control.rank()).unwrap());
@@ -483,4 +489,30 @@ fn timeout(environment: &MpiEnvironment, control: &mut MpiCommunicator) {
         let error = all_reduce(&mut group, 1000).unwrap_err();
         assert!(matches!(error, CollectiveError::Timeout { .. }), "{error}");
     }
+}
+
+/// Rank 0 makes a group on another thread; rank 1 comes later, and the second time never.
+fn late_group(environment: &MpiEnvironment, control: &mut MpiCommunicator) {
+    std::thread::scope(|scope| {
+        let make = || environment.communicator(options()).unwrap();
+        let early = (control.rank() == 0).then(|| scope.spawn(make));
+        let begin = Instant::now();
+        for _ in 0..200 {
+            all_reduce(control, 1000).unwrap();
+        }
+        assert!(begin.elapsed() < Duration::from_secs(15));
+        let mut group = early.map_or_else(make, |early| early.join().unwrap());
+        all_reduce(&mut group, 1000).unwrap();
+    });
+    if control.rank() == 0 {
+        let limit = Duration::from_millis(300);
+        let begin = Instant::now();
+        let made = environment.communicator(options().timeout(limit));
+        let Err(error @ CollectiveError::BackendUnavailable { .. }) = made else {
+            panic!("rank 1 has made no group");
+        };
+        assert!(error.to_string().contains("not all ranks"), "{error}");
+        assert!(begin.elapsed() >= limit && begin.elapsed() < 20 * limit);
+    }
+    all_reduce(control, 1000).unwrap();
 }

@@ -79,15 +79,18 @@ impl MpiEnvironment {
     }
 
     /// Makes a group of all ranks of the world, which all must call this in the same order. It
-    /// blocks until they have: MPI has no deadline for that.
+    /// blocks until they have, at most for the [timeout](GroupOptions::timeout); other groups work
+    /// meanwhile.
     ///
     /// # Errors
     /// [`InvalidOption`](crate::CollectiveError::InvalidOption) when the options contradict
     /// themselves (on every rank that has them; no message is sent before),
-    /// [`BackendUnavailable`](crate::CollectiveError::BackendUnavailable) when MPI fails.
+    /// [`BackendUnavailable`](crate::CollectiveError::BackendUnavailable) when MPI fails, or when not
+    /// all ranks have come in time: the communicator is then given up as an operation is.
     pub fn communicator(&self, options: GroupOptions) -> Result<MpiCommunicator> {
         TransportCommunicator::<MpiTransport>::check_options(&options)?;
-        let transport = MpiTransport::new(Comm::duplicate(&self.0)?, &options);
+        let transport =
+            MpiTransport::new(Comm::duplicate(&self.0, options.get_timeout())?, &options);
         Ok(MpiCommunicator(match options.get_algorithm() {
             Algorithm::Auto => Inner::Native(MpiCollectives::new(transport, options)),
             _ => Inner::Messages(TransportCommunicator::new(transport, options)?),

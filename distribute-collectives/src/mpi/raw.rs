@@ -1,7 +1,7 @@
 //! The calls to the MPI library, with everything that makes them sound.
 //!
 //! - Every call is made under one lock, so the library need only allow calls from one thread at a
-//!   time (`MPI_THREAD_SERIALIZED`).
+//!   time (`MPI_THREAD_SERIALIZED`). None of them waits for another rank.
 //! - Every operation is non-blocking and owns its [`Memory`] until it is complete. One that is
 //!   given up (a deadline passed) leaves its memory to the library for ever, which may still write
 //!   there.
@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use mpi::Threading;
 use mpi::environment::Universe;
@@ -20,6 +21,9 @@ use super::notice::Notice;
 use crate::buffer::DType;
 use crate::error::{CollectiveError, Result};
 use crate::reduce::ReduceOp;
+
+/// The pause between two looks whether all ranks have made a group.
+const DUPLICATE_PAUSE: Duration = Duration::from_micros(100);
 
 /// The tag of notices, which travel on a communicator of their own.
 pub(super) const NOTICE_TAG: i32 = 3;
@@ -116,14 +120,15 @@ unsafe impl Send for Comm {}
 unsafe impl Sync for Comm {}
 
 impl Comm {
-    /// Blocks until all ranks have called it.
-    pub(super) fn duplicate(world: &Arc<World>) -> Result<Self> {
+    /// Blocks until all ranks have called it, for so long; the library is free meanwhile.
+    pub(super) fn duplicate(world: &Arc<World>, timeout: Duration) -> Result<Self> {
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
+        let raw = Duplicate::begin(world)?.wait(world, timeout)?;
         let guard = world.lock();
-        let raw = duplicate_world()?;
         // SAFETY: MPI is initialised as long as `World` lives; the pointers are to locals that
         // outlive the calls.
         unsafe {
+            check(ffi::MPI_Comm_set_errhandler(raw, ffi::RSMPI_ERRORS_RETURN))?;
             check(ffi::MPI_Comm_rank(raw, &mut rank))?;
             check(ffi::MPI_Comm_size(raw, &mut size))?;
         }
@@ -398,6 +403,58 @@ impl Drop for Comm {
         let _guard = self.world.lock();
         // SAFETY: every operation on it is complete: each holds a reference until then.
         let _ = unsafe { ffi::MPI_Comm_free(&mut self.raw) };
+    }
+}
+
+/// A duplicate of the world communicator that is being made.
+struct Duplicate {
+    /// Written by the library, until the request is complete.
+    raw: Box<ffi::MPI_Comm>,
+    request: ffi::MPI_Request,
+}
+
+impl Duplicate {
+    fn begin(world: &World) -> Result<Self> {
+        let _guard = world.lock();
+        // SAFETY: MPI is initialised as long as `World` lives. The box is where the handle will be
+        // written, and is kept until then, or for ever.
+        unsafe {
+            let mut duplicate = Self {
+                raw: Box::new(ffi::RSMPI_COMM_NULL),
+                request: ffi::RSMPI_REQUEST_NULL,
+            };
+            let (raw, request) = (&raw mut *duplicate.raw, &raw mut duplicate.request);
+            check(ffi::MPI_Comm_idup(ffi::RSMPI_COMM_WORLD, raw, request))?;
+            Ok(duplicate)
+        }
+    }
+
+    fn is_done(&mut self, world: &World) -> Result<bool> {
+        let mut done: c_int = 0;
+        let _guard = world.lock();
+        // SAFETY: the pointers are to a field and locals that outlive the call.
+        unsafe {
+            let mut status: ffi::MPI_Status = std::mem::zeroed();
+            check(ffi::MPI_Test(&mut self.request, &mut done, &mut status))?;
+        }
+        Ok(done != 0)
+    }
+
+    fn wait(mut self, world: &World, timeout: Duration) -> Result<ffi::MPI_Comm> {
+        let begun = Instant::now();
+        while !self.is_done(world)? {
+            if begun.elapsed() >= timeout {
+                // The library may still write there.
+                world.abandoned.store(true, Ordering::Release);
+                Box::leak(self.raw);
+                return Err(unavailable(&format!(
+                    "not all ranks have made this group within {timeout:?}: every rank has to call \
+                     `communicator`, in the same order"
+                )));
+            }
+            std::thread::sleep(DUPLICATE_PAUSE);
+        }
+        Ok(*self.raw)
     }
 }
 
