@@ -100,5 +100,4 @@ pub use process_group::{
     BoundProcessGroup, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, loopback,
 };
 pub use reduce::ReduceOp;
-pub use shared_memory::SharedBuffer;
 pub use transport::{SEGMENTS_IN_FLIGHT, Transport};

@@ -2,7 +2,7 @@
 //! does, without building the rest of the workspace.
 //!
 //! `cargo run --release -p distribute-bench --example process_bench -- WORLD TRANSPORT
-//! [SECONDS [ALGORITHM [BYTES...]]]`: TRANSPORT is shm, shm-buffers, grpc or auto. The program
+//! [SECONDS [ALGORITHM [BYTES...]]]`: TRANSPORT is shm, grpc or auto. The program
 //! starts itself once per rank and prints one JSON object per size.
 
 use std::process::Command;
@@ -58,7 +58,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 fn settings(words: &[String]) -> Result<ProcessBench, Box<dyn std::error::Error>> {
     let word = |index: usize, default: &'static str| words.get(index).map_or(default, |w| w);
     let transport = match word(1, "shm") {
-        "shm" | "shm-buffers" => ProcessTransport::SharedMemory,
+        "shm" => ProcessTransport::SharedMemory,
         "grpc" => ProcessTransport::Grpc,
         "auto" => ProcessTransport::Auto,
         other => return Err(format!("unknown transport {other}").into()),
@@ -78,7 +78,6 @@ fn settings(words: &[String]) -> Result<ProcessBench, Box<dyn std::error::Error>
         transport,
         algorithm,
         dtype: DType::F32,
-        shared_buffers: word(1, "shm") == "shm-buffers",
         sizes_bytes: if sizes.is_empty() {
             SIZES.to_vec()
         } else {

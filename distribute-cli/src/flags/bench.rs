@@ -49,9 +49,6 @@ pub(crate) struct AllReduceArgs {
     /// Measured operations per size [default: 15 rounds in-process, else half a second]
     #[arg(long)]
     pub(crate) iterations: Option<usize>,
-    /// Reduce buffers that were allocated in shared memory (with shm and auto)
-    #[arg(long)]
-    pub(crate) shared_buffers: bool,
     /// How results are printed
     #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
     pub(crate) output: BenchOutput,

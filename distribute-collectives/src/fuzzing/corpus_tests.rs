@@ -317,8 +317,6 @@ fn welcomes() -> Seeds {
         ("slot-giant", word(2, 1 << 63)),
         ("slots-giant", word(3, 1 << 32)),
         ("mailbox-giant", word(4, u64::MAX)),
-        ("heap-largest", word(5, 1 << 46)),
-        ("heap-giant", word(5, u64::MAX - 4095)),
-        ("flag-unknown", word(6, 2)),
+        ("flag-unknown", word(5, 2)),
     ])
 }

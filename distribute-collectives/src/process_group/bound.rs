@@ -22,7 +22,7 @@ use crate::process_group::hosts::Hosts;
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
 use crate::shared_memory::{
-    Attachment, HEAP_BYTES_MAX, LocalGroup, LocalTransport, Offer, SEGMENT_BYTES_MAX, Settings,
+    Attachment, LocalGroup, LocalTransport, Offer, SEGMENT_BYTES_MAX, Settings,
     SharedMemoryCommunicator, establish, find_leader,
 };
 use crate::status::GroupStatus;
@@ -88,13 +88,6 @@ impl ProcessGroupOptions {
 
     /// Refuses sizes that what carries the bytes cannot have, whichever it turns out to be.
     fn check_sizes(&self) -> Result<()> {
-        if self.shared_buffer_bytes > HEAP_BYTES_MAX {
-            let what = format!(
-                "a rank has at most {HEAP_BYTES_MAX} shared_buffer_bytes, not {}",
-                self.shared_buffer_bytes
-            );
-            return Err(CollectiveError::InvalidOption { what });
-        }
         if self.transport != ProcessTransport::Grpc {
             let limit = "a mailbox in shared memory";
             self.group.check_segment(SEGMENT_BYTES_MAX, limit)?;
@@ -117,14 +110,13 @@ impl ProcessGroupOptions {
         let group = &self.group;
         format!(
             "algorithm {}, order {}, segments {:?}, wire {:?}, transport {}, {} lanes, \
-             {} bytes of shared buffers, messages of {} bytes",
+             messages of {} bytes",
             group.get_algorithm(),
             group.get_order(),
             group.get_segment_bytes(),
             group.get_wire(),
             self.transport,
             self.lanes,
-            self.shared_buffer_bytes,
             // The limit of messages limits the segments.
             self.max_message_bytes
         )
@@ -304,10 +296,7 @@ impl Joining {
         attachment: Attachment,
         members: &[usize],
     ) -> Result<LocalGroup> {
-        let mut settings = Settings {
-            heap_bytes: self.options.shared_buffer_bytes,
-            ..Settings::default()
-        };
+        let mut settings = Settings::default();
         if let Some(bytes) = self.options.group.get_segment_bytes() {
             settings = settings.for_segments(bytes);
         }

@@ -15,7 +15,7 @@ use crate::options::Algorithm;
 use crate::process_group::hosts::Hosts;
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::ProcessGroupOptions;
-use crate::shared_memory::{LocalTransport, SharedBuffer, SharedMemoryCommunicator};
+use crate::shared_memory::{LocalTransport, SharedMemoryCommunicator};
 use crate::status::GroupStatus;
 
 /// How long a rank that leaves waits for the others to take what it has sent.
@@ -108,17 +108,6 @@ impl ProcessCommunicator {
             Inner::Grpc(inner) => inner.transport_mut().flush(deadline),
             Inner::Mixed(inner) => inner.transport_mut().flush(deadline),
             Inner::SharedMemory(_) | Inner::Local(_) => {}
-        }
-    }
-
-    /// Memory that the ranks of this host can reduce without copying it. `None` when the group does
-    /// not reduce directly in shared memory, or
-    /// [`shared_buffer_bytes`](ProcessGroupOptions::shared_buffer_bytes) are used up: take ordinary
-    /// memory then. It is freed with the group.
-    pub fn allocate_shared(&mut self, bytes: usize) -> Option<SharedBuffer> {
-        match self.inner.get_mut() {
-            Inner::SharedMemory(communicator) => communicator.allocate_shared(bytes),
-            _ => None,
         }
     }
 }

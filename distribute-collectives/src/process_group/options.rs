@@ -48,7 +48,6 @@ pub struct ProcessGroupOptions {
     pub(crate) max_message_bytes: usize,
     pub(crate) security: Security,
     pub(crate) link_cost: Option<LinkCost>,
-    pub(crate) shared_buffer_bytes: usize,
     pub(crate) flight_records: Option<PathBuf>,
     pub(crate) interruption: Interruption,
     /// The host of each rank, as if ranks of one machine were on several.
@@ -74,7 +73,6 @@ impl ProcessGroupOptions {
             max_message_bytes: 4 << 20,
             security: Security::default(),
             link_cost: None,
-            shared_buffer_bytes: 0,
             flight_records: None,
             interruption: Interruption::default(),
             #[cfg(test)]
@@ -127,14 +125,6 @@ impl ProcessGroupOptions {
     /// only when all ranks have one. Its bandwidths must be above 0.
     pub fn link_cost(mut self, cost: Option<LinkCost>) -> Self {
         self.link_cost = cost;
-        self
-    }
-
-    /// Room for [buffers in shared memory](crate::SharedBuffer), in bytes per rank (default 0, at
-    /// most 64 TiB).
-    /// Takes memory when they are used.
-    pub fn shared_buffer_bytes(mut self, bytes: usize) -> Self {
-        self.shared_buffer_bytes = bytes;
         self
     }
 

@@ -17,7 +17,7 @@ use crate::control::pending_connections_max;
 use crate::shared_memory::layout::MEMBERS_MAX;
 
 /// First bytes of every packet: another program, or another version, is refused.
-pub(super) const MAGIC: [u8; 8] = *b"dc-shm-1";
+pub(super) const MAGIC: [u8; 8] = *b"dc-shm-2";
 /// The pause after an accept that failed although no stranger has a descriptor: nothing says when
 /// one is free.
 const PAUSE: Timespec = Timespec {

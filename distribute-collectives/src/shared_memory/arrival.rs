@@ -18,8 +18,7 @@ const WORDS: usize = OperationHeader::BYTES / size_of::<u64>() + 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) header: OperationHeader,
-    /// What may differ between the members: the bytes of its input in an `all_gather`, where its
-    /// buffer lies in an `all_reduce`.
+    /// What may differ between the members: the bytes of its input in an `all_gather`.
     pub(crate) own: usize,
 }
 

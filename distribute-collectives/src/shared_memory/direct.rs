@@ -20,7 +20,6 @@ use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::endpoint::LocalTransport;
 use crate::shared_memory::group::LocalGroup;
-use crate::shared_memory::in_place::{self, SharedBuffer};
 use crate::shared_memory::inline;
 use crate::shared_memory::pieces;
 use crate::shared_memory::windows::{self, Broadcast, Gather, Reduction, Target};
@@ -31,8 +30,6 @@ pub(crate) struct SharedMemoryCommunicator {
     transport: LocalTransport,
     /// Windows of all operations so far.
     windows: u64,
-    /// Bytes of this rank's part of the segment that are allocated.
-    allocated: usize,
 }
 
 impl SharedMemoryCommunicator {
@@ -46,14 +43,7 @@ impl SharedMemoryCommunicator {
         Ok(SharedMemoryCommunicator {
             transport,
             windows: 0,
-            allocated: 0,
         })
-    }
-
-    /// A buffer in the segment; see [`SharedBuffer`]. `None` when
-    /// [`heap_bytes`](super::Settings::heap_bytes) are used up.
-    pub(crate) fn allocate_shared(&mut self, bytes: usize) -> Option<SharedBuffer> {
-        SharedBuffer::allocate(self.transport.shared(), &mut self.allocated, bytes)
     }
 
     fn header(&self, kind: OperationKind) -> OperationHeader {
@@ -73,11 +63,7 @@ impl SharedMemoryCommunicator {
         self.transport.check()?;
         let refused = header.check_root(self.rank(), self.world_size());
         let size = header.dtype.map_or(1, DType::size_bytes);
-        let place = match header.kind {
-            OperationKind::AllReduce => self.transport.shared().place(buffers),
-            _ => 0,
-        };
-        let started = self.transport.start(&header, place, |shared| {
+        let started = self.transport.start(&header, 0, |shared| {
             if put {
                 inline::put(shared, header.sequence, buffers, size);
             }
@@ -118,9 +104,6 @@ impl SharedMemoryCommunicator {
             let (me, members) = (shared.me, shared.members());
             if members == 1 || header.count == 0 {
                 return Ok(());
-            }
-            if !inline && transport.same_place() {
-                return in_place::all_reduce(shared, operation, running.windows, op, buffers);
             }
             if !inline {
                 let mut program = Reduction::new(shared, buffers, size, op, target);

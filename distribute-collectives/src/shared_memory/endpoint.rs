@@ -56,12 +56,6 @@ impl LocalTransport {
         &self.group.shared
     }
 
-    /// Whether all ranks have said the same place, and not "elsewhere".
-    pub(crate) fn same_place(&self) -> bool {
-        let first = self.owns.first().copied().unwrap_or(0);
-        first != 0 && self.owns.iter().all(|own| *own == first)
-    }
-
     /// Refuses to start an operation after a failure.
     pub(crate) fn check(&self) -> Result<()> {
         self.operations.check()

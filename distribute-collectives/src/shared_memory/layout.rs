@@ -15,8 +15,6 @@ const MAILBOX_CONTROL_BYTES: usize = 4 * LINE;
 pub(crate) const MEMBERS_MAX: usize = 512;
 /// Most bytes of one part, so that no sum overflows.
 const PART_BYTES_MAX: usize = 1 << 26;
-/// Most bytes that a member's callers may have for their buffers, for the same reason.
-pub(crate) const HEAP_BYTES_MAX: usize = 1 << 46;
 
 /// Sizes of the parts of the segment. The leader's settings count for all members.
 #[derive(Debug, Clone)]
@@ -31,8 +29,6 @@ pub(crate) struct Settings {
     pub(crate) slots: usize,
     /// Largest segment of a mailbox; see [`for_segments`](Self::for_segments).
     pub(crate) mailbox_bytes: usize,
-    /// Bytes for buffers that the callers allocate, for each rank. Takes memory when used.
-    pub(crate) heap_bytes: usize,
 }
 
 impl Default for Settings {
@@ -42,7 +38,6 @@ impl Default for Settings {
             slot_bytes: None,
             slots: 4,
             mailbox_bytes: 2 * SEGMENT_BYTES,
-            heap_bytes: 0,
         }
     }
 }
@@ -91,8 +86,6 @@ pub(crate) struct Layout {
     pub(crate) slots: usize,
     /// Most bytes of a segment in a mailbox.
     pub(crate) mailbox_bytes: usize,
-    /// Bytes of the part for buffers that callers allocate.
-    pub(crate) heap_bytes: usize,
     /// Whether the members may poll without yielding: they are not more than the cores.
     pub(crate) may_spin: bool,
 }
@@ -114,34 +107,31 @@ impl Layout {
             slot_bytes: slot_bytes.clamp(members * size_of::<u64>(), PART_BYTES_MAX),
             slots: settings.slots.clamp(SLOTS_MIN, 64),
             mailbox_bytes: settings.mailbox_bytes.clamp(64, PART_BYTES_MAX),
-            heap_bytes: round_up(settings.heap_bytes.min(HEAP_BYTES_MAX), PAGE),
             may_spin,
         }
     }
 
     /// The layout as words, for the member that joins.
-    pub(crate) fn encode(&self) -> [u64; 7] {
+    pub(crate) fn encode(&self) -> [u64; 6] {
         [
             self.members as u64,
             self.inline_bytes as u64,
             self.slot_bytes as u64,
             self.slots as u64,
             self.mailbox_bytes as u64,
-            self.heap_bytes as u64,
             u64::from(self.may_spin),
         ]
     }
 
     /// Reads what [`encode`](Self::encode) wrote; `None` when a number is out of range.
-    pub(crate) fn decode(words: [u64; 7]) -> Option<Layout> {
-        let [members, inline, slot, slots, mailbox, heap, may_spin] = words.map(|w| w as usize);
+    pub(crate) fn decode(words: [u64; 6]) -> Option<Layout> {
+        let [members, inline, slot, slots, mailbox, may_spin] = words.map(|w| w as usize);
         let layout = Layout {
             members,
             inline_bytes: inline,
             slot_bytes: slot,
             slots,
             mailbox_bytes: mailbox,
-            heap_bytes: heap,
             may_spin: may_spin == 1,
         };
         let parts = [inline, slot, mailbox].iter().all(|b| *b <= PART_BYTES_MAX);
@@ -150,8 +140,6 @@ impl Layout {
             && parts
             && inline.is_multiple_of(LINE)
             && slot >= members * size_of::<u64>()
-            && heap.is_multiple_of(PAGE)
-            && heap <= HEAP_BYTES_MAX
             && layout.encode() == words;
         valid.then_some(layout)
     }
@@ -229,11 +217,6 @@ impl Layout {
         mailbox + MAILBOX_CONTROL_BYTES + slot
     }
 
-    /// The part for buffers that callers allocate: the same for all members.
-    pub(crate) fn heap(&self) -> usize {
-        self.mailbox(self.members - 1, self.members - 1, true) + self.mailbox_size()
-    }
-
     /// Fails when a part ends after the next one begins.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn check_parts(&self) {
@@ -243,14 +226,13 @@ impl Layout {
         let slots_end = self.slot(last, self.slots as u64 - 1) + self.slot_bytes;
         assert!(slots_end <= self.mailbox(0, 0, false));
         let data = self.mail_data(self.mailbox(last, last, true), 1);
-        assert!(data + self.mailbox_bytes <= self.heap());
-        assert!(self.heap() + self.heap_bytes * self.members <= self.total());
+        assert!(data + self.mailbox_bytes <= self.total());
         assert!(self.total() <= isize::MAX as usize);
     }
 
     /// Bytes of the whole segment.
     pub(crate) fn total(&self) -> usize {
-        self.heap() + self.heap_bytes * self.members
+        self.mailbox(self.members - 1, self.members - 1, true) + self.mailbox_size()
     }
 }
 
@@ -282,7 +264,6 @@ mod tests {
             slot_bytes: Some(usize::MAX),
             inline_bytes: Some(usize::MAX),
             slots: usize::MAX,
-            heap_bytes: usize::MAX,
             ..Settings::default().for_segments(usize::MAX)
         };
         for members in [1, MEMBERS_MAX] {

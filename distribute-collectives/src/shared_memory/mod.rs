@@ -12,8 +12,6 @@ mod doorbell;
 mod endpoint;
 mod group;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
-mod in_place;
-#[expect(unsafe_code, reason = "each use says why it is sound")]
 mod inline;
 mod kernels;
 mod layout;
@@ -36,8 +34,7 @@ pub(crate) use direct::SharedMemoryCommunicator;
 pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::LocalGroup;
-pub use in_place::SharedBuffer;
-pub(crate) use layout::{HEAP_BYTES_MAX, SEGMENT_BYTES_MAX, Settings};
+pub(crate) use layout::{SEGMENT_BYTES_MAX, Settings};
 #[cfg(test)]
 pub(crate) use passing::welcome_of;
 pub(crate) use passing::{Attachment, Offer, establish, find_leader};

@@ -45,7 +45,7 @@ use crate::status::GroupStatus;
 const NAME_BYTES: usize = 16;
 const NONCE_BYTES: usize = 32;
 const HELLO_BYTES: usize = 16;
-pub(crate) const WELCOME_BYTES: usize = 8 + 7 * 8 + 32;
+pub(crate) const WELCOME_BYTES: usize = 8 + 6 * 8 + 32;
 const ANSWER_BYTES: usize = 8 + 32;
 const GO_BYTES: usize = 16;
 /// How many connections the leader keeps beside those of its members.
@@ -469,7 +469,7 @@ pub(crate) fn welcome_of(members: usize, settings: &Settings) -> [u8; WELCOME_BY
 
 /// The layout in a welcome, or `None` when it makes no sense.
 pub(crate) fn read_welcome(packet: &[u8; WELCOME_BYTES]) -> Option<Layout> {
-    let mut words = [0_u64; 7];
+    let mut words = [0_u64; 6];
     for (word, bytes) in words.iter_mut().zip(packet[8..].chunks_exact(8)) {
         let mut le = [0; 8];
         le.copy_from_slice(bytes);

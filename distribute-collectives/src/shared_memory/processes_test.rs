@@ -72,10 +72,7 @@ fn join(rank: usize, world_size: usize, options: &GroupOptions) -> SharedMemoryC
         .collect();
     let attachment = find_leader(&names, rank, soon()).unwrap();
     let ranks: Vec<usize> = (0..world_size).collect();
-    let settings = Settings {
-        heap_bytes: 512 << 20,
-        ..Settings::default()
-    };
+    let settings = Settings::default();
     let status = Arc::default();
     let group = establish(offer, attachment, rank, &ranks, &settings, soon(), status).unwrap();
     let abort = Arc::new(TellAll(Vec::new()));

@@ -75,12 +75,6 @@ impl Segment {
         unsafe { self.start.as_ptr().add(at).cast() }
     }
 
-    /// Where these bytes begin in the segment, when all of them lie in it.
-    pub(crate) fn offset_of(&self, bytes: &[u8]) -> Option<usize> {
-        let at = bytes.as_ptr().addr().checked_sub(self.start.addr().get())?;
-        (at.checked_add(bytes.len())? <= self.len).then_some(at)
-    }
-
     /// A 32-bit word for atomic access.
     pub(crate) fn word(&self, at: usize) -> &AtomicU32 {
         // SAFETY: the address is in the mapping and aligned; all processes access it atomically.

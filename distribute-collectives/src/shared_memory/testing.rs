@@ -37,7 +37,6 @@ pub(crate) fn tiny(slot_bytes: usize, inline_bytes: usize) -> Settings {
         inline_bytes: Some(inline_bytes),
         slots: 3,
         mailbox_bytes: 64,
-        heap_bytes: 0,
     }
 }
 

@@ -215,51 +215,6 @@ fn many_operations_of_different_sizes_follow_each_other() {
 }
 
 #[test]
-fn buffers_in_the_segment_are_reduced_where_they_lie() {
-    within_limit(|| {
-        for world_size in 1..=5 {
-            let mut settings = tiny(64, 8);
-            settings.heap_bytes = 100_000;
-            let options = GroupOptions::default();
-            let results = on_ranks(world_size, &settings, &options, |mut endpoint| {
-                let rank = endpoint.rank();
-                let mut first = endpoint.allocate_shared(5).unwrap();
-                let mut buffer = endpoint.allocate_shared(80_000).unwrap();
-                assert!(endpoint.allocate_shared(50_000).is_none());
-                first.as_mut_slice::<u8>().fill(9);
-                let mut bits = Vec::new();
-                for op in ReduceOp::ALL {
-                    let values = buffer.as_mut_slice::<half::bf16>();
-                    let bytes = input(DType::BF16, values.len(), &mut Random(rank as u64));
-                    values.copy_from_slice(&typed(&bytes));
-                    let mut private = values.to_vec();
-                    // One call with some ranks' buffers elsewhere, one with all in place.
-                    let buffers = &mut [(&mut private[..]).into()];
-                    endpoint.all_reduce(op, buffers).unwrap();
-                    let part = &mut values[10..39_001];
-                    endpoint.all_reduce(op, &mut [part.into()]).unwrap();
-                    assert_eq!(values[10..39_001], private[10..39_001]);
-                    assert_eq!(values[..10], typed::<half::bf16>(&bytes)[..10]);
-                    // Rank 0 elsewhere: through the windows.
-                    let mut other = vec![1_i64; 300];
-                    let shared = &mut buffer.as_mut_slice::<i64>()[..300];
-                    shared.fill(1);
-                    let used = if rank == 0 { &mut other[..] } else { shared };
-                    endpoint
-                        .all_reduce(ReduceOp::Sum, &mut [(&mut *used).into()])
-                        .unwrap();
-                    assert_eq!(used, vec![world_size as i64; 300]);
-                    bits.push(private);
-                }
-                assert_eq!(first.as_mut_slice::<u8>(), [9; 5]);
-                bits
-            });
-            assert!(results.iter().all(|bits| *bits == results[0]));
-        }
-    });
-}
-
-#[test]
 fn other_algorithms_run_over_the_mailboxes() {
     within_limit(|| {
         for algorithm in [

@@ -33,8 +33,6 @@ pub struct ProcessBench {
     pub algorithm: Algorithm,
     /// The element type.
     pub dtype: DType,
-    /// Whether the buffers lie in shared memory, where there is any.
-    pub shared_buffers: bool,
     /// Buffer sizes in bytes.
     pub sizes_bytes: Vec<usize>,
     /// Measured iterations per size; `None` takes as many as fit in `seconds`.
@@ -197,15 +195,8 @@ pub fn run_rank(
 ) -> Result<()> {
     let group = GroupOptions::default().algorithm(bench.algorithm);
     let listen = vec!["127.0.0.1:0"; bench.world_size];
-    let largest = bench.sizes_bytes.iter().copied().max().unwrap_or(0);
-    let heap_bytes = if bench.shared_buffers {
-        largest + 4096
-    } else {
-        0
-    };
     let bound = ProcessGroupOptions::new(rank, listen)
         .group(group)
-        .shared_buffer_bytes(heap_bytes)
         .transport(bench.transport)
         .bind()?;
     writeln!(output, "{}", bound.address())
@@ -216,20 +207,10 @@ pub fn run_rank(
         .read_line(&mut list)
         .map_err(|error| broken(rank, &error))?;
     let mut communicator = bound.join(list.split_whitespace())?;
-    let mut shared = match bench.shared_buffers {
-        true => communicator.allocate_shared(largest),
-        false => None,
-    };
     for &size_bytes in &bench.sizes_bytes {
         let report = with_dtype!(bench.dtype, T => {
             let count = size_bytes / size_of::<T>();
-            match &mut shared {
-                Some(shared) => {
-                    let buffer = &mut shared.as_mut_slice::<T>()[..count];
-                    measure::<T>(bench, &mut communicator, buffer)
-                }
-                None => measure::<T>(bench, &mut communicator, &mut private(count)),
-            }
+            measure::<T>(bench, &mut communicator, &mut private(count))
         })?;
         if rank == 0 {
             writeln!(output, "{}", report.to_line())

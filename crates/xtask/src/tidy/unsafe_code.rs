@@ -58,10 +58,6 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "memory of the fake driver, handed to NCCL by its address as a GPU's is",
     ),
     (
-        "distribute-collectives/src/shared_memory/in_place.rs",
-        "the ranks of one host reduce buffers in the segment where they lie",
-    ),
-    (
         "distribute-collectives/src/shared_memory/inline.rs",
         "small inputs are reduced where the other ranks have put them",
     ),

@@ -44,7 +44,6 @@ fn process_bench(args: &AllReduceArgs, transport: ProcessTransport) -> ProcessBe
         transport,
         algorithm: args.algorithm.into(),
         dtype: args.dtype.into(),
-        shared_buffers: args.shared_buffers,
         sizes_bytes: args.bytes.clone(),
         iterations: args.iterations,
         seconds: 0.5,
@@ -172,10 +171,10 @@ fn between_gpus(args: &AllReduceArgs) -> Result<(), Failure> {
     use distribute_core::collectives::Algorithm;
     use distribute_core::collectives::nccl::NcclOptions;
 
-    if Algorithm::from(args.algorithm) != Algorithm::Auto || args.shared_buffers {
+    if Algorithm::from(args.algorithm) != Algorithm::Auto {
         return Err(Failure::usage(
             "--transport nccl: NCCL picks the algorithm, and the buffers are in the memory of \
-             GPUs; leave --algorithm and --shared-buffers out",
+             GPUs; leave --algorithm out",
         ));
     }
     let bench = NcclBench {
