@@ -85,8 +85,8 @@ impl MpiEnvironment {
     /// # Errors
     /// [`InvalidOption`](crate::CollectiveError::InvalidOption) when the options contradict
     /// themselves (on every rank that has them; no message is sent before),
-    /// [`BackendUnavailable`](crate::CollectiveError::BackendUnavailable) when MPI fails, or when not
-    /// all ranks have come in time: the communicator is then given up as an operation is.
+    /// [`BackendUnavailable`](crate::CollectiveError::BackendUnavailable) when MPI fails, or when
+    /// not all ranks have come in time: the communicator is then given up as an operation is.
     pub fn communicator(&self, options: GroupOptions) -> Result<MpiCommunicator> {
         TransportCommunicator::<MpiTransport>::check_options(&options)?;
         let transport =
