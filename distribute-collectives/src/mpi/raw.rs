@@ -22,8 +22,8 @@ use crate::buffer::DType;
 use crate::error::{CollectiveError, Result};
 use crate::reduce::ReduceOp;
 
-/// The pause between two looks whether all ranks have made a group.
-const DUPLICATE_PAUSE: Duration = Duration::from_micros(100);
+/// The longest pause between two polls.
+const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The tag of notices, which travel on a communicator of their own.
 pub(super) const NOTICE_TAG: i32 = 3;
@@ -442,6 +442,7 @@ impl Duplicate {
 
     fn wait(mut self, world: &World, timeout: Duration) -> Result<ffi::MPI_Comm> {
         let begun = Instant::now();
+        let mut polls = 0;
         while !self.is_done(world)? {
             if begun.elapsed() >= timeout {
                 // The library may still write there.
@@ -452,10 +453,16 @@ impl Duplicate {
                      `communicator`, in the same order"
                 )));
             }
-            std::thread::sleep(DUPLICATE_PAUSE);
+            std::thread::sleep(poll_pause(polls));
+            polls += 1;
         }
         Ok(*self.raw)
     }
+}
+
+/// How long to wait before MPI, which wakes nobody, is asked again; grows with every poll in vain.
+pub(super) fn poll_pause(polls: u32) -> Duration {
+    LONGEST_PAUSE.min(Duration::from_micros(20 + u64::from(polls) * 5))
 }
 
 /// Blocks until all ranks have called it. MPI must be initialised, and the caller alone in it.

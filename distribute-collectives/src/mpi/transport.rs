@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::notice::{self, NOTICE_BYTES, Notice};
-use super::raw::{Comm, Memory, NOTICE_TAG, Pending};
+use super::raw::{Comm, Memory, NOTICE_TAG, Pending, poll_pause};
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
@@ -28,9 +28,6 @@ const POINT_TO_POINT_TAG: i32 = 2;
 
 /// A rank says that it waits after a quarter of the deadline, at most after this time.
 const SAY_WAITING_AFTER: Duration = Duration::from_secs(1);
-
-/// The longest pause between two polls.
-const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// What is known of the other ranks.
 struct PeerStates {
@@ -320,11 +317,6 @@ impl MpiTransport {
         self.put_back(memory);
         agreed
     }
-}
-
-/// Grows with every poll in vain.
-fn poll_pause(polls: u32) -> Duration {
-    LONGEST_PAUSE.min(Duration::from_micros(20 + u64::from(polls) * 5))
 }
 
 impl Transport for MpiTransport {

@@ -288,63 +288,124 @@ mod tests {
         TensorData::new(vec![value; 4], [4])
     }
 
+    /// Two servers that refuse stale gradients, and half a variable on each.
+    struct Cluster {
+        addresses: Vec<String>,
+        client: VariableClient,
+        run: RunId,
+        w: VariableRef,
+        _servers: Vec<ParameterServer>,
+    }
+
+    impl Cluster {
+        fn new(bound: u64) -> Self {
+            let bind = |_| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
+            let servers: Vec<ParameterServer> = (0..2).map(bind).collect();
+            let addresses: Vec<_> = servers.iter().map(|it| it.address().to_string()).collect();
+            let client = VariableClient::connect(&addresses, ClientOptions::default()).unwrap();
+            let (run, policy) = (RunId::random().unwrap(), StalenessPolicy::Refuse);
+            let rules = RunOptions {
+                staleness: Some(Staleness { bound, policy }),
+                ..RunOptions::default()
+            };
+            client.attach(run, rules).unwrap();
+            let spec = VariableSpec {
+                name: "w".to_string(),
+                shape: vec![4],
+                dtype: DType::F32,
+                optimizer: Some(OptimizerSpec::of(&Sgd::new(1.0))),
+            };
+            let halves = crate::partitioners::FixedShardsPartitioner { num_shards: 2 };
+            let placement = RoundRobin::new(2).unwrap().place(&[4], 4, Some(&halves));
+            let w = client.create(&spec, &placement.unwrap()).unwrap();
+            client.initialize(&w, floats(0.0)).unwrap();
+            Self {
+                addresses,
+                client,
+                run,
+                w,
+                _servers: servers,
+            }
+        }
+
+        fn id(&self, closure: u64) -> UpdateId {
+            UpdateId {
+                run: self.run,
+                closure,
+                sequence: 0,
+            }
+        }
+
+        fn versions(&self) -> Versions {
+            let pulled = self.client.pull(std::slice::from_ref(&self.w), &[], None);
+            pulled.unwrap().swap_remove(0).versions
+        }
+
+        fn push(&self, closure: u64, base: &Versions) -> Result<PushOutcome> {
+            let gradients = vec![(self.w.clone(), Gradient::Dense(floats(-1.0)))];
+            let base = std::slice::from_ref(base);
+            self.client.push(self.id(closure), gradients, base)
+        }
+
+        /// A worker whose update is decided, and not sent.
+        fn decided(&self, closure: u64, base: &Versions) -> VariableClient {
+            let worker = VariableClient::connect(&self.addresses, ClientOptions::default());
+            let worker = worker.unwrap();
+            worker.join(self.run).unwrap();
+            let pieces = self.w.cut("push", floats(-1.0), &base.0, false).unwrap();
+            let pieces: Vec<_> = pieces.into_iter().map(|piece| (0, piece)).collect();
+            let run = self.run.0.to_le_bytes();
+            worker.prepare(self.id(closure), &run, &pieces).unwrap();
+            worker
+        }
+    }
+
     /// A worker that is gone after its update was decided stands in nobody's way, and its update
     /// may come again.
     #[test]
     fn a_decided_update_whose_worker_is_gone_is_forgotten() {
-        let bind = |_| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
-        let servers: Vec<ParameterServer> = (0..2).map(bind).collect();
-        let addresses: Vec<String> = servers.iter().map(|it| it.address().to_string()).collect();
-        let connect = || VariableClient::connect(&addresses, ClientOptions::default()).unwrap();
-        let (client, run, policy) = (connect(), RunId::random().unwrap(), StalenessPolicy::Refuse);
-        let rules = RunOptions {
-            staleness: Some(Staleness { bound: 0, policy }),
-            ..RunOptions::default()
-        };
-        client.attach(run, rules).unwrap();
-        let spec = VariableSpec {
-            name: "w".to_string(),
-            shape: vec![4],
-            dtype: DType::F32,
-            optimizer: Some(OptimizerSpec::of(&Sgd::new(1.0))),
-        };
-        let halves = crate::partitioners::FixedShardsPartitioner { num_shards: 2 };
-        let placement = RoundRobin::new(2).unwrap().place(&[4], 4, Some(&halves));
-        let w = client.create(&spec, &placement.unwrap()).unwrap();
-        client.initialize(&w, floats(0.0)).unwrap();
-        let versions = || {
-            client.pull(std::slice::from_ref(&w), &[], None).unwrap()[0]
-                .versions
-                .clone()
-        };
-        let id = |closure| UpdateId {
-            run,
-            closure,
-            sequence: 0,
-        };
-        let base = versions();
-        let push = |closure, base: &Versions| {
-            let gradients = vec![(w.clone(), Gradient::Dense(floats(-1.0)))];
-            client.push(id(closure), gradients, std::slice::from_ref(base))
-        };
-        let lost = connect();
-        lost.join(run).unwrap();
-        let pieces = w.cut("push", floats(-1.0), &base.0, false).unwrap();
-        let pieces: Vec<_> = pieces.into_iter().map(|piece| (0, piece)).collect();
-        let run_bytes = run.0.to_le_bytes();
-        lost.prepare(id(1), &run_bytes, &pieces).unwrap();
-        let error = push(2, &base).unwrap_err();
+        let cluster = Cluster::new(0);
+        let base = cluster.versions();
+        let lost = cluster.decided(1, &base);
+        let error = cluster.push(2, &base).unwrap_err();
         assert!(matches!(error, PsError::Stale { lag: 1, .. }), "{error}");
         drop(lost);
         let begun = Instant::now();
-        while push(2, &base).is_err() {
-            assert!(
-                begun.elapsed() < LIMIT,
-                "a connection that has ended holds its place"
-            );
+        while cluster.push(2, &base).is_err() {
+            let held = "a connection that has ended holds its place";
+            assert!(begun.elapsed() < LIMIT, "{held}");
         }
-        assert!(matches!(push(1, &base), Err(PsError::Stale { .. })));
-        assert_eq!(push(1, &versions()).unwrap().applied, 2);
-        assert_eq!(versions().0, [3, 3]);
+        assert!(matches!(cluster.push(1, &base), Err(PsError::Stale { .. })));
+        assert_eq!(cluster.push(1, &cluster.versions()).unwrap().applied, 2);
+        assert_eq!(cluster.versions().0, [3, 3]);
+    }
+
+    /// Nobody overtakes a decided update beyond its bound; who waits for it is woken when it is
+    /// applied, or when its connection ends.
+    #[test]
+    fn who_would_overtake_a_decided_update_waits_until_it_has_come_or_is_gone() {
+        for comes in [true, false] {
+            let cluster = Cluster::new(1);
+            let base = cluster.versions();
+            let slow = cluster.decided(1, &base);
+            assert_eq!(cluster.push(2, &base).unwrap().applied, 2);
+            std::thread::scope(|scope| {
+                let (done, waiting) = std::sync::mpsc::channel();
+                let cluster = &cluster;
+                scope.spawn(move || done.send(cluster.push(3, &cluster.versions())).unwrap());
+                let early = waiting.recv_timeout(Duration::from_millis(300));
+                assert!(early.is_err(), "it has overtaken: {early:?}");
+                if comes {
+                    let gradients = vec![(cluster.w.clone(), Gradient::Dense(floats(-1.0)))];
+                    let base = std::slice::from_ref(&base);
+                    let pushed = slow.push(cluster.id(1), gradients, base).unwrap();
+                    assert_eq!(pushed.versions[0].0, [3, 3]);
+                }
+                drop(slow);
+                let pushed = waiting.recv_timeout(LIMIT).unwrap().unwrap();
+                let version = if comes { 4 } else { 3 };
+                assert_eq!(pushed.versions[0].0, [version; 2]);
+            });
+        }
     }
 }

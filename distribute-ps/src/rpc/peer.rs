@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use distribute_core::collectives::control::peers::ConnectionGuard;
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 
 use crate::rpc::RpcOptions;
 
@@ -28,6 +28,8 @@ pub struct Peer {
     memory: Arc<Semaphore>,
     memory_units: u32,
     refusals: Arc<Refusals>,
+    /// Who hears of its end.
+    ended: Mutex<Option<Arc<Notify>>>,
 }
 
 /// The last process that was turned away.
@@ -62,7 +64,14 @@ impl Peer {
             memory: Arc::new(Semaphore::new(units as usize)),
             memory_units: units,
             refusals,
+            ended: Mutex::default(),
         }
+    }
+
+    /// Wakes those that wait there when the connection has ended: of the last one that was named.
+    pub(crate) fn notify_at_end(&self, waiting: &Arc<Notify>) {
+        let mut place = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        *place = Some(waiting.clone());
     }
 
     /// Records why the process was turned away, for the messages of this process.
@@ -101,6 +110,15 @@ impl Peer {
         let units = u32::try_from(bytes.div_ceil(MEMORY_UNIT)).unwrap_or(u32::MAX);
         let units = units.min(self.memory_units);
         self.memory.clone().acquire_many_owned(units).await.ok()
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiting) = ended.take() {
+            waiting.notify_waiters();
+        }
     }
 }
 

@@ -22,8 +22,6 @@ use crate::server::shard::{Shard, UpdateTerms};
 use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
 use crate::variable::OptimizerSpec;
 
-/// How often one that waits looks whether what it waits for has lost its connection.
-const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 /// The most threads of one push.
 const THREADS_MAX: usize = 4;
 
@@ -61,7 +59,7 @@ pub(super) struct Run {
     cancelled_below: AtomicU64,
     clock: Mutex<StalenessClock>,
     reservations: Mutex<Reservations>,
-    moved: Notify,
+    moved: Arc<Notify>,
     /// The most threads that apply one push.
     pub(super) threads: usize,
     /// Held for reading while an update is made, for writing by what nothing may come between: a
@@ -205,7 +203,7 @@ impl Run {
             cancelled_below: AtomicU64::new(0),
             clock: Mutex::default(),
             reservations: Mutex::default(),
-            moved: Notify::new(),
+            moved: Arc::default(),
             // Asking takes a dozen system calls, so not at every push.
             threads: std::thread::available_parallelism()
                 .map_or(1, usize::from)
@@ -372,6 +370,8 @@ impl Run {
             return Err(PsError::invalid("prepare: this run refuses no gradient"));
         };
         let parts = Arc::new(parts);
+        // What is kept for a connection is void when that ends.
+        peer.notify_at_end(&self.moved);
         let decide = || {
             let (run, parts, peer) = (self.clone(), parts.clone(), peer.clone());
             blocking(move || run.decide(key, &parts, bound, &peer))
@@ -497,8 +497,7 @@ impl Run {
                     waited: begin.elapsed(),
                 });
             }
-            // A connection that ends tells nobody here.
-            let _ = tokio::time::timeout(left.min(LOOK_INTERVAL), moved).await;
+            let _ = tokio::time::timeout(left, moved).await;
         }
     }
 }
