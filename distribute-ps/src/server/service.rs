@@ -341,7 +341,7 @@ impl Call {
             true => apply(&run, id, gradients),
             false => blocking(move || apply(&applying, id, gradients)).await,
         };
-        run.notify();
+        run.notify_released();
         applied
     }
 
@@ -393,20 +393,21 @@ impl Call {
         }
         self.reader.end().await.map_err(unread)?;
         let id = request.closure.map(|closure| (closure, request.sequence));
-        blocking(move || {
-            let _open = run.open();
-            let terms = run.terms(id, None);
-            for (shard, _) in &values {
-                shard.check_assign(assignment, &terms)?;
-            }
-            let mut outcomes = Vec::with_capacity(values.len());
-            for (shard, value) in values {
-                let (done, counts) = shard.assign(assignment, &value, &terms)?;
-                outcomes.push(counts.outcome(done));
-            }
-            Ok(reply(&wire::Pushed { outcomes }))
-        })
-        .await
+        if let Some(key) = id.filter(|_| run.refuse_beyond().is_some()) {
+            // It overtakes what is decided as a gradient would, and is never too old itself.
+            let parts = values
+                .iter()
+                .map(|(shard, _)| (shard.clone(), Some(u64::MAX)));
+            run.prepare(key, parts.collect(), &self.peer).await?;
+        }
+        let assigning = run.clone();
+        let assigned = blocking(move || assign(&assigning, assignment, id, values)).await;
+        // Also of one that failed: it will not come like this again.
+        if let Some(key) = id {
+            run.release(key);
+            run.notify_released();
+        }
+        assigned
     }
 
     async fn control(mut self) -> Result<Outgoing> {
@@ -426,7 +427,7 @@ impl Call {
             }
             if let Some(update) = request.withdrawn {
                 run.release((update.closure, update.sequence));
-                run.notify();
+                run.notify_released();
             }
             if let Some(rate) = request.learning_rate {
                 run.set_learning_rate(Some(rate));
@@ -533,27 +534,31 @@ fn is_light(run: &Run, gradients: &Gradients) -> bool {
 /// Applies a push that has been read and checked: all of it, or nothing.
 fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<Outgoing> {
     // An optimizer of one's own may fail, and the outcome of a round depends on who came before.
-    // Then nothing else may change the shards between the plan and its commitment.
+    // Then the plan is what takes time, and nothing else may change the shards before it is
+    // committed; else it is the commitment.
     let alone = run.rules.synchronous.is_some()
         || !gradients.iter().all(|(shard, _, _)| shard.has_kernel());
     let _closed = alone.then(|| run.closed());
     let _open = (!alone).then(|| run.open());
+    let bytes: usize = gradients
+        .iter()
+        .map(|(_, _, gradient)| gradient.values.len())
+        .sum();
+    let threads = |works: bool| match works {
+        true => (bytes / THREAD_BYTES).min(run.threads),
+        false => 1,
+    };
     let plan = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
-        let (bytes, terms) = (gradient.values.len(), run.terms(Some(key), base));
+        let terms = run.terms(Some(key), base);
         let plan = shard.plan(gradient, &terms)?;
-        Ok((bytes, (shard, terms, plan)))
+        Ok((shard, terms, plan))
     };
     let commit = |(shard, terms, plan): (Arc<Shard>, UpdateTerms, Plan)| {
         let (done, counts) = shard.commit(plan, &terms)?;
         Ok(counts.outcome(done))
     };
-    let sized = |gradient: (_, _, ShardGradient)| (gradient.2.values.len(), gradient);
-    let outcomes = on_threads(
-        gradients.into_iter().map(sized).collect(),
-        run.threads,
-        plan,
-    )
-    .and_then(|plans| on_threads(plans, run.threads, commit));
+    let plans = on_threads(gradients, threads(alone), plan);
+    let outcomes = plans.and_then(|plans| on_threads(plans, threads(!alone), commit));
     // Also of one that failed: it will not come like this again.
     run.release(key);
     Ok(reply(&wire::Pushed {
@@ -561,23 +566,41 @@ fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<Outgoing> {
     }))
 }
 
+/// Applies an assignment that has been read and checked.
+fn assign(
+    run: &Run,
+    assignment: Assignment,
+    id: Option<UpdateKey>,
+    values: Vec<(Arc<Shard>, Payload)>,
+) -> Result<Outgoing> {
+    let _open = run.open();
+    let terms = run.terms(id, None);
+    for (shard, _) in &values {
+        shard.check_assign(assignment, &terms)?;
+    }
+    let assign = |(shard, value): (Arc<Shard>, Payload)| {
+        let (done, counts) = shard.assign(assignment, &value, &terms)?;
+        Ok(counts.outcome(done))
+    };
+    Ok(reply(&wire::Pushed {
+        outcomes: values.into_iter().map(assign).collect::<Result<_>>()?,
+    }))
+}
+
 /// Bytes of gradients that are worth a thread.
 const THREAD_BYTES: usize = 4 << 20;
-/// Works on the shards of a large push, each with its bytes, on several threads; results in the
-/// same order.
+
+/// Works on the shards of a push on several threads; results in the same order.
 fn on_threads<T: Send, R: Send>(
-    shards: Vec<(usize, T)>,
-    threads_max: usize,
+    shards: Vec<T>,
+    threads: usize,
     one: impl Fn(T) -> Result<R> + Sync,
 ) -> Result<Vec<R>> {
-    let bytes: usize = shards.iter().map(|(bytes, _)| bytes).sum();
-    let threads = (bytes / THREAD_BYTES).min(threads_max);
-    let mut results: Vec<Option<Result<R>>> = shards.iter().map(|_| None).collect();
-    let shards = shards.into_iter().map(|(_, shard)| shard);
     if threads < 2 {
-        return shards.map(one).collect();
+        return shards.into_iter().map(one).collect();
     }
-    let work = Mutex::new(shards.zip(&mut results));
+    let mut results: Vec<Option<Result<R>>> = shards.iter().map(|_| None).collect();
+    let work = Mutex::new(shards.into_iter().zip(&mut results));
     let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
     std::thread::scope(|scope| {
         let run = || {

@@ -414,12 +414,16 @@ impl Run {
 
     /// The decided update is applied, or will not come.
     pub(super) fn release(&self, key: UpdateKey) {
-        lock(&self.reservations).release(key);
+        if self.refuse_beyond().is_some() {
+            lock(&self.reservations).release(key);
+        }
     }
 
-    /// Lets those that wait look again.
-    pub(super) fn notify(&self) {
-        self.moved.notify_waiters();
+    /// Lets those look again that wait for a decided update.
+    pub(super) fn notify_released(&self) {
+        if self.refuse_beyond().is_some() {
+            self.moved.notify_waiters();
+        }
     }
 
     /// Keeps the shards as they are.

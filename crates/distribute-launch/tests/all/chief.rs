@@ -145,10 +145,12 @@ fn workers_that_fail_because_the_chief_is_done_are_not_started_again() {
 #[test]
 fn a_server_that_dies_starts_all_of_them_again() {
     let directory = tempfile::tempdir().unwrap();
+    // In each incarnation the others have counted themselves before the server dies or is up.
     let cases = "
-        ps0) if [ $n = 0 ]; then kill -9 $$; fi; > ps.up; exec sleep 100 ;;
-        chief0) await ps.up ;;
-        *) exec sleep 100 ;;";
+        ps0) await chief0.up$n; await worker0.up$n; await worker1.up$n
+             if [ $n = 0 ]; then kill -9 $$; fi; > ps.up; exec sleep 100 ;;
+        chief0) > chief0.up$n; await ps.up ;;
+        *) > $r$i.up$n; exec sleep 100 ;;";
     let seen = see(job(directory.path(), cases).max_restarts(1));
     assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 1 });
     assert_said(
