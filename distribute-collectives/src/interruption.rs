@@ -3,8 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use tokio::sync::Notify;
+use std::task::Poll;
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
 
@@ -114,12 +113,17 @@ impl Interruption {
 
     /// Ready when this is raised.
     pub async fn raised(&self) {
-        let bell = Arc::new(Notify::new());
-        let ring = bell.clone();
-        let _listening = self.on_raise(move || ring.notify_one());
-        while !self.is_raised() {
-            bell.notified().await;
-        }
+        let mut _listening = None;
+        std::future::poll_fn(|context| {
+            // Registered first: whoever raises it after the look wakes this task.
+            let task = context.waker().clone();
+            _listening = Some(self.on_raise(move || task.wake_by_ref()));
+            match self.is_raised() {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            }
+        })
+        .await;
     }
 }
 
