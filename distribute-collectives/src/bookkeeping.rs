@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
+#[cfg(feature = "grpc")]
 use crate::status::{Failure, FailureKind, GroupStatus};
 
 /// An operation between its begin and its end.
@@ -98,6 +99,7 @@ impl Bookkeeping {
     }
 
     /// Ends the running operation of all ranks, and those after it.
+    #[cfg(feature = "grpc")]
     pub(crate) fn record_failure(&self, status: &GroupStatus, error: CollectiveError) {
         status.record_failure(Failure {
             kind: FailureKind::Ended(error),
@@ -193,6 +195,7 @@ mod tests {
         );
     }
 
+    #[cfg(feature = "grpc")]
     #[test]
     fn a_failure_concerns_the_next_operation_on() {
         let (mut operations, status) = (Bookkeeping::default(), GroupStatus::default());

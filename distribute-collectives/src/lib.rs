@@ -37,7 +37,7 @@
 )]
 
 /// Compiles the program of the document.
-#[cfg(doctest)]
+#[cfg(all(doctest, feature = "shm"))]
 #[doc = include_str!("../../docs/between-processes.md")]
 mod between_processes {}
 
@@ -48,14 +48,16 @@ mod buffer;
 mod communication;
 mod communicator;
 pub mod contract;
+#[cfg(feature = "grpc")]
 pub mod control;
 mod error;
 pub mod flight_record;
 mod forward;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(feature = "fuzzing", all(test, feature = "shm")))]
 #[doc(hidden)]
 pub mod fuzzing;
 mod gathering;
+#[cfg(feature = "grpc")]
 mod grpc;
 mod header;
 mod in_process;
@@ -70,14 +72,18 @@ mod operation;
 mod options;
 pub mod pack;
 mod pieces;
+#[cfg(feature = "grpc")]
 mod process_group;
 pub mod reduce;
+#[cfg(feature = "shm")]
 mod shared_memory;
 mod spin_policy;
+#[cfg(feature = "grpc")]
 mod status;
 #[cfg(test)]
 mod testing;
 mod transport;
+#[cfg(feature = "grpc")]
 mod wire;
 
 pub use buffer::{Buffer, DType, Element};
@@ -96,6 +102,7 @@ pub use link_cost::LinkCost;
 pub use messages::TransportCommunicator;
 pub use operation::OperationKind;
 pub use options::{Algorithm, GroupOptions, Order, WireType};
+#[cfg(feature = "grpc")]
 pub use process_group::{
     BoundProcessGroup, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, loopback,
 };

@@ -91,6 +91,7 @@ impl<T: Transport> TransportCommunicator<T> {
     }
 
     /// Takes the costs that are known already, or measures them.
+    #[cfg(feature = "grpc")]
     pub(crate) fn decide(
         &mut self,
         known: Option<LinkCost>,
@@ -110,10 +111,6 @@ impl<T: Transport> TransportCommunicator<T> {
     #[cfg(feature = "nccl")]
     pub(crate) fn transport(&self) -> &T {
         &self.transport
-    }
-
-    pub(crate) fn transport_mut(&mut self) -> &mut T {
-        &mut self.transport
     }
 
     /// Bytes of a segment of an operation over `bytes` bytes.

@@ -20,6 +20,7 @@
 pub(crate) mod chain;
 mod compression;
 pub(crate) mod direct_exchange;
+#[cfg(feature = "grpc")]
 pub(crate) mod dissemination;
 pub(crate) mod exchange;
 pub(crate) mod gather;

@@ -22,6 +22,8 @@ mod membership;
 pub mod peers;
 mod plane;
 mod proof;
+#[cfg(feature = "reflection")]
+mod reflection;
 pub mod security;
 mod server;
 #[cfg(test)]
@@ -36,9 +38,6 @@ pub(crate) use plane::{ControlPlane, JoinOptions};
 pub(crate) use proof::{data_proof, verify_data_proof};
 
 use crate::error::{CollectiveError, Result};
-
-/// The descriptions of all services, for the reflection service.
-const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");
 
 /// Bytes that nobody can guess.
 fn random<const BYTES: usize>(rank: usize) -> Result<[u8; BYTES]> {

@@ -1,4 +1,4 @@
-//! What listens: the streams of higher ranks, and the health and reflection services.
+//! What listens: the streams of higher ranks, and the services that any gRPC client may ask.
 
 use std::io;
 use std::net::TcpListener;
@@ -12,7 +12,6 @@ use tonic::transport::server::Connected;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::server::HealthReporter;
 
-use crate::control::DESCRIPTORS;
 use crate::control::client::{self, MESSAGE_MAX_BYTES};
 use crate::control::connection::Connection;
 use crate::control::generated::Envelope;
@@ -20,6 +19,8 @@ use crate::control::generated::control_server::{Control, ControlServer};
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
 use crate::control::membership::{Membership, Phase, QUEUE, Sender, UnprovenClaim};
 use crate::control::peers;
+#[cfg(feature = "reflection")]
+use crate::control::reflection;
 
 /// The connection that a request came over.
 type Info = <Connection as Connected>::ConnectInfo;
@@ -147,16 +148,6 @@ pub(super) fn start(
     .max_encoding_message_size(MESSAGE_MAX_BYTES);
     let health = tonic_health::server::HealthService::from_health_reporter(reporter);
     let health = tonic_health::pb::health_server::HealthServer::new(health);
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .map_err(io::Error::other)?;
-    let alpha = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1alpha()
-        .map_err(io::Error::other)?;
     let server = Server::builder()
         .max_concurrent_streams(Some(8))
         // What a peer can make this process hold, for each stream and for each connection.
@@ -164,9 +155,9 @@ pub(super) fn start(
         .initial_connection_window_size(Some(4 * MESSAGE_MAX_BYTES as u32))
         .http2_max_header_list_size(Some(8 << 10))
         .add_service(control)
-        .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES))
-        .add_service(reflection.max_decoding_message_size(MESSAGE_MAX_BYTES))
-        .add_service(alpha.max_decoding_message_size(MESSAGE_MAX_BYTES));
+        .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES));
+    #[cfg(feature = "reflection")]
+    let server = reflection::add_to(server)?;
     tokio::spawn(server.serve_with_incoming(accepting));
     Ok(())
 }

@@ -67,12 +67,8 @@ impl<C: Communicator> Recorded<C> {
         &self.inner
     }
 
-    /// As [`get_ref`](Self::get_ref); calls of it are not recorded.
-    pub(crate) fn get_mut(&mut self) -> &mut C {
-        &mut self.inner
-    }
-
     /// Numbers the next operation: for a communicator that has run some already.
+    #[cfg(feature = "grpc")]
     pub(crate) fn starting_at(mut self, sequence: u64) -> Self {
         self.sequence = sequence;
         self

@@ -31,6 +31,9 @@ const QUEUED_BYTES: usize = 4 << 20;
 /// How long a rank whose connection broke waits for the control plane to say why.
 const FAILURE_REPORT_WAIT: Duration = Duration::from_millis(200);
 
+/// How long a rank that leaves waits for the others to take what it has sent.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// The connections to one rank.
 pub(super) struct Peer {
     address: String,
@@ -276,6 +279,7 @@ impl Links {
     }
 
     /// Moves what can be moved; waits for at most `limit` when nothing can.
+    #[cfg(feature = "shm")]
     pub(crate) fn drive_within(&mut self, limit: Duration) {
         if self.drive_once() {
             return;
@@ -302,9 +306,17 @@ impl Links {
         self.wait_for(header, Goal::Written, |links| !links.has_pending_output())
     }
 
-    /// Before this rank leaves: says that nothing more will come, and waits until the kernels of
-    /// the others have everything. Ending a connection earlier could lose what is on its way.
-    pub(crate) fn flush(&mut self, deadline: Instant) {
+    /// Before this rank leaves a group in which nothing went wrong: says that nothing more will
+    /// come, and waits a moment until the kernels of the others have everything.
+    pub(crate) fn leave(&mut self) {
+        if self.status.is_healthy() {
+            self.flush(Instant::now() + FLUSH_TIMEOUT);
+        }
+    }
+
+    /// Says that nothing more will come, and waits until the kernels of the others have
+    /// everything. Ending a connection earlier could lose what is on its way.
+    pub(super) fn flush(&mut self, deadline: Instant) {
         let pool = self.pool.clone();
         for lane in self
             .peers

@@ -1,7 +1,7 @@
 //! Segments between processes, through [`Links`].
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::algorithm::dissemination;
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
@@ -48,11 +48,6 @@ impl GrpcTransport {
         }
     }
 
-    /// Before this rank leaves, see [`Links::flush`].
-    pub(crate) fn flush(&mut self, deadline: Instant) {
-        self.links.flush(deadline);
-    }
-
     /// A [dissemination barrier](dissemination) that compares the headers.
     fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
         let (rank, size) = (self.links.rank(), self.links.world_size());
@@ -71,6 +66,12 @@ impl GrpcTransport {
             }
             OperationKind::AllGather | OperationKind::Send | OperationKind::Recv => false,
         }
+    }
+}
+
+impl Drop for GrpcTransport {
+    fn drop(&mut self) {
+        self.links.leave();
     }
 }
 

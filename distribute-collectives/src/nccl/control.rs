@@ -5,7 +5,6 @@ use crate::communicator::Communicator;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
 use crate::in_process::InProcessCommunicator;
-use crate::process_group::ProcessCommunicator;
 
 pub(super) mod sealed {
     pub trait Sealed {}
@@ -25,15 +24,6 @@ impl sealed::Sealed for InProcessCommunicator {}
 impl ControlGroup for InProcessCommunicator {
     fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
         let result = self.check_health(header.kind, peer);
-        result.map_err(|error| renamed(error, header))
-    }
-}
-
-impl sealed::Sealed for ProcessCommunicator {}
-
-impl ControlGroup for ProcessCommunicator {
-    fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
-        let result = self.check_health(header, peer);
         result.map_err(|error| renamed(error, header))
     }
 }

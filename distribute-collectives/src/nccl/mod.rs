@@ -98,6 +98,7 @@ mod options;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod setup;
+#[cfg(feature = "grpc")]
 mod shared;
 mod thread;
 mod unavailable;
@@ -109,6 +110,7 @@ pub use devices::{DeviceInfo, Driver, Installation, PeerLink, driver, library, p
 pub use element::ElementType;
 pub use options::{CUDA_LIBRARY, NCCL_LIBRARY, NcclOptions};
 pub use raw::{DeviceBuffer, DeviceMemory, Stream};
+#[cfg(feature = "grpc")]
 pub use shared::SharedGroup;
 pub use unavailable::NcclUnavailable;
 pub use version::Version;

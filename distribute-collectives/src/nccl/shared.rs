@@ -3,13 +3,22 @@
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use super::control::{ControlGroup, sealed};
+use super::control::{ControlGroup, renamed, sealed};
 use crate::buffer::{Buffer, DType};
 use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
 use crate::error::Result;
 use crate::header::OperationHeader;
 use crate::process_group::ProcessCommunicator;
 use crate::reduce::ReduceOp;
+
+impl sealed::Sealed for ProcessCommunicator {}
+
+impl ControlGroup for ProcessCommunicator {
+    fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
+        let result = self.check_health(header, peer);
+        result.map_err(|error| renamed(error, header))
+    }
+}
 
 /// A group of processes that several owners call in turn: NCCL is set up beside one handle of it,
 /// and the program goes on using another.

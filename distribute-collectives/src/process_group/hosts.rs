@@ -18,18 +18,8 @@ impl Hosts {
         Hosts(hosts)
     }
 
-    /// Every rank on a host of its own.
-    pub(crate) fn separate(world_size: usize) -> Hosts {
-        Hosts((0..world_size).map(|rank| vec![rank]).collect())
-    }
-
     pub(crate) fn count(&self) -> usize {
         self.0.len()
-    }
-
-    /// Number of ranks on all hosts.
-    pub(crate) fn ranks(&self) -> usize {
-        self.0.iter().map(Vec::len).sum()
     }
 
     /// Whether any host has several ranks.
@@ -68,10 +58,11 @@ mod tests {
         let hosts = Hosts::from_leaders(&[0, 0, 2, 2, 4]);
         assert_eq!(hosts.count(), 3);
         assert_eq!(hosts.members(3), [2, 3]);
-        assert!(hosts.share_memory() && !Hosts::separate(3).share_memory());
+        let separate = Hosts::from_leaders(&[0, 1, 2]);
+        assert!(hosts.share_memory() && !separate.share_memory());
         assert_eq!(hosts.ranks_per_host(), Some(2));
         assert_eq!(Hosts::from_leaders(&[0, 1, 0, 1]).ranks_per_host(), None);
         assert_eq!(Hosts::from_leaders(&[0, 1, 1]).ranks_per_host(), None);
-        assert_eq!(Hosts::separate(3).ranks_per_host(), Some(1));
+        assert_eq!(separate.ranks_per_host(), Some(1));
     }
 }

@@ -1,7 +1,7 @@
 //! Segments over shared memory between ranks of one host, over gRPC between hosts.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::algorithm::dissemination;
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
@@ -55,11 +55,6 @@ impl MixedTransport {
         }
     }
 
-    /// Before this rank leaves, see [`Links::flush`].
-    pub(super) fn flush(&mut self, deadline: Instant) {
-        self.links.flush(deadline);
-    }
-
     fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
         for (to, from) in dissemination::rounds(self.rank, self.links.world_size()) {
             let mut found = [0; OperationHeader::BYTES];
@@ -96,6 +91,12 @@ impl MixedTransport {
             }
         }
         Ok(())
+    }
+}
+
+impl Drop for MixedTransport {
+    fn drop(&mut self) {
+        self.links.leave();
     }
 }
 

@@ -2,11 +2,16 @@
 
 mod bound;
 mod communicator;
+#[cfg(feature = "shm")]
 mod hosts;
+mod joining;
 mod loopback;
+#[cfg(feature = "shm")]
 mod mixed;
 mod options;
-#[cfg(test)]
+#[cfg(feature = "shm")]
+mod sharing;
+#[cfg(all(test, feature = "shm"))]
 mod tests;
 
 pub use bound::BoundProcessGroup;

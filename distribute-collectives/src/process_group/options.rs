@@ -13,10 +13,12 @@ use crate::options::GroupOptions;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum ProcessTransport {
-    /// Shared memory between ranks that can share it, gRPC between the others.
+    /// Shared memory between ranks that can share it, gRPC between the others; gRPC without the
+    /// feature `shm`, which all ranks have or none.
     #[default]
     Auto,
     /// Shared memory only; joining fails when two ranks cannot share memory.
+    #[cfg(feature = "shm")]
     SharedMemory,
     /// gRPC only, also between ranks of one host.
     Grpc,
@@ -26,6 +28,7 @@ impl fmt::Display for ProcessTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Auto => "auto",
+            #[cfg(feature = "shm")]
             Self::SharedMemory => "shm",
             Self::Grpc => "grpc",
         })
@@ -51,7 +54,7 @@ pub struct ProcessGroupOptions {
     pub(crate) flight_records: Option<PathBuf>,
     pub(crate) interruption: Interruption,
     /// The host of each rank, as if ranks of one machine were on several.
-    #[cfg(test)]
+    #[cfg(all(test, feature = "shm"))]
     pub(crate) hosts: Option<Vec<usize>>,
 }
 
@@ -75,7 +78,7 @@ impl ProcessGroupOptions {
             link_cost: None,
             flight_records: None,
             interruption: Interruption::default(),
-            #[cfg(test)]
+            #[cfg(all(test, feature = "shm"))]
             hosts: None,
         }
     }

@@ -8,8 +8,11 @@ use rstest::rstest;
 use crate::common::{Carrier, within_limit};
 
 #[rstest]
+#[case(Carrier::Threads)]
+#[cfg_attr(feature = "shm", case(Carrier::SharedMemory))]
+#[cfg_attr(feature = "grpc", case(Carrier::Grpc))]
 fn ranks_that_disagree_get_an_error_and_never_a_number(
-    #[values(Carrier::Threads, Carrier::SharedMemory, Carrier::Grpc)] carrier: Carrier,
+    #[case] carrier: Carrier,
     #[values(Algorithm::Auto, Algorithm::Ring)] algorithm: Algorithm,
     #[values(2, 3)] world_size: usize,
 ) {

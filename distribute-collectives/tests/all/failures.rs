@@ -368,8 +368,8 @@ fn send_and_recv(#[values(Algorithm::Direct, Algorithm::Ring)] algorithm: Algori
 /// again, and where it hears of another rank's leaving while it waits.
 #[rstest]
 #[case(Carrier::Threads, 500)]
-#[case(Carrier::SharedMemory, 100)]
-#[case(Carrier::Grpc, 100)]
+#[cfg_attr(feature = "shm", case(Carrier::SharedMemory, 100))]
+#[cfg_attr(feature = "grpc", case(Carrier::Grpc, 100))]
 fn what_a_rank_sent_before_it_left_arrives(#[case] carrier: Carrier, #[case] groups: usize) {
     within_limit(move || {
         for group in 0..groups {
@@ -445,8 +445,11 @@ fn a_panic_inside_a_running_operation_fails_it_on_all_ranks() {
 
 /// A rank whose input is not whole elements learns it before anything is sent.
 #[rstest]
+#[case(Carrier::Threads)]
+#[cfg_attr(feature = "shm", case(Carrier::SharedMemory))]
+#[cfg_attr(feature = "grpc", case(Carrier::Grpc))]
 fn an_input_of_half_an_element_leaves_the_group_usable(
-    #[values(Carrier::Threads, Carrier::SharedMemory, Carrier::Grpc)] carrier: Carrier,
+    #[case] carrier: Carrier,
     #[values(Algorithm::Auto, Algorithm::Ring)] algorithm: Algorithm,
 ) {
     within_limit(move || {
@@ -475,8 +478,11 @@ fn an_input_of_half_an_element_leaves_the_group_usable(
 
 /// The target of one rank has elements that the inputs do not fill: the call ends on all ranks.
 #[rstest]
+#[case(Carrier::Threads)]
+#[cfg_attr(feature = "shm", case(Carrier::SharedMemory))]
+#[cfg_attr(feature = "grpc", case(Carrier::Grpc))]
 fn a_target_that_cannot_hold_the_inputs_ends_the_group(
-    #[values(Carrier::Threads, Carrier::SharedMemory, Carrier::Grpc)] carrier: Carrier,
+    #[case] carrier: Carrier,
     #[values(Algorithm::Auto, Algorithm::Ring)] algorithm: Algorithm,
     #[values(3, 70_001)] len: usize,
 ) {

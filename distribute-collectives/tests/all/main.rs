@@ -1,14 +1,18 @@
 //! Groups of threads, and what the crate says without any group.
 
 mod algorithms;
+#[cfg(feature = "grpc")]
 mod algorithms_over_grpc;
+#[cfg(feature = "shm")]
 mod algorithms_over_shared_memory;
 #[path = "../common/mod.rs"]
 mod common;
 mod contract;
 mod failures;
 mod flight_record;
+#[cfg(feature = "grpc")]
 mod generated;
+#[cfg(feature = "shm")]
 mod loopback_groups;
 mod properties;
 mod tensorflow_rules;

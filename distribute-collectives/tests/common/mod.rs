@@ -7,9 +7,10 @@ mod testing;
 
 use distribute_collectives::{
     AbortHandle, Algorithm, CollectiveError, Communicator, Element, GroupOptions,
-    InProcessCommunicator, InProcessTransport, OperationHeader, ProcessTransport, Result,
-    Transport, in_process, loopback,
+    InProcessCommunicator, InProcessTransport, OperationHeader, Result, Transport, in_process,
 };
+#[cfg(feature = "grpc")]
+use distribute_collectives::{ProcessTransport, loopback};
 use half::{bf16, f16};
 pub use testing::*;
 
@@ -36,7 +37,9 @@ pub fn on_ranks<R: Send>(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Carrier {
     Threads,
+    #[cfg(feature = "shm")]
     SharedMemory,
+    #[cfg(feature = "grpc")]
     Grpc,
 }
 
@@ -44,25 +47,28 @@ impl Carrier {
     /// What `auto` means for buffers that are not tiny.
     pub fn first_choice(self) -> Algorithm {
         match self {
-            Carrier::Threads | Carrier::SharedMemory => Algorithm::Direct,
+            Carrier::Threads => Algorithm::Direct,
+            #[cfg(feature = "shm")]
+            Carrier::SharedMemory => Algorithm::Direct,
+            #[cfg(feature = "grpc")]
             Carrier::Grpc => Algorithm::Auto,
         }
     }
 
     pub fn group(self, world_size: usize, options: GroupOptions) -> Vec<Box<dyn Communicator>> {
-        fn boxed<C: Communicator + 'static>(endpoint: C) -> Box<dyn Communicator> {
-            Box::new(endpoint)
+        fn boxed<C: Communicator + 'static>(group: Vec<C>) -> Vec<Box<dyn Communicator>> {
+            let boxed = |endpoint| Box::new(endpoint) as Box<dyn Communicator>;
+            group.into_iter().map(boxed).collect()
         }
-        let transport = match self {
-            Carrier::Threads => {
-                let group = in_process(world_size, options).expect("valid options");
-                return group.into_iter().map(boxed).collect();
-            }
-            Carrier::SharedMemory => ProcessTransport::SharedMemory,
-            Carrier::Grpc => ProcessTransport::Grpc,
-        };
-        let group = loopback(world_size, options, transport).expect("a group");
-        group.into_iter().map(boxed).collect()
+        #[cfg(feature = "grpc")]
+        let over = |transport, options| loopback(world_size, options, transport).expect("a group");
+        match self {
+            Carrier::Threads => boxed(in_process(world_size, options).expect("valid options")),
+            #[cfg(feature = "shm")]
+            Carrier::SharedMemory => boxed(over(ProcessTransport::SharedMemory, options)),
+            #[cfg(feature = "grpc")]
+            Carrier::Grpc => boxed(over(ProcessTransport::Grpc, options)),
+        }
     }
 }
 

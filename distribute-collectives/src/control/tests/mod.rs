@@ -3,6 +3,8 @@
 mod failures;
 mod joining;
 mod processes;
+#[cfg(feature = "reflection")]
+mod reflection;
 mod security;
 mod services;
 

@@ -7,7 +7,6 @@ use tonic::{Code, Status, Streaming};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
-use tonic_reflection::pb::v1 as reflection;
 
 use super::*;
 use crate::control::generated::control_client::ControlClient;
@@ -18,12 +17,12 @@ use crate::control::proof::{self, Side};
 use crate::control::security::Token;
 
 /// Runs a client's part.
-fn client<R>(part: impl Future<Output = R>) -> R {
+pub(super) fn client<R>(part: impl Future<Output = R>) -> R {
     let mut builder = tokio::runtime::Builder::new_current_thread();
     builder.enable_all().build().unwrap().block_on(part)
 }
 
-async fn channel(member: &Member) -> Channel {
+pub(super) async fn channel(member: &Member) -> Channel {
     let address = &member.plane.shared.addresses[member.plane.shared.rank];
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
     endpoint.connect().await.unwrap()
@@ -59,43 +58,6 @@ fn health_says_whether_the_group_is_up() {
                 status = health(channel.clone(), "distribute.v1.Control").await;
             }
             assert_eq!(status, ServingStatus::NotServing);
-        });
-    });
-}
-
-#[test]
-fn reflection_lists_the_services_and_their_files() {
-    within_limit(|| {
-        let members = group(1);
-        client(async {
-            let channel = channel(&members[0]).await;
-            let mut client =
-                reflection::server_reflection_client::ServerReflectionClient::new(channel);
-            use reflection::server_reflection_request::MessageRequest;
-            use reflection::server_reflection_response::MessageResponse;
-            let ask = |request| reflection::ServerReflectionRequest {
-                host: String::new(),
-                message_request: Some(request),
-            };
-            let requests = tokio_stream::iter([
-                ask(MessageRequest::ListServices(String::new())),
-                ask(MessageRequest::FileContainingSymbol(
-                    "distribute.v1.Collectives".to_string(),
-                )),
-            ]);
-            let response = client.server_reflection_info(requests).await.unwrap();
-            let mut answers = response.into_inner();
-            let list = answers.message().await.unwrap().unwrap().message_response;
-            let Some(MessageResponse::ListServicesResponse(list)) = list else {
-                panic!("{list:?}");
-            };
-            let names: Vec<_> = list.service.iter().map(|service| &*service.name).collect();
-            for name in ["distribute.v1.Control", "grpc.health.v1.Health"] {
-                assert!(names.contains(&name), "{names:?}");
-            }
-            let file = answers.message().await.unwrap().unwrap().message_response;
-            let found = matches!(file, Some(MessageResponse::FileDescriptorResponse(_)));
-            assert!(found, "{file:?}");
         });
     });
 }

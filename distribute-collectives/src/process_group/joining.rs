@@ -1,0 +1,162 @@
+//! From ranks that have met to a communicator.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustls::pki_types::ServerName;
+
+use crate::communicator::{AbortTarget, Communicator};
+use crate::control::{ControlPlane, data_proof, verify_data_proof};
+use crate::error::{CollectiveError, Result};
+use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links};
+use crate::link_cost::LinkCost;
+use crate::messages::TransportCommunicator;
+use crate::options::Algorithm;
+use crate::process_group::communicator::ProcessCommunicator;
+use crate::process_group::options::ProcessGroupOptions;
+use crate::status::GroupStatus;
+use crate::transport::Transport;
+
+/// What joining has found out so far.
+pub(super) struct Joining {
+    pub(super) options: ProcessGroupOptions,
+    pub(super) control: ControlPlane,
+    pub(super) status: Arc<GroupStatus>,
+    pub(super) abort: Arc<dyn AbortTarget>,
+    pub(super) address: SocketAddr,
+    pub(super) deadline: Instant,
+}
+
+/// How this rank reaches the data ports of others: its own, and the addresses it was told of.
+pub(super) struct DataPorts {
+    pub(super) own: DataListener,
+    pub(super) routes: BTreeMap<usize, SocketAddr>,
+}
+
+impl Joining {
+    /// Connects to all other ranks.
+    pub(super) fn over_grpc(self, ports: DataPorts) -> Result<ProcessCommunicator> {
+        let links = self.connect_links(&[], ports)?;
+        let (status, abort) = (self.status.clone(), self.abort.clone());
+        let timeout = self.options.group.get_timeout();
+        self.over(GrpcTransport::new(links, status, abort, timeout), None)
+    }
+
+    /// The endpoint over a transport of segments. Where [`Algorithm::Auto`] decides, all ranks
+    /// find out together from what; `ranks_per_host` when each host has so many.
+    pub(super) fn over(
+        self,
+        transport: impl Transport + 'static,
+        ranks_per_host: Option<usize>,
+    ) -> Result<ProcessCommunicator> {
+        let group = &self.options.group;
+        let choosing = group.get_algorithm() == Algorithm::Auto && transport.world_size() > 1;
+        let mut inner = TransportCommunicator::new(transport, group.clone())?;
+        let link_cost = match choosing {
+            true => Some(inner.decide(self.agreed_link_cost()?, ranks_per_host)?),
+            false => None,
+        };
+        Ok(self.finish(Box::new(inner), link_cost))
+    }
+
+    /// The costs that were given, when they were given to all ranks: the worst of each.
+    fn agreed_link_cost(&self) -> Result<Option<LinkCost>> {
+        let own = self.options.link_cost;
+        let all = self
+            .control
+            .all_gather(&own.map_or_else(Vec::new, LinkCost::to_bytes))?;
+        let costs = all.iter().map(|bytes| LinkCost::from_bytes(bytes));
+        Ok(costs.reduce(|a, b| Some(a?.worst(&b?))).flatten())
+    }
+
+    pub(super) fn finish(
+        self,
+        inner: Box<dyn Communicator>,
+        link_cost: Option<LinkCost>,
+    ) -> ProcessCommunicator {
+        ProcessCommunicator::new(
+            inner,
+            link_cost,
+            self.address,
+            self.options.flight_records,
+            self.status,
+            self.control,
+        )
+    }
+
+    /// Connects to all ranks but those that are reached `in_memory`.
+    pub(super) fn connect_links(&self, in_memory: &[usize], ports: DataPorts) -> Result<Links> {
+        let options = &self.options;
+        let (rank, world_size) = (options.rank, options.addresses.len());
+        let generation = options.group.get_generation();
+        let mut addresses = vec![None; world_size];
+        let mut keys = vec![[0; 32]; world_size];
+        for peer in self.control.peers() {
+            keys[peer.rank] = peer.session_key;
+            if in_memory.contains(&peer.rank) {
+                continue;
+            }
+            // Only higher ranks connect; what they connect to is the host of the control port.
+            let port = peer.announcement.data_port.unwrap_or(0);
+            let announced = SocketAddr::new(peer.ip, port);
+            addresses[peer.rank] = Some(*ports.routes.get(&peer.rank).unwrap_or(&announced));
+        }
+        let keys = Arc::new(keys);
+        let own = keys.clone();
+        let config = LinkConfig {
+            rank,
+            world_size,
+            generation,
+            group: options.group.get_name().to_string(),
+            lanes: options.lanes,
+            max_message_bytes: options.max_message_bytes,
+            tls: self.data_tls()?,
+            proof: Arc::new(move |peer, lane| data_proof(&own[peer], generation, rank, lane)),
+            verify: Arc::new(move |hello| {
+                let key = keys.get(hello.rank).ok_or("it has no such rank")?;
+                let (rank, lane, proof) = (hello.rank, hello.lane, &hello.proof);
+                match verify_data_proof(key, generation, rank, lane, proof) {
+                    true => Ok(()),
+                    false => Err("it does not know the key of this pair of ranks".to_string()),
+                }
+            }),
+            status: self.status.clone(),
+        };
+        Links::connect(config, ports.own, &addresses, Some(self.deadline))
+    }
+
+    fn data_tls(&self) -> Result<Option<DataTls>> {
+        let Some(tls) = self.options.security.data_tls()? else {
+            return Ok(None);
+        };
+        let names = self
+            .options
+            .addresses
+            .iter()
+            .enumerate()
+            .map(|(rank, address)| {
+                let host = host_of(address);
+                ServerName::try_from(host.to_string()).map_err(|_| CollectiveError::Address {
+                    rank,
+                    address: address.clone(),
+                    reason: "its host is no name or IP address that a certificate can have"
+                        .to_string(),
+                })
+            });
+        Ok(Some(DataTls {
+            client: tls.client,
+            server: tls.server,
+            server_names: names.collect::<Result<_>>()?,
+        }))
+    }
+}
+
+/// The host of `host:port`; an IPv6 address stands in brackets.
+fn host_of(address: &str) -> &str {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    host.strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'))
+        .unwrap_or(host)
+}

@@ -1,0 +1,129 @@
+//! Ranks of a group that share memory: which they are, and the endpoint that comes of it.
+
+use crate::error::{CollectiveError, Result};
+use crate::options::Algorithm;
+use crate::process_group::communicator::ProcessCommunicator;
+use crate::process_group::hosts::Hosts;
+use crate::process_group::joining::{DataPorts, Joining};
+use crate::process_group::mixed::MixedTransport;
+use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
+use crate::shared_memory::{
+    Attachment, LocalGroup, LocalTransport, Offer, SEGMENT_BYTES_MAX, Settings,
+    SharedMemoryCommunicator, establish, find_leader,
+};
+
+/// Refuses segments that no mailbox holds.
+pub(super) fn check_sizes(options: &ProcessGroupOptions) -> Result<()> {
+    match options.transport {
+        ProcessTransport::Grpc => Ok(()),
+        _ => (options.group).check_segment(SEGMENT_BYTES_MAX, "a mailbox in shared memory"),
+    }
+}
+
+/// What this rank offers to ranks of its host, unless it is to use gRPC only.
+pub(super) fn offer(transport: ProcessTransport) -> Result<Option<Offer>> {
+    match transport {
+        ProcessTransport::Grpc => Ok(None),
+        _ => Offer::new().map(Some),
+    }
+}
+
+/// What the others must know to take the offer.
+pub(super) fn announcement(offer: Option<&Offer>) -> Vec<u8> {
+    offer.map(|offer| offer.name().to_vec()).unwrap_or_default()
+}
+
+impl Joining {
+    /// Shares memory with whoever can, and connects to the others.
+    pub(super) fn share_memory(
+        self,
+        offer: Offer,
+        ports: DataPorts,
+    ) -> Result<ProcessCommunicator> {
+        let (hosts, attachment) = self.find_hosts()?;
+        if hosts.count() > 1 && !hosts.share_memory() {
+            return self.over_grpc(ports);
+        }
+        let members = hosts.members(self.options.rank);
+        // Also a rank that is alone on its host: all ranks must speak to each other in one way.
+        let local = self.establish(offer, attachment, members)?;
+        if hosts.count() == 1 {
+            return self.on_one_host(local);
+        }
+        let links = self.connect_links(members, ports)?;
+        let (status, abort) = (self.status.clone(), self.abort.clone());
+        let timeout = self.options.group.get_timeout();
+        let transport = MixedTransport::new(links, local, status, abort, timeout);
+        let ranks_per_host = hosts.ranks_per_host().filter(|ranks| *ranks > 1);
+        self.over(transport, ranks_per_host)
+    }
+
+    /// Which ranks share memory, as they found out by trying.
+    fn find_hosts(&self) -> Result<(Hosts, Attachment)> {
+        let (rank, world_size) = (self.options.rank, self.options.addresses.len());
+        let mut offers = vec![Vec::new(); world_size];
+        for peer in self.control.peers() {
+            #[cfg(test)]
+            if let Some(hosts) = &self.options.hosts
+                && hosts[rank] != hosts[peer.rank]
+            {
+                continue;
+            }
+            offers[peer.rank].clone_from(&peer.announcement.shared_memory);
+        }
+        let attachment = find_leader(&offers, rank, self.deadline)?;
+        let leader = attachment.leader(rank) as u64;
+        let leaders = self.control.all_gather(&leader.to_le_bytes())?;
+        let leaders: Vec<usize> = leaders
+            .iter()
+            .map(|bytes| {
+                let bytes = <[u8; 8]>::try_from(bytes.as_slice()).unwrap_or([0xff; 8]);
+                u64::from_le_bytes(bytes) as usize
+            })
+            .collect();
+        let hosts = Hosts::from_leaders(&leaders);
+        if self.options.transport == ProcessTransport::SharedMemory && hosts.count() > 1 {
+            let others: Vec<usize> = (0..world_size)
+                .filter(|rank| !hosts.members(0).contains(rank))
+                .collect();
+            let reason = format!(
+                "rank(s) {others:?} cannot share memory with rank 0 (another host, container or \
+                 user); use the transport auto or grpc"
+            );
+            return Err(CollectiveError::unavailable("shared memory", reason));
+        }
+        Ok((hosts, attachment))
+    }
+
+    fn establish(
+        &self,
+        offer: Offer,
+        attachment: Attachment,
+        members: &[usize],
+    ) -> Result<LocalGroup> {
+        let mut settings = Settings::default();
+        if let Some(bytes) = self.options.group.get_segment_bytes() {
+            settings = settings.for_segments(bytes);
+        }
+        let (rank, status) = (self.options.rank, self.status.clone());
+        establish(
+            offer,
+            attachment,
+            rank,
+            members,
+            &settings,
+            self.deadline,
+            status,
+        )
+    }
+
+    fn on_one_host(self, local: LocalGroup) -> Result<ProcessCommunicator> {
+        let (options, abort) = (self.options.group.clone(), self.abort.clone());
+        let direct = matches!(options.get_algorithm(), Algorithm::Auto | Algorithm::Direct);
+        if direct && options.get_wire().is_none() {
+            let communicator = SharedMemoryCommunicator::new(local, options, abort)?;
+            return Ok(self.finish(Box::new(communicator), None));
+        }
+        self.over(LocalTransport::new(local, options, abort)?, None)
+    }
+}
