@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
-use crate::{deny, edges, features, fuzz, modules, pictures, suite, tidy};
+use crate::{deny, edges, features, fuzz, modules, pictures, suite, tidy, transports};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 11] = [
+const STEPS: [Step; 12] = [
     Step {
         name: "tidy",
         advice: "fix the places above; crates/xtask/README.md explains each rule",
@@ -79,6 +79,11 @@ const STEPS: [Step; 11] = [
         advice: "fix the warnings above; \
                  `cargo clippy --workspace --all-targets -- -D warnings` shows them again",
         run: |root| cargo(root, "clippy --workspace --all-targets -- -D warnings"),
+    },
+    Step {
+        name: "transports",
+        advice: "put it behind the feature of the transport that needs it",
+        run: transports::run,
     },
     Step {
         name: "gpu",
@@ -132,7 +137,7 @@ pub fn run(root: &Path, selection: &Selection) -> ExitCode {
         println!("  {line}");
     }
     for step in &steps[summary.len()..] {
-        println!("  {:<8} not run", step.name);
+        println!("  {:<10} not run", step.name);
     }
     match failed {
         None => {
@@ -152,7 +157,7 @@ fn summary_line(name: &str, result: &Result<String, String>, elapsed: Duration) 
         Err(_) => ("FAILED", ""),
     };
     let line = format!(
-        "{name:<8} {verdict:<6} {:7.1} s  {note}",
+        "{name:<10} {verdict:<6} {:7.1} s  {note}",
         elapsed.as_secs_f64()
     );
     line.trim_end().to_owned()
@@ -227,11 +232,21 @@ mod tests {
     #[test]
     fn steps_are_selected_in_their_order() {
         let all = [
-            "tidy", "edges", "modules", "features", "deny", "fmt", "clippy", "gpu", "doc", "fuzz",
+            "tidy",
+            "edges",
+            "modules",
+            "features",
+            "deny",
+            "fmt",
+            "clippy",
+            "transports",
+            "gpu",
+            "doc",
+            "fuzz",
             "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..9]);
+        assert_eq!(names(&Selection::AllButTests), all[..10]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 
@@ -240,12 +255,12 @@ mod tests {
         let elapsed = Duration::from_millis(1260);
         assert_eq!(
             summary_line("fmt", &Ok(String::new()), elapsed),
-            "fmt      ok         1.3 s"
+            "fmt        ok         1.3 s"
         );
         let failed = Err("many lines".to_owned());
         assert_eq!(
             summary_line("clippy", &failed, elapsed),
-            "clippy   FAILED     1.3 s"
+            "clippy     FAILED     1.3 s"
         );
     }
 

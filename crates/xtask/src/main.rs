@@ -16,6 +16,7 @@ mod same_bits;
 mod suite;
 mod tidy;
 mod tokens;
+mod transports;
 mod tree;
 
 use std::path::{Path, PathBuf};
@@ -30,7 +31,8 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask same-bits OLD [NEW]
 
   --skip-tests   every step but `fuzz` and `test`
-  --only STEP    one step: tidy, edges, modules, features, deny, fmt, clippy, gpu, doc, fuzz or test
+  --only STEP    one step: tidy, edges, modules, features, deny, fmt, clippy, transports, gpu, doc,
+                 fuzz or test
   TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
                  shared_memory_welcome
   CRATE          whose modules are shown: how much code each has, or who imports whom, and in
