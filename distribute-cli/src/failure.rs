@@ -219,9 +219,9 @@ macro_rules! failure_from {
 }
 
 failure_from!(
+    distribute_blame::BlameError,
     distribute_core::Error,
     distribute_core::checkpoint::CheckpointError,
-    distribute_core::collectives::flight_record::FlightRecordError,
     distribute_data::readers::ReadError,
     distribute_keras::ModelError,
     distribute_ps::PsError,

@@ -1,11 +1,10 @@
-//! What a rank did last, kept for the moment when the group hangs, and who is to blame.
+//! What a rank did last, kept for the moment when the group hangs.
 //!
 //! A [`FlightRecorder`] keeps the *flight record* of a rank, its last 256 operations, in fixed
 //! memory. [`Recorded`] does so for any communicator and writes the record to a directory when an
-//! operation fails. [`blame`] reads the records of all ranks from there and names the rank that
-//! others waited for, or that made another call.
+//! operation fails. `distribute-cli blame` reads the records of all ranks from there and names the
+//! rank that others waited for, or that made another call.
 
-mod blame;
 mod record;
 mod recorded;
 
@@ -14,14 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-#[cfg(any(test, feature = "fuzzing"))]
-pub(crate) use blame::fuzz;
-pub use blame::{Blame, blame};
+pub use record::{FORMAT, Head, Line, Outcome, VERSION};
 pub use recorded::Recorded;
 
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
-use record::{Head, Line, Outcome};
 
 /// Operations that a recorder keeps.
 pub const RECORDED_OPERATIONS: usize = 256;
@@ -29,7 +25,7 @@ pub const RECORDED_OPERATIONS: usize = 256;
 /// Bytes of an error's text that are kept.
 const ERROR_BYTES: usize = 254;
 
-/// Why a record was not written, or no blame can be given.
+/// Why a record was not written.
 #[non_exhaustive]
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FlightRecordError {
@@ -40,14 +36,6 @@ pub enum FlightRecordError {
         path: String,
         /// What the system said.
         reason: String,
-    },
-    /// The directory has no record that can be read.
-    #[error("{path} has no flight record that can be read{}", in_brackets(notes))]
-    NoRecords {
-        /// The directory.
-        path: String,
-        /// Why files were skipped.
-        notes: Vec<String>,
     },
 }
 
@@ -64,14 +52,6 @@ impl FlightRecordError {
             path: path.display().to_string(),
             reason: error.to_string(),
         }
-    }
-}
-
-fn in_brackets(notes: &[String]) -> String {
-    if notes.is_empty() {
-        String::new()
-    } else {
-        format!(" ({})", notes.join("; "))
     }
 }
 
@@ -206,19 +186,6 @@ impl FlightRecorder {
     pub fn write(&self, dir: impl AsRef<Path>) -> Result<PathBuf, FlightRecordError> {
         let (head, lines) = self.snapshot();
         record::write(dir.as_ref(), &head, &lines)
-    }
-
-    /// What [`write`](Self::write) writes, but for the times, which count up from 1.
-    #[cfg(test)]
-    pub(crate) fn text_with_fixed_times(&self) -> String {
-        let (mut head, mut lines) = self.snapshot();
-        (head.started_unix_us, head.written_us) = (1, 1);
-        for (index, line) in lines.iter_mut().enumerate() {
-            let begin = 10 * index as u64 + 1;
-            line.begin_us = begin;
-            line.end_us = line.end_us.map(|_| begin + 1);
-        }
-        record::to_text(&head, &lines).expect("numbers and text")
     }
 
     fn snapshot(&self) -> (Head, Vec<Line>) {

@@ -85,11 +85,6 @@ fn messages(stream: &[u8], cuts: &[u8]) -> Vec<([u8; HEADER_BYTES], Vec<u8>)> {
     found
 }
 
-/// Flight records, which a zero byte separates: errors, or records that can be judged.
-pub fn flight_record(bytes: &[u8]) {
-    crate::flight_record::fuzz(bytes);
-}
-
 /// A message of the control plane: an error, or one whose failure or operation means the same
 /// after it was sent once more.
 pub fn control_message(bytes: &[u8]) {

@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| distribute_collectives::fuzzing::flight_record(bytes));
+fuzz_target!(|bytes: &[u8]| distribute_blame::fuzzing::flight_record(bytes));

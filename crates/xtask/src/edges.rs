@@ -30,6 +30,11 @@ const CRATES: &[Row] = &[
     row("distribute-error", MayUse::Only(&[]), false),
     row("distribute-features", MayUse::Only(&[]), false),
     row(
+        "distribute-blame",
+        MayUse::Only(&["distribute-collectives", "distribute-error"]),
+        false,
+    ),
+    row(
         "distribute-cluster",
         MayUse::Only(&["distribute-error"]),
         false,

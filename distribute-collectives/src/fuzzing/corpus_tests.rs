@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use super::*;
 use crate::DType;
 use crate::error::CollectiveError;
-use crate::flight_record::FlightRecorder;
 use crate::reduce::ReduceOp;
 use crate::shared_memory::{Settings, welcome_of};
 use crate::status::{Failure, FailureKind};
@@ -14,10 +13,9 @@ use crate::status::{Failure, FailureKind};
 type Target = (&'static str, fn(&[u8]));
 type Seeds = BTreeMap<&'static str, Vec<u8>>;
 
-const TARGETS: [Target; 5] = [
+const TARGETS: [Target; 4] = [
     ("operation_header", operation_header),
     ("data_frames", data_frames),
-    ("flight_record", flight_record),
     ("control_message", control_message),
     ("shared_memory_welcome", shared_memory_welcome),
 ];
@@ -50,7 +48,6 @@ fn seeds(target: &str) -> Seeds {
     match target {
         "operation_header" => headers(),
         "data_frames" => streams(),
-        "flight_record" => records(),
         "control_message" => messages_of_control(),
         _ => welcomes(),
     }
@@ -132,55 +129,6 @@ fn streams() -> Seeds {
                 &[message(0, &[7; 50]), message(1, &[])[..30].to_vec()],
             ),
         ),
-    ])
-}
-
-fn record_of(rank: usize, operations: u64, fail: bool) -> String {
-    let recorder = FlightRecorder::new("seeds", 3, rank, 2);
-    for sequence in 0..operations {
-        let header = OperationHeader::new(OperationKind::AllReduce, 3, sequence);
-        let ticket = recorder.begin(&header.with_dtype(DType::F32).with_op(ReduceOp::Sum));
-        let timeout = CollectiveError::Timeout {
-            missing: vec![1],
-            op: OperationKind::AllReduce,
-            sequence,
-            elapsed: std::time::Duration::from_secs(1),
-        };
-        let failed = fail && sequence + 1 == operations;
-        recorder.end(ticket, &if failed { Err(timeout) } else { Ok(()) });
-    }
-    recorder.text_with_fixed_times()
-}
-
-fn records() -> Seeds {
-    let (zero, one) = (record_of(0, 3, true), record_of(1, 2, false));
-    let huge = zero
-        .replace("_us\":1,", "_us\":18446744073709551615,")
-        .replace("\"count\":0", "\"count\":18446744073709551615");
-    BTreeMap::from([
-        ("one", zero.clone().into_bytes()),
-        ("two", format!("{zero}\0{one}").into_bytes()),
-        ("huge-numbers", format!("{huge}\0{one}").into_bytes()),
-        (
-            "number-too-large",
-            zero.replace(":3,", ":99999999999999999999,").into_bytes(),
-        ),
-        (
-            "version",
-            zero.replace("\"version\":1", "\"version\":2").into_bytes(),
-        ),
-        (
-            "many-ranks",
-            zero.replace("\"world_size\":2", "\"world_size\":65536")
-                .into_bytes(),
-        ),
-        (
-            "too-many-ranks",
-            zero.replace("\"world_size\":2", "\"world_size\":65537")
-                .into_bytes(),
-        ),
-        ("truncated", zero.as_bytes()[..zero.len() / 2].to_vec()),
-        ("deep", "[".repeat(1000).into_bytes()),
     ])
 }
 

@@ -9,11 +9,9 @@ mod algorithms_over_shared_memory;
 mod common;
 mod contract;
 mod failures;
-mod flight_record;
 #[cfg(feature = "grpc")]
 mod generated;
 #[cfg(feature = "shm")]
 mod loopback_groups;
 mod properties;
-mod tensorflow_rules;
 mod wire_compression;

@@ -2,134 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::fmt;
-use std::path::Path;
 
-use super::FlightRecordError;
-use super::record::{self, Line, Outcome, Record};
+use distribute_collectives::flight_record::{Line, Outcome};
 
-/// What the records of a group say; made to be printed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Blame {
-    /// The name of the group.
-    pub group: String,
-    /// The generation of the group.
-    pub generation: u64,
-    /// Number of ranks.
-    pub world_size: usize,
-    /// The first operation in which the ranks differ, else the last one that any rank has begun.
-    pub sequence: Option<u64>,
-    /// Ranks that never began that operation.
-    pub lagging: Vec<usize>,
-    /// Ranks that began it after another rank had given up.
-    pub late: Vec<usize>,
-    /// Ranks that made another call than most; all ranks when there is no majority.
-    pub diverging: Vec<usize>,
-    /// Ranks without a record that can be read.
-    pub missing: Vec<usize>,
-    /// What was found, one sentence each.
-    pub findings: Vec<String>,
-    /// What was skipped while reading, one sentence each.
-    pub notes: Vec<String>,
-}
+use crate::call::Call as _;
+use crate::{Blame, Record};
 
-impl Blame {
-    /// The ranks to look at first: those that differ, else those without a record.
-    pub fn ranks(&self) -> Vec<usize> {
-        let mut ranks = [&self.lagging[..], &self.late, &self.diverging].concat();
-        if ranks.is_empty() {
-            ranks.clone_from(&self.missing);
-        }
-        ranks.sort_unstable();
-        ranks.dedup();
-        ranks
-    }
-}
-
-impl fmt::Display for Blame {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Blame {
-            group, generation, ..
-        } = self;
-        write!(
-            f,
-            "{group} (generation {generation}): {} ranks",
-            self.world_size
-        )?;
-        for finding in &self.findings {
-            write!(f, "\n{finding}")?;
-        }
-        for note in &self.notes {
-            write!(f, "\nnote: {note}")?;
-        }
-        Ok(())
-    }
-}
-
-/// Reads the records that the ranks of a group wrote to a directory and finds the first operation
-/// in which they differ.
-///
-/// With records of several groups or generations, those of the group that started last are used.
-/// Files that are damaged are skipped and noted. To tell whether a rank came too late, the clocks
-/// of the hosts are compared.
-///
-/// # Errors
-/// [`FlightRecordError::Io`] when the directory cannot be read, [`FlightRecordError::NoRecords`]
-/// when it has no record.
-pub fn blame(dir: impl AsRef<Path>) -> Result<Blame, FlightRecordError> {
-    let dir = dir.as_ref();
-    let mut notes = Vec::new();
-    let mut records = Vec::new();
-    for path in record::list(dir)? {
-        match record::read(&path) {
-            Ok(record) => records.push(record),
-            Err(reason) => {
-                let name = path.file_name().unwrap_or_default().to_string_lossy();
-                notes.push(format!("{name} was skipped: {reason}"));
-            }
-        }
-    }
-    let Some(newest) = records
-        .iter()
-        .map(|r| &r.head)
-        .max_by_key(|head| head.started_unix_us)
-    else {
-        return Err(FlightRecordError::NoRecords {
-            path: dir.display().to_string(),
-            notes,
-        });
-    };
-    let newest = (newest.group.clone(), newest.generation, newest.world_size);
-    Ok(judge(newest, records, notes))
-}
-
-/// What a fuzz target does with any bytes: reads records, which a zero byte separates, writes them
-/// again, and judges them.
-#[cfg(any(test, feature = "fuzzing"))]
-#[expect(clippy::expect_used, reason = "a fuzz target fails by a panic")]
-pub(crate) fn fuzz(bytes: &[u8]) {
-    let texts = bytes.split(|byte| *byte == 0);
-    let texts = texts.filter_map(|text| std::str::from_utf8(text).ok());
-    let records: Vec<Record> = texts.filter_map(|text| record::parse(text).ok()).collect();
-    for record in &records {
-        let text = record::to_text(&record.head, &record.lines).expect("it came from text");
-        assert_eq!(record::parse(&text).as_ref(), Ok(record));
-    }
-    if let Some(first) = records.first() {
-        let head = &first.head;
-        let newest = (head.group.clone(), head.generation, head.world_size);
-        let blame = judge(newest, records, Vec::new());
-        assert!(blame.ranks().iter().all(|rank| *rank < blame.world_size));
-        assert!(!blame.to_string().is_empty());
-    }
-}
-
-fn judge(
+pub(crate) fn judge(
     (group, generation, world_size): (String, u64, usize),
     records: Vec<Record>,
-    mut notes: Vec<String>,
 ) -> Blame {
+    let mut notes = Vec::new();
     let mut ranks: BTreeMap<usize, Record> = BTreeMap::new();
     for record in records {
         let head = &record.head;

@@ -4,15 +4,19 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
+use distribute_blame::{BlameError, blame};
 use distribute_collectives::flight_record::{
-    FlightRecordError, FlightRecorder, RECORDED_OPERATIONS, Recorded, blame,
+    FlightRecordError, FlightRecorder, RECORDED_OPERATIONS, Recorded,
 };
 use distribute_collectives::{
     CollectiveError, Communicator, GroupOptions, InProcessCommunicator, ReduceOp, Result,
     in_process,
 };
 
-use crate::common::within_limit;
+#[path = "../../../distribute-collectives/src/testing.rs"]
+mod testing;
+
+use testing::within_limit;
 
 fn all_reduce(endpoint: &mut dyn Communicator, len: usize) -> Result<()> {
     let mut vector = vec![1.0_f32; len];
@@ -260,9 +264,9 @@ fn damaged_files_are_skipped_and_noted() {
 fn directories_without_records_are_typed_errors() {
     let dir = tempfile::tempdir().unwrap();
     let missing = blame(dir.path().join("none")).unwrap_err();
-    assert!(matches!(missing, FlightRecordError::Io { .. }), "{missing}");
+    assert!(matches!(missing, BlameError::Io { .. }), "{missing}");
     let empty = blame(dir.path()).unwrap_err();
-    assert!(matches!(&empty, FlightRecordError::NoRecords { notes, .. } if notes.is_empty()));
+    assert!(matches!(&empty, BlameError::NoRecords { notes, .. } if notes.is_empty()));
     std::fs::write(dir.path().join("flight-a-g0-rank0.jsonl"), "{}").unwrap();
     let unreadable = blame(dir.path()).unwrap_err();
     assert!(
