@@ -6,8 +6,8 @@ use distribute_core::cluster::{
     Cluster, ClusterKind, ClusterSpec, Detected, Overrides, ProcessEnvironment, detect_with,
 };
 use distribute_core::collectives::control::security::{Security, TlsIdentity, Token};
-use distribute_core::collectives::{CollectiveError, CommunicationOptions, Interruption};
-use distribute_core::{Error, LogicalDevice, MultiWorkerMirroredStrategy};
+use distribute_core::collectives::{CollectiveError, Interruption};
+use distribute_core::{CommunicationOptions, Error, LogicalDevice, MultiWorkerMirroredStrategy};
 
 use crate::failure::Failure;
 use crate::flags::{ClusterArgs, CommunicationName, TransportName};

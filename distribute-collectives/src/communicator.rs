@@ -5,10 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::{Buffer, DType, Element};
-use crate::communication::CommunicationOptions;
 use crate::error::Result;
 use crate::options::{Algorithm, Order};
-use crate::pack;
 use crate::reduce::ReduceOp;
 
 /// One rank's endpoint of a group.
@@ -112,28 +110,6 @@ pub trait CommunicatorExt: Communicator {
         gathered: &mut Gathered<T>,
     ) -> Result<()> {
         self.all_gather_into(T::DTYPE, bytemuck::cast_slice(input), gathered)
-    }
-
-    /// All-reduces a list of gradients in packs, last gradient first, as TensorFlow does (see
-    /// [`reversed_packs`](crate::pack::reversed_packs)). The buffers may have different types: a
-    /// pack with several types is one operation per run of buffers with one type.
-    ///
-    /// Allocates the list of packs; with `bytes_per_pack` 0 and one type it is
-    /// [`all_reduce`](Communicator::all_reduce), which does not allocate.
-    fn batch_all_reduce(
-        &mut self,
-        op: ReduceOp,
-        buffers: &mut [Buffer<'_>],
-        options: &CommunicationOptions,
-    ) -> Result<()> {
-        if options.bytes_per_pack == 0 {
-            return self.all_reduce_by_type(op, buffers);
-        }
-        let sizes_bytes: Vec<usize> = buffers.iter().map(Buffer::size_bytes).collect();
-        for pack in pack::reversed_packs(&sizes_bytes, options.bytes_per_pack) {
-            self.all_reduce_by_type(op, &mut buffers[pack])?;
-        }
-        Ok(())
     }
 
     /// All-reduces buffers that may have different types: one operation per run of buffers with

@@ -42,10 +42,9 @@
 mod between_processes {}
 
 mod algorithm;
-pub mod auto;
+mod auto;
 mod bookkeeping;
 mod buffer;
-mod communication;
 mod communicator;
 pub mod contract;
 #[cfg(feature = "grpc")]
@@ -70,7 +69,6 @@ pub mod mpi;
 pub mod nccl;
 mod operation;
 mod options;
-pub mod pack;
 mod pieces;
 #[cfg(feature = "grpc")]
 mod process_group;
@@ -87,7 +85,6 @@ mod transport;
 mod wire;
 
 pub use buffer::{Buffer, DType, Element};
-pub use communication::{CommunicationImplementation, CommunicationOptions};
 pub use communicator::{
     AbortHandle, AbortTarget, Communicator, CommunicatorExt, Description, GatherTarget, Gathered,
     chunk_range,

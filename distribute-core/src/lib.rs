@@ -28,6 +28,7 @@ extern crate self as distribute_core;
 mod many_machines {}
 
 mod burn_optimizer;
+pub mod communication;
 mod configuration;
 mod copies;
 mod cross_device;
@@ -62,6 +63,7 @@ mod workers;
 
 pub use burn::tensor::{Device, Tensor, TensorData};
 pub use burn_optimizer::BurnTrainState;
+pub use communication::{CommunicationImplementation, CommunicationOptions};
 pub use configuration::{Configuration, Difference};
 pub use cross_device::{
     CrossDeviceOps, DirectAllReduce, HierarchicalCopy, NcclAllReduce, ReductionToOneDevice,

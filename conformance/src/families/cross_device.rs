@@ -3,14 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_collectives::pack::{concat_and_split, group_by_size};
-use distribute_collectives::{
-    Buffer, CollectiveError, CommunicationImplementation, CommunicationOptions, Communicator,
-    CommunicatorExt,
-};
+use distribute_collectives::{Buffer, CollectiveError, Communicator};
+use distribute_core::communication::pack::{concat_and_split, group_by_size};
 use distribute_core::{
-    CrossDeviceOps, DirectAllReduce, HierarchicalCopy, PerReplica, ReduceOp, ReductionToOneDevice,
-    StrategyExt, TensorData,
+    CommunicationImplementation, CommunicationOptions, CrossDeviceOps, DirectAllReduce,
+    HierarchicalCopy, PerReplica, ReduceOp, ReductionToOneDevice, StrategyExt, TensorData,
 };
 use serde_json::{Value, json};
 
@@ -91,7 +88,7 @@ impl CrossDeviceOps for Batched {
         op: ReduceOp,
         buffers: &mut [Buffer<'_>],
     ) -> distribute_core::Result<()> {
-        Ok(communicator.batch_all_reduce(op, buffers, &self.0)?)
+        Ok(self.0.batch_all_reduce(communicator, op, buffers)?)
     }
 }
 

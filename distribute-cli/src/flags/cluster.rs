@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use distribute_core::CommunicationImplementation;
 use distribute_core::cluster::ClusterKind;
-use distribute_core::collectives::{CommunicationImplementation, ProcessTransport};
+use distribute_core::collectives::ProcessTransport;
 
 /// The worker's place among the others, and how they talk.
 #[derive(Debug, Args)]

@@ -7,12 +7,10 @@ use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
 use super::host_memory::{broadcast_each, reduce_each};
 use super::raw::{Call, DeviceBuffer, Span};
-use crate::communication::CommunicationOptions;
 use crate::communicator::{Communicator, chunk_range};
 use crate::error::Result;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
-use crate::pack;
 use crate::reduce::ReduceOp;
 
 /// The buffers that hold something.
@@ -38,29 +36,6 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     ) -> Result<()> {
         let header = self.header(OperationKind::AllReduce).with_op(op);
         self.on_devices(header, None, buffers, |at| Call::AllReduce { at, op })
-    }
-
-    /// All-reduces gradients in packs, last gradient first, as
-    /// [`batch_all_reduce`](crate::CommunicatorExt::batch_all_reduce) does; every pack is one group
-    /// of NCCL, also with several types.
-    ///
-    /// # Errors
-    /// As [`all_reduce_device`](Self::all_reduce_device).
-    pub fn batch_all_reduce_device(
-        &mut self,
-        op: ReduceOp,
-        buffers: &mut [DeviceBuffer<'_>],
-        options: &CommunicationOptions,
-    ) -> Result<()> {
-        if options.bytes_per_pack == 0 {
-            return self.all_reduce_device(op, buffers);
-        }
-        let bytes = |buffer: &DeviceBuffer<'_>| buffer.span().size_bytes();
-        let sizes: Vec<usize> = buffers.iter().map(bytes).collect();
-        for pack in pack::reversed_packs(&sizes, options.bytes_per_pack) {
-            self.all_reduce_device(op, &mut buffers[pack])?;
-        }
-        Ok(())
     }
 
     /// As [`reduce`](Communicator::reduce), in NCCL's order.

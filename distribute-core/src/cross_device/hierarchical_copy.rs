@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use distribute_collectives::pack::concat_and_split;
 use distribute_collectives::reduce::{accumulate, accumulate_last};
 use distribute_collectives::{Buffer, Communicator, Element, ReduceOp};
 
 use super::CrossDeviceOps;
+use crate::communication::pack::concat_and_split;
 use crate::{Error, Result};
 
 /// Reduces inside two halves of the replicas, then between the halves, and copies the result back

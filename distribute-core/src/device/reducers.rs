@@ -4,9 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn::tensor::Tensor;
-use distribute_collectives::{CommunicationImplementation, CommunicationOptions, ReduceOp};
+use distribute_collectives::ReduceOp;
 
 use super::shared_group::SharedGroup;
+use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::{Error, LogicalDevice, Result};
 
 /// Who reduces gradients that are in the memory of devices.

@@ -1,9 +1,10 @@
 //! NCCL between workers: all use it, or none.
 
-use distribute_collectives::{CollectiveError, CommunicationOptions};
+use distribute_collectives::CollectiveError;
 use serde::{Deserialize, Serialize};
 
 use super::plan::{DevicePlan, Outcome, is_unavailable};
+use crate::communication::CommunicationOptions;
 use crate::device::SharedGroup;
 use crate::{DeviceReduction, LogicalDevice, Result, WorkerGroup};
 

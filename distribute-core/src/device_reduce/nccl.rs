@@ -7,10 +7,9 @@ use burn::tensor::Tensor;
 use distribute_collectives::nccl::{
     ControlGroup, DeviceBuffer, NcclCommunicator, NcclOptions, in_process,
 };
-use distribute_collectives::{
-    CollectiveError, CommunicationOptions, Communicator, GroupOptions, ReduceOp,
-};
+use distribute_collectives::{CollectiveError, Communicator, GroupOptions, ReduceOp};
 
+use crate::communication::CommunicationOptions;
 use crate::{DeviceReducer, DeviceReducers, JoinWorkers, LogicalDevice, Result};
 
 /// Where tensors have their elements, so that NCCL can be told.
@@ -56,7 +55,12 @@ impl<G: ControlGroup> DeviceReducer for NcclReducer<G> {
     fn all_reduce(&mut self, op: ReduceOp, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
         let (communicator, options) = (&mut self.communicator, &self.options);
         self.memory.with_buffers(tensors, &mut |buffers| {
-            Ok(communicator.batch_all_reduce_device(op, buffers, options)?)
+            // Every pack is one group of NCCL, also with several types.
+            let sizes_bytes: Vec<usize> = buffers.iter().map(DeviceBuffer::size_bytes).collect();
+            for pack in options.packs(&sizes_bytes) {
+                communicator.all_reduce_device(op, &mut buffers[pack])?;
+            }
+            Ok(())
         })
     }
 

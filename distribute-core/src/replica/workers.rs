@@ -3,7 +3,7 @@
 //! Gradients can travel between workers in packs: the exchange of one overlaps what the replicas do
 //! with those before. The replicas of a worker add their gradients up first, all at once. Then
 //! replica 0's *exchange thread* reduces pack after pack between the workers, in TensorFlow's order
-//! ([`reversed_packs`](distribute_collectives::pack::reversed_packs)), and replica 0 passes each on
+//! ([`reversed_packs`](crate::communication::pack::reversed_packs)), and replica 0 passes each on
 //! to the other replicas. The thread lives for one step, because the packs do: starting it takes
 //! tens of microseconds, an exchange between processes at least hundreds.
 

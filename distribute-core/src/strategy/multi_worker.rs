@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use distribute_collectives::control::security::Security;
 use distribute_collectives::{
-    CommunicationImplementation, CommunicationOptions, Communicator, GroupOptions, Interruption,
-    Order, ProcessGroupOptions, ProcessTransport,
+    Communicator, GroupOptions, Interruption, Order, ProcessGroupOptions, ProcessTransport,
 };
 
 use super::mirrored::{distinct_or_all, replicas_on};
 use super::replica_threads::ReplicaThreads;
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
+use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::device::{Joined, with_handle};
 use crate::device_reduce::DevicePlan;
 use crate::{DeviceReducers, Error, LogicalDevice, Result, WorkerGroup};

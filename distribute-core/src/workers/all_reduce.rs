@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use burn::tensor::TensorData;
-use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, pack, reduce};
+use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp, reduce};
 
 use super::{WorkerGroup, encoding};
 use crate::Result;
@@ -34,7 +34,8 @@ impl WorkerGroup {
         }
         if local.rank() == 0 {
             let mut communicator = lock(&self.shared.communicator);
-            communicator.batch_all_reduce(step, buffers, &self.shared.options)?;
+            let options = &self.shared.options;
+            options.batch_all_reduce(communicator.as_mut(), step, buffers)?;
         }
         if several {
             local.broadcast(0, buffers)?;
@@ -54,7 +55,7 @@ impl WorkerGroup {
 
     /// The runs of buffers of these sizes that travel together, in the order of their travel.
     pub(crate) fn packs(&self, sizes_bytes: &[usize]) -> Vec<Range<usize>> {
-        pack::reversed_packs(sizes_bytes, self.shared.options.bytes_per_pack)
+        self.shared.options.packs(sizes_bytes)
     }
 
     /// The sum of one pack over the workers, in place.

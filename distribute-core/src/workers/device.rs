@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use burn::tensor::Tensor;
-use distribute_collectives::{CommunicatorExt, ReduceOp};
+use distribute_collectives::ReduceOp;
 
 use super::WorkerGroup;
 use crate::cross_device::as_buffers;
@@ -40,8 +40,9 @@ impl WorkerGroup {
             .map(|tensor| tensor.try_into_data().map_err(Error::internal));
         let mut copies = copies.collect::<Result<Vec<_>>>()?;
         let mut buffers = as_buffers(&mut copies)?;
+        let communicator = &self.shared.communicator;
         let options = &self.shared.options;
-        lock(&self.shared.communicator).batch_all_reduce(ReduceOp::Sum, &mut buffers, options)?;
+        options.batch_all_reduce(lock(communicator).as_mut(), ReduceOp::Sum, &mut buffers)?;
         let back = copies.into_iter().map(|data| {
             let dtype = data.dtype();
             Tensor::from_data(data, (&device, dtype))

@@ -17,12 +17,12 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use distribute_collectives::{
-    AbortHandle, CommunicationOptions, Communicator, CommunicatorExt, Description, Interruption,
-    InterruptionHold,
+    AbortHandle, Communicator, CommunicatorExt, Description, Interruption, InterruptionHold,
 };
 
 use agreement::Signal;
 
+use crate::communication::CommunicationOptions;
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 

@@ -5,13 +5,10 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
-use distribute_core::collectives::{
-    CollectiveError, CommunicationImplementation, CommunicationOptions, GroupOptions,
-    ProcessTransport, in_process,
-};
+use distribute_core::collectives::{CollectiveError, GroupOptions, ProcessTransport, in_process};
 use distribute_core::{
-    Error, LogicalDevice, MirroredStrategy, MultiWorkerMirroredStrategy,
-    MultiWorkerMirroredStrategyBuilder, Result, Strategy,
+    CommunicationImplementation, CommunicationOptions, Error, LogicalDevice, MirroredStrategy,
+    MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder, Result, Strategy,
 };
 use rstest::rstest;
 

@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use distribute_core::collectives::CommunicationOptions;
 use distribute_core::trace::Tracer;
 use distribute_core::{
-    Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
-    WorkerGroup,
+    CommunicationOptions, Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result,
+    Strategy, StrategyId, WorkerGroup,
 };
 
 use super::context::ExecutionContext;

@@ -4,8 +4,7 @@
 use std::io::{BufRead, Write};
 use std::time::Duration;
 
-use distribute_core::collectives::CommunicationOptions;
-use distribute_core::{Error, MultiWorkerMirroredStrategy, Result};
+use distribute_core::{CommunicationOptions, Error, MultiWorkerMirroredStrategy, Result};
 use serde_json::{Value, json};
 
 use super::{input, operations};

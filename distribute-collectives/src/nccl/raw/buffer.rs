@@ -69,6 +69,11 @@ impl<'a> DeviceBuffer<'a> {
         self.span.element
     }
 
+    /// Bytes of all elements.
+    pub fn size_bytes(&self) -> usize {
+        self.span.size_bytes()
+    }
+
     pub(crate) fn span(&self) -> &Span {
         &self.span
     }

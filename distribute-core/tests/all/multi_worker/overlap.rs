@@ -7,13 +7,13 @@ use std::time::Duration;
 use burn::nn::LinearConfig;
 use burn::tensor::Tensor;
 use distribute_core::collectives::{
-    AbortHandle, Buffer, CollectiveError, CommunicationOptions, Communicator, DType, Description,
-    GatherTarget, GroupOptions, in_process,
+    AbortHandle, Buffer, CollectiveError, Communicator, DType, Description, GatherTarget,
+    GroupOptions, in_process,
 };
 use distribute_core::optim::{Coefficient, Optimizer};
 use distribute_core::{
-    Applied, Error, MultiWorkerMirroredStrategy, ReduceOp, Result, Sgd, Strategy, StrategyExt,
-    TrainState,
+    Applied, CommunicationOptions, Error, MultiWorkerMirroredStrategy, ReduceOp, Result, Sgd,
+    Strategy, StrategyExt, TrainState,
 };
 
 /// A step that overlaps needs no time at all; one that does not would wait this long and fail.

@@ -6,11 +6,12 @@ use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::collectives::{CommunicationOptions, ProcessTransport};
+use distribute_core::collectives::ProcessTransport;
 use distribute_core::optim::Optimizer;
 use distribute_core::{
-    Adam, DefaultStrategy, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
-    PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
+    Adam, CommunicationOptions, DefaultStrategy, MultiWorkerMirroredStrategy,
+    MultiWorkerMirroredStrategyBuilder, PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt,
+    TrainState,
 };
 use rstest::rstest;
 

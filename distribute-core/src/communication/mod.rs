@@ -1,11 +1,16 @@
-//! TensorFlow's options of a collective operation (`tf.distribute.experimental`).
+//! TensorFlow's options of a collective operation (`tf.distribute.experimental`), and its packs.
+
+pub mod pack;
 
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::error::{CollectiveError, Result};
-use crate::options::{Algorithm, GroupOptions};
+use distribute_collectives::{
+    Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, GroupOptions, ReduceOp,
+    Result,
+};
 
 /// Which library carries out collective operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -49,13 +54,13 @@ impl FromStr for CommunicationImplementation {
 /// TensorFlow's options: names, defaults and meaning are the same.
 ///
 /// ```
-/// use distribute_collectives::{CommunicationImplementation, CommunicationOptions};
+/// use distribute_core::{CommunicationImplementation, CommunicationOptions};
 ///
 /// let options = CommunicationOptions::new(1024, None, CommunicationImplementation::Ring)?;
 /// let merged = CommunicationOptions::default().merge(&options);
 /// assert_eq!(merged, options);
 /// assert!(CommunicationOptions::new(-1, None, CommunicationImplementation::Auto).is_err());
-/// # Ok::<(), distribute_collectives::CollectiveError>(())
+/// # Ok::<(), distribute_core::Error>(())
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CommunicationOptions {
@@ -108,7 +113,7 @@ impl CommunicationOptions {
     }
 
     /// Puts timeout and implementation into the options of a group. `bytes_per_pack` takes effect
-    /// per call, in [`batch_all_reduce`](crate::CommunicatorExt::batch_all_reduce).
+    /// per call, in [`batch_all_reduce`](Self::batch_all_reduce).
     ///
     /// # Errors
     /// [`CollectiveError::BackendUnavailable`] for NCCL, which reduces GPU memory: a group of
@@ -128,6 +133,36 @@ impl CommunicationOptions {
             Some(timeout) => options = options.timeout(timeout),
         }
         Ok(options)
+    }
+
+    /// The runs of gradients of these sizes that are reduced together, last gradient first.
+    pub(crate) fn packs(&self, sizes_bytes: &[usize]) -> Vec<Range<usize>> {
+        pack::reversed_packs(sizes_bytes, self.bytes_per_pack)
+    }
+
+    /// All-reduces a list of gradients in packs, last gradient first, as TensorFlow does (see
+    /// [`reversed_packs`](pack::reversed_packs)). The buffers may have different types: a pack with
+    /// several types is one operation per run of buffers with one type.
+    ///
+    /// Allocates the list of packs; with `bytes_per_pack` 0 and one type it is
+    /// [`all_reduce`](Communicator::all_reduce), which does not allocate.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn batch_all_reduce(
+        &self,
+        communicator: &mut (impl Communicator + ?Sized),
+        op: ReduceOp,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        if self.bytes_per_pack == 0 {
+            return communicator.all_reduce_by_type(op, buffers);
+        }
+        let sizes_bytes: Vec<usize> = buffers.iter().map(Buffer::size_bytes).collect();
+        for pack in self.packs(&sizes_bytes) {
+            communicator.all_reduce_by_type(op, &mut buffers[pack])?;
+        }
+        Ok(())
     }
 }
 

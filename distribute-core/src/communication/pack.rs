@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use crate::error::{CollectiveError, Result};
+use distribute_collectives::{CollectiveError, Result};
 
 /// Cuts a list of tensors into packs by size, in order.
 ///
@@ -14,7 +14,7 @@ use crate::error::{CollectiveError, Result};
 /// types are not separated. (`cross_device_utils.py::group_by_size`.)
 ///
 /// ```
-/// use distribute_collectives::pack::group_by_size;
+/// use distribute_core::communication::pack::group_by_size;
 ///
 /// assert_eq!(group_by_size(&[8, 16, 4, 32], 16), [vec![0, 1], vec![2, 3]]);
 /// assert_eq!(group_by_size(&[8, 16, 4, 32], 0), [vec![0, 1, 2, 3]]);
@@ -47,7 +47,7 @@ pub fn group_by_size(sizes_bytes: &[usize], bytes_per_pack: usize) -> Vec<Vec<us
 /// as it was given, one pack after the other in the order in which they are reduced.
 ///
 /// ```
-/// use distribute_collectives::pack::reversed_packs;
+/// use distribute_core::communication::pack::reversed_packs;
 ///
 /// assert_eq!(reversed_packs(&[8, 16, 4, 32], 16), [3..4, 1..3, 0..1]);
 /// ```
@@ -70,11 +70,11 @@ pub fn reversed_packs(sizes_bytes: &[usize], bytes_per_pack: usize) -> Vec<Range
 /// [`CollectiveError::InvalidOption`] with TensorFlow's words when `num_packs` is 0.
 ///
 /// ```
-/// use distribute_collectives::pack::concat_and_split;
+/// use distribute_core::communication::pack::concat_and_split;
 ///
 /// assert_eq!(concat_and_split(30, 4)?, [7, 7, 7, 9]);
 /// assert_eq!(concat_and_split(2, 3)?, [0, 0, 2]);
-/// # Ok::<(), distribute_collectives::CollectiveError>(())
+/// # Ok::<(), distribute_core::Error>(())
 /// ```
 pub fn concat_and_split(element_count: usize, num_packs: usize) -> Result<Vec<usize>> {
     if num_packs == 0 {

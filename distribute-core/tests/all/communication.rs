@@ -2,14 +2,31 @@
 
 use std::time::Duration;
 
-use distribute_collectives::pack::{concat_and_split, group_by_size, reversed_packs};
-use distribute_collectives::{
-    CommunicationImplementation, CommunicationOptions, Communicator, CommunicatorExt, GroupOptions,
-    ReduceOp,
-};
+use distribute_core::collectives::{Communicator, GroupOptions, InProcessCommunicator, in_process};
+use distribute_core::communication::pack::{concat_and_split, group_by_size, reversed_packs};
+use distribute_core::{CommunicationImplementation, CommunicationOptions, ReduceOp};
 use rstest::rstest;
 
-use crate::common::on_ranks;
+/// Runs `f` for every rank of a new group, each on its own thread.
+fn on_ranks<R: Send>(
+    world_size: usize,
+    options: GroupOptions,
+    f: impl Fn(InProcessCommunicator) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let f = &f;
+        let start = |rank| scope.spawn(move || f(rank));
+        let threads: Vec<_> = in_process(world_size, options)
+            .unwrap()
+            .into_iter()
+            .map(start)
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    })
+}
 
 #[rstest]
 #[case::small(&[8, 16, 4, 32], &[
@@ -158,8 +175,8 @@ fn batch_all_reduce_takes_mixed_types_in_packs() {
                 (&mut c[..]).into(),
                 (&mut d[..]).into(),
             ];
-            endpoint
-                .batch_all_reduce(ReduceOp::Sum, buffers, &options)
+            options
+                .batch_all_reduce(&mut endpoint, ReduceOp::Sum, buffers)
                 .unwrap();
             assert_eq!((a, b, c, d), ([4.5; 3], [6; 2], [9; 1], [1.5; 4]));
         });
