@@ -1,37 +1,27 @@
-//! Which algorithm runs, and why.
-
-use std::fmt;
+//! Which algorithm runs.
 
 use crate::link_cost::LinkCost;
 use crate::options::{Algorithm, Order};
 
-/// A choice that explains itself.
+/// A choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Selection {
+pub(crate) struct Selection {
     /// The algorithm that runs; never [`Algorithm::Auto`].
-    pub algorithm: Algorithm,
+    pub(crate) algorithm: Algorithm,
     /// The order in which it combines what the ranks contribute.
-    pub order: Order,
-    /// Why.
-    pub reason: &'static str,
-}
-
-impl fmt::Display for Selection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.algorithm, self.reason)
-    }
+    pub(crate) order: Order,
 }
 
 /// What [`Algorithm::Auto`] decides from. The same on all ranks of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Topology {
+pub(crate) struct Topology {
     /// What the links between the ranks cost.
-    pub cost: LinkCost,
+    pub(crate) cost: LinkCost,
     /// Whether the cost was measured; otherwise it is the default.
-    pub is_measured: bool,
+    pub(crate) is_measured: bool,
     /// Ranks per host, where ranks of one host reach each other faster than those of another and
     /// host `h` has the ranks from `h` times this number on. 0 says as little as `None`.
-    pub ranks_per_host: Option<usize>,
+    pub(crate) ranks_per_host: Option<usize>,
 }
 
 /// Picks the algorithm of an all-reduce of `bytes` bytes over a transport that sends messages.
@@ -45,7 +35,7 @@ pub struct Topology {
 /// ring in rank order, which both sum in canonical order. Whether [`Order::Fast`] means an
 /// algorithm with another order (halving_doubling, hierarchical) follows from the numbers of ranks,
 /// hosts and bytes alone, with the costs of [`LinkCost::default`].
-pub fn select(
+pub(crate) fn select(
     wanted: Algorithm,
     order: Order,
     world_size: usize,
@@ -56,7 +46,6 @@ pub fn select(
         return Selection {
             algorithm: wanted,
             order,
-            reason: "asked for by name",
         };
     }
     let of_another_order = match order {
@@ -73,41 +62,31 @@ fn not_in_rank_order(
     ranks_per_host: Option<usize>,
 ) -> Option<Selection> {
     let ranks_per_host = ranks_per_host.filter(|ranks| *ranks > 0);
-    let (algorithm, reason) = match LinkCost::default().cheapest(world_size, bytes) {
-        Algorithm::HalvingDoubling => (
-            Algorithm::HalvingDoubling,
-            "few steps matter most for so few bytes",
-        ),
-        Algorithm::Ring => (
-            Algorithm::Hierarchical {
-                ranks_per_host: ranks_per_host?,
-            },
-            "the fewest bytes between hosts",
-        ),
+    let algorithm = match LinkCost::default().cheapest(world_size, bytes) {
+        // Few steps matter most for so few bytes.
+        Algorithm::HalvingDoubling => Algorithm::HalvingDoubling,
+        // The fewest bytes between hosts.
+        Algorithm::Ring => Algorithm::Hierarchical {
+            ranks_per_host: ranks_per_host?,
+        },
         _ => return None,
     };
     Some(Selection {
         algorithm,
         order: Order::Fast,
-        reason,
     })
 }
 
 /// The cheaper one of the algorithms that sum in rank order.
 fn in_rank_order(world_size: usize, bytes: usize, cost: &LinkCost) -> Selection {
     let expected = |algorithm| cost.expected(algorithm, world_size, bytes);
-    let (algorithm, reason) = if expected(Algorithm::DirectExchange) < expected(Algorithm::Ring) {
-        (
-            Algorithm::DirectExchange,
-            "one step matters most for so few bytes",
-        )
-    } else {
-        (Algorithm::Ring, "the fewest bytes per rank")
-    };
+    let one_step = expected(Algorithm::DirectExchange) < expected(Algorithm::Ring);
     Selection {
-        algorithm,
+        algorithm: match one_step {
+            true => Algorithm::DirectExchange,
+            false => Algorithm::Ring,
+        },
         order: Order::Canonical,
-        reason,
     }
 }
 
@@ -177,7 +156,7 @@ mod tests {
             "fewer steps than the ring's 126"
         );
         let named = select(Algorithm::Chain, Order::Fast, 2, 4, &topology);
-        assert_eq!(named.to_string(), "chain: asked for by name");
+        assert_eq!(named.algorithm, Algorithm::Chain);
     }
 
     #[test]

@@ -236,7 +236,7 @@ impl Buffer<'_> {
     }
 
     /// A view with a shorter lifetime; the original is usable again afterwards.
-    pub fn reborrow(&mut self) -> Buffer<'_> {
+    pub(crate) fn reborrow(&mut self) -> Buffer<'_> {
         match self {
             Buffer::F32(slice) => Buffer::F32(slice),
             Buffer::F64(slice) => Buffer::F64(slice),

@@ -122,7 +122,7 @@ impl LinkCost {
     }
 
     /// The cheapest algorithm for `bytes` bytes.
-    pub fn cheapest(&self, world_size: usize, bytes: usize) -> Algorithm {
+    pub(crate) fn cheapest(&self, world_size: usize, bytes: usize) -> Algorithm {
         let cost = |algorithm: &Algorithm| self.expected(*algorithm, world_size, bytes);
         CANDIDATES
             .into_iter()

@@ -59,13 +59,6 @@ impl<T: Transport> TransportCommunicator<T> {
         Err(CollectiveError::InvalidOption { what })
     }
 
-    /// What [`Algorithm::Auto`] decides from; all ranks must give the same.
-    #[must_use]
-    pub fn with_topology(mut self, topology: Topology) -> Self {
-        self.topology = topology;
-        self
-    }
-
     /// Measures what the links cost; all ranks must call it together. [`Algorithm::Auto`] decides
     /// from it afterwards, but never between algorithms that would give other bits. Takes 26
     /// operations, 10 of them of 1 MiB.

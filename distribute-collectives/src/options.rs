@@ -237,32 +237,32 @@ impl GroupOptions {
     }
 
     /// The wanted algorithm.
-    pub fn get_algorithm(&self) -> Algorithm {
+    pub(crate) fn get_algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
     /// The order of the reduction.
-    pub fn get_order(&self) -> Order {
+    pub(crate) fn get_order(&self) -> Order {
         self.order
     }
 
     /// The segment size in bytes, when one was set.
-    pub fn get_segment_bytes(&self) -> Option<usize> {
+    pub(crate) fn get_segment_bytes(&self) -> Option<usize> {
         self.segment_bytes
     }
 
     /// The name of the group.
-    pub fn get_name(&self) -> &str {
+    pub(crate) fn get_name(&self) -> &str {
         &self.name
     }
 
     /// The generation of the group.
-    pub fn get_generation(&self) -> u64 {
+    pub(crate) fn get_generation(&self) -> u64 {
         self.generation
     }
 
     /// What `f32` buffers travel as while they are reduced.
-    pub fn get_wire(&self) -> Option<WireType> {
+    pub(crate) fn get_wire(&self) -> Option<WireType> {
         self.wire
     }
 

@@ -294,7 +294,7 @@ pub fn accumulate_last<T: Element>(op: ReduceOp, world_size: usize, dst: &mut [T
 ///
 /// # Panics
 /// When the lengths differ.
-pub fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src: &[T]) {
+pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src: &[T]) {
     assert_eq!(
         acc.len(),
         src.len(),

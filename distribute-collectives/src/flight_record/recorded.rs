@@ -62,11 +62,6 @@ impl<C: Communicator> Recorded<C> {
         self.recorder.clone()
     }
 
-    /// The communicator without its recorder.
-    pub fn get_ref(&self) -> &C {
-        &self.inner
-    }
-
     /// Numbers the next operation: for a communicator that has run some already.
     #[cfg(feature = "grpc")]
     pub(crate) fn starting_at(mut self, sequence: u64) -> Self {

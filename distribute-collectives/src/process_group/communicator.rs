@@ -8,7 +8,7 @@ use crate::communicator::Communicator;
 use crate::control::ControlPlane;
 #[cfg(feature = "nccl")]
 use crate::error::Result;
-use crate::flight_record::{FlightRecorder, Recorded};
+use crate::flight_record::Recorded;
 use crate::forward::forward_communicator;
 use crate::link_cost::LinkCost;
 use crate::status::GroupStatus;
@@ -65,11 +65,6 @@ impl ProcessCommunicator {
             status,
             _control: control,
         }
-    }
-
-    /// The last operations of this rank; see [`FlightRecorder`].
-    pub fn flight_recorder(&self) -> FlightRecorder {
-        self.inner.recorder()
     }
 
     /// The failure that the group has heard of; see [`GroupStatus::health`].
