@@ -82,10 +82,10 @@ impl<T: Replicate> Copies<T> {
 
     /// The newest copies; newer ones of the devices are copied to the host the first time.
     pub(crate) fn newest(&self) -> Result<&[T]> {
+        let on_device = lock(&self.on_device);
         if let Some(fetched) = self.fetched.get() {
             return Ok(fetched);
         }
-        let on_device = lock(&self.on_device);
         match on_device.as_ref().filter(|tensors| tensors.is_newer) {
             None => Ok(&self.host),
             Some(newer) => {
