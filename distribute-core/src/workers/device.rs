@@ -40,8 +40,9 @@ impl WorkerGroup {
             .map(|tensor| tensor.try_into_data().map_err(Error::internal));
         let mut copies = copies.collect::<Result<Vec<_>>>()?;
         let mut buffers = as_buffers(&mut copies)?;
-        let options = &self.shared.options;
-        lock(&self.shared.communicator).batch_all_reduce(ReduceOp::Sum, &mut buffers, options)?;
+        let options = self.options();
+        self.communicator()
+            .batch_all_reduce(ReduceOp::Sum, &mut buffers, options)?;
         let back = copies.into_iter().map(|data| {
             let dtype = data.dtype();
             Tensor::from_data(data, (&device, dtype))
