@@ -36,7 +36,7 @@ pub struct Call<'t> {
     pub(crate) tracer: &'t dyn Tracer,
     pub(crate) key: StepKey,
     pub(crate) leaves: Vec<CallLeaf>,
-    pub(crate) coefficients: Vec<Arc<dyn Coefficients>>,
+    pub(crate) coefficients: Vec<Coefficients>,
     /// Whether the arguments can be captured twice.
     pub(crate) can_repeat: bool,
 }
@@ -153,7 +153,7 @@ pub(super) fn check_state<T>(
 #[derive(Default)]
 pub(crate) struct Hosts {
     fingerprint: Vec<String>,
-    coefficients: Vec<Arc<dyn Coefficients>>,
+    coefficients: Vec<Coefficients>,
     records: Vec<Vec<u64>>,
 }
 
