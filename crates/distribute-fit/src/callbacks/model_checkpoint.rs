@@ -40,7 +40,8 @@ pub struct ModelCheckpoint {
     manager: Option<CheckpointManager>,
     saver: Option<SaveHandle>,
     every: Every,
-    best_only: Option<Monitor>,
+    best_only: bool,
+    monitor: Monitor,
     best: Option<f64>,
     model_name: String,
     extra: Map<String, Value>,
@@ -89,7 +90,8 @@ impl ModelCheckpoint {
             manager,
             saver: None,
             every: Every::Epochs(1),
-            best_only: None,
+            best_only: false,
+            monitor: Monitor::new(""),
             best: None,
             model_name: String::new(),
             extra: Map::new(),
@@ -130,16 +132,15 @@ impl ModelCheckpoint {
 
     /// Saves only after epochs in which this value of the logs was better than ever before.
     pub fn best_only(mut self, monitor: impl Into<String>) -> Self {
-        self.best_only = Some(Monitor::new(monitor));
+        self.best_only = true;
+        self.monitor.name = monitor.into();
         self
     }
 
     /// Which values are better, for [`best_only`](Self::best_only); by default it follows from
     /// the name.
     pub fn direction(mut self, direction: Direction) -> Self {
-        if let Some(monitor) = &mut self.best_only {
-            monitor.direction = direction;
-        }
+        self.monitor.direction = direction;
         self
     }
 
@@ -211,8 +212,8 @@ impl ModelCheckpoint {
         check_finite(&checkpoint)?;
         checkpoint.metadata.model.name.clone_from(&self.model_name);
         checkpoint.metadata.extra.extend(self.extra.clone());
-        if let (Some(monitor), Some(best)) = (&self.best_only, self.best) {
-            let saved = json!({ "monitor": monitor.name, "value": Exact(best) });
+        if let Some(best) = self.best.filter(|_| self.best_only) {
+            let saved = json!({ "monitor": self.monitor.name, "value": Exact(best) });
             let extra = &mut checkpoint.metadata.extra;
             extra.insert(BEST_KEY.to_string(), saved);
         }
@@ -254,9 +255,9 @@ impl ModelCheckpoint {
     /// The best value whose checkpoint is in the directory: another callback's checkpoint, which
     /// the run goes on from, may be older or newer than that.
     fn find_best(&self, manager: &CheckpointManager) -> Result<Option<Exact>> {
-        let Some(monitor) = &self.best_only else {
+        if !self.best_only {
             return Ok(None);
-        };
+        }
         let Some((_, checkpoint)) = manager.load_latest()?.found else {
             return Ok(None);
         };
@@ -265,7 +266,7 @@ impl ModelCheckpoint {
             return Ok(self.best.map(Exact));
         };
         let saved = SavedBest::deserialize(saved).map_err(unreadable_state)?;
-        Ok((saved.monitor == monitor.name).then_some(saved.value))
+        Ok((saved.monitor == self.monitor.name).then_some(saved.value))
     }
 }
 
@@ -281,7 +282,7 @@ struct SavedBest {
 
 impl Callback for ModelCheckpoint {
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        if self.best_only.is_some() && !matches!(self.every, Every::Epochs(_)) {
+        if self.best_only && !matches!(self.every, Every::Epochs(_)) {
             return Err(Error::invalid(
                 "ModelCheckpoint: `best_only` compares epochs; leave out `every_steps` and \
                  `every`, or use one callback for each, with a directory of its own",
@@ -296,7 +297,7 @@ impl Callback for ModelCheckpoint {
             return Ok(());
         }
         let (is_last, best) = self.find(run)?;
-        if self.best_only.is_some() {
+        if self.best_only {
             self.best = best.map(|best| best.0);
         }
         // A run that goes on from a checkpoint of this directory has nothing new to save yet.
@@ -322,10 +323,10 @@ impl Callback for ModelCheckpoint {
         let Every::Epochs(epochs) = self.every else {
             return Ok(());
         };
-        if let Some(monitor) = &self.best_only {
-            let value = monitor.value("ModelCheckpoint", &record.logs)?;
+        if self.best_only {
+            let value = self.monitor.value("ModelCheckpoint", &record.logs)?;
             // The rest of a part of an epoch may follow after a resume.
-            if !record.complete || !monitor.improves(value, self.best) {
+            if !record.complete || !self.monitor.improves(value, self.best) {
                 return Ok(());
             }
             let before = self.best.replace(value);
@@ -338,7 +339,7 @@ impl Callback for ModelCheckpoint {
     }
 
     fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
-        if self.best_only.is_none() {
+        if !self.best_only {
             self.save(run)?;
         }
         self.finish(outcome, run)
