@@ -395,10 +395,9 @@ impl PsError {
 
     /// [`Panicked`](Self::Panicked) with the message of a panic's payload.
     pub(crate) fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
-        let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        let text = distribute_error::panic_text(payload);
         Self::Panicked {
-            message: text.unwrap_or_else(|| "(no message)".to_string()),
+            message: text.unwrap_or("(no message)").to_string(),
         }
     }
 
