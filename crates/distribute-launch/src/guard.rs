@@ -35,7 +35,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cluster::Token;
 use crate::leftovers::{self, Marks};
-use crate::process::{MARK_VARIABLE, parse_pid};
+use crate::process::{MARK_VARIABLE, Process, parse_pid};
 use crate::{LaunchError, Result};
 
 const READY: &str = "distribute-launch: the guard is ready";
@@ -185,11 +185,15 @@ impl Guard {
         }
     }
 
-    pub fn group_ended(&mut self, group: Pid) {
+    /// Forgets the group of a process before its leader is reaped: after that the number may become
+    /// another's.
+    pub fn reap(&mut self, process: Process) {
+        let group = process.pid;
         if let Some(current) = &mut self.current {
             current.groups.retain(|other| *other != group);
         }
         self.send(&format!("gone {}\n", group.as_raw_nonzero()));
+        drop(process);
     }
 
     pub fn attempt_ended(&mut self) {
@@ -328,8 +332,12 @@ impl Drop for GuardProcess {
 
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
+    use rustix::io::{ioctl_fionbio, read, write};
+
     use super::*;
-    use crate::process::{Process, wait};
+    use crate::process::wait;
     use crate::{Ending, Job, Role, Task};
 
     #[test]
@@ -382,5 +390,25 @@ mod tests {
         wait(Pid::from_child(&guard.running.as_ref().unwrap().child));
         let process = process(guard.pipe());
         assert_eq!(wait(process.pid), Ending::Exit(0));
+    }
+
+    #[test]
+    fn a_group_is_let_go_of_before_its_leader_is_reaped() {
+        // It never reads what it is told, so the launcher cannot go on behind a full pipe.
+        let mut guard = guard("exec >/dev/null; exec sleep 1000");
+        let input = guard.running.as_ref().unwrap().input.as_ref().unwrap();
+        let reader = input._reader.try_clone().unwrap();
+        ioctl_fionbio(&input.writer, true).unwrap();
+        while write(&input.writer, &[0; 4096]).is_ok() {}
+        ioctl_fionbio(&input.writer, false).unwrap();
+        let process = process(None);
+        let pid = process.pid;
+        assert_eq!(wait(pid), Ending::Exit(0));
+        let reaping = thread::spawn(move || guard.reap(process));
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(wait(pid), Ending::Exit(0), "it was reaped");
+        read(&reader, &mut [0; 1 << 16]).unwrap();
+        reaping.join().unwrap();
+        assert_eq!(wait(pid), Ending::Unknown, "it was not reaped");
     }
 }
