@@ -1,9 +1,9 @@
 //! The replicas of several workers: replica 0 of each process speaks for it with the others.
 //!
-//! Order of a reduction: the replicas of a worker in replica order, in the worker; then the workers'
-//! sums in the order of the group ([`WorkerGroup::describe`]): that of the workers, unless a ring
-//! was asked for. MEAN is the SUM divided by the number of replicas. Half types are rounded once per
-//! stage.
+//! Order of a reduction: the replicas of a worker in replica order, in the worker; then the
+//! workers' sums in the order of the group ([`WorkerGroup::describe`]): that of the workers, unless
+//! a ring was asked for. MEAN is the SUM divided by the number of replicas. Half types are rounded
+//! once per stage.
 //!
 //! Gradients can travel between workers in packs: the exchange of one overlaps what the replicas do
 //! with those before. The replicas of a worker add their gradients up first, all at once. Then
