@@ -1,10 +1,10 @@
 //! Running cases against what is to be checked.
 
-use std::any::Any;
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use distribute_error::panic_text;
 use distribute_tpu_xla::TpuError;
 
 use crate::backend::Backend;
@@ -316,13 +316,7 @@ fn guarded_option(check: impl FnOnce() -> Option<Checked>) -> Option<Checked> {
         Ok(checked) => checked,
         Err(payload) => Some(Err(Failure::got(format!(
             "a panic: {}",
-            text_of(&*payload)
+            panic_text(&*payload).unwrap_or("without a message")
         )))),
     }
-}
-
-fn text_of(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("without a message")
 }

@@ -48,7 +48,7 @@ fn of_core(error: &Error) -> bool {
 fn of_fit(error: &FitError) -> bool {
     match error {
         FitError::Resume { .. } => true,
-        FitError::File { source, .. } | FitError::EventFile { source, .. } => of_file(source),
+        FitError::File { source, .. } => of_file(source),
         _ => false,
     }
 }

@@ -82,10 +82,10 @@ impl<T: Replicate> Copies<T> {
 
     /// The newest copies; newer ones of the devices are copied to the host the first time.
     pub(crate) fn newest(&self) -> Result<&[T]> {
+        let on_device = lock(&self.on_device);
         if let Some(fetched) = self.fetched.get() {
             return Ok(fetched);
         }
-        let on_device = lock(&self.on_device);
         match on_device.as_ref().filter(|tensors| tensors.is_newer) {
             None => Ok(&self.host),
             Some(newer) => {
@@ -97,30 +97,25 @@ impl<T: Replicate> Copies<T> {
 
     /// Host copies of what is on the devices.
     fn fetch(&self, newer: &OnDevice) -> Result<Vec<T>> {
-        let mut has_own = false;
         // The first replica reads all; the rest of the others is in their copy already.
-        let mut read = |copy: &mut T, replica: usize| {
+        let read = |copy: &mut T, replica: usize| {
             let mut tensors = newer.tensors.iter();
             copy.leaves(None, |_, leaf| {
                 let missing =
                     || Error::invalid("a mirrored value changed its structure on the device");
                 let source = tensors.next().ok_or_else(missing)?;
-                has_own |= leaf.is_per_replica();
                 match replica == 0 || leaf.is_per_replica() {
                     true => leaf.set_data(source.read(replica)?),
                     false => Ok(()),
                 }
-            })?;
-            Ok::<_, Error>(has_own)
+            })
         };
         let mut value = self.first();
-        let has_own = read(&mut value, 0)?;
+        read(&mut value, 0)?;
         let mut all: Vec<T> = Vec::with_capacity(self.devices.len());
         for (replica, device) in self.devices.iter().enumerate().skip(1) {
             let mut copy = value.replicate(device);
-            if has_own {
-                read(&mut copy, replica)?;
-            }
+            read(&mut copy, replica)?;
             all.push(copy);
         }
         all.insert(0, value);

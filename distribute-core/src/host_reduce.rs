@@ -174,20 +174,11 @@ fn split_at(shape: &[usize], axis: usize) -> (usize, usize, usize) {
 }
 
 /// Divides by a count; zero elements give NaN, as in TensorFlow.
-pub(crate) fn divide(total: TensorData, count: usize) -> Result<TensorData> {
-    let shape = total.shape().clone();
-    let count = count as f64;
-    Ok(match total.dtype() {
-        DType::F32 => {
-            let values = total.as_slice::<f32>().map_err(Error::internal)?;
-            let means: Vec<f32> = values.iter().map(|value| value / count as f32).collect();
-            TensorData::new(means, shape)
-        }
-        dtype => {
-            let values = total.iter::<f64>();
-            let means: Vec<f64> = values.map(|value| value / count).collect();
-            TensorData::new(means, shape).convert_dtype(dtype)
-        }
+pub(crate) fn divide(mut total: TensorData, count: usize) -> Result<TensorData> {
+    for_element!("reduce", total.dtype(), E => {
+        let sums = total.as_mut_slice::<E>().map_err(Error::internal)?;
+        distribute_collectives::reduce::divide(&mut <E as Kernel>::buffer(sums), count);
+        Ok(total)
     })
 }
 

@@ -65,17 +65,12 @@ pub(crate) fn put<M: Module>(
 fn put_one(tensor: &mut dyn ParameterTensor, data: TensorData) -> Result<()> {
     let spec = tensor.spec();
     if data.shape().as_slice() != spec.shape {
-        return Err(Error::Shape {
-            op: "a parameter of a model",
-            expected: spec.shape,
-            found: data.shape().to_vec(),
-        });
+        let op = "a parameter of a model";
+        return Err(Error::shape(op, &spec.shape, data.shape()));
     }
     if !is_same_kind(spec.dtype, data.dtype()) {
-        return Err(Error::DType {
-            op: "a parameter of another kind in the model",
-            dtype: data.dtype().name().to_string(),
-        });
+        let op = "a parameter of another kind in the model";
+        return Err(Error::dtype(op, data.dtype()));
     }
     tensor.set_data(data.try_cast(spec.dtype).map_err(Error::internal)?)
 }

@@ -15,7 +15,6 @@ pub(crate) fn unlocked<T>(mutex: Mutex<T>) -> T {
 
 /// What a panic said.
 pub(crate) fn panic_message(payload: &(dyn Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(ToString::to_string);
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "(a panic without a message)".to_string())
+    let text = distribute_error::panic_text(payload);
+    text.unwrap_or("(a panic without a message)").to_string()
 }

@@ -1,11 +1,11 @@
 //! A background thread that produces items ahead of the loop that uses them.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::{self, JoinHandle};
 
 use distribute_core::{Error, Result};
+use distribute_error::panic_text;
 
 use crate::DataError;
 
@@ -96,17 +96,8 @@ impl<T> Drop for Prefetch<T> {
 fn guarded<T>(items: &mut Items<T>) -> Option<Result<T>> {
     // After a panic the iterator is not used again.
     catch_unwind(AssertUnwindSafe(|| items.next())).unwrap_or_else(|payload| {
-        let message = panic_message(payload.as_ref());
+        let text = panic_text(&*payload).unwrap_or("a panic without a text");
+        let message = text.to_string();
         Some(Err(DataError::Panicked { message }.into()))
     })
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> String {
-    if let Some(text) = payload.downcast_ref::<&str>() {
-        (*text).to_string()
-    } else if let Some(text) = payload.downcast_ref::<String>() {
-        text.clone()
-    } else {
-        "a panic without a text".to_string()
-    }
 }

@@ -4,11 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
+use crate::wire_error::{as_text, known};
+
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = PsError> = std::result::Result<T, E>;
 
+/// A name that the program knows: serde would borrow a plain `&'static str` from what it reads.
+type Name = &'static str;
+
 /// Everything that can go wrong between coordinator, workers and servers. Cloning is cheap.
-#[derive(Clone, thiserror::Error)]
+#[derive(Clone, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 pub enum PsError {
     /// A parameter server cannot be reached: its process ended, it hangs, or the network is cut
@@ -30,7 +37,8 @@ pub enum PsError {
     #[error("{op}: parameter server {server} at {address} did not answer within {waited:.1?}")]
     Timeout {
         /// The operation.
-        op: &'static str,
+        #[serde(deserialize_with = "known")]
+        op: Name,
         /// The number of the server in the cluster.
         server: usize,
         /// The address of the server.
@@ -78,7 +86,8 @@ pub enum PsError {
     #[error("{op} of variable `{name}`: expected shape {expected:?}, got {found:?}")]
     Shape {
         /// The operation.
-        op: &'static str,
+        #[serde(deserialize_with = "known")]
+        op: Name,
         /// The variable.
         name: String,
         /// The shape that was expected.
@@ -90,7 +99,8 @@ pub enum PsError {
     #[error("{op} of variable `{name}`: expected elements of type {expected}, got {found}")]
     DType {
         /// The operation.
-        op: &'static str,
+        #[serde(deserialize_with = "known")]
+        op: Name,
         /// The variable.
         name: String,
         /// The type that was expected.
@@ -134,7 +144,8 @@ pub enum PsError {
         /// The limit in bytes.
         limit: u64,
         /// The option of the server that sets the limit.
-        option: &'static str,
+        #[serde(deserialize_with = "known")]
+        option: Name,
     },
     /// The server holds as many things as it may.
     #[error("the parameter server is full: {what}")]
@@ -168,7 +179,8 @@ pub enum PsError {
     #[error("{op}: waited {waited:.1?} for slower workers (staleness bound {bound})")]
     StalenessTimeout {
         /// The operation that waited.
-        op: &'static str,
+        #[serde(deserialize_with = "known")]
+        op: Name,
         /// The bound.
         bound: u64,
         /// How long it waited.
@@ -211,7 +223,8 @@ pub enum PsError {
     #[error("no {kind} `{name}` is registered in this program; there are: {known}")]
     Unregistered {
         /// `step`, `dataset` or `state`.
-        kind: &'static str,
+        #[serde(deserialize_with = "known")]
+        kind: Name,
         /// The name that was asked for.
         name: String,
         /// The names that are registered.
@@ -219,6 +232,7 @@ pub enum PsError {
     },
     /// A closure failed on a worker. [`root_cause`](PsError::root_cause) is the step's own error.
     #[error("closure {closure} (step `{step}`) failed on worker {worker}: {source}")]
+    #[serde(skip)]
     Closure {
         /// The closure's id.
         closure: u64,
@@ -273,7 +287,8 @@ pub enum PsError {
         /// How long.
         waited: Duration,
         /// The option that says how long.
-        option: &'static str,
+        #[serde(deserialize_with = "known")]
+        option: Name,
         /// What is known of a process that tried and was turned away; empty if none did.
         refused: String,
     },
@@ -293,7 +308,8 @@ pub enum PsError {
         /// How long ago it was noticed.
         waited: Duration,
         /// The option that says how long it may be gone.
-        option: &'static str,
+        #[serde(deserialize_with = "known")]
+        option: Name,
         /// What is known of a process that tried and was turned away; empty if none did.
         refused: String,
     },
@@ -320,7 +336,8 @@ pub enum PsError {
     #[error("a {kind} `{name}` is registered already; choose another name")]
     AlreadyRegistered {
         /// `step` or `resource`.
-        kind: &'static str,
+        #[serde(deserialize_with = "known")]
+        kind: Name,
         /// The name.
         name: String,
     },
@@ -353,12 +370,13 @@ pub enum PsError {
     },
     /// An error of the caller's own step.
     #[error(transparent)]
-    Step(Arc<dyn std::error::Error + Send + Sync>),
+    Step(#[serde(with = "as_text")] Arc<dyn std::error::Error + Send + Sync>),
     /// Waiting took longer than the deadline.
     #[error("{op}: nothing happened within {waited:.1?}: {reason}")]
     Deadline {
         /// The operation.
-        op: &'static str,
+        #[serde(deserialize_with = "known")]
+        op: Name,
         /// How long it waited.
         waited: Duration,
         /// What it waited for, and what to do.
@@ -366,6 +384,7 @@ pub enum PsError {
     },
     /// An error of a strategy, a state or a checkpoint.
     #[error(transparent)]
+    #[serde(skip)]
     Core(Arc<distribute_core::Error>),
 }
 
@@ -395,10 +414,9 @@ impl PsError {
 
     /// [`Panicked`](Self::Panicked) with the message of a panic's payload.
     pub(crate) fn panicked(payload: &(dyn std::any::Any + Send)) -> Self {
-        let text = payload.downcast_ref::<&str>().map(|text| text.to_string());
-        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        let text = distribute_error::panic_text(payload);
         Self::Panicked {
-            message: text.unwrap_or_else(|| "(no message)".to_string()),
+            message: text.unwrap_or("(no message)").to_string(),
         }
     }
 

@@ -265,22 +265,6 @@ pub struct ShardStateHeader {
     #[prost(string, repeated, tag = "5")]
     pub slots: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// The details of an error.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Failure {
-    #[prost(uint32, tag = "1")]
-    pub kind: u32,
-    #[prost(string, tag = "2")]
-    pub name: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
-    pub what: ::prost::alloc::string::String,
-    #[prost(uint64, repeated, tag = "4")]
-    pub numbers: ::prost::alloc::vec::Vec<u64>,
-    #[prost(uint64, repeated, tag = "5")]
-    pub expected: ::prost::alloc::vec::Vec<u64>,
-    #[prost(uint64, repeated, tag = "6")]
-    pub found: ::prost::alloc::vec::Vec<u64>,
-}
 /// The first two fields keep their meaning in every version.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Hello {

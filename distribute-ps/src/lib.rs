@@ -84,6 +84,7 @@ pub mod server;
 pub mod strategy;
 pub mod table;
 mod update;
+mod value;
 mod variable;
 mod wire_error;
 pub mod worker;

@@ -1,202 +1,127 @@
-//! Errors on their way from a server to a client.
+//! Errors on their way between processes: from servers to clients as the details of a gRPC status,
+//! from steps to the coordinator as the outcome of a closure.
+//!
+//! An error travels as what it is, in MessagePack; one that wraps foreign code travels as its text.
 
-use prost::Message;
-use std::time::Duration;
+use std::error::Error;
+use std::sync::Arc;
+
+use serde::{Deserialize, Deserializer, Serializer};
 use tonic::{Code, Status};
 
 use crate::error::PsError;
-use crate::generated::Failure;
+use crate::value;
 
-/// Options that errors name, so that the name can travel.
-const OPTIONS: [&str; 3] = ["max_shard_bytes", "max_request_bytes", "max_memory_bytes"];
+/// The longest text of an error, in bytes.
+const TEXT_MAX_BYTES: usize = 16 << 10;
+/// The most bytes of an error that is sent: there is always room for it beside a result.
+const FAILURE_MAX_BYTES: usize = 48 << 10;
+/// The most bytes of an error in a status, which travels as a header.
+const STATUS_MAX_BYTES: usize = 4 << 10;
 
-fn narrow(numbers: Vec<u64>) -> Vec<usize> {
-    let narrow = |number| usize::try_from(number).unwrap_or(usize::MAX);
-    numbers.into_iter().map(narrow).collect()
-}
-
-fn wide(numbers: &[usize]) -> Vec<u64> {
-    numbers.iter().map(|number| *number as u64).collect()
-}
-
-/// The operations that errors name.
-fn operation(name: &str) -> &'static str {
-    const ALL: [&str; 10] = [
-        "create",
-        "initialize",
-        "pull",
-        "pull rows",
-        "push",
-        "assign",
-        "assign_add",
-        "assign_sub",
-        "restore",
-        "read",
-    ];
-    ALL.iter()
-        .find(|known| **known == name)
-        .unwrap_or(&"operation")
-}
-
-/// The kind of an error on the wire, and the status' code.
-fn describe(error: &PsError) -> (Code, Failure) {
-    let failure = |kind, name: &str, what: &str, numbers: &[u64]| Failure {
-        kind,
-        name: name.to_string(),
-        what: what.to_string(),
-        numbers: numbers.to_vec(),
-        ..Failure::default()
+/// The error of this crate that is wrapped in one of a strategy or of a step, if there is one:
+/// steps pass errors through `?` of other types.
+fn innermost(error: &PsError) -> &PsError {
+    let wrapped: &(dyn Error + 'static) = match error {
+        PsError::Core(core) => return within_core(core).unwrap_or(error),
+        PsError::Step(wrapped) => &**wrapped,
+        PsError::Closure { source, .. } => return innermost(source),
+        _ => return error,
     };
-    match error {
-        PsError::OtherRun { reason, .. } => (Code::FailedPrecondition, failure(1, "", reason, &[])),
-        PsError::UnknownVariable { name } => (Code::NotFound, failure(2, name, "", &[])),
-        PsError::VariableExists { name } => (Code::AlreadyExists, failure(3, name, "", &[])),
-        PsError::Uninitialized { name } => (Code::FailedPrecondition, failure(4, name, "", &[])),
-        PsError::Shape {
-            op,
-            name,
-            expected,
-            found,
-        } => {
-            let expected = wide(expected);
-            let found = wide(found);
-            let failure = failure(5, name, op, &[]);
-            let failure = Failure {
-                expected,
-                found,
-                ..failure
-            };
-            (Code::InvalidArgument, failure)
+    within(wrapped).unwrap_or(error)
+}
+
+fn within<'a>(wrapped: &'a (dyn Error + 'static)) -> Option<&'a PsError> {
+    if let Some(error) = wrapped.downcast_ref::<PsError>() {
+        return Some(innermost(error));
+    }
+    within_core(wrapped.downcast_ref()?)
+}
+
+fn within_core(core: &distribute_core::Error) -> Option<&PsError> {
+    within(core.wrapped()?)
+}
+
+/// An error as bytes, at most `max` of them.
+fn to_bytes(error: &PsError, max: usize) -> Vec<u8> {
+    let found = innermost(error);
+    let text_max = TEXT_MAX_BYTES.min(max / 2);
+    let sent = match found.clone() {
+        PsError::Core(core) => match core.root_cause() {
+            distribute_core::Error::ReplicaPanicked { message, .. } => PsError::Panicked {
+                message: cut(message.clone(), text_max),
+            },
+            _ => PsError::step(cut(core.to_string(), text_max)),
+        },
+        PsError::Step(step) => PsError::step(cut(step.to_string(), text_max)),
+        PsError::Panicked { message } => PsError::Panicked {
+            message: cut(message, text_max),
+        },
+        PsError::InvalidArgument { what } => PsError::invalid(cut(what, text_max)),
+        other => other,
+    };
+    let encoded = value::encode(&sent).unwrap_or_default();
+    match encoded.len() > max {
+        true => {
+            let text = PsError::step(cut(found.to_string(), text_max));
+            value::encode(&text).unwrap_or_default()
         }
-        PsError::DType {
-            op,
-            name,
-            expected,
-            found,
-        } => {
-            let what = format!("{op}\n{expected}\n{found}");
-            (Code::InvalidArgument, failure(6, name, &what, &[]))
-        }
-        PsError::Row { name, row, rows } => {
-            (Code::OutOfRange, failure(7, name, "", &[*row, *rows]))
-        }
-        PsError::TooLarge {
-            what,
-            bytes,
-            limit,
-            option,
-        } => {
-            let failure = failure(8, option, what, &[*bytes, *limit]);
-            (Code::ResourceExhausted, failure)
-        }
-        PsError::Full { what } => (Code::ResourceExhausted, failure(9, "", what, &[])),
-        PsError::NonFinite { name } => (Code::InvalidArgument, failure(10, name, "", &[])),
-        PsError::Stale { name, lag, bound } => {
-            (Code::Aborted, failure(11, name, "", &[*lag, *bound]))
-        }
-        PsError::StalenessTimeout { op, bound, waited } => {
-            let waited = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
-            (
-                Code::DeadlineExceeded,
-                failure(12, op, "", &[*bound, waited]),
-            )
-        }
-        PsError::Protocol { what, .. } => (Code::InvalidArgument, failure(14, "", what, &[])),
-        PsError::Cancelled => (Code::Cancelled, failure(15, "", "", &[])),
-        other => (
-            Code::InvalidArgument,
-            failure(13, "", &other.to_string(), &[]),
-        ),
+        false => encoded,
     }
 }
 
-/// An error about variables as bytes; `None` for any other one.
-pub(crate) fn to_bytes(error: &PsError) -> Option<Vec<u8>> {
-    let (_, failure) = describe(error);
-    (2..=12)
-        .contains(&failure.kind)
-        .then(|| failure.encode_to_vec())
+/// A text, cut where it is too long.
+fn cut(mut text: String, max: usize) -> String {
+    if text.len() > max {
+        text.truncate(text.floor_char_boundary(max));
+        text.push_str(" ...");
+    }
+    text
+}
+
+/// The error of a closure as bytes.
+pub(crate) fn encode(error: &PsError) -> Vec<u8> {
+    to_bytes(error, FAILURE_MAX_BYTES)
 }
 
 /// The way back.
-pub(crate) fn from_bytes(bytes: &[u8]) -> Option<PsError> {
-    from_failure(Failure::decode(bytes).ok()?, 0, String::new())
+pub(crate) fn decode(bytes: &[u8]) -> PsError {
+    let unread = |reason| PsError::step(format!("its error cannot be read: {reason}"));
+    value::decode(bytes).unwrap_or_else(unread)
 }
 
-/// The status of an error.
+/// How a server answers a call that failed.
 pub(crate) fn to_status(error: &PsError) -> Status {
-    let (code, failure) = describe(error);
+    let code = match error {
+        PsError::OtherRun { .. } | PsError::Uninitialized { .. } => Code::FailedPrecondition,
+        PsError::UnknownVariable { .. } => Code::NotFound,
+        PsError::VariableExists { .. } => Code::AlreadyExists,
+        PsError::Row { .. } => Code::OutOfRange,
+        PsError::TooLarge { .. } | PsError::Full { .. } => Code::ResourceExhausted,
+        PsError::Stale { .. } => Code::Aborted,
+        PsError::StalenessTimeout { .. } => Code::DeadlineExceeded,
+        PsError::Cancelled => Code::Cancelled,
+        _ => Code::InvalidArgument,
+    };
     // What a header may hold; the whole text travels in the details.
     let message: String = error.to_string().chars().take(500).collect();
-    Status::with_details(code, message, failure.encode_to_vec().into())
+    Status::with_details(code, message, to_bytes(error, STATUS_MAX_BYTES).into())
 }
 
 /// The error of a status that server `server` answered with.
 pub(crate) fn from_status(status: &Status, server: usize, address: &str) -> PsError {
-    let failure = Failure::decode(status.details()).unwrap_or_default();
-    from_failure(failure, server, address.to_string())
-        .unwrap_or_else(|| without_details(status, server, address.to_string()))
-}
-
-fn from_failure(failure: Failure, server: usize, address: String) -> Option<PsError> {
-    let (name, what) = (failure.name, failure.what);
-    let number = |index: usize| failure.numbers.get(index).copied().unwrap_or(0);
-    Some(match failure.kind {
-        1 => PsError::OtherRun {
+    let address = address.to_string();
+    match value::decode(status.details()) {
+        // A server does not know by which number and address it was reached.
+        Ok(PsError::OtherRun { reason, .. }) => PsError::OtherRun {
             server,
             address,
-            reason: what,
+            reason,
         },
-        2 => PsError::UnknownVariable { name },
-        3 => PsError::VariableExists { name },
-        4 => PsError::Uninitialized { name },
-        5 => PsError::Shape {
-            op: operation(&what),
-            name,
-            expected: narrow(failure.expected),
-            found: narrow(failure.found),
-        },
-        6 => {
-            let mut parts = what.split('\n');
-            let mut next = || parts.next().unwrap_or_default().to_string();
-            PsError::DType {
-                op: operation(&next()),
-                name,
-                expected: next(),
-                found: next(),
-            }
-        }
-        7 => PsError::Row {
-            name,
-            row: number(0),
-            rows: number(1),
-        },
-        8 => PsError::TooLarge {
-            what,
-            bytes: number(0),
-            limit: number(1),
-            option: OPTIONS
-                .iter()
-                .find(|option| **option == name)
-                .unwrap_or(&OPTIONS[0]),
-        },
-        9 => PsError::Full { what },
-        10 => PsError::NonFinite { name },
-        11 => PsError::Stale {
-            name,
-            lag: number(0),
-            bound: number(1),
-        },
-        12 => PsError::StalenessTimeout {
-            op: operation(&name),
-            bound: number(0),
-            waited: Duration::from_millis(number(1)),
-        },
-        13 => PsError::InvalidArgument { what },
-        14 => PsError::Protocol { address, what },
-        15 => PsError::Cancelled,
-        _ => return None,
-    })
+        Ok(PsError::Protocol { what, .. }) => PsError::Protocol { address, what },
+        Ok(error) => error,
+        Err(_) => without_details(status, server, address),
+    }
 }
 
 /// The error of a status that no code of this crate has made.
@@ -213,5 +138,153 @@ fn without_details(status: &Status, server: usize, address: String) -> PsError {
             address,
             what: format!("{code:?}: {reason}"),
         },
+    }
+}
+
+/// The error of foreign code, as its text.
+pub(crate) mod as_text {
+    use super::*;
+
+    type Foreign = Arc<dyn Error + Send + Sync>;
+
+    pub(crate) fn serialize<S: Serializer>(error: &Foreign, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(error)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Foreign, D::Error> {
+        Ok(Arc::from(Box::from(String::deserialize(from)?)))
+    }
+}
+
+/// The names of operations, options and kinds that errors have.
+const NAMES: [&str; 22] = [
+    "create",
+    "initialize",
+    "pull",
+    "pull rows",
+    "push",
+    "assign",
+    "assign_add",
+    "assign_sub",
+    "snapshot",
+    "restore",
+    "join",
+    "catalog",
+    "scope",
+    "lookup",
+    "table",
+    "max_shard_bytes",
+    "max_request_bytes",
+    "max_memory_bytes",
+    "step",
+    "resource",
+    "schedule",
+    "fetch",
+];
+
+/// A name of this program.
+pub(crate) fn known<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {
+    let name = String::deserialize(from)?;
+    let known = NAMES.iter().find(|known| **known == name);
+    Ok(known.copied().unwrap_or("an operation"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn sent(error: PsError) -> PsError {
+        decode(&encode(&error))
+    }
+
+    #[test]
+    fn an_error_that_a_program_may_react_to_arrives_as_what_it_was() {
+        let lost = PsError::Unavailable {
+            server: 3,
+            address: "ps3:1".to_string(),
+            reason: "it ended".to_string(),
+        };
+        // As it comes out of a strategy's `run`.
+        let wrapped = distribute_core::Error::Replica {
+            replica: 0,
+            source: distribute_core::Error::from(lost.clone()).into(),
+        };
+        for error in [lost, PsError::from(wrapped.clone()), PsError::step(wrapped)] {
+            let PsError::Unavailable {
+                server, address, ..
+            } = sent(error)
+            else {
+                panic!("another error");
+            };
+            assert_eq!((server, address.as_str()), (3, "ps3:1"));
+        }
+        assert!(matches!(sent(PsError::Cancelled), PsError::Cancelled));
+    }
+
+    #[test]
+    fn errors_about_variables_arrive_with_all_that_they_say() {
+        let name = || "model/w".to_string();
+        for error in [
+            PsError::Shape {
+                op: "assign_add",
+                name: name(),
+                expected: vec![2, 3],
+                found: vec![],
+            },
+            PsError::DType {
+                op: "push",
+                name: name(),
+                expected: "f32".to_string(),
+                found: "i64".to_string(),
+            },
+            PsError::StalenessTimeout {
+                op: "pull",
+                bound: 3,
+                waited: Duration::from_secs(60),
+            },
+            PsError::TooLarge {
+                what: "a request".to_string(),
+                bytes: 7,
+                limit: 5,
+                option: "max_request_bytes",
+            },
+            PsError::Row {
+                name: name(),
+                row: 9,
+                rows: 4,
+            },
+            PsError::Uninitialized { name: name() },
+            PsError::UnknownVariable { name: name() },
+            PsError::NonFinite { name: name() },
+            PsError::Refused {
+                address: "ps0:1".to_string(),
+                reason: "its token is another one".to_string(),
+            },
+        ] {
+            let kind = std::mem::discriminant(&error);
+            let text = error.to_string();
+            let arrived = sent(error);
+            assert_eq!(std::mem::discriminant(&arrived), kind, "{arrived}");
+            assert_eq!(arrived.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn any_other_error_arrives_as_its_text_cut_where_it_is_too_long() {
+        let error = sent(PsError::step("the file is empty")).to_string();
+        assert_eq!(error, "the file is empty");
+        let long = sent(PsError::step("ä".repeat(TEXT_MAX_BYTES))).to_string();
+        assert!(long.len() < TEXT_MAX_BYTES + 8 && long.ends_with("ä ..."));
+        let message = "x".repeat(10 << 20);
+        let panicked = sent(PsError::Panicked { message });
+        assert!(matches!(panicked, PsError::Panicked { .. }));
+        assert!(panicked.to_string().len() < TEXT_MAX_BYTES + 64);
+        let name = "x".repeat(10 << 20);
+        let bytes = encode(&PsError::UnknownVariable { name });
+        assert!(bytes.len() < FAILURE_MAX_BYTES, "{}", bytes.len());
+        let odd = decode(b"\xff").to_string();
+        assert!(odd.contains("cannot be read"), "{odd}");
     }
 }

@@ -16,6 +16,7 @@ pub mod lower;
 pub mod pjrt;
 pub mod stablehlo;
 mod strategy;
+mod sync;
 pub mod trace;
 
 pub use strategy::{

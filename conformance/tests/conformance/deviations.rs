@@ -102,7 +102,7 @@ fn deviation_unknown_device() {
     let error = "gpu:0".parse::<LogicalDevice>().unwrap_err();
     insta::assert_snapshot!(
         error,
-        @"gpu:0: this build has no CUDA: build with --features cuda"
+        @"gpu:0 is a GPU: its name is read by `distribute_data::cuda::parse`, in a build with --features cuda"
     );
 }
 

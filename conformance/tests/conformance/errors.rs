@@ -70,9 +70,10 @@ fn errors_of_data_and_files_are_passed_on() {
     });
     passed_on(distribute_data::DataError::Thread { source: full() });
     passed_on(distribute_data::DataError::Unshardable);
-    passed_on(FitError::EventFile {
+    passed_on(FitError::File {
         path: path(),
         operation: "write",
+        choice: "path",
         source: full(),
     });
     passed_on(distribute_keras::ModelError::Io {

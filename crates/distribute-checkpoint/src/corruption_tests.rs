@@ -344,7 +344,7 @@ fn latest_goes_back_to_the_newest_undamaged_checkpoint_and_says_so() {
     fs::write(directory.path().join("step-00000007"), "a file").unwrap();
 
     let latest = latest(directory.path()).unwrap();
-    assert_eq!(latest.found.unwrap().step, 2);
+    assert_eq!(latest.found.unwrap().0.step, 2);
     let (loaded_entry, loaded) = load_latest(directory.path()).unwrap().found.unwrap();
     assert_eq!((loaded_entry.step, loaded.metadata.step), (2, 2));
     let parent = directory.path().display().to_string();

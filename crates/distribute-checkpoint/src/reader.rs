@@ -86,8 +86,8 @@ pub fn list(directory: impl AsRef<Path>) -> Result<Vec<Entry>> {
     list_in(&OsFileSystem, directory.as_ref())
 }
 
-/// The checkpoint with the highest step in `directory` that is complete and whose checksums match.
-/// Reads every byte of it.
+/// The checkpoint with the highest step in `directory` that is complete and whose checksums match,
+/// without its tensors. Reads every byte of it.
 ///
 /// # Errors
 ///
@@ -95,12 +95,8 @@ pub fn list(directory: impl AsRef<Path>) -> Result<Vec<Entry>> {
 /// [`CheckpointError::Io`] for a checkpoint which is not damaged but cannot be read. Going back to
 /// an older one is then for the user to decide. [`CheckpointError::Changing`] if whoever saves
 /// there removes every checkpoint before it is read, again and again.
-pub fn latest(directory: impl AsRef<Path>) -> Result<Newest<Entry>> {
-    let newest = newest_in(&OsFileSystem, directory.as_ref(), verify_in)?;
-    Ok(Newest {
-        found: newest.found.map(|(entry, ())| entry),
-        skipped: newest.skipped,
-    })
+pub fn latest(directory: impl AsRef<Path>) -> Result<Newest<(Entry, Metadata)>> {
+    newest_in(&OsFileSystem, directory.as_ref(), verify_in)
 }
 
 /// Loads the checkpoint with the highest step in `directory` that is complete and undamaged, in
@@ -130,7 +126,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
 ///
 /// As [`load`].
 pub fn verify(path: impl AsRef<Path>) -> Result<()> {
-    verify_in(&OsFileSystem, path.as_ref())
+    verify_in(&OsFileSystem, path.as_ref()).map(drop)
 }
 
 pub(super) fn list_in(fs: &dyn FileSystem, directory: &Path) -> Result<Vec<Entry>> {
@@ -194,12 +190,13 @@ pub(super) fn load_in(fs: &dyn FileSystem, path: &Path) -> Result<Checkpoint> {
     Ok(Checkpoint { tensors, metadata })
 }
 
-pub(super) fn verify_in(fs: &dyn FileSystem, path: &Path) -> Result<()> {
-    let (marker, _) = read_metadata(fs, path)?;
+pub(super) fn verify_in(fs: &dyn FileSystem, path: &Path) -> Result<Metadata> {
+    let (marker, metadata) = read_metadata(fs, path)?;
     let mut file = open_recorded(fs, path, &marker, TENSORS_FILE)?;
     let copied = io::copy(&mut file.content, &mut io::sink());
     copied.map_err(CheckpointError::io(&file.path, READ))?;
-    file.finish()
+    file.finish()?;
+    Ok(metadata)
 }
 
 /// Whether the marker is valid and the files have the recorded sizes: what can be known without

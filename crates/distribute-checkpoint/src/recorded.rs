@@ -39,10 +39,11 @@ impl Recorded<'_> {
 
     /// Checks that what was read is what was saved.
     pub(super) fn finish(self) -> Result<()> {
-        let is_same = self.content.record().sha256 == self.record.sha256;
-        let what = "its SHA-256 does not match";
-        let checked = is_same.then_some(());
-        checked.ok_or_else(|| CheckpointError::corrupt(&self.path, what))
+        if self.content.record().sha256 != self.record.sha256 {
+            let what = "its SHA-256 does not match";
+            return Err(CheckpointError::corrupt(&self.path, what));
+        }
+        Ok(())
     }
 }
 

@@ -61,33 +61,24 @@ impl Checkpoint {
         let concerned = |name: &str| name.starts_with(prefix) || expected.contains_key(name);
         let found = tensors.filter(|(name, _)| concerned(name));
         let found = by_name(found.map(|(name, tensor)| TensorSpec::of(name, tensor)));
-        let names: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
-        let (mut missing, mut extra) = (0, 0);
-        let mut different = Vec::new();
-        for name in names {
-            let (expected, found) = (expected.get(name), found.get(name));
-            missing += usize::from(found.is_none());
-            extra += usize::from(expected.is_none());
-            if expected != found {
-                different.push((name, expected, found));
-            }
-        }
-        let is_unpaired = |&(_, expected, found): &(_, Option<_>, Option<_>)| {
-            expected.is_none() || found.is_none()
-        };
-        let first = different.into_iter().min_by_key(is_unpaired);
-        let Some((name, expected, found)) = first else {
+        let missing = expected.keys().filter(|name| !found.contains_key(*name));
+        let extra = found.keys().filter(|name| !expected.contains_key(*name));
+        let mut paired = expected.keys().filter(|name| found.contains_key(*name));
+        let different = paired.find(|name| expected.get(*name) != found.get(*name));
+        let first = different.or_else(|| missing.clone().chain(extra.clone()).min());
+        let Some(name) = first else {
             return Ok(());
         };
-        let describe = |spec: Option<&TensorSpec>| {
+        let describe = |specs: &BTreeMap<String, TensorSpec>| {
+            let spec = specs.get(name);
             spec.map_or_else(|| "nothing".to_string(), TensorSpec::describe)
         };
         Err(CheckpointError::WrongModel {
             parameter: name.clone(),
-            expected: describe(expected),
-            found: describe(found),
-            missing,
-            extra,
+            expected: describe(&expected),
+            found: describe(&found),
+            missing: missing.count(),
+            extra: extra.count(),
         })
     }
 

@@ -1,7 +1,8 @@
 //! Saving in the background, so that training goes on while the disk is busy.
 
-use std::any::Any;
 use std::thread::JoinHandle;
+
+use distribute_error::panic_text;
 
 use super::Checkpoint;
 use super::error::{CheckpointError, Result};
@@ -67,7 +68,7 @@ impl SaveHandle {
             Ok(result) => result.map(Some),
             Err(panic) => Err(CheckpointError::SaverPanicked {
                 path: self.manager.path().to_path_buf(),
-                what: panic_message(panic.as_ref()),
+                what: panic_text(&*panic).unwrap_or("no message").to_string(),
             }),
         }
     }
@@ -79,12 +80,4 @@ impl Drop for SaveHandle {
             tracing::error!(%error, "the last checkpoint was not saved");
         }
     }
-}
-
-fn panic_message(panic: &(dyn Any + Send)) -> String {
-    panic
-        .downcast_ref::<&str>()
-        .map(|text| (*text).to_string())
-        .or_else(|| panic.downcast_ref::<String>().cloned())
-        .unwrap_or_else(|| "no message".to_string())
 }

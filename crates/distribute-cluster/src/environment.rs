@@ -100,9 +100,9 @@ impl Variables {
         }
     }
 
-    /// The port in the first of these variables that is set, else [`DEFAULT_PORT`].
-    pub(super) fn port(&self, names: &[&'static str]) -> Result<u16> {
-        let number = self.number(names, usize::from(u16::MAX))?;
+    /// The port in this variable, [`DEFAULT_PORT`] if it is not set.
+    pub(super) fn port(&self, name: &'static str) -> Result<u16> {
+        let number = self.number(&[name], usize::from(u16::MAX))?;
         let port = number.and_then(|number| u16::try_from(number).ok());
         Ok(port.unwrap_or(DEFAULT_PORT))
     }

@@ -98,24 +98,7 @@ impl Json {
     pub(super) fn python_str(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
-            other => other.python_repr(),
-        }
-    }
-
-    /// Python's `repr(self)`.
-    pub(super) fn python_repr(&self) -> String {
-        match self {
-            Self::Null => "None".to_string(),
-            Self::Bool(flag) => if *flag { "True" } else { "False" }.to_string(),
-            Self::Int(number) => number.to_string(),
-            Self::Float(number) => python_float(*number),
-            Self::Text(text) => python_quoted(text),
-            Self::List(items) => python_list(items.iter().map(Self::python_repr)),
-            Self::Object(entries) => {
-                let repr =
-                    |(key, value): (&String, &Self)| (python_quoted(key), value.python_repr());
-                python_dict(entries.iter().map(repr))
-            }
+            other => format!("{:?}", Repr(other)),
         }
     }
 }
@@ -157,43 +140,49 @@ fn python_float(number: f64) -> String {
     }
 }
 
-/// Values as Python writes a list of them.
-pub(super) fn python_list(items: impl Iterator<Item = String>) -> String {
-    format!("[{}]", items.collect::<Vec<_>>().join(", "))
-}
+/// Something whose `Debug` form is what Python's `repr` writes. Lists and maps have the same form
+/// in Rust.
+pub(super) struct Repr<'a, T>(pub(super) &'a T);
 
-/// Keys and values as Python writes a dict of them.
-pub(super) fn python_dict(entries: impl Iterator<Item = (String, String)>) -> String {
-    let entries: Vec<_> = entries
-        .map(|(key, value)| format!("{key}: {value}"))
-        .collect();
-    format!("{{{}}}", entries.join(", "))
-}
-
-/// A string as Python's `repr` writes it: single quotes, unless that needs more escapes.
-pub(super) fn python_quoted(text: &str) -> String {
-    let quote = if text.contains('\'') && !text.contains('"') {
-        '"'
-    } else {
-        '\''
-    };
-    let mut out = String::from(quote);
-    for c in text.chars() {
-        match c {
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if c == quote => out.extend(['\\', c]),
-            c if c.is_control() => {
-                // Writing to a string cannot fail.
-                let _ = write!(out, "\\x{:02x}", u32::from(c));
+impl fmt::Debug for Repr<'_, Json> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Json::Null => f.write_str("None"),
+            Json::Bool(true) => f.write_str("True"),
+            Json::Bool(false) => f.write_str("False"),
+            Json::Int(number) => write!(f, "{number}"),
+            Json::Float(number) => f.write_str(&python_float(*number)),
+            Json::Text(text) => fmt::Debug::fmt(&Repr(text), f),
+            Json::List(items) => f.debug_list().entries(items.iter().map(Repr)).finish(),
+            Json::Object(entries) => {
+                let entries = entries.iter().map(|(key, value)| (Repr(key), Repr(value)));
+                f.debug_map().entries(entries).finish()
             }
-            c => out.push(c),
         }
     }
-    out.push(quote);
-    out
+}
+
+/// In single quotes, unless that needs more escapes.
+impl fmt::Debug for Repr<'_, String> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let quote = match self.0.contains('\'') && !self.0.contains('"') {
+            true => '"',
+            false => '\'',
+        };
+        f.write_char(quote)?;
+        for c in self.0.chars() {
+            match c {
+                '\\' => f.write_str("\\\\"),
+                '\n' => f.write_str("\\n"),
+                '\r' => f.write_str("\\r"),
+                '\t' => f.write_str("\\t"),
+                c if c == quote => write!(f, "\\{c}"),
+                c if c.is_control() => write!(f, "\\x{:02x}", u32::from(c)),
+                c => f.write_char(c),
+            }?;
+        }
+        f.write_char(quote)
+    }
 }
 
 impl<'de> Deserialize<'de> for Json {

@@ -6,26 +6,26 @@ use super::environment::{Environment, Variables};
 use super::error::shortened;
 use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result, TaskType};
 
-const INDEX: [&str; 1] = ["JOB_COMPLETION_INDEX"];
+const INDEX: &str = "JOB_COMPLETION_INDEX";
 const HOSTNAME: &str = "HOSTNAME";
-const COMPLETIONS: [&str; 1] = ["JOB_COMPLETIONS"];
+const COMPLETIONS: &str = "JOB_COMPLETIONS";
 const SUBDOMAIN: &str = "JOB_SUBDOMAIN";
-const PORT: [&str; 1] = ["JOB_PORT_BASE"];
+const PORT: &str = "JOB_PORT_BASE";
 const JOBSET: &str = "JOBSET_NAME";
 const REPLICATED_JOB: &str = "REPLICATED_JOB_NAME";
-const REPLICAS: [&str; 1] = ["REPLICATED_JOB_REPLICAS"];
-const JOB_INDEX: [&str; 1] = ["JOB_INDEX"];
+const REPLICAS: &str = "REPLICATED_JOB_REPLICAS";
+const JOB_INDEX: &str = "JOB_INDEX";
 const JOBSET_JOBS: &str = "JOBSET_JOBS";
 const ALL: [&str; 10] = [
-    INDEX[0],
+    INDEX,
     HOSTNAME,
-    COMPLETIONS[0],
+    COMPLETIONS,
     SUBDOMAIN,
-    PORT[0],
+    PORT,
     JOBSET,
     REPLICATED_JOB,
-    REPLICAS[0],
-    JOB_INDEX[0],
+    REPLICAS,
+    JOB_INDEX,
     JOBSET_JOBS,
 ];
 
@@ -85,7 +85,7 @@ impl KubernetesResolver {
 
     fn pods(&self) -> Result<Pods> {
         let hint = "run the pods as a Job with completionMode: Indexed";
-        let index = self.env.require_number(&INDEX, usize::MAX, hint)?;
+        let index = self.env.require_number(&[INDEX], usize::MAX, hint)?;
         match self.env.var(JOBSET)? {
             Some(jobset) => self.jobset(jobset.trim(), index),
             None => self.indexed_job(index),
@@ -94,8 +94,8 @@ impl KubernetesResolver {
 
     fn completions_or(&self, default: Option<usize>) -> Result<usize> {
         let hint = "set it to the Job's `completions` in the manifest: Kubernetes does not";
-        let completions = self.env.number(&COMPLETIONS, MAX_TASKS)?.or(default);
-        completions.ok_or_else(|| ClusterError::missing(&COMPLETIONS, hint))
+        let completions = self.env.number(&[COMPLETIONS], MAX_TASKS)?.or(default);
+        completions.ok_or_else(|| ClusterError::missing(&[COMPLETIONS], hint))
     }
 
     fn hostname(&self) -> Result<String> {
@@ -116,7 +116,7 @@ impl KubernetesResolver {
                         pod template and this variable to its name";
             return Err(ClusterError::missing(&[SUBDOMAIN], hint));
         }
-        ClusterError::check_rank(INDEX[0], index, completions)?;
+        ClusterError::check_rank(INDEX, index, completions)?;
         check_count(completions)?;
         let hosts = (0..completions).map(|pod| format!("{job}-{pod}"));
         let worker = TaskType::Worker.to_string();
@@ -133,11 +133,11 @@ impl KubernetesResolver {
         let (jobs, task) = match self.env.var(JOBSET_JOBS)? {
             Some(list) => listed_jobs(jobset, &list, (&job, job_index, index))?,
             None => {
-                let replicas = self.env.number(&REPLICAS, MAX_TASKS)?;
+                let replicas = self.env.number(&[REPLICAS], MAX_TASKS)?;
                 let completions = self.completions_or(replicas.map(|_| 1))?;
                 let replicas = replicas.unwrap_or(1);
-                ClusterError::check_rank(INDEX[0], index, completions)?;
-                ClusterError::check_rank(JOB_INDEX[0], job_index, replicas)?;
+                ClusterError::check_rank(INDEX, index, completions)?;
+                ClusterError::check_rank(JOB_INDEX, job_index, replicas)?;
                 let count = replicas.saturating_mul(completions);
                 check_count(count)?;
                 let hosts = (0..count).map(|pod| {
@@ -158,7 +158,7 @@ impl KubernetesResolver {
     /// The name and replica of the job that this pod belongs to.
     fn replicated_job(&self, jobset: &str) -> Result<(String, usize)> {
         let job = self.env.var(REPLICATED_JOB)?;
-        let job_index = self.env.number(&JOB_INDEX, MAX_TASKS)?;
+        let job_index = self.env.number(&[JOB_INDEX], MAX_TASKS)?;
         if let (Some(job), Some(job_index)) = (&job, job_index) {
             return Ok((job.clone(), job_index));
         }
@@ -215,7 +215,7 @@ fn listed_jobs(
         let role = task_type(job);
         let hosts = jobs.entry(role.to_string()).or_default();
         if job == own {
-            ClusterError::check_rank(INDEX[0], index, pods)?;
+            ClusterError::check_rank(INDEX, index, pods)?;
             task = Some((role.to_string(), hosts.len() + index));
         }
         hosts.extend((0..pods).map(|pod| format!("{jobset}-{job}-0-{pod}")));
@@ -229,7 +229,7 @@ impl ClusterResolver for KubernetesResolver {
         let Pods {
             jobs, subdomain, ..
         } = self.pods()?;
-        let port = self.port.map_or_else(|| self.env.port(&PORT), Ok)?;
+        let port = self.port.map_or_else(|| self.env.port(PORT), Ok)?;
         let end = subdomain.map_or_else(String::new, |name| format!(".{name}"));
         ClusterSpec::new(jobs.into_iter().map(|(job, hosts)| {
             let hosts = hosts.into_iter().map(|host| format!("{host}{end}:{port}"));

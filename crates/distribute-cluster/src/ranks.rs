@@ -58,8 +58,8 @@ const OPEN_MPI: Launcher = Launcher {
     host_hint: "Open MPI does not say where rank 0 runs: mpirun -x MASTER_ADDR=HOST",
 };
 
-const HOST: [&str; 1] = ["MASTER_ADDR"];
-const PORT: [&str; 1] = ["MASTER_PORT"];
+const HOST: &str = "MASTER_ADDR";
+const PORT: &str = "MASTER_PORT";
 
 /// What a launcher says about this process.
 struct Ranks {
@@ -128,10 +128,10 @@ impl RankResolver {
 
     fn host(&self, is_one_host: bool) -> Result<String> {
         let one_host = self.launcher.one_host.filter(|_| is_one_host);
-        let host = match (self.env.var(HOST[0])?, one_host) {
+        let host = match (self.env.var(HOST)?, one_host) {
             (None, Some(host)) => host.to_string(),
             (host, _) => {
-                host.ok_or_else(|| ClusterError::missing(&HOST, self.launcher.host_hint))?
+                host.ok_or_else(|| ClusterError::missing(&[HOST], self.launcher.host_hint))?
             }
         };
         let host = host.trim();
@@ -146,7 +146,7 @@ impl RankResolver {
         if let Some(port) = self.port_base {
             return Ok(port);
         }
-        let port = self.env.port(&PORT)?;
+        let port = self.env.port(PORT)?;
         let store = self.launcher.store.map(|name| self.env.var(name));
         let store = store.transpose()?.flatten().unwrap_or_default();
         if store.eq_ignore_ascii_case("true") {
@@ -184,7 +184,7 @@ impl ClusterResolver for RankResolver {
     }
 
     fn describe(&self) -> Description {
-        let mut names = [&self.launcher.ranks[..], &HOST, &PORT].concat();
+        let mut names = [&self.launcher.ranks[..], &[HOST, PORT]].concat();
         names.extend(self.launcher.store);
         Description::new(self.launcher.name, self.env.set_among(&names))
             .given("port_base", self.port_base)

@@ -9,7 +9,7 @@ use super::{
     Result, TaskType, expand_hostlist, expand_tasks_per_node,
 };
 
-const RANK: [&str; 1] = ["SLURM_PROCID"];
+const RANK: &str = "SLURM_PROCID";
 // A step may be smaller than its job, so its own variables come first.
 const TASKS: [&str; 3] = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"];
 const NODES: [&str; 3] = [
@@ -19,8 +19,8 @@ const NODES: [&str; 3] = [
 ];
 const COUNTS: [&str; 2] = ["SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"];
 const DISTRIBUTION: &str = "SLURM_DISTRIBUTION";
-const PLANE_SIZE: [&str; 1] = ["SLURM_DIST_PLANESIZE"];
-const NODE_GPUS: [&str; 1] = ["SLURM_GPUS_ON_NODE"];
+const PLANE_SIZE: &str = "SLURM_DIST_PLANESIZE";
+const NODE_GPUS: &str = "SLURM_GPUS_ON_NODE";
 const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 const START: &str = "start the program with srun";
 
@@ -126,7 +126,7 @@ impl SlurmResolver {
     }
 
     fn layout(&self) -> Result<Layout> {
-        let rank = self.env.require_number(&RANK, usize::MAX, START)?;
+        let rank = self.env.require_number(&[RANK], usize::MAX, START)?;
         let hosts = self.node_names()?;
         let counts = self.tasks_of_nodes(hosts.len())?;
         let size: usize = counts.iter().sum();
@@ -147,7 +147,7 @@ impl SlurmResolver {
                 assigned,
             });
         }
-        ClusterError::check_rank(RANK[0], rank, size)?;
+        ClusterError::check_rank(RANK, rank, size)?;
         let port_base = self.port_base.unwrap_or(DEFAULT_PORT);
         super::ranks::check_ports(port_base, most)?;
 
@@ -204,7 +204,7 @@ impl SlurmResolver {
 
     /// The GPUs of every task, if the fullest node has `tasks`.
     fn task_gpus(&self, tasks: usize) -> Result<usize> {
-        let on_node = self.env.number(&NODE_GPUS, MAX_TASKS)?;
+        let on_node = self.env.number(&[NODE_GPUS], MAX_TASKS)?;
         let available = match self.gpus_per_node.or(on_node) {
             Some(gpus) => gpus,
             None => {
@@ -234,7 +234,7 @@ impl SlurmResolver {
             "cyclic" => Ok(1),
             "plane" => {
                 let hint = "srun sets it for --distribution=plane";
-                let size = self.env.require_number(&PLANE_SIZE, MAX_TASKS, hint)?;
+                let size = self.env.require_number(&[PLANE_SIZE], MAX_TASKS, hint)?;
                 Ok(size.max(1))
             }
             "arbitrary" => {
@@ -287,7 +287,7 @@ impl ClusterResolver for SlurmResolver {
     }
 
     fn describe(&self) -> Description {
-        let mut names = RANK.to_vec();
+        let mut names = vec![RANK];
         for group in [&TASKS[..], &NODES[..], &COUNTS[..]] {
             names.extend(group.iter().find(|name| self.env.has(name)));
         }

@@ -7,7 +7,7 @@ use indexmap::IndexMap;
 use serde::Serialize;
 
 use super::error::shortened;
-use super::json::{Json, parse_index, python_dict, python_list, python_quoted};
+use super::json::{Json, Repr, parse_index};
 use super::{ClusterError, MAX_TASKS, Result};
 
 /// The tasks of a cluster, by job: which there are and where they listen (TensorFlow's
@@ -118,7 +118,7 @@ impl ClusterSpec {
             let mut tasks = tasks.iter();
             if let Some((&index, address)) = tasks.find(|(_, task)| !matches!(task, Json::Text(_)))
             {
-                let (job, found) = (job.to_string(), shortened(&address.python_repr()));
+                let (job, found) = (job.to_string(), shortened(&format!("{:?}", Repr(*address))));
                 return Err(ClusterError::AddressNotAString { job, index, found });
             }
         }
@@ -246,22 +246,22 @@ fn indexed_tasks<'a>(job: &str, tasks: &'a Json) -> Result<BTreeMap<i64, &'a Jso
 
 impl fmt::Display for ClusterSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let jobs = self.as_dict().into_iter();
-        let jobs = jobs.map(|(job, tasks)| (python_quoted(&job), tasks.to_string()));
-        write!(f, "ClusterSpec({})", python_dict(jobs))
+        f.write_str("ClusterSpec(")?;
+        let jobs = self.as_dict();
+        let jobs = jobs.iter().map(|(job, tasks)| (Repr(job), Repr(tasks)));
+        f.debug_map().entries(jobs).finish()?;
+        f.write_str(")")
     }
 }
 
-impl fmt::Display for Tasks {
+impl fmt::Debug for Repr<'_, Tasks> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&match self {
-            Self::Dense(list) => python_list(list.iter().map(|address| python_quoted(address))),
-            Self::Sparse(map) => {
-                let entries = map.iter();
-                let repr =
-                    |(index, address): (&i64, &String)| (index.to_string(), python_quoted(address));
-                python_dict(entries.map(repr))
+        match self.0 {
+            Tasks::Dense(list) => f.debug_list().entries(list.iter().map(Repr)).finish(),
+            Tasks::Sparse(map) => {
+                let tasks = map.iter().map(|(index, address)| (index, Repr(address)));
+                f.debug_map().entries(tasks).finish()
             }
-        })
+        }
     }
 }

@@ -304,6 +304,22 @@ fn a_jobset_of_several_jobs_has_roles() {
     assert_eq!(cluster.rank(), None);
 }
 
+#[test]
+fn several_jobs_of_a_jobset_may_be_workers() {
+    let variables = "
+        HOSTNAME=set-second-0-1
+        JOB_COMPLETION_INDEX=1
+        JOBSET_NAME=set
+        JOBSET_JOBS=first=2,second=2";
+    let resolver = KubernetesResolver::new(env(variables));
+    let cluster = Cluster::resolve(&resolver).unwrap().unwrap();
+    assert_eq!(
+        (cluster.task_type(), cluster.task_id()),
+        (TaskType::Worker, 3)
+    );
+    assert_eq!(cluster.address(), Some("set-second-0-1.set:8888"));
+}
+
 #[rstest]
 #[case::no_completions("HOSTNAME=t-0\nJOB_COMPLETION_INDEX=0")]
 #[case::no_service("HOSTNAME=t-0\nJOB_COMPLETION_INDEX=0\nJOB_COMPLETIONS=2")]

@@ -23,6 +23,7 @@
     clippy::unwrap_used
 )]
 
+use std::any::Any;
 use std::error::Error;
 use std::fmt;
 
@@ -49,6 +50,12 @@ pub fn fmt_error(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         cause = error.source();
     }
     Ok(())
+}
+
+/// What a panic said, of its payload; `None` if that is no text.
+pub fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
+    let text = payload.downcast_ref::<&str>().copied();
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
 /// Gives errors their message as `Debug` form ([`fmt_error`]).

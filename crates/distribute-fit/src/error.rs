@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 pub enum FitError {
     /// A file of a callback could not be read or written.
     #[error(
-        "cannot {operation} {} ({source}): choose a writable path with free space",
+        "cannot {operation} {} ({source}): choose a writable {choice} with free space",
         path.display()
     )]
     File {
@@ -19,19 +19,8 @@ pub enum FitError {
         path: PathBuf,
         /// What was attempted, a verb.
         operation: &'static str,
-        /// The operating system's reason.
-        source: io::Error,
-    },
-    /// The file system refused an event file of TensorBoard.
-    #[error(
-        "cannot {operation} {} ({source}): choose a writable log directory with free space",
-        path.display()
-    )]
-    EventFile {
-        /// The event file or its directory.
-        path: PathBuf,
-        /// What was attempted, a verb.
-        operation: &'static str,
+        /// What the user chooses: a path, or TensorBoard's log directory.
+        choice: &'static str,
         /// The operating system's reason.
         source: io::Error,
     },
@@ -106,10 +95,19 @@ distribute_core::wrap_errors!(Fit: FitError);
 
 impl FitError {
     pub(super) fn file(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_path_buf();
+        Self::choose("path", path, operation)
+    }
+
+    /// What the file system refuses; another `choice` would help.
+    pub(super) fn choose(
+        choice: &'static str,
+        path: &Path,
+        operation: &'static str,
+    ) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::File {
-            path,
+            path: path.to_path_buf(),
             operation,
+            choice,
             source,
         }
     }

@@ -10,7 +10,7 @@ use distribute_core::{
 };
 
 use super::meter::Meter;
-use super::objective::{Forward, Pass, StepSums, evaluate_on};
+use super::objective::{Forward, Pass, StepSums};
 use super::{BatchSource, FitError, Logs, Mode, Objective, StepContext, worker_sync};
 
 /// What [`evaluate`] gives.
@@ -187,7 +187,9 @@ pub(super) fn sums<M: Module + Sync + 'static, B: Nest + Send>(
     batch: PerReplica<B>,
     objective: &impl Forward<M, B, Objective>,
 ) -> Result<PerReplica<StepSums>> {
-    let forward =
-        |ctx: &StepContext<'_>, model: &M, batch: B| evaluate_on(ctx, (model, batch), objective);
+    let forward = |ctx: &StepContext<'_>, model: &M, batch: B| {
+        let given = Objective::of_batch(ctx, model, batch, objective)?;
+        Ok(given.into_sums(ctx.global_batch_size()))
+    };
     forward_on(strategy, state, pass, batch, &forward)
 }

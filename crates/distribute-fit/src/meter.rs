@@ -71,7 +71,9 @@ impl fmt::Display for Logs {
 /// Adds up the batches of one epoch.
 pub(super) struct Meter {
     strategy: Arc<dyn Strategy>,
-    unread: Vec<PerReplica<StepSums>>,
+    /// Batches that the workers have not put together yet, each with this worker's part of its
+    /// sums, if that was read already.
+    unread: Vec<(PerReplica<StepSums>, Option<Sums>)>,
     pub(super) sums: Sums,
 }
 
@@ -91,7 +93,7 @@ impl Meter {
 
     /// Takes a batch's sums over; reads the device only when too many are waiting.
     pub(super) fn add(&mut self, batch: PerReplica<StepSums>) -> Result<()> {
-        self.unread.push(batch);
+        self.unread.push((batch, None));
         if self.unread.len() >= MAX_UNREAD_BATCHES {
             self.read()?;
         }
@@ -111,7 +113,7 @@ impl Meter {
 
     /// Reads and adds up everything so far. Waits for the devices.
     pub(super) fn read(&mut self) -> Result<&Sums> {
-        for batch in self.unread.drain(..) {
+        for (batch, _) in self.unread.drain(..) {
             self.sums.add(Self::sums_of(&*self.strategy, batch)?)?;
         }
         Ok(&self.sums)
@@ -127,8 +129,12 @@ impl Meter {
         // Every replica has its share of the regularization.
         let local = self.strategy.replicas().len() as f64;
         let share = self.strategy.num_replicas_in_sync() as f64 / local;
-        for batch in &self.unread {
-            sums.add(StepSums::read(batch.values(), share)?)?;
+        for (batch, own) in &mut self.unread {
+            let read = match own.take() {
+                Some(read) => read,
+                None => StepSums::read(batch.values(), share)?,
+            };
+            sums.add(own.insert(read).clone())?;
         }
         Ok(sums)
     }

@@ -151,7 +151,8 @@ pub struct Objective {
     pub(super) loss: Tensor<1>,
     regularization: Option<Tensor<1>>,
     examples: Quantity,
-    averaged_over: Option<usize>,
+    /// What the loss was divided by, if somebody says so.
+    divisor: Option<f64>,
     metrics: Vec<(Cow<'static, str>, Quantity, Quantity)>,
 }
 
@@ -166,7 +167,7 @@ impl Objective {
             loss,
             regularization: None,
             examples: Quantity::Host(0.0),
-            averaged_over: None,
+            divisor: None,
             metrics: Vec::new(),
         }
     }
@@ -189,7 +190,7 @@ impl Objective {
     /// The number that the sum over this replica's examples was divided by, if nobody else says so
     /// and it is not the source's global batch size. Replicas may say different numbers.
     pub fn averaged_over(mut self, examples: usize) -> Self {
-        self.averaged_over = Some(examples);
+        self.divisor = Some(examples as f64);
         self
     }
 
@@ -213,17 +214,24 @@ impl Objective {
         }
     }
 
-    /// What the loss was divided by, if somebody says so.
-    fn divisor(&self) -> Result<Option<f64>> {
+    /// What a forward pass gives for a batch, with what the functions of the loss have noted.
+    pub(super) fn of_batch<M, B>(
+        ctx: &StepContext<'_>,
+        model: &M,
+        batch: B,
+        forward: &impl Forward<M, B, Self>,
+    ) -> Result<Self> {
+        let mut given = forward(ctx, model, batch)?;
         let noted = loss::take_divisor();
-        match self.averaged_over {
-            Some(count) => Ok(Some(count as f64)),
-            None => noted,
+        if given.divisor.is_none() {
+            given.divisor = noted?;
         }
+        Ok(given)
     }
 
-    /// The sums to report, without the graph. `own` is what the loss was divided by.
-    fn into_sums(self, global_batch_size: Option<usize>, own: Option<f64>) -> StepSums {
+    /// The sums to report, without the graph.
+    pub(super) fn into_sums(self, global_batch_size: Option<usize>) -> StepSums {
+        let own = self.divisor;
         // All replicas give their loss in one unit: divided by the global batch size, or not at
         // all. Only if neither is known they cannot.
         let common = global_batch_size.map(|size| size as f64);
@@ -282,23 +290,11 @@ pub(super) fn train_on<M: Module + 'static, B>(
     (state, batch): (&mut TrainState<M>, B),
     objective: &impl Forward<M, B, Objective>,
 ) -> Result<(Applied, StepSums)> {
-    let given = objective(&StepContext { replica, pass }, &state.model, batch)?;
-    let divisor = given.divisor()?;
+    let ctx = StepContext { replica, pass };
+    let given = Objective::of_batch(&ctx, &state.model, batch, objective)?;
     let gradients = replica.gradient(&given.total(), &state.model)?;
     let applied = state.apply_gradients(replica, gradients)?;
-    let sums = given.into_sums(replica.global_batch_size(), divisor);
-    Ok((applied, sums))
-}
-
-/// The same without gradients.
-pub(super) fn evaluate_on<M, B>(
-    ctx: &StepContext<'_>,
-    (model, batch): (&M, B),
-    objective: &impl Forward<M, B, Objective>,
-) -> Result<StepSums> {
-    let given = objective(ctx, model, batch)?;
-    let divisor = given.divisor()?;
-    Ok(given.into_sums(ctx.global_batch_size(), divisor))
+    Ok((applied, given.into_sums(replica.global_batch_size())))
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].
@@ -342,12 +338,8 @@ impl Sums {
             self.metrics = batch.metrics;
             return Ok(());
         }
-        let names = |sums: &[MetricSums]| {
-            sums.iter()
-                .map(|(name, ..)| name.clone())
-                .collect::<Vec<_>>()
-        };
-        if names(&self.metrics) != names(&batch.metrics) {
+        let own = self.metrics.iter().map(|(name, ..)| name);
+        if !own.eq(batch.metrics.iter().map(|(name, ..)| name)) {
             return Err(Error::invalid(
                 "the objective must give the same metrics in the same order for every batch",
             ));
@@ -381,12 +373,16 @@ impl Nest for StepSums {
 }
 
 impl StepSums {
+    /// The places of the numbers that are on the device.
+    fn places(&self) -> impl Iterator<Item = usize> {
+        self.tensors.iter().map(|(place, _)| *place)
+    }
+
     /// Refuses to add up sums of different metrics.
     pub(super) fn check_same(replicas: &[Self]) -> Result<()> {
-        let places = |sums: &Self| sums.tensors.iter().map(|(at, _)| *at).collect::<Vec<_>>();
         let mut neighbours = replicas.iter().zip(replicas.iter().skip(1));
         let differ = |(own, other): &(&Self, &Self)| {
-            own.names != other.names || places(own) != places(other)
+            own.names != other.names || !own.places().eq(other.places())
         };
         let Some((own, other)) = neighbours.find(differ) else {
             return Ok(());

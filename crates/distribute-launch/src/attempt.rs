@@ -229,7 +229,7 @@ impl Attempt<'_, '_> {
             true => 0,
             false => session.job.restarts_max,
         };
-        let (task, old) = (self.processes[index].task, self.processes[index].pid);
+        let task = self.processes[index].task;
         let Some(again) = self.restarts.count_restart(index, most) else {
             self.log(&format!("{task}: {ending}; the job goes on without it"));
             return self.give_up_worker(death, session, starter.workers());
@@ -242,9 +242,9 @@ impl Attempt<'_, '_> {
         match starter.start(session, index, again) {
             Ok((process, output)) => {
                 session.guard.group_started(process.pid);
-                self.processes[index] = process;
                 self.outputs[index] = output;
-                session.guard.group_ended(old);
+                let old = std::mem::replace(&mut self.processes[index], process);
+                session.guard.reap(old);
             }
             Err(error) => self.abort_job(error),
         }

@@ -9,16 +9,19 @@
 //! group PID        it has a process group with this number
 //! gone PID         the group is no more, and its number may become another's
 //! over             nothing is left of the attempt
+//! keep             the temporary directory of the log files stays
 //! ```
 //!
-//! When the input ends, for whatever reason, the guard ends what it knows of, and itself. It says
-//! that it is ready first, so that the launcher notices if the program is not a guard at all.
+//! When the input ends, for whatever reason, the guard ends what it knows of, removes the directory,
+//! and ends itself. It says that it is ready first, so that the launcher notices if the program is
+//! not a guard at all.
 
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -32,7 +35,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::cluster::Token;
 use crate::leftovers::{self, Marks};
-use crate::process::{MARK_VARIABLE, parse_pid};
+use crate::process::{MARK_VARIABLE, Process, parse_pid};
 use crate::{LaunchError, Result};
 
 const READY: &str = "distribute-launch: the guard is ready";
@@ -43,9 +46,12 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// How many guards may follow each other: one that always ends is of no use.
 const REPLACED_MAX: u32 = 16;
 
+/// The temporary directory of the job's log files, which may be made later than the guard.
+const LOGS_VARIABLE: &str = "DISTRIBUTE_LAUNCH_LOGS";
+
 /// What the program of [`Job::guard`](crate::Job::guard) does, and nothing else: it waits until
-/// its standard input ends, and then ends the processes it was told of. It ignores SIGTERM, SIGINT
-/// and SIGHUP. Without a launcher at the other end it returns at once.
+/// its standard input ends, and then ends the processes it was told of, and removes a temporary
+/// directory of log files that is still there. It ignores SIGTERM, SIGINT and SIGHUP. Without a launcher at the other end it returns at once.
 pub fn guard_main() -> ExitCode {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         let unused = Arc::new(AtomicBool::new(false));
@@ -60,34 +66,53 @@ pub fn guard_main() -> ExitCode {
     {
         return ExitCode::FAILURE;
     }
-    let mut marks = None;
+    let mut left = Left {
+        marks: None,
+        logs: std::env::var_os(LOGS_VARIABLE),
+    };
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };
-        follow(&line, &mut marks);
+        left.follow(&line);
     }
-    if let Some(marks) = marks {
-        leftovers::kill(&marks);
-    }
+    left.remove();
     ExitCode::SUCCESS
 }
 
-fn follow(line: &str, marks: &mut Option<Marks>) {
-    match (line.split_once(' '), marks) {
-        (Some(("attempt", mark)), marks) => {
-            *marks = Token::from_text(mark).map(|mark| Marks {
-                mark,
-                groups: Vec::new(),
-            });
+/// What the guard removes should the launcher be killed now.
+struct Left {
+    marks: Option<Marks>,
+    logs: Option<OsString>,
+}
+
+impl Left {
+    /// Acts on what the launcher has said.
+    fn follow(&mut self, line: &str) {
+        match (line.split_once(' '), &mut self.marks) {
+            (Some(("attempt", mark)), marks) => {
+                *marks = Token::from_text(mark).map(|mark| Marks {
+                    mark,
+                    groups: Vec::new(),
+                });
+            }
+            (Some(("group", pid)), Some(marks)) => marks.groups.extend(parse_pid(pid)),
+            (Some(("gone", pid)), Some(marks)) => {
+                let gone = parse_pid(pid);
+                marks.groups.retain(|group| Some(*group) != gone);
+            }
+            (None, marks) if line == "over" => *marks = None,
+            (None, _) if line == "keep" => self.logs = None,
+            _ => {}
         }
-        (Some(("group", pid)), Some(marks)) => {
-            marks.groups.extend(parse_pid(pid));
+    }
+
+    fn remove(self) {
+        if let Some(marks) = self.marks {
+            leftovers::kill(&marks);
         }
-        (Some(("gone", pid)), Some(marks)) => {
-            let gone = parse_pid(pid);
-            marks.groups.retain(|group| Some(*group) != gone);
+        if let Some(logs) = self.logs {
+            // Most often the launcher has done so, or has not made it.
+            let _none = std::fs::remove_dir_all(logs);
         }
-        (None, marks) if line == "over" => *marks = None,
-        _ => {}
     }
 }
 
@@ -97,6 +122,8 @@ fn follow(line: &str, marks: &mut Option<Marks>) {
 /// what there is to end. If none can be had any more the job goes on without.
 pub struct Guard {
     command: Vec<OsString>,
+    /// The temporary directory to remove, if there is one.
+    logs: Option<PathBuf>,
     running: Option<GuardProcess>,
     /// The attempt that is under way.
     current: Option<Marks>,
@@ -118,21 +145,18 @@ struct Input {
 
 impl Guard {
     /// Starts the guard and waits until it is ready.
-    pub fn start(command: Option<&[OsString]>) -> Result<Guard> {
+    pub fn start(command: Option<&[OsString]>, logs: Option<&Path>) -> Result<Guard> {
         let command = command.unwrap_or_default().to_vec();
-        let running = match command.first() {
-            None => None,
-            Some(program) => {
-                Some(
-                    GuardProcess::start(&command).map_err(|source| LaunchError::Guard {
-                        program: program.clone(),
-                        source,
-                    })?,
-                )
-            }
+        let start = |program: &OsString| {
+            GuardProcess::start(&command, logs).map_err(|source| LaunchError::Guard {
+                program: program.clone(),
+                source,
+            })
         };
+        let running = command.first().map(start).transpose()?;
         Ok(Guard {
             command,
+            logs: logs.map(Path::to_owned),
             running,
             current: None,
             replaced: 0,
@@ -161,16 +185,26 @@ impl Guard {
         }
     }
 
-    pub fn group_ended(&mut self, group: Pid) {
+    /// Forgets the group of a process before its leader is reaped: after that the number may become
+    /// another's.
+    pub fn reap(&mut self, process: Process) {
+        let group = process.pid;
         if let Some(current) = &mut self.current {
             current.groups.retain(|other| *other != group);
         }
         self.send(&format!("gone {}\n", group.as_raw_nonzero()));
+        drop(process);
     }
 
     pub fn attempt_ended(&mut self) {
         self.current = None;
         self.send("over\n");
+    }
+
+    /// The temporary directory of the log files stays.
+    pub fn keep_logs(&mut self) {
+        self.logs = None;
+        self.send("keep\n");
     }
 
     /// Whether there is a guard to look after.
@@ -192,7 +226,7 @@ impl Guard {
             return without("as those before it".to_owned());
         }
         self.replaced += 1;
-        match GuardProcess::start(&self.command) {
+        match GuardProcess::start(&self.command, self.logs.as_deref()) {
             Ok(running) => self.running = Some(running),
             Err(error) => return without(format!("and another one cannot be started ({error})")),
         }
@@ -215,7 +249,7 @@ impl Guard {
 }
 
 impl GuardProcess {
-    fn start(command: &[OsString]) -> io::Result<GuardProcess> {
+    fn start(command: &[OsString], logs: Option<&Path>) -> io::Result<GuardProcess> {
         let [program, arguments @ ..] = command else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -225,6 +259,8 @@ impl GuardProcess {
         let mut child = Command::new(program)
             .args(arguments)
             .env_remove(MARK_VARIABLE)
+            .env_remove(LOGS_VARIABLE)
+            .envs(logs.map(|logs| (LOGS_VARIABLE, logs)))
             .process_group(0)
             .stdin(reader.try_clone()?)
             .stdout(Stdio::piped())
@@ -296,19 +332,28 @@ impl Drop for GuardProcess {
 
 #[cfg(test)]
 mod tests {
-    use super::{Token, follow};
+    use std::thread;
+
+    use rustix::io::{ioctl_fionbio, read, write};
+
+    use super::*;
+    use crate::process::wait;
+    use crate::{Ending, Job, Role, Task};
 
     #[test]
     fn the_guard_knows_the_current_attempt_only() {
-        let mut marks = None;
-        follow("group 7", &mut marks);
-        assert!(marks.is_none());
+        let mut left = Left {
+            marks: None,
+            logs: Some("logs".into()),
+        };
+        left.follow("group 7");
+        assert!(left.marks.is_none());
         let mark = Token::random().unwrap();
         let attempt = format!("attempt {}", mark.secret());
         for line in [&attempt, "group 12", "group x", "group -3", "noise"] {
-            follow(line, &mut marks);
+            left.follow(line);
         }
-        let known = marks.as_ref().unwrap();
+        let known = left.marks.as_ref().unwrap();
         assert_eq!(known.mark.secret(), mark.secret());
         let groups: Vec<i32> = known
             .groups
@@ -316,9 +361,54 @@ mod tests {
             .map(|pid| pid.as_raw_nonzero().get())
             .collect();
         assert_eq!(groups, [12]);
-        follow("gone 12", &mut marks);
-        assert!(marks.as_ref().unwrap().groups.is_empty());
-        follow("over", &mut marks);
-        assert!(marks.is_none());
+        left.follow("gone 12");
+        assert!(left.marks.as_ref().unwrap().groups.is_empty());
+        left.follow("over");
+        assert!(left.marks.is_none() && left.logs.is_some());
+        left.follow("keep");
+        assert!(left.logs.is_none());
+    }
+
+    /// A guard that says that it is ready and then does this.
+    fn guard(then: &str) -> Guard {
+        let script = format!("echo '{READY}'; {then}");
+        let command = ["sh", "-c", &script].map(OsString::from);
+        Guard::start(Some(&command), None).unwrap()
+    }
+
+    /// A process that ends at once and well.
+    fn process(guard: Option<BorrowedFd<'_>>) -> Process {
+        let (role, index) = (Role::Worker, 0);
+        let (task, paths) = (Task { role, index }, (PathBuf::new(), PathBuf::new()));
+        let (process, _) = Process::start(&Job::new(["true"]), task, &[], paths, guard).unwrap();
+        process
+    }
+
+    #[test]
+    fn a_guard_that_has_ended_ends_no_process_that_is_started_then() {
+        let guard = guard("exit");
+        wait(Pid::from_child(&guard.running.as_ref().unwrap().child));
+        let process = process(guard.pipe());
+        assert_eq!(wait(process.pid), Ending::Exit(0));
+    }
+
+    #[test]
+    fn a_group_is_let_go_of_before_its_leader_is_reaped() {
+        // It never reads what it is told, so the launcher cannot go on behind a full pipe.
+        let mut guard = guard("exec >/dev/null; exec sleep 1000");
+        let input = guard.running.as_ref().unwrap().input.as_ref().unwrap();
+        let reader = input._reader.try_clone().unwrap();
+        ioctl_fionbio(&input.writer, true).unwrap();
+        while write(&input.writer, &[0; 4096]).is_ok() {}
+        ioctl_fionbio(&input.writer, false).unwrap();
+        let process = process(None);
+        let pid = process.pid;
+        assert_eq!(wait(pid), Ending::Exit(0));
+        let reaping = thread::spawn(move || guard.reap(process));
+        thread::sleep(Duration::from_millis(100));
+        assert_eq!(wait(pid), Ending::Exit(0), "it was reaped");
+        read(&reader, &mut [0; 1 << 16]).unwrap();
+        reaping.join().unwrap();
+        assert_eq!(wait(pid), Ending::Unknown, "it was not reaped");
     }
 }

@@ -93,7 +93,8 @@ impl Job {
 
     /// Where the log files go; the directory is made if there is none, files of an earlier job are
     /// overwritten. By default they go to a new directory below the system's temporary one, which
-    /// is named on standard error, removed when the job succeeds and kept when it does not.
+    /// is named on standard error, removed when the job succeeds and kept when it does not. Of a
+    /// launcher that is killed the [guard](Job::guard) removes it.
     #[must_use]
     pub fn log_directory(mut self, directory: impl AsRef<Path>) -> Job {
         self.log_directory = Some(directory.as_ref().to_owned());

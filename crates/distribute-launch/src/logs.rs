@@ -1,58 +1,84 @@
 //! Where the log files of a job are.
 
-use std::fs::{self, File};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-
-use tempfile::TempDir;
 
 use crate::{LaunchError, Result, Task};
 
+/// Where the log files of a job are to be.
+pub enum LogPlace<'a> {
+    /// The user chose it.
+    Given(&'a Path),
+    /// A new directory below the system's temporary one.
+    Temporary(PathBuf),
+}
+
+impl<'a> LogPlace<'a> {
+    /// A temporary one if the user chose none.
+    pub fn new(given: Option<&'a Path>) -> Result<LogPlace<'a>> {
+        if let Some(path) = given {
+            return Ok(LogPlace::Given(path));
+        }
+        let number = getrandom::u64().map_err(io::Error::other);
+        let number = number.map_err(LaunchError::system("no random numbers"))?;
+        let name = format!("distribute-launch-{number:016x}");
+        Ok(LogPlace::Temporary(std::env::temp_dir().join(name)))
+    }
+
+    pub fn temporary(&self) -> Option<&Path> {
+        match self {
+            LogPlace::Given(_) => None,
+            LogPlace::Temporary(path) => Some(path),
+        }
+    }
+
+    /// Makes the directory; into a temporary one only this user may look.
+    pub fn make(self) -> Result<LogDirectory> {
+        let is_temporary = self.temporary().is_some();
+        let path = match self {
+            LogPlace::Given(path) => path.to_owned(),
+            LogPlace::Temporary(path) => path,
+        };
+        let made = match is_temporary {
+            true => DirBuilder::new().mode(0o700).create(&path),
+            false => fs::create_dir_all(&path),
+        };
+        match made {
+            Ok(()) => Ok(LogDirectory { path, is_temporary }),
+            Err(source) => Err(LaunchError::LogDirectory { path, source }),
+        }
+    }
+}
+
 /// The directory of a job's log files.
-pub enum LogDirectory {
-    /// The user chose it: it stays.
-    Given(PathBuf),
+pub struct LogDirectory {
+    path: PathBuf,
     /// Removed when dropped.
-    Temporary(TempDir),
+    pub is_temporary: bool,
 }
 
 impl LogDirectory {
-    /// Makes the directory, a temporary one if the user chose none.
-    pub fn new(given: Option<&Path>) -> Result<LogDirectory> {
-        if let Some(path) = given {
-            make(path)?;
-            return Ok(LogDirectory::Given(path.to_owned()));
-        }
-        let directory = tempfile::Builder::new()
-            .prefix("distribute-launch-")
-            .tempdir();
-        let directory = directory.map_err(|source| LaunchError::LogDirectory {
-            path: std::env::temp_dir(),
-            source,
-        })?;
-        Ok(LogDirectory::Temporary(directory))
-    }
-
     pub fn path(&self) -> &Path {
-        match self {
-            LogDirectory::Given(path) => path,
-            LogDirectory::Temporary(directory) => directory.path(),
-        }
+        &self.path
     }
 
     /// Keeps the directory.
-    pub fn keep(self) {
-        if let LogDirectory::Temporary(directory) = self {
-            let _path = directory.keep();
-        }
+    pub fn keep(mut self) {
+        self.is_temporary = false;
     }
 
     /// Makes the empty log file of a task and says where it is. `again` counts how often the task
     /// alone was started again.
     pub fn file(&self, task: Task, restart: u32, again: u32) -> Result<(PathBuf, File)> {
-        let mut path = self.path().to_owned();
+        let mut path = self.path.clone();
+        let failed = |path, source| Err(LaunchError::LogDirectory { path, source });
         if restart > 0 {
             path.push(format!("restart-{restart}"));
-            make(&path)?;
+            if let Err(source) = fs::create_dir_all(&path) {
+                return failed(path, source);
+            }
         }
         let again = match again {
             0 => String::new(),
@@ -61,14 +87,16 @@ impl LogDirectory {
         path.push(format!("{}-{}{again}.log", task.role.name(), task.index));
         match File::create(&path) {
             Ok(file) => Ok((path, file)),
-            Err(source) => Err(LaunchError::LogDirectory { path, source }),
+            Err(source) => failed(path, source),
         }
     }
 }
 
-fn make(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).map_err(|source| LaunchError::LogDirectory {
-        path: path.to_owned(),
-        source,
-    })
+impl Drop for LogDirectory {
+    fn drop(&mut self) {
+        if self.is_temporary {
+            // What cannot be removed stays; the job is over.
+            let _left = fs::remove_dir_all(&self.path);
+        }
+    }
 }

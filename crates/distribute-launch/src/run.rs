@@ -3,7 +3,7 @@ use crate::console::{Console, Screen};
 use crate::events::{self, Event, SignalWatch};
 use crate::guard::Guard;
 use crate::launcher_group::{LauncherGroup, WaitOutcome};
-use crate::logs::LogDirectory;
+use crate::logs::{LogDirectory, LogPlace};
 use crate::outcome::WRONG_USAGE;
 use crate::relay::Relay;
 use crate::report::AttemptResult;
@@ -24,24 +24,33 @@ use crate::{Job, LaunchError, Outcome, Result, RootCause};
 pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     job.check()?;
     let screen = Screen::new(console);
-    let logs = LogDirectory::new(job.log_directory.as_deref())?;
-    let result = run_with_logs(job, &screen, &logs);
+    let place = LogPlace::new(job.log_directory.as_deref())?;
+    // There before the directory is and until it is gone: it removes what a killed launcher leaves.
+    let mut guard = Guard::start(job.guard.as_deref(), place.temporary())?;
+    let logs = place.make()?;
+    let result = run_with_logs(job, &screen, &logs, &mut guard);
     let is_worth_keeping = match &result {
         Ok(Outcome::Succeeded { .. }) => false,
         Ok(_) => true,
         Err(error) => matches!(
             error,
-            LaunchError::LogWrite { .. } | LaunchError::Console { .. } | LaunchError::Guard { .. }
+            LaunchError::LogWrite { .. } | LaunchError::Console { .. }
         ),
     };
     if is_worth_keeping {
+        guard.keep_logs();
         logs.keep();
     }
     result
 }
 
-fn run_with_logs(job: &Job, screen: &Screen<'_>, logs: &LogDirectory) -> Result<Outcome> {
-    if matches!(logs, LogDirectory::Temporary(_)) {
+fn run_with_logs(
+    job: &Job,
+    screen: &Screen<'_>,
+    logs: &LogDirectory,
+    guard: &mut Guard,
+) -> Result<Outcome> {
+    if logs.is_temporary {
         screen.log(&format!("log files are in {}", logs.path().display()))?;
     }
     let tasks = job.tasks();
@@ -51,7 +60,6 @@ fn run_with_logs(job: &Job, screen: &Screen<'_>, logs: &LogDirectory) -> Result<
             true => Some(SignalWatch::start(threads, events.clone())?),
             false => None,
         };
-        let guard = Guard::start(job.guard.as_deref())?;
         let relay = job.hosts.as_ref().filter(|hosts| hosts.index == 0);
         // Dropped after the session, whose connection to it says good-bye first.
         let _relay = relay

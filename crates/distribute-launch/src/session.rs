@@ -19,7 +19,7 @@ pub struct Session<'a, 's> {
     pub tasks: Vec<Task>,
     pub screen: &'a Screen<'s>,
     pub logs: &'a LogDirectory,
-    pub guard: Guard,
+    pub guard: &'a mut Guard,
     /// The launchers of the other hosts, if there are any.
     pub group: Option<LauncherGroup>,
     pub events: Events,

@@ -76,14 +76,12 @@ impl<M: LearnerModel> Run<'_, M> {
     fn report(&mut self, iteration: &mut usize) {
         let rate = self.replicas[0].learner.lr_current();
         let outputs = self.replicas.iter_mut();
-        for (output, progress) in outputs.filter_map(|replica| replica.output.take()) {
+        let outputs: Vec<_> = outputs.filter_map(|it| it.output.take()).collect();
+        for (output, progress) in outputs {
             *iteration += 1;
             let rate = Some(rate.clone());
             let item = TrainingItem::new(output, progress, Some(*iteration), rate);
-            let processed = LearnerEvent::ProcessedItem(item);
-            let parts = &mut self.components;
-            let told = parts.event_processor.process_train(processed);
-            parts.interrupter.fail_on_error(told);
+            self.tell(|events| events.process_train(LearnerEvent::ProcessedItem(item)));
         }
     }
 }

@@ -79,7 +79,6 @@ const CRATES: &[Row] = &[
     row(
         "distribute-data",
         MayUse::Only(&[
-            "distribute-collectives",
             "distribute-core",
             "distribute-cuda",
             "distribute-error",

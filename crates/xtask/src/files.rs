@@ -14,12 +14,17 @@ const TARGET_DIRECTORIES: [&str; 4] = ["src/bin", "tests", "benches", "examples"
 /// The files of the library and the programs that are compiled outside their tests too.
 pub fn program_files(tree: &Tree, member: &Member) -> BTreeSet<String> {
     let mut walk = Walk::new(tree, false);
-    let source = member.path("src/");
-    let roots = roots(tree, member).into_iter();
-    for root in roots.filter(|root| root.starts_with(&source)) {
+    for root in program_roots(tree, member) {
         walk.file(&root, true);
     }
     walk.reached
+}
+
+/// The files below `src/` that the library and the programs begin with.
+pub fn program_roots(tree: &Tree, member: &Member) -> BTreeSet<String> {
+    let source = member.path("src/");
+    let roots = roots(tree, member).into_iter();
+    roots.filter(|root| root.starts_with(&source)).collect()
 }
 
 /// The files that any target reaches, tests included.

@@ -26,7 +26,7 @@ const MPI: &str = " --features distribute-collectives/mpi --test mpi";
 /// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl` and `mpi`.
 pub fn run(root: &Path) -> Result<String, String> {
     finish(&mut cargo_command(root, "test --workspace --no-run"))?;
-    let lanes = Lanes::of(&test_programs(root)?);
+    let lanes = Lanes::of(&test_programs(root)?)?;
     let mut counts = std::thread::scope(|scope| {
         let computing = scope.spawn(|| run_lane(root, &lanes.computing, true));
         let waiting = run_lane(root, &lanes.waiting, false);
@@ -61,7 +61,12 @@ struct Lanes {
 }
 
 impl Lanes {
-    fn of(programs: &BTreeSet<String>) -> Self {
+    fn of(programs: &BTreeSet<String>) -> Result<Self, String> {
+        if let Some(gone) = COMPUTING.iter().find(|name| !programs.contains(**name)) {
+            return Err(format!(
+                "COMPUTING in suite.rs: `{gone}` is no test program"
+            ));
+        }
         let command = |kinds: &str, computing: bool| {
             let mut command = format!("test --workspace{kinds}");
             for program in programs {
@@ -72,10 +77,10 @@ impl Lanes {
             }
             command
         };
-        Self {
+        Ok(Self {
             waiting: vec![command(" --lib --bins", false)],
             computing: vec![command("", true), "test --workspace --doc".to_owned()],
-        }
+        })
     }
 }
 
@@ -343,18 +348,22 @@ mod tests {
             {"targets": [
                 {"name": "all", "kind": ["test"], "required-features": []},
                 {"name": "tpu", "kind": ["test"]},
+                {"name": "tpu_xla", "kind": ["test"]},
                 {"name": "bench", "kind": ["example"]},
             ]},
         ]});
-        let lanes = Lanes::of(&programs_of(&metadata));
+        let mut programs = programs_of(&metadata);
+        let lanes = Lanes::of(&programs);
         let expected = Lanes {
             waiting: vec!["test --workspace --lib --bins --test all".to_owned()],
             computing: vec![
-                "test --workspace --test conformance --test tpu".to_owned(),
+                "test --workspace --test conformance --test tpu --test tpu_xla".to_owned(),
                 "test --workspace --doc".to_owned(),
             ],
         };
-        assert_eq!(lanes, expected);
+        assert_eq!(lanes, Ok(expected));
+        programs.remove("tpu");
+        assert!(Lanes::of(&programs).is_err_and(|error| error.contains("`tpu`")));
     }
 
     #[test]

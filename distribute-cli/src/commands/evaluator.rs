@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use distribute_core::checkpoint::{self, Checkpoint, CheckpointError};
+use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry};
 use distribute_core::{
     Configuration, DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState,
 };
@@ -75,7 +75,8 @@ fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Fail
         }
         Err(error) => return Err(error.into()),
     };
-    let Some(entry) = newest.filter(|entry| seen.is_none_or(|seen| entry.step > seen)) else {
+    let is_newer = |entry: &Entry| seen.is_none_or(|seen| entry.step > seen);
+    let Some((entry, _)) = newest.filter(|(entry, _)| is_newer(entry)) else {
         return Ok(None);
     };
     match checkpoint::load(&entry.path) {

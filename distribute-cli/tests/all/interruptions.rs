@@ -110,7 +110,7 @@ fn two_runs_never_share_a_checkpoint_directory() {
     // SIGKILL: what the dead run held is free at once.
     drop(training);
     all_complete(&saved);
-    let newest = checkpoint::latest(&saved).unwrap().found.unwrap().step;
+    let newest = checkpoint::latest(&saved).unwrap().found.unwrap().0.step;
     let more = newest + 2;
     let resumed = succeed(folder.path(), &format!("{long} --resume --steps {more}"));
     assert_eq!(common::last_event(&resumed)["steps"], more);

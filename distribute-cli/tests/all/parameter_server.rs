@@ -168,7 +168,8 @@ fn after_a_lost_server_the_job_goes_on_from_its_last_checkpoint() {
     assert!(again >= 100, "{again}");
     let newest = checkpoint::latest(folder.path().join("saved")).unwrap();
     let done = &events(&finished.stdout, "done")[0];
-    assert_eq!(newest.found.unwrap().step, done["steps"].as_u64().unwrap());
+    let newest = newest.found.unwrap().0.step;
+    assert_eq!(newest, done["steps"].as_u64().unwrap());
 }
 
 #[test]

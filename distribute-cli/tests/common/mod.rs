@@ -174,10 +174,11 @@ impl Drop for Process {
     }
 }
 
-/// The program as [`Process`] wants it, in a folder of its own.
+/// The program as [`Process`] wants it, in a folder of its own, where the log files of a launched
+/// job that fails stay too.
 pub fn plain(folder: &Path) -> std::process::Command {
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("distribute-cli"));
-    command.current_dir(folder);
+    command.current_dir(folder).env("TMPDIR", folder);
     command
 }
 

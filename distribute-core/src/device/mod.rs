@@ -104,7 +104,7 @@ impl LogicalDevice {
         }
         match name.as_str() {
             "cpu" => Ok(Self::Cpu(index)),
-            "cuda" | "gpu" => Err(Error::invalid(format!(
+            name if is_nvidias(name) => Err(Error::invalid(format!(
                 "{text}: this build has no CUDA: build with --features cuda"
             ))),
             "tpu" => Err(Error::invalid(format!(
@@ -134,10 +134,22 @@ impl FromStr for LogicalDevice {
 
     /// Reads `cpu:0`, and TensorFlow's spellings of it: `CPU:0`, `/cpu:0`, `/device:CPU:0`,
     /// `/job:localhost/replica:0/task:0/device:CPU:0`. Names of GPUs are read by
-    /// [`parse`](Self::parse), which the crates that bring GPUs call: `distribute_cuda::parse`.
+    /// [`parse`](Self::parse), which the crates that bring GPUs call:
+    /// `distribute_data::cuda::parse`.
     fn from_str(text: &str) -> Result<Self> {
-        Self::parse(text, &[])
+        match kind_and_index(text)? {
+            // Whether the build has them is not known here.
+            Some((name, _)) if is_nvidias(&name) => Err(Error::invalid(format!(
+                "{text} is a GPU: its name is read by `distribute_data::cuda::parse`, in a build \
+                 with --features cuda"
+            ))),
+            _ => Self::parse(text, &[]),
+        }
     }
+}
+
+fn is_nvidias(name: &str) -> bool {
+    ["cuda", "gpu"].contains(&name)
 }
 
 /// The parts of a device's name in this process; nothing if it is not a name of one.
@@ -221,10 +233,16 @@ mod tests {
     #[test]
     fn gpus_have_tensorflows_names_too() {
         for text in ["cuda:1", "gpu:1", "/gpu:1", "/GPU:1", "/device:GPU:1"] {
-            match text.parse::<LogicalDevice>() {
-                Ok(device) => assert_eq!(device.gpu_index(), Some(1), "{text}"),
-                Err(error) => assert!(error.to_string().contains("no CUDA"), "{error}"),
-            }
+            let read = LogicalDevice::parse(text, &[&Named("cuda")]).unwrap();
+            assert_eq!(read.gpu_index(), Some(1), "{text}");
+            let error = LogicalDevice::parse(text, &[]).unwrap_err().to_string();
+            assert!(error.contains("this build has no CUDA"), "{error}");
+            // The build may well have it.
+            let error = text.parse::<LogicalDevice>().unwrap_err().to_string();
+            assert!(
+                error.contains("by `distribute_data::cuda::parse`"),
+                "{error}"
+            );
         }
     }
 

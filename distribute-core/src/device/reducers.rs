@@ -1,14 +1,13 @@
 //! What reduces gradients in the memory of devices: who is asked for, and what a reducer has to do.
 
 use std::fmt;
-use std::str::FromStr;
 
 use burn::tensor::Tensor;
 use distribute_collectives::ReduceOp;
 
 use super::shared_group::SharedGroup;
 use crate::communication::{CommunicationImplementation, CommunicationOptions};
-use crate::{Error, LogicalDevice, Result};
+use crate::{LogicalDevice, Result};
 
 /// Who reduces gradients that are in the memory of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -43,26 +42,6 @@ impl DeviceReduction {
             Self::Nccl => "nccl",
             Self::Burn => "burn",
         }
-    }
-}
-
-impl fmt::Display for DeviceReduction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for DeviceReduction {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let all = [Self::Auto, Self::HostMemory, Self::Nccl, Self::Burn];
-        let found = all.into_iter().find(|way| way.name() == text);
-        found.ok_or_else(|| {
-            Error::invalid(format!(
-                "unknown device reduction `{text}`: use auto, host-memory, nccl or burn"
-            ))
-        })
     }
 }
 

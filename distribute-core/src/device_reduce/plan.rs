@@ -67,7 +67,7 @@ impl DevicePlan {
         if by_name && own.is_none() && gpus < devices.len() {
             let reason = "it reduces the memory of GPUs, and a replica of this strategy is on a \
                           CPU; put every replica on a GPU, or use auto";
-            return Err(CollectiveError::unavailable(wanted.to_string(), reason).into());
+            return Err(CollectiveError::unavailable(wanted.name(), reason).into());
         }
         let reducers = match kinds.first() {
             Some(kind) if own.is_none() && gpus == devices.len() => {

@@ -295,11 +295,6 @@ impl Gradients {
         }
         Ok(norm)
     }
-
-    /// The parameters' ids, in visit order.
-    pub fn param_ids(&self) -> impl Iterator<Item = ParamId> {
-        self.entries.iter().map(|entry| entry.id)
-    }
 }
 
 fn on_host(number: Number) -> Result<f64> {

@@ -1,7 +1,7 @@
 //! The tensors and numbers that values are made of: [`Leaf`].
 
 use burn::tensor::kind::Autodiff;
-use burn::tensor::{Bool, DType, Device, Float, Int, Tensor, TensorData};
+use burn::tensor::{Bool, DType, Float, Int, Tensor, TensorData};
 use burn_capture::CaptureBackend;
 
 use crate::trace::{CapturedTensor, TensorSpec, Tracked, captured, read_error};
@@ -33,7 +33,8 @@ pub trait Leaf {
     ///
     /// # Errors
     /// [`Error::DType`] if the leaf cannot hold elements of that type (an integer tensor cannot
-    /// hold a mean), [`Error::Shape`] if it has another number of dimensions.
+    /// hold a mean), [`Error::InvalidArgument`] for a tensor of another number of dimensions,
+    /// [`Error::Shape`] for a number that gets several.
     fn put(&mut self, data: TensorData) -> Result<()>;
 
     /// Replaces the values; the device and what autodiff knows of the tensor stay.
@@ -67,9 +68,6 @@ pub trait Leaf {
 
     /// Replaces the tensor by one of a captured graph that is [tracked](Self::tracking) so.
     fn bind(&mut self, tensor: CapturedTensor, tracking: (bool, bool));
-
-    /// Becomes an empty tensor that is [tracked](Self::tracking) so.
-    fn empty(&mut self, _tracking: (bool, bool)) {}
 }
 
 /// What tensors of floats, integers and bools differ in.
@@ -192,10 +190,8 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
         }
         let dtype = data.dtype();
         if !K::fits(dtype) {
-            return Err(Error::DType {
-                op: "put the result back (an integer tensor cannot hold a mean)",
-                dtype: dtype.name().to_string(),
-            });
+            let op = "put the result back (an integer tensor cannot hold a mean)";
+            return Err(Error::dtype(op, dtype));
         }
         let device = self.device().without_autodiff();
         *self = Tensor::from_data(data, (&device, dtype));
@@ -219,10 +215,6 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
 
     fn bind(&mut self, tensor: CapturedTensor, tracking: (bool, bool)) {
         *self = K::of_captured(tensor, tracking);
-    }
-
-    fn empty(&mut self, tracking: (bool, bool)) {
-        *self = K::tracked(Tensor::empty([0; D], &Device::flex()), tracking);
     }
 }
 
@@ -271,19 +263,13 @@ macro_rules! number {
             }
 
             fn put(&mut self, data: TensorData) -> Result<()> {
+                let op = concat!("reduce into ", stringify!($type));
                 if data.dtype() != DType::$dtype {
-                    return Err(Error::DType {
-                        op: concat!("reduce into ", stringify!($type)),
-                        dtype: data.dtype().name().to_string(),
-                    });
+                    return Err(Error::dtype(op, data.dtype()));
                 }
                 match data.as_slice::<$type>() {
                     Ok(&[value]) => *self = value,
-                    _ => return Err(Error::Shape {
-                        op: concat!("reduce into ", stringify!($type)),
-                        expected: Vec::new(),
-                        found: data.shape().to_vec(),
-                    }),
+                    _ => return Err(Error::shape(op, &[], data.shape())),
                 }
                 Ok(())
             }

@@ -61,7 +61,8 @@ pub trait Nest {
     /// A value of the same structure whose leaves can be put in place: what a compiled step puts
     /// its results into. `None` if there is no such value.
     ///
-    /// Lengths, variants, numbers and strings are those of `self`; tensors are empty ones.
+    /// Lengths, variants, numbers and strings are those of `self`; tensors are empty ones that
+    /// autodiff tracks as it does those of `self`.
     fn skeleton(&self) -> Option<Self>
     where
         Self: Sized,
@@ -134,6 +135,10 @@ impl<const D: usize, K: Kind> Nest for Tensor<D, K> {
         if let Some(rows) = self.dims().first() {
             key.rows(*rows);
         }
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        Some(K::tracked(Self::placeholder()?, self.tracking()))
     }
 
     fn placeholder() -> Option<Self> {

@@ -37,7 +37,7 @@ pub(crate) use workers::Workers;
 use crate::gradients::Watched;
 use crate::nest::different_structure;
 use crate::trace::Trace;
-use crate::{Error, LogicalDevice, Nest, Result, WorkerGroup};
+use crate::{Error, Nest, Result, WorkerGroup};
 
 /// The replica a step is running on (TensorFlow: `tf.distribute.ReplicaContext`).
 ///
@@ -145,11 +145,6 @@ impl ReplicaContext {
     /// burn's device of this replica, with autodiff.
     pub fn device(&self) -> &Device {
         &self.replica.device
-    }
-
-    /// The name of this replica's device.
-    pub fn logical_device(&self) -> LogicalDevice {
-        self.replica.logical
     }
 
     /// Where training states keep their variables under this strategy.

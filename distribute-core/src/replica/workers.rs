@@ -1,5 +1,10 @@
 //! The replicas of several workers: replica 0 of each process speaks for it with the others.
 //!
+//! Order of a reduction: the replicas of a worker in replica order, in the worker; then the
+//! workers' sums in the order of the group ([`WorkerGroup::describe`]): that of the workers, unless
+//! a ring was asked for. MEAN is the SUM divided by the number of replicas. Half types are rounded
+//! once per stage.
+//!
 //! Gradients can travel between workers in packs: the exchange of one overlaps what the replicas do
 //! with those before. The replicas of a worker add their gradients up first, all at once. Then
 //! replica 0's *exchange thread* reduces pack after pack between the workers, in TensorFlow's order
@@ -12,12 +17,15 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread;
 
 use burn::tensor::TensorData;
-use distribute_collectives::{CollectiveError, Communicator, ReduceOp};
+use distribute_collectives::{
+    Buffer, CollectiveError, Communicator, CommunicatorExt, ReduceOp, reduce,
+};
 
 use super::link::{Link, OnPack};
 use super::threads::Threads;
-use crate::cross_device::by_type;
+use crate::cross_device::{as_buffers, by_type};
 use crate::sync::lock;
+use crate::workers::encoding;
 use crate::{Error, Result, WorkerGroup};
 
 /// One replica's way to those of its process and of other workers.
@@ -36,12 +44,12 @@ impl Link for Workers {
     fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
         let mut local = lock(&self.local.communicator);
         by_type(buffers, |buffers| {
-            self.workers.all_reduce(local.as_mut(), op, buffers)
+            all_reduce(local.as_mut(), &self.workers, op, buffers)
         })
     }
 
     fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
-        if !self.workers.has_packs() {
+        if self.workers.options().bytes_per_pack == 0 {
             self.all_reduce(ReduceOp::Sum, &mut buffers)?;
             return on_pack(0..buffers.len(), buffers);
         }
@@ -63,7 +71,20 @@ impl Link for Workers {
 
     fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
         let mut local = lock(&self.local.communicator);
-        self.workers.all_gather(local.as_mut(), mine)
+        let lists = local.all_gather(mine)?;
+        let mut everything = Vec::new();
+        if local.rank() == 0 {
+            let mut flat = Vec::new();
+            for list in lists.iter() {
+                flat.push(list.len() as i64);
+                flat.extend_from_slice(list);
+            }
+            everything = self.workers.communicator().all_gather(&flat)?.into_values();
+        }
+        // The others have nothing to add to what replica 0 knows by now.
+        let everything = local.all_gather(&everything)?.into_values();
+        let lists = encoding::lists(&everything).ok_or_else(encoding::unreadable)?;
+        Ok(lists.into_iter().map(<[i64]>::to_vec).collect())
     }
 
     fn workers(&self) -> Option<&WorkerGroup> {
@@ -80,13 +101,47 @@ impl Link for Workers {
     }
 }
 
+/// Reduces one replica's buffers over all replicas, in place. `local` is the replica's endpoint of
+/// the group of its process, whose rank 0 speaks for the process.
+fn all_reduce(
+    local: &mut dyn Communicator,
+    workers: &WorkerGroup,
+    op: ReduceOp,
+    buffers: &mut [Buffer<'_>],
+) -> Result<()> {
+    let step = match op {
+        ReduceOp::Mean => ReduceOp::Sum,
+        other => other,
+    };
+    let several = local.world_size() > 1;
+    if several {
+        // Not `reduce`: here the replicas share the work.
+        local.all_reduce(step, buffers)?;
+    }
+    if local.rank() == 0 {
+        let mut communicator = workers.communicator();
+        workers
+            .options()
+            .batch_all_reduce(communicator.as_mut(), step, buffers)?;
+    }
+    if several {
+        local.broadcast(0, buffers)?;
+    }
+    if op == ReduceOp::Mean {
+        for buffer in buffers {
+            reduce::divide(buffer, workers.num_replicas());
+        }
+    }
+    Ok(())
+}
+
 /// A run of buffers and their places in the whole list.
 type Pack = (Range<usize>, Vec<TensorData>);
 
 /// Cuts the list into packs, in the order in which they are reduced.
 fn split(workers: &WorkerGroup, mut buffers: Vec<TensorData>) -> Vec<Pack> {
     let sizes_bytes: Vec<usize> = buffers.iter().map(|data| data.as_bytes().len()).collect();
-    let ranges = workers.packs(&sizes_bytes).into_iter();
+    let ranges = workers.options().packs(&sizes_bytes).into_iter();
     // The first pack is the end of the list.
     let packs = ranges.map(|range| (range.clone(), buffers.split_off(range.start)));
     packs.collect()
@@ -119,7 +174,9 @@ fn reduce_packs(
 /// Ends early when nobody takes the packs any more.
 fn exchange(workers: &WorkerGroup, packs: Vec<Pack>, reduced: &SyncSender<Pack>) -> Result<()> {
     for (range, mut buffers) in packs {
-        workers.all_reduce_pack(&mut buffers)?;
+        let mut communicator = workers.communicator();
+        communicator.all_reduce_by_type(ReduceOp::Sum, &mut as_buffers(&mut buffers)?)?;
+        drop(communicator);
         if reduced.send((range, buffers)).is_err() {
             break;
         }

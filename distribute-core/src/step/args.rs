@@ -124,12 +124,14 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         replicas: usize,
         poison: &mut PoisonOnError,
     ) -> Result<Vec<&mut T>> {
-        // A failed run marks what it was given. If every copy counts its updates and the counts
-        // agree, no copy was changed alone and the mark can go.
-        let versions = self.copies.host.iter_mut().map(ReplicateExt::versions);
-        let versions: Vec<_> = versions.collect();
-        if versions[0].is_some() && versions.iter().all(|version| *version == versions[0]) {
-            *lock(&self.poison) = None;
+        if self.poisoned().is_some() {
+            // A failed run has marked what it was given. If every copy counts its updates and the
+            // counts agree, no copy was changed alone and the mark can go.
+            let mut versions = self.copies.host.iter_mut().map(ReplicateExt::versions);
+            let first = versions.next().flatten();
+            if first.is_some() && versions.all(|version| version == first) {
+                *lock(&self.poison) = None;
+            }
         }
         check_state(self, strategy, replicas)?;
         self.refresh()?;

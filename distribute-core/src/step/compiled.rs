@@ -236,7 +236,7 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
 /// far of all training states, so that a run that is resumed goes on with the same numbers. Calls
 /// that follow each other without an update are counted as well.
 fn random_key(call: &Call<'_>, program: &StepProgram) -> TensorData {
-    let positions = call.coefficients.iter().map(|numbers| numbers.position());
+    let positions = call.coefficients.iter().map(|numbers| numbers.position);
     let positions: Vec<u64> = positions.collect();
     let repeated = program.draws.repeated(&positions);
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;

@@ -18,20 +18,24 @@ use crate::{Error, Result};
 ///
 /// [`run`](crate::StrategyExt::run) asks [`find`](Self::find) for the program of a call. If there
 /// is none it captures the step, has it [compiled](Self::compile) and hands the result to
-/// [`keep`](Self::keep).
+/// [`keep`](Self::keep). A tracer that keeps no programs writes neither of the two.
 pub trait Tracer: Send + Sync + Debug {
     /// The device that steps are captured on.
     fn device(&self) -> &TraceDevice;
 
     /// The program of an earlier call with an equal key.
-    fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>>;
+    fn find(&self, _key: &StepKey) -> Option<Arc<StepProgram>> {
+        None
+    }
 
     /// Called before a step is captured again.
     ///
     /// # Errors
     /// [`Error::TooManyPrograms`](crate::Error::TooManyPrograms) if the step was compiled
     /// too often already.
-    fn admit(&self, key: &StepKey) -> Result<()>;
+    fn admit(&self, _key: &StepKey) -> Result<()> {
+        Ok(())
+    }
 
     /// Compiles a step for all replicas.
     ///
@@ -46,7 +50,7 @@ pub trait Tracer: Send + Sync + Debug {
     }
 
     /// Remembers a program for later calls.
-    fn keep(&self, key: StepKey, program: Arc<StepProgram>);
+    fn keep(&self, _key: StepKey, _program: Arc<StepProgram>) {}
 
     /// Copies a tensor to the devices of all replicas.
     ///

@@ -1,10 +1,10 @@
 //! Mirrored values as a captured step sees them: tensors on the device, and numbers on the host.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::{DeviceTensor, Fingerprint, Trace};
 use crate::Result;
+use crate::optim::Optimizer;
 
 /// The numbers of a training state, which stay on the host while its tensors are on the device.
 pub trait HostState {
@@ -12,7 +12,7 @@ pub trait HostState {
     fn fingerprint(&self, key: &mut dyn Fingerprint);
 
     /// What computes the numbers that enter an update as tensors.
-    fn coefficients(&self) -> Arc<dyn Coefficients>;
+    fn coefficients(&self) -> Coefficients;
 
     /// Tells the state that it is part of a capture, as its `index`-th training state, and whether
     /// the step may change it.
@@ -28,18 +28,24 @@ pub trait HostState {
     fn replay(&mut self, before: &[u64], after: &[u64]);
 }
 
-/// Computes the numbers of an update on the host.
-pub trait Coefficients: Send + Sync {
-    /// Those of the update after `earlier` others, with this learning rate or the state's own.
-    fn of_update(&self, earlier: u64, learning_rate: Option<f64>) -> Vec<f64>;
-
+/// What a training state has on the host at the beginning of a step, and the numbers of an update
+/// that follow from it.
+#[derive(Debug)]
+pub struct Coefficients {
+    pub(crate) optimizer: Arc<dyn Optimizer>,
+    pub(crate) learning_rate: f64,
+    /// The number of updates so far.
+    pub(crate) step: u64,
     /// A number that is another one in every step, and the same again in a run that is resumed.
-    fn position(&self) -> u64;
+    pub(crate) position: u64,
 }
 
-impl fmt::Debug for dyn Coefficients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Coefficients")
+impl Coefficients {
+    /// Those of the update after `earlier` others, with this learning rate or the state's own.
+    pub(crate) fn of_update(&self, earlier: u64, learning_rate: Option<f64>) -> Vec<f64> {
+        let learning_rate = learning_rate.unwrap_or(self.learning_rate);
+        self.optimizer
+            .coefficients(learning_rate, self.step + earlier + 1)
     }
 }
 

@@ -82,7 +82,8 @@ pub struct TensorSpec {
 }
 
 impl TensorSpec {
-    pub(crate) fn of(data: &TensorData) -> Self {
+    /// Of a tensor in host memory.
+    pub fn of(data: &TensorData) -> Self {
         Self {
             shape: data.shape().to_vec(),
             dtype: data.dtype(),

@@ -106,12 +106,13 @@ impl<M: Module + 'static> TrainState<M> {
         }
     }
 
-    /// Calls something of the placement that changes the state.
+    /// Calls something of the placement that changes the state. A panic in it leaves the state
+    /// where it was.
     pub(super) fn with_placement<R>(
         &mut self,
         call: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
     ) -> R {
-        let mut placement = std::mem::replace(&mut self.placement, Box::new(Mirrored));
+        let mut placement = self.placement.clone();
         let result = call(&mut *placement, self);
         self.placement = placement;
         result

@@ -12,7 +12,6 @@ use super::apply::{CapturedSlots, Placement};
 use super::update::UpdateCoefficients;
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
-use crate::optim::Optimizer;
 use crate::parameters;
 use crate::trace::{CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace};
 use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
@@ -201,13 +200,13 @@ impl<M: Module + 'static> HostState for TrainState<M> {
         ));
     }
 
-    fn coefficients(&self) -> Arc<dyn Coefficients> {
-        Arc::new(Numbers {
+    fn coefficients(&self) -> Coefficients {
+        Coefficients {
             optimizer: Arc::clone(&self.optimizer),
             learning_rate: self.learning_rate,
             step: self.step,
             position: self.position(),
-        })
+        }
     }
 
     fn bind(&mut self, trace: Arc<Trace>, index: usize, mutable: bool) -> Result<()> {
@@ -257,25 +256,5 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             Some((count, none.on_compiled_devices(compiled)))
         });
         self.accumulated = waiting;
-    }
-}
-
-/// The host's numbers at the beginning of a step.
-struct Numbers {
-    optimizer: Arc<dyn Optimizer>,
-    learning_rate: f64,
-    step: u64,
-    position: u64,
-}
-
-impl Coefficients for Numbers {
-    fn of_update(&self, earlier: u64, learning_rate: Option<f64>) -> Vec<f64> {
-        let learning_rate = learning_rate.unwrap_or(self.learning_rate);
-        self.optimizer
-            .coefficients(learning_rate, self.step + earlier + 1)
-    }
-
-    fn position(&self) -> u64 {
-        self.position
     }
 }

@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use super::WorkerGroup;
 use super::encoding::tensor;
-use crate::sync::lock;
 use crate::trace::TensorSpec;
 use crate::{Error, Result};
 
@@ -44,7 +43,8 @@ impl WorkerGroup {
         }
         let bytes = tensors.iter().flat_map(TensorData::as_bytes);
         let mut bytes: Vec<u8> = bytes.copied().collect();
-        lock(&self.shared.communicator).broadcast(0, &mut [Buffer::U8(&mut bytes)])?;
+        self.communicator()
+            .broadcast(0, &mut [Buffer::U8(&mut bytes)])?;
         let mut rest = bytes.as_slice();
         for (data, named) in tensors.iter_mut().zip(&own) {
             let (elements, left) = rest.split_at(data.as_bytes().len());

@@ -79,7 +79,7 @@ pub(crate) fn lists(mut flat: &[i64]) -> Option<Vec<&[i64]>> {
     Some(lists)
 }
 
-pub(super) fn unreadable() -> Error {
+pub(crate) fn unreadable() -> Error {
     Error::invalid(
         "another worker sent a value that cannot be read: run the same program on all workers",
     )

@@ -7,7 +7,6 @@ use serde::de::DeserializeOwned;
 
 use super::encoding::unreadable;
 use super::{WorkerGroup, encoding};
-use crate::sync::lock;
 use crate::{Error, Result};
 
 impl WorkerGroup {
@@ -21,7 +20,7 @@ impl WorkerGroup {
     /// does not come before the deadline.
     pub fn gather(&self, call: &str, lists: &[Vec<TensorData>]) -> Result<Vec<Vec<TensorData>>> {
         let bytes = encoding::encode(call, lists)?;
-        let gathered = lock(&self.shared.communicator).all_gather(&bytes)?;
+        let gathered = self.communicator().all_gather(&bytes)?;
         let read = gathered.iter().map(encoding::decode);
         let (calls, lists): (Vec<_>, Vec<_>) =
             read.collect::<Result<Vec<_>>>()?.into_iter().unzip();

@@ -6,7 +6,6 @@
 //! with an error that names who is missing.
 
 mod agreement;
-mod all_reduce;
 mod chief;
 mod device;
 pub(crate) mod encoding;
@@ -14,7 +13,7 @@ mod exchange;
 mod shared_directory;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use distribute_collectives::{
     AbortHandle, Communicator, CommunicatorExt, Description, Interruption, InterruptionHold,
@@ -161,17 +160,26 @@ impl WorkerGroup {
         self.shared.first_replicas[self.index()]
     }
 
+    /// This process' endpoint of the group; nobody else uses it meanwhile.
+    pub(crate) fn communicator(&self) -> MutexGuard<'_, Box<dyn Communicator>> {
+        lock(&self.shared.communicator)
+    }
+
+    pub(crate) fn options(&self) -> &CommunicationOptions {
+        &self.shared.options
+    }
+
     /// Returns when all workers have called it.
     ///
     /// # Errors
     /// A worker that was lost, ended the group or does not come before the deadline.
     pub fn barrier(&self) -> Result<()> {
-        Ok(lock(&self.shared.communicator).barrier()?)
+        Ok(self.communicator().barrier()?)
     }
 
     /// How the workers exchange values, and why so.
     pub fn describe(&self) -> Description {
-        lock(&self.shared.communicator).describe()
+        self.communicator().describe()
     }
 
     /// Ends the running and every later call of all workers with an error that names this worker

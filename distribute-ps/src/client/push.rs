@@ -408,4 +408,51 @@ mod tests {
             });
         }
     }
+
+    /// As a push, an assignment of a closure does not overtake the decided update of another one.
+    #[test]
+    fn an_assignment_waits_for_a_decided_update_until_it_has_come_or_will_not() {
+        for end in ["applied", "withdrawn", "gone"] {
+            let cluster = Cluster::new(0);
+            let base = cluster.versions();
+            let slow = cluster.decided(1, &base);
+            std::thread::scope(|scope| {
+                let (done, waiting) = std::sync::mpsc::channel();
+                let cluster = &cluster;
+                let assign = || {
+                    let (id, value) = (cluster.id(2), floats(7.0));
+                    cluster.client.assign(id, &cluster.w, value)
+                };
+                scope.spawn(move || done.send(assign()).unwrap());
+                let early = waiting.recv_timeout(Duration::from_millis(300));
+                assert!(early.is_err(), "it has overtaken: {early:?}");
+                match end {
+                    "applied" => {
+                        let gradients = vec![(cluster.w.clone(), Gradient::Dense(floats(-1.0)))];
+                        let base = std::slice::from_ref(&base);
+                        let pushed = slow.push(cluster.id(1), gradients, base).unwrap();
+                        assert_eq!(pushed.versions[0].0, [2, 2]);
+                    }
+                    "withdrawn" => {
+                        let withdrawn = Some(wire::Withdrawn {
+                            closure: 1,
+                            sequence: 0,
+                        });
+                        let control = wire::Control {
+                            withdrawn,
+                            ..wire::Control::default()
+                        };
+                        slow.control("push", control).unwrap();
+                    }
+                    _ => drop(slow),
+                }
+                let assigned = waiting.recv_timeout(LIMIT).unwrap().unwrap();
+                let version = if end == "applied" { 3 } else { 2 };
+                assert_eq!(assigned.versions[0].0, [version; 2], "{end}");
+                assert_eq!(cluster.client.read("w").unwrap(), floats(7.0), "{end}");
+            });
+            // Its own place was free at once: the next update is not refused for it.
+            assert_eq!(cluster.push(3, &cluster.versions()).unwrap().applied, 2);
+        }
+    }
 }

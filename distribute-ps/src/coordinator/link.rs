@@ -13,12 +13,13 @@ use super::queue::TakenClosure;
 use super::scheduler::{Closure, Scheduler, StopSignals, WorkerStatus};
 use crate::error::PsError;
 use crate::rpc::Channel;
+use crate::wire_error;
 use crate::worker::generated::worker_client::WorkerClient;
 use crate::worker::generated::{
     Attach, Cancel, Dataset, Execute, Finish, Order, Outcome, Ping, Report, order, outcome, report,
 };
 use crate::worker::settings::{read_settings, same_settings, settings};
-use crate::worker::{CRATE_VERSION, PROTOCOL_VERSION, failure};
+use crate::worker::{CRATE_VERSION, MESSAGE_OVERHEAD_BYTES, PROTOCOL_VERSION};
 
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
@@ -34,8 +35,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(150);
 const SILENT_AFTER: Duration = Duration::from_millis(800);
 /// How many orders may wait to be sent. Pings use half of it at most.
 const ORDER_QUEUE: usize = 16;
-/// What a message has besides arguments or a result.
-pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;
 
 /// How a stream ended.
 #[derive(Debug)]
@@ -415,7 +414,7 @@ fn finish_closure(
     };
     let result = match outcome.outcome {
         Some(outcome::Outcome::Value(value)) => Ok(value),
-        Some(outcome::Outcome::Failure(failed)) => match failure::decode(&failed) {
+        Some(outcome::Outcome::Failure(failed)) => match wire_error::decode(&failed) {
             PsError::Cancelled => Err(PsError::Cancelled),
             source => Err(PsError::Closure {
                 closure,

@@ -76,10 +76,9 @@ use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
 use crate::update::{RunId, RunOptions};
-use crate::worker::{PerWorkerDataset, SharedValue, StepRegistry, value};
+use crate::value;
+use crate::worker::{PerWorkerDataset, SharedValue, StepRegistry};
 use runtime::Runtime;
-
-pub(crate) use link::MESSAGE_OVERHEAD_BYTES;
 
 /// Schedules closures on workers and waits for them (TensorFlow:
 /// `tf.distribute.coordinator.ClusterCoordinator`).

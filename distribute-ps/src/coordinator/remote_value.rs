@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::ser::{Error as _, Serialize, Serializer};
 
 use crate::error::{PsError, Result};
-use crate::worker::value;
+use crate::value;
 
 /// TensorFlow's message, which serde carries through.
 pub(super) const AS_ARGUMENT: &str = "`RemoteValue` used as an input to scheduled function is not \

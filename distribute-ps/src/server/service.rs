@@ -336,13 +336,10 @@ impl Call {
             }
             false => run.wait_to_push(request.closure).await?,
         }
-        let applying = run.clone();
-        let applied = match is_light(&run, &gradients) {
+        match is_light(&run, &gradients) {
             true => apply(&run, id, gradients),
-            false => blocking(move || apply(&applying, id, gradients)).await,
-        };
-        run.notify_released();
-        applied
+            false => blocking(move || apply(&run, id, gradients)).await,
+        }
     }
 
     /// Whether an update of several servers may come.
@@ -400,14 +397,7 @@ impl Call {
                 .map(|(shard, _)| (shard.clone(), Some(u64::MAX)));
             run.prepare(key, parts.collect(), &self.peer).await?;
         }
-        let assigning = run.clone();
-        let assigned = blocking(move || assign(&assigning, assignment, id, values)).await;
-        // Also of one that failed: it will not come like this again.
-        if let Some(key) = id {
-            run.release(key);
-            run.notify_released();
-        }
-        assigned
+        blocking(move || assign(&run, assignment, id, values)).await
     }
 
     async fn control(mut self) -> Result<Outgoing> {
@@ -427,7 +417,6 @@ impl Call {
             }
             if let Some(update) = request.withdrawn {
                 run.release((update.closure, update.sequence));
-                run.notify_released();
             }
             if let Some(rate) = request.learning_rate {
                 run.set_learning_rate(Some(rate));
@@ -575,15 +564,19 @@ fn assign(
 ) -> Result<Outgoing> {
     let _open = run.open();
     let terms = run.terms(id, None);
-    for (shard, _) in &values {
-        shard.check_assign(assignment, &terms)?;
-    }
+    let check = |(shard, _): &(Arc<Shard>, Payload)| shard.check_assign(assignment, &terms);
+    let checked: Result<()> = values.iter().try_for_each(check);
     let assign = |(shard, value): (Arc<Shard>, Payload)| {
         let (done, counts) = shard.assign(assignment, &value, &terms)?;
         Ok(counts.outcome(done))
     };
+    let outcomes = checked.and_then(|()| values.into_iter().map(assign).collect());
+    // Also of one that failed: it will not come like this again.
+    if let Some(key) = id {
+        run.release(key);
+    }
     Ok(reply(&wire::Pushed {
-        outcomes: values.into_iter().map(assign).collect::<Result<_>>()?,
+        outcomes: outcomes?,
     }))
 }
 

@@ -412,16 +412,10 @@ impl Run {
         }
     }
 
-    /// The decided update is applied, or will not come.
+    /// The decided update is applied, or will not come: who waits for it looks again.
     pub(super) fn release(&self, key: UpdateKey) {
         if self.refuse_beyond().is_some() {
             lock(&self.reservations).release(key);
-        }
-    }
-
-    /// Lets those look again that wait for a decided update.
-    pub(super) fn notify_released(&self) {
-        if self.refuse_beyond().is_some() {
             self.moved.notify_waiters();
         }
     }

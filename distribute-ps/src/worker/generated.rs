@@ -158,7 +158,7 @@ pub mod outcome {
         /// The result in MessagePack.
         #[prost(bytes, tag = "2")]
         Value(::prost::bytes::Bytes),
-        /// An error, as `worker/failure.rs` writes it.
+        /// An error, as `wire_error.rs` writes it.
         #[prost(bytes, tag = "3")]
         Failure(::prost::bytes::Bytes),
     }

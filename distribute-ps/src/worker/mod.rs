@@ -13,7 +13,6 @@
 
 mod context;
 mod dataset;
-pub(crate) mod failure;
 mod step_queue;
 #[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
@@ -24,18 +23,19 @@ mod server;
 mod service;
 pub(crate) mod settings;
 mod shared_state;
-pub(crate) mod value;
 
+pub use crate::value::HostTensor;
 pub use context::{ResourceGuard, WorkerContext};
 pub use dataset::PerWorkerDataset;
 pub use registry::StepRegistry;
 pub use resource::Resource;
 pub use server::{WorkerOptions, WorkerServer, WorkerStopper};
 pub use shared_state::{SharedState, SharedValue};
-pub use value::HostTensor;
 
 /// What a worker's process says that it is.
 pub(crate) const SERVICE: &str = "worker";
 /// Grows when coordinators and workers of two versions cannot work together.
 pub(crate) const PROTOCOL_VERSION: u32 = 1;
 pub(crate) const CRATE_VERSION: &str = env!("CARGO_PKG_VERSION");
+/// What a message between coordinator and worker has besides arguments or a result.
+pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;

@@ -11,9 +11,9 @@ use serde::de::DeserializeOwned;
 
 use super::context::{Build, Call, Registered, WorkerContext};
 use super::resource::Resource;
-use super::value;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
+use crate::value;
 
 /// The longest name of a step, resource or dataset, in bytes.
 const NAME_MAX_BYTES: usize = 256;

@@ -8,13 +8,12 @@ use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
 use tonic::service::Routes;
 
-use super::SERVICE;
 use super::generated::worker_server::WorkerServer as Served;
 use super::registry::StepRegistry;
 use super::service::Service;
 use super::step_queue::{CoordinatorTimeouts, StepQueue};
+use super::{MESSAGE_OVERHEAD_BYTES, SERVICE};
 use crate::client::ClientOptions;
-use crate::coordinator::MESSAGE_OVERHEAD_BYTES;
 use crate::error::Result;
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
 use crate::server::chief;

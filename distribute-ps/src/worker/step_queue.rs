@@ -11,11 +11,11 @@ use tokio::sync::mpsc;
 use tonic::Status;
 
 use super::context::{RunSession, WorkerContext};
-use super::failure;
 use super::generated::{Execute, Outcome, Ping, Report, outcome, report};
 use crate::error::{PsError, Result};
 use crate::server::with_refusal;
 use crate::update::RunId;
+use crate::wire_error;
 
 /// The most closures that lie here. The coordinator sends the next one when it has the result of
 /// the last; more come together only when it dials again while a step of the stream before runs.
@@ -388,7 +388,7 @@ impl StepQueue {
             Ok(value) => outcome::Outcome::Value(value.into()),
             Err(error) => {
                 tracing::info!(closure, step = next.execute.step, %error, "the closure failed");
-                outcome::Outcome::Failure(failure::encode(&error).into())
+                outcome::Outcome::Failure(wire_error::encode(&error).into())
             }
         };
         let report = Report {

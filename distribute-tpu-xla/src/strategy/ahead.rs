@@ -1,23 +1,21 @@
 //! Compiling a job's steps for devices that are not there.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
 use distribute_core::trace::{
-    CapturedStep, DeviceTensor, Executable as Runnable, StepKey, StepProgram, TensorSpec,
-    TraceDevice, Tracer,
+    CapturedStep, DeviceTensor, Executable as Runnable, TensorSpec, TraceDevice, Tracer,
 };
-use distribute_core::{
-    Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
-};
+use distribute_core::{Error, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId};
 
 use super::tracer::lower_step_for;
 use super::{TpuError, refuse_replicas};
 use crate::lower::Target;
 use crate::pjrt::{CompileOptions, Executable, Topology};
 use crate::stablehlo::Precision;
+use crate::sync::lock;
 
 /// Compiles the steps of a job for a topology, such as `v5e:2x4`, without any device.
 ///
@@ -103,42 +101,19 @@ impl TpuCompiler {
     /// Compiles matrix products and convolutions of f32 with this precision from now on;
     /// [`Precision::Highest`] by default.
     pub fn precision_of_matmul(self, precision: Precision) -> Self {
-        *self
-            .tracer
-            .precision
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = precision;
+        *lock(&self.tracer.precision) = precision;
         self
     }
 
     /// What was compiled so far, in order.
     pub fn programs(&self) -> Vec<CompiledProgram> {
-        let programs = &self.tracer.programs;
-        programs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        lock(&self.tracer.programs).clone()
     }
 }
 
 impl Strategy for TpuCompiler {
-    fn name(&self) -> &'static str {
-        "tpu"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        self.replicas.len()
-    }
-
     fn replicas(&self) -> &[Replica] {
         &self.replicas
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext {
-            num_replicas_in_sync: self.replicas.len(),
-            ..InputContext::default()
-        }
     }
 
     fn id(&self) -> StrategyId {
@@ -188,10 +163,7 @@ impl AheadOfTimeTracer {
 
     fn compile_step(&self, step: &CapturedStep) -> Result<(), TpuError> {
         let target = Target::of_platform(&self.topology.platform_name()?);
-        let precision = *self
-            .precision
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let precision = *lock(&self.precision);
         let lowered = lower_step_for(step, target, precision)?;
         self.notify(&CompileProgress::Lowered {
             stablehlo: &lowered.program.text,
@@ -216,8 +188,7 @@ impl AheadOfTimeTracer {
             donated_bytes: donated.map(|output| bytes(&output.spec)).sum(),
             stablehlo: lowered.program.text,
         };
-        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        programs.push(program);
+        lock(&self.programs).push(program);
         Ok(())
     }
 }
@@ -225,14 +196,6 @@ impl AheadOfTimeTracer {
 impl Tracer for AheadOfTimeTracer {
     fn device(&self) -> &TraceDevice {
         &self.capture
-    }
-
-    fn find(&self, _: &StepKey) -> Option<Arc<StepProgram>> {
-        None
-    }
-
-    fn admit(&self, _: &StepKey) -> Result<()> {
-        Ok(())
     }
 
     fn compile(&self, step: CapturedStep) -> Result<Box<dyn Runnable>> {
@@ -243,15 +206,8 @@ impl Tracer for AheadOfTimeTracer {
         .into())
     }
 
-    fn keep(&self, _: StepKey, _: Arc<StepProgram>) {}
-
     fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
-        Ok(Arc::new(CompileOnlyTensor {
-            spec: TensorSpec {
-                shape: data.shape().to_vec(),
-                dtype: data.dtype(),
-            },
-        }))
+        Ok(Arc::new(CompileOnlyTensor(TensorSpec::of(&data))))
     }
 
     fn upload_each(&self, mut data: Vec<TensorData>) -> Result<Arc<dyn DeviceTensor>> {
@@ -270,13 +226,11 @@ impl fmt::Debug for AheadOfTimeTracer {
 
 /// A tensor on no device.
 #[derive(Debug)]
-struct CompileOnlyTensor {
-    spec: TensorSpec,
-}
+struct CompileOnlyTensor(TensorSpec);
 
 impl DeviceTensor for CompileOnlyTensor {
     fn spec(&self) -> TensorSpec {
-        self.spec.clone()
+        self.0.clone()
     }
 
     fn read(&self, _: usize) -> Result<TensorData> {

@@ -45,10 +45,7 @@ impl DeviceArray {
         let devices = context.devices.iter();
         let copies = devices.map(|device| buffer(&context.client, device, data, data.shape()));
         Ok(Self {
-            spec: TensorSpec {
-                shape: data.shape().to_vec(),
-                dtype: data.dtype(),
-            },
+            spec: TensorSpec::of(data),
             buffers: copies.collect::<Result<_, _>>()?,
             timeout: context.timeout,
             step: None,
@@ -72,10 +69,7 @@ impl DeviceArray {
         let copies =
             pairs.map(|(device, data)| buffer(&context.client, device, data, data.shape()));
         Ok(Self {
-            spec: TensorSpec {
-                shape: first.shape().to_vec(),
-                dtype: first.dtype(),
-            },
+            spec: TensorSpec::of(first),
             buffers: copies.collect::<Result<_, _>>()?,
             timeout: context.timeout,
             step: None,

@@ -9,7 +9,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use distribute_core::collectives::{
@@ -20,6 +20,7 @@ use distribute_core::collectives::{
 use super::TpuError;
 use crate::pjrt::{Client, CompileOptions, Device, ExecuteOptions, LoadedExecutable, PjrtError};
 use crate::stablehlo::{Binary, Builder, ElementType, StableHloError, TensorType};
+use crate::sync::lock;
 
 type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 
@@ -198,7 +199,7 @@ impl SliceGroup {
     /// # Errors
     /// That an earlier operation has failed.
     fn check_healthy(&self) -> Result<()> {
-        match &*locked(&self.failure) {
+        match &*lock(&self.failure) {
             None => Ok(()),
             Some(cause) => Err(CollectiveError::Poisoned {
                 cause: Box::new(cause.clone()),
@@ -207,11 +208,11 @@ impl SliceGroup {
     }
 
     fn record_failure(&self, error: CollectiveError) -> CollectiveError {
-        locked(&self.failure).get_or_insert(error).clone()
+        lock(&self.failure).get_or_insert(error).clone()
     }
 
     fn program(&self, combine: Combine, words: usize) -> Result<LoadedExecutable, TpuError> {
-        let mut programs = locked(&self.programs);
+        let mut programs = lock(&self.programs);
         if let Some(found) = programs.get(&(combine, words)) {
             return Ok(found.clone());
         }
@@ -485,9 +486,4 @@ fn reduce_parts<T: Element>(op: ReduceOp, parts: &[&[u8]], out: &mut [T]) {
     let typed: Vec<Vec<T>> = typed.collect();
     let inputs: Vec<&[T]> = typed.iter().map(Vec::as_slice).collect();
     reduce::reduce_into(op, &inputs, out);
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a panic could leave behind is valid: every change is a single one.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

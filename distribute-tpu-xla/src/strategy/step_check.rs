@@ -6,11 +6,12 @@
 //! without a pause.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::TpuError;
 use crate::pjrt::Buffer;
+use crate::sync::lock;
 
 /// The steps of a strategy that were started, and what is known of them.
 #[derive(Debug)]
@@ -38,7 +39,7 @@ struct StartedStep {
     /// The numbers of the programs that all replicas run, once it has ended.
     numbers: Buffer,
     /// What this process called it with.
-    arguments: String,
+    arguments: Arc<str>,
 }
 
 impl StepChecks {
@@ -51,8 +52,7 @@ impl StepChecks {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // What a panic could leave behind is valid: every change is a single one.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Refuses to start a step after one that was not the same everywhere.
@@ -61,14 +61,14 @@ impl StepChecks {
     }
 
     /// Notes a step that was started, and looks at those that have ended; which step it is.
-    pub(crate) fn started(&self, numbers: Buffer, arguments: &str) -> Result<u64, TpuError> {
+    pub(crate) fn started(&self, numbers: Buffer, arguments: &Arc<str>) -> Result<u64, TpuError> {
         let mut state = self.lock();
         state.started += 1;
         let step = state.started;
         state.pending.push_back(StartedStep {
             step,
             numbers,
-            arguments: arguments.to_string(),
+            arguments: Arc::clone(arguments),
         });
         while let Some(first) = state.pending.front() {
             if !first.numbers.ready_event()?.is_ready()? {
@@ -109,16 +109,13 @@ impl StepChecks {
         let numbers = first.numbers.to_vec::<u32>()?;
         let (numbers, _) = numbers.as_chunks::<2>();
         let differs = numbers.iter().position(|number| *number != numbers[0]);
-        let Some(step) = state.pending.pop_front() else {
-            return Ok(());
-        };
-        let Some(replica) = differs else {
+        let (Some(step), Some(replica)) = (state.pending.pop_front(), differs) else {
             return Ok(());
         };
         let error = TpuError::DifferentPrograms {
             process: self.processes.get(replica).copied().unwrap_or(replica),
             difference: "it runs another one of the compiled steps".to_string(),
-            arguments: step.arguments,
+            arguments: step.arguments.to_string(),
         };
         state.failed = Some(error.clone());
         Err(error)

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use distribute_core::trace::Tracer;
 use distribute_core::{
-    CommunicationOptions, Error, InputContext, LogicalDevice, Replica, ReplicaStep, Result,
-    Strategy, StrategyId, WorkerGroup,
+    CommunicationOptions, Error, LogicalDevice, Replica, ReplicaStep, Result, Strategy, StrategyId,
+    WorkerGroup,
 };
 
 use super::context::ExecutionContext;
@@ -39,9 +39,6 @@ use crate::trace::{ProgramLimits, ProgramStatistics};
 pub struct TpuStrategy {
     replicas: Arc<[Replica]>,
     devices: Arc<[Device]>,
-    num_replicas: usize,
-    process: usize,
-    processes: usize,
     workers: Option<WorkerGroup>,
     tracer: Arc<XlaTracer>,
     id: StrategyId,
@@ -180,9 +177,6 @@ impl TpuStrategyBuilder<'_> {
         Ok(TpuStrategy {
             replicas: replicas.collect(),
             devices,
-            num_replicas: count,
-            process,
-            processes,
             workers,
             tracer: Arc::new(XlaTracer::new(context, self.limits)),
             id: StrategyId::new("tpu", count),
@@ -236,20 +230,8 @@ impl TpuStrategyBuilder<'_> {
 }
 
 impl Strategy for TpuStrategy {
-    fn num_replicas_in_sync(&self) -> usize {
-        self.num_replicas
-    }
-
     fn replicas(&self) -> &[Replica] {
         &self.replicas
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext {
-            num_input_pipelines: self.processes,
-            input_pipeline_id: self.process,
-            num_replicas_in_sync: self.num_replicas,
-        }
     }
 
     fn id(&self) -> StrategyId {
@@ -279,7 +261,7 @@ impl Strategy for TpuStrategy {
 impl fmt::Debug for TpuStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TpuStrategy")
-            .field("replicas", &self.num_replicas)
+            .field("replicas", &self.num_replicas_in_sync())
             .field("programs", &self.statistics())
             .finish_non_exhaustive()
     }

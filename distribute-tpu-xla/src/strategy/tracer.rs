@@ -1,7 +1,7 @@
 //! From captured steps to programs on all devices.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Instant;
 
 use burn::tensor::TensorData;
@@ -23,6 +23,7 @@ use crate::lower::{
 };
 use crate::pjrt::{self, Buffer, CompileOptions, ExecuteOptions, LoadedExecutable};
 use crate::stablehlo::{Precision, TensorType};
+use crate::sync::lock;
 use crate::trace::{ProgramLimits, Programs};
 
 /// Compiles steps for the devices of a strategy and keeps the programs.
@@ -46,8 +47,7 @@ impl XlaTracer {
 
     /// The programs that are still in use, oldest first.
     pub(crate) fn executables(&self) -> Vec<pjrt::Executable> {
-        let compiled = self.compiled.lock();
-        let compiled = compiled.unwrap_or_else(PoisonError::into_inner);
+        let compiled = lock(&self.compiled);
         let in_use = compiled.iter().filter_map(Weak::upgrade);
         in_use.map(|program| program.executable().clone()).collect()
     }
@@ -73,8 +73,7 @@ impl XlaTracer {
         }
         let executable = Arc::new(context.client.compile(text, &options)?);
         self.programs.compiled(started.elapsed());
-        let compiled = self.compiled.lock();
-        let mut compiled = compiled.unwrap_or_else(PoisonError::into_inner);
+        let mut compiled = lock(&self.compiled);
         compiled.retain(|program| program.strong_count() > 0);
         compiled.push(Arc::downgrade(&executable));
         let specs = step.outputs.iter().map(|output| output.spec.clone());
@@ -87,7 +86,7 @@ impl XlaTracer {
             inputs: lowered.program.inputs,
             outputs: specs.collect(),
             numbers: devices.map(number).collect::<Result<_, _>>()?,
-            arguments,
+            arguments: arguments.into(),
         })
     }
 
@@ -259,7 +258,7 @@ struct XlaProgram {
     /// The number of the program, on each device; none where there is one process only.
     numbers: Vec<Buffer>,
     /// What the step was called with when it was compiled.
-    arguments: String,
+    arguments: Arc<str>,
 }
 
 impl fmt::Debug for XlaProgram {
@@ -322,9 +321,9 @@ impl XlaProgram {
         let missing = || TpuError::Internal("the program has too few results".to_string());
         let mut step = 0;
         if let Some(checks) = &self.context.step_checks {
-            let mut numbers = lists.iter_mut().map(|list| list.next_back());
-            let numbers = numbers.next().flatten().ok_or_else(missing)?;
-            step = checks.started(numbers, &self.arguments)?;
+            // The same on all devices: the numbers of all replicas.
+            let numbers = lists.first_mut().and_then(|list| list.next_back());
+            step = checks.started(numbers.ok_or_else(missing)?, &self.arguments)?;
         }
         let result = |spec: &TensorSpec| {
             let buffers: Option<Vec<Buffer>> = lists.iter_mut().map(Iterator::next).collect();

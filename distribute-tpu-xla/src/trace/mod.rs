@@ -8,11 +8,13 @@
 //! their training state has gone and another program comes.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use distribute_core::trace::{StepGroup, StepKey, StepProgram};
 use distribute_core::{Error, Result};
+
+use crate::sync::lock;
 
 /// When a step counts as compiled too often.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,9 +72,8 @@ impl Programs {
         }
     }
 
-    /// What a panic could leave behind is valid: every change is a single one.
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
     }
 
     pub(crate) fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>> {

@@ -8,11 +8,11 @@ use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::activation::relu;
 use distribute_core::trace::{
-    CapturedStep, DeviceTensor, Executable, StepKey, StepProgram, TensorSpec, TraceDevice, Tracer,
+    CapturedStep, DeviceTensor, Executable, TensorSpec, TraceDevice, Tracer,
 };
 use distribute_core::{
-    Error, InputContext, LogicalDevice, PerReplica, Replica, ReplicaContext, ReplicaStep, Result,
-    Sgd, Strategy, StrategyExt, StrategyId, TensorData, TrainState,
+    Error, LogicalDevice, PerReplica, Replica, ReplicaContext, ReplicaStep, Result, Sgd, Strategy,
+    StrategyExt, StrategyId, TensorData, TrainState,
 };
 use distribute_data::{average_loss, mean_squared_error};
 use distribute_tpu_xla::lower_step;
@@ -32,20 +32,8 @@ struct Text {
 }
 
 impl Strategy for LowerOnly {
-    fn name(&self) -> &'static str {
-        "lower-only"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        self.replicas.len()
-    }
-
     fn replicas(&self) -> &[Replica] {
         &self.replicas
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext::default()
     }
 
     fn id(&self) -> StrategyId {
@@ -70,20 +58,10 @@ impl Tracer for Text {
         &self.device
     }
 
-    fn find(&self, _: &StepKey) -> Option<Arc<StepProgram>> {
-        None
-    }
-
-    fn admit(&self, _: &StepKey) -> Result<()> {
-        Ok(())
-    }
-
     fn compile(&self, step: CapturedStep) -> Result<Box<dyn Executable>> {
         *self.program.lock().unwrap() = lower_step(&step)?.program.text;
         Err(Error::invalid("nothing is run"))
     }
-
-    fn keep(&self, _: StepKey, _: Arc<StepProgram>) {}
 
     fn upload(&self, data: TensorData) -> Result<Arc<dyn DeviceTensor>> {
         Ok(Arc::new(OnHost(data)))
@@ -95,10 +73,7 @@ struct OnHost(TensorData);
 
 impl DeviceTensor for OnHost {
     fn spec(&self) -> TensorSpec {
-        TensorSpec {
-            shape: self.0.shape().to_vec(),
-            dtype: self.0.dtype(),
-        }
+        TensorSpec::of(&self.0)
     }
 
     fn read(&self, _: usize) -> Result<TensorData> {

@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use burn::tensor::TensorData;
-use distribute_core::checkpoint::{Checkpoint, CheckpointManager, SaveHandle, Saved, latest};
+use distribute_core::checkpoint::{
+    Checkpoint, CheckpointManager, Metadata, SaveHandle, Saved, latest,
+};
 use distribute_core::{Error, Result, Strategy};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -40,8 +42,9 @@ pub struct ModelCheckpoint {
     manager: Option<CheckpointManager>,
     saver: Option<SaveHandle>,
     every: Every,
-    best_only: Option<Monitor>,
-    best: Option<f64>,
+    best_only: bool,
+    monitor: Monitor,
+    best: Option<Exact>,
     model_name: String,
     extra: Map<String, Value>,
     last: Option<(u64, Position)>,
@@ -89,7 +92,8 @@ impl ModelCheckpoint {
             manager,
             saver: None,
             every: Every::Epochs(1),
-            best_only: None,
+            best_only: false,
+            monitor: Monitor::new(""),
             best: None,
             model_name: String::new(),
             extra: Map::new(),
@@ -130,16 +134,15 @@ impl ModelCheckpoint {
 
     /// Saves only after epochs in which this value of the logs was better than ever before.
     pub fn best_only(mut self, monitor: impl Into<String>) -> Self {
-        self.best_only = Some(Monitor::new(monitor));
+        self.best_only = true;
+        self.monitor.name = monitor.into();
         self
     }
 
     /// Which values are better, for [`best_only`](Self::best_only); by default it follows from
     /// the name.
     pub fn direction(mut self, direction: Direction) -> Self {
-        if let Some(monitor) = &mut self.best_only {
-            monitor.direction = direction;
-        }
+        self.monitor.direction = direction;
         self
     }
 
@@ -149,8 +152,7 @@ impl ModelCheckpoint {
         self
     }
 
-    /// Adds something to every checkpoint's
-    /// [`Metadata::extra`](distribute_core::checkpoint::Metadata::extra).
+    /// Adds something to every checkpoint's [`Metadata::extra`].
     pub fn extra(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.extra.insert(key.into(), value.into());
         self
@@ -211,8 +213,8 @@ impl ModelCheckpoint {
         check_finite(&checkpoint)?;
         checkpoint.metadata.model.name.clone_from(&self.model_name);
         checkpoint.metadata.extra.extend(self.extra.clone());
-        if let (Some(monitor), Some(best)) = (&self.best_only, self.best) {
-            let saved = json!({ "monitor": monitor.name, "value": Exact(best) });
+        if let Some(best) = self.best.filter(|_| self.best_only) {
+            let saved = json!({ "monitor": self.monitor.name, "value": best });
             let extra = &mut checkpoint.metadata.extra;
             extra.insert(BEST_KEY.to_string(), saved);
         }
@@ -238,9 +240,11 @@ impl ModelCheckpoint {
     /// is the one that the run goes on from, and the best value.
     fn find(&self, run: &Control<'_>) -> Result<(bool, Option<Exact>)> {
         let find = |manager: &CheckpointManager| {
-            let newest = latest(manager.path())?.found;
-            let is_last = newest.is_some_and(|entry| entry.step == run.progress().step);
-            Ok::<_, Error>((is_last, self.find_best(manager)?))
+            let Some((entry, metadata)) = latest(manager.path())?.found else {
+                return Ok((false, None));
+            };
+            let is_last = entry.step == run.progress().step;
+            Ok::<_, Error>((is_last, self.best_of(&metadata)?))
         };
         let own = self.manager.as_ref().map(find).transpose()?;
         let all = all_of(
@@ -251,25 +255,22 @@ impl ModelCheckpoint {
         Ok(all.into_iter().next().flatten().unwrap_or_default())
     }
 
-    /// The best value whose checkpoint is in the directory: another callback's checkpoint, which
-    /// the run goes on from, may be older or newer than that.
-    fn find_best(&self, manager: &CheckpointManager) -> Result<Option<Exact>> {
-        let Some(monitor) = &self.best_only else {
+    /// The best value, of the newest checkpoint in the directory: another callback's checkpoint,
+    /// which the run goes on from, may be older or newer than that.
+    fn best_of(&self, metadata: &Metadata) -> Result<Option<Exact>> {
+        if !self.best_only {
             return Ok(None);
-        };
-        let Some((_, checkpoint)) = manager.load_latest()?.found else {
-            return Ok(None);
-        };
-        let Some(saved) = checkpoint.metadata.extra.get(BEST_KEY) else {
+        }
+        let Some(saved) = metadata.extra.get(BEST_KEY) else {
             // Of a version that kept it with the states of the callbacks.
-            return Ok(self.best.map(Exact));
+            return Ok(self.best);
         };
         let saved = SavedBest::deserialize(saved).map_err(unreadable_state)?;
-        Ok((saved.monitor == monitor.name).then_some(saved.value))
+        Ok((saved.monitor == self.monitor.name).then_some(saved.value))
     }
 }
 
-/// Where [`Metadata::extra`](distribute_core::checkpoint::Metadata::extra) has the best value.
+/// Where [`Metadata::extra`] has the best value.
 const BEST_KEY: &str = "best_only";
 
 /// What a checkpoint of the best value says about it.
@@ -281,7 +282,7 @@ struct SavedBest {
 
 impl Callback for ModelCheckpoint {
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        if self.best_only.is_some() && !matches!(self.every, Every::Epochs(_)) {
+        if self.best_only && !matches!(self.every, Every::Epochs(_)) {
             return Err(Error::invalid(
                 "ModelCheckpoint: `best_only` compares epochs; leave out `every_steps` and \
                  `every`, or use one callback for each, with a directory of its own",
@@ -296,8 +297,8 @@ impl Callback for ModelCheckpoint {
             return Ok(());
         }
         let (is_last, best) = self.find(run)?;
-        if self.best_only.is_some() {
-            self.best = best.map(|best| best.0);
+        if self.best_only {
+            self.best = best;
         }
         // A run that goes on from a checkpoint of this directory has nothing new to save yet.
         self.last = is_last.then_some(here);
@@ -322,13 +323,14 @@ impl Callback for ModelCheckpoint {
         let Every::Epochs(epochs) = self.every else {
             return Ok(());
         };
-        if let Some(monitor) = &self.best_only {
-            let value = monitor.value("ModelCheckpoint", &record.logs)?;
+        if self.best_only {
+            let value = self.monitor.value("ModelCheckpoint", &record.logs)?;
             // The rest of a part of an epoch may follow after a resume.
-            if !record.complete || !monitor.improves(value, self.best) {
+            let best = self.best.map(|best| best.0);
+            if !record.complete || !self.monitor.improves(value, best) {
                 return Ok(());
             }
-            let before = self.best.replace(value);
+            let before = self.best.replace(Exact(value));
             return self.save(run).inspect_err(|_| self.best = before);
         }
         if (record.epoch + 1).is_multiple_of(epochs) {
@@ -338,7 +340,7 @@ impl Callback for ModelCheckpoint {
     }
 
     fn on_train_end(&mut self, outcome: &Outcome, run: &mut Control<'_>) -> Result<()> {
-        if self.best_only.is_none() {
+        if !self.best_only {
             self.save(run)?;
         }
         self.finish(outcome, run)
@@ -354,15 +356,14 @@ impl Callback for ModelCheckpoint {
 
     fn state(&self) -> CallbackState {
         CallbackState {
-            value: json!({ "best": self.best.map(Exact) }),
+            value: json!({ "best": self.best }),
             ..CallbackState::default()
         }
     }
 
     fn restore_state(&mut self, state: CallbackState) -> Result<()> {
         let best = state.value.get("best").cloned().unwrap_or_default();
-        let best: Option<Exact> = serde_json::from_value(best).map_err(unreadable_state)?;
-        self.best = best.map(|best| best.0);
+        self.best = serde_json::from_value(best).map_err(unreadable_state)?;
         Ok(())
     }
 }

@@ -112,4 +112,12 @@ mod tests {
         lines.extend(table.lines(&record(9, &second, 600.0), 10));
         insta::assert_snapshot!(lines.join("\n"));
     }
+
+    #[test]
+    fn other_columns_get_a_header_of_their_own() {
+        let mut table = Table::default();
+        let (few, more) = ([("loss", 1.0)], [("loss", 1.0), ("val_loss", 2.0)]);
+        let mut lines = |values: &[(&str, f64)]| table.lines(&record(0, values, 1.0), 2).len();
+        assert_eq!([lines(&few), lines(&few), lines(&more)], [2, 1, 2]);
+    }
 }

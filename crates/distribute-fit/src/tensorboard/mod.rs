@@ -54,7 +54,7 @@ impl EventWriter {
     ///
     /// # Errors
     ///
-    /// [`FitError::EventFile`].
+    /// [`FitError::File`].
     pub fn create(directory: impl AsRef<Path>) -> Result<Self, FitError> {
         Self::create_at(directory.as_ref(), SystemTime::now())
     }
@@ -86,7 +86,7 @@ impl EventWriter {
     ///
     /// # Errors
     ///
-    /// [`FitError::EventFile`], [`FitError::EventTag`] or [`FitError::EventStep`].
+    /// [`FitError::File`], [`FitError::EventTag`] or [`FitError::EventStep`].
     pub fn scalar(
         &mut self,
         tag: &str,
@@ -121,7 +121,7 @@ impl EventWriter {
     ///
     /// # Errors
     ///
-    /// [`FitError::EventFile`]; what was not written is kept and tried again by the next call.
+    /// [`FitError::File`]; what was not written is kept and tried again by the next call.
     pub fn flush(&mut self) -> Result<(), FitError> {
         self.file.flush().map_err(failed(&self.path, "write"))
     }
@@ -162,14 +162,8 @@ impl EventWriter {
     }
 }
 
-/// What the file system refuses.
 fn failed(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> FitError {
-    let path = path.to_path_buf();
-    move |source| FitError::EventFile {
-        path,
-        operation,
-        source,
-    }
+    FitError::choose("log directory", path, operation)
 }
 
 impl Drop for EventWriter {

@@ -3,6 +3,7 @@
 //! The launcher is this program itself, started with the name of the test that plays it.
 
 use std::io::{BufRead, BufReader, Lines};
+use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -81,8 +82,8 @@ struct Launcher {
     child: Child,
     stderr: Lines<BufReader<ChildStderr>>,
     seen: Vec<String>,
-    /// Where it makes its log directory: one that is killed leaves it.
-    _temporary: tempfile::TempDir,
+    /// Where it makes its log directory.
+    temporary: tempfile::TempDir,
 }
 
 /// Whether this process ignores a signal that tests send, and with it what it starts: whoever
@@ -141,12 +142,11 @@ impl Launcher {
         command.env("TMPDIR", temporary.path());
         let mut child = command.spawn().expect("a launcher");
         let stderr = BufReader::new(child.stderr.take().expect("piped")).lines();
-        let (seen, _temporary) = (Vec::new(), temporary);
         Launcher {
             child,
             stderr,
-            seen,
-            _temporary,
+            seen: Vec::new(),
+            temporary,
         }
     }
 
@@ -180,8 +180,28 @@ impl Launcher {
 
     /// Waits for the end; all that it wrote since the last line that was waited for.
     fn end(mut self) -> (ExitStatus, Vec<String>) {
+        self.wait()
+    }
+
+    fn wait(&mut self) -> (ExitStatus, Vec<String>) {
         let rest = self.stderr.by_ref().map_while(Result::ok).collect();
         (self.child.wait().expect("a status"), rest)
+    }
+
+    /// The log directories that it has made and that are still there.
+    fn log_directories(&self) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(&self.temporary).expect("its directory");
+        entries.map(|entry| entry.expect("one").path()).collect()
+    }
+
+    /// Its guard removes them after the processes.
+    #[track_caller]
+    fn assert_without_logs(&self) {
+        let until = Instant::now() + TIMEOUT;
+        while !self.log_directories().is_empty() {
+            assert!(Instant::now() < until, "log files are left");
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -411,7 +431,7 @@ fn a_killed_guard_is_followed_by_another_and_restarts_still_work() {
         let watched = Watched::new(alive);
         launcher.send(Signal::KILL);
         watched.assert_ended();
-        launcher.end();
+        launcher.assert_without_logs();
     });
 }
 
@@ -485,16 +505,48 @@ fn a_launcher_that_is_killed_at_any_moment_leaves_nothing() {
             // A time to sleep that nobody else sleeps.
             let mark = format!("1000.{}{}", std::process::id(), delay.as_millis());
             let text = format!("sleep {mark} & setsid sleep {mark} & env -i sleep {mark} & wait");
-            let launcher = Launcher::start(&text, 0, true);
+            let mut launcher = Launcher::start(&text, 0, true);
             std::thread::sleep(delay);
             launcher.send(Signal::KILL);
-            launcher.end();
+            launcher.wait();
             let until = Instant::now() + TIMEOUT;
             while is_running(&mark) {
                 assert!(Instant::now() < until, "something is left after {delay:?}");
                 std::thread::yield_now();
             }
+            launcher.assert_without_logs();
         }
+    });
+}
+
+#[test]
+fn a_launcher_that_ends_at_the_third_signal_leaves_no_directory() {
+    within_limit(|| {
+        let text = "trap 'echo got it >&2' TERM
+            echo up $i >&2; while true; do sleep 1000 & wait; done";
+        let mut launcher = Launcher::start(text, 0, true);
+        launcher.lines_with("up ", 2);
+        // All at once: the job cannot end before the third.
+        launcher.send(Signal::STOP);
+        for signal in [Signal::TERM, Signal::INT, Signal::HUP, Signal::CONT] {
+            launcher.send(signal);
+        }
+        let (status, lines) = launcher.wait();
+        assert_eq!(status.code(), None, "{lines:#?}");
+        launcher.assert_without_logs();
+    });
+}
+
+#[test]
+fn a_guard_leaves_the_log_files_of_a_job_that_failed() {
+    within_limit(|| {
+        let mut launcher = Launcher::start("echo why >&2; exit 1", 0, true);
+        let (status, lines) = launcher.wait();
+        assert_eq!(status.code(), Some(1), "{lines:#?}");
+        let [logs] = &launcher.log_directories()[..] else {
+            panic!("{lines:#?}");
+        };
+        assert_eq!(read(logs.join("worker-0.log")), "why\n");
     });
 }
 

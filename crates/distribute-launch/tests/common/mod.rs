@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use distribute_launch::{Console, Job, LaunchError, Outcome, run};
@@ -14,9 +14,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     let (sender, result) = channel();
     let thread = std::thread::spawn(move || sender.send(test()));
-    let Ok(value) = result.recv_timeout(LIMIT) else {
-        assert!(thread.is_finished(), "still running after {LIMIT:?}");
-        panic!("the test failed, see above");
+    let value = match result.recv_timeout(LIMIT) {
+        Ok(value) => value,
+        Err(RecvTimeoutError::Timeout) => panic!("still running after {LIMIT:?}"),
+        Err(RecvTimeoutError::Disconnected) => panic!("the test failed, see above"),
     };
     thread
         .join()

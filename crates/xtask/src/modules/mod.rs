@@ -49,13 +49,11 @@ pub fn print(tree: &Tree, name: Option<&str>) -> Result<String, String> {
     Ok(format!("modules in circles: {}", counts.join(", ")))
 }
 
-/// The library and the program of a crate.
+/// The library and the programs of a crate.
 fn targets(tree: &Tree, member: &Member) -> Vec<Modules> {
-    let roots = [files::library_root(member), member.path("src/main.rs")];
-    let roots = roots.iter().filter(|root| tree.rust.contains_key(*root));
-    roots
-        .map(|root| arrows::read(tree, &member.name, root))
-        .collect()
+    let roots = files::program_roots(tree, member);
+    let read = |root: &String| arrows::read(tree, &member.name, root);
+    roots.iter().map(read).collect()
 }
 
 fn files_of<'a>(modules: &'a Modules, circle: &Circle) -> Vec<&'a str> {

@@ -169,8 +169,8 @@ const GRADIENT: &[Row] = &[
         Node {
             columns: (2, 3),
             mode: Mode::Host,
-            name: "WorkerGroup::all_reduce",
-            files: &["distribute-core/src/workers/all_reduce.rs"],
+            name: "WorkerGroup::communicator",
+            files: &["distribute-core/src/workers/mod.rs"],
             note: "replica 0 speaks for its process",
         },
         Node {

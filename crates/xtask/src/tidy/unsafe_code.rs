@@ -142,19 +142,19 @@ pub fn root_lints(tree: &Tree) -> Vec<Problem> {
     let mut problems = Vec::new();
     for member in &tree.members {
         let library = files::library_root(member);
-        for root in [&library, &member.path("src/main.rs")] {
-            let Some(file) = tree.rust.get(root) else {
+        for root in files::program_roots(tree, member) {
+            let Some(file) = tree.rust.get(&root) else {
                 continue;
             };
             let denied: String = file.syntax.attrs.iter().filter_map(denied).collect();
             let mut lints = ROOT_LINTS.to_vec();
-            if *root == library {
+            if root == library {
                 lints.extend(LIBRARY_LINTS);
             }
             lints.retain(|lint| !denied.split(',').any(|denied| denied == *lint));
             if !lints.is_empty() {
                 let message = format!("add `#![deny({})]`", lints.join(", "));
-                problems.push(Problem::new("root-lints", root, 1, message));
+                problems.push(Problem::new("root-lints", &root, 1, message));
             }
         }
     }
@@ -232,11 +232,9 @@ mod tests {
     #[test]
     fn a_program_may_print() {
         let program = format!("#![deny(unsafe_code, {PANICS})]\nfn main() {{}}");
-        passes(root_lints, &[("sample/src/main.rs", &program)]);
-        fails(
-            root_lints,
-            &[("sample/src/main.rs", "fn main() {}")],
-            "sample/src/main.rs:1",
-        );
+        for root in ["sample/src/main.rs", "sample/src/bin/b.rs"] {
+            passes(root_lints, &[(root, &program)]);
+            fails(root_lints, &[(root, "fn main() {}")], &format!("{root}:1"));
+        }
     }
 }

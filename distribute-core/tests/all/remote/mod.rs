@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 use burn::nn::Linear;
 use burn::tensor::{Device, TensorData};
 use distribute_core::{
-    Adam, Applied, Replicate, Sgd, StrategyExt, TrainState, VariableAggregation, VariableOptions,
+    Adam, Applied, Error, Replicate, Sgd, StrategyExt, TrainState, VariableAggregation,
+    VariableOptions,
 };
 
 use store::{Built, Remotely, layer, one_device, step};
@@ -84,6 +85,24 @@ fn a_worker_takes_over_what_others_have_made_of_the_state() {
     let tensors = |state: &Built| state.primary().unwrap().to_tensors().unwrap();
     assert_eq!(tensors(&one), tensors(&expected));
     assert_eq!(tensors(&other), tensors(&expected));
+}
+
+#[test]
+fn a_push_that_panics_leaves_the_state_in_the_store() {
+    let strategy = Remotely::new(&Arc::default());
+    let build: Build = |device| TrainState::new(layer(device, 0.25), Sgd::new(0.1));
+    let mut state = strategy.scope(build).unwrap();
+    strategy.store.panics.store(true, Ordering::Relaxed);
+    let error = step(&strategy, &mut state, 0).unwrap_err();
+    assert!(matches!(error, Error::ReplicaPanicked { .. }), "{error}");
+    assert!(state.primary().unwrap().is_remote());
+    let before = state.primary().unwrap().to_tensors().unwrap();
+    assert_eq!(
+        step(&strategy, &mut state, 0).unwrap(),
+        Applied::Updated,
+        "the next one reaches the store"
+    );
+    assert_ne!(before, state.primary().unwrap().to_tensors().unwrap());
 }
 
 #[test]

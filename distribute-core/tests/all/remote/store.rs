@@ -21,6 +21,7 @@ use distribute_core::{
 pub struct Store {
     pub states: Mutex<BTreeMap<String, Arc<State>>>,
     pub drops: Arc<AtomicBool>,
+    pub panics: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -28,6 +29,7 @@ pub struct State {
     optimizer: Option<Arc<dyn Optimizer>>,
     inside: Mutex<Inside>,
     drops: Arc<AtomicBool>,
+    panics: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -66,6 +68,7 @@ impl RemoteStore for Store {
         let new = State {
             optimizer,
             drops: Arc::clone(&self.drops),
+            panics: Arc::clone(&self.panics),
             inside: Mutex::new(Inside {
                 versions: vec![1; spec.tensors.len()],
                 slots: vec![Vec::new(); spec.tensors.len()],
@@ -110,6 +113,8 @@ impl RemoteState for State {
         if !rows.is_empty() {
             return Err(no_tables(&rows));
         }
+        let panics = self.panics.swap(false, Ordering::Relaxed);
+        assert!(!panics, "a push that panics");
         if self.drops.load(Ordering::Relaxed) {
             return Ok(Pushed::Dropped);
         }

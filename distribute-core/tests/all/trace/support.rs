@@ -10,8 +10,7 @@ use distribute_core::trace::{
     TraceDevice, Tracer,
 };
 use distribute_core::{
-    InputContext, LogicalDevice, PerReplica, Replica, ReplicaStep, Result, Strategy, StrategyId,
-    TensorData,
+    LogicalDevice, PerReplica, Replica, ReplicaStep, Result, Strategy, StrategyId, TensorData,
 };
 
 /// Counts what happens instead of running it.
@@ -34,10 +33,7 @@ struct OnHost {
 
 impl DeviceTensor for OnHost {
     fn spec(&self) -> TensorSpec {
-        TensorSpec {
-            shape: self.data.shape().to_vec(),
-            dtype: self.data.dtype(),
-        }
+        TensorSpec::of(&self.data)
     }
 
     fn read(&self, _: usize) -> Result<TensorData> {
@@ -83,10 +79,6 @@ impl Tracer for Recorder {
 
     fn find(&self, key: &StepKey) -> Option<Arc<StepProgram>> {
         self.programs.lock().unwrap().get(key).cloned()
-    }
-
-    fn admit(&self, _: &StepKey) -> Result<()> {
-        Ok(())
     }
 
     fn compile(&self, step: CapturedStep) -> Result<Box<dyn Executable>> {
@@ -155,23 +147,8 @@ impl Recording {
 }
 
 impl Strategy for Recording {
-    fn name(&self) -> &'static str {
-        "recording"
-    }
-
-    fn num_replicas_in_sync(&self) -> usize {
-        self.replicas.len()
-    }
-
     fn replicas(&self) -> &[Replica] {
         &self.replicas
-    }
-
-    fn input_context(&self) -> InputContext {
-        InputContext {
-            num_replicas_in_sync: self.replicas.len(),
-            ..InputContext::default()
-        }
     }
 
     fn id(&self) -> StrategyId {

@@ -1,7 +1,7 @@
 //! Compiled programs, and what the compiler says about them.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::api::{Api, call, lent, log_destroy, malformed, non_null, string};
 use super::bindings::*;
@@ -11,6 +11,7 @@ use crate::pjrt::element::{ArrayShape, ElementType};
 use crate::pjrt::error::Result;
 use crate::pjrt::program::Program;
 use crate::pjrt::value::Attributes;
+use crate::sync::lock;
 
 /// What an executable was compiled with, kept alive for it.
 pub(super) enum Compiler {
@@ -104,13 +105,8 @@ impl Executable {
 
     /// The plugin, the handle, and the right to ask.
     fn ask(&self) -> (&Api, *mut PJRT_Executable, MutexGuard<'_, ()>) {
-        // The lock guards nothing of ours, so a panic under it has broken nothing.
-        let turn = self
-            .handle
-            .questions
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        (&self.handle.api, self.handle.raw, turn)
+        let handle = &*self.handle;
+        (&handle.api, handle.raw, lock(&handle.questions))
     }
 
     /// The module's name.

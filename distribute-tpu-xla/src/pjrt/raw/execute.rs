@@ -3,8 +3,8 @@
 use std::borrow::Borrow;
 use std::fmt;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 
 use super::api::{call, lent, log_destroy, non_null};
 use super::arguments;
@@ -16,6 +16,7 @@ use super::executable::{Compiler, Executable};
 use super::handles::ClientHandle;
 use crate::pjrt::element::ArrayShape;
 use crate::pjrt::error::Result;
+use crate::sync::lock;
 
 /// The function of the C API that runs programs.
 const EXECUTE: &str = "PJRT_LoadedExecutable_Execute";
@@ -164,9 +165,8 @@ impl LoadedExecutable {
     {
         let arguments: Vec<Vec<&Buffer>> = arguments.iter().map(borrow_all).collect();
         // Held from the check to the launch, so that another execution cannot take an argument's
-        // memory in between. It guards nothing of ours: a panic under it has broken nothing.
-        let turn = &self.handle.client.launch;
-        let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // memory in between.
+        let _turn = lock(&self.handle.client.launch);
         arguments::check(&arguments, &self.handle.client, &self.devices)?;
         let inputs: Vec<Vec<_>> = arguments.iter().map(|list| raw_all(list)).collect();
         let num_devices = self.devices.len();

@@ -8,11 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use distribute_core::checkpoint::{Checkpoint, Entry, list, load_latest};
 use distribute_core::{DefaultStrategy, Error, Mirrored, MirroredStrategy, Result, TrainState};
 use distribute_fit::callbacks::{
-    EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
+    Direction, EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
 };
 use distribute_fit::{
     Callback, Control, EpochRecord, Fit, History, Outcome, Position, restore, snapshot,
 };
+use rstest::rstest;
 
 use crate::common::{BATCHES, Mlp, Points, everything, new_state, objective};
 
@@ -210,16 +211,19 @@ fn a_finished_run_that_is_resumed_saves_nothing_again() {
     assert_eq!(names(&second), ["step-00000006", "step-00000012"]);
 }
 
-#[test]
-fn best_only_saves_when_it_got_better() {
+#[rstest]
+#[case::before(true)]
+#[case::after(false)]
+fn best_only_saves_when_it_got_better(#[case] direction_first: bool) {
     let directory = tempfile::tempdir().unwrap();
     let strategy = DefaultStrategy::new();
     let data = Points::new(&strategy);
     let mut state = new_state(&strategy);
-    let best = ModelCheckpoint::new(directory.path())
-        .unwrap()
-        .best_only("loss")
-        .direction(distribute_fit::callbacks::Direction::Max);
+    let best = ModelCheckpoint::new(directory.path()).unwrap();
+    let best = match direction_first {
+        true => best.direction(Direction::Max).best_only("loss"),
+        false => best.best_only("loss").direction(Direction::Max),
+    };
     let fit = Fit::new(&strategy).epochs(3).callback(best);
     let history = fit.run(&mut state, &data, None, objective).unwrap();
     assert!(history.epochs[2].logs.loss() < history.epochs[0].logs.loss());

@@ -134,6 +134,49 @@ fn workers_train_as_the_replicas_of_one_process_do() {
     assert_eq!(all[0].1, expected, "the same sums in the same order");
 }
 
+/// What a worker sees of the epoch's loss after every batch, and at its end.
+#[derive(Default)]
+struct Losses {
+    own: Vec<f64>,
+    epoch: f64,
+}
+
+impl Callback for Losses {
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let loss = run.logs()?.loss();
+        assert_eq!(run.logs()?.loss(), loss, "asked twice");
+        self.own.push(loss);
+        Ok(())
+    }
+
+    fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
+        self.epoch = record.logs.loss();
+        Ok(())
+    }
+}
+
+#[test]
+fn each_worker_sees_its_own_part_of_the_loss_after_every_batch() {
+    let all = workers(THREADS, &[2, 1], |strategy| {
+        let mut losses = Losses::default();
+        let mut state = new_state(&strategy);
+        let fit = Fit::new(&strategy).callback(&mut losses);
+        fit.run(&mut state, &Points::new(&strategy), None, objective)?;
+        Ok((losses.own, losses.epoch))
+    });
+    let (first, second) = (&all[0].0, &all[1].0);
+    let (before, last) = (BATCHES - 2, BATCHES - 1);
+    // Of 5 batches of 8 the replicas get 3, 3 and 2, of the last one, of 4, they get 3, 1 and none.
+    let mean = (first[last] * 34.0 + second[last] * 10.0) / 44.0;
+    assert!((mean - all[0].1).abs() < 1e-6, "{mean} and {}", all[0].1);
+    assert_eq!(all[0].1, all[1].1);
+    assert_ne!(first[last], first[before]);
+    assert_eq!(
+        second[last], second[before],
+        "it has none of the last batch"
+    );
+}
+
 #[rstest]
 #[case(THREADS)]
 #[case(SHARED_MEMORY)]
