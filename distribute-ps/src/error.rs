@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::wire_error::{as_text, known};
+use crate::error_fields::{as_text, known};
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = PsError> = std::result::Result<T, E>;

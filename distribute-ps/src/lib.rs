@@ -71,6 +71,7 @@ mod guide {}
 pub mod client;
 pub mod coordinator;
 mod error;
+mod error_fields;
 pub mod fit;
 #[allow(clippy::allow_attributes,
     clippy::too_many_lines, missing_docs, dead_code, clippy::all, reason = "generated")]

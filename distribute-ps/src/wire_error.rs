@@ -4,9 +4,7 @@
 //! An error travels as what it is, in MessagePack; one that wraps foreign code travels as its text.
 
 use std::error::Error;
-use std::sync::Arc;
 
-use serde::{Deserialize, Deserializer, Serializer};
 use tonic::{Code, Status};
 
 use crate::error::PsError;
@@ -139,54 +137,6 @@ fn without_details(status: &Status, server: usize, address: String) -> PsError {
             what: format!("{code:?}: {reason}"),
         },
     }
-}
-
-/// The error of foreign code, as its text.
-pub(crate) mod as_text {
-    use super::*;
-
-    type Foreign = Arc<dyn Error + Send + Sync>;
-
-    pub(crate) fn serialize<S: Serializer>(error: &Foreign, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(error)
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Foreign, D::Error> {
-        Ok(Arc::from(Box::from(String::deserialize(from)?)))
-    }
-}
-
-/// The names of operations, options and kinds that errors have.
-const NAMES: [&str; 22] = [
-    "create",
-    "initialize",
-    "pull",
-    "pull rows",
-    "push",
-    "assign",
-    "assign_add",
-    "assign_sub",
-    "snapshot",
-    "restore",
-    "join",
-    "catalog",
-    "scope",
-    "lookup",
-    "table",
-    "max_shard_bytes",
-    "max_request_bytes",
-    "max_memory_bytes",
-    "step",
-    "resource",
-    "schedule",
-    "fetch",
-];
-
-/// A name of this program.
-pub(crate) fn known<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, D::Error> {
-    let name = String::deserialize(from)?;
-    let known = NAMES.iter().find(|known| **known == name);
-    Ok(known.copied().unwrap_or("an operation"))
 }
 
 #[cfg(test)]

@@ -12,9 +12,9 @@
 //! keep             the temporary directory of the log files stays
 //! ```
 //!
-//! When the input ends, for whatever reason, the guard ends what it knows of, removes the directory,
-//! and ends itself. It says that it is ready first, so that the launcher notices if the program is
-//! not a guard at all.
+//! When the input ends, for whatever reason, the guard ends what it knows of, removes the
+//! directory, and ends itself. It says that it is ready first, so that the launcher notices if the
+//! program is not a guard at all.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -51,7 +51,8 @@ const LOGS_VARIABLE: &str = "DISTRIBUTE_LAUNCH_LOGS";
 
 /// What the program of [`Job::guard`](crate::Job::guard) does, and nothing else: it waits until
 /// its standard input ends, and then ends the processes it was told of, and removes a temporary
-/// directory of log files that is still there. It ignores SIGTERM, SIGINT and SIGHUP. Without a launcher at the other end it returns at once.
+/// directory of log files that is still there. It ignores SIGTERM, SIGINT and SIGHUP. Without a
+/// launcher at the other end it returns at once.
 pub fn guard_main() -> ExitCode {
     for signal in [SIGTERM, SIGINT, SIGHUP] {
         let unused = Arc::new(AtomicBool::new(false));
