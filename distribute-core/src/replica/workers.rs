@@ -120,9 +120,8 @@ fn all_reduce(
     }
     if local.rank() == 0 {
         let mut communicator = workers.communicator();
-        workers
-            .options()
-            .batch_all_reduce(communicator.as_mut(), step, buffers)?;
+        let options = workers.options();
+        options.batch_all_reduce(communicator.as_mut(), step, buffers)?;
     }
     if several {
         local.broadcast(0, buffers)?;

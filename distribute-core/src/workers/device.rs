@@ -40,10 +40,11 @@ impl WorkerGroup {
             .map(|tensor| tensor.try_into_data().map_err(Error::internal));
         let mut copies = copies.collect::<Result<Vec<_>>>()?;
         let mut buffers = as_buffers(&mut copies)?;
-        let mut communicator = self.communicator();
-        self.options()
-            .batch_all_reduce(communicator.as_mut(), ReduceOp::Sum, &mut buffers)?;
-        drop(communicator);
+        self.options().batch_all_reduce(
+            self.communicator().as_mut(),
+            ReduceOp::Sum,
+            &mut buffers,
+        )?;
         let back = copies.into_iter().map(|data| {
             let dtype = data.dtype();
             Tensor::from_data(data, (&device, dtype))
