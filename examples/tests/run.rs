@@ -1,5 +1,9 @@
 //! Runs every example and checks what it prints.
 
+#[path = "../../distribute-tpu-xla/tests/tpu_xla/plugins.rs"]
+#[expect(dead_code, reason = "shared with tests that use all of it")]
+mod plugins;
+
 use std::io::Read;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -9,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use distribute_launch::ReservedPorts;
+use plugins::cpu_plugin;
 
 /// No example with compiled steps comes close to it, even on a machine that does much else.
 const LIMIT: Duration = Duration::from_secs(240);
@@ -170,23 +175,6 @@ fn tracking_loss_prints_the_documented_numbers() {
         text,
         "PerReplica:{0: 1.25, 1: 2.25}\nSUM: 3.5\nMean metric: 1.75\n"
     );
-}
-
-/// XLA's CPU client, or nothing and a line that says how to get it.
-fn cpu_plugin() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let named = set("PJRT_CPU_PLUGIN").map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-    let built = |cache: PathBuf| cache.join("distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so");
-    let plugin = named.or_else(|| cache.map(built).filter(|path| path.is_file()));
-    if plugin.is_none() {
-        println!(
-            "SKIPPED: no PJRT_CPU_PLUGIN: run distribute-tpu-xla/pjrt-cpu/build, and the examples \
-             for TPUs run too"
-        );
-    }
-    plugin
 }
 
 /// Runs an example with this plugin and two devices; ends it if it takes too long.

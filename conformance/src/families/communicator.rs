@@ -7,7 +7,7 @@ use burn::tensor::{DType, TensorData, bf16, f16};
 use distribute_collectives::{Buffer, Communicator, CommunicatorExt, Gathered, ReduceOp};
 use serde_json::Value;
 
-use super::support::{lists, reduce_op, same_lists};
+use super::support::{expected, lists, reduce_op, same_lists};
 use crate::case::{Case, StrategyKind};
 use crate::compare::show;
 use crate::golden::{FamilyName, GoldenFile};
@@ -142,7 +142,7 @@ fn reduce(
         drop(buffers);
         Ok(tensors)
     })?;
-    let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
+    let expected = expected(case)?;
     if matches!(call, Call::Reduce) {
         for list in &found {
             file.tolerance.same(expected, &list[0])?;
@@ -154,7 +154,7 @@ fn reduce(
 
 /// Concatenating along the first axis is what `all_gather` does with the elements.
 fn gather(case: &Case, file: &GoldenFile, factory: &dyn CommunicatorFactory) -> Checked {
-    let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
+    let expected = expected(case)?;
     let found = on_ranks(factory, lists(case)?, |group, tensors| {
         macro_rules! gathered {
             ($($variant:ident $type:ty),*) => {

@@ -13,8 +13,8 @@ use distribute_data::{
 };
 use serde_json::{Value, json};
 
-use super::support::DynamicTensor;
 use super::support::compiled::is_uneven;
+use super::support::{DynamicTensor, expected, with_tensor};
 use crate::case::Case;
 use crate::env::Env;
 use crate::error_kind::same_error;
@@ -41,22 +41,6 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
         "metric_mean_of_per_example_loss" => unscaled_metric(case, env),
         other => Err(Failure::schema(format!("unknown operation `{other}`"))),
     }
-}
-
-/// Calls `$body` with `$tensor` as a tensor of the rank and kind that the file's value has.
-macro_rules! with_tensor {
-    ($given:expr, $tensor:ident => $body:expr) => {
-        with_tensor!(@ $given, $tensor, $body; 1, 2, 3, 4, 5, 6)
-    };
-    (@ $given:expr, $tensor:ident, $body:expr; $($rank:literal),*) => {
-        match ($given.rank(), $given.is_int()) {
-            $(
-                ($rank, false) => { let $tensor = $given.float::<$rank>()?; $body }
-                ($rank, true) => { let $tensor = $given.int::<$rank>()?; $body }
-            )*
-            (rank, _) => return Err(Failure::schema(format!("a tensor of rank {rank}")).into()),
-        }
-    };
 }
 
 fn weight(given: &DynamicTensor) -> Result<SampleWeight, Failure> {
@@ -87,7 +71,7 @@ fn same_replicas(
     strategy: &dyn Strategy,
     found: PerReplica<TensorData>,
 ) -> Result<(), Failure> {
-    let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
+    let expected = expected(case)?;
     let tolerance = env.tolerance();
     let found = PerReplica::new(found.into_values().into_iter().map(as_scalar).collect());
     tolerance.same_list(expected.field("per_replica")?, found.values())?;
@@ -152,7 +136,7 @@ fn average(
     let loss = with_tensor!(given[0], losses => {
         AverageLoss::new().weights(weights).global_batch_size(global_batch_size).of(ctx, losses)
     });
-    Ok(DynamicTensor::computed(loss?))
+    Ok(DynamicTensor::from(loss?))
 }
 
 fn average_loss(case: &Case, env: &Env<'_>) -> Checked {
@@ -191,7 +175,7 @@ fn average_loss(case: &Case, env: &Env<'_>) -> Checked {
             });
             Ok(as_scalar(found?.into_data()))
         })??;
-        let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
+        let expected = expected(case)?;
         return passed(env.tolerance().same(expected, &found));
     }
     let config = format!("average loss over {size:?}");
@@ -217,14 +201,14 @@ fn regularization_loss(case: &Case, env: &Env<'_>) -> Checked {
     };
     check_replicas(case, env, &given, "regularization loss", &|ctx, given| {
         let found = with_tensor!(given[0], loss => scale_regularization_loss(ctx, loss));
-        Ok(DynamicTensor::computed(found?))
+        Ok(DynamicTensor::from(found?))
     })
 }
 
 fn given_of<const D: usize>(value: LossValue<Tensor<D>>) -> DynamicTensor {
     match value {
-        LossValue::PerExample(losses) => DynamicTensor::computed(losses),
-        LossValue::Reduced(loss) => DynamicTensor::computed(loss),
+        LossValue::PerExample(losses) => DynamicTensor::from(losses),
+        LossValue::Reduced(loss) => DynamicTensor::from(loss),
     }
 }
 
@@ -373,7 +357,7 @@ fn loss_shape(case: &Case, env: &Env<'_>) -> Checked {
         };
     }
     let found = of_rank!(2 1, 3 2, 4 3, 5 4);
-    let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
+    let expected = expected(case)?;
     let per_example = expected.get("per_example_loss").unwrap_or(expected);
     env.tolerance().same(per_example, &found)?;
     let (Some(divided), Some(average)) = (expected.get("divided"), expected.get("average_loss"))
@@ -434,7 +418,7 @@ fn multidim_labels(case: &Case, env: &Env<'_>) -> Checked {
             };
         }
         let loss = of_rank!(2 1, 3 2, 4 3, 5 4);
-        Ok(DynamicTensor::computed(loss?))
+        Ok(DynamicTensor::from(loss?))
     })
 }
 
@@ -456,7 +440,7 @@ fn scaled_metric(case: &Case, env: &Env<'_>) -> Checked {
         Ok(loss)
     })?;
     same_replicas(case, env, strategy, found)?;
-    let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
+    let expected = expected(case)?;
     let tolerance = env.tolerance();
     tolerance.same_number(expected.field("metric_total")?, total.result()?)?;
     passed(tolerance.same_number(&expected["metric_result"]["data"][0], mean.result()?))
@@ -482,7 +466,7 @@ fn unscaled_metric(case: &Case, env: &Env<'_>) -> Checked {
         }
         updated => drop(updated?),
     }
-    let expected = case.value().ok_or_else(|| Failure::got("a value"))?;
+    let expected = expected(case)?;
     let expected = &expected.field("metric_result")?["data"][0];
     passed(env.tolerance().same_number(expected, mean.result()?))
 }

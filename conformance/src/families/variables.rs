@@ -6,11 +6,10 @@ use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 use distribute_core::{
     DefaultStrategy, DistributedVariable, Error, IndexedSlices, Leaf, PerReplica, Strategy,
     StrategyExt, VariableAggregation, VariableContext, VariableKind, VariableOptions,
-    VariableSynchronization,
 };
 use serde_json::Value;
 
-use super::support::{DynamicTensor, class, expected};
+use super::support::{DynamicTensor, aggregation, class, expected, synchronization, with_tensor};
 use crate::case::Case;
 use crate::compare::equal;
 use crate::env::Env;
@@ -39,21 +38,11 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
 fn options(inputs: &Value) -> Result<VariableOptions, Failure> {
     let on_read = inputs["synchronization"] == "ON_READ";
     Ok(VariableOptions {
-        synchronization: match inputs["synchronization"].as_str() {
-            Some("ON_WRITE") => VariableSynchronization::OnWrite,
-            Some("ON_READ") => VariableSynchronization::OnRead,
-            Some("NONE") => VariableSynchronization::None,
-            Some("AUTO") | None => VariableSynchronization::Auto,
-            Some(other) => return Err(Failure::schema(format!("synchronization {other}"))),
-        },
+        synchronization: synchronization(inputs["synchronization"].as_str().unwrap_or("AUTO"))?,
+        // On-read variables of which the file does not say it are summed.
         aggregation: match inputs["aggregation"].as_str() {
-            Some("SUM") => VariableAggregation::Sum,
-            Some("MEAN") => VariableAggregation::Mean,
-            Some("ONLY_FIRST_REPLICA") => VariableAggregation::OnlyFirstReplica,
-            // On-read variables of which the file does not say it are summed.
             None if on_read => VariableAggregation::Sum,
-            Some("NONE") | None => VariableAggregation::None,
-            Some(other) => return Err(Failure::schema(format!("aggregation {other}"))),
+            name => aggregation(name.unwrap_or("NONE"))?,
         },
         trainable: inputs["trainable_arg"].as_bool(),
     })
@@ -181,18 +170,11 @@ fn apply_in_step(
             case.op().to_string(),
         )
     });
-    macro_rules! by_rank {
-        ($($rank:literal),*) => {
-            strategy.run(given, |ctx, (given, op)| match (given.rank(), given.is_int()) {
-                $(
-                    ($rank, false) => apply(variable, &op, ctx, given.float::<$rank>()?),
-                    ($rank, true) => apply(variable, &op, ctx, given.int::<$rank>()?),
-                )*
-                (rank, _) => Err(Failure::schema(format!("a value of rank {rank}")).into()),
-            })
-        };
-    }
-    by_rank!(1, 2, 3, 4).map(drop)
+    let run = strategy.run(
+        given,
+        |ctx, (given, op)| with_tensor!(given, value => apply(variable, &op, ctx, value)),
+    );
+    run.map(drop)
 }
 
 /// What every replica reads in a step.

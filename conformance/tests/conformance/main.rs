@@ -7,4 +7,7 @@ mod errors;
 mod everything;
 mod misuse;
 mod other_inputs;
+#[path = "../../../distribute-tpu-xla/tests/tpu_xla/plugins.rs"]
+#[expect(dead_code, reason = "shared with tests that use all of it")]
+mod plugins;
 mod tpu;

@@ -1,27 +1,11 @@
 //! `TpuStrategy` against what TensorFlow recorded, where there is a PJRT plugin to run it.
 
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::Duration;
-
 use conformance::{FamilyName, Golden, Report, StrategyKind, Suite};
 
-/// No family takes longer, on a busy machine either.
-const LIMIT: Duration = Duration::from_secs(900);
+use crate::plugins::within;
 
-/// Ends the process if `test` takes longer: a wait for a device cannot be interrupted.
-fn within(limit: Duration, test: impl FnOnce()) {
-    let (done, waiting) = mpsc::channel::<()>();
-    let watch = thread::spawn(move || {
-        if waiting.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("the test did not end within {limit:?}");
-            std::process::abort();
-        }
-    });
-    test();
-    drop(done);
-    watch.join().unwrap();
-}
+/// Seconds on an idle machine. No family takes longer.
+const LIMIT: u64 = 180;
 
 /// A family under `TpuStrategy`; `None`, and a line that says so, without a plugin.
 fn report(family: FamilyName) -> Option<Report> {

@@ -3,4 +3,6 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod models;
+#[path = "../../../distribute-tpu-xla/tests/tpu_xla/plugins.rs"]
+mod plugins;
 mod program;

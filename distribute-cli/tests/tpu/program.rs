@@ -3,32 +3,18 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
 use serde_json::Value;
 
-use crate::common;
+use crate::{common, plugins};
 
 /// XLA's CPU client, or a line that says how to get it.
 fn plugin() -> Option<String> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let named = set("PJRT_CPU_PLUGIN").map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-    let file = "distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so";
-    let cached = cache.map(|cache| cache.join(file));
-    let found = named.or(cached.filter(|path| path.is_file()));
-    if found.is_none() {
-        println!(
-            "SKIPPED: no PJRT_CPU_PLUGIN: run distribute-tpu-xla/pjrt-cpu/build, and the tests of \
-             --strategy tpu run too"
-        );
-    }
-    found.map(|path| path.display().to_string())
+    Some(plugins::cpu_plugin()?.display().to_string())
 }
 
 /// The last epoch of a run and its end.
@@ -602,20 +588,7 @@ fn a_report_says_what_compiling_took_and_what_a_step_will() {
 
 /// libtpu, or a line that says how to get it.
 fn libtpu() -> Option<String> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let home = || Some(PathBuf::from(set("HOME")?).join(".cache"));
-    let cache = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-    let file = "distribute/libtpu/0.0.51/libtpu/libtpu.so";
-    let cached = cache.map(|cache| cache.join(file));
-    let found = set("LIBTPU_PATH").map(PathBuf::from);
-    let found = found.or(cached.filter(|path| path.is_file()));
-    if found.is_none() {
-        println!(
-            "SKIPPED: no libtpu: run distribute-tpu-xla/pjrt-cpu/fetch-libtpu, and jobs are \
-             compiled for TPUs too"
-        );
-    }
-    found.map(|path| path.display().to_string())
+    Some(plugins::libtpu()?.display().to_string())
 }
 
 /// What is said beside what the compiler works at, which is said as often as it takes long.

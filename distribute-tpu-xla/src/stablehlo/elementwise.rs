@@ -10,7 +10,6 @@ use super::types::ElementType;
 #[non_exhaustive]
 pub enum Unary {
     Abs,
-    Cbrt,
     Ceil,
     Cosine,
     Exponential,
@@ -21,9 +20,7 @@ pub enum Unary {
     Logistic,
     Negate,
     Not,
-    RoundNearestAfz,
     RoundNearestEven,
-    Rsqrt,
     Sign,
     Sine,
     Sqrt,
@@ -34,7 +31,6 @@ impl Unary {
     fn name(self) -> &'static str {
         match self {
             Self::Abs => "abs",
-            Self::Cbrt => "cbrt",
             Self::Ceil => "ceil",
             Self::Cosine => "cosine",
             Self::Exponential => "exponential",
@@ -45,9 +41,7 @@ impl Unary {
             Self::Logistic => "logistic",
             Self::Negate => "negate",
             Self::Not => "not",
-            Self::RoundNearestAfz => "round_nearest_afz",
             Self::RoundNearestEven => "round_nearest_even",
-            Self::Rsqrt => "rsqrt",
             Self::Sign => "sign",
             Self::Sine => "sine",
             Self::Sqrt => "sqrt",

@@ -168,24 +168,6 @@ impl Builder {
         Ok(self.emit_one("slice", &[x], &attributes, &[], ty))
     }
 
-    /// A part of the given sizes whose place is known when the program runs. A start that would
-    /// reach outside is moved back in.
-    ///
-    /// # Errors
-    /// There is not one integer scalar per dimension, or a size is too large.
-    pub fn dynamic_slice(&mut self, x: &Value, start: &[Value], sizes: &[usize]) -> Result<Value> {
-        let operands: Vec<&Value> = std::iter::once(x).chain(start).collect();
-        let valid = sizes.len() == x.rank()
-            && starts_fit(x, start)
-            && sizes.iter().zip(x.dims()).all(|(size, dim)| size <= dim);
-        ensure(valid, "dynamic_slice", &operands, || {
-            format!("needs an integer scalar per dimension and sizes within it, got {sizes:?}")
-        })?;
-        let attributes = format!("slice_sizes = {}", i64_array(sizes));
-        let ty = x.ty().with_dims(sizes);
-        Ok(self.emit_one("dynamic_slice", &operands, &attributes, &[], ty))
-    }
-
     /// `x` with a part replaced by `update`, at a place known when the program runs.
     ///
     /// # Errors

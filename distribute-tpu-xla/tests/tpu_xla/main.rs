@@ -5,4 +5,5 @@ mod leaks;
 mod lower;
 mod page;
 mod pjrt;
+mod plugins;
 mod strategy;

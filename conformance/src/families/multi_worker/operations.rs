@@ -14,10 +14,10 @@ use serde_json::{Value, json};
 use crate::compare::{Tolerance, equal};
 use crate::error_kind::ErrorKind;
 use crate::families::support::models::{Linear, Model};
-use crate::families::support::{reduce_op, take_rows};
+use crate::families::support::{aggregation, reduce_op, synchronization, take_rows};
 use crate::json::Fields;
 use crate::outcome::{Checked, Deviation, Failure, Outcome, passed};
-use crate::tensors::tensor;
+use crate::tensors::{scalar, tensor};
 
 /// One worker's part of a case.
 pub(super) struct Task<'a> {
@@ -232,7 +232,7 @@ impl Task<'_> {
         })?;
         self.same_list("local", &scalars(found.clone()))?;
         let sum = self.strategy.reduce(ReduceOp::Sum, found)?;
-        self.same("sum", &scalar_f32(sum))
+        self.same("sum", &scalar(sum))
     }
 
     /// A term of 6, scaled down to each replica's share.
@@ -247,7 +247,7 @@ impl Task<'_> {
     /// Each worker passes `100 * rank + 1`.
     fn initial_value(&self) -> Checked {
         let rank = self.strategy.workers().map_or(0, |workers| workers.index());
-        let initial = scalar_f32(100.0 * rank as f32 + 1.0);
+        let initial = scalar(100.0 * rank as f32 + 1.0);
         let variable = self
             .strategy
             .variable(initial, VariableOptions::default())?;
@@ -337,7 +337,7 @@ impl Task<'_> {
                     Ok(loss.into_scalar::<f32>())
                 })?;
             let loss = self.strategy.reduce(ReduceOp::Sum, losses)?;
-            self.tolerance.same(wanted, &scalar_f32(loss))?;
+            self.tolerance.same(wanted, &scalar(loss))?;
         }
         for state in state.values()? {
             let tensors = state.to_tensors()?;
@@ -355,7 +355,7 @@ impl Task<'_> {
         let strategy = self.strategy;
         let initial = TensorData::new(vec![1.0_f32, 2.0], [2]);
         let value = strategy.variable(initial, VariableOptions::default())?;
-        let count = strategy.variable(scalar_f32(0.0), VariableOptions::on_read_sum())?;
+        let count = strategy.variable(scalar(0.0), VariableOptions::on_read_sum())?;
         strategy.run((), |ctx, ()| {
             count.assign_add(ctx, ctx.replica_id() as f32 + 1.0)
         })?;
@@ -430,22 +430,16 @@ fn axis(op: &str) -> Option<i64> {
 
 /// `ON_READ_SUM` at the end of the name.
 fn variable_options(op: &str) -> Result<(VariableSynchronization, VariableAggregation), Failure> {
-    use {VariableAggregation as A, VariableSynchronization as S};
     let text = op.trim_start_matches("variable_assign_add_");
-    let synchronizations = [("ON_WRITE_", S::OnWrite), ("ON_READ_", S::OnRead)];
-    let found = synchronizations
-        .iter()
-        .find_map(|(name, one)| Some((*one, text.strip_prefix(name)?)));
-    let aggregations = [
-        ("NONE", A::None),
-        ("SUM", A::Sum),
-        ("MEAN", A::Mean),
-        ("ONLY_FIRST_REPLICA", A::OnlyFirstReplica),
-    ];
-    let unknown = || Failure::schema(format!("no options in `{op}`"));
-    let (synchronization, rest) = found.ok_or_else(unknown)?;
-    let aggregation = aggregations.iter().find(|(name, _)| *name == rest);
-    Ok((synchronization, aggregation.ok_or_else(unknown)?.1))
+    // The first has one underscore in its name.
+    let (end, _) = text
+        .match_indices('_')
+        .nth(1)
+        .ok_or_else(|| Failure::schema(format!("no options in `{op}`")))?;
+    Ok((
+        synchronization(&text[..end])?,
+        aggregation(&text[end + 1..])?,
+    ))
 }
 
 /// A value of the shape in the name, `s2x3`, or with a row less on later replicas for `uneven`.
@@ -476,11 +470,7 @@ fn concatenated<const D: usize>(
 }
 
 fn scalars(values: PerReplica<f32>) -> Vec<TensorData> {
-    values.into_values().into_iter().map(scalar_f32).collect()
-}
-
-fn scalar_f32(value: f32) -> TensorData {
-    TensorData::new(vec![value], burn::tensor::Shape::new([]))
+    values.into_values().into_iter().map(scalar).collect()
 }
 
 fn scalar_i32(value: usize) -> TensorData {

@@ -1,8 +1,5 @@
 //! Closures that succeed: `schedule`, `join`, `done`, `fetch`, datasets of workers.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use distribute_core::{
     DistributedVariable, PerReplica, ReduceOp, StrategyExt, TensorData, VariableOptions,
 };
@@ -204,17 +201,10 @@ pub(super) fn next(case: &Case) -> Checked {
 
 pub(super) fn exhausted(case: &Case) -> Checked {
     let cluster = Cluster::start(case, |registry| register_dataset(registry, 1, &[2]))?;
-    let is_over = Arc::new(AtomicBool::new(false));
-    // More than all workers have together.
-    for _ in 0..=case.tasks("worker")? {
-        if cluster.coordinator.schedule("next", ()).is_err() {
-            is_over.store(true, Ordering::Relaxed);
-        }
-    }
-    let error = match is_over.load(Ordering::Relaxed) {
-        true => return Ok(Outcome::Passed),
-        false => cluster.coordinator.join().err(),
-    };
+    // More than all workers have together. The next call after the failure has its error.
+    let mut times = 0..=case.tasks("worker")?;
+    let scheduled = times.try_for_each(|_| cluster.coordinator.schedule("next", ()).map(drop));
+    let error = scheduled.and_then(|()| cluster.coordinator.join()).err();
     match (case.error_class(), error.as_ref().map(PsError::root_cause)) {
         (Some("OutOfRangeError"), Some(PsError::OutOfRange { .. })) => Ok(Outcome::Passed),
         _ => Err(Failure::got(format!("{error:?}"))),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use distribute_core::TensorData;
+use distribute_core::{Error, TensorData};
 use distribute_ps::{HostTensor, PsError, RemoteValue, StepRegistry, WorkerContext};
 use serde_json::{Value, json};
 
@@ -222,23 +222,19 @@ pub(super) fn lost_server(case: &Case) -> Checked {
     if case.error_class() != Some("UnavailableError") {
         return Err(Failure::schema("an error of another class"));
     }
-    let text = match case.op() {
-        "ps_killed_variable_read" => match variable.read(&cluster.strategy) {
-            Ok(value) => return Err(Failure::got(value)),
-            Err(error) => error.to_string(),
-        },
+    let found: Result<(), Error> = match case.op() {
+        "ps_killed_variable_read" => variable.read(&cluster.strategy).map(drop),
         _ => {
             let joined = add(&cluster, 1.0).and_then(|_| cluster.coordinator.join());
-            match joined {
-                Err(error) if matches!(error.root_cause(), PsError::Unavailable { .. }) => {
-                    return Ok(Outcome::Passed);
-                }
-                other => return Err(Failure::got(format!("{other:?}"))),
-            }
+            joined.map_err(Error::from)
         }
     };
-    match text.contains("unavailable") {
-        true => Ok(Outcome::Passed),
-        false => Err(Failure::got(text)),
+    let of_server = |error: &Error| {
+        let own = error.wrapped()?.downcast_ref::<PsError>()?;
+        Some(matches!(own.root_cause(), PsError::Unavailable { .. }))
+    };
+    match found {
+        Err(error) if of_server(&error) == Some(true) => Ok(Outcome::Passed),
+        other => Err(Failure::got(format!("{other:?}"))),
     }
 }

@@ -34,6 +34,43 @@ fn rows(shape: &[usize]) -> [usize; 2] {
     [*first, others.iter().product()]
 }
 
+/// What a step has computed.
+impl<const D: usize> From<Tensor<D>> for DynamicTensor {
+    fn from(tensor: Tensor<D>) -> Self {
+        let shape = tensor.dims().to_vec();
+        let elements = Elements::Float(tensor.reshape(rows(&shape)));
+        Self { elements, shape }
+    }
+}
+
+impl<const D: usize> From<Tensor<D, Int>> for DynamicTensor {
+    fn from(tensor: Tensor<D, Int>) -> Self {
+        let shape = tensor.dims().to_vec();
+        let elements = Elements::Int(tensor.reshape(rows(&shape)));
+        Self { elements, shape }
+    }
+}
+
+/// Calls `$body` with `$tensor` as a tensor of the rank and kind that the given one has.
+macro_rules! with_tensor {
+    ($given:expr, $tensor:ident => $body:expr) => {
+        with_tensor!(@ $given, $tensor, $body; 1, 2, 3, 4, 5, 6)
+    };
+    (@ $given:expr, $tensor:ident, $body:expr; $($rank:literal),*) => {
+        match ($given.rank(), $given.is_int()) {
+            $(
+                ($rank, false) => { let $tensor = $given.float::<$rank>()?; $body }
+                ($rank, true) => { let $tensor = $given.int::<$rank>()?; $body }
+            )*
+            (rank, _) => {
+                let what = format!("a tensor of rank {rank}");
+                return Err($crate::outcome::Failure::schema(what).into());
+            }
+        }
+    };
+}
+pub(crate) use with_tensor;
+
 impl DynamicTensor {
     /// A tensor of the file on a device; a bare number stays one.
     pub(crate) fn new(value: &Value, device: &Device) -> Result<Self, Failure> {
@@ -59,15 +96,6 @@ impl DynamicTensor {
             Elements::Int(Tensor::from_data(row, options))
         };
         Self { elements, shape }
-    }
-
-    /// What a step has computed.
-    pub(crate) fn computed<const D: usize>(tensor: Tensor<D>) -> Self {
-        let shape: Vec<usize> = tensor.dims().to_vec();
-        Self {
-            elements: Elements::Float(tensor.reshape(rows(&shape))),
-            shape,
-        }
     }
 
     /// The number of axes; burn's smallest tensor has one.
@@ -139,26 +167,7 @@ impl DynamicTensor {
 
     /// The values of all replicas, one behind the other along an axis.
     pub(crate) fn all_gather(&self, ctx: &ReplicaContext, axis: i64) -> CoreResult<Self> {
-        macro_rules! by_rank {
-            ($($rank:literal),*) => {
-                match (self.shape.len(), self.is_int()) {
-                    $(
-                        ($rank, false) => {
-                            let found = ctx.all_gather(self.float::<$rank>()?, axis)?;
-                            Ok(Self::computed(found))
-                        }
-                        ($rank, true) => {
-                            let found = ctx.all_gather(self.int::<$rank>()?, axis)?;
-                            let shape: Vec<usize> = found.dims().to_vec();
-                            let elements = Elements::Int(found.reshape(rows(&shape)));
-                            Ok(Self { elements, shape })
-                        }
-                    )*
-                    (rank, _) => Err(Failure::schema(format!("a tensor of rank {rank}")).into()),
-                }
-            };
-        }
-        by_rank!(1, 2, 3, 4)
+        with_tensor!(self, tensor => Ok(Self::from(ctx.all_gather(tensor, axis)?)))
     }
 
     /// The values, outside of a step.

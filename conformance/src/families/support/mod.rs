@@ -5,5 +5,8 @@ mod dynamic_tensor;
 pub(crate) mod models;
 mod values;
 
-pub(crate) use dynamic_tensor::DynamicTensor;
-pub(crate) use values::{class, expected, lists, per_replica, reduce_op, same_lists, take_rows};
+pub(crate) use dynamic_tensor::{DynamicTensor, with_tensor};
+pub(crate) use values::{
+    aggregation, class, expected, lists, per_replica, reduce_op, same_lists, synchronization,
+    take_rows,
+};

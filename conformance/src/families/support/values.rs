@@ -1,7 +1,9 @@
 //! What the files of several families say in the same way.
 
 use burn::tensor::{Shape, TensorData};
-use distribute_core::{PerReplica, ReduceOp, VariableKind};
+use distribute_core::{
+    PerReplica, ReduceOp, VariableAggregation, VariableKind, VariableSynchronization,
+};
 use serde_json::Value;
 
 use crate::case::Case;
@@ -85,6 +87,22 @@ pub(crate) fn take_rows(data: &TensorData, indices: &[usize]) -> Result<TensorDa
         Shape::from(shape),
         data.dtype(),
     ))
+}
+
+/// When copies of a variable are brought together, by TensorFlow's name.
+pub(crate) fn synchronization(name: &str) -> Result<VariableSynchronization, Failure> {
+    use VariableSynchronization::{Auto, None, OnRead, OnWrite};
+    let mut all = [Auto, OnWrite, OnRead, None].into_iter();
+    let found = all.find(|one| one.to_string() == name);
+    found.ok_or_else(|| Failure::schema(format!("synchronization {name}")))
+}
+
+/// How values of several replicas become one, by TensorFlow's name.
+pub(crate) fn aggregation(name: &str) -> Result<VariableAggregation, Failure> {
+    use VariableAggregation::{Mean, None, OnlyFirstReplica, Sum};
+    let mut all = [None, Sum, Mean, OnlyFirstReplica].into_iter();
+    let found = all.find(|one| one.to_string() == name);
+    found.ok_or_else(|| Failure::schema(format!("aggregation {name}")))
 }
 
 /// TensorFlow's class of a variable.

@@ -8,9 +8,9 @@ use distribute_core::{Adam, Error, Strategy, StrategyExt};
 use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin, Topology};
 use distribute_tpu_xla::{CompileReport, CompiledProgram, TpuCompiler, TpuError};
 
-use super::support::{library, plugin, within};
 use super::task::{Task, step};
 use super::tiles::{donated, tiled_bytes};
+use crate::plugins::{cpu_plugin, libtpu, within};
 
 const MODELS: [&str; 4] = ["mlp", "digits-cnn", "mnist-cnn", "text"];
 
@@ -106,7 +106,7 @@ fn check_estimates(program: &CompiledProgram, report: &CompileReport, tiled: boo
 #[test]
 fn for_eight_cpus() {
     within(300, || {
-        let Some(plugin) = plugin() else { return };
+        let Some(plugin) = cpu_plugin() else { return };
         let plugin = Plugin::load(plugin).unwrap();
         let topology = plugin.topology("cpu:8", &[]).unwrap();
         for model in MODELS {
@@ -118,10 +118,7 @@ fn for_eight_cpus() {
 /// libtpu reads its variables from the environment, so it is loaded in a process of its own.
 #[test]
 fn for_tpus() {
-    let file = "distribute/libtpu/0.0.51/libtpu/libtpu.so";
-    let Some(library) = library("PJRT_TPU_LIBRARY", file, "fetch-libtpu") else {
-        return;
-    };
+    let Some(library) = libtpu() else { return };
     let environment = LibtpuEnvironment::compile_only();
     if environment.check().is_err() {
         let mut child = Command::new(std::env::current_exe().unwrap());

@@ -11,9 +11,10 @@ use distribute_core::{
 use distribute_keras::{Activation, Mode, Sequential, parse_keras_json};
 use rstest::rstest;
 
-use super::support::{strategy, within};
+use super::support::strategy;
 use super::task::{Task, step};
 use super::weights::distance;
+use crate::plugins::within;
 
 const DENSE: &str = r#"{"class_name": "Flatten", "config": {}},
     {"class_name": "Dense", "config": {"units": 10}}"#;

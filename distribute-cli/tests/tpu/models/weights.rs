@@ -10,8 +10,9 @@ use distribute_core::{
 };
 use rstest::rstest;
 
-use super::support::{strategy, within};
+use super::support::strategy;
 use super::task::{Task, step};
+use crate::plugins::within;
 
 const STEPS: usize = 50;
 const TOLERANCE: f64 = 1e-4;

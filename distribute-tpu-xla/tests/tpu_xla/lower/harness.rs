@@ -1,7 +1,6 @@
 //! Runs the same operations once on burn's flex backend and once captured, lowered, compiled and
 //! executed by XLA's CPU client, and compares.
 
-use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -15,15 +14,13 @@ use distribute_tpu_xla::lower::{
 use distribute_tpu_xla::pjrt::{self, Client, CompileOptions, ExecuteOptions, Plugin};
 use distribute_tpu_xla::stablehlo::{ElementType, TensorType};
 
+use crate::plugins::cpu_plugin;
+
 /// Devices of the client: as many as any test has replicas.
 const DEVICES: i64 = 8;
 
 static CLIENT: LazyLock<Option<Client>> = LazyLock::new(|| {
-    let named = std::env::var_os("PJRT_CPU_PLUGIN").map(std::path::PathBuf::from);
-    let cache = std::env::var_os("HOME").map(|home| {
-        Path::new(&home).join(".cache/distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so")
-    });
-    let path = named.or(cache).filter(|path| path.is_file())?;
+    let path = cpu_plugin()?;
     let plugin = Plugin::load(path).expect("the CPU plugin loads");
     let options = [("cpu_device_count", DEVICES.into())];
     Some(
@@ -35,9 +32,7 @@ static CLIENT: LazyLock<Option<Client>> = LazyLock::new(|| {
 
 /// XLA's CPU client, or nothing and a line that says how to get it.
 pub fn client() -> Option<&'static Client> {
-    if CLIENT.is_none() {
-        println!("SKIPPED: no PJRT_CPU_PLUGIN: run distribute-tpu-xla/pjrt-cpu/build");
-    }
+    cpu_plugin()?;
     CLIENT.as_ref()
 }
 

@@ -1,29 +1,19 @@
 //! The TPU compiler takes the programs of whole steps and of everything between replicas.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Output};
 
 use distribute_tpu_xla::pjrt::{CompileOptions, LibtpuEnvironment, Plugin};
 
 use crate::lower::harness::{SAVE_PROGRAMS, client};
+use crate::plugins::libtpu;
 
 /// The folder of programs, in the process that compiles them.
 const INSIDE: &str = "DISTRIBUTE_TEST_COMPILE_PROGRAMS";
 
 /// Which tests' programs are compiled.
 const WHOSE: &str = "DISTRIBUTE_TEST_TPU_FILTER";
-
-fn libtpu() -> Option<PathBuf> {
-    let named = env::var_os("PJRT_TPU_LIBRARY").map(PathBuf::from);
-    let cached = env::var_os("HOME")
-        .map(|home| Path::new(&home).join(".cache/distribute/libtpu/0.0.51/libtpu/libtpu.so"));
-    let found = named.or(cached).filter(|path| path.is_file());
-    if found.is_none() {
-        println!("SKIPPED: no PJRT_TPU_LIBRARY: run distribute-tpu-xla/pjrt-cpu/fetch-libtpu");
-    }
-    found
-}
 
 /// This program again.
 fn again(arguments: &[&str], variable: (&str, &Path)) -> Command {

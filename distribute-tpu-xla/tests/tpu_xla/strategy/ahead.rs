@@ -1,6 +1,5 @@
 //! Steps compiled for devices that are not there.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use burn::prelude::*;
@@ -11,7 +10,7 @@ use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin, Topology};
 use distribute_tpu_xla::{CompileReport, CompiledProgram, TpuCompiler, TpuError};
 
 use crate::strategy::models::{Cnn, Mlp, Transformer, cnn_step, mlp_step, transformer_step};
-use crate::strategy::support::{Data, plugin, within};
+use crate::strategy::support::{Data, libtpu, plugin, within};
 use crate::strategy::tiles::{donated, tiled_bytes};
 
 /// Runs one step of each model, which compiles it.
@@ -109,18 +108,7 @@ fn for_eight_cpus() {
 /// libtpu reads its variables from the environment, so it is loaded in a process of its own.
 #[test]
 fn for_tpus() {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let cache = set("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-    let cached = cache.map(|cache| cache.join("distribute/libtpu/0.0.51/libtpu/libtpu.so"));
-    let library = set("PJRT_TPU_LIBRARY").map(PathBuf::from);
-    let Some(library) = library.or(cached.filter(|path| path.is_file())) else {
-        println!(
-            "SKIPPED: no PJRT_TPU_LIBRARY: run distribute-tpu-xla/pjrt-cpu/fetch-libtpu, and the \
-             tests with the TPU compiler run too"
-        );
-        return;
-    };
+    let Some(library) = libtpu() else { return };
     let environment = LibtpuEnvironment::compile_only();
     if environment.check().is_err() {
         let mut child = Command::new(std::env::current_exe().unwrap());

@@ -1,16 +1,20 @@
 //! What a step may do besides training, with the same results as under `MirroredStrategy`: metrics,
 //! variables, gathering, arguments of all kinds.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use burn::prelude::*;
 use distribute_core::metric::{BinaryAccuracy, Mean, SparseCategoricalAccuracy, Sum};
 use distribute_core::{
-    DefaultStrategy, MirroredStrategy, PerReplica, ReduceOp, Replicate, Replicated, Result, Sgd,
-    Strategy, StrategyExt, TensorData, TrainState, VariableAggregation, VariableOptions,
+    DefaultStrategy, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Replicate, Replicated,
+    Result, Sgd, Strategy, StrategyExt, TensorData, TrainState, VariableAggregation,
+    VariableOptions,
 };
 use distribute_data::sparse_categorical_crossentropy;
+use distribute_tpu_xla::TpuStrategy;
 
 use crate::strategy::models::Mlp;
-use crate::strategy::support::{Data, strategy, within};
+use crate::strategy::support::{Data, strategy, system, within};
 
 /// Runs `test` under both strategies and compares the numbers that it returns.
 fn compare(replicas: &[usize], test: fn(&dyn Strategy) -> Result<Vec<f64>>) {
@@ -259,5 +263,28 @@ fn a_captured_value_that_changes_never_runs_with_an_old_program() {
             assert_eq!(numbers(sum), [expected]);
         }
         assert_eq!(tpu.statistics().programs, 3);
+    });
+}
+
+/// The step is called twice to make its program, and after that only to be compared with it.
+#[test]
+fn steps_that_are_not_checked_are_not_called_again() {
+    within(60, || {
+        let Some(system) = system(1) else { return };
+        let calls = |checks: bool| {
+            let builder = TpuStrategy::builder(&system).check_steps(checks);
+            let tpu = builder.build().unwrap();
+            let calls = AtomicUsize::new(0);
+            for _ in 0..10 {
+                let step = |_: &ReplicaContext, x: Tensor<2>| {
+                    calls.fetch_add(1, Ordering::Relaxed);
+                    Ok(x * 2.0)
+                };
+                tpu.run(parts(&tpu), step).unwrap();
+            }
+            calls.into_inner()
+        };
+        assert_eq!(calls(false), 2);
+        assert!(calls(true) > 2);
     });
 }

@@ -1,11 +1,6 @@
 //! The plugin, strategies on it, and data.
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::path::PathBuf;
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
 
 use burn::prelude::*;
 use distribute_core::{PerReplica, TensorData};
@@ -14,24 +9,7 @@ use distribute_tpu_xla::{TpuStrategy, TpuSystem};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// XLA's CPU client, or a line that says how to get it.
-pub fn plugin() -> Option<PathBuf> {
-    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
-    let named = set("PJRT_CPU_PLUGIN").map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .or_else(|| Some(PathBuf::from(set("HOME")?).join(".cache")));
-    let cached =
-        cache.map(|cache| cache.join("distribute/pjrt-cpu/2.21.0/pjrt_c_api_cpu_plugin.so"));
-    let found = named.or(cached.filter(|path| path.is_file()));
-    if found.is_none() {
-        println!(
-            "SKIPPED: no PJRT_CPU_PLUGIN: run distribute-tpu-xla/pjrt-cpu/build, and the tests of \
-             TpuStrategy run too"
-        );
-    }
-    found
-}
+pub use crate::plugins::{cpu_plugin as plugin, libtpu, within};
 
 /// A system of this many CPU devices.
 pub fn system(devices: usize) -> Option<TpuSystem> {
@@ -43,26 +21,6 @@ pub fn system(devices: usize) -> Option<TpuSystem> {
 /// A strategy with this many replicas, one per device.
 pub fn strategy(replicas: usize) -> Option<TpuStrategy> {
     Some(TpuStrategy::new(&system(replicas)?).unwrap())
-}
-
-/// How many times longer a test may take on a machine that others use too.
-const TIMEOUT_FACTOR: u64 = 5;
-
-/// Ends the process if `test` takes much longer: a wait for a device cannot be interrupted.
-pub fn within(seconds: u64, test: impl FnOnce()) {
-    let name = thread::current().name().unwrap_or("a test").to_string();
-    let (done, waiting) = mpsc::channel::<()>();
-    let watch = thread::spawn(move || {
-        let limit = Duration::from_secs(seconds * TIMEOUT_FACTOR);
-        if waiting.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-            // Not `eprintln`, which the test runner keeps until the test ends.
-            let _ = writeln!(std::io::stderr(), "{name} did not end within {limit:?}");
-            std::process::abort();
-        }
-    });
-    test();
-    drop(done);
-    watch.join().unwrap();
 }
 
 /// Batches of `examples` rows for each replica, the same in every run.
