@@ -14,7 +14,7 @@ use distribute_collectives::{
 };
 
 #[path = "../../../distribute-collectives/src/testing.rs"]
-#[allow(dead_code, reason = "each test program uses its own part")]
+#[expect(dead_code, reason = "each test program uses its own part")]
 mod testing;
 
 use testing::within_limit;

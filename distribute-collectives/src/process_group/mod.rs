@@ -11,7 +11,8 @@ mod mixed;
 mod options;
 #[cfg(feature = "shm")]
 mod sharing;
-#[cfg(all(test, feature = "shm"))]
+#[cfg(test)]
+#[cfg(feature = "shm")]
 mod tests;
 
 pub use bound::BoundProcessGroup;

@@ -1,6 +1,7 @@
 //! Runs the same operations once on burn's flex backend and once captured, lowered, compiled and
 //! executed by XLA's CPU client, and compares.
 
+use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
