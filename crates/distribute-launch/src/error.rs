@@ -2,6 +2,8 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
+use crate::job::task::Task;
+
 /// What keeps a job from being started or watched. A process of it that fails is no such error but
 /// [`Outcome::Failed`](crate::Outcome::Failed).
 #[derive(thiserror::Error)]
@@ -73,7 +75,7 @@ pub enum LaunchError {
     )]
     LogWrite {
         /// Whose log it is.
-        task: crate::Task,
+        task: Task,
         /// What the system said.
         source: io::Error,
     },

@@ -86,43 +86,23 @@
     clippy::unwrap_used
 )]
 
-mod attempt;
-mod cluster;
-mod console;
 mod error;
 mod events;
-mod failure_report;
-mod gpus;
-mod guard;
 mod hosts;
 mod job;
-mod launcher_group;
-mod leftovers;
-mod line_deduplicator;
-mod logs;
-mod outcome;
-mod output;
-#[expect(unsafe_code, reason = "each use says why it is sound")]
-mod parent_death;
-mod ports;
 mod process;
-mod relay;
 mod report;
 mod run;
-mod session;
-mod start;
 mod thread_scope;
-mod verdict;
-mod wire;
-mod worker_restarts;
 
-pub use console::Console;
 pub use error::{LaunchError, Result};
-pub use failure_report::FailureReport;
-pub use guard::guard_main;
-pub use hosts::Hosts;
 pub use job::Job;
-pub use outcome::{Ending, Outcome, PREEMPTED_EXIT_CODE, Role, RootCause, Task};
-pub use ports::ReservedPorts;
+pub use job::hosts::Hosts;
+pub use job::ports::ReservedPorts;
+pub use job::task::{Role, Task};
 pub use process::REPORT_VARIABLE;
+pub use process::guard::guard_main;
+pub use report::console::Console;
+pub use report::failure_report::FailureReport;
+pub use report::outcome::{Ending, Outcome, PREEMPTED_EXIT_CODE, RootCause};
 pub use run::run;

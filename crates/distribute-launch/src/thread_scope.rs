@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope, ScopedJoinHandle};
 
-use crate::{LaunchError, Result};
+use crate::error::{LaunchError, Result};
 
 /// Starts threads and joins them. A scope alone waits until what its threads run has returned, not
 /// until the system has ended them.

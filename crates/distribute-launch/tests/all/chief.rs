@@ -6,20 +6,17 @@ use std::path::Path;
 use distribute_launch::{Ending, Hosts, Job, Outcome, Role};
 use serde_json::Value;
 
-use crate::common::{Seen, read, script, see};
+use crate::common::{Seen, read, script_in, see};
 
-/// What every script here begins with: `n` counts the process's own incarnations in `DIR`, and
-/// `await FILE` waits for a file there.
-const BEGIN: &str = r#"cd "DIR"
+/// What every script here begins with: `n` counts the process's own incarnations.
+const BEGIN: &str = r#"
     n=$(cat "$r$i.count" 2>/dev/null || echo 0); echo $((n + 1)) > "$r$i.count"
-    await() { while [ ! -e "$1" ]; do sleep 0.02; done; }
     "#;
 
 /// Two workers and a server that do what `cases` of `case $r$i in` say.
 fn job(directory: &Path, cases: &str) -> Job {
-    let begin = BEGIN.replace("DIR", directory.to_str().unwrap());
-    let text = format!("{begin} case $r$i in {cases} esac");
-    let job = script(&text).workers(2).parameter_servers(1);
+    let text = format!("{BEGIN} case $r$i in {cases} esac");
+    let job = script_in(directory, &text).workers(2).parameter_servers(1);
     job.log_directory(directory.join("logs"))
 }
 
@@ -33,11 +30,11 @@ fn assert_said(seen: &Seen, line: &str) {
 fn a_worker_that_dies_is_started_again_alone_with_the_same_address() {
     let directory = tempfile::tempdir().unwrap();
     let cases = r#"
-        chief0) echo $TF_CONFIG; await worker1.up ;;
+        chief0) echo $TF_CONFIG; await worker1.up worker0.up ps0.up ;;
         worker1) echo $TF_CONFIG $DISTRIBUTE_RESTART $DISTRIBUTE_JOB_TOKEN
             if [ $n = 0 ]; then kill -9 $$; fi
             > worker1.up; exec sleep 100 ;;
-        *) exec sleep 100 ;;"#;
+        *) > $r$i.up; exec sleep 100 ;;"#;
     let seen = see(job(directory.path(), cases).max_restarts(2));
     assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 0 });
     assert_said(
@@ -115,8 +112,8 @@ fn a_job_whose_workers_are_all_gone_has_failed() {
 fn the_exit_code_is_that_of_the_chief() {
     let directory = tempfile::tempdir().unwrap();
     let cases = "
-        chief0) exit 7 ;;
-        ps0) trap 'exit 5' TERM; sleep 100 & wait ;;
+        chief0) await ps0.up; exit 7 ;;
+        ps0) trap 'exit 5' TERM; > ps0.up; sleep 100 & wait ;;
         *) exec sleep 100 ;;";
     let seen = see(job(directory.path(), cases));
     assert_eq!(seen.outcome().exit_code(), 7, "{}", seen.stderr);
@@ -132,7 +129,7 @@ fn workers_that_fail_because_the_chief_is_done_are_not_started_again() {
     let made = std::process::Command::new("mkfifo").arg(&fifo).status();
     assert!(made.unwrap().success());
     let cases = "
-        chief0) exec 3>fifo; await worker0.up; await worker1.up; exit 0 ;;
+        chief0) exec 3>fifo; await worker0.up worker1.up; exit 0 ;;
         worker*) exec 4<fifo; > $r$i.up; cat <&4; exit 1 ;;
         *) exec sleep 100 ;;";
     for _try in 0..5 {
@@ -147,7 +144,7 @@ fn a_server_that_dies_starts_all_of_them_again() {
     let directory = tempfile::tempdir().unwrap();
     // In each incarnation the others have counted themselves before the server dies or is up.
     let cases = "
-        ps0) await chief0.up$n; await worker0.up$n; await worker1.up$n
+        ps0) await chief0.up$n worker0.up$n worker1.up$n
              if [ $n = 0 ]; then kill -9 $$; fi; > ps.up; exec sleep 100 ;;
         chief0) > chief0.up$n; await ps.up ;;
         *) > $r$i.up$n; exec sleep 100 ;;";

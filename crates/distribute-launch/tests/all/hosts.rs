@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use distribute_launch::{Hosts, Job, LaunchError, Outcome, ReservedPorts};
 use serde_json::Value;
 
-use crate::common::{Seen, read, script, see};
+use crate::common::{Seen, read, script, script_in, see};
 
 const SECRET: &str = "a secret of more than 16 bytes";
 
@@ -90,9 +90,12 @@ fn the_processes_of_all_hosts_are_one_cluster() {
 
 #[test]
 fn a_failure_on_one_host_starts_all_of_them_again() {
-    let text = "echo $DISTRIBUTE_RESTART; if [ $i = 3 ]; then echo why >&2; kill -9 $$; fi
-        exec sleep 100";
-    let job = script(text).workers(2).max_restarts(2);
+    let directory = tempfile::tempdir().unwrap();
+    let text = "echo $DISTRIBUTE_RESTART
+        if [ $i = 3 ]; then await up$DISTRIBUTE_RESTART; echo why >&2; kill -9 $$; fi
+        if [ $i = 0 ]; then > up$DISTRIBUTE_RESTART; fi; exec sleep 100";
+    let job = script_in(directory.path(), text);
+    let job = job.workers(2).max_restarts(2);
     let seen = see_all(vec![job.clone(), job]);
     assert_eq!(seen[0].outcome(), seen[1].outcome());
     let Outcome::Failed { cause, restarts: 2 } = seen[0].outcome() else {

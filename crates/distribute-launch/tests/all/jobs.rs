@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use distribute_launch::{Console, Ending, Job, LaunchError, Outcome, Role, run};
 use serde_json::Value;
 
-use crate::common::{read, script, see, within_limit};
+use crate::common::{read, script, script_in, see, within_limit};
 
 #[test]
 fn worker_0_passes_through_byte_for_byte_and_logs_hold_everything() {
@@ -99,11 +99,11 @@ fn the_root_cause_is_reported_with_its_last_lines() {
     let logs = tempfile::tempdir().unwrap();
     let text = r#"
         case $r$i in
-        worker1) for n in $(seq 25); do echo "line $n" >&2; done; kill -9 $$ ;;
-        worker2) trap 'echo bye; exit 3' TERM; sleep 100 & wait ;;
+        worker1) for n in $(seq 25); do echo "line $n" >&2; done; await up; kill -9 $$ ;;
+        worker2) trap 'echo bye; exit 3' TERM; > up; sleep 100 & wait ;;
         *) exec sleep 100 ;;
         esac"#;
-    let job = script(text).workers(3).evaluator(true);
+    let job = script_in(logs.path(), text).workers(3).evaluator(true);
     let seen = see(job.log_directory(&logs));
     let Outcome::Failed { cause, restarts: 0 } = seen.outcome() else {
         panic!("{:?}", seen.result);
@@ -117,8 +117,10 @@ fn the_root_cause_is_reported_with_its_last_lines() {
 
 #[test]
 fn the_exit_code_is_that_of_the_root_cause() {
-    let text = "if [ $i = 1 ]; then exit 7; fi; trap 'exit 9' TERM; sleep 100 & wait";
-    let seen = see(script(text).workers(3));
+    let directory = tempfile::tempdir().unwrap();
+    let text = "if [ $i = 1 ]; then await up0 up2; exit 7; fi
+        trap 'exit 9' TERM; > up$i; sleep 100 & wait";
+    let seen = see(script_in(directory.path(), text).workers(3));
     assert_eq!(seen.outcome().exit_code(), 7, "{}", seen.stderr);
     assert!(
         seen.stderr.contains("because of rank 1: exit code 7"),
@@ -154,9 +156,11 @@ fn a_process_killed_by_a_signal_goes_before_peers_that_fail_because_of_it() {
 #[test]
 fn a_crash_loop_is_restarted_exactly_as_often_as_allowed() {
     let logs = tempfile::tempdir().unwrap();
-    let text = "echo $DISTRIBUTE_RESTART $DISTRIBUTE_JOB_TOKEN; if [ $i = 1 ]; then exit 3; fi
-        exec sleep 100";
-    let seen = see(script(text).workers(2).max_restarts(3).log_directory(&logs));
+    let text = "echo $DISTRIBUTE_RESTART $DISTRIBUTE_JOB_TOKEN
+        if [ $i = 1 ]; then await up$DISTRIBUTE_RESTART; exit 3; fi
+        > up$DISTRIBUTE_RESTART; exec sleep 100";
+    let job = script_in(logs.path(), text).workers(2).max_restarts(3);
+    let seen = see(job.log_directory(&logs));
     assert!(
         matches!(seen.outcome(), Outcome::Failed { restarts: 3, .. }),
         "{:?}",
@@ -237,16 +241,20 @@ fn workers_servers_and_the_evaluator_end_with_the_chief() {
     let logs = tempfile::tempdir().unwrap();
     let text = "
         case $r in
-        chief) echo done ;;
-        worker) trap 'echo stopped; exit 7' TERM; sleep 100 & wait ;;
-        ps) trap 'echo stopped; exit 5' TERM; sleep 100 & wait ;;
+        chief) await worker0 worker1 ps0 ps1; echo done ;;
+        worker) trap 'echo stopped; exit 7' TERM; > $r$i; sleep 100 & wait ;;
+        ps) trap 'echo stopped; exit 5' TERM; > $r$i; sleep 100 & wait ;;
         evaluator) sleep 0.3; echo evaluated ;;
         esac";
-    let job = script(text).workers(2).parameter_servers(2).evaluator(true);
+    let job = script_in(logs.path(), text).workers(2);
+    let job = job.parameter_servers(2).evaluator(true);
     let seen = see(job.log_directory(&logs));
     assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 0 });
     assert_eq!(seen.stdout, b"done\n");
     assert_eq!(read(logs.path().join("evaluator-0.log")), "evaluated\n");
+    for name in ["worker-0", "worker-1", "ps-0", "ps-1"] {
+        assert_eq!(read(logs.path().join(format!("{name}.log"))), "stopped\n");
+    }
 }
 
 #[test]
@@ -274,9 +282,10 @@ fn an_evaluator_that_fails_is_a_root_cause() {
 
 #[test]
 fn a_process_that_ignores_sigterm_is_killed_after_the_grace_period() {
-    let text = "if [ $i = 1 ]; then sleep 0.5; exit 1; fi
-        trap '' TERM; while true; do sleep 1; done";
-    let job = script(text)
+    let directory = tempfile::tempdir().unwrap();
+    let text = "if [ $i = 1 ]; then await up; exit 1; fi
+        trap '' TERM; > up; while true; do sleep 1; done";
+    let job = script_in(directory.path(), text)
         .workers(2)
         .grace_period(Duration::from_millis(300));
     let start = Instant::now();
@@ -292,7 +301,15 @@ fn a_process_that_ignores_sigterm_is_killed_after_the_grace_period() {
 
 #[test]
 fn equal_lines_of_other_ranks_are_shown_once() {
-    let job = script("echo hello; if [ $r$i = worker2 ]; then echo 'only here' >&2; fi; sleep 0.3")
+    let directory = tempfile::tempdir().unwrap();
+    // All say hello at once, and none ends before all have.
+    let text = "
+        all() { for t in chief0 worker0 worker1 worker2 worker3 ps0 ps1 evaluator0; do
+            await $t$1; done; }
+        > $r$i.up; all .up; echo hello
+        if [ $r$i = worker2 ]; then echo 'only here' >&2; fi
+        > $r$i.done; all .done";
+    let job = script_in(directory.path(), text)
         .workers(4)
         .parameter_servers(2)
         .evaluator(true)
@@ -473,8 +490,10 @@ fn the_headline_names_the_rank_that_the_survivors_name() {
 #[test]
 fn a_job_is_not_restarted_when_one_process_was_refused() {
     // The others see that it has gone, and may be first.
-    let text = "echo run; if [ $i = 1 ]; then sleep 0.03; exit 2; fi; exit 1";
-    let seen = see(script(text).workers(3).max_restarts(3));
+    let directory = tempfile::tempdir().unwrap();
+    let text = "if [ $i = 1 ]; then > up; sleep 0.03; exit 2; fi; await up; exit 1";
+    let job = script_in(directory.path(), text);
+    let seen = see(job.workers(3).max_restarts(3));
     let Outcome::Failed { cause, restarts: 0 } = seen.outcome() else {
         panic!("{:?}: {}", seen.result, seen.stderr);
     };

@@ -460,11 +460,17 @@ fn on_host(address: std::net::SocketAddr, index: usize) -> Launcher {
 #[test]
 fn a_launcher_that_waits_for_another_host_says_so_and_ends_at_a_signal() {
     within_limit(|| {
-        for (index, signal) in [(0, Signal::TERM), (1, Signal::TERM), (1, Signal::INT)] {
+        let cases = [
+            (0, false, Signal::TERM),
+            (1, false, Signal::TERM),
+            (1, true, Signal::TERM),
+            (1, true, Signal::INT),
+        ];
+        for (index, is_silent, signal) in cases {
             let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
             let address = listener.local_addr().expect("bound");
-            // Whoever listens for host 1 takes connections and says nothing.
-            let _silent = (index == 1).then_some(listener);
+            // Nobody listens for host 1, or somebody takes connections and says nothing.
+            let _silent = is_silent.then_some(listener);
             let mut launcher = on_host(address, index);
             if index == 0 {
                 let said = launcher.lines_with("waits for", 1);

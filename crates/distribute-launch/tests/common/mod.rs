@@ -26,10 +26,18 @@ pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static
     value
 }
 
-/// A job of shell scripts that know their role `$r` and index `$i`.
+/// A job of shell scripts that know their role `$r` and index `$i`; `await FILE...` waits for
+/// files.
 pub fn script(text: &str) -> Job {
-    let task = r#"t=${TF_CONFIG##*type\":\"}; r=${t%%\"*}; i=${t##*:}; i=${i%\}\}}; "#;
-    Job::new(["sh", "-c", &format!("{task}{text}")]).handle_signals(false)
+    let begin = r#"t=${TF_CONFIG##*type\":\"}; r=${t%%\"*}; i=${t##*:}; i=${i%\}\}}
+        await() { for f; do while [ ! -e "$f" ]; do sleep 0.02; done; done; }
+        "#;
+    Job::new(["sh", "-c", &format!("{begin}{text}")]).handle_signals(false)
+}
+
+/// As [`script`], begun in this directory, where the processes say with files how far they are.
+pub fn script_in(directory: &Path, text: &str) -> Job {
+    script(&format!("cd '{}'; {text}", directory.display()))
 }
 
 /// What a job left on its console.

@@ -78,7 +78,7 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "a counting allocator shows that the all-reduce does not allocate after the first call",
     ),
     (
-        "crates/distribute-launch/src/parent_death.rs",
+        "crates/distribute-launch/src/process/parent_death.rs",
         "a process asks the kernel, between fork and exec, to die with the launcher",
     ),
     (

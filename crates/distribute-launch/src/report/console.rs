@@ -1,7 +1,7 @@
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::LaunchError;
+use crate::error::LaunchError;
 
 /// Where the launcher writes: usually the standard output and error of its own process.
 pub struct Console<'a> {

@@ -3,20 +3,25 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
-use crate::cluster::Token;
-use crate::events::Event;
-use crate::failure_report;
-use crate::gpus::{GPUS_VARIABLE, Gpus};
-use crate::launcher_group::AttemptCluster;
-use crate::line_deduplicator::{self, Line};
-use crate::output::{Output, View};
+use crate::error::{LaunchError, Result};
+use crate::events::{Event, Events};
+use crate::hosts::group::AttemptCluster;
+use crate::job::Job;
+use crate::job::cluster::Token;
+use crate::job::gpus::{GPUS_VARIABLE, Gpus};
+use crate::job::task::{Role, Task};
+use crate::process::guard::Guard;
+use crate::process::logs::LogDirectory;
+use crate::process::output::{Output, View};
 use crate::process::{
     self, CONFIG_VARIABLE, MARK_VARIABLE, Process, REPORT_VARIABLE, RESTART_VARIABLE,
     TOKEN_VARIABLE,
 };
-use crate::session::Session;
+use crate::report::console::Screen;
+use crate::report::failure_report;
+use crate::report::line_deduplicator::{self, Line};
+use crate::run::session::Session;
 use crate::thread_scope::ThreadScope;
-use crate::{LaunchError, Result, Role, Task};
 
 /// How many lines wait for the thread that shows them, before the processes wait.
 const LINES_MAX: usize = 256;
@@ -24,8 +29,14 @@ const LINES_MAX: usize = 256;
 /// Where a process's last lines on standard error come from when its output has ended.
 pub type LastLines = Receiver<Vec<String>>;
 
+/// A process that was started.
+pub struct Started {
+    pub process: Process,
+    pub last_lines: LastLines,
+}
+
 /// What the processes of one attempt have in common.
-pub struct Starter<'c, 'scope, 'env> {
+pub struct Starter<'c, 'scope, 'env, 's> {
     threads: &'c ThreadScope<'scope, 'env>,
     place: &'c AttemptCluster,
     mark: &'c Token,
@@ -33,24 +44,51 @@ pub struct Starter<'c, 'scope, 'env> {
     stop: &'env OwnedFd,
     lines: Option<SyncSender<Line>>,
     restart: u32,
+    job: &'env Job,
+    logs: &'env LogDirectory,
+    screen: &'env Screen<'s>,
+    events: Events,
 }
 
-impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
-    pub fn new<'a: 'env, 's: 'env>(
+impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
+    pub fn new<'a: 'env>(
         threads: &'c ThreadScope<'scope, 'env>,
         session: &Session<'a, 's>,
         (place, mark): (&'c AttemptCluster, &'c Token),
         stop: &'env OwnedFd,
         restart: u32,
     ) -> Result<Self> {
-        Ok(Starter {
+        let mut starter = Starter {
             threads,
             place,
             mark,
             stop,
-            lines: show_lines(threads, session, place)?,
+            lines: None,
             restart,
-        })
+            job: session.job,
+            logs: session.logs,
+            screen: session.screen,
+            events: session.events.clone(),
+        };
+        if session.job.shows_all {
+            starter.lines = Some(starter.show_lines()?);
+        }
+        Ok(starter)
+    }
+
+    /// Starts the thread that shows the lines of all but the first process.
+    fn show_lines(&self) -> Result<SyncSender<Line>> {
+        let (sender, lines) = mpsc::sync_channel(LINES_MAX);
+        let first = self.place.cluster.first();
+        let others = self.place.tasks.iter().copied();
+        let others: Vec<Task> = others.filter(|task| *task != first).collect();
+        let (screen, events) = (self.screen, self.events.clone());
+        self.threads.spawn("show lines", move || {
+            line_deduplicator::show(&lines, &others, screen, |error| {
+                events.send(Event::Broken(error));
+            });
+        })?;
+        Ok(sender)
     }
 
     /// What this host starts.
@@ -72,16 +110,11 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
         is_worker(&self.place.tasks[index]).then_some(worker)
     }
 
-    /// Starts the process of the task with this number, and its two threads. `again` counts how
-    /// often it alone was started again.
-    pub fn start<'a: 'env, 's: 'env>(
-        &self,
-        session: &Session<'a, 's>,
-        index: usize,
-        again: u32,
-    ) -> Result<(Process, LastLines)> {
+    /// Starts the process of the task with this number, known to the guard, and its two threads.
+    /// `again` counts how often it alone was started again.
+    pub fn start(&self, guard: &mut Guard, index: usize, again: u32) -> Result<Started> {
         let task = self.place.tasks[index];
-        let (path, log) = session.logs.file(task, self.restart, again)?;
+        let (path, log) = self.logs.file(task, self.restart, again)?;
         let config = self.place.cluster.tf_config(task)?;
         let restart = self.restart.to_string();
         let report = failure_report::path(&path);
@@ -93,50 +126,35 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
             (MARK_VARIABLE, self.mark.secret()),
             (REPORT_VARIABLE, report_text.as_ref()),
         ];
-        let gpus = Gpus::of_this_process(session.job.gpus_per_worker);
+        let gpus = Gpus::of_this_process(self.job.gpus_per_worker);
         let gpus = gpus.map(|gpus| gpus.share(self.worker_of_this_host(index)));
         variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
-        let guard = session.guard.pipe();
-        let (process, pipes) =
-            Process::start(session.job, task, &variables, (path, report.clone()), guard)?;
+        let files = (path, report.clone());
+        let (process, pipes) = Process::start(self.job, task, &variables, files, guard.pipe())?;
         let pid = process.pid;
+        guard.group_started(pid);
         let view = match &self.lines {
-            _ if task == self.place.cluster.first() => View::Through(session.screen),
+            _ if task == self.place.cluster.first() => View::Through(self.screen),
             Some(lines) => View::Lines(lines.clone()),
             None => View::Nobody,
         };
-        let output = Output::new(task, pipes, log, view, session.events.clone())
+        let events = self.events.clone();
+        let broken = move |error| events.send(Event::Broken(error));
+        let output = Output::new(task, pipes, log, view, broken)
             .map_err(LaunchError::system("cannot read a process's output"))?;
-        let (last_lines, receiver) = mpsc::sync_channel(1);
+        let (sender, last_lines) = mpsc::sync_channel(1);
         let stop = self.stop;
         self.threads.spawn(&format!("read {task}"), move || {
-            let _gone = last_lines.send(output.run(stop.as_fd()));
+            let _gone = sender.send(output.run(stop.as_fd()));
         })?;
-        let events = session.events.clone();
+        let events = self.events.clone();
         self.threads.spawn(&format!("wait {task}"), move || {
             let ending = process::wait(pid);
             events.deliver(Event::Ended { index, ending });
         })?;
-        Ok((process, receiver))
+        Ok(Started {
+            process,
+            last_lines,
+        })
     }
-}
-
-/// Starts the thread that shows the lines of all but the first process, if they are to be shown.
-fn show_lines<'scope, 'env, 'a: 'env, 's: 'env>(
-    threads: &ThreadScope<'scope, 'env>,
-    session: &Session<'a, 's>,
-    place: &AttemptCluster,
-) -> Result<Option<SyncSender<Line>>> {
-    if !session.job.shows_all {
-        return Ok(None);
-    }
-    let (sender, lines) = mpsc::sync_channel(LINES_MAX);
-    let first = place.cluster.first();
-    let others = place.tasks.iter().copied().filter(|task| *task != first);
-    let (tasks, screen) = (others.collect::<Vec<_>>(), session.screen);
-    let events = session.events.clone();
-    threads.spawn("show lines", move || {
-        line_deduplicator::show(&lines, &tasks, screen, &events);
-    })?;
-    Ok(Some(sender))
 }

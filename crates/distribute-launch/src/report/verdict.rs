@@ -4,8 +4,8 @@ use rustix::process::Signal;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Ending;
-use crate::outcome::WRONG_USAGE;
+use crate::report::outcome::Ending;
+use crate::report::outcome::WRONG_USAGE;
 
 /// How an attempt ended, its processes named by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,7 +39,7 @@ pub fn root_cause(failures: &[(usize, Ending)]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::root_cause;
-    use crate::Ending::{Exit, Signal};
+    use crate::report::outcome::Ending::{Exit, Signal};
 
     #[test]
     fn the_first_failure_is_the_root_cause() {

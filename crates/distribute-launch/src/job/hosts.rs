@@ -3,7 +3,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{LaunchError, Result};
+use crate::error::{LaunchError, Result};
 
 const SECRET_BYTES_MIN: usize = 16;
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);

@@ -3,14 +3,18 @@
 use std::net::Ipv4Addr;
 use std::sync::mpsc::Receiver;
 
-use crate::cluster::{Cluster, Token};
-use crate::console::Screen;
+use crate::error::{LaunchError, Result};
 use crate::events::{Event, Events};
-use crate::guard::Guard;
-use crate::launcher_group::{AttemptCluster, LauncherGroup, WaitOutcome};
-use crate::logs::LogDirectory;
-use crate::wire::PostBody;
-use crate::{Job, LaunchError, ReservedPorts, Result, Task};
+use crate::hosts::group::{AttemptCluster, LauncherGroup};
+use crate::hosts::posts::PostBody;
+use crate::hosts::wait::WaitOutcome;
+use crate::job::Job;
+use crate::job::cluster::{Cluster, Token};
+use crate::job::ports::ReservedPorts;
+use crate::job::task::Task;
+use crate::process::guard::Guard;
+use crate::process::logs::LogDirectory;
+use crate::report::console::Screen;
 
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
@@ -71,9 +75,15 @@ impl Session<'_, '_> {
         }
     }
 
-    pub fn post(&self, restart: u32, item: PostBody) {
+    /// This launcher got a signal.
+    pub fn note_signal(&mut self, signal: i32) {
+        self.interrupted.get_or_insert(signal);
+        self.signals += 1;
+    }
+
+    pub fn post(&self, item: PostBody) {
         if let Some(group) = &self.group {
-            group.post(restart, item);
+            group.post(item);
         }
     }
 }

@@ -19,9 +19,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
-use crate::cluster::Cluster;
-use crate::report::AttemptResult;
-use crate::{Ending, LaunchError, Result, Task};
+use crate::error::{LaunchError, Result};
+use crate::hosts::posts::Post;
 
 pub const VERSION: u32 = 2;
 /// How often each side sends a heartbeat, if it sends nothing else.
@@ -31,35 +30,6 @@ pub const SILENCE_LIMIT: Duration = Duration::from_secs(12);
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 const HANDSHAKE_BYTES_MAX: usize = 4096;
 const POST_BYTES_MAX: usize = 4 << 20;
-
-/// What one launcher tells all.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Post {
-    pub host: usize,
-    /// How often the job was restarted before.
-    pub restart: u32,
-    pub item: PostBody,
-}
-
-#[derive(Clone, Serialize, Deserialize)]
-pub enum PostBody {
-    /// The host can start these processes; the text is random, for the attempt's token.
-    Ready(String, Cluster),
-    /// A process failed that had not been asked to stop.
-    Failed(Task, Ending),
-    /// A process saved and stopped without having been asked by its launcher.
-    Preempted,
-    /// A worker died that the chief can do without, and is not started again.
-    WorkerGone(Task, Ending),
-    /// All workers of the host have ended with 0 or 42; with a chief, it has, or is elsewhere.
-    WorkersDone,
-    /// The launcher got a signal.
-    Stop(i32),
-    /// No process of the host is left.
-    Ended(AttemptResult),
-    /// The host's launcher is gone.
-    Lost,
-}
 
 /// What travels in both directions, once both sides know each other.
 #[derive(Serialize, Deserialize)]

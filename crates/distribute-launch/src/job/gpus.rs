@@ -1,6 +1,6 @@
 //! Which GPUs of this host each process sees, by the variable that CUDA itself reads.
 
-use crate::{LaunchError, Result};
+use crate::error::{LaunchError, Result};
 
 /// The numbers or names of the GPUs that CUDA shows to a process, with commas in between.
 pub const GPUS_VARIABLE: &str = "CUDA_VISIBLE_DEVICES";

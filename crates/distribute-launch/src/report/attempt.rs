@@ -6,10 +6,9 @@ use std::fmt::Write;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure_report;
-use crate::process::Process;
-use crate::verdict::Verdict;
-use crate::{Ending, Role, RootCause, Task};
+use crate::job::task::{Role, Task};
+use crate::report::outcome::{Ending, RootCause};
+use crate::report::verdict::Verdict;
 
 /// An attempt that is over, on this host or on all.
 #[derive(Clone, Serialize, Deserialize)]
@@ -20,18 +19,18 @@ pub struct AttemptResult {
 
 /// One process of it.
 #[derive(Clone, Serialize, Deserialize)]
-struct ProcessReport {
-    task: Task,
-    host: String,
-    pid: u32,
-    ending: Ending,
+pub struct ProcessReport {
+    pub task: Task,
+    pub host: String,
+    pub pid: u32,
+    pub ending: Ending,
     /// Whether the launcher told it to end before it did.
-    is_asked: bool,
-    log: String,
-    last_lines: Vec<String>,
+    pub is_asked: bool,
+    pub log: String,
+    pub last_lines: Vec<String>,
     /// The ranks that it says it lost; nothing if it says nothing, except in its last lines.
     #[serde(default)]
-    lost: Option<Vec<usize>>,
+    pub lost: Option<Vec<usize>>,
 }
 
 impl ProcessReport {
@@ -45,27 +44,8 @@ impl ProcessReport {
 }
 
 impl AttemptResult {
-    pub fn new(
-        verdict: Verdict,
-        processes: &[Process],
-        last_lines: Vec<Vec<String>>,
-    ) -> AttemptResult {
-        let host = gethostname::gethostname().to_string_lossy().into_owned();
-        let members = processes.iter().zip(last_lines);
-        let members = members.map(|(process, last_lines)| ProcessReport {
-            task: process.task,
-            host: host.clone(),
-            pid: process.pid.as_raw_nonzero().get().unsigned_abs(),
-            ending: process.ending.unwrap_or(Ending::Unknown),
-            is_asked: process.asked.is_some(),
-            log: process.log.display().to_string(),
-            last_lines,
-            lost: failure_report::take(&process.report).map(|report| report.lost),
-        });
-        AttemptResult {
-            verdict,
-            members: members.collect(),
-        }
+    pub fn new(verdict: Verdict, members: Vec<ProcessReport>) -> AttemptResult {
+        AttemptResult { verdict, members }
     }
 
     /// The parts of several hosts as one, whose verdict is still to be found.

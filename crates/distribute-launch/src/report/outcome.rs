@@ -2,58 +2,13 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::job::task::Task;
+
 /// What a process exits with after it was asked to stop and has saved a checkpoint.
 pub const PREEMPTED_EXIT_CODE: u8 = 42;
 
 /// What a process exits with when its command line is wrong: it would be wrong again.
 pub(crate) const WRONG_USAGE: Ending = Ending::Exit(2);
-
-/// What a process is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum Role {
-    /// Coordinates the workers of a job with parameter servers.
-    Chief,
-    /// Trains; its index is its rank.
-    Worker,
-    /// Holds variables for the workers.
-    ParameterServer,
-    /// Evaluates the checkpoints that the workers write.
-    Evaluator,
-}
-
-impl Role {
-    /// TensorFlow's name of the job: `chief`, `worker`, `ps` or `evaluator`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Role::Chief => "chief",
-            Role::Worker => "worker",
-            Role::ParameterServer => "ps",
-            Role::Evaluator => "evaluator",
-        }
-    }
-}
-
-/// One process of a job.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub struct Task {
-    /// What the process is for.
-    pub role: Role,
-    /// The number of the process among those of this role, from 0.
-    pub index: usize,
-}
-
-/// `chief`, `rank 1`, `ps 0` or `evaluator`.
-impl fmt::Display for Task {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.role {
-            Role::Chief => write!(formatter, "chief"),
-            Role::Worker => write!(formatter, "rank {}", self.index),
-            Role::ParameterServer => write!(formatter, "ps {}", self.index),
-            Role::Evaluator => write!(formatter, "evaluator"),
-        }
-    }
-}
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
-use crate::cluster::Token;
+use crate::job::cluster::Token;
 
 /// How an attempt's processes are found.
 #[derive(Clone)]

@@ -8,9 +8,9 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::console::Screen;
-use crate::events::{Event, Events};
-use crate::{Role, Task};
+use crate::error::LaunchError;
+use crate::job::task::{Role, Task};
+use crate::report::console::Screen;
 
 const WAIT: Duration = Duration::from_millis(200);
 const ENTRIES_MAX: usize = 256;
@@ -112,15 +112,23 @@ fn prefix(role: Role, indexes: &BTreeSet<usize>) -> String {
     }
 }
 
-/// Shows the lines until all their senders are gone.
-pub fn show(lines: &Receiver<Line>, tasks: &[Task], screen: &Screen<'_>, events: &Events) {
+/// Shows the lines until all their senders are gone. `broken` is called when the screen takes no
+/// more of them.
+pub fn show(
+    lines: &Receiver<Line>,
+    tasks: &[Task],
+    screen: &Screen<'_>,
+    broken: impl FnOnce(LaunchError),
+) {
     let mut deduplicator = LineDeduplicator::new(tasks);
-    let mut is_broken = false;
+    let mut broken = Some(broken);
     let mut write = |line: Vec<u8>| {
         // Lines are read on after an error, so that no process waits for its output.
-        if !is_broken && let Err(error) = screen.line(&line) {
-            is_broken = true;
-            events.send(Event::Broken(error));
+        if broken.is_some()
+            && let Err(error) = screen.line(&line)
+            && let Some(broken) = broken.take()
+        {
+            broken(error);
         }
     };
     loop {
@@ -147,7 +155,7 @@ mod tests {
     use std::time::Instant;
 
     use super::{BYTES_MAX, ENTRIES_MAX, Line, LineDeduplicator, WAIT};
-    use crate::{Role, Task};
+    use crate::job::task::{Role, Task};
 
     fn workers(range: std::ops::RangeInclusive<usize>) -> Vec<Task> {
         let role = Role::Worker;

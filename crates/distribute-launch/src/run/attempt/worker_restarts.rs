@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::Ending;
+use crate::report::outcome::Ending;
 
 /// A worker that died, by its number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

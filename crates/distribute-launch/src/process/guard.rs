@@ -33,10 +33,10 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::cluster::Token;
-use crate::leftovers::{self, Marks};
+use crate::error::{LaunchError, Result};
+use crate::job::cluster::Token;
+use crate::process::leftovers::{self, Marks};
 use crate::process::{MARK_VARIABLE, Process, parse_pid};
-use crate::{LaunchError, Result};
 
 const READY: &str = "distribute-launch: the guard is ready";
 /// How much the program may write before that.
@@ -338,8 +338,10 @@ mod tests {
     use rustix::io::{ioctl_fionbio, read, write};
 
     use super::*;
+    use crate::job::Job;
+    use crate::job::task::{Role, Task};
     use crate::process::wait;
-    use crate::{Ending, Job, Role, Task};
+    use crate::report::outcome::Ending;
 
     #[test]
     fn the_guard_knows_the_current_attempt_only() {

@@ -1,9 +1,19 @@
+//! What to start, and where: the options, the tasks and their addresses.
+
+pub mod cluster;
+pub mod gpus;
+pub mod hosts;
+pub mod ports;
+pub mod task;
+
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::gpus::Gpus;
-use crate::{Hosts, LaunchError, Result, Role, Task};
+use crate::error::{LaunchError, Result};
+use crate::job::gpus::Gpus;
+use crate::job::hosts::Hosts;
+use crate::job::task::{Role, Task};
 
 const GRACE: Duration = Duration::from_secs(10);
 
@@ -168,7 +178,8 @@ impl Job {
     }
 
     /// All tasks of this host, the first one first. Whether a job on several hosts has a chief
-    /// depends on them all, see [`Cluster::settle`](crate::cluster::Cluster::settle).
+    /// depends on them all, see
+    /// [`Cluster::reconcile_chief`](crate::job::cluster::Cluster::reconcile_chief).
     pub(crate) fn tasks(&self) -> Vec<Task> {
         let has_chief = match &self.hosts {
             Some(hosts) => hosts.index == 0,

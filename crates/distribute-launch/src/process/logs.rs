@@ -5,7 +5,8 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
-use crate::{LaunchError, Result, Task};
+use crate::error::{LaunchError, Result};
+use crate::job::task::Task;
 
 /// Where the log files of a job are to be.
 pub enum LogPlace<'a> {

@@ -13,12 +13,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use crate::thread_scope::ThreadScope;
-use crate::wire::{
-    Answer, Challenge, Frame, HEARTBEAT_INTERVAL, Hello, Post, PostBody, Side, VERSION, close,
-    prepare, proof, random, receive_frame, receive_handshake, send, verify,
+use crate::error::{LaunchError, Result};
+use crate::hosts::posts::{Post, PostBody};
+use crate::hosts::wire::{
+    Answer, Challenge, Frame, HEARTBEAT_INTERVAL, Hello, Side, VERSION, close, prepare, proof,
+    random, receive_frame, receive_handshake, send, verify,
 };
-use crate::{Hosts, LaunchError, Result};
+use crate::job::hosts::Hosts;
+use crate::thread_scope::ThreadScope;
 
 /// How many posts wait for one launcher before it counts as lost.
 const POSTS_MAX: usize = 1024;

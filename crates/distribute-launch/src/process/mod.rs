@@ -1,4 +1,11 @@
-//! One process of an attempt, with the group that it leads.
+//! One process of an attempt, with the group that it leads; what it writes, and what ends it.
+
+pub mod guard;
+pub mod leftovers;
+pub mod logs;
+pub mod output;
+#[expect(unsafe_code, reason = "each use says why it is sound")]
+mod parent_death;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -9,8 +16,13 @@ use std::process::{Child, Command, Stdio};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
-use crate::console::Stream;
-use crate::{Ending, Job, LaunchError, Result, Task, parent_death};
+use crate::error::{LaunchError, Result};
+use crate::job::Job;
+use crate::job::task::Task;
+use crate::report::attempt::ProcessReport;
+use crate::report::console::Stream;
+use crate::report::failure_report;
+use crate::report::outcome::Ending;
 
 pub const CONFIG_VARIABLE: &str = "TF_CONFIG";
 pub const RESTART_VARIABLE: &str = "DISTRIBUTE_RESTART";
@@ -27,9 +39,9 @@ pub const MARK_VARIABLE: &str = "DISTRIBUTE_LAUNCH_MARK";
 pub struct Process {
     pub task: Task,
     pub pid: Pid,
-    pub log: PathBuf,
+    log: PathBuf,
     /// The file in which the process may say why it failed.
-    pub report: PathBuf,
+    report: PathBuf,
     /// How the process ended, as far as was observed.
     pub ending: Option<Ending>,
     /// The first signal that it got from the launcher.
@@ -88,6 +100,20 @@ impl Process {
             (Stream::Stderr, stderr.into()),
         ];
         Ok((process, streams))
+    }
+
+    /// What people learn of it when it has ended, with its last lines on standard error.
+    pub fn report(&self, last_lines: Vec<String>) -> ProcessReport {
+        ProcessReport {
+            task: self.task,
+            host: gethostname::gethostname().to_string_lossy().into_owned(),
+            pid: self.pid.as_raw_nonzero().get().unsigned_abs(),
+            ending: self.ending.unwrap_or(Ending::Unknown),
+            is_asked: self.asked.is_some(),
+            log: self.log.display().to_string(),
+            last_lines,
+            lost: failure_report::take(&self.report).map(|report| report.lost),
+        }
     }
 
     /// Sends a signal to the group, whose leader may have ended already.

@@ -1,16 +1,25 @@
-use crate::attempt;
-use crate::console::{Console, Screen};
-use crate::events::{self, Event, SignalWatch};
-use crate::guard::Guard;
-use crate::launcher_group::{LauncherGroup, WaitOutcome};
-use crate::logs::{LogDirectory, LogPlace};
-use crate::outcome::WRONG_USAGE;
-use crate::relay::Relay;
-use crate::report::AttemptResult;
-use crate::session::Session;
+//! Runs a job to its end, restarts included.
+
+mod attempt;
+mod session;
+mod signals;
+mod start;
+
+use crate::error::{LaunchError, Result};
+use crate::events::{self, Event};
+use crate::hosts::group::LauncherGroup;
+use crate::hosts::relay::Relay;
+use crate::hosts::wait::WaitOutcome;
+use crate::job::Job;
+use crate::process::guard::Guard;
+use crate::process::logs::{LogDirectory, LogPlace};
+use crate::report::attempt::AttemptResult;
+use crate::report::console::{Console, Screen};
+use crate::report::outcome::{Outcome, RootCause, WRONG_USAGE};
+use crate::report::verdict::Verdict;
+use crate::run::session::Session;
+use crate::run::signals::SignalWatch;
 use crate::thread_scope::ThreadScope;
-use crate::verdict::Verdict;
-use crate::{Job, LaunchError, Outcome, Result, RootCause};
 
 /// Runs a job to its end, restarts included. Blocks until no process of it is left.
 ///
@@ -111,7 +120,7 @@ fn attempts(session: &mut Session<'_, '_>) -> Result<Outcome> {
             WaitOutcome::Stopped(signal) => return Ok(Outcome::Stopped { signal, restarts }),
         };
         if let Some(group) = &mut session.group {
-            let whole = group.gather(restarts, ended, &session.received)?;
+            let whole = group.gather(ended, &session.received)?;
             (ended, session.interrupted) = whole;
         }
         let outcome = outcome(&ended, restarts, session.interrupted, session.screen)?;

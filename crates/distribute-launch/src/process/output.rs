@@ -9,10 +9,10 @@ use std::sync::mpsc::SyncSender;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::{Errno, ioctl_fionbio, read};
 
-use crate::console::{Screen, Stream};
-use crate::events::{Event, Events};
-use crate::line_deduplicator::Line;
-use crate::{LaunchError, Task};
+use crate::error::LaunchError;
+use crate::job::task::Task;
+use crate::report::console::{Screen, Stream};
+use crate::report::line_deduplicator::Line;
 
 /// How many of its last lines a failed process is shown with.
 const LAST_LINES: usize = 20;
@@ -33,12 +33,13 @@ pub enum View<'a, 's> {
 }
 
 /// Reads both streams of one process.
-pub struct Output<'a, 's> {
-    pub task: Task,
-    pub log: BufWriter<File>,
-    pub view: View<'a, 's>,
-    pub events: Events,
-    is_broken: bool,
+pub struct Output<'a, 's, B> {
+    task: Task,
+    log: BufWriter<File>,
+    view: View<'a, 's>,
+    /// Called when the output cannot be passed on or kept.
+    broken: B,
+    is_log_broken: bool,
     inputs: [Input; 2],
     last_lines: VecDeque<String>,
     /// The stream whose last bytes in the log did not end a line.
@@ -56,15 +57,15 @@ struct Input {
     is_continued: bool,
 }
 
-impl<'a, 's> Output<'a, 's> {
+impl<'a, 's, B: Fn(LaunchError)> Output<'a, 's, B> {
     /// Takes the pipes, which it makes non-blocking.
     pub fn new(
         task: Task,
         pipes: [(Stream, OwnedFd); 2],
         log: File,
         view: View<'a, 's>,
-        events: Events,
-    ) -> io::Result<Output<'a, 's>> {
+        broken: B,
+    ) -> io::Result<Self> {
         for (_, pipe) in &pipes {
             ioctl_fionbio(pipe, true)?;
         }
@@ -78,8 +79,8 @@ impl<'a, 's> Output<'a, 's> {
             task,
             log: BufWriter::new(log),
             view,
-            events,
-            is_broken: false,
+            broken,
+            is_log_broken: false,
             inputs,
             last_lines: VecDeque::new(),
             unfinished: None,
@@ -151,7 +152,7 @@ impl<'a, 's> Output<'a, 's> {
             && let Err(error) = screen.pass(stream, bytes)
         {
             self.view = View::Nobody;
-            self.events.send(Event::Broken(error));
+            (self.broken)(error);
         }
         while !bytes.is_empty() {
             let room = PIECE_BYTES - self.inputs[index].line.len();
@@ -225,11 +226,10 @@ impl<'a, 's> Output<'a, 's> {
     /// Tells of the first failure only; reading goes on, so that no process waits for its output.
     fn check_log(&mut self, result: io::Result<()>) {
         if let Err(source) = result
-            && !std::mem::replace(&mut self.is_broken, true)
+            && !std::mem::replace(&mut self.is_log_broken, true)
         {
             let task = self.task;
-            self.events
-                .send(Event::Broken(LaunchError::LogWrite { task, source }));
+            (self.broken)(LaunchError::LogWrite { task, source });
         }
     }
 }

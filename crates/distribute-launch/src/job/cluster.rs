@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{LaunchError, ReservedPorts, Result, Role, Task};
+use crate::error::{LaunchError, Result};
+use crate::job::ports::ReservedPorts;
+use crate::job::task::{Role, Task};
 
 /// The addresses of all tasks, by job. The fields' order is the order in `TF_CONFIG`.
 #[derive(Clone, Default, Serialize, Deserialize)]
@@ -150,7 +152,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::{Cluster, Token};
-    use crate::{Job, ReservedPorts};
+    use crate::job::Job;
+    use crate::job::ports::ReservedPorts;
 
     #[test]
     fn tf_config_has_all_jobs_and_distinct_ports() {

@@ -1,0 +1,232 @@
+//! This launcher as a member of the group of all hosts' launchers.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Shutdown, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+
+use crate::error::{LaunchError, Result};
+use crate::events::{Event, Events};
+use crate::hosts::join::Joining;
+use crate::hosts::posts::{Post, PostBody, Posts};
+use crate::hosts::wait::{WaitOutcome, WaitReport};
+use crate::hosts::wire::{Frame, HEARTBEAT_INTERVAL, close, derive, random, receive_frame, send};
+use crate::job::cluster::{Cluster, Token};
+use crate::job::hosts::Hosts;
+use crate::job::task::{Role, Task};
+use crate::report::attempt::AttemptResult;
+use crate::report::console::Screen;
+use crate::thread_scope::ThreadScope;
+
+const OUTBOX_MAX: usize = 1024;
+
+/// The launchers of all hosts, as this launcher sees them.
+pub struct LauncherGroup {
+    hosts: Hosts,
+    outbox: SyncSender<Frame>,
+    own_address: IpAddr,
+    pub posts: Posts,
+    /// Everybody's random number, from which the tokens of the attempts are made.
+    nonce: String,
+}
+
+/// The whole job in one attempt: its cluster, the tasks of this host, and the token.
+pub struct AttemptCluster {
+    pub cluster: Cluster,
+    pub tasks: Vec<Task>,
+    pub token: Token,
+}
+
+impl LauncherGroup {
+    /// Connects to the relay, which may not be there yet, and says what it waits for.
+    pub fn join(
+        threads: &ThreadScope<'_, '_>,
+        hosts: &Hosts,
+        restarts_max: u32,
+        events: &Events,
+        (received, screen): (&Receiver<Event>, &Screen<'_>),
+    ) -> Result<WaitOutcome<LauncherGroup>> {
+        let address = hosts.address;
+        let failed = |source| LaunchError::Rendezvous { address, source };
+        let joining = Joining {
+            threads,
+            hosts,
+            restarts_max,
+            received,
+            screen,
+        };
+        let stream = match joining.run()? {
+            WaitOutcome::Done(stream) => stream,
+            WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
+        };
+        let local = stream.local_addr().map_err(failed)?.ip();
+        let (outbox, frames) = sync_channel(OUTBOX_MAX);
+        let reader = stream.try_clone().map_err(failed)?;
+        let events = events.clone();
+        threads.spawn("group posts", move || read(&reader, &events))?;
+        threads.spawn("group outbox", move || write(&stream, &frames))?;
+        Ok(WaitOutcome::Done(LauncherGroup {
+            hosts: hosts.clone(),
+            outbox,
+            own_address: hosts.own_address.unwrap_or(local),
+            posts: Posts::new(hosts.count),
+            nonce: random()?,
+        }))
+    }
+
+    /// The job is over, and the other hosts know as much as this one. Without this call, they take
+    /// the end of the connection for the loss of this host.
+    pub fn leave(&self) {
+        let _gone = self.outbox.try_send(Frame::Bye);
+    }
+
+    /// Where the other hosts reach this one.
+    pub fn own_address(&self) -> IpAddr {
+        self.own_address
+    }
+
+    /// Tells all launchers, this one included.
+    pub fn post(&self, item: PostBody) {
+        let (host, restart) = (self.hosts.index, self.posts.restart());
+        // Never full but with a connection that is about to be given up.
+        let _lost = self.outbox.try_send(Frame::Post(Box::new(Post {
+            host,
+            restart,
+            item,
+        })));
+    }
+
+    /// Waits until all hosts are ready for an attempt.
+    pub fn wait_for_hosts(
+        &mut self,
+        restart: u32,
+        cluster: Cluster,
+        (received, screen): (&Receiver<Event>, &Screen<'_>),
+    ) -> Result<WaitOutcome<AttemptCluster>> {
+        self.posts.begin_attempt(restart);
+        self.post(PostBody::Ready(self.nonce.clone(), cluster));
+        let mut report = WaitReport::new(self.hosts.join_timeout);
+        loop {
+            if let Some(signal) = self.posts.stop_signal() {
+                return Ok(WaitOutcome::Stopped(signal));
+            }
+            let ready = self.posts.ready();
+            if ready.len() == self.hosts.count {
+                return self.attempt_cluster(restart, &ready).map(WaitOutcome::Done);
+            }
+            let missing = (0..self.hosts.count).filter(|host| !ready.contains_key(host));
+            let missing: Vec<usize> = missing.collect();
+            if report.is_over() {
+                return Err(LaunchError::HostsMissing { missing });
+            }
+            let here: Vec<usize> = ready.keys().copied().collect();
+            report.log_if_due(screen, || self.describe(&here, &missing))?;
+            match received.recv_timeout(report.left()) {
+                Ok(Event::Post(post)) => self.posts.record(*post)?,
+                Ok(Event::Signal(signal)) => self.post(PostBody::Stop(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(LaunchError::HostsMissing { missing });
+                }
+            }
+        }
+    }
+
+    /// The hosts that are there and those that are missing, as a message.
+    fn describe(&self, here: &[usize], missing: &[usize]) -> String {
+        let Hosts { index, address, .. } = self.hosts;
+        format!(
+            "host {index} waits for the launchers of the hosts {missing:?} to come to {address}; \
+             here are {here:?} of {}",
+            self.hosts.count
+        )
+    }
+
+    fn attempt_cluster(
+        &self,
+        restart: u32,
+        ready: &BTreeMap<usize, (&String, &Cluster)>,
+    ) -> Result<AttemptCluster> {
+        let mut cluster = Cluster::default();
+        let mut tasks = Vec::new();
+        let restart = restart.to_string();
+        let mut parts = vec!["distribute-launch job token", &restart];
+        for (host, (nonce, part)) in ready {
+            parts.push(nonce);
+            let added = cluster.append(part);
+            if *host == self.hosts.index {
+                tasks = added;
+            }
+        }
+        cluster.reconcile_chief(&mut tasks);
+        let is_evaluator = |task: &Task| task.role == Role::Evaluator;
+        if cluster.tasks().filter(is_evaluator).count() > 1 {
+            let what = "more than one host starts an evaluator: ask for it on one".to_owned();
+            return Err(LaunchError::InvalidHosts { what });
+        }
+        let token = derive(&self.hosts.secret, &parts).and_then(|text| Token::from_text(&text));
+        let token = token.ok_or_else(|| LaunchError::InvalidHosts {
+            what: "the secret cannot be used as a key: choose another".to_owned(),
+        })?;
+        Ok(AttemptCluster {
+            cluster,
+            tasks,
+            token,
+        })
+    }
+
+    /// Sends how this host's part ended, waits for the other hosts, and returns the results of all
+    /// hosts as one.
+    pub fn gather(
+        &mut self,
+        ended: AttemptResult,
+        received: &Receiver<Event>,
+    ) -> Result<(AttemptResult, Option<i32>)> {
+        self.post(PostBody::Ended(ended));
+        loop {
+            if let Some(whole) = self.posts.combined() {
+                return Ok(whole);
+            }
+            // The relay says within seconds if a host is gone, and its silence is noticed too.
+            match received.recv() {
+                Ok(Event::Post(post)) => self.posts.record(*post)?,
+                Ok(Event::Signal(signal)) => self.post(PostBody::Stop(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                Ok(Event::Ended { .. }) => {}
+                Err(_) => return Err(LaunchError::HostLost { host: 0 }),
+            }
+        }
+    }
+}
+
+/// Turns posts into events until the connection ends.
+fn read(stream: &TcpStream, events: &Events) {
+    loop {
+        let post = match receive_frame(stream) {
+            Ok(Frame::Post(post)) => post,
+            Ok(Frame::Beat | Frame::Bye) => continue,
+            Err(_) => Box::new(Post {
+                host: 0,
+                restart: u32::MAX,
+                item: PostBody::Lost,
+            }),
+        };
+        let is_last = matches!(post.item, PostBody::Lost);
+        if !events.deliver(Event::Post(post)) || is_last {
+            return close(stream, Shutdown::Both);
+        }
+    }
+}
+
+fn write(stream: &TcpStream, frames: &Receiver<Frame>) {
+    loop {
+        let frame = match frames.recv_timeout(HEARTBEAT_INTERVAL) {
+            Ok(frame) => frame,
+            Err(RecvTimeoutError::Timeout) => Frame::Beat,
+            Err(RecvTimeoutError::Disconnected) => return close(stream, Shutdown::Both),
+        };
+        if send(stream, &frame).is_err() {
+            return close(stream, Shutdown::Both);
+        }
+    }
+}

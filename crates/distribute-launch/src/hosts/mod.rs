@@ -1,0 +1,8 @@
+//! Jobs on several hosts: their launchers meet at a relay, and come to the same decisions.
+
+pub mod group;
+mod join;
+pub mod posts;
+pub mod relay;
+pub mod wait;
+mod wire;

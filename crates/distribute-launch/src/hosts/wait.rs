@@ -1,0 +1,60 @@
+//! Waiting for other hosts.
+
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::report::console::Screen;
+
+/// When it is said what is waited for, and how often after that.
+const FIRST_REPORT: Duration = Duration::from_secs(2);
+const NEXT_REPORT: Duration = Duration::from_secs(20);
+
+/// How waiting for the other hosts ended.
+pub enum WaitOutcome<T> {
+    Done(T),
+    /// A launcher got this signal.
+    Stopped(i32),
+}
+
+/// When to say again what is waited for.
+pub struct WaitReport {
+    next: Instant,
+    begun: Instant,
+    until: Instant,
+}
+
+impl WaitReport {
+    pub fn new(timeout: Duration) -> WaitReport {
+        let begun = Instant::now();
+        WaitReport {
+            next: begun + FIRST_REPORT,
+            begun,
+            until: begun + timeout,
+        }
+    }
+
+    /// Says it, if it is time. `what` is what is waited for.
+    pub fn log_if_due(&mut self, screen: &Screen<'_>, what: impl FnOnce() -> String) -> Result<()> {
+        let now = Instant::now();
+        if now < self.next {
+            return Ok(());
+        }
+        self.next = now + NEXT_REPORT;
+        let waited = self.begun.elapsed().as_secs();
+        let left = self.until.saturating_duration_since(now).as_secs();
+        screen.log(&format!(
+            "{} (for {waited} s, at most {left} s more)",
+            what()
+        ))
+    }
+
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.until
+    }
+
+    /// Until something is to be said, or the wait is over.
+    pub fn left(&self) -> Duration {
+        let wake = self.until.min(self.next);
+        wake.saturating_duration_since(Instant::now())
+    }
+}

@@ -1,0 +1,8 @@
+//! What people and programs learn: what is shown while a job runs, and why it ended.
+
+pub mod attempt;
+pub mod console;
+pub mod failure_report;
+pub mod line_deduplicator;
+pub mod outcome;
+pub mod verdict;

@@ -1,0 +1,84 @@
+//! How far an attempt is.
+
+use std::time::{Duration, Instant};
+
+/// After a failure the others are left alone this long, because the system may tell of the death
+/// that made them fail a little later than of their own.
+pub const SETTLE: Duration = Duration::from_millis(100);
+
+/// What the processes of an attempt are waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// The workers, or the chief with them, are at work.
+    Running,
+    /// A process has failed; which others have?
+    Settling,
+    /// A process has exited with 42; the others are expected to.
+    Preempting,
+    /// The workers, or the chief, are done; the evaluator may finish.
+    Finishing,
+    /// All have got SIGTERM.
+    Stopping,
+    /// All have got SIGKILL.
+    Killing,
+}
+
+/// The phase of an attempt, and when it is over.
+pub struct Course {
+    phase: Phase,
+    until: Option<Instant>,
+    grace: Duration,
+}
+
+impl Course {
+    /// Processes have `grace` to end when they are asked to.
+    pub fn new(grace: Duration) -> Course {
+        Course {
+            phase: Phase::Running,
+            until: None,
+            grace,
+        }
+    }
+
+    pub fn enter(&mut self, phase: Phase) {
+        let time = match phase {
+            Phase::Running | Phase::Killing => None,
+            Phase::Settling => Some(SETTLE),
+            Phase::Preempting | Phase::Finishing | Phase::Stopping => Some(self.grace),
+        };
+        self.phase = phase;
+        self.until = time.map(|time| Instant::now() + time);
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// When the phase is over, if it has an end.
+    pub fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
+
+    /// Whether the workers, or the chief, are expected to end by themselves.
+    pub fn is_under_way(&self) -> bool {
+        matches!(self.phase, Phase::Running | Phase::Preempting)
+    }
+
+    /// Whether all processes have been told to end.
+    pub fn is_ending(&self) -> bool {
+        matches!(self.phase, Phase::Stopping | Phase::Killing)
+    }
+
+    /// How long what the processes have left in the background may take to end.
+    pub fn grace_left(&self) -> Duration {
+        match (self.phase, self.until) {
+            (Phase::Killing, _) => Duration::ZERO,
+            (Phase::Stopping, Some(until)) => until.saturating_duration_since(Instant::now()),
+            _ => self.grace,
+        }
+    }
+}

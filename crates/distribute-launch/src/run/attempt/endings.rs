@@ -1,0 +1,99 @@
+//! What an attempt does when one of its processes has ended.
+
+use rustix::process::Signal;
+
+use crate::hosts::posts::PostBody;
+use crate::job::task::{Role, Task};
+use crate::report::outcome::{Ending, WRONG_USAGE};
+use crate::run::attempt::Attempt;
+use crate::run::attempt::course::{Phase, SETTLE};
+use crate::run::attempt::worker_restarts::WorkerDeath;
+use crate::run::session::Session;
+use crate::run::start::Starter;
+
+impl Attempt<'_, '_> {
+    pub(super) fn ended(&mut self, index: usize, ending: Ending, session: &Session<'_, '_>) {
+        let Some(process) = self.members.get_mut(index) else {
+            return;
+        };
+        process.ending = Some(ending);
+        let (task, is_asked) = (process.task, process.asked.is_some());
+        let (leading, is_running) = (
+            self.members.leading(),
+            self.course.phase() == Phase::Running,
+        );
+        if leading == Role::Chief && task.role == Role::Worker {
+            if is_running && !is_asked && ending != Ending::Exit(0) {
+                self.restarts.push(WorkerDeath { index, ending }, SETTLE);
+            }
+            return;
+        }
+        if !is_asked && ending.is_failure() {
+            self.members.add_failure(index, ending);
+            session.post(PostBody::Failed(task, ending));
+            self.settle();
+        } else if ending.is_preempted() && is_running {
+            session.post(PostBody::Preempted);
+            self.enter(Phase::Preempting);
+        }
+        let is_last = task.role == leading && self.members.have_ended(leading);
+        if is_last && self.course.is_under_way() {
+            match &session.group {
+                Some(group) => group.post(PostBody::WorkersDone),
+                None => self.finish(),
+            }
+        }
+    }
+
+    /// Starts a worker again that died, if it may be.
+    pub(super) fn restart_worker(
+        &mut self,
+        death: WorkerDeath,
+        session: &mut Session<'_, '_>,
+        starter: &Starter<'_, '_, '_, '_>,
+    ) {
+        let WorkerDeath { index, ending } = death;
+        let Some(process) = self.members.get_mut(index) else {
+            return;
+        };
+        let task = process.task;
+        let most = match ending == WRONG_USAGE {
+            true => 0,
+            false => session.job.restarts_max,
+        };
+        let Some(again) = self.restarts.count_restart(index, most) else {
+            self.log(&format!("{task}: {ending}; the job goes on without it"));
+            return self.give_up_worker(task, death, session, starter.workers());
+        };
+        // What is left of its group may hold the port.
+        process.send(Signal::KILL);
+        self.log(&format!(
+            "{task}: {ending}; starting it again alone, restart {again} of {most}"
+        ));
+        match starter.start(session.guard, index, again) {
+            Ok(started) => {
+                let old = self.members.replace(index, started);
+                session.guard.reap(old);
+            }
+            Err(error) => self.abort_job(error),
+        }
+    }
+
+    /// A worker is gone for good. A job without any has nobody to work for the chief.
+    fn give_up_worker(
+        &mut self,
+        task: Task,
+        WorkerDeath { index, ending }: WorkerDeath,
+        session: &Session<'_, '_>,
+        workers: usize,
+    ) {
+        match &session.group {
+            Some(group) => group.post(PostBody::WorkerGone(task, ending)),
+            None if self.restarts.give_up() == workers => {
+                self.members.add_failure(index, ending);
+                self.settle();
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The processes of an attempt on this host.
+
+use rustix::process::{Pid, Signal};
+
+use crate::job::task::{Role, Task};
+use crate::process::Process;
+use crate::report::attempt::ProcessReport;
+use crate::report::outcome::Ending;
+use crate::report::verdict::{Verdict, root_cause};
+use crate::run::start::{LastLines, Started};
+
+/// All processes of an attempt on this host, by their numbers.
+pub struct Members {
+    processes: Vec<Process>,
+    outputs: Vec<LastLines>,
+    /// The role whose processes end the job when they end.
+    leading: Role,
+    /// The processes that failed without having been asked to stop, in the order of observation.
+    failures: Vec<(usize, Ending)>,
+}
+
+impl Members {
+    pub fn new(leading: Role) -> Members {
+        Members {
+            processes: Vec::new(),
+            outputs: Vec::new(),
+            leading,
+            failures: Vec::new(),
+        }
+    }
+
+    pub fn push(&mut self, started: Started) {
+        self.processes.push(started.process);
+        self.outputs.push(started.last_lines);
+    }
+
+    /// Puts a process that was started again in place of the one that died, which is returned.
+    pub fn replace(&mut self, index: usize, started: Started) -> Process {
+        self.outputs[index] = started.last_lines;
+        std::mem::replace(&mut self.processes[index], started.process)
+    }
+
+    pub fn get_mut(&mut self, index: usize) -> Option<&mut Process> {
+        self.processes.get_mut(index)
+    }
+
+    pub fn index_of(&self, task: Task) -> Option<usize> {
+        self.processes.iter().position(|one| one.task == task)
+    }
+
+    pub fn has(&self, role: Role) -> bool {
+        self.processes.iter().any(|one| one.task.role == role)
+    }
+
+    pub fn leading(&self) -> Role {
+        self.leading
+    }
+
+    pub fn groups(&self) -> Vec<Pid> {
+        self.processes.iter().map(|process| process.pid).collect()
+    }
+
+    pub fn are_running(&self) -> bool {
+        self.processes.iter().any(|one| one.ending.is_none())
+    }
+
+    /// Whether all processes of a role that are here have ended.
+    pub fn have_ended(&self, role: Role) -> bool {
+        self.endings(role).all(|ending| ending.is_some())
+    }
+
+    fn endings(&self, role: Role) -> impl Iterator<Item = Option<Ending>> {
+        let processes = self.processes.iter();
+        let of_role = processes.filter(move |process| process.task.role == role);
+        of_role.map(|process| process.ending)
+    }
+
+    pub fn add_failure(&mut self, index: usize, ending: Ending) {
+        self.failures.push((index, ending));
+    }
+
+    /// The process that failed first, and how it ended.
+    pub fn root_cause(&self) -> Option<(Task, Ending)> {
+        let process = self.processes.get(root_cause(&self.failures)?)?;
+        Some((process.task, process.ending.unwrap_or(Ending::Unknown)))
+    }
+
+    /// Asks those to end whom nobody has asked yet.
+    pub fn ask(&mut self, signal: Signal, is_meant: impl Fn(Task) -> bool) {
+        let processes = self.processes.iter_mut();
+        for process in processes.filter(|process| is_meant(process.task)) {
+            if process.ending.is_none() && process.asked.is_none() {
+                process.send(signal);
+            }
+        }
+    }
+
+    pub fn kill(&mut self) {
+        for process in &mut self.processes {
+            if process.ending.is_none() {
+                process.send(Signal::KILL);
+            }
+        }
+    }
+
+    /// How the attempt ended on this host, when all processes have.
+    pub fn verdict(&self, is_interrupted: bool) -> Verdict {
+        if let Some(index) = root_cause(&self.failures) {
+            return Verdict::Failed(index);
+        }
+        let leaders: Vec<Ending> = self.endings(self.leading).flatten().collect();
+        if leaders.iter().all(|ending| *ending == Ending::Exit(0)) {
+            return Verdict::Succeeded;
+        }
+        match is_interrupted && leaders.iter().any(|ending| ending.is_failure()) {
+            true => Verdict::Stopped,
+            false => Verdict::Preempted,
+        }
+    }
+
+    /// What people learn of each process, when all have ended. Waits for the ends of their outputs.
+    pub fn reports(&mut self) -> Vec<ProcessReport> {
+        let outputs = std::mem::take(&mut self.outputs).into_iter();
+        let last_lines = outputs.map(|output| output.recv().unwrap_or_default());
+        let members = self.processes.iter().zip(last_lines);
+        members
+            .map(|(process, last_lines)| process.report(last_lines))
+            .collect()
+    }
+}

@@ -1,0 +1,162 @@
+//! One attempt: all processes are started, watched until none is left, and stopped if need be.
+//!
+//! The calling thread decides. Each process has one thread that waits for its end and one that
+//! reads its output; they end with it, and all are joined here. The calling thread also starts the
+//! processes, because on Linux they die with the thread that started them.
+
+mod course;
+mod endings;
+mod members;
+mod posts;
+mod transitions;
+mod worker_restarts;
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::error::{LaunchError, Result};
+use crate::events::Event;
+use crate::hosts::posts::PostBody;
+use crate::hosts::wait::WaitOutcome;
+use crate::job::cluster::Token;
+use crate::process::leftovers::{self, Marks};
+use crate::report::attempt::AttemptResult;
+use crate::report::console::Screen;
+use crate::run::session::Session;
+use crate::run::start::Starter;
+use crate::thread_scope::ThreadScope;
+use course::Course;
+use members::Members;
+use worker_restarts::WorkerRestarts;
+
+/// How often it is looked whether the guard is there.
+const GUARD_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+
+struct Attempt<'a, 's> {
+    members: Members,
+    course: Course,
+    restarts: WorkerRestarts,
+    broken: Option<LaunchError>,
+    screen: &'a Screen<'s>,
+}
+
+/// Runs the job's processes once.
+pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<WaitOutcome<AttemptResult>> {
+    // Until the attempt is over: a worker that starts again alone keeps its port.
+    let ports = session.ports()?;
+    let place = match session.attempt_cluster(restart, &ports)? {
+        WaitOutcome::Done(place) => place,
+        WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
+    };
+    let mark = Token::random()?;
+    session.replace_ended_guard()?;
+    session.guard.begin_attempt(&mark);
+    let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
+    ThreadScope::run(|threads| {
+        // Dropped at the end of the work, whatever the way to it: then all processes are dead, the
+        // pipe is closed, and no thread has anything left to wait for.
+        let stopper = stopper;
+        let mut attempt = Attempt {
+            members: Members::new(place.cluster.leading()),
+            course: Course::new(session.job.grace),
+            restarts: WorkerRestarts::default(),
+            broken: None,
+            screen: session.screen,
+        };
+        let starter = Starter::new(threads, session, (&place, &mark), &stop, restart);
+        let started = starter.and_then(|starter| {
+            attempt.start(session, &starter)?;
+            Ok(starter)
+        });
+        match &started {
+            Ok(starter) => attempt.watch(session, starter),
+            Err(_) => attempt.kill(),
+        }
+        let started = started.map(drop);
+        let marks = Marks {
+            mark: mark.clone(),
+            groups: attempt.members.groups(),
+        };
+        leftovers::end(&marks, attempt.course.grace_left());
+        drop(stopper);
+        session.guard.attempt_ended();
+        started?;
+        attempt.end(session).map(WaitOutcome::Done)
+    })
+}
+
+impl Attempt<'_, '_> {
+    fn start(
+        &mut self,
+        session: &mut Session<'_, '_>,
+        starter: &Starter<'_, '_, '_, '_>,
+    ) -> Result<()> {
+        for index in 0..starter.tasks().len() {
+            self.members.push(starter.start(session.guard, index, 0)?);
+        }
+        if !self.members.has(self.members.leading()) {
+            // The chief is on another host.
+            session.post(PostBody::WorkersDone);
+        }
+        Ok(())
+    }
+
+    /// Returns when all processes have ended.
+    fn watch(&mut self, session: &mut Session<'_, '_>, starter: &Starter<'_, '_, '_, '_>) {
+        // On a host without the chief, those that died may be all that it had.
+        while self.members.are_running() || self.restarts.due().is_some() {
+            let has_guard = session.guard.is_running();
+            let guard_check = has_guard.then(|| Instant::now() + GUARD_CHECK_INTERVAL);
+            let until = self.course.until().into_iter().chain(self.restarts.due());
+            let event = match until.chain(guard_check).min() {
+                Some(until) => {
+                    let left = until.saturating_duration_since(Instant::now());
+                    session.received.recv_timeout(left)
+                }
+                None => session.received.recv().map_err(RecvTimeoutError::from),
+            };
+            match event {
+                Ok(Event::Ended { index, ending }) => self.ended(index, ending, session),
+                Ok(Event::Signal(signal)) => {
+                    session.post(PostBody::Stop(signal));
+                    self.signalled(signal, session);
+                }
+                Ok(Event::Post(post)) => self.handle_post(*post, session, starter.workers()),
+                Ok(Event::Broken(error)) => self.abort_job(error),
+                Err(_) if self.course.is_over() => self.phase_is_over(),
+                Err(_) => {}
+            }
+            if let Err(error) = session.replace_ended_guard() {
+                self.abort_job(error);
+            }
+            while let Some(death) = self.restarts.pop() {
+                self.restart_worker(death, session, starter);
+            }
+        }
+    }
+
+    /// Makes the attempt's result, or its error.
+    fn end(&mut self, session: &mut Session<'_, '_>) -> Result<AttemptResult> {
+        let reports = self.members.reports();
+        // All have ended: who could be the last worker has been told before.
+        let workers = usize::MAX;
+        while let Ok(event) = session.received.try_recv() {
+            match event {
+                Event::Broken(error) => self.abort_job(error),
+                Event::Signal(signal) => {
+                    session.post(PostBody::Stop(signal));
+                    session.note_signal(signal);
+                }
+                Event::Post(post) => self.handle_post(*post, session, workers),
+                Event::Ended { .. } => {}
+            }
+        }
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        let verdict = self.members.verdict(session.interrupted.is_some());
+        Ok(AttemptResult::new(verdict, reports))
+    }
+}

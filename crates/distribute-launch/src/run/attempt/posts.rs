@@ -1,0 +1,50 @@
+//! What an attempt does when a launcher has told something.
+
+use crate::hosts::posts::{Post, PostBody};
+use crate::job::task::Role;
+use crate::run::attempt::Attempt;
+use crate::run::attempt::course::Phase;
+use crate::run::session::Session;
+
+impl Attempt<'_, '_> {
+    /// Acts on what a launcher has told all of them, this one included.
+    pub(super) fn handle_post(
+        &mut self,
+        post: Post,
+        session: &mut Session<'_, '_>,
+        workers: usize,
+    ) {
+        let Some(group) = &mut session.group else {
+            return;
+        };
+        let item = post.item.clone();
+        if let Err(error) = group.posts.record(post) {
+            return self.abort_job(error);
+        }
+        match item {
+            PostBody::Failed(..) => self.settle(),
+            PostBody::WorkerGone(task, ending)
+                if self.members.has(Role::Chief) && group.posts.is_last_worker(task, workers) =>
+            {
+                // The host of that worker may not be watching any more.
+                if let Some(own) = self.members.index_of(task) {
+                    self.members.add_failure(own, ending);
+                }
+                group.post(PostBody::Failed(task, ending));
+            }
+            PostBody::Preempted if self.course.phase() == Phase::Running => {
+                self.enter(Phase::Preempting);
+            }
+            PostBody::WorkersDone
+                if self.course.is_under_way() && group.posts.workers_are_done() =>
+            {
+                self.finish();
+            }
+            PostBody::Stop(signal) => {
+                session.interrupted.get_or_insert(signal);
+                self.stop_by(signal);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! From one phase of an attempt to the next.
+
+use rustix::process::Signal;
+
+use crate::error::LaunchError;
+use crate::job::task::Role;
+use crate::run::attempt::Attempt;
+use crate::run::attempt::course::Phase;
+use crate::run::session::Session;
+
+impl Attempt<'_, '_> {
+    pub(super) fn enter(&mut self, phase: Phase) {
+        self.course.enter(phase);
+        self.restarts.clear();
+    }
+
+    /// Something failed: waits for what else has.
+    pub(super) fn settle(&mut self) {
+        if self.course.is_under_way() || self.course.phase() == Phase::Finishing {
+            self.enter(Phase::Settling);
+        }
+    }
+
+    /// The workers or the chief are done: the others have nobody to work for any more, and the
+    /// evaluator may evaluate the last checkpoint unless there will be more of them.
+    pub(super) fn finish(&mut self) {
+        let is_preempted = self.course.phase() == Phase::Preempting;
+        if is_preempted || self.members.have_ended(Role::Evaluator) {
+            return self.stop(Signal::TERM);
+        }
+        self.enter(Phase::Finishing);
+        self.members
+            .ask(Signal::TERM, |task| task.role != Role::Evaluator);
+    }
+
+    /// The first signal to the launcher reaches everybody once, the second one kills. A signal to
+    /// the launcher of another host does not count: a scheduler signals all of them.
+    pub(super) fn signalled(&mut self, signal: i32, session: &mut Session<'_, '_>) {
+        session.note_signal(signal);
+        if session.signals > 1 {
+            self.kill();
+        } else {
+            self.stop_by(signal);
+        }
+    }
+
+    pub(super) fn stop_by(&mut self, signal: i32) {
+        if !self.course.is_ending() {
+            let is_interrupt = signal == Signal::INT.as_raw();
+            self.stop(match is_interrupt {
+                true => Signal::INT,
+                false => Signal::TERM,
+            });
+        }
+    }
+
+    pub(super) fn phase_is_over(&mut self) {
+        match self.course.phase() {
+            Phase::Running | Phase::Preempting | Phase::Finishing => self.stop(Signal::TERM),
+            Phase::Settling => {
+                if let Some((task, ending)) = self.members.root_cause() {
+                    self.log(&format!("{task}: {ending}; stopping the others"));
+                }
+                self.stop(Signal::TERM);
+            }
+            Phase::Stopping | Phase::Killing => self.kill(),
+        }
+    }
+
+    /// The launcher cannot do its part any more: the job ends with this error.
+    pub(super) fn abort_job(&mut self, error: LaunchError) {
+        self.broken.get_or_insert(error);
+        if !self.course.is_ending() {
+            self.stop(Signal::TERM);
+        }
+    }
+
+    pub(super) fn log(&mut self, text: &str) {
+        let logged = self.screen.log(text);
+        logged.unwrap_or_else(|error| self.abort_job(error));
+    }
+
+    fn stop(&mut self, signal: Signal) {
+        self.enter(Phase::Stopping);
+        self.members.ask(signal, |_| true);
+    }
+
+    pub(super) fn kill(&mut self) {
+        self.enter(Phase::Killing);
+        self.members.kill();
+    }
+}
