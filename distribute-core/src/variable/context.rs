@@ -1,15 +1,13 @@
-//! The two contexts that a variable or a metric can be used in, and what a variable is in each.
-
-use std::sync::Arc;
+//! The two contexts that a variable or a metric can be used in.
 
 use burn::tensor::Device;
 
-use super::shared::{Copies, Shared};
-use super::update::{self, Update};
-use super::{VariableAggregation, VariableKind, traced};
+use super::access::{Access, InStep, Outside};
+use super::shared::Copies;
+use super::traced::InCapture;
 use crate::strategy::StrategyId;
-use crate::trace::{Given, Receiver};
-use crate::{Error, Leaf, PerReplica, ReplicaContext, Result, Strategy, strategy};
+use crate::trace::Receiver;
+use crate::{Error, Leaf, ReplicaContext, Result, Strategy, strategy};
 
 /// Where a variable is used: a step passes its [`ReplicaContext`], code outside of a step passes
 /// the strategy. Sealed: those are all there are.
@@ -33,23 +31,8 @@ pub(crate) mod sealed {
         /// For a strategy without replicas.
         fn device(&self) -> Result<&Device>;
 
-        /// The value of a variable of this process.
-        ///
-        /// # Errors
-        /// If there is no common one.
-        fn read(&self, variable: &Arc<Shared>, copies: &Copies) -> Result<Given>;
-
-        /// Updates a variable of this process.
-        ///
-        /// # Errors
-        /// For a value or an update that the variable does not take.
-        fn change(
-            &self,
-            variable: &Arc<Shared>,
-            copies: &Copies,
-            update: Update,
-            value: &mut dyn Leaf,
-        ) -> Result<()>;
+        /// A variable of this process, as it is reached from here.
+        fn access<'a>(&'a self, copies: &'a Copies) -> Box<dyn Access + 'a>;
 
         /// Hands values to the host: now, or after each call of a compiled step.
         ///
@@ -58,7 +41,6 @@ pub(crate) mod sealed {
         fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()>;
     }
 
-    /// In a step: the replica's own copy, or the value at that point of a step that is captured.
     impl Context for ReplicaContext {
         fn strategy_id(&self, op: &'static str) -> Result<StrategyId> {
             let missing = || Error::invalid(format!("{op}: the step of this context has ended"));
@@ -69,43 +51,11 @@ pub(crate) mod sealed {
             Ok(ReplicaContext::device(self))
         }
 
-        fn read(&self, variable: &Arc<Shared>, copies: &Copies) -> Result<Given> {
+        fn access<'a>(&'a self, copies: &'a Copies) -> Box<dyn Access + 'a> {
             match self.trace() {
-                Some(trace) => traced::read(trace, variable),
-                None => Ok(Given::Host(copies.read(self.local_id()))),
+                Some(trace) => Box::new(InCapture(trace)),
+                None => Box::new(InStep { ctx: self, copies }),
             }
-        }
-
-        fn change(
-            &self,
-            variable: &Arc<Shared>,
-            copies: &Copies,
-            update: Update,
-            value: &mut dyn Leaf,
-        ) -> Result<()> {
-            if let Some(trace) = self.trace() {
-                return traced::change(trace, variable, update, value);
-            }
-            let value = variable.fitting(update, value)?;
-            let own = self.local_id();
-            if variable.is_local() {
-                return copies.apply(own, update, &value);
-            }
-            let value = match variable.options.aggregation.reduction(update.name())? {
-                Some(op) => self.all_reduce(op, value)?,
-                None => self.broadcast(0, value)?,
-            };
-            if variable.kind == VariableKind::Mirrored {
-                return copies.apply(own, update, &value);
-            }
-            // The one copy is updated once; the exchange makes the others wait for it. Its address
-            // tells this variable from the others, the same on all replicas.
-            let address = Arc::as_ptr(variable) as usize as i64;
-            let count = self.num_local();
-            self.exchange(update.name(), address, value, |mut values| {
-                copies.apply(0, update, &values.swap_remove(0))?;
-                Ok(vec![(); count])
-            })
         }
 
         fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
@@ -113,7 +63,6 @@ pub(crate) mod sealed {
         }
     }
 
-    /// Outside of steps: the common value, or all copies.
     impl<S: Strategy + ?Sized> Context for S {
         fn strategy_id(&self, op: &'static str) -> Result<StrategyId> {
             crate::scope::check_cross_replica(&self.id(), op)?;
@@ -126,52 +75,9 @@ pub(crate) mod sealed {
             Ok(&first.device)
         }
 
-        fn read(&self, variable: &Arc<Shared>, copies: &Copies) -> Result<Given> {
-            variable.used_outside();
-            let aggregation = variable.options.aggregation;
-            let op = match (variable.kind, aggregation) {
-                (VariableKind::SyncOnRead, VariableAggregation::None) => {
-                    return Err(Error::NoCommonValue { op: "read" });
-                }
-                (VariableKind::SyncOnRead, _) => aggregation.reduction("read")?,
-                _ => None,
-            };
-            variable.check_versions(copies, "read")?;
-            let value = match op {
-                Some(op) => strategy::reduce::reduce(self, op, PerReplica::new(copies.all()))?,
-                None => copies.read(0),
-            };
-            Ok(Given::Host(value))
-        }
-
-        fn change(
-            &self,
-            variable: &Arc<Shared>,
-            copies: &Copies,
-            update: Update,
-            value: &mut dyn Leaf,
-        ) -> Result<()> {
-            let mut value = variable.fitting(update, value)?;
-            variable.used_outside();
-            let op = update.name();
-            if variable.kind == VariableKind::SyncOnRead {
-                match (variable.options.aggregation, update) {
-                    (VariableAggregation::None, _) => {
-                        return Err(Error::NoCommonValue { op });
-                    }
-                    (VariableAggregation::Sum, Update::Assign) => {
-                        value = update::share(&value, variable.replicas);
-                    }
-                    (VariableAggregation::Sum, _) => {
-                        return Err(Error::UpdateOfSum { op });
-                    }
-                    _ => {}
-                }
-            }
-            if update != Update::Assign {
-                variable.check_versions(copies, op)?;
-            }
-            copies.apply_all(update, &value)
+        fn access<'a>(&'a self, copies: &'a Copies) -> Box<dyn Access + 'a> {
+            let strategy = self;
+            Box::new(Outside { strategy, copies })
         }
 
         /// Outside of a step a value is no replica's own: any of them will do.

@@ -15,6 +15,7 @@
 //! would let the copies of a mirrored variable drift apart without a word (aggregation NONE), the
 //! update is an error.
 
+mod access;
 mod context;
 mod in_step;
 mod options;
@@ -33,6 +34,7 @@ use crate::remote::RemoteVariable;
 use crate::shown::{Shown, write_components};
 use crate::trace::Given;
 use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
+use access::{Access, InStore};
 pub use context::VariableContext;
 pub(crate) use context::sealed;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
@@ -233,7 +235,7 @@ impl<T> DistributedVariable<T> {
     where
         T: VariableValue,
     {
-        match self.given(context)? {
+        match self.reach(context, "read")?.read(&self.shared)? {
             Given::Host(data) => T::from_data(data, context.device()?),
             Given::Captured(_) => Err(Error::not_compilable(
                 "`DistributedVariable::read`",
@@ -251,7 +253,7 @@ impl<T> DistributedVariable<T> {
         if self.shape().len() != D {
             return Err(not_of_rank(D, self.shape()));
         }
-        Ok(match self.given(ctx)? {
+        Ok(match self.reach(ctx, "read")?.read(&self.shared)? {
             Given::Host(data) => {
                 let dtype = data.dtype();
                 Tensor::from_data(data, (ctx.device(), dtype))
@@ -288,20 +290,21 @@ impl<T> DistributedVariable<T> {
         update: Update,
         mut value: impl Leaf,
     ) -> Result<()> {
-        self.check_owner(context, update.name())?;
-        let shared = &self.shared;
-        match &shared.home {
-            Home::Here(copies) => context.change(shared, copies, update, &mut value),
-            Home::Store(store) => store.change(update, shared.fitting(update, &mut value)?),
-        }
+        self.reach(context, update.name())?
+            .change(&self.shared, update, &mut value)
     }
 
-    fn given(&self, context: &(impl VariableContext + ?Sized)) -> Result<Given> {
-        self.check_owner(context, "read")?;
-        match &self.shared.home {
-            Home::Here(copies) => context.read(&self.shared, copies),
-            Home::Store(store) => store.read().map(Given::Host),
-        }
+    /// The variable as it is reached from this context.
+    fn reach<'a>(
+        &'a self,
+        context: &'a (impl VariableContext + ?Sized),
+        op: &'static str,
+    ) -> Result<Box<dyn Access + 'a>> {
+        self.check_owner(context, op)?;
+        Ok(match &self.shared.home {
+            Home::Here(copies) => context.access(copies),
+            Home::Store(store) => Box::new(InStore(&**store)),
+        })
     }
 
     /// Variables of the default strategy are plain values that every strategy may use.

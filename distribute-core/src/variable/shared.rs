@@ -10,7 +10,7 @@ use crate::remote::{RemoteChange, RemoteVariable};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::TensorSpec;
-use crate::{Error, Leaf, Result, Strategy, VariablePlacement, strategy};
+use crate::{Error, Result, Strategy, VariablePlacement, strategy};
 
 /// What the strategy makes of the options.
 fn kind(
@@ -145,13 +145,6 @@ impl Shared {
                 copies.replace(self.kind == VariableKind::SyncOnRead, &mut change)
             }
         }
-    }
-
-    /// A value of the host that fits.
-    pub(super) fn fitting(&self, update: Update, value: &mut dyn Leaf) -> Result<TensorData> {
-        let value = value.take()?;
-        self.check_value(update.name(), &TensorSpec::of(&value))?;
-        Ok(value)
     }
 
     pub(super) fn check_value(&self, op: &'static str, value: &TensorSpec) -> Result<()> {

@@ -333,9 +333,11 @@ impl Drop for GuardProcess {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::thread;
 
     use rustix::io::{ioctl_fionbio, read, write};
+    use rustix::thread::gettid;
 
     use super::*;
     use crate::job::Job;
@@ -407,8 +409,17 @@ mod tests {
         let process = process(None);
         let pid = process.pid;
         assert_eq!(wait(pid), Ending::Exit(0));
-        let reaping = thread::spawn(move || guard.reap(process));
-        thread::sleep(Duration::from_millis(100));
+        let (sender, receiver) = mpsc::channel();
+        let reaping = thread::spawn(move || {
+            sender.send(gettid()).unwrap();
+            guard.reap(process);
+        });
+        // Until the thread sleeps in the full pipe.
+        let thread = receiver.recv().unwrap().as_raw_nonzero();
+        let state = format!("/proc/self/task/{thread}/stat");
+        while !std::fs::read_to_string(&state).unwrap().contains(") S ") {
+            thread::yield_now();
+        }
         assert_eq!(wait(pid), Ending::Exit(0), "it was reaped");
         read(&reader, &mut [0; 1 << 16]).unwrap();
         reaping.join().unwrap();
