@@ -21,7 +21,7 @@ pub(crate) mod as_text {
 }
 
 /// The names of operations, options and kinds that errors have.
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 28] = [
     "create",
     "initialize",
     "pull",
@@ -44,6 +44,12 @@ const NAMES: [&str; 22] = [
     "resource",
     "schedule",
     "fetch",
+    "read",
+    "partition",
+    "ServerOptions::orphan_timeout",
+    "ServerOptions::coordinator_timeout",
+    "WorkerOptions::orphan_timeout",
+    "WorkerOptions::coordinator_timeout",
 ];
 
 /// A name of this program.
@@ -51,4 +57,42 @@ pub(crate) fn known<'de, D: Deserializer<'de>>(from: D) -> Result<&'static str, 
     let name = String::deserialize(from)?;
     let known = NAMES.iter().find(|known| **known == name);
     Ok(known.copied().unwrap_or("an operation"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// The names that errors are made with in a folder of sources.
+    fn names_in(folder: &Path, found: &mut Vec<String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                names_in(&path, found);
+                continue;
+            }
+            for line in fs::read_to_string(&path).unwrap().lines() {
+                let field = ["op: \"", "option: \"", "kind: \""];
+                let value = field.iter().find_map(|field| line.trim().split_once(field));
+                let value = value.filter(|(before, _)| before.is_empty());
+                found.extend(value.and_then(|(_, rest)| Some(rest.split_once('"')?.0.to_string())));
+            }
+        }
+    }
+
+    #[test]
+    fn every_name_of_an_error_is_known_where_it_arrives() {
+        let mut found = Vec::new();
+        names_in(
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+            &mut found,
+        );
+        assert!(found.len() > 20, "{found:?}");
+        for name in found {
+            assert!(NAMES.contains(&name.as_str()), "{name}");
+        }
+    }
 }
