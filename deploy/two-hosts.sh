@@ -34,9 +34,8 @@ fi
 DISTRIBUTE_JOB_TOKEN=$(<"$token_file")
 export DISTRIBUTE_JOB_TOKEN
 
-# --insecure is about what the launchers tell each other: when a process starts and ends. They prove
-# that they know the token, but do not encrypt. What the workers exchange is encrypted (--certs).
-exec "$program" launch --rendezvous "$rendezvous" --hosts 2 --host "$host" --insecure \
+# Both what the launchers tell each other and what the workers exchange is encrypted (--certs).
+exec "$program" launch --rendezvous "$rendezvous" --hosts 2 --host "$host" --certs "$certs" \
     --workers "$workers" --max-restarts "$max_restarts" --log-dir "$logs/host-$host" -- \
     "$program" train --strategy multi-worker --certs "$certs" --restartable \
     --checkpoint-dir "$checkpoints" "$@"

@@ -6,14 +6,16 @@
 #![forbid(unsafe_code)]
 
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
-use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::conv::Conv2dConfig;
+use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use distribute_core::prelude::*;
 use distribute_data::prelude::*;
+use distribute_kernels::nn::{Conv2d, MaxPool2d};
 
-/// An ordinary burn module: it knows nothing of replicas.
+/// An ordinary burn module: it knows nothing of replicas. Its convolution and pool are burn's
+/// layers on faster kernels for CPUs.
 #[derive(Module, Debug)]
 struct Cnn {
     conv: Conv2d,
@@ -25,8 +27,8 @@ struct Cnn {
 impl Cnn {
     fn new(device: &Device) -> Self {
         Self {
-            conv: Conv2dConfig::new([1, 32], [3, 3]).init(device),
-            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            conv: Conv2dConfig::new([1, 32], [3, 3]).init(device).into(),
+            pool: MaxPool2dConfig::new([2, 2]).init().into(),
             hidden: LinearConfig::new(32 * 3 * 3, 64).init(device),
             output: LinearConfig::new(64, 10).init(device),
         }
@@ -34,7 +36,7 @@ impl Cnn {
 
     /// Images of shape [batch, 1, 8, 8] to logits of shape [batch, 10].
     fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self.pool.forward(relu(self.conv.forward(images)));
+        let x = self.pool.forward(self.conv.forward_relu(images));
         let x: Tensor<2> = x.flatten(1, 3);
         self.output.forward(relu(self.hidden.forward(x)))
     }

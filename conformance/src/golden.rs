@@ -12,33 +12,24 @@ use crate::case::Case;
 use crate::compare::Tolerance;
 
 macro_rules! families {
-    (
-        { $($(#[$doc:meta])* $variant:ident $name:literal,)* }
-        later: { $($(#[$later_doc:meta])* $later:ident $later_name:literal,)* }
-    ) => {
+    ($($(#[$doc:meta])* $variant:ident $name:literal,)*) => {
         /// What a golden file is about; the file is called `<name>.json`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum FamilyName {
             $($(#[$doc])* $variant,)*
-            $($(#[$later_doc])* $later,)*
             /// The cases of files that are called like no family; all of them fail.
             Unknown,
         }
 
         impl FamilyName {
-            /// All families that are checked, in the order of the report.
+            /// All families, in the order of the report.
             pub const ALL: &[FamilyName] = &[$(Self::$variant),*];
-
-            /// Families that this library does not have yet: their cases are counted, shown and
-            /// skipped by [`Rule::LaterFamily`](crate::Rule::LaterFamily).
-            pub const LATER: &[FamilyName] = &[$(Self::$later),*];
 
             /// The name on the command line and of the file.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$variant => $name,)*
-                    $(Self::$later => $later_name,)*
                     Self::Unknown => "unknown",
                 }
             }
@@ -55,40 +46,36 @@ macro_rules! families {
 }
 
 families! {
-    {
-        /// How losses are scaled.
-        Loss "loss",
-        /// `reduce`, `gather`, `all_reduce`, `merge_call` and `run`.
-        Reduce "reduce",
-        /// Variables: synchronization x aggregation x update x context.
-        Variables "variables",
-        /// How datasets are cut over replicas and workers.
-        Datasets "datasets",
-        /// Strategies' properties, scopes, placement and partitioners.
-        Properties "properties",
-        /// Cross-device ops, packing and communication options.
-        CrossDevice "cross_device",
-        /// Training runs: losses, gradients and weights of every step.
-        Training "training",
-        /// Cluster resolvers.
-        Cluster "cluster",
-        /// Checkpoints across strategies.
-        Checkpoint "checkpoint",
-        /// Runs of several processes.
-        MultiWorker "multi_worker",
-        /// Parameter servers and their coordinator.
-        ParameterServer "parameter_server",
-        /// What TensorFlow's documents print, count and say.
-        Documents "documents",
-    }
-    later: {
-        /// Batch and other normalization, alone and between replicas.
-        Normalization "normalization",
-        /// Learning rate schedules.
-        Schedules "schedules",
-        /// `fit` with what Keras' training loop does besides the step.
-        TrainingLoop "training_loop",
-    }
+    /// How losses are scaled.
+    Loss "loss",
+    /// `reduce`, `gather`, `all_reduce`, `merge_call` and `run`.
+    Reduce "reduce",
+    /// Variables: synchronization x aggregation x update x context.
+    Variables "variables",
+    /// How datasets are cut over replicas and workers.
+    Datasets "datasets",
+    /// Strategies' properties, scopes, placement and partitioners.
+    Properties "properties",
+    /// Cross-device ops, packing and communication options.
+    CrossDevice "cross_device",
+    /// Training runs: losses, gradients and weights of every step.
+    Training "training",
+    /// Cluster resolvers.
+    Cluster "cluster",
+    /// Checkpoints across strategies.
+    Checkpoint "checkpoint",
+    /// Runs of several processes.
+    MultiWorker "multi_worker",
+    /// Parameter servers and their coordinator.
+    ParameterServer "parameter_server",
+    /// What TensorFlow's documents print, count and say.
+    Documents "documents",
+    /// Optimizers with clipping, accumulation, averages and decay of weights.
+    TrainingLoop "training_loop",
+    /// Learning rate schedules, and callbacks that watch a value.
+    Schedules "schedules",
+    /// Batch and other normalization, alone and between replicas.
+    Normalization "normalization",
 }
 
 impl fmt::Display for FamilyName {
@@ -101,8 +88,7 @@ impl FromStr for FamilyName {
     type Err = GoldenError;
 
     fn from_str(name: &str) -> Result<Self, GoldenError> {
-        let mut all = Self::ALL.iter().chain(Self::LATER);
-        let found = all.find(|family| family.name() == name);
+        let found = Self::ALL.iter().find(|family| family.name() == name);
         found.copied().ok_or_else(|| GoldenError::UnknownFamily {
             name: name.to_string(),
         })

@@ -61,8 +61,14 @@ reasons! {
         "Every replica gets the result; there is no destination device to name.",
     NoWorkers "no-workers"
         "No program was named that worker processes could run.",
-    LaterFamily "later-family"
-        "Normalization, schedules and Keras' whole training loop: not in this library yet.",
+    LossScale "loss-scale"
+        "In a compiled step it has no value on the host whether a gradient is finite.",
+    Mask "mask"
+        "Normalization layers take no mask here.",
+    BurnLayer "burn-layer"
+        "Group normalization is burn's own layer, which refuses what does not fit by a panic.",
+    BurnStatistics "burn-statistics"
+        "burn keeps statistics of its batch normalization where no compiled step can fetch them.",
     HostInStep "host-in-step"
         "A compiled step reads and assigns nothing in host memory, and tells no replicas apart.",
     WholeInStep "whole-in-step"
@@ -110,6 +116,38 @@ reasons! {
         "Only the chief writes a checkpoint; in TensorFlow all do, and some are thrown away.",
     JobVariables "job-variables"
         "SLURM's job variables do where the step's are missing; TensorFlow fails.",
+    ClipsSum "clips-sum"
+        "Gradients are clipped after they were summed, as in Keras 2; Keras 3 clips before.",
+    MeanStatistics "mean-statistics"
+        "Moving statistics are read as their mean, as in Keras 2; in Keras 3 as the first's.",
+    EmptyPart "empty-part"
+        "A part without examples changes nothing; Keras 3 gives NaN, Keras 2 an old average.",
+    PopulationVariance "population-variance"
+        "The moving variance is divided by N, as in Keras 3; Keras 2's fused kernel by N - 1.",
+    OneValue "one-value"
+        "One value per feature on all replicas together is an error; Keras' variance is 0.",
+    AnyReplica "any-replica"
+        "A gradient that is not finite on any replica, or its sum, counts; in Keras 3 the first's.",
+    ScaleBounds "scale-bounds"
+        "A loss scale stays between 1 and 2^127, as in Keras 2; Keras 3 has no bounds.",
+    SkippedCount "skipped-count"
+        "An update that a loss scale skips does not count, as in Keras 3; in Keras 2 it does.",
+    SubnormalScale "subnormal-scale"
+        "A loss scale above 2^126 is divided by; Keras 2 multiplies by its inverse, flushed to 0.",
+    UpdateAverage "update-average"
+        "An average of weights counts updates; Keras 3 also counts the micro-batches of each.",
+    OneMicroBatch "one-micro-batch"
+        "Updates of one micro-batch are no accumulation and work; Keras refuses them.",
+    NoGradients "no-gradients"
+        "An update without any gradient changes no variable and counts; Keras refuses it.",
+    NanIsNeverBest "nan-is-never-best"
+        "A watched value that is NaN is never the best one; Keras takes the first whatever it is.",
+    MissingMetric "missing-metric"
+        "A watched value that is not in the logs is an error; Keras goes on without it.",
+    AutoDirection "auto-direction"
+        "Smaller values are better unless the name says otherwise; Keras refuses unknown names.",
+    TracedUpdate "traced-update"
+        "Accumulation and averages work in every kind of step; Keras 3 fails in a traced one.",
 }
 
 /// What became of a case that did not fail.

@@ -19,7 +19,7 @@ use crate::tensors::is_int;
 pub(crate) const TPU: &str = "tpu";
 
 /// The families that it gets cases of.
-pub(crate) const FAMILIES: [FamilyName; 9] = [
+pub(crate) const FAMILIES: [FamilyName; 11] = [
     FamilyName::Loss,
     FamilyName::Reduce,
     FamilyName::Variables,
@@ -29,6 +29,8 @@ pub(crate) const FAMILIES: [FamilyName; 9] = [
     FamilyName::Training,
     FamilyName::Checkpoint,
     FamilyName::Documents,
+    FamilyName::TrainingLoop,
+    FamilyName::Normalization,
 ];
 
 /// A case of one replica runs under every strategy, so any of these asks for `TpuStrategy` too.
@@ -91,7 +93,10 @@ impl StrategyFactory for Tpu {
         let is_any = KINDS.contains(&kind);
         match family {
             // Whatever they were recorded under, they are the same runs.
-            FamilyName::Training | FamilyName::Checkpoint => is_any,
+            FamilyName::Training
+            | FamilyName::Checkpoint
+            | FamilyName::TrainingLoop
+            | FamilyName::Normalization => is_any,
             // Only the default strategy has losses that divide by a replica's own examples.
             FamilyName::Loss => {
                 is_any && (kind, case.op()) != (StrategyKind::Default, "loss_class")
@@ -113,6 +118,8 @@ impl StrategyFactory for Tpu {
             Some(Rule::WholeInStep)
         } else if begins(&ON_THE_HOST) {
             Some(Rule::HostInStep)
+        } else if trains_burn_norm(case) {
+            Some(Rule::BurnStatistics)
         } else if is_mean_of_integers(case) {
             Some(Rule::IntegerMean)
         } else {
@@ -132,6 +139,12 @@ impl StrategyFactory for Tpu {
         strategies.insert(devices.len(), strategy);
         Ok(handle)
     }
+}
+
+/// Steps that can change the state, with a batch normalization of burn in it.
+fn trains_burn_norm(case: &Case) -> bool {
+    let is_step = ["batch_norm", "batch_norm_checkpoint"].contains(&case.op());
+    is_step && case.inputs["synchronized"] == false
 }
 
 /// In a step, a tensor of integers cannot become its mean; only data in host memory can.

@@ -1,5 +1,6 @@
 //! What the flags about several workers describe: the cluster and its strategy.
 
+use std::path::Path;
 use std::time::Duration;
 
 use distribute_core::cluster::{
@@ -157,31 +158,37 @@ impl ClusterArgs {
 
     /// Token and certificates.
     pub(crate) fn security(&self) -> Result<Security, Failure> {
-        let failed = |error| Failure::from(Error::Collective(error));
-        let mut security = Security::default();
-        if self.insecure {
-            security = security.insecure();
-        }
-        if let Some(directory) = &self.certs {
-            // `certs` puts a host's files below what all hosts have.
-            let common = directory.join("..");
-            let beside = |name: &str| match directory.join(name).exists() {
-                true => directory.join(name),
-                false => common.join(name),
-            };
-            let identity = TlsIdentity::from_files(
-                beside("ca.pem"),
-                directory.join("certificate.pem"),
-                directory.join("key.pem"),
-            );
-            security = security.tls(identity.map_err(failed)?);
-            if std::env::var_os(TOKEN_VARIABLE).is_none() {
-                security = security.token(Token::from_file(beside("token")).map_err(failed)?);
-            }
-        }
-        if std::env::var_os(TOKEN_VARIABLE).is_some() {
-            security = security.token(Token::from_env(TOKEN_VARIABLE).map_err(failed)?);
-        }
-        Ok(security)
+        security(self.certs.as_deref(), self.insecure)
     }
+}
+
+/// Token and certificates: those of a host's directory that `certs` wrote, and the token of the
+/// environment, if there is one.
+pub(crate) fn security(certs: Option<&Path>, insecure: bool) -> Result<Security, Failure> {
+    let failed = |error| Failure::from(Error::Collective(CollectiveError::from(error)));
+    let mut security = Security::default();
+    if insecure {
+        security = security.insecure();
+    }
+    if let Some(directory) = certs {
+        // `certs` puts a host's files below what all hosts have.
+        let common = directory.join("..");
+        let beside = |name: &str| match directory.join(name).exists() {
+            true => directory.join(name),
+            false => common.join(name),
+        };
+        let identity = TlsIdentity::from_files(
+            beside("ca.pem"),
+            directory.join("certificate.pem"),
+            directory.join("key.pem"),
+        );
+        security = security.tls(identity.map_err(failed)?);
+        if std::env::var_os(TOKEN_VARIABLE).is_none() {
+            security = security.token(Token::from_file(beside("token")).map_err(failed)?);
+        }
+    }
+    if std::env::var_os(TOKEN_VARIABLE).is_some() {
+        security = security.token(Token::from_env(TOKEN_VARIABLE).map_err(failed)?);
+    }
+    Ok(security)
 }

@@ -11,9 +11,6 @@ use toml::de::{DeTable, DeValue};
 use crate::failure::Failure;
 use crate::flags::{Cli, program};
 
-/// How alike two names must be (Jaro-Winkler) for the other one to be suggested.
-const ALIKE: f64 = 0.7;
-
 /// Parses the command line, and the file that it names with `--config`.
 ///
 /// # Errors
@@ -100,18 +97,9 @@ fn flags<'a>(command: &'a Command, subcommand: &str) -> Vec<&'a Arg> {
 }
 
 fn nearest(name: &str, flags: &[&Arg]) -> String {
-    let alike = |flag: &&Arg| {
-        let long = flag.get_long()?;
-        Some((strsim::jaro_winkler(name, long), long.to_string()))
-    };
-    let best = flags
-        .iter()
-        .filter_map(alike)
-        .max_by(|a, b| a.0.total_cmp(&b.0));
-    match best {
-        Some((alike, long)) if alike >= ALIKE => format!(", did you mean `{long}`?"),
-        _ => String::new(),
-    }
+    let known = flags.iter().filter_map(|flag| flag.get_long());
+    let nearest = distribute_error::nearest(name, known);
+    nearest.map_or_else(String::new, |long| format!(", did you mean `{long}`?"))
 }
 
 /// The flag as it would stand on the command line; nothing for `false`.

@@ -13,9 +13,11 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 use crate::flags::{
-    ClusterArgs, DataArgs, DatasetName, DeviceArgs, FileArgs, GeneralArgs, ParameterServerArgs,
-    PrecisionName, StrategyName, TpuArgs, TrainArgs, TrainingArgs,
+    ClusterArgs, DataArgs, DatasetName, DeviceArgs, FileArgs, FloatName, GeneralArgs,
+    ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs, TrainArgs,
+    TrainingArgs,
 };
+use crate::schedule::updates;
 use crate::task::{EXTRA_KEY, Task, optimizer};
 
 /// The flag that parameter servers take from the chief.
@@ -77,15 +79,32 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         optimizer: optimizer_name,
         // What is not given has a value all the same.
         learning_rate: _,
+        lr_schedule,
+        warmup_steps,
+        weight_decay,
+        clip_norm,
+        accumulate,
+        ema,
+        precision,
         l2,
         seed,
     } = args;
+    // The default is what all runs before it had.
+    let precision = Some(*precision).filter(|named| *named != FloatName::F32);
     let dataset = data.dataset.as_ref().unwrap_or(&DatasetName::Digits);
     let epochs = epochs.unwrap_or(dataset.default_epochs());
-    let rate = optimizer(args).learning_rate();
+    // What was asked for wrongly is refused where it is built.
+    let rate = optimizer(args).ok().map(|built| built.learning_rate());
     vec![
         ("--optimizer", name(*optimizer_name), Scope::Result),
-        (LEARNING_RATE, text(Some(rate)), Scope::Result),
+        (LEARNING_RATE, text(rate), Scope::Result),
+        ("--lr-schedule", text(lr_schedule.as_ref()), Scope::Result),
+        ("--warmup-steps", text(*warmup_steps), Scope::Result),
+        ("--weight-decay", text(*weight_decay), Scope::Result),
+        ("--clip-norm", text(*clip_norm), Scope::Result),
+        ("--accumulate", text(*accumulate), Scope::Result),
+        ("--ema", text(*ema), Scope::Result),
+        ("--precision", precision.and_then(name), Scope::Result),
         ("--l2", text(*l2), Scope::Result),
         ("--seed", text(Some(*seed)), Scope::Result),
         ("--epochs", text(Some(epochs)), Scope::Job),
@@ -331,6 +350,20 @@ pub(crate) fn of_checkpoint(
     }
     configuration.extend(&data_settings(task, data)?);
     configuration.set("the number of examples in a step", Some(global_batch));
+    let training = &args.training;
+    if training
+        .lr_schedule
+        .as_ref()
+        .is_some_and(ScheduleFlag::follows_run)
+    {
+        let dataset = args.data.dataset.as_ref().unwrap_or(&DatasetName::Digits);
+        let epochs = training.epochs.unwrap_or(dataset.default_epochs());
+        let updates = updates(training, epochs, data.train.len(), global_batch);
+        configuration.set(
+            "the updates that --lr-schedule takes for the run",
+            Some(updates),
+        );
+    }
     Ok(configuration)
 }
 
@@ -428,7 +461,7 @@ mod tests {
     }
 
     /// A value of every flag that two processes could differ in.
-    const OTHERS: [&str; 25] = [
+    const OTHERS: [&str; 32] = [
         "--optimizer sgd",
         "--learning-rate 0.5",
         "--l2 0.01",
@@ -454,6 +487,13 @@ mod tests {
         "--precision-of-matmul default",
         "--strategy parameter-server",
         "--l2 0",
+        "--lr-schedule cosine",
+        "--warmup-steps 10",
+        "--weight-decay 0.1",
+        "--clip-norm 1",
+        "--accumulate 2",
+        "--ema 0.99",
+        "--precision bf16",
     ];
 
     #[test]

@@ -20,6 +20,7 @@ mod objective;
 mod option_names;
 mod parameter_server;
 mod permanent_errors;
+mod schedule;
 mod signals;
 mod split;
 mod strategies;

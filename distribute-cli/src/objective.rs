@@ -1,23 +1,30 @@
 //! The one forward pass that training, validation and evaluation share.
 
 use burn::tensor::{Bool, Int};
-use distribute_core::{Result, Tensor};
+use distribute_core::{Policy, Result, Tensor};
 use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{
     AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
-use distribute_keras::{Loss, Mode, Sequential};
+use distribute_keras::{Loss, Mode, Model};
 
 use crate::data::Batch;
 
-/// Loss and accuracy of one replica's batch.
+/// Loss and accuracy of one replica's batch, computed in the policy's type.
 ///
 /// The loss is divided by the constant global batch size, so what is learned does not depend on
 /// the number of replicas, nor on what fills a batch up: that weighs nothing. What the
 /// model ends with decides the loss, see [`Loss`].
 pub(crate) fn objective(
+    policy: Policy,
+) -> impl Fn(&StepContext<'_>, &Model, Batch) -> Result<Objective> + Clone + Send + Sync {
+    move |ctx, model, batch| forward(policy, ctx, model, batch)
+}
+
+fn forward(
+    policy: Policy,
     ctx: &StepContext<'_>,
-    model: &Sequential,
+    model: &Model,
     ((input, labels), weights): Batch,
 ) -> Result<Objective> {
     if input.dims()[0] == 0 {
@@ -28,7 +35,12 @@ pub(crate) fn objective(
         true => Mode::Training(&mut rng),
         false => Mode::Inference,
     };
-    let logits = model.logits(input, &mut mode);
+    // Numbers of words are none to compute with.
+    let input = match model.takes_tokens() {
+        true => input,
+        false => policy.cast(input),
+    };
+    let logits = policy.output(policy.model(model)?.logits(input, &mut mode));
     let loss = model.head().loss(logits.dims()[1]);
     let (per_example, predicted) = losses(loss, logits, labels.clone());
     let correct = (predicted.equal(labels).float() * weights.clone()).sum();
@@ -63,11 +75,7 @@ fn one_hot(labels: Tensor<2, Int>, classes: usize) -> Tensor<2, Bool> {
     labels.expand(shape).equal(all.expand(shape))
 }
 
-fn regularized(
-    ctx: &StepContext<'_>,
-    model: &Sequential,
-    objective: Objective,
-) -> Result<Objective> {
+fn regularized(ctx: &StepContext<'_>, model: &Model, objective: Objective) -> Result<Objective> {
     Ok(match model.regularization_loss() {
         Some(loss) => objective.regularization(scale_regularization_loss(ctx, loss)?),
         None => objective,
@@ -76,7 +84,7 @@ fn regularized(
 
 /// A replica whose batch is empty still takes part: its loss is 0, with gradients of 0, and its
 /// share of the regularization counts.
-fn empty(ctx: &StepContext<'_>, model: &Sequential, input: Tensor<2>) -> Result<Objective> {
+fn empty(ctx: &StepContext<'_>, model: &Model, input: Tensor<2>) -> Result<Objective> {
     let zero = model.zero_loss(&input.device());
     let objective = Objective::new(zero.clone()).examples(zero.clone());
     let objective = objective.metric("accuracy", zero.clone(), zero);

@@ -68,6 +68,7 @@ fn of_data(error: &ReadError) -> bool {
 fn of_model(error: &ModelError) -> bool {
     match error {
         ModelError::Io { source, .. } => of_file(source),
+        ModelError::Npz(error) => of_data(error),
         _ => true,
     }
 }

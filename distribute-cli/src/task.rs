@@ -3,18 +3,20 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use burn::module::Module;
+use clap::ValueEnum;
 use distribute_core::checkpoint::{CheckpointError, Metadata};
-use distribute_core::optim::Optimizer;
-use distribute_core::{Adam, AdamW, Configuration, Device, Difference, Sgd, TrainState};
+use distribute_core::optim::{Optimizer, from_config};
+use distribute_core::{Clip, Configuration, Device, Difference, Error, TrainState};
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_keras::{
-    BUILT_IN, LayerSpec, ModelError, ModelSpec, Plan, Sequential, Shape, built_in, parse_keras_json,
+    BUILT_IN, Model, ModelError, ModelSpec, Plan, Shape, built_in, parse_keras_json,
 };
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
 use crate::failure::Failure;
-use crate::flags::{CsvHeaderName, DatasetName, OptimizerName, TrainArgs, TrainingArgs};
+use crate::flags::{CsvHeaderName, DatasetName, TrainArgs, TrainingArgs};
 use crate::identity::{Identity, listed};
 use crate::split::SplitRecord;
 use crate::text::Vocabulary;
@@ -173,8 +175,8 @@ impl Task {
         optimizer: Arc<dyn Optimizer>,
         seed: u64,
         device: &Device,
-    ) -> Result<TrainState<Sequential>, ModelError> {
-        let model = Sequential::initialized(&self.plan, seed, device)?;
+    ) -> Result<TrainState<Model>, ModelError> {
+        let model = Model::initialized(&self.plan, seed, device)?;
         Ok(TrainState::with_optimizer(model, optimizer))
     }
 
@@ -219,21 +221,21 @@ impl Task {
         }
     }
 
-    /// What a model that begins with an embedding reads must be token numbers that it has.
+    /// What a model reads by an embedding must be token numbers that it has.
     fn check_tokens(&self, examples: &Examples) -> Result<(), Failure> {
-        let Some(LayerSpec::Embedding { input_dim, .. }) = self.spec.layers.first() else {
+        let Some(tokens) = self.spec.tokens() else {
             return Ok(());
         };
         for index in 0..examples.len() {
             let values = examples.features_f32(&[index])?;
-            let is_token = |x: &f32| x.fract() == 0.0 && (0.0..*input_dim as f32).contains(x);
+            let is_token = |x: &f32| x.fract() == 0.0 && (0.0..tokens as f32).contains(x);
             if let Some(value) = values.iter().find(|value| !is_token(value)) {
                 return Err(Failure::refused(format!(
                     "{}: example {index} has {value} where {} wants a token number from 0 to {}; \
                      choose another model or correct the data",
                     examples.name(),
                     self.spec.name,
-                    input_dim - 1
+                    tokens - 1
                 )));
             }
         }
@@ -491,12 +493,32 @@ fn check_outputs(plan: &Plan) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The optimizer with Keras' default learning rate.
-pub(crate) fn optimizer(args: &TrainingArgs) -> Arc<dyn Optimizer> {
-    let rate = |default: f64| args.learning_rate.unwrap_or(default);
-    match args.optimizer {
-        OptimizerName::Sgd => Arc::new(Sgd::new(rate(0.01))),
-        OptimizerName::Adam => Arc::new(Adam::new(rate(0.001))),
-        OptimizerName::Adamw => Arc::new(AdamW::new(rate(0.001))),
+/// The optimizer that was asked for, with Keras' defaults.
+pub(crate) fn optimizer(args: &TrainingArgs) -> Result<Arc<dyn Optimizer>, Error> {
+    let name = args.optimizer.to_possible_value();
+    let name = name.as_ref().map_or("", |name| name.get_name());
+    let mut config = json!({});
+    let numbers = [
+        ("learning_rate", args.learning_rate),
+        ("weight_decay", args.weight_decay),
+        ("ema_momentum", args.ema),
+    ];
+    for (key, number) in numbers {
+        if let Some(number) = number {
+            config[key] = json!(number);
+        }
+    }
+    config["use_ema"] = json!(args.ema.is_some());
+    from_config(name, &config)
+}
+
+/// A state that clips its gradients to this norm, if there is one.
+pub(crate) fn clipped<M: Module + 'static>(
+    state: TrainState<M>,
+    norm: Option<f64>,
+) -> TrainState<M> {
+    match norm {
+        Some(norm) => state.clip(Clip::GlobalNorm(norm)),
+        None => state,
     }
 }

@@ -4,10 +4,12 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
+#[cfg(feature = "grpc")]
+use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 #[cfg(feature = "grpc")]
-use crate::status::{Failure, FailureKind, GroupStatus};
+use crate::status::GroupStatus;
 
 /// An operation between its begin and its end.
 #[derive(Debug, Clone, Copy)]
@@ -115,16 +117,11 @@ impl Bookkeeping {
         found: usize,
         expected: usize,
     ) -> CollectiveError {
-        let running = self.running.as_ref();
-        CollectiveError::Mismatch {
-            rank_a: from.min(rank),
-            rank_b: from.max(rank),
-            op: running.map_or(OperationKind::Recv, |running| running.header.kind),
-            sequence: self.sequence,
-            what: format!(
-                "rank {from} sent a segment of {found} bytes, rank {rank} expects {expected}"
-            ),
-        }
+        let running = self.running.map(|running| running.header);
+        let none = OperationHeader::new(OperationKind::Recv, 0, self.sequence);
+        running
+            .unwrap_or(none)
+            .wrong_size(rank, from, found, expected)
     }
 }
 

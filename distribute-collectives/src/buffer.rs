@@ -209,15 +209,10 @@ impl Buffer<'_> {
 
     /// The type of the elements.
     pub fn dtype(&self) -> DType {
-        match self {
-            Buffer::F32(_) => DType::F32,
-            Buffer::F64(_) => DType::F64,
-            Buffer::F16(_) => DType::F16,
-            Buffer::BF16(_) => DType::BF16,
-            Buffer::I32(_) => DType::I32,
-            Buffer::I64(_) => DType::I64,
-            Buffer::U8(_) => DType::U8,
+        fn of<T: Element>(_: &[T]) -> DType {
+            T::DTYPE
         }
+        with_slice!(self, slice => of(slice))
     }
 
     /// Number of bytes.
@@ -237,15 +232,7 @@ impl Buffer<'_> {
 
     /// A view with a shorter lifetime; the original is usable again afterwards.
     pub(crate) fn reborrow(&mut self) -> Buffer<'_> {
-        match self {
-            Buffer::F32(slice) => Buffer::F32(slice),
-            Buffer::F64(slice) => Buffer::F64(slice),
-            Buffer::F16(slice) => Buffer::F16(slice),
-            Buffer::BF16(slice) => Buffer::BF16(slice),
-            Buffer::I32(slice) => Buffer::I32(slice),
-            Buffer::I64(slice) => Buffer::I64(slice),
-            Buffer::U8(slice) => Buffer::U8(slice),
-        }
+        with_slice!(self, slice => Buffer::from(&mut **slice))
     }
 }
 

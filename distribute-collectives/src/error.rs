@@ -3,6 +3,9 @@
 use std::fmt;
 use std::time::Duration;
 
+#[cfg(feature = "grpc")]
+use distribute_net::NetError;
+
 use crate::operation::OperationKind;
 
 /// Result of a collective operation.
@@ -16,7 +19,7 @@ pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 /// [`Poisoned`](Self::Poisoned): drop the endpoints, make a new group (a new generation) and
 /// repeat the step.
 #[non_exhaustive]
-#[derive(Clone, PartialEq, thiserror::Error)]
+#[derive(Clone, PartialEq, thiserror::Error, serde::Serialize, serde::Deserialize)]
 pub enum CollectiveError {
     /// Two ranks called different operations. This is a bug of the calling program: all ranks
     /// must call the same operations in the same order with the same types and sizes.
@@ -188,6 +191,25 @@ pub enum CollectiveError {
     },
 }
 
+#[cfg(feature = "grpc")]
+impl From<NetError> for CollectiveError {
+    fn from(error: NetError) -> Self {
+        match error {
+            NetError::InvalidOption { what } => CollectiveError::InvalidOption { what },
+            NetError::Address {
+                task,
+                address,
+                reason,
+            } => CollectiveError::Address {
+                rank: task,
+                address,
+                reason,
+            },
+            other => CollectiveError::unavailable("the control plane", other.to_string()),
+        }
+    }
+}
+
 /// The variant's name and the message: what an error prints that `main` returns.
 impl fmt::Debug for CollectiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -226,7 +248,7 @@ impl fmt::Display for Searched {
 }
 
 /// A rank that did not come to the [rendezvous](CollectiveError::Rendezvous).
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct MissingRank {
     /// The rank.
     pub rank: usize,

@@ -17,6 +17,17 @@ use crate::shared_memory::{self, WELCOME_BYTES};
 use crate::status::GroupStatus;
 use crate::wire::{self, FrameHeader, HEADER_BYTES, PREFIX_BYTES};
 
+/// A name, and what it calls.
+type Target = (&'static str, fn(&[u8]));
+
+/// The targets by their names.
+pub const TARGETS: [Target; 4] = [
+    ("operation_header", operation_header),
+    ("data_frames", data_frames),
+    ("control_message", control_message),
+    ("shared_memory_welcome", shared_memory_welcome),
+];
+
 /// Most bytes of a message in [`data_frames`].
 const LIMIT: usize = 4096;
 

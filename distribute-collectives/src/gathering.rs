@@ -1,6 +1,8 @@
 //! What an `all_gather` checks before it moves bytes: the sizes of its inputs come from callers and
 //! from other ranks.
 
+use std::ops::Range;
+
 use crate::buffer::DType;
 use crate::communicator::GatherTarget;
 use crate::error::{CollectiveError, Result};
@@ -18,6 +20,12 @@ pub(crate) fn check_input(rank: usize, dtype: DType, input: &[u8]) -> Result<()>
         op: OperationKind::AllGather,
         what: format!("the input has {bytes} bytes, but an element of {dtype} has {each}"),
     })
+}
+
+/// Where the input of a rank lies among all inputs.
+pub(crate) fn chunk(sizes: &[usize], rank: usize) -> Range<usize> {
+    let start = sizes[..rank].iter().sum();
+    start..start + sizes[rank]
 }
 
 /// Memory for all inputs, see [`Inputs::memory`]; an error ends the operation on all ranks.

@@ -57,6 +57,17 @@ pub enum HeaderError {
     Number,
 }
 
+/// The ranks that get the result of a reduction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// `all_reduce`.
+    All,
+    /// `reduce`, to this rank.
+    Root(usize),
+    /// `reduce_scatter`: every rank its share.
+    Shares,
+}
+
 /// The description of one operation, compared between the ranks before any byte is combined.
 ///
 /// A transport sends it (or compares it in shared memory) and turns the first difference into
@@ -155,15 +166,28 @@ impl OperationHeader {
         self
     }
 
-    /// Notes what the elements travel as; after [`with_buffers`](Self::with_buffers).
+    /// Notes what the elements of a reduction travel as, if they are `f32`; after
+    /// [`with_buffers`](Self::with_buffers).
     pub(crate) fn with_wire(mut self, wire: Option<WireType>) -> Self {
-        self.layout |= wire.map_or(0, |wire| wire as u64);
+        if self.op.is_some() && self.dtype == Some(DType::F32) {
+            self.layout |= wire.map_or(0, |wire| wire as u64);
+        }
         self
     }
 
-    fn wire(&self) -> Option<WireType> {
+    /// What the elements travel as, when not as they are.
+    pub(crate) fn wire(&self) -> Option<WireType> {
         let bits = self.layout & WIRE_BITS;
         WireType::ALL.into_iter().find(|wire| *wire as u64 == bits)
+    }
+
+    /// Who gets the result of a reduction.
+    pub(crate) fn target(&self) -> Target {
+        match (self.kind, self.root) {
+            (OperationKind::Reduce, Some(root)) => Target::Root(root),
+            (OperationKind::ReduceScatter, _) => Target::Shares,
+            _ => Target::All,
+        }
     }
 
     /// The bytes of the header.
@@ -182,9 +206,7 @@ impl OperationHeader {
             self.buffers as u64,
             self.root.unwrap_or(0) as u64,
         ];
-        for (to, number) in bytes[8..].chunks_exact_mut(8).zip(numbers) {
-            to.copy_from_slice(&number.to_le_bytes());
-        }
+        bytes[8..].copy_from_slice(numbers.map(u64::to_le_bytes).as_flattened());
         bytes
     }
 
@@ -302,6 +324,19 @@ impl OperationHeader {
             sequence: self.sequence,
             what,
         }
+    }
+
+    /// The error when rank `from` sent a segment of `found` bytes where `expected` belong.
+    pub(crate) fn wrong_size(
+        &self,
+        rank: usize,
+        from: usize,
+        found: impl fmt::Display,
+        expected: usize,
+    ) -> CollectiveError {
+        let what =
+            format!("rank {from} sent a segment of {found} bytes, rank {rank} expects {expected}");
+        self.mismatch(rank, from, what)
     }
 
     /// Refuses a root that is no rank of the group. For after the comparison, so that all ranks

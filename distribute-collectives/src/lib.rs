@@ -49,7 +49,9 @@ mod communicator;
 pub mod contract;
 #[cfg(feature = "grpc")]
 pub mod control;
+mod engine;
 mod error;
+mod failure;
 pub mod flight_record;
 mod forward;
 #[cfg(any(feature = "fuzzing", all(test, feature = "shm")))]
@@ -63,6 +65,8 @@ mod in_process;
 mod interruption;
 mod link_cost;
 mod messages;
+#[cfg(all(test, feature = "loom", feature = "shm"))]
+mod models;
 #[cfg(feature = "mpi")]
 pub mod mpi;
 #[cfg(feature = "nccl")]
@@ -78,6 +82,7 @@ mod shared_memory;
 mod spin_policy;
 #[cfg(feature = "grpc")]
 mod status;
+mod sync;
 #[cfg(test)]
 mod testing;
 mod transport;

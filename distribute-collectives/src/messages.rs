@@ -1,20 +1,20 @@
 //! A communicator over any transport that sends segments.
 
-use std::ops::Range;
-
 use crate::algorithm::{
     Exchange, chain, direct_exchange, gather, halving_doubling, hierarchical, ordered,
     point_to_point, ring,
 };
 use crate::auto::{self, Topology};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
-use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
+use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
+use crate::engine::{Engine, Member};
 use crate::error::{CollectiveError, Result};
 use crate::gathering;
 use crate::header::OperationHeader;
 use crate::link_cost::LinkCost;
 use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions, Order, WireType};
+use crate::pieces;
 use crate::reduce::ReduceOp;
 use crate::transport::Transport;
 
@@ -50,7 +50,7 @@ impl<T: Transport> TransportCommunicator<T> {
     /// Refuses options that messages cannot carry out.
     pub(crate) fn check_options(options: &GroupOptions) -> Result<()> {
         options.check_wire()?;
-        let what = match options.get_algorithm() {
+        let what = match options.algorithm {
             Algorithm::Direct => "direct needs shared memory; use ring or auto",
             Algorithm::Hierarchical { ranks_per_host: 0 } => "a host has at least 1 rank",
             _ => return Ok(()),
@@ -71,7 +71,7 @@ impl<T: Transport> TransportCommunicator<T> {
             // Segments of the size that suits the transport, whatever was asked for. In rank order:
             // what is measured decides between algorithms that keep it.
             this.options = GroupOptions::default()
-                .generation(options.get_generation())
+                .generation(options.generation)
                 .order(Order::Canonical)
                 .algorithm(algorithm);
             let result = this.all_reduce(ReduceOp::Sum, buffers);
@@ -106,51 +106,27 @@ impl<T: Transport> TransportCommunicator<T> {
         &self.transport
     }
 
-    /// Bytes of a segment of an operation over `bytes` bytes.
-    fn segment_bytes(&self, bytes: usize) -> usize {
-        self.options
-            .get_segment_bytes()
-            .unwrap_or(self.transport.segment_bytes_for(bytes))
-            .max(1)
-    }
-
-    fn header(&self, kind: OperationKind) -> OperationHeader {
-        OperationHeader::new(
-            kind,
-            self.options.get_generation(),
-            self.transport.sequence(),
-        )
-    }
-
-    /// Runs one operation between `begin` and `end`; see [`operate`].
-    fn operate(
-        &mut self,
-        header: &OperationHeader,
-        body: impl FnOnce(&mut Self) -> Result<()>,
-    ) -> Result<()> {
-        operate(self, |this| &mut this.transport, header, body)
-    }
-
+    /// The operation that the header describes, over these buffers.
     fn exchange<'a, 'b>(
         &'a mut self,
-        buffers: &'a mut [Buffer<'b>],
-        op: ReduceOp,
+        header: &OperationHeader,
         dtype: DType,
-        wire: Option<WireType>,
+        buffers: &'a mut [Buffer<'b>],
     ) -> Exchange<'a, 'b> {
-        let size = self.transport.world_size();
+        let (size, wire) = (self.transport.world_size(), header.wire());
         let element_bytes = wire.map_or(dtype.size_bytes(), |_| WireType::SIZE_BYTES);
         // Partial sums of half types travel as `f32`, and must fit too.
         let partial_bytes = wire.map_or(dtype.accumulator_bytes(), |_| WireType::SIZE_BYTES);
         let most = self.transport.max_segment_bytes() / partial_bytes;
-        let len: usize = buffers.iter().map(Buffer::len).sum();
-        let segment_bytes = self.segment_bytes(len.saturating_mul(element_bytes));
+        let len = pieces::len(buffers);
+        let bytes = len.saturating_mul(element_bytes);
+        let segment_bytes = segment_bytes(&self.transport, self.options.segment_bytes, bytes);
         Exchange {
             segment: (segment_bytes / element_bytes).min(most).max(1),
             len,
             transport: &mut self.transport,
             buffers,
-            op,
+            op: header.op.unwrap_or(ReduceOp::Sum),
             divisor: size,
             stride: 1,
             size,
@@ -160,54 +136,81 @@ impl<T: Transport> TransportCommunicator<T> {
     }
 
     /// The part of `all_gather` after all ranks have said the sizes of their inputs.
-    fn gather(
+    fn gather_inputs(
         &mut self,
-        dtype: DType,
+        header: &OperationHeader,
         input: &[u8],
+        output: &mut [u8],
         sizes: &[usize],
-        output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        let output = gathering::memory(&mut self.transport, dtype, sizes, output)?;
-        let start = |rank: usize| sizes[..rank].iter().sum::<usize>();
-        let chunk = |rank: usize| start(rank)..start(rank) + sizes[rank];
+        let chunk = |rank: usize| gathering::chunk(sizes, rank);
         output[chunk(self.transport.rank())].copy_from_slice(input);
         let buffers = &mut [Buffer::U8(output)];
-        let mut exchange = self.exchange(buffers, ReduceOp::Sum, DType::U8, None);
+        let mut exchange = self.exchange(header, DType::U8, buffers);
         ring::all_gather::<u8>(&mut exchange, &chunk)
     }
 
-    fn all_reduce_typed<E: Element>(
+    fn run_typed<E: Element>(
         &mut self,
-        op: ReduceOp,
+        header: &OperationHeader,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        let (wanted, order) = (self.options.get_algorithm(), self.options.get_order());
-        let topology = self.topology;
-        let wire = self.options.wire_of(Some(E::DTYPE));
-        let mut exchange = self.exchange(buffers, op, E::DTYPE, wire);
-        let bytes = exchange.len * wire.map_or(size_of::<E>(), |_| WireType::SIZE_BYTES);
-        let selection = auto::select(wanted, order, exchange.size, bytes, &topology);
-        match (selection.algorithm, selection.order) {
+        let (wanted, order, topology) = (self.options.algorithm, self.options.order, self.topology);
+        let mut exchange = self.exchange(header, E::DTYPE, buffers);
+        match (header.kind, header.root) {
+            // A rank that is alone has the result already.
+            _ if exchange.size < 2 => Ok(()),
+            (OperationKind::AllReduce, _) => {
+                all_reduce::<E>(&mut exchange, wanted, order, &topology)
+            }
+            (OperationKind::ReduceScatter, _) => ordered::reduce_scatter::<E>(&mut exchange),
+            (OperationKind::Broadcast, Some(root)) => chain::broadcast::<E>(&mut exchange, root),
             // Partial results that are rounded on the wire would depend on the algorithm.
-            (Algorithm::Chain | Algorithm::Hierarchical { .. }, Order::Canonical)
-                if wire.is_some() =>
+            (OperationKind::Reduce, Some(root))
+                if order == Order::Canonical && exchange.wire.is_some() =>
             {
-                ordered::all_reduce::<E>(&mut exchange)
+                direct_exchange::reduce::<E>(&mut exchange, root)
             }
-            (Algorithm::Chain, _) | (Algorithm::Hierarchical { .. }, Order::Canonical) => {
-                chain::all_reduce::<E>(&mut exchange)
-            }
-            (Algorithm::DirectExchange, _) => direct_exchange::all_reduce::<E>(&mut exchange),
-            (_, Order::Canonical) => ordered::all_reduce::<E>(&mut exchange),
-            (Algorithm::HalvingDoubling, _) => halving_doubling::all_reduce::<E>(&mut exchange),
-            (Algorithm::Hierarchical { ranks_per_host }, _) => {
-                hierarchical::all_reduce::<E>(&mut exchange, ranks_per_host)
-            }
-            (Algorithm::Auto | Algorithm::Direct | Algorithm::Ring, _) => {
-                ring::all_reduce::<E>(&mut exchange)
-            }
+            (OperationKind::Reduce, Some(root)) => chain::reduce::<E>(&mut exchange, root),
+            _ => Ok(()),
         }
     }
+}
+
+/// An all-reduce with the wanted algorithm, or with the one that suits it.
+fn all_reduce<E: Element>(
+    exchange: &mut Exchange<'_, '_>,
+    wanted: Algorithm,
+    order: Order,
+    topology: &Topology,
+) -> Result<()> {
+    let wire = exchange.wire;
+    let bytes = exchange.len * wire.map_or(size_of::<E>(), |_| WireType::SIZE_BYTES);
+    let selection = auto::select(wanted, order, exchange.size, bytes, topology);
+    match (selection.algorithm, selection.order) {
+        // As for `reduce`.
+        (Algorithm::Chain | Algorithm::Hierarchical { .. }, Order::Canonical) if wire.is_some() => {
+            ordered::all_reduce::<E>(exchange)
+        }
+        (Algorithm::Chain, _) | (Algorithm::Hierarchical { .. }, Order::Canonical) => {
+            chain::all_reduce::<E>(exchange)
+        }
+        (Algorithm::DirectExchange, _) => direct_exchange::all_reduce::<E>(exchange),
+        (_, Order::Canonical) => ordered::all_reduce::<E>(exchange),
+        (Algorithm::HalvingDoubling, _) => halving_doubling::all_reduce::<E>(exchange),
+        (Algorithm::Hierarchical { ranks_per_host }, _) => {
+            hierarchical::all_reduce::<E>(exchange, ranks_per_host)
+        }
+        (Algorithm::Auto | Algorithm::Direct | Algorithm::Ring, _) => {
+            ring::all_reduce::<E>(exchange)
+        }
+    }
+}
+
+/// Bytes of a segment of an operation over `bytes` bytes: what was asked for, or what suits.
+fn segment_bytes(transport: &dyn Transport, wanted: Option<usize>, bytes: usize) -> usize {
+    let suits = || transport.segment_bytes_for(bytes);
+    wanted.unwrap_or_else(suits).max(1)
 }
 
 /// Runs one operation of an endpoint over a transport. What all ranks together refuse was an
@@ -228,202 +231,118 @@ pub(crate) fn operate<C, T: Transport>(
     transport(endpoint).end(header, result).and(refused)
 }
 
-/// Refuses a peer of a point-to-point call that does not exist.
-pub(crate) fn check_peer(
-    rank: usize,
-    world_size: usize,
-    op: OperationKind,
+/// [`Engine::transfer`] over any transport, in segments of the wanted size if there is one.
+pub(crate) fn transfer(
+    transport: &mut dyn Transport,
+    wanted: Option<usize>,
+    header: &OperationHeader,
     peer: usize,
+    buffer: &mut Buffer<'_>,
 ) -> Result<()> {
-    let what = if peer >= world_size {
-        let name = match op {
-            OperationKind::Send => "receiver",
-            _ => "sender",
-        };
-        format!("the {name} is rank {peer}, but the group has {world_size} ranks")
-    } else if peer == rank {
-        "a rank cannot send to itself".to_string()
-    } else {
-        return Ok(());
-    };
-    Err(CollectiveError::InvalidArgument { rank, op, what })
+    let segment = segment_bytes(transport, wanted, buffer.size_bytes());
+    let segment = segment.min(transport.max_segment_bytes());
+    let begun = transport.begin(header);
+    let result = begun.and_then(|()| match header.kind {
+        OperationKind::Send => point_to_point::send(transport, peer, buffer, segment),
+        _ => point_to_point::recv(transport, header, peer, buffer, segment),
+    });
+    transport.end(header, result)
 }
 
-impl<T: Transport> Communicator for TransportCommunicator<T> {
-    fn rank(&self) -> usize {
-        self.transport.rank()
+/// [`Engine::member`] over any transport.
+pub(crate) fn member(transport: &dyn Transport, options: &GroupOptions) -> Member {
+    Member {
+        rank: transport.rank(),
+        world_size: transport.world_size(),
+        generation: options.generation,
+        sequence: transport.sequence(),
+    }
+}
+
+/// [`Engine::description`] of a group that works like this.
+pub(crate) fn describe(
+    transport: &dyn Transport,
+    options: &GroupOptions,
+    algorithm: Algorithm,
+    reason: impl Into<String>,
+) -> Description {
+    Description {
+        group: options.name.clone(),
+        generation: options.generation,
+        world_size: transport.world_size(),
+        algorithm,
+        transport: transport.name().to_string(),
+        order: options.order,
+        reason: reason.into(),
+    }
+}
+
+impl<T: Transport> Engine for TransportCommunicator<T> {
+    fn member(&self) -> Member {
+        member(&self.transport, &self.options)
     }
 
-    fn world_size(&self) -> usize {
-        self.transport.world_size()
+    fn run(&mut self, header: OperationHeader, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        let header = header.with_wire(self.options.wire);
+        operate(
+            self,
+            |this| &mut this.transport,
+            &header,
+            |this| match header.dtype {
+                Some(dtype) => with_dtype!(dtype, E => this.run_typed::<E>(&header, buffers)),
+                None => Ok(()),
+            },
+        )
     }
 
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self.header(OperationKind::AllReduce).with_op(op);
-        let header = header.with_buffers(self.rank(), buffers)?;
-        let header = header.with_wire(self.options.wire_of(header.dtype));
-        self.operate(&header, |this| match header.dtype {
-            Some(dtype) => with_dtype!(dtype, E => this.all_reduce_typed::<E>(op, buffers)),
-            None => Ok(()),
-        })
-    }
-
-    fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
-        let own = chunk_range(buffer.len(), self.world_size(), self.rank());
-        let dtype = buffer.dtype();
-        let buffers = &mut [buffer.reborrow()];
-        let header = self.header(OperationKind::ReduceScatter).with_op(op);
-        let wire = self.options.wire_of(Some(dtype));
-        let header = header.with_buffers(self.rank(), buffers)?.with_wire(wire);
-        self.operate(&header, |this| {
-            let mut exchange = this.exchange(buffers, op, dtype, wire);
-            with_dtype!(dtype, E => ordered::reduce_scatter::<E>(&mut exchange))
-        })?;
-        Ok(own)
-    }
-
-    fn all_gather_into(
+    fn gather(
         &mut self,
+        header: OperationHeader,
         dtype: DType,
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        gathering::check_input(self.rank(), dtype, input)?;
-        let header = self.header(OperationKind::AllGather).with_dtype(dtype);
-        self.operate(&header, |this| {
-            let mut sizes = std::mem::take(&mut this.sizes);
-            let result = gather::exchange_sizes(&mut this.transport, input.len(), &mut sizes)
-                .and_then(|()| this.gather(dtype, input, &sizes, output));
-            this.sizes = sizes;
-            result
-        })
-    }
-
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self.header(OperationKind::Broadcast).with_root(root);
-        let header = header.with_buffers(self.rank(), buffers)?;
-        self.operate(&header, |this| {
-            let Some(dtype) = header.dtype else {
-                return Ok(());
-            };
-            let mut exchange = this.exchange(buffers, ReduceOp::Sum, dtype, None);
-            with_dtype!(dtype, E => chain::broadcast::<E>(&mut exchange, root))
-        })
-    }
-
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self
-            .header(OperationKind::Reduce)
-            .with_op(op)
-            .with_root(root);
-        let header = header.with_buffers(self.rank(), buffers)?;
-        let wire = self.options.wire_of(header.dtype);
-        let header = header.with_wire(wire);
-        let canonical = self.options.get_order() == Order::Canonical;
-        self.operate(&header, |this| {
-            let Some(dtype) = header.dtype else {
-                return Ok(());
-            };
-            let mut exchange = this.exchange(buffers, op, dtype, wire);
-            if canonical && wire.is_some() {
-                return with_dtype!(dtype, E => direct_exchange::reduce::<E>(&mut exchange, root));
-            }
-            with_dtype!(dtype, E => chain::reduce::<E>(&mut exchange, root))
-        })
-    }
-
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        let segment_bytes = self.segment_bytes(buffer.as_bytes().len());
-        send(
-            &mut self.transport,
-            self.options.get_generation(),
-            to,
-            &buffer,
-            segment_bytes,
+        operate(
+            self,
+            |this| &mut this.transport,
+            &header,
+            |this| {
+                let mut sizes = std::mem::take(&mut this.sizes);
+                let result = gather::exchange_sizes(&mut this.transport, input.len(), &mut sizes)
+                    .and_then(|()| gathering::memory(&mut this.transport, dtype, &sizes, output))
+                    .and_then(|output| this.gather_inputs(&header, input, output, &sizes));
+                this.sizes = sizes;
+                result
+            },
         )
     }
 
-    fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        let segment_bytes = self.segment_bytes(buffer.as_bytes().len());
-        recv(
-            &mut self.transport,
-            self.options.get_generation(),
-            from,
-            &mut buffer,
-            segment_bytes,
-        )
+    fn transfer(
+        &mut self,
+        header: OperationHeader,
+        peer: usize,
+        buffer: &mut Buffer<'_>,
+    ) -> Result<()> {
+        let segment = self.options.segment_bytes;
+        transfer(&mut self.transport, segment, &header, peer, buffer)
     }
 
-    fn barrier(&mut self) -> Result<()> {
-        self.operate(&self.header(OperationKind::Barrier), |_| Ok(()))
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
+    fn abort_target(&self) -> AbortHandle {
         self.transport.abort_handle()
     }
 
-    fn describe(&self) -> Description {
+    fn description(&self) -> Description {
         let options = &self.options;
-        let reason = match options.get_algorithm() {
+        let reason = match options.algorithm {
             Algorithm::Auto => {
-                auto::explain(options.get_order(), self.world_size(), &self.topology)
+                auto::explain(options.order, self.transport.world_size(), &self.topology)
             }
             _ => "asked for by name".to_string(),
         };
-        let reason = match options.get_wire() {
+        let reason = match options.wire {
             Some(wire) => format!("{reason}; f32 is reduced through {wire}"),
             None => reason,
         };
-        Description {
-            group: options.get_name().to_string(),
-            generation: options.get_generation(),
-            world_size: self.world_size(),
-            algorithm: options.get_algorithm(),
-            transport: self.transport.name().to_string(),
-            order: options.get_order(),
-            reason,
-        }
+        describe(&self.transport, options, options.algorithm, reason)
     }
-}
-
-/// [`Communicator::send`] over any transport.
-pub(crate) fn send(
-    transport: &mut dyn Transport,
-    generation: u64,
-    to: usize,
-    buffer: &Buffer<'_>,
-    segment_bytes: usize,
-) -> Result<()> {
-    check_peer(
-        transport.rank(),
-        transport.world_size(),
-        OperationKind::Send,
-        to,
-    )?;
-    let header = OperationHeader::new(OperationKind::Send, generation, transport.sequence());
-    let result = transport
-        .begin(&header)
-        .and_then(|()| point_to_point::send(transport, to, buffer, segment_bytes));
-    transport.end(&header, result)
-}
-
-/// [`Communicator::recv`] over any transport.
-pub(crate) fn recv(
-    transport: &mut dyn Transport,
-    generation: u64,
-    from: usize,
-    buffer: &mut Buffer<'_>,
-    segment_bytes: usize,
-) -> Result<()> {
-    check_peer(
-        transport.rank(),
-        transport.world_size(),
-        OperationKind::Recv,
-        from,
-    )?;
-    let header = OperationHeader::new(OperationKind::Recv, generation, transport.sequence());
-    let result = transport
-        .begin(&header)
-        .and_then(|()| point_to_point::recv(transport, from, buffer, segment_bytes));
-    transport.end(&header, result)
 }

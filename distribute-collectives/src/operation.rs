@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// The calls of a [`Communicator`](crate::Communicator).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum OperationKind {

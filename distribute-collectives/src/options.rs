@@ -3,7 +3,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::buffer::DType;
 use crate::error::{CollectiveError, Result};
 
 /// In which order the contributions of the ranks are combined.
@@ -149,13 +148,13 @@ impl fmt::Display for WireType {
 #[derive(Debug, Clone, PartialEq)]
 #[must_use]
 pub struct GroupOptions {
-    timeout: Duration,
-    algorithm: Algorithm,
-    order: Order,
-    segment_bytes: Option<usize>,
-    name: String,
-    generation: u64,
-    wire: Option<WireType>,
+    pub(crate) timeout: Duration,
+    pub(crate) algorithm: Algorithm,
+    pub(crate) order: Order,
+    pub(crate) segment_bytes: Option<usize>,
+    pub(crate) name: String,
+    pub(crate) generation: u64,
+    pub(crate) wire: Option<WireType>,
 }
 
 impl Default for GroupOptions {
@@ -234,41 +233,6 @@ impl GroupOptions {
     /// The deadline of every operation.
     pub fn get_timeout(&self) -> Duration {
         self.timeout
-    }
-
-    /// The wanted algorithm.
-    pub(crate) fn get_algorithm(&self) -> Algorithm {
-        self.algorithm
-    }
-
-    /// The order of the reduction.
-    pub(crate) fn get_order(&self) -> Order {
-        self.order
-    }
-
-    /// The segment size in bytes, when one was set.
-    pub(crate) fn get_segment_bytes(&self) -> Option<usize> {
-        self.segment_bytes
-    }
-
-    /// The name of the group.
-    pub(crate) fn get_name(&self) -> &str {
-        &self.name
-    }
-
-    /// The generation of the group.
-    pub(crate) fn get_generation(&self) -> u64 {
-        self.generation
-    }
-
-    /// What `f32` buffers travel as while they are reduced.
-    pub(crate) fn get_wire(&self) -> Option<WireType> {
-        self.wire
-    }
-
-    /// What buffers of a type travel as while they are reduced.
-    pub(crate) fn wire_of(&self, dtype: Option<DType>) -> Option<WireType> {
-        self.wire.filter(|_| dtype == Some(DType::F32))
     }
 
     /// Refuses pieces of more than `most` bytes, which `limit` names.

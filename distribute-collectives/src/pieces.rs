@@ -4,11 +4,21 @@ use std::ops::Range;
 
 use crate::buffer::{Buffer, Element};
 
-/// What of `range` lies in a buffer that is `own` of the vector: the part of the buffer, and where
-/// it begins in `range`.
-fn overlap(own: Range<usize>, range: &Range<usize>) -> Option<(Range<usize>, usize)> {
-    let (start, end) = (range.start.max(own.start), range.end.min(own.end));
-    (start < end).then(|| (start - own.start..end - own.start, start - range.start))
+/// Number of elements of all buffers.
+pub(crate) fn len(buffers: &[Buffer<'_>]) -> usize {
+    buffers.iter().map(Buffer::len).sum()
+}
+
+/// Takes the lengths of the buffers one after the other, and says what of `range` lies in each: the
+/// part of the buffer, and where it begins in `range`.
+pub(crate) fn cutter(range: Range<usize>) -> impl FnMut(usize) -> Option<(Range<usize>, usize)> {
+    let mut begin = 0;
+    move |len| {
+        let own = begin..begin + len;
+        begin = own.end;
+        let (start, end) = (range.start.max(own.start), range.end.min(own.end));
+        (start < end).then(|| (start - own.start..end - own.start, start - range.start))
+    }
 }
 
 /// The buffers that have a part of `range`: (buffer, its part, offset in `range`).
@@ -16,11 +26,9 @@ pub(crate) fn parts<'a, 'b>(
     buffers: &'a [Buffer<'b>],
     range: Range<usize>,
 ) -> impl Iterator<Item = (&'a Buffer<'b>, Range<usize>, usize)> {
-    let mut end = 0;
+    let mut cut = cutter(range);
     buffers.iter().filter_map(move |buffer| {
-        let begin = end;
-        end += buffer.len();
-        let (part, offset) = overlap(begin..end, &range)?;
+        let (part, offset) = cut(buffer.len())?;
         Some((buffer, part, offset))
     })
 }
@@ -30,13 +38,20 @@ pub(crate) fn parts_mut<'a, 'b>(
     buffers: &'a mut [Buffer<'b>],
     range: Range<usize>,
 ) -> impl Iterator<Item = (&'a mut Buffer<'b>, Range<usize>, usize)> {
-    let mut end = 0;
+    let mut cut = cutter(range);
     buffers.iter_mut().filter_map(move |buffer| {
-        let begin = end;
-        end += buffer.len();
-        let (part, offset) = overlap(begin..end, &range)?;
+        let (part, offset) = cut(buffer.len())?;
         Some((buffer, part, offset))
     })
+}
+
+/// The elements of a range, if they all lie in one buffer.
+pub(crate) fn in_one<'a, T: Element>(
+    buffers: &'a [Buffer<'_>],
+    range: &Range<usize>,
+) -> Option<&'a [T]> {
+    let (buffer, part, _) = parts(buffers, range.clone()).next()?;
+    (part.len() == range.len()).then(|| T::slice_of(buffer)?.get(part))?
 }
 
 /// Calls `f` with the parts of a range in each buffer and their offsets in the range.
@@ -87,6 +102,13 @@ mod tests {
                 });
                 let expected: Vec<i32> = (start..end.min(7)).map(|value| value as i32).collect();
                 assert_eq!(found, expected, "{start}..{end}");
+                let whole = (end <= 3 || start >= 3).then_some(&expected[..]);
+                let whole = whole.filter(|_| start < end && end <= 7);
+                assert_eq!(
+                    in_one::<i32>(&buffers, &(start..end)),
+                    whole,
+                    "{start}..{end}"
+                );
             }
         }
         for_each_mut::<i32>(&mut buffers, 2..5, |offset, part| {

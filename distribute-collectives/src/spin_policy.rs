@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::sync::POLLS;
+
 /// How long a rank polls when there are more ranks than cores. It gives its core to another rank
 /// before each look: that costs less than sleeping and being woken, and what it waits for is what
 /// the others do meanwhile. Other programs get the core in the same way.
@@ -42,8 +44,8 @@ impl SpinPolicy {
     /// Asks `ready` for at most `limit`, if that is likely to help; whether it did.
     pub(crate) fn poll(&self, limit: Duration, mut ready: impl FnMut() -> bool) -> bool {
         let skip = self.skip.load(Ordering::Relaxed);
-        if skip > 0 {
-            self.skip.store(skip - 1, Ordering::Relaxed);
+        if skip > 0 || !POLLS {
+            self.skip.store(skip.saturating_sub(1), Ordering::Relaxed);
             return false;
         }
         let begin = Instant::now();

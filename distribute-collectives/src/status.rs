@@ -1,62 +1,24 @@
-//! What this process knows about its group: the operation that runs here, and the first failure.
+//! What this process knows about its group: the operation that runs here, and the failures.
 //!
 //! One value per rank of a group between processes, shared by the thread that calls operations
 //! (it waits for data and asks whether to give up) and the control thread (it hears of lost and
-//! silent ranks, and tells the others what went wrong here).
+//! silent ranks, and tells the others what went wrong here). What a failure means is decided by
+//! [`Failures`]; here are its lock, and who is woken.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::error::{CollectiveError, Result};
+use crate::error::Result;
+use crate::failure::{Failure, Failures};
 use crate::header::OperationHeader;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, MutexGuard};
 
-/// Why a group ended. The operation that it ended is added where it is reported.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum FailureKind {
-    /// A rank's process ended, or it left the group.
-    Lost { rank: usize, reason: String },
-    /// A rank is connected but has not been heard of for this long.
-    Silent { rank: usize, elapsed: Duration },
-    /// An error that says all there is to say: a mismatch, a deadline, an abort.
-    Ended(CollectiveError),
-}
-
-impl FailureKind {
-    /// The error of the operation that this ended.
-    pub(crate) fn into_error(self, header: &OperationHeader) -> CollectiveError {
-        let (op, sequence) = (header.kind, header.sequence);
-        match self {
-            FailureKind::Lost { rank, reason } => CollectiveError::PeerLost {
-                rank,
-                op,
-                sequence,
-                reason,
-            },
-            FailureKind::Silent { rank, elapsed } => CollectiveError::Timeout {
-                missing: vec![rank],
-                op,
-                sequence,
-                elapsed,
-            },
-            FailureKind::Ended(error) => error,
-        }
-    }
-}
-
-/// What went wrong, and the first operation that it concerns.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Failure {
-    pub(crate) kind: FailureKind,
-    /// The rank at fault had done its part of all operations before this one.
-    pub(crate) from_sequence: u64,
-}
-
-/// Called once, by the thread that notes the first failure.
+/// Called by the thread that notes a failure.
 type Waker = Box<dyn Fn() + Send>;
 
 /// What a rank has last said about itself.
@@ -85,21 +47,12 @@ struct Inner {
     begun: Option<Instant>,
     /// Number of collective operations that this rank has completed.
     completed: u64,
-    /// In the order in which they were noted; a rank that left after its last operation is in it.
-    failures: Vec<Failure>,
+    failures: Failures,
     wakers: Vec<Waker>,
     /// By rank.
     reports: BTreeMap<usize, Report>,
-    /// The failure that ended an operation of this rank.
+    /// The failure that ended a collective operation of this rank.
     reported: Option<Failure>,
-}
-
-impl Inner {
-    /// The first failure that concerns this operation.
-    fn failure_of(&self, header: &OperationHeader) -> Option<&Failure> {
-        let concerns = |failure: &&Failure| failure.from_sequence <= header.sequence;
-        self.failures.iter().find(concerns)
-    }
 }
 
 /// The state of one rank's membership.
@@ -150,7 +103,7 @@ impl GroupStatus {
         let Some(header) = inner.running.take() else {
             return;
         };
-        if !header.kind.is_point_to_point() && inner.failure_of(&header).is_none() {
+        if !header.kind.is_point_to_point() && inner.failures.verdict(&header, None).is_none() {
             inner.completed = header.sequence + 1;
         }
     }
@@ -218,97 +171,102 @@ impl GroupStatus {
         Some(report.has_begun(header))
     }
 
-    /// Notes a failure and wakes whoever waits.
-    pub(crate) fn record_failure(&self, failure: Failure) {
+    /// Notes what `change` does to the failures, and wakes whoever waits.
+    fn change(&self, change: impl FnOnce(&mut Failures) -> bool) {
         let mut inner = self.lock();
-        inner.failures.push(failure);
-        self.failed.store(true, Ordering::Release);
-        inner.wakers.iter().for_each(|wake| wake());
+        if change(&mut inner.failures) {
+            self.failed.store(true, Ordering::Release);
+            inner.wakers.iter().for_each(|wake| wake());
+        }
+    }
+
+    /// Notes a failure that this rank has found.
+    pub(crate) fn record_failure(&self, failure: Failure) {
+        self.change(|failures| failures.record(failure));
+    }
+
+    /// Notes a failure of which another rank tells, or an abort; see [`Failures::record_if_first`].
+    pub(crate) fn record_if_first(&self, failure: Failure) {
+        self.change(|failures| failures.record_if_first(failure));
+    }
+
+    /// Notes that a rank left after so many operations.
+    pub(crate) fn goodbye(&self, rank: usize, completed: u64, reason: String) {
+        self.change(|failures| failures.goodbye(rank, completed, reason));
+    }
+
+    /// What all ranks are told: the first failure that is more than a rank that left.
+    pub(crate) fn first_failure(&self) -> Option<Failure> {
+        self.lock().failures.first().cloned()
     }
 
     /// All failures, in the order in which they were noted.
+    #[cfg(test)]
     pub(crate) fn failures(&self) -> Vec<Failure> {
-        self.lock().failures.clone()
+        self.lock().failures.noted().to_vec()
     }
 
-    /// Whether the others may still wait for what this rank has sent: when the only failures are
-    /// ranks that left after they had done all operations that this rank did.
+    /// Whether the others may still wait for what this rank has sent.
     pub(crate) fn is_healthy(&self) -> bool {
         let inner = self.lock();
-        inner.failures.iter().all(|failure| {
-            let lost = matches!(failure.kind, FailureKind::Lost { .. });
-            lost && failure.from_sequence >= inner.completed
-        })
+        inner.failures.is_healthy(inner.completed)
     }
 
-    /// Whether to give up the operation: the cheap question for loops that wait.
+    /// Whether to give up a collective operation: the cheap question for loops that wait.
     ///
     /// # Errors
     /// The first failure that concerns this operation.
     pub(crate) fn check(&self, header: &OperationHeader) -> Result<()> {
+        self.check_peer(header, None)
+    }
+
+    /// As [`check`](Self::check), while the operation waits for `peer`, if for one rank only.
+    pub(crate) fn check_peer(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
         let mut inner = self.lock();
-        match inner.failure_of(header).cloned() {
-            Some(failure) => {
-                inner.reported.get_or_insert_with(|| failure.clone());
-                Err(failure.kind.into_error(header))
-            }
-            None => Ok(()),
+        let Some(failure) = inner.failures.verdict(header, peer).cloned() else {
+            return Ok(());
+        };
+        if !header.kind.is_point_to_point() {
+            inner.reported.get_or_insert_with(|| failure.clone());
         }
+        Err(failure.kind.into_error(header))
     }
 
-    /// The failure that this rank's next operation would end with, without changing anything; of a
-    /// point-to-point call with `peer` only the loss of that rank counts.
+    /// The failure that this rank's next operation would end with, without changing anything.
     #[cfg(feature = "nccl")]
     pub(crate) fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
         if !self.failed.load(Ordering::Acquire) {
             return Ok(());
         }
         let inner = self.lock();
-        let concerns = |failure: &&Failure| match (&failure.kind, peer) {
-            (FailureKind::Lost { rank, .. }, Some(peer)) => *rank == peer,
-            _ => failure.from_sequence <= inner.completed,
+        let next = OperationHeader {
+            sequence: inner.completed,
+            ..*header
         };
-        match inner.failures.iter().find(concerns) {
-            Some(failure) => Err(failure.kind.clone().into_error(header)),
-            None => Ok(()),
-        }
+        inner.failures.check(&next, peer)
     }
 
-    /// The failure that ended an operation of this rank, if one did.
-    pub(crate) fn reported(&self) -> Option<Failure> {
-        self.lock().reported.clone()
-    }
-
-    /// As [`check`](Self::check), while the operation waits for `peer`, if for one rank only. Of a
-    /// point-to-point call only that rank's loss matters, however many collective operations the
-    /// rank had done before it left.
-    pub(crate) fn check_peer(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
-        if !header.kind.is_point_to_point() {
-            return self.check(header);
-        }
-        if !self.failed.load(Ordering::Acquire) {
-            return Ok(());
-        }
+    /// The rank that left, if that is what ended a collective operation of this rank.
+    pub(crate) fn reported_departure(&self) -> Option<Failure> {
         let inner = self.lock();
-        let concerns = |failure: &&Failure| match failure.kind {
-            FailureKind::Lost { rank, .. } => Some(rank) == peer,
-            _ => failure.from_sequence <= header.sequence,
-        };
-        match inner.failures.iter().find(concerns) {
-            Some(failure) => Err(failure.kind.clone().into_error(header)),
-            None => Ok(()),
-        }
+        let reported = inner.reported.as_ref();
+        reported
+            .filter(|it| inner.failures.is_departure(it))
+            .cloned()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use super::*;
+    use crate::error::CollectiveError;
+    use crate::failure::FailureKind;
     use crate::operation::OperationKind;
 
     fn header(sequence: u64) -> OperationHeader {
@@ -316,20 +274,14 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_an_operation_is_known() {
+    fn the_departure_that_ended_an_operation_is_known() {
         let status = GroupStatus::default();
-        let failure = Failure {
-            kind: FailureKind::Lost {
-                rank: 1,
-                reason: String::new(),
-            },
-            from_sequence: 2,
-        };
-        status.record_failure(failure.clone());
+        status.goodbye(1, 2, String::new());
         assert_eq!(status.check(&header(1)), Ok(()));
-        assert_eq!(status.reported(), None);
+        assert_eq!(status.reported_departure(), None);
         assert!(status.check(&header(2)).is_err());
-        assert_eq!(status.reported(), Some(failure));
+        assert_eq!(status.reported_departure(), status.failures().pop());
+        assert_eq!(status.first_failure(), None);
     }
 
     #[test]

@@ -71,6 +71,12 @@ pub trait Transport: Send {
     fn send_with(&mut self, to: usize, bytes: usize, fill: &mut dyn FnMut(&mut [u8]))
     -> Result<()>;
 
+    /// The same for a segment that lies in memory already (default: it is copied by
+    /// [`send_with`](Transport::send_with)). The bytes may be changed as soon as this returns.
+    fn send_bytes(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
+        self.send_with(to, bytes.len(), &mut |frame| frame.copy_from_slice(bytes))
+    }
+
     /// Receives the next segment from rank `from`, which must have `bytes` bytes; `consume` reads
     /// it where it lies (not necessarily aligned).
     fn receive_with(

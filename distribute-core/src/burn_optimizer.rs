@@ -4,17 +4,18 @@
 //! only and cannot be captured for a TPU. burn can write their state
 //! (`ModuleOptimizer::to_record`); [`BurnTrainState`] does not hand it to our checkpoints yet.
 
+use std::collections::VecDeque;
+
 use burn::module::Module;
 use burn::optim::{GradientsParams, ModuleOptimizer};
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use distribute_collectives::ReduceOp;
 
 use crate::parameters;
 use crate::remote::RemoteStore;
 use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::train_state::check_running_statistics;
 use crate::{
-    Error, Gradients, LeafVisitor, NestPath, ReplicaContext, Replicate, Result, VariablePlacement,
+    Error, Gradients, LeafVisitor, NestPath, ReplicaContext, Replicate, Result, RunningStatistics,
     WorkerGroup,
 };
 
@@ -47,12 +48,14 @@ pub struct BurnTrainState<M> {
     optimizer: ModuleOptimizer,
     learning_rate: f64,
     step: u64,
+    statistics: RunningStatistics,
 }
 
 impl<M: Module> BurnTrainState<M> {
     /// A state at step 0.
     pub fn new(model: M, optimizer: ModuleOptimizer, learning_rate: f64) -> Self {
         Self {
+            statistics: RunningStatistics::of(&model),
             model,
             optimizer,
             learning_rate,
@@ -65,13 +68,14 @@ impl<M: Module> BurnTrainState<M> {
     /// Blocks until all replicas have called it.
     ///
     /// # Errors
-    /// Another replica's failure.
+    /// Another replica's failure, and running statistics that are not finite.
     pub fn apply_gradients(
         &mut self,
         ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<()> {
         gradients.refuse_rows("`apply_gradients` of a burn optimizer")?;
+        self.statistics.check(ctx, &self.model)?;
         gradients.all_reduce(ctx, ReduceOp::Sum)?;
         let gradients = gradients.into_params(&self.model)?;
         let model = self.model.clone();
@@ -96,7 +100,7 @@ impl<M> BurnTrainState<M> {
 impl<M: Module> Replicate for BurnTrainState<M> {
     fn replicate(&self, device: &Device) -> Self {
         let mut copy = self.clone();
-        copy.model = copy.model.fork(device);
+        copy.model = self.statistics.own_copy(&self.model).fork(device);
         copy
     }
 
@@ -127,8 +131,12 @@ impl<M: Module> StatePart for BurnTrainState<M> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn place(&mut self, _: VariablePlacement, replicas: usize) -> Result<()> {
-        check_running_statistics(&self.model, replicas)
+    fn running_statistics(&self) -> Vec<(String, Tensor<1>)> {
+        self.statistics.named(&self.model)
+    }
+
+    fn set_running_statistics(&mut self, values: &mut VecDeque<Tensor<1>>) -> Result<()> {
+        self.statistics.take(&self.model, values)
     }
 
     fn version(&self) -> Option<u64> {

@@ -2,12 +2,14 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use burn::tensor::{Device, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::replicate::{Replicate, ReplicateExt};
+use crate::running_statistics::{Sums, check_finite, finite_or};
+use crate::scope::BatchFacts;
 use crate::sync::lock;
 use crate::trace::{DeviceTensor, OnDevice, Tracer};
-use crate::{Error, Result};
+use crate::{Error, Result, WorkerGroup};
 
 /// One copy per local replica, wherever the newest one is.
 pub(crate) struct Copies<T> {
@@ -17,8 +19,35 @@ pub(crate) struct Copies<T> {
     devices: Vec<Device>,
     /// The tensors on the devices, under a strategy that compiles steps.
     on_device: Mutex<Option<OnDevice>>,
-    /// The host's copies of newer tensors on the devices, once somebody has asked for them.
+    /// What is read in place of the host's parts, once somebody has asked: newer tensors on the
+    /// devices, or the mean of the replicas' running statistics.
     fetched: OnceLock<Vec<T>>,
+    statistics: Statistics,
+}
+
+/// The running statistics of the copies, of which each replica has its own.
+#[derive(Default)]
+struct Statistics {
+    are_there: bool,
+    /// Their mean over the replicas of all workers, after a run of several workers.
+    mean_of_workers: Option<Vec<Tensor<1>>>,
+    /// Those of each replica, and the mean, before the run that is under way or was the last.
+    before: Vec<Vec<Tensor<1>>>,
+    mean_before: Option<Vec<Tensor<1>>>,
+}
+
+/// What is known of a run when its step has gone well on all replicas.
+#[derive(Debug)]
+pub struct EndOfRun<'a> {
+    pub(crate) workers: Option<&'a WorkerGroup>,
+    pub(crate) batches: &'a [BatchFacts],
+}
+
+impl EndOfRun<'_> {
+    /// Whether a replica's part of the batch was empty.
+    pub(crate) fn had_no_examples(&self, replica: usize) -> bool {
+        self.batches.get(replica).is_some_and(BatchFacts::is_empty)
+    }
 }
 
 impl<T> Copies<T> {
@@ -59,11 +88,17 @@ impl<T> Copies<T> {
         if let Some(fetched) = self.fetched.take() {
             self.host = fetched;
         }
+        self.statistics.mean_of_workers = None;
     }
 }
 
 impl<T: Replicate> Copies<T> {
-    pub(crate) fn new(value: T, devices: &[Device]) -> Self {
+    pub(crate) fn new(mut value: T, devices: &[Device]) -> Self {
+        let found = value.all_statistics();
+        let statistics = Statistics {
+            are_there: found.is_ok_and(|(paths, _)| !paths.is_empty()),
+            ..Statistics::default()
+        };
         let mut host = Vec::with_capacity(devices.len());
         host.extend(devices.iter().skip(1).map(|device| value.replicate(device)));
         host.insert(0, value);
@@ -72,6 +107,7 @@ impl<T: Replicate> Copies<T> {
             devices: devices.to_vec(),
             on_device: Mutex::default(),
             fetched: OnceLock::new(),
+            statistics,
         }
     }
 
@@ -80,19 +116,100 @@ impl<T: Replicate> Copies<T> {
         self.host[0].replicate(&self.devices[0])
     }
 
-    /// The newest copies; newer ones of the devices are copied to the host the first time.
+    /// The newest copies; newer ones of the devices are copied to the host the first time. Running
+    /// statistics are the mean over the replicas.
     pub(crate) fn newest(&self) -> Result<&[T]> {
         let on_device = lock(&self.on_device);
         if let Some(fetched) = self.fetched.get() {
             return Ok(fetched);
         }
         match on_device.as_ref().filter(|tensors| tensors.is_newer) {
+            None if on_device.is_none() && self.have_own_statistics() => {
+                let averaged = self.averaged()?;
+                Ok(self.fetched.get_or_init(|| averaged))
+            }
             None => Ok(&self.host),
             Some(newer) => {
                 let fetched = self.fetch(newer)?;
                 Ok(self.fetched.get_or_init(|| fetched))
             }
         }
+    }
+
+    fn have_own_statistics(&self) -> bool {
+        let of_workers = self.statistics.mean_of_workers.is_some();
+        self.statistics.are_there && (self.host.len() > 1 || of_workers)
+    }
+
+    /// Copies whose running statistics are the mean over the replicas.
+    fn averaged(&self) -> Result<Vec<T>> {
+        let pairs = self.host.iter().zip(&self.devices);
+        let mut copies: Vec<T> = pairs.map(|(copy, device)| copy.replicate(device)).collect();
+        let mean = match &self.statistics.mean_of_workers {
+            Some(mean) => mean.clone(),
+            None => sums_of(&mut copies)?.mean()?,
+        };
+        for copy in &mut copies {
+            copy.set_all_statistics(mean.clone())?;
+        }
+        Ok(copies)
+    }
+
+    /// A run is about to change the copies: notes their running statistics.
+    pub(crate) fn begin_run(&mut self) -> Result<()> {
+        if !self.statistics.are_there {
+            return Ok(());
+        }
+        self.fetched = OnceLock::new();
+        let before = self.host.iter_mut().map(ReplicateExt::all_statistics);
+        let before = before.map(|found| Ok(found?.1)).collect::<Result<_>>();
+        self.statistics.before = before?;
+        let mean = self.statistics.mean_of_workers.clone();
+        self.statistics.mean_before = mean;
+        Ok(())
+    }
+
+    /// A run has gone well. All workers call it together, and note the mean of all replicas.
+    ///
+    /// # Errors
+    /// For values that are not finite, here or in another worker; the run has to be
+    /// [undone](Self::undo_run) then.
+    pub(crate) fn end_run(&mut self, end: &EndOfRun<'_>) -> Result<()> {
+        if !self.statistics.are_there {
+            return Ok(());
+        }
+        let checked = self.check_statistics(end);
+        let Some(workers) = end.workers else {
+            return checked;
+        };
+        let sums = checked.and_then(|()| sums_of(&mut self.host));
+        let mut sums = workers.or_abort(sums)?;
+        workers.add_up(sums.elements())?;
+        let mean = sums.mean_over(workers.num_replicas())?;
+        self.statistics.mean_of_workers = Some(mean);
+        Ok(())
+    }
+
+    /// Looks whether they are finite. An empty part of a batch, whose mean is NaN, leaves them as
+    /// they were.
+    fn check_statistics(&mut self, end: &EndOfRun<'_>) -> Result<()> {
+        let copies = self.host.iter_mut().zip(&self.statistics.before);
+        for (replica, (copy, before)) in copies.enumerate() {
+            let (paths, values) = copy.all_statistics()?;
+            match end.had_no_examples(replica) {
+                true => copy.set_all_statistics(finite_or(values, before)?)?,
+                false => check_finite(&paths, &values)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// A run has failed, here or in another argument: they are as they were before it.
+    pub(crate) fn undo_run(&mut self) -> Result<()> {
+        self.statistics.mean_of_workers = self.statistics.mean_before.take();
+        let before = std::mem::take(&mut self.statistics.before);
+        let mut copies = self.host.iter_mut().zip(before);
+        copies.try_for_each(|(copy, before)| copy.set_all_statistics(before))
     }
 
     /// Host copies of what is on the devices.
@@ -181,6 +298,15 @@ impl<T: Replicate> Copies<T> {
         });
         read.collect()
     }
+}
+
+/// The running statistics of all copies, added up.
+fn sums_of<T: Replicate>(copies: &mut [T]) -> Result<Sums> {
+    let mut sums = Sums::default();
+    for copy in copies {
+        sums.add(&copy.all_statistics()?.1)?;
+    }
+    Ok(sums)
 }
 
 fn other_structure() -> Error {

@@ -265,6 +265,18 @@ pub enum Error {
         /// What to do instead.
         instead: String,
     },
+    /// A policy of mixed precision asks for what cannot be computed in its type.
+    #[error("{what} cannot be computed in {dtype} (policy {policy}): {why}")]
+    Policy {
+        /// The policy.
+        policy: &'static str,
+        /// The type that it computes in.
+        dtype: &'static str,
+        /// The layer, or the model and its device.
+        what: String,
+        /// The reason, and what to do instead.
+        why: String,
+    },
     /// The step computes something else than when it was compiled.
     #[error(
         "the step computes something else than when it was compiled: it captures a value that has \
@@ -520,5 +532,15 @@ pub(crate) fn check_count(what: &'static str, replicas: usize, found: usize) -> 
             replicas,
             found,
         })
+    }
+}
+
+/// Refuses a number that is not above zero.
+pub(crate) fn check_positive(what: impl fmt::Display, number: f64) -> Result<()> {
+    match number.is_finite() && number > 0.0 {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{what} must be a positive number, got {number}"
+        ))),
     }
 }

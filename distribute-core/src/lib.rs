@@ -46,15 +46,19 @@ mod module_tensors;
 mod nest;
 pub mod optim;
 mod parameters;
+mod policy;
 pub mod prelude;
 pub mod remote;
 mod replica;
 mod replicate;
+mod running_statistics;
+pub mod schedule;
 mod scope;
 mod shown;
 mod step;
 mod strategy;
 mod sync;
+mod sync_batch_norm;
 pub mod trace;
 mod train_state;
 mod values;
@@ -65,6 +69,7 @@ pub use burn::tensor::{Device, Tensor, TensorData};
 pub use burn_optimizer::BurnTrainState;
 pub use communication::{CommunicationImplementation, CommunicationOptions};
 pub use configuration::{Configuration, Difference};
+pub use copies::EndOfRun;
 pub use cross_device::{
     CrossDeviceOps, DirectAllReduce, HierarchicalCopy, NcclAllReduce, ReductionToOneDevice,
 };
@@ -81,13 +86,18 @@ pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
-pub use gradients::Gradients;
+pub use gradients::{Clip, Gradients, LossScale};
 pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
 pub use nest::{Leaf, LeafVisitor, Nest, NestPath};
-pub use optim::{Adam, AdamW, Sgd};
+pub use optim::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, MovingAverage, Nadam, RmsProp, Sgd,
+    WeightDecay,
+};
+pub use policy::Policy;
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use replicate::{PartVisitor, Replicate, StatePart};
+pub use running_statistics::RunningStatistics;
 pub use scope::{has_strategy, in_step};
 pub use step::{Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
 pub use strategy::{
@@ -96,7 +106,8 @@ pub use strategy::{
     OneDeviceStrategy, Replica, ReplicaStep, ReplicaThreads, ReplicaThreadsBuilder, Strategy,
     StrategyExt, StrategyId, VariablePlacement, current_strategy, run_on_calling_thread,
 };
-pub use train_state::{Applied, TrainState, check_running_statistics};
+pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
+pub use train_state::{Applied, TrainState};
 pub use values::{Mirrored, PerReplica};
 pub use variable::{
     AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableKind,

@@ -5,7 +5,7 @@
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Bool, Gradients as BurnGradients, Int, Tensor};
+use burn::tensor::{Bool, FloatDType, Gradients as BurnGradients, Int, Tensor};
 
 use crate::Result;
 use crate::nest::Leaf;
@@ -15,8 +15,8 @@ use crate::trace::{CapturedTape, CapturedTensor};
 pub(crate) struct Parameter<'a> {
     /// Its path, `conv1.weight` for example.
     pub(crate) path: &'a str,
-    /// The path of the batch normalization that it is of, if it is.
-    pub(crate) batch_norm: Option<&'a str>,
+    /// What burn calls the type whose field it is: `Struct:Linear` for example.
+    pub(crate) container: &'a str,
     pub(crate) id: ParamId,
     pub(crate) tensor: &'a mut dyn ParameterTensor,
 }
@@ -26,6 +26,11 @@ pub(crate) trait ParameterTensor: Leaf {
     /// As what a training changes; `None` for integers, bools, and floats without a gradient.
     fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
         None
+    }
+
+    /// Makes a float one of this type, through which gradients flow.
+    fn cast_to(&mut self, dtype: FloatDType) {
+        let _ = dtype;
     }
 }
 
@@ -107,10 +112,9 @@ struct Walker<'a> {
     walk: &'a mut dyn Walk,
     /// The path of the module that was entered last.
     path: String,
+    container: String,
     /// How long the path was before each module that was entered and not yet left.
     lengths: Vec<usize>,
-    /// How long the path of the batch normalization is that the walk is in.
-    batch_norm: Option<usize>,
     outcome: Result<()>,
 }
 
@@ -119,18 +123,16 @@ impl<'a> Walker<'a> {
         Self {
             walk,
             path: String::new(),
+            container: String::new(),
             lengths: Vec::new(),
-            batch_norm: None,
             outcome: Ok(()),
         }
     }
 
     fn enter(&mut self, name: &str, container: &str) {
+        self.container.clear();
+        self.container.push_str(container);
         let length = self.path.len();
-        // The container is what the entered field belongs to.
-        if container.contains("BatchNorm") {
-            self.batch_norm.get_or_insert(length);
-        }
         self.lengths.push(length);
         if length > 0 {
             self.path.push('.');
@@ -141,19 +143,15 @@ impl<'a> Walker<'a> {
     fn exit(&mut self) {
         let length = self.lengths.pop().unwrap_or(0);
         self.path.truncate(length);
-        if self.batch_norm.is_some_and(|norm| norm > length) {
-            self.batch_norm = None;
-        }
     }
 
     fn tensor(&mut self, id: ParamId, tensor: &mut dyn ParameterTensor) {
         if self.outcome.is_err() {
             return;
         }
-        let norm = self.batch_norm.and_then(|length| self.path.get(..length));
         self.outcome = self.walk.parameter(Parameter {
             path: &self.path,
-            batch_norm: norm,
+            container: &self.container,
             id,
             tensor,
         });
@@ -231,6 +229,10 @@ impl<const D: usize> ParameterTensor for Tensor<D, Bool> {}
 impl<const D: usize> ParameterTensor for Tensor<D> {
     fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
         self.is_require_grad().then_some(self)
+    }
+
+    fn cast_to(&mut self, dtype: FloatDType) {
+        *self = self.clone().cast(dtype);
     }
 }
 

@@ -1,9 +1,12 @@
 //! Values that are copied to every replica, and the parts that they are made of.
 
+use std::collections::VecDeque;
+
 use burn::module::Module;
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 
 use crate::remote::{self, RemoteStore};
+use crate::running_statistics::{self, RunningStatistics};
 use crate::trace::{self, HostState};
 use crate::{
     Error, Leaf, LeafVisitor, NestPath, Result, VariablePlacement, WorkerGroup, module_tensors,
@@ -25,7 +28,8 @@ pub type PartVisitor<'a> = &'a mut dyn FnMut(&NestPath<'_>, &mut dyn StatePart) 
 )]
 pub trait Replicate: Sized {
     /// A copy for a replica on `device`. Parameters keep their ids and become leaves of their
-    /// own in the autodiff graph; their storage is shared until one side is changed.
+    /// own in the autodiff graph; their storage is shared until one side is changed. Running
+    /// statistics, which clones of a burn module share, are the copy's own.
     #[must_use]
     fn replicate(&self, device: &Device) -> Self;
 
@@ -90,13 +94,32 @@ pub trait StatePart {
         Ok(())
     }
 
-    /// Prepares it for copies on so many replicas that train, when a strategy's scope has built it,
-    /// and for where the strategy keeps variables.
+    /// Prepares it for where the strategy keeps variables, when a strategy's scope has built it.
+    fn place(&mut self, placement: VariablePlacement) {
+        let _ = placement;
+    }
+
+    /// Its running statistics (the moving statistics of a batch normalization) and their paths:
+    /// flat, in an order that depends on its structure alone. Each replica has its own, and outside
+    /// of steps they are read as the mean over the replicas.
+    fn running_statistics(&self) -> Vec<(String, Tensor<1>)> {
+        Vec::new()
+    }
+
+    /// Takes as many values from the front as it has running statistics.
     ///
     /// # Errors
-    /// If the copies would share what each must have of its own.
-    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
-        let _ = (placement, replicas);
+    /// If there are fewer, or of other sizes.
+    fn set_running_statistics(&mut self, values: &mut VecDeque<Tensor<1>>) -> Result<()> {
+        let _ = values;
+        Ok(())
+    }
+
+    /// Refuses to be changed by a step that is to be captured.
+    ///
+    /// # Errors
+    /// If it has parts that only a step which runs as it is can change.
+    fn check_capture(&self) -> Result<()> {
         Ok(())
     }
 
@@ -109,7 +132,7 @@ pub trait StatePart {
 
 impl<M: Module> Replicate for M {
     fn replicate(&self, device: &Device) -> Self {
-        self.clone().fork(device)
+        RunningStatistics::of(self).own_copy(self).fork(device)
     }
 
     fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
@@ -119,6 +142,7 @@ impl<M: Module> Replicate for M {
 
 impl<M: Module> StatePart for M {
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
+        running_statistics::settle(self);
         let found = module_tensors::take(self)?.into_iter();
         let found = found.map(|tensor| (tensor.path, tensor.value));
         let (paths, mut tensors): (Vec<_>, Vec<_>) = found.unzip();
@@ -140,6 +164,18 @@ impl<M: Module> StatePart for M {
         visit: LeafVisitor<'_>,
     ) -> Result<()> {
         trace::walk_module(self, capture, |name, leaf| visit(&path.field(name), leaf))
+    }
+
+    fn running_statistics(&self) -> Vec<(String, Tensor<1>)> {
+        RunningStatistics::of(self).named(self)
+    }
+
+    fn set_running_statistics(&mut self, values: &mut VecDeque<Tensor<1>>) -> Result<()> {
+        RunningStatistics::of(self).take(self, values)
+    }
+
+    fn check_capture(&self) -> Result<()> {
+        RunningStatistics::of(self).check_capture()
     }
 }
 
@@ -192,6 +228,25 @@ pub(crate) trait ReplicateExt: Replicate {
         mut each: impl FnMut(&NestPath<'_>, &mut dyn Leaf) -> Result<()>,
     ) -> Result<()> {
         self.parts(|path, part| part.walk_leaves(path, capture, &mut each))
+    }
+
+    /// The running statistics of all parts, and their paths.
+    fn all_statistics(&mut self) -> Result<(Vec<String>, Vec<Tensor<1>>)> {
+        let (mut paths, mut values) = (Vec::new(), Vec::new());
+        self.parts(|path, part| {
+            for (name, value) in part.running_statistics() {
+                paths.push(path.field(&name).to_string());
+                values.push(value);
+            }
+            Ok(())
+        })?;
+        Ok((paths, values))
+    }
+
+    /// Replaces the running statistics of all parts.
+    fn set_all_statistics(&mut self, values: Vec<Tensor<1>>) -> Result<()> {
+        let mut values = VecDeque::from(values);
+        self.parts(|_, part| part.set_running_statistics(&mut values))
     }
 
     /// The parts' versions; none if one counts no updates, or there is no part.

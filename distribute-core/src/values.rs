@@ -109,6 +109,12 @@ impl<A, B> PerReplica<(A, B)> {
 /// Made by [`StrategyExt::scope`](crate::StrategyExt::scope). A step receives `&mut T` of its
 /// own replica when `&mut Mirrored<T>` is passed to `run`, and `&T` when `&Mirrored<T>` is.
 ///
+/// Running statistics of a model (burn's `BatchNorm`) are the one thing that may differ between
+/// the copies: a step with `&mut T` normalizes its own part of the batch and has its own; one with
+/// `&T`, checkpoints and all other readers have the mean over the replicas (TensorFlow: variables
+/// with `ON_READ` synchronization and `MEAN` aggregation). A replica without examples, and a run
+/// that fails, leave them as they are.
+///
 /// Under a strategy that compiles steps the newest value is on the device after a step. It is
 /// copied to the host when somebody asks for it ([`primary`](Self::primary)), and not before.
 pub struct Mirrored<T> {
@@ -147,26 +153,34 @@ impl<T: Replicate> Mirrored<T> {
     }
 
     /// Changes replica 0's copy on the calling thread and copies the result to all others
-    /// (loading a checkpoint, setting a learning rate). Clears a poisoning.
+    /// (loading a checkpoint). Clears a poisoning. Running statistics are the replicas' mean before
+    /// the change, and equal on all replicas after it.
     ///
     /// # Errors
     /// Those of [`primary`](Self::primary), before anything is changed, and those of `change`.
     pub fn update<R>(&mut self, change: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
         let result = change(&mut self.host_values_mut()?[0]);
-        self.resync();
+        self.copy_first();
         result
     }
 
     /// Copies replica 0's value to all replicas and clears a poisoning. Replica 0's value is the
-    /// host's older copy if the newest cannot be copied from the device.
+    /// host's older copy if the newest cannot be copied from the device. Running statistics become
+    /// the mean of the replicas' own.
     pub fn resync(&mut self) {
         // What cannot be fetched is given up here, and only here.
         let _fetched = self.values().is_ok();
+        self.copy_first();
+    }
+
+    fn copy_first(&mut self) {
         self.copies.copy_first();
         *lock(&self.poison) = None;
     }
 
-    /// Replica 0's copy, for reading outside a step (saving, evaluation on one device).
+    /// Replica 0's copy, for reading outside a step (saving, evaluation on one device). Running
+    /// statistics (the moving statistics of a batch normalization), of which each replica has its
+    /// own, are their mean over all replicas of all workers.
     ///
     /// Under a strategy that compiles steps the first call after a step copies the value from the
     /// device. If that fails the value is marked as [poisoned](Self::poisoned).
@@ -177,7 +191,7 @@ impl<T: Replicate> Mirrored<T> {
         Ok(&self.values()?[0])
     }
 
-    /// All copies in replica order.
+    /// All copies in replica order, with the mean of their running statistics.
     ///
     /// # Errors
     /// As [`primary`](Self::primary).

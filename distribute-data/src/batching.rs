@@ -116,10 +116,13 @@ impl Batching {
     /// (the short last batch, or a size that does not divide evenly) others behind them that
     /// weigh nothing: copies of examples of the dataset, so that they are as harmless in the model
     /// as any. The batches must carry weights, see [`Weighted`](crate::Weighted). What a model
-    /// computes *across* the examples of a batch (batch normalization) sees the copies too.
+    /// computes *across* the examples of a batch (batch normalization) sees the copies too, unless
+    /// it takes the weights: [`SyncBatchNorm::forward_weighted`].
     ///
     /// The number of batches stays the same, and [`drop_remainder`](Self::drop_remainder) still
     /// leaves the last one out.
+    ///
+    /// [`SyncBatchNorm::forward_weighted`]: distribute_core::SyncBatchNorm::forward_weighted
     pub fn pad_remainder(mut self, pad: bool) -> Self {
         self.pad_remainder = pad;
         self

@@ -83,8 +83,3 @@ pub use weighted::Weighted;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
-
-/// The programs of the document are compiled and run as tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/from-keras.md")]
-struct FromKeras;

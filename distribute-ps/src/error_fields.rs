@@ -76,9 +76,16 @@ mod tests {
             }
             for line in fs::read_to_string(&path).unwrap().lines() {
                 let field = ["op: \"", "option: \"", "kind: \""];
-                let value = field.iter().find_map(|field| line.trim().split_once(field));
-                let value = value.filter(|(before, _)| before.is_empty());
-                found.extend(value.and_then(|(_, rest)| Some(rest.split_once('"')?.0.to_string())));
+                let value = field
+                    .iter()
+                    .find_map(|field| line.trim().strip_prefix(field));
+                let argument = ["self.check(\"", "variable.check(\"", ".find(\"", ".late(\""];
+                let argument = argument
+                    .iter()
+                    .find_map(|call| Some(line.split_once(call)?.1));
+                let names = value.into_iter().chain(argument);
+                let names = names.filter_map(|rest| Some(rest.split_once('"')?.0.to_string()));
+                found.extend(names);
             }
         }
     }

@@ -73,20 +73,20 @@ pub mod coordinator;
 mod error;
 mod error_fields;
 pub mod fit;
-#[allow(clippy::allow_attributes,
-    clippy::too_many_lines, missing_docs, dead_code, clippy::all, reason = "generated")]
-#[rustfmt::skip]
-mod generated;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod partitioners;
 pub mod placement;
 pub mod program;
-pub mod rpc;
+mod rpc;
 pub mod server;
 pub mod strategy;
 pub mod table;
 mod update;
 mod value;
 mod variable;
+mod wire;
 mod wire_error;
 pub mod worker;
 
@@ -105,6 +105,7 @@ pub use update::{
 };
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
 pub use worker::{
-    HostTensor, PerWorkerDataset, Resource, ResourceGuard, SharedState, SharedValue, StepRegistry,
-    WorkerContext, WorkerOptions, WorkerServer, WorkerStopper,
+    DatasetIterator, HostTensor, OnServers, OnWorkers, PerWorkerDataset, Resource, ResourceGuard,
+    SharedState, SharedValue, StepRegistry, WorkerContext, WorkerOptions, WorkerServer,
+    WorkerStopper,
 };

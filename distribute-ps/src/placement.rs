@@ -22,6 +22,22 @@ pub struct ShardPlacement {
     pub shape: Vec<usize>,
 }
 
+impl ShardPlacement {
+    /// So many rows from `offset` on, of a variable of this shape.
+    pub(crate) fn new(server: usize, offset: usize, rows: usize, whole: &[usize]) -> Self {
+        let mut shape = whole.to_vec();
+        if let Some(first) = shape.first_mut() {
+            *first = rows;
+        }
+        Self {
+            server,
+            offset,
+            rows,
+            shape,
+        }
+    }
+}
+
 /// The shards of one variable, in the order of their rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
@@ -81,16 +97,7 @@ impl RoundRobin {
         let mut offset = 0;
         let mut shards = Vec::with_capacity(parts);
         for size in shard_sizes(rows.unwrap_or(1), parts) {
-            let mut shape = shape.to_vec();
-            if let Some(first) = shape.first_mut() {
-                *first = size;
-            }
-            shards.push(ShardPlacement {
-                server: self.next,
-                offset,
-                rows: size,
-                shape,
-            });
+            shards.push(ShardPlacement::new(self.next, offset, size, shape));
             offset += size;
             self.next = (self.next + 1) % self.servers;
         }

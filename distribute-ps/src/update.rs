@@ -10,12 +10,12 @@ use std::fmt;
 use std::time::Duration;
 
 use burn::tensor::TensorData;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 
 /// The identity of one run of a coordinator.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RunId(pub u128);
 
 impl RunId {
@@ -24,8 +24,7 @@ impl RunId {
     /// # Errors
     /// [`PsError::System`] when the operating system has no random numbers.
     pub fn random() -> Result<Self> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes)
+        let bytes = distribute_net::random()
             .map_err(|error| PsError::system("cannot draw the id of a run", error))?;
         Ok(Self(u128::from_le_bytes(bytes)))
     }
@@ -47,6 +46,15 @@ pub struct UpdateId {
     pub closure: u64,
     /// Which update of the closure, counted by the step.
     pub sequence: u32,
+}
+
+/// Closure and sequence of an update: its identity within its run.
+pub(crate) type UpdateKey = (u64, u32);
+
+impl UpdateId {
+    pub(crate) fn key(self) -> UpdateKey {
+        (self.closure, self.sequence)
+    }
 }
 
 /// Closures of a coordinator are counted from 1, so none has a number like this: updates outside of
@@ -102,7 +110,7 @@ pub struct PushOutcome {
 }
 
 /// What happens to gradients with NaN or infinity.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NonFinite {
     /// The whole push fails with [`PsError::NonFinite`] and nothing of it is applied.
     #[default]
@@ -112,7 +120,7 @@ pub enum NonFinite {
 }
 
 /// What happens to workers that would break the staleness bound.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StalenessPolicy {
     /// Faster workers wait in pull and push until no gradient will be staler than the bound.
     Wait,
@@ -121,7 +129,7 @@ pub enum StalenessPolicy {
 }
 
 /// By how many versions of the weights a gradient may be late.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Staleness {
     /// The most updates between the pull of the weights and the push of their gradient.
     pub bound: u64,
@@ -130,7 +138,7 @@ pub struct Staleness {
 }
 
 /// The rules that the servers follow during a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RunOptions {
     /// A bound on staleness; none by default.
@@ -156,39 +164,6 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    pub(crate) fn to_wire(self, run: Vec<u8>) -> wire::Attach {
-        let waits = |staleness: Staleness| staleness.policy == StalenessPolicy::Wait;
-        let milliseconds = self.wait_timeout.as_millis();
-        wire::Attach {
-            run,
-            staleness: self.staleness.map(|staleness| staleness.bound),
-            wait: self.staleness.is_some_and(waits),
-            synchronous: self.synchronous.map(|count| count as u64),
-            apply_non_finite: self.non_finite == NonFinite::Apply,
-            wait_timeout_ms: u64::try_from(milliseconds).unwrap_or(u64::MAX),
-        }
-    }
-
-    pub(crate) fn from_wire(rules: &wire::Attach) -> Result<Self> {
-        let staleness = rules.staleness.map(|bound| Staleness {
-            bound,
-            policy: match rules.wait {
-                true => StalenessPolicy::Wait,
-                false => StalenessPolicy::Refuse,
-            },
-        });
-        let synchronous = rules.synchronous.map(usize::try_from).transpose();
-        Ok(Self {
-            staleness,
-            synchronous: synchronous.map_err(PsError::invalid)?,
-            non_finite: match rules.apply_non_finite {
-                true => NonFinite::Apply,
-                false => NonFinite::Refuse,
-            },
-            wait_timeout: Duration::from_millis(rules.wait_timeout_ms),
-        })
-    }
-
     /// Whether the rules go together.
     pub(crate) fn check(&self) -> Result<()> {
         match (self.synchronous, self.staleness) {

@@ -1,10 +1,12 @@
 //! Arguments and results on their way between processes: MessagePack, and tensors as bytes in it.
 
-use std::fmt;
-
-use burn::tensor::{DType, TensorData};
-use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
+use burn::tensor::{BoolStore, DType, TensorData};
+use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_bytes::ByteBuf;
+
+/// How deeply values may be nested, as in JSON: deeper ones could take the whole stack.
+const DEPTH_MAX: usize = 128;
 
 /// A tensor in host memory, as an argument or a result of a step.
 ///
@@ -35,61 +37,11 @@ impl From<HostTensor> for TensorData {
 }
 
 /// What a tensor is on the way.
-#[derive(Serialize)]
-struct Sent<'a> {
+#[derive(Serialize, Deserialize)]
+struct Sent<B> {
     dtype: DType,
     shape: Vec<usize>,
-    bytes: Raw<'a>,
-}
-
-struct Raw<'a>(&'a [u8]);
-
-impl Serialize for Raw<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(self.0)
-    }
-}
-
-#[derive(Deserialize)]
-struct Received {
-    dtype: DType,
-    shape: Vec<usize>,
-    bytes: Owned,
-}
-
-struct Owned(Vec<u8>);
-
-impl<'de> Deserialize<'de> for Owned {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_byte_buf(BytesVisitor)
-    }
-}
-
-struct BytesVisitor;
-
-impl<'de> Visitor<'de> for BytesVisitor {
-    type Value = Owned;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("bytes")
-    }
-
-    fn visit_bytes<E>(self, bytes: &[u8]) -> Result<Owned, E> {
-        Ok(Owned(bytes.to_vec()))
-    }
-
-    fn visit_byte_buf<E>(self, bytes: Vec<u8>) -> Result<Owned, E> {
-        Ok(Owned(bytes))
-    }
-
-    /// Formats without bytes, such as JSON, write numbers.
-    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Owned, A::Error> {
-        let mut bytes = Vec::new();
-        while let Some(byte) = sequence.next_element()? {
-            bytes.push(byte);
-        }
-        Ok(Owned(bytes))
-    }
+    bytes: B,
 }
 
 impl Serialize for HostTensor {
@@ -97,7 +49,7 @@ impl Serialize for HostTensor {
         let sent = Sent {
             dtype: self.0.dtype(),
             shape: self.0.shape().to_vec(),
-            bytes: Raw(self.0.as_bytes()),
+            bytes: serde_bytes::Bytes::new(self.0.as_bytes()),
         };
         sent.serialize(serializer)
     }
@@ -105,11 +57,11 @@ impl Serialize for HostTensor {
 
 impl<'de> Deserialize<'de> for HostTensor {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Received {
+        let Sent::<ByteBuf> {
             dtype,
             shape,
-            bytes: Owned(bytes),
-        } = Received::deserialize(deserializer)?;
+            bytes,
+        } = Sent::deserialize(deserializer)?;
         if matches!(dtype, DType::QFloat(_)) {
             return Err(D::Error::custom("quantised tensors are not sent"));
         }
@@ -120,6 +72,11 @@ impl<'de> Deserialize<'de> for HostTensor {
             let found = bytes.len();
             let what = format!("{found} bytes for a tensor of {dtype:?} with shape {shape:?}");
             return Err(D::Error::custom(what));
+        }
+        let bytes = bytes.into_vec();
+        // burn panics where it reads another one.
+        if dtype == DType::Bool(BoolStore::Native) && bytes.iter().any(|byte| *byte > 1) {
+            return Err(D::Error::custom("a boolean that is neither 0 nor 1"));
         }
         Ok(Self(TensorData::from_bytes_vec(bytes, shape, dtype)))
     }
@@ -134,8 +91,9 @@ pub(crate) fn encode(value: &impl Serialize) -> Result<Vec<u8>, String> {
 /// The way back.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     let mut reader = bytes;
-    let value = T::deserialize(&mut rmp_serde::Deserializer::new(&mut reader))
-        .map_err(|error| error.to_string())?;
+    let mut decoder = rmp_serde::Deserializer::new(&mut reader);
+    decoder.set_max_depth(DEPTH_MAX);
+    let value = T::deserialize(&mut decoder).map_err(|error| error.to_string())?;
     match reader.len() {
         0 => Ok(value),
         rest => Err(format!("{rest} bytes are left over")),
@@ -145,6 +103,17 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_boolean_that_is_neither_true_nor_false_is_refused() {
+        let mut bytes = encode(&HostTensor(TensorData::from([true, false]))).unwrap();
+        assert!(decode::<HostTensor>(&bytes).is_ok());
+        let last = bytes.last_mut().unwrap();
+        assert_eq!(*last, 0);
+        *last = 2;
+        let reason = decode::<HostTensor>(&bytes).unwrap_err();
+        assert!(reason.contains("neither 0 nor 1"), "{reason}");
+    }
 
     #[test]
     fn values_and_tensors_come_back_as_they_were() {

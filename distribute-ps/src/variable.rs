@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, TensorData};
 use distribute_core::optim::Optimizer;
+use serde::{Deserialize, Serialize};
 
 use crate::placement::Placement;
 use crate::update::Versions;
 
 /// An optimizer by name and configuration, which the servers build it from.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OptimizerSpec {
     /// `sgd`, `adam`, `adamw`, or a name that the servers were given
     /// ([`ServerOptions::optimizer`](crate::ServerOptions::optimizer)).
@@ -30,7 +31,7 @@ impl OptimizerSpec {
 }
 
 /// What a variable is to be.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct VariableSpec {
     /// The name, as in checkpoints: `model/conv1.weight`.
     pub name: String,

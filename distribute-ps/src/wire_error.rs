@@ -1,11 +1,8 @@
-//! Errors on their way between processes: from servers to clients as the details of a gRPC status,
-//! from steps to the coordinator as the outcome of a closure.
+//! Errors on their way between processes: from servers to clients, from steps to the coordinator.
 //!
-//! An error travels as what it is, in MessagePack; one that wraps foreign code travels as its text.
+//! An error travels as what it is; one that wraps foreign code travels as its text.
 
 use std::error::Error;
-
-use tonic::{Code, Status};
 
 use crate::error::PsError;
 use crate::value;
@@ -14,8 +11,6 @@ use crate::value;
 const TEXT_MAX_BYTES: usize = 16 << 10;
 /// The most bytes of an error that is sent: there is always room for it beside a result.
 const FAILURE_MAX_BYTES: usize = 48 << 10;
-/// The most bytes of an error in a status, which travels as a header.
-const STATUS_MAX_BYTES: usize = 4 << 10;
 
 /// The error of this crate that is wrapped in one of a strategy or of a step, if there is one:
 /// steps pass errors through `?` of other types.
@@ -40,103 +35,36 @@ fn within_core(core: &distribute_core::Error) -> Option<&PsError> {
     within(core.wrapped()?)
 }
 
-/// An error as bytes, at most `max` of them.
-fn to_bytes(error: &PsError, max: usize) -> Vec<u8> {
+/// An error as it is sent, not too long.
+pub(crate) fn sendable(error: &PsError) -> PsError {
     let found = innermost(error);
-    let text_max = TEXT_MAX_BYTES.min(max / 2);
     let sent = match found.clone() {
         PsError::Core(core) => match core.root_cause() {
             distribute_core::Error::ReplicaPanicked { message, .. } => PsError::Panicked {
-                message: cut(message.clone(), text_max),
+                message: cut(message.clone()),
             },
-            _ => PsError::step(cut(core.to_string(), text_max)),
+            _ => PsError::step(cut(core.to_string())),
         },
-        PsError::Step(step) => PsError::step(cut(step.to_string(), text_max)),
+        PsError::Step(step) => PsError::step(cut(step.to_string())),
         PsError::Panicked { message } => PsError::Panicked {
-            message: cut(message, text_max),
+            message: cut(message),
         },
-        PsError::InvalidArgument { what } => PsError::invalid(cut(what, text_max)),
+        PsError::InvalidArgument { what } => PsError::invalid(cut(what)),
         other => other,
     };
-    let encoded = value::encode(&sent).unwrap_or_default();
-    match encoded.len() > max {
-        true => {
-            let text = PsError::step(cut(found.to_string(), text_max));
-            value::encode(&text).unwrap_or_default()
-        }
-        false => encoded,
+    match value::encode(&sent) {
+        Ok(bytes) if bytes.len() <= FAILURE_MAX_BYTES => sent,
+        _ => PsError::step(cut(found.to_string())),
     }
 }
 
 /// A text, cut where it is too long.
-fn cut(mut text: String, max: usize) -> String {
-    if text.len() > max {
-        text.truncate(text.floor_char_boundary(max));
+fn cut(mut text: String) -> String {
+    if text.len() > TEXT_MAX_BYTES {
+        text.truncate(text.floor_char_boundary(TEXT_MAX_BYTES));
         text.push_str(" ...");
     }
     text
-}
-
-/// The error of a closure as bytes.
-pub(crate) fn encode(error: &PsError) -> Vec<u8> {
-    to_bytes(error, FAILURE_MAX_BYTES)
-}
-
-/// The way back.
-pub(crate) fn decode(bytes: &[u8]) -> PsError {
-    let unread = |reason| PsError::step(format!("its error cannot be read: {reason}"));
-    value::decode(bytes).unwrap_or_else(unread)
-}
-
-/// How a server answers a call that failed.
-pub(crate) fn to_status(error: &PsError) -> Status {
-    let code = match error {
-        PsError::OtherRun { .. } | PsError::Uninitialized { .. } => Code::FailedPrecondition,
-        PsError::UnknownVariable { .. } => Code::NotFound,
-        PsError::VariableExists { .. } => Code::AlreadyExists,
-        PsError::Row { .. } => Code::OutOfRange,
-        PsError::TooLarge { .. } | PsError::Full { .. } => Code::ResourceExhausted,
-        PsError::Stale { .. } => Code::Aborted,
-        PsError::StalenessTimeout { .. } => Code::DeadlineExceeded,
-        PsError::Cancelled => Code::Cancelled,
-        _ => Code::InvalidArgument,
-    };
-    // What a header may hold; the whole text travels in the details.
-    let message: String = error.to_string().chars().take(500).collect();
-    Status::with_details(code, message, to_bytes(error, STATUS_MAX_BYTES).into())
-}
-
-/// The error of a status that server `server` answered with.
-pub(crate) fn from_status(status: &Status, server: usize, address: &str) -> PsError {
-    let address = address.to_string();
-    match value::decode(status.details()) {
-        // A server does not know by which number and address it was reached.
-        Ok(PsError::OtherRun { reason, .. }) => PsError::OtherRun {
-            server,
-            address,
-            reason,
-        },
-        Ok(PsError::Protocol { what, .. }) => PsError::Protocol { address, what },
-        Ok(error) => error,
-        Err(_) => without_details(status, server, address),
-    }
-}
-
-/// The error of a status that no code of this crate has made.
-fn without_details(status: &Status, server: usize, address: String) -> PsError {
-    let reason = status.message().to_string();
-    match status.code() {
-        Code::Unauthenticated | Code::FailedPrecondition => PsError::Refused { address, reason },
-        Code::Unavailable | Code::Cancelled => PsError::Unavailable {
-            server,
-            address,
-            reason,
-        },
-        code => PsError::Protocol {
-            address,
-            what: format!("{code:?}: {reason}"),
-        },
-    }
 }
 
 #[cfg(test)]
@@ -146,7 +74,7 @@ mod tests {
     use super::*;
 
     fn sent(error: PsError) -> PsError {
-        decode(&encode(&error))
+        value::decode(&value::encode(&sendable(&error)).unwrap()).unwrap()
     }
 
     #[test]
@@ -232,9 +160,7 @@ mod tests {
         assert!(matches!(panicked, PsError::Panicked { .. }));
         assert!(panicked.to_string().len() < TEXT_MAX_BYTES + 64);
         let name = "x".repeat(10 << 20);
-        let bytes = encode(&PsError::UnknownVariable { name });
+        let bytes = value::encode(&sendable(&PsError::UnknownVariable { name })).unwrap();
         assert!(bytes.len() < FAILURE_MAX_BYTES, "{}", bytes.len());
-        let odd = decode(b"\xff").to_string();
-        assert!(odd.contains("cannot be read"), "{odd}");
     }
 }

@@ -8,11 +8,14 @@ mod datasets;
 mod documents;
 mod loss;
 pub(crate) mod multi_worker;
+mod normalization;
 mod parameter_server;
 mod properties;
 mod reduce;
+mod schedules;
 pub(crate) mod support;
 mod training;
+mod training_loop;
 mod variables;
 
 use crate::case::{Case, StrategyKind};
@@ -38,10 +41,10 @@ pub(crate) fn adapter(family: FamilyName) -> Option<Adapter> {
         FamilyName::MultiWorker => multi_worker::check,
         FamilyName::ParameterServer => parameter_server::check,
         FamilyName::Documents => documents::check,
-        FamilyName::Normalization
-        | FamilyName::Schedules
-        | FamilyName::TrainingLoop
-        | FamilyName::Unknown => return None,
+        FamilyName::TrainingLoop => training_loop::check,
+        FamilyName::Normalization => normalization::check,
+        FamilyName::Schedules => schedules::check,
+        FamilyName::Unknown => return None,
     })
 }
 

@@ -3,18 +3,24 @@
 
 use std::collections::BTreeMap;
 
+use burn::module::{Module, Param};
+use burn::nn::BatchNormConfig;
+use burn::tensor::{Device, Tensor};
 use conformance::Deviation;
 use distribute_core::checkpoint::CheckpointManager;
 use distribute_core::cluster::{
     ClusterError, ClusterResolver, SlurmResolver, TfConfigResolver, expand_hostlist, id_in_cluster,
 };
 use distribute_core::collectives::{GroupOptions, in_process};
+use distribute_core::optim::MovingAverage;
 use distribute_core::{
-    DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, MirroredStrategy,
-    MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Replicated, Strategy, StrategyExt,
-    TensorData, VariableAggregation, VariableOptions,
+    Clip, DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, LossScale, MirroredStrategy,
+    MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Replicated, Sgd, Strategy, StrategyExt,
+    SyncBatchNormConfig, TensorData, TrainState, VariableAggregation, VariableOptions,
 };
-use distribute_data::fit::callbacks::ModelCheckpoint;
+use distribute_data::fit::callbacks::{EarlyStopping, ModelCheckpoint, ReduceLrOnPlateau};
+use distribute_data::fit::{Callback, Fit, History, Objective, StepContext};
+use distribute_data::{Batching, FnDataset, StrategyDataExt};
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
     MirroredStrategy::builder()
@@ -257,6 +263,260 @@ fn deviation_chief_writes() {
         CheckpointManager::open(folder.path()).is_ok(),
         "nobody else held it"
     );
+}
+
+#[derive(Module, Debug)]
+struct OneWeight {
+    w: Param<Tensor<1>>,
+}
+
+/// A weight of 1 with these gradients by step and replica: its values after each step, the same
+/// on all replicas, and the tensors at the end.
+fn after_gradients(
+    gradients: &[Vec<Option<f32>>],
+    make: impl Fn(OneWeight) -> TrainState<OneWeight>,
+) -> (Vec<f32>, BTreeMap<String, TensorData>) {
+    let strategy = mirrored(gradients[0].len());
+    let state = strategy.scope(|device| {
+        let w = Tensor::ones([1], device).require_grad();
+        make(OneWeight {
+            w: Param::from_tensor(w),
+        })
+    });
+    let mut state = state.unwrap();
+    let mut weights = Vec::new();
+    for step in gradients {
+        let step = PerReplica::new(step.clone());
+        let result = strategy.run((&mut state, step), |ctx, (state, gradient)| {
+            let mut loss = Tensor::<1>::zeros([1], ctx.device()).require_grad();
+            if let Some(gradient) = gradient {
+                loss = loss + state.model.w.val().mul_scalar(gradient);
+            }
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        });
+        result.unwrap();
+        let all = state.values().unwrap().iter();
+        let all: Vec<f32> = all.map(|it| it.model.w.val().into_scalar()).collect();
+        assert!(all.iter().all(|weight| *weight == all[0]), "{all:?}");
+        weights.push(all[0]);
+    }
+    let tensors = state.primary().unwrap().to_tensors().unwrap();
+    (weights, tensors)
+}
+
+/// Keras 3 would clip to 1 and -1, whose sum is 0.
+#[test]
+fn deviation_clips_sum() {
+    let (weights, _) = after_gradients(&[vec![Some(3.0), Some(-2.5)]], |model| {
+        TrainState::new(model, Sgd::new(1.0)).clip(Clip::Value(1.0))
+    });
+    assert_eq!(weights, [0.5]);
+}
+
+/// One weight after gradients of scaled losses, with a scale of 8, and what the scale is then.
+fn after_scaled_gradients(steps: &[[f32; 2]], scale: LossScale) -> (f32, u64, LossScale) {
+    let strategy = mirrored(2);
+    let state = strategy.scope(|device| {
+        let w = Tensor::ones([1], device).require_grad();
+        let model = OneWeight {
+            w: Param::from_tensor(w),
+        };
+        TrainState::new(model, Sgd::new(1.0)).with_loss_scale(scale)
+    });
+    let mut state = state.unwrap();
+    for step in steps {
+        let step = PerReplica::new(step.to_vec());
+        let result = strategy.run((&mut state, step), |ctx, (state, gradient)| {
+            let loss = state.model.w.val().mul_scalar(gradient);
+            let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        });
+        result.unwrap();
+    }
+    let state = state.primary().unwrap();
+    let weight = state.model.w.val().into_scalar();
+    (weight, state.step(), state.loss_scale().clone())
+}
+
+/// The last of the replicas has an infinite gradient, then a sum overflows; Keras 3 applies both.
+#[test]
+fn deviation_any_replica() {
+    let scale = LossScale::dynamic().initial(8.0).unwrap();
+    let steps = [[0.25, 0.25], [0.5, f32::INFINITY], [8e37, 8e37]];
+    let (weight, step, scale) = after_scaled_gradients(&steps, scale);
+    assert_eq!((weight, step), (0.5, 1));
+    assert_eq!((scale.scale(), scale.good_steps()), (2.0, 0));
+}
+
+#[test]
+fn deviation_scale_bounds() {
+    let scale = LossScale::dynamic().initial(2.0).unwrap();
+    let (_, _, low) = after_scaled_gradients(&[[f32::NAN, 0.0]; 3], scale);
+    assert_eq!(low.scale(), 1.0);
+    let largest = 2.0_f64.powi(127);
+    let high = LossScale::dynamic().initial(largest).unwrap();
+    let high = high.growth_steps(1).unwrap();
+    let (_, _, high) = after_scaled_gradients(&[[0.25, 0.25]; 2], high);
+    assert_eq!(high.scale(), largest);
+}
+
+#[test]
+fn deviation_skipped_count() {
+    let steps = [[0.25, 0.0], [f32::NAN, 0.0], [0.25, 0.0]];
+    let (_, step, scale) = after_scaled_gradients(&steps, LossScale::dynamic());
+    assert_eq!((step, scale.skipped_steps()), (2, 1));
+}
+
+/// In Keras 2 the weight stays 1.
+#[test]
+fn deviation_subnormal_scale() {
+    let scale = LossScale::dynamic().initial(2.0_f64.powi(127)).unwrap();
+    let (weight, _, _) = after_scaled_gradients(&[[0.25, 0.5]], scale);
+    assert_eq!(weight, 0.25);
+}
+
+/// Two updates of two micro-batches: the average is the first weight, then the mean with the
+/// second. Keras 3 counts four: 1, 0, -0.5 and then -1.25.
+#[test]
+fn deviation_update_average() {
+    let (weights, tensors) = after_gradients(&vec![vec![Some(0.5)]; 4], |model| {
+        let averaged = MovingAverage::of(Sgd::new(1.0), 0.5).unwrap();
+        TrainState::new(model, averaged).accumulate(2)
+    });
+    assert_eq!(weights, [1.0, 0.0, 0.0, -1.0]);
+    let average = tensors["optimizer/average/w"].try_to_vec::<f32>().unwrap();
+    assert_eq!(average, [-0.5]);
+}
+
+#[test]
+fn deviation_one_micro_batch() {
+    let (weights, _) = after_gradients(&vec![vec![Some(0.5)]; 2], |model| {
+        TrainState::new(model, Sgd::new(1.0)).accumulate(1)
+    });
+    assert_eq!(weights, [0.5, 0.0]);
+}
+
+#[test]
+fn deviation_no_gradients() {
+    let steps = [vec![None, None], vec![None, Some(0.5)]];
+    let (weights, _) = after_gradients(&steps, |model| TrainState::new(model, Sgd::new(1.0)));
+    assert_eq!(weights, [1.0, 0.5]);
+}
+
+/// Two replicas; the average is put in the place of the weight by every second update.
+#[test]
+fn deviation_traced_update() {
+    let (weights, _) = after_gradients(&vec![vec![Some(0.25); 2]; 8], |model| {
+        let averaged = MovingAverage::of(Sgd::new(1.0), 0.5).unwrap();
+        let averaged = averaged.overwrite_every(2).unwrap();
+        TrainState::new(model, averaged).accumulate(2)
+    });
+    assert_eq!(weights, [1.0, 0.0, 0.0, -0.5, -0.5, -1.5, -1.5, -1.75]);
+}
+
+/// Moving mean and variance that are read after a step on these numbers per replica.
+fn moved(parts: &[&[f32]]) -> [f32; 2] {
+    let strategy = mirrored(parts.len());
+    let config = BatchNormConfig::new(1).with_momentum(0.5);
+    let mut norm = strategy.scope(|device| config.init(device)).unwrap();
+    let device = &strategy.replicas()[0].device;
+    let part = |part: &&[f32]| {
+        let data = TensorData::new(part.to_vec(), [part.len(), 1]);
+        Tensor::<2>::from_data(data, device)
+    };
+    let parts = PerReplica::new(parts.iter().map(part).collect());
+    let step = strategy.run((&mut norm, parts), |_, (norm, x)| Ok(norm.forward(x)));
+    step.unwrap();
+    let norm = norm.primary().unwrap();
+    [&norm.running_mean, &norm.running_var].map(|state| state.value().into_scalar())
+}
+
+/// The replicas have 1 and 3; Keras 3 reads 1.
+#[test]
+fn deviation_mean_statistics() {
+    assert_eq!(moved(&[&[1.0, 3.0], &[5.0, 7.0]]), [2.0, 1.0]);
+}
+
+/// The second replica still has 0 and 1; in Keras 3 it has NaN.
+#[test]
+fn deviation_empty_part() {
+    assert_eq!(moved(&[&[1.0, 5.0], &[]]), [0.75, 1.75]);
+}
+
+/// The variance of 1 and 5 is 4; in Keras 2's fused kernel it is 8.
+#[test]
+fn deviation_population_variance() {
+    assert_eq!(moved(&[&[1.0, 5.0]]), [1.5, 2.5]);
+}
+
+#[test]
+fn deviation_one_value() {
+    let strategy = mirrored(2);
+    let config = SyncBatchNormConfig::new(1);
+    let mut norm = strategy.try_scope(|device| config.init(device)).unwrap();
+    let found = strategy.run(&mut norm, |ctx, norm| {
+        let examples = [1, 0][ctx.replica_id()];
+        norm.forward(ctx, Tensor::<2>::ones([examples, 1], ctx.device()))
+    });
+    let error = found.unwrap_err().to_string();
+    assert!(error.contains("one value per feature"), "{error}");
+}
+
+/// Trains with these values of `val_loss`, and of the metric `score` in the logs `val_score`.
+fn fit_with(values: &[f32], callback: impl Callback) -> distribute_core::Result<History> {
+    let strategy = DefaultStrategy::new();
+    let mut state = strategy.scope(|device| {
+        let w = Param::from_tensor(Tensor::ones([1], device).require_grad());
+        TrainState::new(OneWeight { w }, Sgd::new(1.0))
+    })?;
+    let ones = |indices: &[usize], device: &Device| Ok(Tensor::<1>::ones([indices.len()], device));
+    let data = FnDataset::new(1, ones);
+    let data = strategy.distribute_dataset(data, Batching::global(1))?;
+    let objective = |ctx: &StepContext<'_>, model: &OneWeight, _: Tensor<1>| {
+        let value = values[ctx.epoch()];
+        let loss = model.w.val().mul_scalar(0.0).add_scalar(value);
+        Ok(Objective::new(loss).examples(1).metric("score", value, 1))
+    };
+    Fit::new(&strategy)
+        .epochs(values.len())
+        .callback(callback)
+        .run(&mut state, &data, Some(&data), objective)
+}
+
+/// In Keras NaN stays the best value, and training ends after the patience.
+#[test]
+fn deviation_nan_is_never_best() {
+    let mut early = EarlyStopping::new("val_loss").patience(2);
+    let history = fit_with(&[f32::NAN, 3.0, 2.0, 1.0], &mut early).unwrap();
+    assert_eq!(history.epochs.len(), 4);
+    assert_eq!(early.best(), Some((1.0, 3)));
+    let mut reduce = ReduceLrOnPlateau::new("val_loss").patience(2);
+    fit_with(&[f32::NAN, 3.0, 2.0], &mut reduce).unwrap();
+    assert_eq!(reduce.best(), Some(2.0));
+}
+
+#[test]
+fn deviation_missing_metric() {
+    let early = fit_with(&[1.0], EarlyStopping::new("val_lost"));
+    let reduce = fit_with(&[1.0], ReduceLrOnPlateau::new("val_lost"));
+    for error in [early.unwrap_err(), reduce.unwrap_err()] {
+        let error = error.to_string();
+        assert!(
+            error.contains("val_lost") && error.contains("val_loss"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn deviation_auto_direction() {
+    let mut early = EarlyStopping::new("val_score").patience(1);
+    let history = fit_with(&[2.0, 1.0, 1.5, 0.5], &mut early).unwrap();
+    assert_eq!((history.epochs.len(), early.best()), (3, Some((1.0, 1))));
+    let mut reduce = ReduceLrOnPlateau::new("val_score");
+    fit_with(&[2.0, 1.0, 1.5], &mut reduce).unwrap();
+    assert_eq!(reduce.best(), Some(1.0));
 }
 
 #[test]

@@ -105,9 +105,6 @@ fn errors_of_jobs_are_passed_on() {
         path: PathBuf::from("some/file"),
         source: full(),
     });
-    passed_on(distribute_ps::rpc::ConnectError::Unavailable(
-        "nobody listens".to_string(),
-    ));
     passed_on(PsError::Closure {
         closure: 3,
         step: "train".to_string(),

@@ -73,6 +73,19 @@ fn few_skipped(family: FamilyName, passed: usize, percentage: usize) {
     assert_eq!(ruled, counts.skipped());
 }
 
+/// Optimizers, clipping, accumulation and averages, whose numbers of each update are inputs of the
+/// compiled step.
+#[test]
+fn the_golden_optimizers_pass_under_tpu_strategy() {
+    within(LIMIT, || few_skipped(FamilyName::TrainingLoop, 57, 31));
+}
+
+/// `SyncBatchNorm` and layers that need no other replicas, also with parts that are filled up.
+#[test]
+fn the_golden_normalizations_pass_under_tpu_strategy() {
+    within(LIMIT, || few_skipped(FamilyName::Normalization, 54, 52));
+}
+
 /// Every run of the golden files, under a compiled step: the losses and gradients of all replicas
 /// and the weights at the end.
 #[test]

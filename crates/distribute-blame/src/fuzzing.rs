@@ -4,6 +4,12 @@
 
 use crate::{Blame, Record};
 
+/// A name, and what it calls.
+type Target = (&'static str, fn(&[u8]));
+
+/// The target by its name.
+pub const TARGETS: [Target; 1] = [("flight_record", flight_record)];
+
 /// Reads records, which a zero byte separates, writes them again, and judges them.
 #[expect(clippy::expect_used, reason = "a fuzz target fails by a panic")]
 pub fn flight_record(bytes: &[u8]) {
@@ -31,35 +37,17 @@ fn to_text(record: &Record) -> serde_json::Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::path::{Path, PathBuf};
-
     use distribute_collectives::flight_record::FlightRecorder;
     use distribute_collectives::{
         CollectiveError, DType, OperationHeader, OperationKind, ReduceOp,
     };
+    use std::collections::BTreeMap;
 
     use super::*;
 
-    fn directory() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/flight_record")
-    }
-
-    /// With `DISTRIBUTE_WRITE_CORPUS=1` the seeds are written first, as after a change of format.
     #[test]
     fn the_corpus_has_the_seeds_and_the_target_fails_with_no_file_of_it() {
-        let write = std::env::var_os("DISTRIBUTE_WRITE_CORPUS").is_some();
-        for (name, bytes) in seeds() {
-            let path = directory().join(name);
-            if write {
-                std::fs::create_dir_all(directory()).unwrap();
-                std::fs::write(&path, &bytes).unwrap();
-            }
-            assert_eq!(std::fs::read(&path).unwrap(), bytes, "{}", path.display());
-        }
-        for entry in std::fs::read_dir(directory()).unwrap() {
-            flight_record(&std::fs::read(entry.unwrap().path()).unwrap());
-        }
+        hostile::corpus::check(TARGETS[0], &seeds());
     }
 
     /// What a recorder writes, but for the times, which count up from 1.
@@ -92,7 +80,7 @@ mod tests {
         with_fixed_times(&recorder)
     }
 
-    fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
+    fn seeds() -> hostile::corpus::Seeds {
         let (zero, one) = (record_of(0, 3, true), record_of(1, 2, false));
         let huge = zero
             .replace("_us\":1,", "_us\":18446744073709551615,")

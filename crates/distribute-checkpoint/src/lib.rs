@@ -48,6 +48,9 @@
 
 mod error;
 mod filesystem;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod manager;
 mod marker;
 mod reader;

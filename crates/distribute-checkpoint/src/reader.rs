@@ -215,10 +215,16 @@ fn read_metadata(fs: &dyn FileSystem, path: &Path) -> Result<(Marker, Metadata)>
     let bytes = read_at_most(&file.path, &mut file.content, MAX_METADATA_BYTES)?;
     let file_path = file.path.clone();
     file.finish()?;
-    let metadata: Metadata = serde_json::from_slice(&bytes)
-        .map_err(|error| CheckpointError::corrupt(&file_path, error.to_string()))?;
-    CheckpointError::check_version(path, metadata.format_version)?;
+    let metadata = decode_metadata(path, &file_path, &bytes)?;
     Ok((marker, metadata))
+}
+
+/// Reads the metadata of the checkpoint at `checkpoint`, stored in the file `path`.
+pub(super) fn decode_metadata(checkpoint: &Path, path: &Path, bytes: &[u8]) -> Result<Metadata> {
+    let metadata: Metadata = serde_json::from_slice(bytes)
+        .map_err(|error| CheckpointError::corrupt(path, error.to_string()))?;
+    CheckpointError::check_version(checkpoint, metadata.format_version)?;
+    Ok(metadata)
 }
 
 fn read_marker(fs: &dyn FileSystem, path: &Path) -> Result<Marker> {

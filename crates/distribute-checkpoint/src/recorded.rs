@@ -15,7 +15,16 @@ pub(super) struct Recorded<'a> {
     record: &'a FileRecord,
 }
 
-impl Recorded<'_> {
+impl<'a> Recorded<'a> {
+    /// A file of the recorded size.
+    pub(super) fn new(path: PathBuf, reader: Box<dyn Read>, record: &'a FileRecord) -> Self {
+        Self {
+            path,
+            content: Hashing::new(reader),
+            record,
+        }
+    }
+
     /// The size of the file, which is the recorded one.
     pub(super) fn bytes(&self) -> u64 {
         self.record.bytes
@@ -64,12 +73,7 @@ pub(super) fn open_recorded<'a>(
         let what = format!("{saved} bytes were saved, {found} are there");
         return Err(corrupt(what));
     }
-    let content = Hashing::new(file.reader);
-    Ok(Recorded {
-        path,
-        content,
-        record,
-    })
+    Ok(Recorded::new(path, file.reader, record))
 }
 
 /// Opens a regular file; nothing if it does not exist.

@@ -58,6 +58,46 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
+/// The known name that is most like a mistyped one, if any is alike: for "did you mean".
+///
+/// ```
+/// let known = ["adam", "adamax", "sgd"];
+/// assert_eq!(distribute_error::nearest("adammax", known), Some("adamax"));
+/// assert_eq!(distribute_error::nearest("quux", known), None);
+/// ```
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    /// Jaro and Winkler's similarity from which on two names are alike.
+    const ALIKE: f64 = 0.7;
+    let name = name.to_lowercase();
+    let rated = known.into_iter().map(|known| {
+        let alike = strsim::jaro_winkler(&name, &known.to_lowercase());
+        (alike, known)
+    });
+    let best = rated.max_by(|a, b| a.0.total_cmp(&b.0));
+    best.filter(|(alike, _)| *alike >= ALIKE)
+        .map(|(_, known)| known)
+}
+
+/// What is said of a name that is none of those that are known: the nearest one, and all.
+///
+/// ```
+/// assert_eq!(
+///     distribute_error::unknown("optimizer", "adammax", ["adam", "adamax"]),
+///     "unknown optimizer `adammax`, did you mean `adamax`? There are adam, adamax"
+/// );
+/// ```
+pub fn unknown<'a>(kind: &str, name: &str, known: impl IntoIterator<Item = &'a str>) -> String {
+    let known: Vec<&str> = known.into_iter().collect();
+    let nearest = match nearest(name, known.iter().copied()) {
+        Some(nearest) => format!(", did you mean `{nearest}`?"),
+        None => ".".to_string(),
+    };
+    format!(
+        "unknown {kind} `{name}`{nearest} There are {}",
+        known.join(", ")
+    )
+}
+
 /// Gives errors their message as `Debug` form ([`fmt_error`]).
 #[macro_export]
 macro_rules! debug_as_message {

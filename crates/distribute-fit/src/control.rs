@@ -154,6 +154,8 @@ pub trait Callback {
 /// The training state without its model's type.
 pub(super) trait AnyState {
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
+    /// Whether the optimizer keeps moving averages of the weights.
+    fn has_averages(&self) -> bool;
     /// Replaces all tensors after the same number of updates.
     fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()>;
     /// The gradients of micro-batches of all replicas, as a checkpoint names them; all workers call
@@ -166,6 +168,10 @@ pub(super) trait AnyState {
 impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         self.primary()?.to_tensors()
+    }
+
+    fn has_averages(&self) -> bool {
+        self.host_metadata().has_averages()
     }
 
     fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
@@ -333,6 +339,11 @@ impl Control<'_> {
     /// If the device cannot be read.
     pub fn tensors(&self) -> Result<BTreeMap<String, TensorData>> {
         self.state.tensors()
+    }
+
+    /// Whether the optimizer keeps moving averages of the weights.
+    pub(super) fn has_averages(&self) -> bool {
+        self.state.has_averages()
     }
 
     /// Replaces the model's parameters on all replicas; slots and step stay. With several workers

@@ -104,7 +104,7 @@ pub use history::{EpochRecord, History, Outcome, Position};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
 pub use remote::{RemotePass, RemoteStep, RemoteSteps, RemoteTask, StepReport};
-pub use snapshot::{RunInfo, restore, restore_weights, snapshot};
+pub use snapshot::{RunInfo, averaged_weights, restore, restore_weights, snapshot};
 pub use training::Fit;
 
 /// The global batches of an epoch, one after the other.

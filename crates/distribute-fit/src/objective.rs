@@ -292,7 +292,8 @@ pub(super) fn train_on<M: Module + 'static, B>(
 ) -> Result<(Applied, StepSums)> {
     let ctx = StepContext { replica, pass };
     let given = Objective::of_batch(&ctx, &state.model, batch, objective)?;
-    let gradients = replica.gradient(&given.total(), &state.model)?;
+    let loss = state.scale_loss(&given.total());
+    let gradients = replica.gradient(&loss, &state.model)?;
     let applied = state.apply_gradients(replica, gradients)?;
     Ok((applied, given.into_sums(replica.global_batch_size())))
 }

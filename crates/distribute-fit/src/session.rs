@@ -84,6 +84,15 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
                 "the optimizer with its numbers",
                 json!(format!("{optimizer:?}")),
             ),
+            (
+                "the clipping of gradients",
+                json!(format!("{:?}", state.clipping())),
+            ),
+            ("the loss scale", json!(format!("{:?}", state.loss_scale()))),
+            (
+                "the number of micro-batches of an update",
+                json!(state.accumulation().1),
+            ),
             ("the number of checkpoint callbacks", json!(savers)),
         ]
     }

@@ -131,8 +131,8 @@ pub fn restore<M: Module + 'static>(
     state.update(|state| state.load_tensors(&checkpoint.tensors, step))
 }
 
-/// As [`restore`], without the optimizer's slots: for evaluating a checkpoint, or for going on with
-/// another optimizer. The optimizer begins anew, with slots of zero and no updates (Keras:
+/// As [`restore`], without the optimizer's slots and loss scale: for evaluating a checkpoint, or
+/// for going on with another optimizer. Both begin anew, with slots of zero and no updates (Keras:
 /// `load_weights` into a model that was compiled anew), because Adam's correction of its first
 /// averages counts the updates.
 ///
@@ -144,10 +144,44 @@ pub fn restore_weights<M: Module + 'static>(
 ) -> Result<()> {
     expect_model(state, checkpoint)?;
     let kept = checkpoint.tensors.iter();
-    let kept = kept.filter(|(name, _)| !name.starts_with("optimizer/"));
+    let of_optimizer =
+        |name: &str| name.starts_with("optimizer/") || name.starts_with("loss_scale/");
+    let kept = kept.filter(|(name, _)| !of_optimizer(name));
     let tensors = kept.map(|(name, data)| (name.clone(), data.clone()));
     let tensors: BTreeMap<String, TensorData> = tensors.collect();
     state.update(|state| state.load_tensors(&tensors, 0))
+}
+
+/// The checkpoint with the moving averages of the weights in their place, if its optimizer kept
+/// any: for evaluating it.
+///
+/// # Errors
+/// If an average is not of its weight.
+pub fn averaged_weights(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
+    let averages = averaged(&checkpoint.tensors)?;
+    checkpoint.tensors.extend(averages);
+    Ok(checkpoint)
+}
+
+/// The model's tensors, each with its moving average in its place if there is one.
+pub(super) fn averaged(
+    tensors: &BTreeMap<String, TensorData>,
+) -> Result<BTreeMap<String, TensorData>> {
+    let model = tensors
+        .iter()
+        .filter(|(name, _)| name.starts_with("model/"));
+    let averaged = model.map(|(name, value)| {
+        let path = name.strip_prefix("model/").unwrap_or(name);
+        let Some(average) = tensors.get(&format!("optimizer/average/{path}")) else {
+            return Ok((name.clone(), value.clone()));
+        };
+        let bytes = average.clone().into_bytes();
+        let shape = value.shape().clone();
+        let average = TensorData::try_from_bytes(bytes, shape, average.dtype());
+        let wrong = |error| refuse(format!("the average of `{path}` is not of it: {error}"));
+        Ok((name.clone(), average.map_err(wrong)?))
+    });
+    averaged.collect()
 }
 
 fn expect_model<M: Module + 'static>(

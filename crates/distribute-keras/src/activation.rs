@@ -43,13 +43,51 @@ pub enum Activation {
     },
     /// `exp(x)`.
     Exponential,
+    /// `max(x, 0) + min(alpha * (exp(x / alpha) - 1), 0)`, with alpha 1.
+    Celu,
+    /// `1.0507 * x` if positive, else `1.7581 * (exp(x) - 1)`.
+    Selu,
+    /// `x * tanh(log(1 + exp(x)))`.
+    Mish,
+    /// `slope * x + 0.5` between 0 and 1. The slope is 1/6 in Keras 3, 0.2 in Keras 2.
+    HardSigmoid {
+        /// The slope between the bounds.
+        slope: f64,
+    },
+    /// `x * min(max(x + 3, 0), 6) / 6`, also called hard swish.
+    HardSilu,
+    /// `min(max(x, -1), 1)`.
+    HardTanh,
+    /// `x` beyond 0.5 on either side, else 0.
+    HardShrink,
+    /// `x` moved towards 0 by 0.5, and 0 before it would change its sign.
+    SoftShrink,
+    /// `x - tanh(x)`.
+    TanhShrink,
+    /// `log(1 / (1 + exp(-x)))`.
+    LogSigmoid,
+    /// The logarithm of the softmax.
+    LogSoftmax,
+    /// `(x + sqrt(x^2 + 4)) / 2`.
+    Squareplus,
+    /// 0 up to -1, `(x + 1)^2 / 4` up to 1, then `x`.
+    SparsePlus,
+    /// `(x + 1) / 2` between 0 and 1.
+    SparseSigmoid,
 }
+
+/// The constants of `selu` (Klambauer et al., 2017).
+const SELU: (f64, f64) = (1.050_700_987_355_480_5, 1.673_263_242_354_377_2);
+/// How far `hard_shrink` and `soft_shrink` reach.
+const SHRINK: f64 = 0.5;
+/// The slope of Keras 2's `hard_sigmoid`.
+const HARD_SIGMOID_KERAS2: f64 = 0.2;
 
 /// The slope of the function `leaky_relu`; the layer `LeakyReLU` has another one.
 const LEAKY_SLOPE: f64 = 0.2;
 
 /// Keras' names; the first name of a function is the one that is printed.
-const NAMES: [(&str, Activation); 14] = [
+const NAMES: [(&str, Activation); 29] = [
     ("linear", Activation::Linear),
     ("relu", Activation::Relu),
     ("relu6", Activation::Relu6),
@@ -71,13 +109,38 @@ const NAMES: [(&str, Activation); 14] = [
     ("swish", Activation::Silu),
     ("elu", Activation::Elu { alpha: 1.0 }),
     ("exponential", Activation::Exponential),
+    ("celu", Activation::Celu),
+    ("selu", Activation::Selu),
+    ("mish", Activation::Mish),
+    ("hard_sigmoid", Activation::HardSigmoid { slope: 1.0 / 6.0 }),
+    ("hard_silu", Activation::HardSilu),
+    ("hard_swish", Activation::HardSilu),
+    ("hard_tanh", Activation::HardTanh),
+    ("hard_shrink", Activation::HardShrink),
+    ("soft_shrink", Activation::SoftShrink),
+    ("tanh_shrink", Activation::TanhShrink),
+    ("log_sigmoid", Activation::LogSigmoid),
+    ("log_softmax", Activation::LogSoftmax),
+    ("squareplus", Activation::Squareplus),
+    ("sparse_plus", Activation::SparsePlus),
+    ("sparse_sigmoid", Activation::SparseSigmoid),
 ];
 
 impl Activation {
-    /// The function with this Keras name.
+    /// The function with this name in Keras 3.
     pub fn from_name(name: &str) -> Option<Self> {
         let found = NAMES.iter().find(|(known, _)| *known == name);
         found.map(|(_, activation)| *activation)
+    }
+
+    /// The function with this name in Keras 2, where `hard_sigmoid` is another one.
+    pub fn from_keras2_name(name: &str) -> Option<Self> {
+        match Self::from_name(name)? {
+            Self::HardSigmoid { .. } => Some(Self::HardSigmoid {
+                slope: HARD_SIGMOID_KERAS2,
+            }),
+            other => Some(other),
+        }
     }
 
     /// Keras' `ReLU` with options: `max_value` from there on, the identity from `threshold` on,
@@ -118,8 +181,40 @@ impl Activation {
                 threshold,
             } => relu_with(x, max_value, negative_slope, threshold),
             Self::Exponential => x.exp(),
+            Self::LogSoftmax => activation::log_softmax(x, features),
+            Self::Celu => activation::elu(x, 1.0),
+            Self::Selu => activation::elu(x, SELU.1).mul_scalar(SELU.0),
+            Self::Mish => x.clone() * activation::softplus(x, 1.0).tanh(),
+            Self::HardSigmoid { slope } => x.mul_scalar(slope).add_scalar(0.5).clamp(0.0, 1.0),
+            Self::HardSilu => {
+                let gate = x.clone().add_scalar(3.0).clamp(0.0, 6.0);
+                x * gate.div_scalar(6.0)
+            }
+            Self::HardTanh => x.clamp(-1.0, 1.0),
+            Self::HardShrink => {
+                let small = x.clone().abs().lower_equal_elem(SHRINK);
+                x.mask_fill(small, 0.0)
+            }
+            Self::SoftShrink => {
+                let above = activation::relu(x.clone().sub_scalar(SHRINK));
+                above - activation::relu(x.neg().sub_scalar(SHRINK))
+            }
+            Self::TanhShrink => x.clone() - x.tanh(),
+            Self::LogSigmoid => activation::log_sigmoid(x),
+            Self::Squareplus => {
+                let root = (x.clone() * x.clone()).add_scalar(4.0).sqrt();
+                (x + root).div_scalar(2.0)
+            }
+            Self::SparsePlus => sparse_plus(x),
+            Self::SparseSigmoid => x.add_scalar(1.0).div_scalar(2.0).clamp(0.0, 1.0),
         }
     }
+}
+
+fn sparse_plus<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    let bend = x.clone().add_scalar(1.0).clamp(0.0, 2.0);
+    let bend = (bend.clone() * bend).div_scalar(4.0);
+    bend + activation::relu(x.sub_scalar(1.0))
 }
 
 /// The steps of Keras' own `relu`, so that a gradient is its gradient where the function bends.

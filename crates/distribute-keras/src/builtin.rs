@@ -1,6 +1,6 @@
 //! The models that come with the program.
 
-use crate::{Activation, Initializer, LayerSpec, ModelSpec, Padding, Regularizer};
+use crate::{Activation, Initializer, LayerSpec, ModelSpec, Padding, Regularizer, Windows};
 
 /// Names and descriptions of the built-in models.
 pub const BUILT_IN: [(&str, &str); 4] = [
@@ -56,11 +56,7 @@ pub fn built_in(name: &str, outputs: usize, vocabulary: usize) -> Option<ModelSp
         ],
         _ => return None,
     };
-    Some(ModelSpec {
-        name: name.to_string(),
-        input_shape: None,
-        layers,
-    })
+    Some(ModelSpec::chain(name, layers))
 }
 
 /// Two convolutions with pools, one hidden layer.
@@ -72,10 +68,12 @@ fn cnn(
 ) -> Vec<LayerSpec> {
     let conv = |filters| LayerSpec::Conv2D {
         filters,
-        kernel_size: [3, 3],
-        strides: [1, 1],
-        padding,
-        dilation_rate: [1, 1],
+        windows: Windows {
+            kernel_size: [3, 3],
+            strides: [1, 1],
+            padding,
+            dilation_rate: [1, 1],
+        },
         groups: 1,
         activation: Activation::Relu,
         use_bias: true,

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use distribute_readers::ReadError;
+
 /// Why a model file could not be read, or a model not be built for some input.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
@@ -15,8 +17,8 @@ pub enum ModelError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// The file is not what `Sequential.to_json()` writes.
-    #[error("{origin}: {what}; write the file with `model.to_json()` of a Keras `Sequential`")]
+    /// The file is not what `to_json()` of a Keras model writes.
+    #[error("{origin}: {what}; write the file with `model.to_json()` of a Keras model")]
     NotAModel {
         /// The file.
         origin: String,
@@ -24,12 +26,12 @@ pub enum ModelError {
         what: String,
     },
     /// A layer, or one of its options, that this program does not have.
-    #[error("{origin}: layer {index} ({class}): {what} is not supported; {remedy}")]
+    #[error("{origin}: layer {layer} ({class}): {what} is not supported; {remedy}")]
     Unsupported {
         /// The file or the model's name.
         origin: String,
-        /// The layer's position, counted from 0 without the input layer.
-        index: usize,
+        /// The layer's name.
+        layer: String,
         /// Keras' name of the layer.
         class: String,
         /// The option and its value.
@@ -37,25 +39,87 @@ pub enum ModelError {
         /// What to do about it.
         remedy: &'static str,
     },
+    /// A model with several inputs or outputs.
+    #[error(
+        "{origin}: the model has {count} {what}; make a model of one input and one output of it \
+         (keras.Model), inside of which there may be as many as you like"
+    )]
+    SeveralTensors {
+        /// The file.
+        origin: String,
+        /// How many there are.
+        count: usize,
+        /// `inputs` or `outputs`.
+        what: &'static str,
+    },
+    /// Two layers of one model have the same name.
+    #[error(
+        "{origin}: two layers have the name {layer}, so nobody can say which one an input is \
+         of; give one of them another name and write the file again"
+    )]
+    SameName {
+        /// The file.
+        origin: String,
+        /// The name.
+        layer: String,
+    },
+    /// A layer receives what another layer, or an output of it, gives, which is not there.
+    #[error(
+        "{origin}: {by} receives output {tensor} of call {node} of the layer {layer}, which is \
+         not there; the file is damaged or was edited: write it again with `model.to_json()`"
+    )]
+    MissingLayer {
+        /// The file.
+        origin: String,
+        /// Who receives it: a layer, or the model's output.
+        by: String,
+        /// The layer's name.
+        layer: String,
+        /// The call, counted from 0.
+        node: usize,
+        /// The output of the call, counted from 0.
+        tensor: usize,
+    },
+    /// Layers wait for each other's outputs.
+    #[error(
+        "{origin}: the layers feed each other in a circle ({circle}), so none can begin; take \
+         one of these inputs away"
+    )]
+    Cycle {
+        /// The file.
+        origin: String,
+        /// The layers on the circle, in order.
+        circle: String,
+    },
+    /// The calls of the layers are not those of a model.
+    #[error("{origin}: layer {layer}: {what}")]
+    Graph {
+        /// The file or the model's name.
+        origin: String,
+        /// The layer's name.
+        layer: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
     /// The layers do not fit together, or do not fit the data.
-    #[error("{model}: layer {index} ({class}): {what}")]
+    #[error("{model}: layer {layer} ({class}): {what}")]
     Shape {
         /// The model's name.
         model: String,
-        /// The layer's position, counted from 0.
-        index: usize,
+        /// The layer's name.
+        layer: String,
         /// Keras' name of the layer.
         class: &'static str,
         /// What does not fit, and what to change.
         what: String,
     },
     /// No loss belongs to what the model ends with.
-    #[error("{model}: layer {index} ({class}): {what}")]
+    #[error("{model}: layer {layer} ({class}): {what}")]
     Head {
         /// The model's name.
         model: String,
-        /// The layer's position, counted from 0.
-        index: usize,
+        /// The layer's name.
+        layer: String,
         /// Keras' name of the layer.
         class: &'static str,
         /// Why there is none, and what to change.
@@ -75,13 +139,26 @@ pub enum ModelError {
         found: String,
     },
     /// Weights that do not belong to this model.
-    #[error("{model}: {what}; pass `model.get_weights()` of the same model")]
+    #[error("{model}: {what}; use the weights of the same model (`model.get_weights()`)")]
     Weights {
         /// The model's name.
         model: String,
         /// What differs.
         what: String,
     },
+    /// A file of weights that is damaged, or of another kind than its name says.
+    #[error("{}: {what}; write it with {remedy}", .path.display())]
+    WeightFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+        /// A call of Python that writes such a file.
+        remedy: &'static str,
+    },
+    /// A `.npz` file of weights that cannot be read.
+    #[error(transparent)]
+    Npz(#[from] ReadError),
 }
 
 distribute_error::debug_as_message!(ModelError);

@@ -16,15 +16,18 @@ pub(super) type Object = Map<String, Value>;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) origin: &'a str,
-    pub(super) index: usize,
+    /// The layer's name.
+    pub(super) layer: &'a str,
     pub(super) class: &'a str,
+    /// Whether Keras 2 wrote the file, which gives some names another meaning.
+    pub(super) keras2: bool,
 }
 
 impl Place<'_> {
     pub(super) fn unsupported(&self, what: String, remedy: &'static str) -> ModelError {
         ModelError::Unsupported {
             origin: self.origin.to_string(),
-            index: self.index,
+            layer: self.layer.to_string(),
             class: self.class.to_string(),
             what,
             remedy,
@@ -51,10 +54,11 @@ pub(super) struct Named<'a> {
 }
 
 /// What Keras writes beside an object's options without meaning anything by it.
-const BESIDE_OPTIONS: [&str; 6] = [
+const BESIDE_OPTIONS: [&str; 7] = [
     "class_name",
     "config",
     "build_config",
+    "compile_config",
     "name",
     "shared_object_id",
     "inbound_nodes",

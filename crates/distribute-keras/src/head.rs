@@ -1,6 +1,6 @@
 //! What a model ends with, and the loss that belongs to it.
 
-use crate::plan::PlannedLayer;
+use crate::plan::{PlannedCall, PlannedLayer};
 use crate::{Activation, LayerSpec, ModelError, Plan, Shape};
 
 /// What turns the last layer's numbers into what Keras' model returns.
@@ -50,81 +50,133 @@ impl Plan {
         self.ending().map(|_| ())
     }
 
-    /// The head, and the layer that it is taken out of. Layers that change nothing may follow it.
+    /// The head, and the call that it is taken out of. Layers that change nothing may follow it.
+    ///
+    /// The graph is followed from the output to the inputs, as long as a layer has neither weights
+    /// nor several inputs.
     pub(crate) fn ending(&self) -> Result<(Head, Option<usize>), ModelError> {
         let mut changed_by: Option<&PlannedLayer> = None;
-        for (index, layer) in self.layers.iter().enumerate().rev() {
-            let (head, name) = match activation(&layer.spec) {
+        let mut value = self.calls.len();
+        while let Some(index) = value.checked_sub(1) {
+            let Some((call, layer)) = self.call(index) else {
+                break;
+            };
+            let (head, name) = match layer.spec.activation() {
                 Activation::Softmax => (Head::Softmax, "a softmax"),
                 Activation::Sigmoid => (Head::Sigmoid, "a sigmoid"),
-                _ if layer.weights.is_empty() => {
-                    if !changes_nothing(layer) {
+                _ if !layer.weights.is_empty() => break,
+                _ if call.inputs.len() > 1 => {
+                    return self
+                        .check_merged(call, layer)
+                        .map(|()| (Head::Linear, None));
+                }
+                _ => {
+                    if !changes_nothing(layer, call) {
                         changed_by.get_or_insert(layer);
                     }
+                    value = call.inputs[0];
                     continue;
                 }
-                _ => return Ok((Head::Linear, None)),
             };
-            let what = match (changed_by, head) {
-                (Some(later), _) => format!(
-                    "{} follows {name}, so the outputs are neither logits nor the probabilities \
-                     that the loss wants; make the {} the last layer",
-                    later.spec.class(),
-                    name.trim_start_matches("a ")
-                ),
-                (None, Head::Softmax) if layer.output.elements() == 1 => {
-                    "a softmax of one output is always 1; use a sigmoid, or one output per class"
-                        .to_string()
-                }
-                (None, Head::Softmax) if features(layer.output) != layer.output.elements() => {
-                    format!(
-                        "a softmax of {} at each of {} places is not one of all {} outputs; put \
-                         Flatten or GlobalAveragePooling2D before it",
-                        features(layer.output),
-                        layer.output.elements() / features(layer.output).max(1),
-                        layer.output.elements()
-                    )
-                }
-                _ => return Ok((head, Some(index))),
+            return match wrong_head(changed_by, head, name, call.output) {
+                None => Ok((head, Some(index))),
+                Some(what) => Err(self.no_loss(layer, what)),
             };
-            return Err(ModelError::Head {
-                model: self.name.clone(),
-                index,
-                class: layer.spec.class(),
-                what,
-            });
         }
         Ok((Head::Linear, None))
     }
-}
 
-fn activation(spec: &LayerSpec) -> Activation {
-    match spec {
-        LayerSpec::Dense { activation, .. }
-        | LayerSpec::Conv2D { activation, .. }
-        | LayerSpec::Activation(activation) => *activation,
-        _ => Activation::Linear,
+    fn call(&self, index: usize) -> Option<(&PlannedCall, &PlannedLayer)> {
+        let call = self.calls.get(index)?;
+        Some((call, self.layers.get(call.layer)?))
+    }
+
+    fn no_loss(&self, layer: &PlannedLayer, what: String) -> ModelError {
+        ModelError::Head {
+            model: self.name.clone(),
+            layer: layer.name.clone(),
+            class: layer.spec.class(),
+            what,
+        }
+    }
+
+    /// What several values become has no head of its own. If all of them are probabilities, which
+    /// an ensemble's mean is made of, nobody knows the numbers before them.
+    fn check_merged(&self, call: &PlannedCall, layer: &PlannedLayer) -> Result<(), ModelError> {
+        let probabilities = |value: &usize| {
+            let mut value = *value;
+            while let Some((call, layer)) = value.checked_sub(1).and_then(|i| self.call(i)) {
+                match layer.spec.activation() {
+                    Activation::Softmax | Activation::Sigmoid => return true,
+                    _ if call.inputs.len() == 1 && changes_nothing(layer, call) => {
+                        value = call.inputs[0];
+                    }
+                    _ => return false,
+                }
+            }
+            false
+        };
+        if !call.inputs.iter().all(probabilities) {
+            return Ok(());
+        }
+        Err(self.no_loss(
+            layer,
+            "it makes one value of several probabilities, and the loss wants the numbers before \
+             a softmax or sigmoid; put the softmax or sigmoid behind it"
+                .to_string(),
+        ))
     }
 }
 
-/// The extent of the axis that a softmax is over.
-fn features(shape: Shape) -> usize {
-    shape.dims().last().copied().unwrap_or(1)
+/// Why no loss belongs to a softmax or sigmoid with this output, if none does.
+fn wrong_head(
+    changed_by: Option<&PlannedLayer>,
+    head: Head,
+    name: &str,
+    output: Shape,
+) -> Option<String> {
+    let (features, elements) = (output.features(), output.elements());
+    match (changed_by, head) {
+        (Some(later), _) => Some(format!(
+            "{} follows {name}, so the outputs are neither logits nor the probabilities that the \
+             loss wants; make the {} the last layer",
+            later.spec.class(),
+            name.trim_start_matches("a ")
+        )),
+        (None, Head::Softmax) if elements == 1 => Some(
+            "a softmax of one output is always 1; use a sigmoid, or one output per class"
+                .to_string(),
+        ),
+        (None, Head::Softmax) if features != elements => Some(format!(
+            "a softmax of {features} at each of {} places is not one of all {elements} outputs; \
+             put Flatten or GlobalAveragePooling2D before it",
+            elements / features.max(1),
+        )),
+        _ => None,
+    }
 }
 
 /// Whether a layer without weights hands on the numbers that it gets, in training too.
-fn changes_nothing(layer: &PlannedLayer) -> bool {
+fn changes_nothing(layer: &PlannedLayer, call: &PlannedCall) -> bool {
     match &layer.spec {
-        LayerSpec::Flatten => true,
-        LayerSpec::Dropout { rate } => *rate == 0.0,
+        LayerSpec::Flatten | LayerSpec::Reshape { .. } => true,
+        LayerSpec::Dropout { rate, .. } => *rate == 0.0 || call.arguments.inference,
         LayerSpec::Activation(activation) => *activation == Activation::Linear,
+        LayerSpec::Rescaling { scale, offset } => {
+            scale.iter().all(|scale| *scale == 1.0) && offset.iter().all(|offset| *offset == 0.0)
+        }
+        LayerSpec::ZeroPadding2D { padding: sides } | LayerSpec::Cropping2D { cropping: sides } => {
+            *sides == [(0, 0); 2]
+        }
         LayerSpec::MaxPooling2D {
             pool_size, strides, ..
         }
         | LayerSpec::AveragePooling2D {
             pool_size, strides, ..
         } => (*pool_size, *strides) == ([1, 1], [1, 1]),
-        LayerSpec::GlobalAveragePooling2D => matches!(layer.input, Shape::Image(1, 1, _)),
+        LayerSpec::GlobalAveragePooling2D { .. } | LayerSpec::GlobalMaxPooling2D { .. } => {
+            matches!(call.shapes[..], [Shape::Image(1, 1, _)])
+        }
         _ => false,
     }
 }

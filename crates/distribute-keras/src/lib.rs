@@ -1,11 +1,12 @@
-//! Models as lists of Keras layers: built in, or read from a Keras model file.
+//! Models as graphs of Keras layers: built in, or read from a Keras model file.
 //!
-//! A [`ModelSpec`] says what the layers are, [`Sequential`] is the burn module made of it. The
-//! vocabulary, the shapes and the arithmetic are Keras': images are `(height, width, channels)`,
-//! a kernel starts as `glorot_uniform`, "same" padding puts the odd row at the end.
+//! A [`ModelSpec`] says what the layers are and how they feed each other, [`Model`] is the burn
+//! module made of it. A `Sequential` model is the simplest graph, a chain. The vocabulary, the
+//! shapes and the arithmetic are Keras': images are `(height, width, channels)`, a kernel starts as
+//! `glorot_uniform`, "same" padding puts the odd row at the end.
 //!
 //! Inside, images are `[batch, channels, height, width]`, which is what burn's kernels want. The
-//! difference never shows: [`Sequential::new`] takes Keras' weights and turns them. In particular
+//! difference never shows: [`Model::new`] takes Keras' weights and turns them. In particular
 //! `Flatten` does not move data; instead the rows of the next `Dense` kernel are stored in the
 //! order in which the features arrive, so a Keras kernel fits and no step pays for it.
 #![forbid(unsafe_code)]
@@ -21,13 +22,17 @@ mod activation;
 mod builtin;
 mod error;
 mod fields;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod head;
 mod init;
 mod keras_json;
 mod layers;
+mod model;
 mod plan;
-mod sequential;
 mod spec;
+mod weight_file;
 
 pub use activation::Activation;
 pub use builtin::{BUILT_IN, built_in};
@@ -36,6 +41,14 @@ pub use head::{Head, Loss};
 pub use init::{Initializer, Weight};
 pub use keras_json::{parse_keras_json, read_keras_json};
 pub use layers::Mode;
-pub use plan::{Plan, PlannedLayer, Shape};
-pub use sequential::Sequential;
-pub use spec::{LayerSpec, ModelSpec, Padding, Regularizer};
+pub use model::Model;
+pub use plan::{Plan, PlannedCall, PlannedLayer, PlannedWeight, Shape};
+pub use spec::{
+    Arguments, Call, LayerSpec, Merge, ModelSpec, NamedLayer, Padding, Regularizer, Windows,
+};
+pub use weight_file::{parse_safetensors_weights, read_weights};
+
+/// The programs of the document are compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/from-keras.md")]
+struct FromKeras;

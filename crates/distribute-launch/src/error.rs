@@ -115,6 +115,16 @@ pub enum LaunchError {
         /// What is wrong, and what to do.
         what: String,
     },
+    /// Others on the network could read and change what the launchers tell each other.
+    #[error(
+        "{address} is not a loopback address, and without certificates what the launchers tell \
+         each other is not encrypted: give all of them certificates (`Security::tls`), or allow \
+         that on a network that you trust (`Security::insecure`)"
+    )]
+    NotEncrypted {
+        /// Where host 0 listens.
+        address: std::net::SocketAddr,
+    },
     /// The launchers cannot meet.
     #[error(
         "the launchers cannot meet at {address}: {source}; host 0 must be able to listen there, \
@@ -135,9 +145,9 @@ pub enum LaunchError {
         missing: Vec<usize>,
     },
     /// The launchers of the hosts do not fit together.
-    #[error("host 0 does not take part with this launcher: {why}; use the same options everywhere")]
+    #[error("host 0 does not take part with this launcher: {why}")]
     HostRefused {
-        /// What does not fit.
+        /// What does not fit, and what to do.
         why: String,
     },
     /// The launcher of a host is gone or cannot be reached. The job was stopped.

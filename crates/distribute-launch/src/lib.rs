@@ -71,6 +71,11 @@
 //! on all. What they must know of each other is kept in the launcher of host 0, and in none of the
 //! job's processes. When a launcher is lost, the others stop their processes and say which it was.
 //!
+//! The launchers know each other by a common token, and encrypt what they say if they have
+//! certificates; without, an address beyond loopback is refused unless [`Security::insecure`]
+//! allows it. What a stranger at the port of host 0 may cost is bounded, see
+//! [`distribute_net::pending`].
+//!
 //! # What cannot stay behind
 //!
 //! On Linux, processes die with the launcher even if SIGKILL ends it, and at the end of an attempt
@@ -88,6 +93,9 @@
 
 mod error;
 mod events;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod hosts;
 mod job;
 mod process;
@@ -95,6 +103,7 @@ mod report;
 mod run;
 mod thread_scope;
 
+pub use distribute_net::security::{Security, TlsIdentity, Token};
 pub use error::{LaunchError, Result};
 pub use job::Job;
 pub use job::hosts::Hosts;

@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use common::{script, see};
+use common::{script, security, see};
 use distribute_launch::Hosts;
 
 fn count(directory: &str) -> usize {
@@ -40,7 +40,7 @@ fn threads_files_and_children_are_as_many_as_before() {
         let address = listener.local_addr().unwrap();
         drop(listener);
         let threads = [0, 1].map(|index| {
-            let hosts = Hosts::new(address, 2, index, "a secret of 16 bytes or more");
+            let hosts = Hosts::new(address, 2, index, security());
             std::thread::spawn(move || see(script("true").hosts(hosts)))
         });
         for thread in threads {

@@ -5,7 +5,7 @@ use burn::module::{Module, ModuleVisitor, Param};
 use burn::optim::{GradientsAccumulator, GradientsParams};
 use burn::tensor::Tensor;
 use burn_train::{Learner, LearnerModel, TrainStep};
-use distribute_core::{Gradients, ReduceOp, ReplicaContext, Result};
+use distribute_core::{Gradients, ReduceOp, ReplicaContext, Result, RunningStatistics};
 
 type Input<M> = <M as TrainStep>::Input;
 type Output<M> = <M as TrainStep>::Output;
@@ -13,6 +13,9 @@ type Output<M> = <M as TrainStep>::Output;
 /// One replica of a training.
 pub(crate) struct LearnerReplica<M: LearnerModel> {
     pub(crate) learner: Learner<M>,
+    /// The learner's model with running statistics of this replica's own.
+    model: M,
+    statistics: RunningStatistics,
     /// Its batch of the next step, and how far the loader was after it.
     pub(crate) input: Option<(Input<M>, Progress)>,
     /// What its last batch gave, until it is reported.
@@ -23,12 +26,20 @@ pub(crate) struct LearnerReplica<M: LearnerModel> {
 
 impl<M: LearnerModel> LearnerReplica<M> {
     pub(crate) fn new(learner: Learner<M>) -> Self {
+        let statistics = RunningStatistics::of(&learner.model());
         Self {
+            model: statistics.own_copy(&learner.model()),
+            statistics,
             learner,
             input: None,
             output: None,
             accumulated: GradientsAccumulator::new(),
         }
+    }
+
+    /// The model that it trains.
+    pub(crate) fn model(&self) -> &M {
+        &self.model
     }
 
     /// Computes the gradients of its batch, if there is one, and makes the update with those
@@ -40,7 +51,7 @@ impl<M: LearnerModel> LearnerReplica<M> {
         update: bool,
     ) -> Result<()> {
         if let Some((input, progress)) = self.input.take() {
-            let step = self.learner.train_step(input);
+            let step = TrainStep::step(&self.model, input);
             let model = self.learner.model();
             let gradients = weighted(step.grads, &model, batches, ctx);
             self.accumulated.accumulate(&model, gradients);
@@ -51,6 +62,8 @@ impl<M: LearnerModel> LearnerReplica<M> {
             let gradients = mean(gradients, &self.learner.model(), ctx)?;
             self.learner.lr_step();
             self.learner.optimizer_step(gradients);
+            let updated = self.learner.model();
+            self.model = self.statistics.keep_own(&self.model, &updated)?;
         }
         Ok(())
     }

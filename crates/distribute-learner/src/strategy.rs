@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use burn::module::Module;
 use burn_train::train::WorkerFailure;
 use burn_train::{
     EventProcessorTraining, InferenceStep, Learner, LearnerEvent, LearnerModel,
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainingComponents,
     TrainingError, TrainingItem, ValidLoader,
 };
-use distribute_core::{Error, Result, Strategy, check_running_statistics};
+use distribute_core::{Error, Result, RunningStatistics, Strategy};
 
 use crate::replica::LearnerReplica;
 
@@ -51,6 +50,9 @@ use crate::replica::LearnerReplica;
 /// - **Accumulation.** With `grads_accumulation(k)` the replicas add up the gradients of k steps,
 ///   and communicate only when the optimizer uses them: at every k-th step and at the end of the
 ///   epoch. As on a single device what is applied is the sum over the k steps.
+/// - **Batch normalization.** Every replica normalizes its own batch and has its own running
+///   statistics; validation, checkpoints and the model that training returns have their mean over
+///   the replicas.
 /// - **The learning rate scheduler** steps once per step of the optimizer, just before it.
 /// - **Events** are those of a single device: one processed item per batch, in the loader's order,
 ///   with the loader's progress. Validation, checkpoints (replica 0's learner), early stopping and
@@ -64,9 +66,8 @@ use crate::replica::LearnerReplica;
 /// the data loader fails, the batches of the step it was filling are not trained on. A panic in a
 /// validation step passes through, as with burn's own strategies.
 ///
-/// Refused in the same way: batch normalization on several replicas (burn shares its running
-/// statistics between replica threads), replicas on different burn devices (a loader makes its
-/// batches on one), strategies over several processes, and those that compile steps.
+/// Refused in the same way: replicas on different burn devices (a loader makes its batches on one),
+/// strategies over several processes, and those that compile steps.
 ///
 /// # What burn does not hand over
 ///
@@ -93,7 +94,7 @@ impl LearnerStrategy {
     }
 
     /// What this strategy cannot train.
-    fn check(&self, model: &impl Module) -> Result<()> {
+    fn check(&self) -> Result<()> {
         let replicas = self.strategy.replicas();
         let in_sync = self.strategy.num_replicas_in_sync();
         if replicas.is_empty() || replicas.len() != in_sync {
@@ -117,7 +118,7 @@ impl LearnerStrategy {
                  different ones",
             ));
         }
-        check_running_statistics(model, replicas.len())
+        Ok(())
     }
 
     /// A learner per replica, the first of them `learner` itself.
@@ -153,13 +154,14 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for LearnerStrategy {
         if let Some(first) = self.strategy.replicas().first() {
             learner.fork(&first.device);
         }
-        if let Err(error) = self.check(&learner.model()) {
+        if let Err(error) = self.check() {
             components.interrupter.fail(training_error(&error));
             return (learner.model(), components.event_processor);
         }
         let device = &self.strategy.replicas()[0].device;
         let mut run = Run {
             strategy: &*self.strategy,
+            statistics: RunningStatistics::of(&learner.model()),
             replicas: self.replicate(learner),
             train: train.to_device(device),
             valid: valid.to_device(&device.clone().inner()),
@@ -178,6 +180,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for LearnerStrategy {
 /// One training, epoch by epoch.
 pub(crate) struct Run<'a, M: LearnerModel> {
     pub(crate) strategy: &'a dyn Strategy,
+    statistics: RunningStatistics,
     pub(crate) replicas: Vec<LearnerReplica<M>>,
     pub(crate) train: TrainLoader<M>,
     valid: ValidLoader<M>,
@@ -202,6 +205,9 @@ impl<M: LearnerModel> Run<'_, M> {
         };
         self.tell(|events| events.process_train(start));
         self.train();
+        if let Err(error) = self.read_statistics() {
+            self.components.interrupter.fail(training_error(&error));
+        }
         self.tell(|events| events.process_train(LearnerEvent::EndSplit(epoch)));
         let interrupter = &self.components.interrupter;
         if interrupter.should_stop() {
@@ -220,6 +226,16 @@ impl<M: LearnerModel> Run<'_, M> {
         self.tell(|events| events.process_valid(LearnerEvent::EndSplit(epoch)));
         self.tell(|events| events.process_train(LearnerEvent::EndEpoch(epoch)));
         self.save_or_stop(epoch)
+    }
+
+    /// Gives the learners, whose running statistics burn lets them share, the mean of the replicas'
+    /// own.
+    fn read_statistics(&self) -> Result<()> {
+        let mean = self
+            .statistics
+            .mean(self.replicas.iter().map(LearnerReplica::model))?;
+        self.statistics
+            .write(&self.replicas[0].learner.model(), mean)
     }
 
     /// Validates replica 0's model on the calling thread.
@@ -263,35 +279,6 @@ impl<M: LearnerModel> Run<'_, M> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use burn::nn::{BatchNormConfig, LinearConfig};
-    use burn::tensor::Device;
-
-    use super::*;
-    use distribute_core::MirroredStrategy;
-
-    #[test]
-    fn shared_running_statistics_are_refused_on_several_replicas() {
-        let device = Device::flex();
-        let on = |replicas| {
-            let builder = MirroredStrategy::builder().replicas(replicas);
-            LearnerStrategy::new(builder.build().expect("threads"))
-        };
-        let layer = BatchNormConfig::new(3).init(&device);
-        let error = on(2).check(&layer).expect_err("shared statistics");
-        assert!(error.to_string().contains("batch normalization"), "{error}");
-        assert!(on(1).check(&layer).is_ok());
-        assert!(on(2).check(&LinearConfig::new(3, 1).init(&device)).is_ok());
-    }
-
-    #[test]
-    fn an_error_of_no_replica_is_reported_as_a_failure() {
-        let error = training_error(&Error::invalid("no threads"));
-        assert!(error.to_string().contains("no threads"), "{error}");
-    }
-}
-
 /// Our error as burn reports one: of its kinds the failure of a worker is the one that carries a
 /// text. An error that belongs to no replica is reported for the first one.
 pub(crate) fn training_error(error: &Error) -> TrainingError {
@@ -303,4 +290,15 @@ pub(crate) fn training_error(error: &Error) -> TrainingError {
         device_id,
         message: error.to_string(),
     }])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_no_replica_is_reported_as_a_failure() {
+        let error = training_error(&Error::invalid("no threads"));
+        assert!(error.to_string().contains("no threads"), "{error}");
+    }
 }

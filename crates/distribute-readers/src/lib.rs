@@ -21,6 +21,9 @@ mod decode;
 mod digits;
 mod error;
 mod examples;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod header;
 mod idx;
 mod image_folder;
@@ -41,7 +44,7 @@ pub use idx::{parse_idx, read_idx};
 pub use image_folder::{ImageColor, read_image_folder};
 pub use mnist::read_mnist_folder;
 pub use npy::{parse_npy, read_npy};
-pub use npz::{parse_npz, read_npz};
+pub use npz::{parse_npz, parse_npz_arrays, read_npz, read_npz_arrays};
 pub use split::permutation;
 pub use table::{CsvHeader, CsvLabels, CsvOptions, LabelColumn, parse_csv, read_csv};
 pub use text::{parse_text_csv, read_text_csv};

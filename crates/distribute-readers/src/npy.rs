@@ -75,7 +75,8 @@ impl<'a> Opened<'a> {
         &self.header.shape
     }
 
-    fn bytes(&self) -> Option<u64> {
+    /// The bytes of its values, if that is a number.
+    pub(crate) fn bytes(&self) -> Option<u64> {
         let count = checked_product(&self.header.shape)?;
         u64::try_from(count).ok()?.checked_mul(self.stored.bytes())
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use zip::ZipArchive;
 use zip::result::ZipError;
 
+use crate::array::Array;
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels, TrainTest};
 use crate::mnist::{class_labels, same_count};
@@ -30,6 +31,59 @@ pub fn read_npz(path: impl AsRef<Path>) -> Result<(Examples, Option<Examples>), 
     let (file, length) = open_regular(path)?;
     parse(BufReader::with_capacity(1 << 16, file), length, path)
 }
+
+/// Reads all arrays of a `.npz` file, each with its key, in the order of the archive: what
+/// `numpy.savez` was given, `arr_0`, `arr_1` and so on for arrays without a key.
+///
+/// # Errors
+/// [`ReadError::Malformed`] for a damaged archive, and those of
+/// [`read_npy`](crate::read_npy) for its members.
+pub fn read_npz_arrays(path: impl AsRef<Path>) -> Result<Vec<(String, Array)>, ReadError> {
+    let path = path.as_ref();
+    let (file, length) = open_regular(path)?;
+    all_arrays(BufReader::with_capacity(1 << 16, file), length, path)
+}
+
+/// Reads all arrays of `.npz` from memory; `origin` names the data in errors.
+///
+/// # Errors
+/// As [`read_npz_arrays`].
+pub fn parse_npz_arrays(
+    bytes: &[u8],
+    origin: impl AsRef<Path>,
+) -> Result<Vec<(String, Array)>, ReadError> {
+    all_arrays(Cursor::new(bytes), bytes.len() as u64, origin.as_ref())
+}
+
+fn all_arrays(
+    reader: impl Read + Seek,
+    length: u64,
+    path: &Path,
+) -> Result<Vec<(String, Array)>, ReadError> {
+    let archive = ZipArchive::new(reader).map_err(|error| zip_error(path, error))?;
+    let mut npz = Npz {
+        archive,
+        path,
+        length,
+    };
+    // Members may share their compressed bytes, but those of an honest archive do not.
+    let mut left = length.saturating_mul(LARGEST_RATIO);
+    let mut arrays = Vec::new();
+    for key in npz.keys() {
+        let name = npz.name(&key);
+        let opened = npz.open(&key, &name)?;
+        let bytes = opened.bytes().and_then(|bytes| left.checked_sub(bytes));
+        left = bytes.ok_or_else(|| {
+            let what = "the arrays are larger than an archive of this length can hold";
+            ReadError::malformed(path, what)
+        })?;
+        arrays.push((key, opened.read()?));
+    }
+    Ok(arrays)
+}
+
+/// A byte of a deflated member stands for at most so many (zlib's documentation: 1032).
+const LARGEST_RATIO: u64 = 1032;
 
 /// Reads `.npz` from memory; `origin` names the data in errors.
 ///

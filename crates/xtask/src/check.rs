@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
-use crate::{deny, edges, features, fuzz, modules, pictures, suite, tidy, transports};
+use crate::{deny, edges, features, fuzz, miri, modules, pictures, suite, tidy, transports};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ impl Selection {
     fn includes(&self, step: &Step) -> bool {
         match self {
             Self::All => true,
-            Self::AllButTests => !matches!(step.name, "test" | "fuzz"),
+            Self::AllButTests => !matches!(step.name, "models" | "miri" | "fuzz" | "test"),
             Self::Only(name) => step.name == *name,
         }
     }
@@ -43,7 +43,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 12] = [
+const STEPS: [Step; 14] = [
     Step {
         name: "tidy",
         advice: "fix the places above; crates/xtask/README.md explains each rule",
@@ -100,9 +100,23 @@ const STEPS: [Step; 12] = [
         },
     },
     Step {
+        name: "models",
+        advice: "the model that fails is named above, with the order of its threads when it runs \
+                 with `LOOM_LOG=trace LOOM_LOCATION=1`",
+        run: |root| {
+            let models = "test -p distribute-collectives --features loom --lib models";
+            cargo(root, models)
+        },
+    },
+    Step {
+        name: "miri",
+        advice: "Miri names the access that is undefined behaviour above",
+        run: miri::run,
+    },
+    Step {
         name: "fuzz",
         advice: "the input that fails is named above; give it to the program as its argument",
-        run: |root| fuzz::run(root, &fuzz::TARGETS, fuzz::BRIEFLY_SECONDS),
+        run: |root| fuzz::run(root, &fuzz::targets(root)?, fuzz::BRIEFLY_SECONDS),
     },
     Step {
         name: "test",
@@ -242,6 +256,8 @@ mod tests {
             "transports",
             "gpu",
             "doc",
+            "models",
+            "miri",
             "fuzz",
             "test",
         ];

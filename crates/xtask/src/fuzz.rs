@@ -2,36 +2,46 @@
 //!
 //! The compiler's coverage pass is switched on by flags that cargo-fuzz also uses; sanitizers,
 //! which need a nightly compiler, are left out: a panic, an arithmetic overflow, memory beyond the
-//! limit or a hang is what a target can fail with.
+//! limit or a hang is what a target can fail with. All targets are one program, as most of the time
+//! of a build is linking.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::cargo::{cargo_command, finish};
 
-/// The programs of `crates/fuzz/Cargo.toml`.
-pub const TARGETS: [&str; 5] = [
-    "operation_header",
-    "data_frames",
-    "flight_record",
-    "control_message",
-    "shared_memory_welcome",
-];
-
 /// Seconds per target in `cargo xtask check`.
-pub const BRIEFLY_SECONDS: u64 = 10;
+pub const BRIEFLY_SECONDS: u64 = 3;
 
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                      -Cllvm-args=-sanitizer-coverage-pc-table \
                      -Cllvm-args=-sanitizer-coverage-trace-compares";
 
-/// A target may not use more memory than this.
-const MEMORY_LIMIT_MIB: u64 = 512;
+const CORPUS: &str = "crates/fuzz/corpus";
+
+/// Names the target to the program.
+const TARGET_VARIABLE: &str = "DISTRIBUTE_FUZZ_TARGET";
+
+/// The most memory of a target that keeps some of each input. What one input costs, the program
+/// itself looks at. The system counts here what this process has used before it started a target,
+/// which is half a gibibyte after the other checks.
+const MEMORY_LIMIT_MIB: u64 = 2048;
+
+/// The names of all targets: each has a folder in the corpus.
+pub fn targets(root: &Path) -> Result<Vec<String>, String> {
+    let corpus = root.join(CORPUS);
+    let entries = std::fs::read_dir(&corpus).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let entries = entries.map_err(|error| format!("{}: {error}", corpus.display()))?;
+    let names = entries.iter().map(std::fs::DirEntry::file_name);
+    let mut names: Vec<String> = names.filter_map(|name| name.into_string().ok()).collect();
+    names.sort();
+    Ok(names)
+}
 
 /// Builds all targets and runs these for some seconds each, as many at a time as there are
 /// processors.
-pub fn run(root: &Path, targets: &[&str], seconds: u64) -> Result<String, String> {
+pub fn run(root: &Path, targets: &[String], seconds: u64) -> Result<String, String> {
     if !has_cpp_compiler() {
         return Ok("SKIPPED: libFuzzer needs a C++ compiler (g++ or clang++)".to_owned());
     }
@@ -46,19 +56,24 @@ pub fn run(root: &Path, targets: &[&str], seconds: u64) -> Result<String, String
         .env("RUSTFLAGS", FLAGS)
         .env("CARGO_TARGET_DIR", &directory);
     finish(&mut build)?;
-    let programs = directory.join(&host).join("release");
+    let program = directory.join(&host).join("release/distribute-fuzz");
     let at_once = std::thread::available_parallelism().map_or(1, usize::from);
     for some in targets.chunks(at_once) {
-        run_at_once(root, some, &programs, seconds)?;
+        run_at_once(root, some, &program, seconds)?;
     }
     Ok(format!("{} targets, {seconds} s each", targets.len()))
 }
 
 /// Runs targets beside each other; the error is that of the first that failed.
-fn run_at_once(root: &Path, targets: &[&str], programs: &Path, seconds: u64) -> Result<(), String> {
+fn run_at_once(
+    root: &Path,
+    targets: &[String],
+    program: &Path,
+    seconds: u64,
+) -> Result<(), String> {
     std::thread::scope(|scope| {
-        let start = |target| scope.spawn(move || run_target(root, target, programs, seconds));
-        let running: Vec<_> = targets.iter().map(|target| start(*target)).collect();
+        let start = |target| scope.spawn(move || run_target(root, target, program, seconds));
+        let running: Vec<_> = targets.iter().map(|target| start(target)).collect();
         // The scope waits for all of them, also after a failure.
         running.into_iter().try_for_each(|one| {
             let panicked = |_| Err("a fuzz target panicked".to_owned());
@@ -67,7 +82,7 @@ fn run_at_once(root: &Path, targets: &[&str], programs: &Path, seconds: u64) -> 
     })
 }
 
-fn run_target(root: &Path, target: &str, programs: &Path, seconds: u64) -> Result<(), String> {
+fn run_target(root: &Path, target: &str, program: &Path, seconds: u64) -> Result<(), String> {
     // New inputs go to the first directory, those of the repository are only read.
     let found = root.join("target/fuzz/corpus").join(target);
     let findings = root.join("target/fuzz/findings").join(target);
@@ -75,15 +90,15 @@ fn run_target(root: &Path, target: &str, programs: &Path, seconds: u64) -> Resul
         std::fs::create_dir_all(directory)
             .map_err(|error| format!("{}: {error}", directory.display()))?;
     }
-    let program = programs.join(target);
-    let output = Command::new(&program)
+    let output = Command::new(program)
+        .env(TARGET_VARIABLE, target)
         .arg(format!("-max_total_time={seconds}"))
         .arg(format!("-rss_limit_mb={MEMORY_LIMIT_MIB}"))
         .arg("-timeout=10")
         .arg("-print_final_stats=1")
         .arg(format!("-artifact_prefix={}/", findings.display()))
         .arg(&found)
-        .arg(root.join("crates/fuzz/corpus").join(target))
+        .arg(root.join(CORPUS).join(target))
         .output()
         .map_err(|error| format!("{}: {error}", program.display()))?;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -119,20 +134,4 @@ fn host_triple() -> Result<String, String> {
         .find_map(|line| line.strip_prefix("host: "))
         .map(str::to_owned)
         .ok_or_else(|| "rustc -vV names no host".to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_is_that_of_the_manifest() {
-        let manifest: toml::Table = include_str!("../../fuzz/Cargo.toml").parse().unwrap();
-        let programs = manifest["bin"].as_array().unwrap();
-        let names: Vec<&str> = programs
-            .iter()
-            .map(|program| program["name"].as_str().unwrap())
-            .collect();
-        assert_eq!(names, TARGETS);
-    }
 }

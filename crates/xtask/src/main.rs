@@ -10,6 +10,7 @@ mod features;
 mod files;
 mod fuzz;
 mod lines;
+mod miri;
 mod modules;
 mod pictures;
 mod same_bits;
@@ -30,11 +31,10 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask pictures
        cargo xtask same-bits OLD [NEW]
 
-  --skip-tests   every step but `fuzz` and `test`
+  --skip-tests   every step but `models`, `miri`, `fuzz` and `test`
   --only STEP    one step: tidy, edges, modules, features, deny, fmt, clippy, transports, gpu, doc,
-                 fuzz or test
-  TARGET         a fuzz target: operation_header, data_frames, flight_record, control_message or
-                 shared_memory_welcome
+                 models, miri, fuzz or test
+  TARGET         a fuzz target, which is a folder of crates/fuzz/corpus, or `all`
   CRATE          whose modules are shown: how much code each has, or who imports whom, and in
                  which circles
   OLD, NEW       two builds of distribute-cli, whose trained weights are compared; NEW is what
@@ -44,7 +44,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 #[derive(Debug, PartialEq)]
 enum Task {
     Check(check::Selection),
-    Fuzz(&'static str, u64),
+    Fuzz(Vec<String>, u64),
     Lines(Option<String>),
     Modules(Option<String>),
     Pictures,
@@ -55,8 +55,8 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match parse(&arguments) {
         Ok(Task::Check(selection)) => check::run(&workspace_root(), &selection),
-        Ok(Task::Fuzz(target, seconds)) => {
-            verdict("fuzz", fuzz::run(&workspace_root(), &[target], seconds))
+        Ok(Task::Fuzz(targets, seconds)) => {
+            verdict("fuzz", fuzz::run(&workspace_root(), &targets, seconds))
         }
         Ok(Task::Lines(name)) => verdict("lines", show_lines(name.as_deref())),
         Ok(Task::Modules(name)) => verdict("modules", show_modules(name.as_deref())),
@@ -119,13 +119,14 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
     Ok(Task::Check(selection))
 }
 
-/// Reads what follows `fuzz`: a target and a number of seconds.
+/// Reads what follows `fuzz`: a target or `all`, and a number of seconds for each.
 fn parse_fuzz<'a>(mut words: impl Iterator<Item = &'a str>) -> Result<Task, String> {
     let name = words.next().unwrap_or_default();
-    let target = fuzz::TARGETS.into_iter().find(|target| *target == name);
+    let mut targets = fuzz::targets(&workspace_root())?;
+    targets.retain(|target| name == "all" || name == target);
     let seconds = words.next().and_then(|word| word.parse().ok());
-    match (target, seconds, words.next()) {
-        (Some(target), Some(seconds), None) => Ok(Task::Fuzz(target, seconds)),
+    match (seconds, words.next()) {
+        (Some(seconds), None) if !targets.is_empty() => Ok(Task::Fuzz(targets, seconds)),
         _ => Err("`fuzz` takes a target and a number of seconds".to_owned()),
     }
 }
@@ -182,15 +183,17 @@ mod tests {
         );
         assert_eq!(
             parse_words("fuzz data_frames 60"),
-            Ok(Task::Fuzz("data_frames", 60))
+            Ok(Task::Fuzz(vec!["data_frames".to_owned()], 60))
         );
     }
 
     #[test]
-    fn the_usage_names_every_fuzz_target() {
-        for target in crate::fuzz::TARGETS {
-            assert!(super::USAGE.contains(target), "{target}");
-        }
+    fn all_fuzz_targets_run_one_after_the_other() {
+        let Ok(Task::Fuzz(targets, 1)) = parse_words("fuzz all 1") else {
+            panic!("there are targets");
+        };
+        assert!(targets.len() > 10, "{targets:?}");
+        assert!(targets.contains(&"flight_record".to_owned()));
     }
 
     #[test]

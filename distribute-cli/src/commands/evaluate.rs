@@ -1,5 +1,6 @@
 //! `evaluate`: loss and accuracy of a checkpoint.
 
+use distribute_core::Policy;
 use distribute_data::fit::{evaluate, json_number};
 use serde_json::json;
 
@@ -15,7 +16,7 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
         &*restored.strategy,
         &restored.state,
         &restored.data,
-        objective,
+        objective(Policy::float32()),
     )?;
     let accuracy = result.logs.get("accuracy").unwrap_or(f64::NAN);
     if args.general.output == OutputFormat::Json {

@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry};
 use distribute_core::{
-    Configuration, DefaultStrategy, Error, Mirrored, Sgd, StrategyExt, TrainState,
+    Configuration, DefaultStrategy, Error, Mirrored, Policy, Sgd, StrategyExt, TrainState,
 };
-use distribute_data::fit::{Evaluation, evaluate, json_number, restore_weights};
+use distribute_data::fit::{Evaluation, averaged_weights, evaluate, json_number, restore_weights};
 use distribute_data::tensorboard::EventWriter;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
@@ -24,7 +24,7 @@ use crate::notes::note;
 use crate::objective::objective;
 use crate::signals::Signals;
 use crate::task::Task;
-use distribute_keras::Sequential;
+use distribute_keras::Model;
 
 /// How often the directory is looked at: file systems that several hosts share tell nobody what is
 /// new.
@@ -92,7 +92,7 @@ struct Evaluator {
     task: Task,
     /// What its data is; that of the checkpoints must be the same.
     configuration: Configuration,
-    state: Mirrored<TrainState<Sequential>>,
+    state: Mirrored<TrainState<Model>>,
     data: DistributedDataset<Data>,
     log: Option<EventWriter>,
     output: OutputFormat,
@@ -139,8 +139,13 @@ impl Evaluator {
             directory,
             &self.task,
         )?;
-        restore_weights(&mut self.state, checkpoint)?;
-        let found = evaluate(&self.strategy, &self.state, &self.data, objective)?;
+        restore_weights(&mut self.state, &averaged_weights(checkpoint.clone())?)?;
+        let found = evaluate(
+            &self.strategy,
+            &self.state,
+            &self.data,
+            objective(Policy::float32()),
+        )?;
         let step = checkpoint.metadata.step;
         self.seen = Some(step);
         self.write(step, &found)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distribute_launch::{Console, Hosts, Job, LaunchError, guard_main, run as run_job};
 
-use crate::cluster::TOKEN_VARIABLE;
+use crate::cluster::{TOKEN_VARIABLE, security};
 use crate::failure::Failure;
 use crate::flags::LaunchArgs;
 
@@ -48,13 +48,14 @@ fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
     let (Some(address), Some(count), Some(index)) = (args.rendezvous, args.hosts, args.host) else {
         return Ok(None);
     };
-    let secret = std::env::var(TOKEN_VARIABLE).map_err(|_| {
-        Failure::usage(format!(
-            "several hosts need a common secret: set the variable {TOKEN_VARIABLE} to the same \
-             text of at least 16 characters on all of them"
-        ))
-    })?;
-    let mut hosts = Hosts::new(address, count, index, secret).insecure(args.insecure);
+    let security = security(args.certs.as_deref(), args.insecure)?;
+    if !security.has_token() {
+        return Err(Failure::usage(format!(
+            "several hosts need a common token: give each its --certs DIR (`certs` makes them), \
+             or set the variable {TOKEN_VARIABLE} to the same random text on all of them"
+        )));
+    }
+    let mut hosts = Hosts::new(address, count, index, security);
     if let Some(seconds) = args.rendezvous_timeout {
         hosts = hosts.join_timeout(Duration::from_secs(seconds));
     }
@@ -73,6 +74,11 @@ fn failure(error: LaunchError) -> Failure {
         | LaunchError::CommandNotFound { .. }
         | LaunchError::NotExecutable { .. }
         | LaunchError::InvalidHosts { .. } => Failure::usage(error),
+        LaunchError::NotEncrypted { address } => Failure::usage(format!(
+            "{address} is not a loopback address, and without certificates what the launchers \
+             tell each other is not encrypted: give each its --certs DIR (`certs` makes them), or \
+             --insecure on a network that you trust"
+        )),
         other => Failure::failed(other),
     }
 }

@@ -9,7 +9,7 @@ use distribute_core::{Strategy, StrategyExt, TrainState};
 use distribute_data::fit::RunInfo;
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
-use distribute_keras::Sequential;
+use distribute_keras::Model;
 use distribute_ps::{
     ClusterCoordinator, Program, PsError, ServerOptions, SharedState, Training, TrainingData,
 };
@@ -23,7 +23,7 @@ use crate::failure::Failure;
 use crate::flags::TrainArgs;
 use crate::objective::objective;
 use crate::signals::Signals;
-use crate::task::{Task, optimizer};
+use crate::task::{Task, clipped, optimizer};
 
 /// What all processes of the job register under.
 const NAME: &str = "train";
@@ -82,8 +82,8 @@ fn empty(args: &TrainArgs, signals: &Signals) -> Result<Program, Failure> {
 
 /// What is trained, as all processes register it.
 struct Job {
-    state: SharedState<TrainState<Sequential>>,
-    training: Training<Sequential, Batch>,
+    state: SharedState<TrainState<Model>>,
+    training: Training<Model, Batch>,
 }
 
 /// Registers the job. `global_batch` examples make a step of one worker.
@@ -93,13 +93,15 @@ fn register(
     task: &Task,
     data: &TrainTest,
     global_batch: usize,
-) -> Job {
-    let (optimizer, seed) = (optimizer(&args.training), args.training.seed);
+) -> Result<Job, Failure> {
+    let (optimizer, seed) = (optimizer(&args.training)?, args.training.seed);
+    let clip_norm = args.training.clip_norm;
     let plan = task.plan.clone();
     let state = program.shared("model", move |strategy| {
         let state = strategy.try_scope(|device| {
-            let model = Sequential::initialized(&plan, seed, device)?;
-            Ok(TrainState::with_optimizer(model, Arc::clone(&optimizer)))
+            let model = Model::initialized(&plan, seed, device)?;
+            let state = TrainState::with_optimizer(model, Arc::clone(&optimizer));
+            Ok(clipped(state, clip_norm))
         });
         state.map_err(PsError::from)
     });
@@ -111,8 +113,13 @@ fn register(
         let test = strategy.distribute_dataset(Classified::weighted(test.clone()), batching)?;
         Ok(TrainingData::new(train).validation(test))
     };
-    let training = program.training(NAME, &state, data, objective);
-    Job { state, training }
+    let training = program.training(
+        NAME,
+        &state,
+        data,
+        objective(args.training.precision.policy()),
+    );
+    Ok(Job { state, training })
 }
 
 fn worker(
@@ -131,7 +138,7 @@ fn worker(
     let mut program = empty(args, signals)?;
     program.configuration(&flags);
     program.configuration(&configuration::contents(&task, &data, batch.share)?);
-    register(&mut program, args, &task, &data, batch.examples);
+    register(&mut program, args, &task, &data, batch.examples)?;
     signals.serve();
     ended(program.run_in(resolver, |_| Ok(())), signals)
 }
@@ -162,8 +169,11 @@ fn chief(
     }
     start.complete(&mut args.training);
     // What they are not asked for they get from here.
-    let rate = optimizer(&args.training).learning_rate();
-    flags.set(configuration::LEARNING_RATE, Some(rate));
+    let optimizer = optimizer(&args.training)?;
+    flags.set(
+        configuration::LEARNING_RATE,
+        Some(optimizer.learning_rate()),
+    );
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     refuse_other_batch(&start, batch.examples)?;
@@ -171,7 +181,7 @@ fn chief(
     let mut program = empty(&args, signals)?;
     program.configuration(&flags);
     program.configuration(&configuration::contents(&task, &data, batch.share)?);
-    let job = register(&mut program, &args, &task, &data, batch.examples);
+    let job = register(&mut program, &args, &task, &data, batch.examples)?;
     let mut failure = None;
     let outcome = program.run_in(resolver, |coordinator| {
         let trained = coordinator.strategy().map_err(Failure::from);
@@ -182,6 +192,7 @@ fn chief(
                 configuration: own,
                 cluster: described(coordinator, found),
                 epochs: epochs(&args, &task),
+                optimizer,
                 args,
                 task,
                 data,

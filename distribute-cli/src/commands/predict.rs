@@ -46,7 +46,7 @@ fn cannot_write(path: &Path, error: &io::Error) -> Failure {
 fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
     let outputs = restored.task.plan.output().elements();
     let forward = |_: &distribute_data::fit::StepContext<'_>,
-                   model: &distribute_keras::Sequential,
+                   model: &distribute_keras::Model,
                    ((input, _), _): crate::data::Batch| {
         if input.dims()[0] == 0 {
             return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));

@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry, Newest};
 use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
-use distribute_data::fit::restore_weights;
+use distribute_data::fit::{averaged_weights, restore_weights};
 use distribute_data::readers::Examples;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
-use distribute_keras::Sequential;
+use distribute_keras::Model;
 use serde_json::Value;
 
 use crate::data::{Classified, Data};
@@ -26,7 +26,7 @@ const DEFAULT_BATCH_SIZE: usize = 128;
 pub(crate) struct Restored {
     pub(crate) task: Task,
     pub(crate) strategy: Arc<dyn Strategy>,
-    pub(crate) state: Mirrored<TrainState<Sequential>>,
+    pub(crate) state: Mirrored<TrainState<Model>>,
     pub(crate) data: DistributedDataset<Data>,
     /// The row of each example in its file or set, counted from 0.
     pub(crate) rows: Vec<usize>,
@@ -62,7 +62,7 @@ pub(crate) fn restored(
         // The optimizer is never asked; a checkpoint of any one can be used.
         Ok(task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device)?)
     })?;
-    restore_weights(&mut state, &checkpoint)?;
+    restore_weights(&mut state, &averaged_weights(checkpoint.clone())?)?;
     task.dataset = task.dataset.with_header(data.csv_header)?;
     let parts = task
         .dataset

@@ -11,9 +11,10 @@ use super::training::{GlobalBatch, Run, check_sizes, epochs};
 use crate::configuration;
 use crate::failure::Failure;
 use crate::flags::{StrategyName, TrainArgs};
+use crate::schedule;
 use crate::signals::Signals;
 use crate::strategies::{device_names, replica_count, strategy, worker_devices};
-use crate::task::Task;
+use crate::task::{Task, optimizer};
 use crate::tpu::Tpu;
 
 pub(super) fn run(args: TrainArgs) -> Result<(), Failure> {
@@ -23,6 +24,7 @@ pub(super) fn run(args: TrainArgs) -> Result<(), Failure> {
 }
 
 fn train(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
+    schedule::check(&args.training, args.strategy)?;
     if args.strategy == StrategyName::ParameterServer {
         return super::parameter_server::run(args, signals);
     }
@@ -79,6 +81,7 @@ fn train_as(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Re
         cluster,
         workers: None,
         epochs: epochs(&args, &task),
+        optimizer: optimizer(&args.training)?,
         args,
         task,
         data,

@@ -4,12 +4,13 @@ mod bench;
 mod cluster;
 mod dataset;
 mod parameter_server;
+mod schedule;
 mod tpu;
 
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use distribute_core::{GpuKind, LogicalDevice};
+use distribute_core::{GpuKind, LogicalDevice, Policy};
 
 pub(crate) use bench::{
     AllReduceArgs, BenchCommand, BenchOutput, BenchTransport, CompiledArgs, Role, ServersArgs,
@@ -20,6 +21,7 @@ pub(crate) use dataset::{CsvHeaderName, DatasetName};
 pub(crate) use parameter_server::{
     NonFiniteGradients, ParameterServerArgs, StaleGradients, WireType,
 };
+pub(crate) use schedule::ScheduleFlag;
 pub(crate) use tpu::{PrecisionName, TpuArgs};
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
@@ -87,7 +89,7 @@ pub(crate) struct LaunchArgs {
     /// How long a process has to end when it is asked to
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) grace: u64,
-    /// Where host 0 listens; the variable DISTRIBUTE_JOB_TOKEN holds the secret of all hosts
+    /// Where host 0 listens; all hosts need one token, of --certs or in DISTRIBUTE_JOB_TOKEN
     #[arg(long, value_name = "IP:PORT", help_heading = "Several hosts", requires_all = ["hosts", "host"])]
     pub(crate) rendezvous: Option<std::net::SocketAddr>,
     /// The number of hosts
@@ -123,7 +125,16 @@ pub(crate) struct LaunchArgs {
         value_parser = clap::value_parser!(u64).range(1..=10_000_000)
     )]
     pub(crate) rendezvous_timeout: Option<u64>,
-    /// Allow addresses beyond this machine: launchers prove the secret, but do not encrypt
+    /// Encrypt what launchers say: this host's directory that `certs` wrote, beside ca.pem and
+    /// token
+    #[arg(
+        long,
+        value_name = "DIR",
+        help_heading = "Several hosts",
+        requires = "rendezvous"
+    )]
+    pub(crate) certs: Option<PathBuf>,
+    /// Allow addresses beyond this machine without certificates: launchers do not encrypt then
     #[arg(long, help_heading = "Several hosts", requires = "rendezvous")]
     pub(crate) insecure: bool,
     /// Print the chain of causes behind an error
@@ -323,12 +334,38 @@ pub(crate) struct TrainingArgs {
     /// Ends after this many updates in all, also in the middle of an epoch
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
-    /// How weights follow from gradients, with Keras' arithmetic
-    #[arg(long, value_name = "NAME", default_value = "adam")]
+    /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop or sgd
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "adam",
+        hide_possible_values = true
+    )]
     pub(crate) optimizer: OptimizerName,
     /// The size of an update [default: 0.001, for sgd 0.01]
     #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) learning_rate: Option<f64>,
+    /// How the rate falls: cosine, polynomial:power=2, ... (docs/from-keras.md) [default: it stays]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) lr_schedule: Option<ScheduleFlag>,
+    /// Updates in which the rate rises from 0, before its schedule
+    #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
+    pub(crate) warmup_steps: Option<u64>,
+    /// Shrink all weights by this times the rate in every update [default: for adamw 0.004]
+    #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
+    pub(crate) weight_decay: Option<f64>,
+    /// Scale the summed gradients of an update to at most this norm
+    #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
+    pub(crate) clip_norm: Option<f64>,
+    /// Update after so many steps, with the mean of their gradients
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) accumulate: Option<usize>,
+    /// Keep averages of the weights with this momentum, which end and evaluate in their place
+    #[arg(long, value_name = "F", value_parser = momentum, allow_negative_numbers = true)]
+    pub(crate) ema: Option<f64>,
+    /// What forward and backward passes compute in; weights and updates stay in f32
+    #[arg(long, value_name = "NAME", default_value = "f32")]
+    pub(crate) precision: FloatName,
     /// L2 factor of all kernels [default: what the model says]
     #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
     pub(crate) l2: Option<f64>,
@@ -414,9 +451,34 @@ pub(crate) enum StrategyName {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OptimizerName {
-    Sgd,
+    Adadelta,
+    Adagrad,
     Adam,
+    Adamax,
     Adamw,
+    Ftrl,
+    Lion,
+    Nadam,
+    Rmsprop,
+    Sgd,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FloatName {
+    F32,
+    Bf16,
+    /// With a dynamic loss scale
+    F16,
+}
+
+impl FloatName {
+    pub(crate) fn policy(self) -> Policy {
+        match self {
+            Self::F32 => Policy::float32(),
+            Self::Bf16 => Policy::mixed_bfloat16(),
+            Self::F16 => Policy::mixed_float16(),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -525,6 +587,11 @@ fn learning_rate(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|x: &f64| x.is_finite() && *x > 0.0);
     number.ok_or_else(|| "a number above 0 is needed".to_string())
+}
+
+fn momentum(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|x: &f64| (0.0..1.0).contains(x));
+    number.ok_or_else(|| "a number from 0 to less than 1 is needed".to_string())
 }
 
 fn factor(text: &str) -> Result<f64, String> {

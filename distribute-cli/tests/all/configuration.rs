@@ -1,8 +1,12 @@
 //! What a checkpoint was made with is compared by name before it is used: data, model and flags.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
+use burn::tensor::DType;
+use distribute_core::TensorData;
+use distribute_core::checkpoint::load_latest;
 use rstest::rstest;
 
 use crate::common::{self, NET, Process, last_event, run, succeed, table};
@@ -168,6 +172,20 @@ fn flags_that_decide_the_result_are_compared_and_others_are_free() {
             "--learning-rate is 0.5 in this run and 0.001 in",
         ),
         (
+            "--clip-norm 1",
+            "--clip-norm is 1 in this run and not given",
+        ),
+        ("--accumulate 2", "--accumulate is 2 in this run and not"),
+        ("--ema 0.5", "--ema is 0.5 in this run and not given"),
+        (
+            "--precision bf16",
+            "--precision is bf16 in this run and not given",
+        ),
+        (
+            "--warmup-steps 9",
+            "--warmup-steps is 9 in this run and not",
+        ),
+        (
             "--batch-size 8",
             "the number of examples in a step is 8 in this run",
         ),
@@ -176,6 +194,136 @@ fn flags_that_decide_the_result_are_compared_and_others_are_free() {
     }
     let free = "--epochs 2 --checkpoint-steps 9 --log-dir logs --log-steps 2 --steps 4";
     succeed(folder, &format!("{train} --resume {free}"));
+}
+
+/// Every optimizer, with all that is around it: a run that goes on ends with the bits of one that
+/// was not interrupted. The flags come from a file.
+#[rstest]
+fn a_run_with_every_option_of_training_goes_on_where_it_was(
+    #[values(
+        "adadelta", "adagrad", "adam", "adamax", "adamw", "ftrl", "lion", "nadam", "rmsprop", "sgd"
+    )]
+    optimizer: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    // FTRL divides by the rate, which must not be 0.
+    let (warmup, alpha) = match optimizer {
+        "ftrl" => ("", ",alpha=0.1"),
+        _ => ("warmup-steps = 3\n", ""),
+    };
+    let flags = format!(
+        "optimizer = \"{optimizer}\"\nlearning-rate = 0.01\nclip-norm = 0.5\naccumulate = 2\n\
+         weight-decay = 0.01\nema = 0.75\n{warmup}lr-schedule = \"cosine:decay_steps=5{alpha}\"\n"
+    );
+    fs::write(folder.join("all.toml"), flags).unwrap();
+    let train = "train --config all.toml --model mlp --replicas 2 --batch-size 16 --output json";
+    let ends = |directory: &str, steps: usize, more: &str| {
+        let run = format!("{train} --checkpoint-dir {directory} --steps {steps} {more}");
+        let done = last_event(&succeed(folder, &run));
+        let (_, checkpoint) = load_latest(folder.join(directory)).unwrap().found.unwrap();
+        (done, checkpoint.tensors)
+    };
+    let (whole, wanted) = ends("whole", 7, "");
+    ends("parts", 3, "");
+    let (resumed, found) = ends("parts", 7, "--resume");
+    assert_eq!(found, wanted);
+    assert_eq!(resumed["val_loss"], whole["val_loss"]);
+    assert!(
+        found.contains_key("optimizer/average/layers.1.weight") || {
+            found
+                .keys()
+                .any(|name| name.starts_with("optimizer/average/"))
+        }
+    );
+    // What is evaluated is the averages, as at the end of training.
+    let evaluated = succeed(folder, "evaluate --checkpoint-dir whole --output json");
+    let evaluated = last_event(&evaluated);
+    let loss = |value: &serde_json::Value| value.as_f64().unwrap();
+    let difference = loss(&evaluated["loss"]) - loss(&whole["val_loss"]);
+    assert!(difference.abs() < 1e-6, "{difference}");
+}
+
+/// From a file of flags; `f16` has a loss scale in the checkpoint.
+#[rstest]
+fn a_run_in_16_bits_goes_on_where_it_was(#[values("bf16", "f16")] precision: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let flags = format!("precision = \"{precision}\"\n");
+    fs::write(folder.join("all.toml"), flags).unwrap();
+    let train = "train --model mlp --replicas 2 --batch-size 16 --output json";
+    let ends = |directory: &str, steps: usize, more: &str| {
+        let run = format!("{train} --checkpoint-dir {directory} --steps {steps} {more}");
+        let done = last_event(&succeed(folder, &run));
+        let (_, checkpoint) = load_latest(folder.join(directory)).unwrap().found.unwrap();
+        (done["val_loss"].as_f64().unwrap(), checkpoint.tensors)
+    };
+    let (exact, in_f32) = ends("f32", 40, "");
+    let (whole, wanted) = ends("whole", 40, "--config all.toml");
+    ends("parts", 17, "--config all.toml");
+    let (resumed, found) = ends("parts", 40, "--config all.toml --resume");
+    assert_eq!((resumed, &found), (whole, &wanted));
+    assert_eq!(
+        found.contains_key("loss_scale/dynamic_scale"),
+        precision == "f16"
+    );
+    let weights = |tensors: &BTreeMap<String, TensorData>| -> Vec<TensorData> {
+        let model = tensors
+            .iter()
+            .filter(|(name, _)| name.starts_with("model/"));
+        model.map(|(_, data)| data.clone()).collect()
+    };
+    assert!(
+        weights(&found)
+            .iter()
+            .all(|data| data.dtype() == DType::F32)
+    );
+    assert_ne!(weights(&found), weights(&in_f32));
+    assert!(
+        (whole - exact).abs() < 0.01 * exact,
+        "{whole} and {exact} in f32"
+    );
+    // Evaluated in f32.
+    let evaluated = last_event(&succeed(
+        folder,
+        "evaluate --checkpoint-dir whole --output json",
+    ));
+    let evaluated = evaluated["loss"].as_f64().unwrap();
+    assert!(
+        (evaluated - whole).abs() < 0.01 * whole,
+        "{evaluated} and {whole}"
+    );
+}
+
+#[rstest]
+#[case("--lr-schedule cosin", "did you mean `cosine`?")]
+#[case("--lr-schedule exponential", "missing field `decay_rate`")]
+#[case(
+    "--lr-schedule cosine:decay_steps=0",
+    "`decay_steps` must be a positive number"
+)]
+#[case("--lr-schedule cosine:alpha", "`alpha` is not KEY=NUMBER")]
+#[case("--lr-schedule cosine:power=2", "unknown field `power`")]
+#[case(
+    "--lr-schedule piecewise-constant:boundaries=5,values=1",
+    "1 boundaries need 2 values, got 1"
+)]
+#[case("--optimizer nadm", "nadam")]
+#[case("--ema 1", "less than 1 is needed")]
+#[case("--clip-norm 0", "a number above 0 is needed")]
+#[case("--optimizer ftrl --warmup-steps 3", "choose another optimizer")]
+#[case(
+    "--strategy parameter-server --accumulate 2",
+    "use a larger --batch-size"
+)]
+#[case("--precision f8", "bf16")]
+#[case("--strategy parameter-server --precision f16", "use --precision bf16")]
+#[case("--strategy tpu --precision f16", "use --precision bf16")]
+fn options_of_training_that_cannot_be_are_refused(#[case] flags: &str, #[case] said: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = run(folder.path(), &format!("train {flags}"));
+    assert_eq!(ended.code, Some(2), "{}", ended.stderr);
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
 }
 
 #[test]

@@ -271,6 +271,9 @@ fn two_hosts_keeps_the_token_out_of_the_arguments() {
     check_accepted("two-hosts.sh", &arguments[inner..]);
     assert_eq!(after(&arguments, "--host"), "1");
     assert_eq!(after(&arguments, "--rendezvous"), "192.0.2.10:9000");
+    for part in [&arguments[..inner], &arguments[inner..]] {
+        assert_eq!(after(part, "--certs"), "certs/192.0.2.11", "{part:?}");
+    }
     assert!(!arguments.iter().any(|argument| argument.contains(SECRET)));
     let seen = std::fs::read_to_string(folder.path().join("token")).unwrap();
     assert_eq!(seen, SECRET, "it is handed on in the environment");

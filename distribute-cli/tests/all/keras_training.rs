@@ -74,5 +74,42 @@ fn training_refuses_a_head_without_a_loss() {
     fs::write(folder.path().join("m.json"), model(&layers)).unwrap();
     let finished = run(folder.path(), "train --model m.json --steps 1");
     assert_eq!(finished.code, Some(2));
-    insta::assert_snapshot!(finished.stderr, @"error: m.json: layer 1 (Dense): Dropout follows a softmax, so the outputs are neither logits nor the probabilities that the loss wants; make the softmax the last layer");
+    insta::assert_snapshot!(finished.stderr, @"error: m.json: layer dense (Dense): Dropout follows a softmax, so the outputs are neither logits nor the probabilities that the loss wants; make the softmax the last layer");
+}
+
+/// A normalized convolution beside its input, both flattened into a softmax: no chain.
+fn residual() -> String {
+    let received = |name: &str| json!({ "class_name": "__keras_tensor__", "config": { "keras_history": [name, 0, 0] } });
+    let named = |class: &str, name: &str, config: Value, arguments: Value| {
+        let nodes = json!([{ "args": [arguments], "kwargs": {} }]);
+        json!({ "class_name": class, "name": name, "config": config, "inbound_nodes": nodes })
+    };
+    let conv = json!({ "filters": 4, "kernel_size": 3, "padding": "same", "activation": "relu" });
+    let layers = json!([
+        { "class_name": "InputLayer", "name": "a", "inbound_nodes": [],
+          "config": { "batch_shape": [null, 8, 8, 1] } },
+        named("Conv2D", "b", conv, received("a")),
+        named("BatchNormalization", "n", json!({ "scale": false }), received("b")),
+        named("Add", "c", json!({}), json!([received("a"), received("n")])),
+        named("Flatten", "d", json!({}), received("c")),
+        named("Dense", "e", json!({ "units": 10, "activation": "softmax" }), received("d")),
+    ]);
+    let config = json!({ "layers": layers, "input_layers": ["a", 0, 0],
+                         "output_layers": ["e", 0, 0] });
+    json!({ "class_name": "Functional", "config": config }).to_string()
+}
+
+#[test]
+fn a_graph_trains_and_its_checkpoint_is_evaluated_without_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("m.json"), residual()).unwrap();
+    let train = "train --model m.json --replicas 2 --epochs 5 --seed 3 --checkpoint-dir c \
+                 --output json";
+    let done = last_event(&succeed(folder.path(), train));
+    let accuracy = done["val_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.7, "{accuracy}");
+    fs::remove_file(folder.path().join("m.json")).unwrap();
+    let evaluated = succeed(folder.path(), "evaluate --checkpoint-dir c --output json");
+    let again = last_event(&evaluated)["accuracy"].as_f64().unwrap();
+    assert!((again - accuracy).abs() < 1e-6, "{again} {accuracy}");
 }

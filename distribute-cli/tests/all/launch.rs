@@ -329,22 +329,43 @@ fn what_cannot_be_launched_is_said_in_a_line() {
 }
 
 #[test]
-fn two_launchers_make_one_job() {
+fn launchers_on_a_network_without_certificates_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = "--workers 1 --rendezvous 192.0.2.10:9000 --hosts 2 --host 1";
+    let mut command = Launcher::command(folder.path(), options, "doctor");
+    let finished = Process::start(&mut command, &[SECRET]).finish();
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    insta::assert_snapshot!("launch_not_encrypted", finished.stderr);
+}
+
+const SECRET: (&str, &str) = (
+    "DISTRIBUTE_JOB_TOKEN",
+    "a secret of both hosts, long enough",
+);
+
+#[rstest]
+fn two_launchers_make_one_job(#[values(false, true)] is_encrypted: bool) {
     let folder = tempfile::tempdir().unwrap();
     let one = tempfile::tempdir().unwrap();
     let (expected, _) = end(&launch(one.path(), "--workers 3", &format!("{TRAIN} 60")));
     let loopback = std::net::Ipv4Addr::LOCALHOST.into();
     let ports = distribute_launch::ReservedPorts::new(1, loopback).unwrap();
     let address = ports.addresses()[0];
+    if is_encrypted {
+        common::succeed(folder.path(), "certs --out certs --hosts 127.0.0.1");
+    }
     let host = |index: usize, workers: usize| {
+        let certs = if is_encrypted {
+            "--certs certs/127.0.0.1"
+        } else {
+            ""
+        };
         let options =
-            format!("--workers {workers} --rendezvous {address} --hosts 2 --host {index}");
+            format!("--workers {workers} --rendezvous {address} --hosts 2 --host {index} {certs}");
         let mut command = Launcher::command(folder.path(), &options, &format!("{TRAIN} 60"));
-        let secret = (
-            "DISTRIBUTE_JOB_TOKEN",
-            "a secret of both hosts, long enough",
-        );
-        Process::start(&mut command, &[secret])
+        // With certificates the token is the one beside them.
+        let secret = (!is_encrypted).then_some(SECRET);
+        Process::start(&mut command, secret.as_slice())
     };
     let (first, second) = (host(0, 2), host(1, 1));
     let (first, second) = (first.finish(), second.finish());

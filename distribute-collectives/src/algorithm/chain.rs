@@ -20,10 +20,7 @@ use crate::error::Result;
 /// All-reduce.
 pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<()> {
     let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
-    if size < 2 {
-        return Ok(());
-    }
-    let segments = exchange.segments(&vector);
+    let segments = exchange.segments(&vector).len();
     let lag = size - 1 - rank;
     for round in 0..segments + lag {
         if round < segments {
@@ -47,10 +44,7 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
 /// The root takes segment `s - lag` in round `s`, as in [`all_reduce`].
 pub(crate) fn reduce<T: Element>(exchange: &mut Exchange<'_, '_>, root: usize) -> Result<()> {
     let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
-    if size < 2 {
-        return Ok(());
-    }
-    let segments = exchange.segments(&vector);
+    let segments = exchange.segments(&vector).len();
     let last = size - 1;
     let lag = if rank == root { last - root } else { 0 };
     for round in 0..segments + lag {
@@ -91,8 +85,7 @@ fn forward<T: Element>(exchange: &mut Exchange<'_, '_>, index: usize) -> Result<
 pub(crate) fn broadcast<T: Element>(exchange: &mut Exchange<'_, '_>, root: usize) -> Result<()> {
     let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-    for index in 0..exchange.segments(&vector) {
-        let range = segment_of(&vector, exchange.segment, index);
+    for range in exchange.segments(&vector) {
         if rank != root {
             exchange.receive::<T>(previous, range.clone())?;
         }

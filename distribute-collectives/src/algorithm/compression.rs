@@ -13,7 +13,7 @@ use crate::options::WireType;
 use crate::reduce::Arithmetic;
 
 /// Bytes of one element on the wire.
-pub(crate) const BYTES: usize = 2;
+const BYTES: usize = WireType::SIZE_BYTES;
 
 /// Elements that are converted at a time.
 const BLOCK: usize = 512;

@@ -13,18 +13,14 @@
 //! - Order: canonical, on every rank, so all ranks end with the same bits.
 //! - Half types are combined in `f32` and rounded once.
 
-use crate::algorithm::exchange::{Exchange, segment_of};
+use crate::algorithm::exchange::Exchange;
 use crate::buffer::Element;
 use crate::error::Result;
 
 /// All-reduce.
 pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<()> {
     let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
-    if size < 2 {
-        return Ok(());
-    }
-    for index in 0..exchange.segments(&vector) {
-        let range = segment_of(&vector, exchange.segment, index);
+    for range in exchange.segments(&vector) {
         for offset in 1..size {
             exchange.send::<T>((rank + offset) % size, range.clone())?;
         }
@@ -38,12 +34,8 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
 /// The chain needs fewer bytes at the root; this is what gives the same bits as [`all_reduce`] when
 /// partial results would be rounded on the wire.
 pub(crate) fn reduce<T: Element>(exchange: &mut Exchange<'_, '_>, root: usize) -> Result<()> {
-    let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
-    if size < 2 {
-        return Ok(());
-    }
-    for index in 0..exchange.segments(&vector) {
-        let range = segment_of(&vector, exchange.segment, index);
+    let (rank, vector) = (exchange.rank(), 0..exchange.len);
+    for range in exchange.segments(&vector) {
         if rank == root {
             exchange.combine_in_order::<T>(range)?;
         } else {

@@ -41,23 +41,32 @@ pub(crate) fn segment_of(range: &Range<usize>, segment: usize, index: usize) -> 
     start..range.end.min(start.saturating_add(segment))
 }
 
+/// All segments of a range.
+pub(crate) fn segments_of(
+    range: &Range<usize>,
+    segment: usize,
+) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
+    let range = range.clone();
+    (0..range.len().div_ceil(segment)).map(move |index| segment_of(&range, segment, index))
+}
+
 impl Exchange<'_, '_> {
     /// This rank among those that take part.
     pub(crate) fn rank(&self) -> usize {
         self.transport.rank() / self.stride
     }
 
-    /// Number of segments of a range.
-    pub(crate) fn segments(&self, range: &Range<usize>) -> usize {
-        range.len().div_ceil(self.segment)
+    /// The segments of a range.
+    pub(crate) fn segments(
+        &self,
+        range: &Range<usize>,
+    ) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
+        segments_of(range, self.segment)
     }
 
     /// Bytes of an element on the wire.
     fn element_bytes<T: Element>(&self) -> usize {
-        match self.wire {
-            Some(_) => compression::BYTES,
-            None => size_of::<T>(),
-        }
+        element_bytes::<T>(self.wire)
     }
 
     /// Sends elements. Nothing is sent for an empty range, and nothing expected.
@@ -65,15 +74,17 @@ impl Exchange<'_, '_> {
         if range.is_empty() {
             return Ok(());
         }
-        let (wire, each) = (self.wire, self.element_bytes::<T>());
-        let buffers = &*self.buffers;
-        self.transport
-            .send_with(to * self.stride, range.len() * each, &mut |frame| {
-                pieces::for_each::<T>(buffers, range.clone(), |offset, piece| {
-                    let at = offset * each;
-                    put(wire, piece, &mut frame[at..at + piece.len() * each]);
-                });
-            })
+        let to = to * self.stride;
+        let (wire, buffers) = (self.wire, &*self.buffers);
+        if let (None, Some(elements)) = (wire, pieces::in_one::<T>(buffers, &range)) {
+            return self
+                .transport
+                .send_bytes(to, bytemuck::cast_slice(elements));
+        }
+        let bytes = range.len() * element_bytes::<T>(wire);
+        self.transport.send_with(to, bytes, &mut |frame| {
+            pack::<T>(wire, buffers, range.clone(), frame);
+        })
     }
 
     /// Receives elements in place of those of the range.
@@ -81,14 +92,11 @@ impl Exchange<'_, '_> {
         if range.is_empty() {
             return Ok(());
         }
-        let (wire, each) = (self.wire, self.element_bytes::<T>());
-        let buffers = &mut *self.buffers;
+        let bytes = range.len() * self.element_bytes::<T>();
+        let (wire, buffers) = (self.wire, &mut *self.buffers);
         self.transport
-            .receive_with(from * self.stride, range.len() * each, &mut |frame| {
-                pieces::for_each_mut::<T>(buffers, range.clone(), |offset, piece| {
-                    let at = offset * each;
-                    take(wire, &frame[at..at + piece.len() * each], piece);
-                });
+            .receive_with(from * self.stride, bytes, &mut |frame| {
+                unpack::<T>(wire, buffers, range.clone(), frame);
             })
     }
 
@@ -135,7 +143,10 @@ impl Exchange<'_, '_> {
         receive: Range<usize>,
         mut on_receive: impl FnMut(&mut Self, usize, Range<usize>) -> Result<()>,
     ) -> Result<()> {
-        let steps = self.segments(&send).max(self.segments(&receive));
+        let steps = self
+            .segments(&send)
+            .len()
+            .max(self.segments(&receive).len());
         for step in 0..=steps {
             if step < steps {
                 self.send::<T>(peer, segment_of(&send, self.segment, step))?;
@@ -229,16 +240,20 @@ impl Exchange<'_, '_> {
     pub(crate) fn send_partial<T: Element>(&mut self, to: usize, len: usize) -> Result<()> {
         let wire = self.wire;
         let acc = accumulator::<T>(self.scratch, len);
-        let bytes = len * wire.map_or(size_of::<T::Acc>(), |_| compression::BYTES);
+        let to = to * self.stride;
+        if wire.is_none() {
+            return self.transport.send_bytes(to, bytemuck::cast_slice(acc));
+        }
+        let bytes = len * element_bytes::<T::Acc>(wire);
         self.transport
-            .send_with(to * self.stride, bytes, &mut |frame| put(wire, acc, frame))
+            .send_with(to, bytes, &mut |frame| put(wire, acc, frame))
     }
 
     /// Receives what [`send_partial`](Self::send_partial) sends.
     pub(crate) fn receive_partial<T: Element>(&mut self, from: usize, len: usize) -> Result<()> {
         let wire = self.wire;
         let acc = accumulator::<T>(self.scratch, len);
-        let bytes = len * wire.map_or(size_of::<T::Acc>(), |_| compression::BYTES);
+        let bytes = len * element_bytes::<T::Acc>(wire);
         self.transport
             .receive_with(from * self.stride, bytes, &mut |frame| {
                 take(wire, frame, acc);
@@ -246,8 +261,41 @@ impl Exchange<'_, '_> {
     }
 }
 
+/// Bytes of an element on the wire.
+pub(crate) fn element_bytes<T>(wire: Option<WireType>) -> usize {
+    wire.map_or(size_of::<T>(), |_| WireType::SIZE_BYTES)
+}
+
+/// Copies a range of the vector into a frame, as it travels.
+pub(crate) fn pack<T: Element>(
+    wire: Option<WireType>,
+    buffers: &[Buffer<'_>],
+    range: Range<usize>,
+    frame: &mut [u8],
+) {
+    let each = element_bytes::<T>(wire);
+    pieces::for_each::<T>(buffers, range, |offset, piece| {
+        let at = offset * each;
+        put(wire, piece, &mut frame[at..at + piece.len() * each]);
+    });
+}
+
+/// Copies a frame into a range of the vector.
+pub(crate) fn unpack<T: Element>(
+    wire: Option<WireType>,
+    buffers: &mut [Buffer<'_>],
+    range: Range<usize>,
+    frame: &[u8],
+) {
+    let each = element_bytes::<T>(wire);
+    pieces::for_each_mut::<T>(buffers, range, |offset, piece| {
+        let at = offset * each;
+        take(wire, &frame[at..at + piece.len() * each], piece);
+    });
+}
+
 /// Writes elements to a frame. With a wire type they are `f32`.
-pub(crate) fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
+fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
     match wire {
         Some(wire) => compression::compress(wire, bytemuck::cast_slice(from), frame),
         None => frame.copy_from_slice(bytemuck::cast_slice(from)),
@@ -255,7 +303,7 @@ pub(crate) fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u
 }
 
 /// Reads elements from a frame.
-pub(crate) fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
+fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
     match wire {
         Some(wire) => {
             let to: &mut [f32] = bytemuck::cast_slice_mut(to);

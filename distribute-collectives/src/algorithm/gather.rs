@@ -19,9 +19,7 @@ pub(crate) fn exchange_sizes(
     sizes[rank] = own;
     for step in 1..size {
         let sent = sizes[(rank + size + 1 - step) % size] as u64;
-        transport.send_with((rank + 1) % size, 8, &mut |frame| {
-            frame.copy_from_slice(&sent.to_le_bytes());
-        })?;
+        transport.send_bytes((rank + 1) % size, &sent.to_le_bytes())?;
         let learnt = &mut sizes[(rank + size - step) % size];
         transport.receive_with((rank + size - 1) % size, 8, &mut |frame| {
             let mut bytes = [0; 8];

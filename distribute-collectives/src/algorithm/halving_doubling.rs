@@ -23,9 +23,6 @@ use std::ops::Range;
 /// All-reduce.
 pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<()> {
     let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
-    if size < 2 {
-        return Ok(());
-    }
     let power = 1 << size.ilog2();
     let extra = size - power;
     let paired = rank < 2 * extra;

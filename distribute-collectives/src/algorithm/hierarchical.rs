@@ -10,7 +10,7 @@
 //! - Order: rank order inside a host, then the ring's order over the hosts.
 //! - Half types are rounded once per rank of a host and once per step of the ring.
 
-use crate::algorithm::exchange::{Exchange, segment_of};
+use crate::algorithm::exchange::Exchange;
 use crate::algorithm::ring;
 use crate::buffer::Element;
 use crate::error::Result;
@@ -21,15 +21,10 @@ pub(crate) fn all_reduce<T: Element>(
     ranks_per_host: usize,
 ) -> Result<()> {
     let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
-    if size < 2 {
-        return Ok(());
-    }
     let leader = rank / ranks_per_host * ranks_per_host;
     let members = leader + 1..size.min(leader + ranks_per_host);
     let hosts = size.div_ceil(ranks_per_host);
-    let segments = exchange.segments(&vector);
-    for index in 0..segments {
-        let range = segment_of(&vector, exchange.segment, index);
+    for range in exchange.segments(&vector) {
         if rank != leader {
             exchange.send::<T>(leader, range)?;
             continue;
@@ -45,8 +40,7 @@ pub(crate) fn all_reduce<T: Element>(
         (exchange.stride, exchange.size) = (1, size);
         reduced?;
     }
-    for index in 0..segments {
-        let range = segment_of(&vector, exchange.segment, index);
+    for range in exchange.segments(&vector) {
         if rank != leader {
             exchange.receive::<T>(leader, range)?;
             continue;

@@ -30,11 +30,8 @@ pub(crate) fn reduce_scatter<T: Element>(exchange: &mut Exchange<'_, '_>) -> Res
     let (rank, size, segment) = (exchange.rank(), exchange.size, exchange.segment);
     let len = exchange.len;
     let chunk = |index: usize| chunk_range(len, size, index);
-    if size < 2 {
-        return Ok(());
-    }
     // The first chunk is never shorter than another one.
-    for index in 0..exchange.segments(&chunk(0)) {
+    for index in 0..exchange.segments(&chunk(0)).len() {
         for offset in 1..size {
             let to = (rank + offset) % size;
             exchange.send::<T>(to, segment_of(&chunk(to), segment, index))?;

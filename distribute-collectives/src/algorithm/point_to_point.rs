@@ -5,8 +5,8 @@
 //! returns only when the receiver is there.
 
 use crate::buffer::{Buffer, DType};
-use crate::error::{CollectiveError, Result};
-use crate::operation::OperationKind;
+use crate::error::Result;
+use crate::header::OperationHeader;
 use crate::transport::Transport;
 
 /// A buffer's type (1 byte) and length (8 bytes) on the wire.
@@ -38,20 +38,17 @@ pub(crate) fn send(
     segment_bytes: usize,
 ) -> Result<()> {
     let description = describe(buffer);
-    transport.send_with(to, DESCRIPTION_BYTES, &mut |frame| {
-        frame.copy_from_slice(&description)
-    })?;
+    transport.send_bytes(to, &description)?;
     transport.receive_with(to, 1, &mut |_| {})?;
     for segment in buffer.as_bytes().chunks(segment_bytes) {
-        transport.send_with(to, segment.len(), &mut |frame| {
-            frame.copy_from_slice(segment)
-        })?;
+        transport.send_bytes(to, segment)?;
     }
     Ok(())
 }
 
 pub(crate) fn recv(
     transport: &mut dyn Transport,
+    header: &OperationHeader,
     from: usize,
     buffer: &mut Buffer<'_>,
     segment_bytes: usize,
@@ -63,17 +60,12 @@ pub(crate) fn recv(
     })?;
     if found != expected {
         let rank = transport.rank();
-        let error = CollectiveError::Mismatch {
-            rank_a: rank.min(from),
-            rank_b: rank.max(from),
-            op: OperationKind::Recv,
-            sequence: transport.sequence(),
-            what: format!(
-                "rank {from} sent {}, rank {rank} expects {}",
-                in_words(found),
-                in_words(expected)
-            ),
-        };
+        let what = format!(
+            "rank {from} sent {}, rank {rank} expects {}",
+            in_words(found),
+            in_words(expected)
+        );
+        let error = header.mismatch(rank, from, what);
         transport.fail(error.clone());
         return Err(error);
     }

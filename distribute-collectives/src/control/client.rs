@@ -6,22 +6,25 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use distribute_net::address;
+use distribute_net::handshake::Dialer;
+use distribute_net::peers::{Connection, ConnectionGuard};
 use http::Uri;
+use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
+use tonic::client::Grpc;
 use tonic::codegen::Service;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Status, Streaming};
+use tonic::{Request, Status, Streaming};
+use tonic_prost::ProstCodec;
 
-use crate::control::address;
-use crate::control::connection::Connection;
+use crate::control::JOIN_PATH;
 use crate::control::generated::Envelope;
-use crate::control::generated::control_client::ControlClient;
-use crate::control::generated::envelope::Message;
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
-use crate::control::membership::{Membership, Phase, QUEUE, Sender, envelope};
+use crate::control::membership::{Membership, Phase, QUEUE, Sender};
 
 /// The largest message, in both directions.
 pub(super) const MESSAGE_MAX_BYTES: usize = 64 << 10;
@@ -160,8 +163,8 @@ async fn try_join(shared: &Membership, rank: usize) -> Result<JoinedStream, Hand
         Ok(Err((reason, false))) => return Err(HandshakeFailure::later(reason)),
         Ok(Ok(connection)) => connection,
     };
-    let guard = connection.guard.clone();
-    let result = open_stream(shared, rank, connection, guard.remote.ip()).await;
+    let guard = connection.guard();
+    let result = open_stream(shared, rank, connection, &guard).await;
     // A certificate that the other side does not accept shows only after the TLS handshake.
     match guard.certificate_refusal() {
         Some(reason) if result.is_err() => Err(HandshakeFailure::Unproven(reason)),
@@ -173,26 +176,40 @@ async fn open_stream(
     shared: &Membership,
     rank: usize,
     connection: Connection,
-    ip: IpAddr,
+    guard: &ConnectionGuard,
 ) -> Result<JoinedStream, HandshakeFailure> {
+    let ip = guard.remote().ip();
     let channel = channel(&shared.addresses[rank], connection).await?;
-    let mut client = ControlClient::new(channel)
-        .max_decoding_message_size(MESSAGE_MAX_BYTES)
-        .max_encoding_message_size(MESSAGE_MAX_BYTES);
     let (sender, receiver): (Sender, _) = mpsc::channel(QUEUE);
-    let own = handshake::hello(shared, rank)
+    let own = handshake::hello(shared, rank, &shared.addresses[rank]);
+    let (dialer, first) = Dialer::start(own.clone(), &shared.security.secret())
         .map_err(|error| HandshakeFailure::later(error.to_string()))?;
     // The queue is new: there is room.
-    let _ = sender.try_send(Ok(envelope(Message::Hello(own.clone()))));
+    let _ = sender.try_send(Ok(handshake::text(first)));
     let outbound = ReceiverStream::new(receiver).map_while(Result::ok);
-    let called = tokio::time::timeout(STEP_TIMEOUT, client.join(outbound)).await;
-    let response = called
+    let called = tokio::time::timeout(STEP_TIMEOUT, call_join(channel, outbound)).await;
+    let mut inbound = called
         .map_err(|_| HandshakeFailure::later("it is connected but does not answer"))?
         .map_err(|status| handshake::rejected(&status))?;
-    let mut inbound = response.into_inner();
-    let peer = handshake::authenticate_as_client(shared, rank, &own, &sender, &mut inbound).await?;
-    let id = handshake::register(shared, &peer, ip, sender)?;
+    let (peer, announcement) =
+        handshake::authenticate_as_client(&own, dialer, guard, &sender, &mut inbound).await?;
+    let id = handshake::register(shared, &peer, Some(announcement), ip, sender)?;
     Ok(JoinedStream { id, inbound })
+}
+
+/// Calls the only method of `control.proto`.
+pub(super) async fn call_join(
+    channel: Channel,
+    outbound: impl Stream<Item = Envelope> + Send + 'static,
+) -> Result<Streaming<Envelope>, Status> {
+    let mut grpc = Grpc::new(channel)
+        .max_decoding_message_size(MESSAGE_MAX_BYTES)
+        .max_encoding_message_size(MESSAGE_MAX_BYTES);
+    let ready = grpc.ready().await;
+    ready.map_err(|error| Status::unknown(format!("Service was not ready: {error}")))?;
+    let path = PathAndQuery::from_static(JOIN_PATH);
+    let called = grpc.streaming(Request::new(outbound), path, ProstCodec::default());
+    Ok(called.await?.into_inner())
 }
 
 async fn channel(address: &str, connection: Connection) -> Result<Channel, HandshakeFailure> {

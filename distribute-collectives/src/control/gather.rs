@@ -6,9 +6,9 @@ use crate::control::generated::Gather;
 use crate::control::generated::envelope::Message;
 use crate::control::membership::{Membership, State};
 use crate::error::{CollectiveError, Result};
+use crate::failure::FailureKind;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
-use crate::status::FailureKind;
 
 /// The largest value of one rank.
 pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
@@ -38,9 +38,9 @@ impl Membership {
                 what: format!("{} bytes, at most {VALUE_MAX_BYTES} fit", value.len()),
             });
         }
-        if let Some(failure) = self.first_failure() {
+        if let Some(failure) = self.status.first_failure() {
             let number = self.state().next_gather;
-            let generation = self.hello.generation;
+            let generation = self.hello.identity.generation;
             let header = OperationHeader::new(OperationKind::AllGather, generation, number);
             return Err(failure.kind.into_error(&header));
         }
@@ -48,7 +48,11 @@ impl Membership {
         let mut state = self.state();
         let number = state.next_gather;
         state.next_gather += 1;
-        let header = OperationHeader::new(OperationKind::AllGather, self.hello.generation, number);
+        let header = OperationHeader::new(
+            OperationKind::AllGather,
+            self.hello.identity.generation,
+            number,
+        );
         let world_size = self.world_size();
         let parts = state.gathers.entry(number);
         parts.or_insert_with(|| vec![None; world_size])[self.rank] = Some(value.to_vec());
@@ -66,7 +70,8 @@ impl Membership {
             }
             let gone = missing.iter().find(|rank| is_gone(&state, **rank)).copied();
             let left = self.gather_timeout.saturating_sub(started.elapsed());
-            if gone.is_none() && !left.is_zero() && !self.has_failed(&state) {
+            let failed = self.status.first_failure().is_some();
+            if gone.is_none() && !left.is_zero() && !failed {
                 let woken = self.gathered.wait_timeout(state, left);
                 state = match woken {
                     Ok((state, _)) => state,
@@ -79,11 +84,6 @@ impl Membership {
         }
     }
 
-    fn has_failed(&self, state: &State) -> bool {
-        let failures = self.status.failures();
-        failures.iter().any(|failure| !state.is_departure(failure))
-    }
-
     fn gather_error(
         &self,
         header: &OperationHeader,
@@ -91,7 +91,7 @@ impl Membership {
         missing: Vec<usize>,
         started: Instant,
     ) -> CollectiveError {
-        if let Some(failure) = self.first_failure() {
+        if let Some(failure) = self.status.first_failure() {
             return failure.kind.into_error(header);
         }
         if let Some(rank) = gone {

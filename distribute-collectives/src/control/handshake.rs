@@ -1,25 +1,23 @@
 //! The first messages of a stream: two ranks find out whether they form a group.
 
 use std::net::IpAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use distribute_net::address;
+use distribute_net::handshake::{Authenticated, Dialer, HandshakeError, Hello, Listener, Proven};
+use distribute_net::peers::ConnectionGuard;
+use serde::Deserialize;
 use tonic::{Code, Status, Streaming};
 
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Hello, Proof, Refusal};
+use crate::control::generated::{self as message, Envelope, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
-use crate::control::proof::{self, Key, Side};
-use crate::control::{Announcement, random};
-use crate::error::Result as CollectiveResult;
+use crate::control::{Announcement, clock};
 
-/// The version of the messages and of the handshake. Ranks with a token and different versions
-/// still exchange proofs: where both can read them, both refuse at once.
-pub(super) const PROTOCOL_VERSION: u32 = 2;
+/// The version of the messages that follow the handshake.
+pub(super) const PROTOCOL_VERSION: u32 = 4;
 /// How long a peer may take for each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
-const NONCE_BYTES: usize = 32;
-/// Both sides say this, so that both errors name the token.
-const TOKEN_DIFFERS: &str = "its proof of the token is wrong: the two ranks have different tokens";
 
 /// Why a handshake did not succeed.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,57 +70,53 @@ impl HandshakeFailure {
     }
 }
 
-/// A peer that has proven that it knows the token.
-pub(super) struct Authenticated {
-    pub(super) hello: Hello,
-    pub(super) key: Key,
-    pub(super) announcement: Option<Announcement>,
+/// What the ranks of one group have in common, beside what every handshake compares.
+#[derive(Deserialize)]
+struct Settings {
+    world_size: u32,
+    options: String,
 }
 
-/// What this rank says at the start of a stream to `peer_rank`.
-pub(super) fn hello(shared: &Membership, peer_rank: usize) -> CollectiveResult<Hello> {
-    Ok(Hello {
-        peer_rank: peer_rank as u32,
-        nonce: random::<NONCE_BYTES>(shared.rank)?.to_vec(),
-        ..shared.hello.clone()
-    })
+/// What this rank says in the handshake with `peer_rank`, which it dials at an address or not.
+pub(super) fn hello(shared: &Membership, peer_rank: usize, address: &str) -> Hello {
+    let mut hello = shared.hello.clone();
+    hello.peer_task = Some(peer_rank as u32);
+    hello.address = address.to_string();
+    hello
 }
 
-/// What makes it useless to go on to the proofs. Nothing here ends a group with a token: its peer
-/// has not proven anything yet.
-fn differs_at_once(own: &Hello, peer: &Hello) -> Option<HandshakeFailure> {
-    // First of all: an old generation may differ in everything else, and will go away.
-    if peer.generation != own.generation {
-        let (theirs, ours) = (peer.generation, own.generation);
+/// An old generation may differ in everything else, and will go away: nothing else is said of it.
+fn other_generation(own: &Hello, peer: &Hello) -> Option<HandshakeFailure> {
+    let (theirs, ours) = (peer.identity.generation, own.identity.generation);
+    (theirs != ours).then(|| {
         let reason = format!("it is in generation {theirs}, this rank in {ours}");
-        return Some(HandshakeFailure::Later(Code::FailedPrecondition, reason));
-    }
-    // With a token the proofs come first, see `differs`.
-    if let Some(reason) = other_version(own, peer).filter(|_| !own.has_token) {
-        return Some(invalid(reason));
-    }
-    if peer.nonce.len() != NONCE_BYTES || peer.instance.is_empty() {
-        return Some(HandshakeFailure::later("its first message makes no sense"));
-    }
-    match (peer.has_token, own.has_token) {
-        (true, false) => Some(HandshakeFailure::Unproven(
-            "it has a token, this rank has none".to_string(),
-        )),
-        (false, true) => Some(HandshakeFailure::Unproven(
-            "it has no token, this rank has one".to_string(),
-        )),
-        _ => None,
-    }
+        HandshakeFailure::Later(Code::FailedPrecondition, reason)
+    })
 }
 
-/// How the versions of the protocol differ.
-fn other_version(own: &Hello, peer: &Hello) -> Option<String> {
-    (peer.protocol_version != own.protocol_version).then(|| {
-        format!(
-            "it speaks version {} of the protocol, this rank version {}",
-            peer.protocol_version, own.protocol_version
-        )
-    })
+/// What a failed handshake says of the peer. One that has proven itself, or has the address that
+/// this rank was told to connect to, cannot be a member as both are configured; of a stranger
+/// nothing follows.
+fn failure(error: HandshakeError, is_known: bool) -> HandshakeFailure {
+    let reason = match &error {
+        HandshakeError::OtherVersion { theirs, ours, .. } => {
+            format!("it speaks version {theirs} of the protocol, this rank version {ours}")
+        }
+        HandshakeError::OtherBuild { theirs, ours } => {
+            format!("it has version {theirs} of distribute-collectives, this rank version {ours}")
+        }
+        other => other.to_string(),
+    };
+    match error {
+        HandshakeError::SecretOfOneSide { .. } | HandshakeError::WrongProof => {
+            HandshakeFailure::Unproven(reason)
+        }
+        HandshakeError::Malformed { .. } | HandshakeError::Own(_) => {
+            HandshakeFailure::later(reason)
+        }
+        _ if is_known => invalid(reason),
+        _ => HandshakeFailure::Later(Code::InvalidArgument, reason),
+    }
 }
 
 fn invalid(reason: String) -> HandshakeFailure {
@@ -132,41 +126,54 @@ fn invalid(reason: String) -> HandshakeFailure {
 /// What differs between two ranks of one generation that have proven themselves. The other end of
 /// the stream is supposed to be rank `expected`; a server only knows that it must be higher than
 /// its own.
-fn differs(own: &Hello, peer: &Hello, expected: Option<usize>) -> Option<HandshakeFailure> {
-    let reason = if let Some(reason) = other_version(own, peer) {
-        reason
-    } else if peer.crate_version != own.crate_version {
-        format!(
-            "it has version {} of distribute-collectives, this rank version {}",
-            peer.crate_version, own.crate_version
-        )
-    } else if peer.group != own.group {
-        format!(
-            "it is in group {:?}, this rank in {:?}",
-            peer.group, own.group
-        )
-    } else if peer.world_size != own.world_size {
-        let (theirs, ours) = (peer.world_size, own.world_size);
+fn differs(own: &Hello, peer: &Hello, expected: Option<u32>) -> Option<HandshakeFailure> {
+    let (rank, theirs) = (own.identity.task, peer.identity.task);
+    let settings = |of: &Hello| of.read_details::<Settings>();
+    let (ours, of_peer) = match (settings(own), settings(peer)) {
+        (Ok(ours), Ok(of_peer)) => (ours, of_peer),
+        (Err(error), _) | (_, Err(error)) => return Some(failure(error, true)),
+    };
+    let reason = if peer.identity.group != own.identity.group {
+        let (theirs, ours) = (&peer.identity.group, &own.identity.group);
+        format!("it is in group {theirs:?}, this rank in {ours:?}")
+    } else if of_peer.world_size != ours.world_size {
+        let (theirs, ours) = (of_peer.world_size, ours.world_size);
         format!("it has world size {theirs}, this rank {ours}")
-    } else if peer.rank == own.rank {
-        let rank = own.rank;
+    } else if theirs == rank {
         let reason = format!("it also says that it is rank {rank}: two processes have one rank");
         return Some(HandshakeFailure::Refused(Code::AlreadyExists, reason));
-    } else if peer.peer_rank != own.rank {
-        format!(
-            "it expects rank {} at the address of rank {}: the lists of addresses differ",
-            peer.peer_rank, own.rank
-        )
-    } else if expected.is_some_and(|rank| peer.rank as usize != rank) {
-        format!("it is rank {}: the lists of addresses differ", peer.rank)
-    } else if expected.is_none() && !(own.rank + 1..own.world_size).contains(&peer.rank) {
-        format!("it says that it is rank {}, which cannot be", peer.rank)
-    } else if peer.options != own.options {
-        return Some(other_options(&peer.options, &own.options));
+    } else if peer.peer_task != Some(rank) {
+        let wanted = peer
+            .peer_task
+            .map_or("nobody".to_string(), |it| format!("rank {it}"));
+        format!("it expects {wanted} at the address of rank {rank}: the lists of addresses differ")
+    } else if expected.is_some_and(|expected| theirs != expected) {
+        format!("it is rank {theirs}: the lists of addresses differ")
+    } else if expected.is_none() && !(rank + 1..ours.world_size).contains(&theirs) {
+        format!("it says that it is rank {theirs}, which cannot be")
+    } else if of_peer.options != ours.options {
+        return Some(other_options(&of_peer.options, &ours.options));
     } else {
         return None;
     };
     Some(invalid(reason))
+}
+
+/// Whether the rank of that number can have the certificate that this peer has shown. What a rank
+/// shows when it is dialled is checked with TLS' own handshake.
+fn other_certificate(
+    shared: &Membership,
+    guard: &ConnectionGuard,
+    peer: &Hello,
+) -> Option<HandshakeFailure> {
+    let address = shared.addresses.get(peer.identity.task as usize)?;
+    let (host, _) = address::split(address).ok()?;
+    (!guard.channel().is_for_host(host)).then(|| {
+        HandshakeFailure::Unproven(format!(
+            "its certificate is not for {host}, the host of its address; check the certificates \
+             of both ranks"
+        ))
+    })
 }
 
 /// Two lists of options that differ: the parts that do, or all where one is longer.
@@ -220,123 +227,99 @@ pub(super) fn rejected(status: &Status) -> HandshakeFailure {
     }
 }
 
-async fn next_hello(inbound: &mut Streaming<Envelope>) -> Result<Hello, HandshakeFailure> {
+/// The next text of the handshake.
+async fn next_text(inbound: &mut Streaming<Envelope>) -> Result<String, HandshakeFailure> {
     match next(inbound).await? {
-        Message::Hello(hello) => Ok(hello),
-        _ => Err(HandshakeFailure::later("its first message is no Hello")),
+        Message::Handshake(handshake) => Ok(handshake.text),
+        _ => Err(HandshakeFailure::later(
+            "it does not begin with a handshake",
+        )),
     }
 }
 
-async fn next_proof(inbound: &mut Streaming<Envelope>) -> Result<Vec<u8>, HandshakeFailure> {
-    match next(inbound).await? {
-        Message::Proof(proof) => Ok(proof.mac),
-        _ => Err(HandshakeFailure::later("its second message is no Proof")),
-    }
+/// A text of the handshake, as a message.
+pub(super) fn text(text: String) -> Envelope {
+    envelope(Message::Handshake(message::Handshake { text }))
 }
 
-async fn send(sender: &Sender, message: Message) -> Result<(), HandshakeFailure> {
-    let sent = sender.send(Ok(envelope(message))).await;
+async fn send(sender: &Sender, words: String) -> Result<(), HandshakeFailure> {
+    let sent = sender.send(Ok(text(words))).await;
     sent.map_err(|_| HandshakeFailure::later("the connection closed"))
 }
 
-/// The handshake of the rank that connected to rank `expected`, up to the announcement with which
-/// the server admits it.
+/// The handshake of the rank that connected and has sent its Hello, up to the announcement with
+/// which the server admits it.
 pub(super) async fn authenticate_as_client(
-    shared: &Membership,
-    expected: usize,
     own: &Hello,
+    dialer: Dialer,
+    guard: &ConnectionGuard,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<Authenticated, HandshakeFailure> {
-    let peer = next_hello(inbound).await?;
-    if let Some(failed) = differs_at_once(own, &peer) {
+) -> Result<(Authenticated, Announcement), HandshakeFailure> {
+    let answer = next_text(inbound).await?;
+    let peer = Dialer::peek(&answer).map_err(|error| failure(error, true))?;
+    if let Some(failed) = other_generation(own, &peer) {
         return Err(failed);
     }
-    match prove_as_client(shared, expected, (own, &peer), sender, inbound).await {
-        Ok((key, announcement)) => Ok(Authenticated {
-            key,
-            announcement: Some(announcement.into()),
-            hello: peer,
-        }),
-        // Whatever happened, there is no use to try again. That peer need not have proven
-        // itself: it has the address that this rank was told to connect to.
-        Err(failed) => Err(other_version(own, &peer).map_or(failed, invalid)),
-    }
-}
-
-/// The proofs, and the announcement of the server.
-async fn prove_as_client(
-    shared: &Membership,
-    expected: usize,
-    (own, peer): (&Hello, &Hello),
-    sender: &Sender,
-    inbound: &mut Streaming<Envelope>,
-) -> Result<(Key, message::Announcement), HandshakeFailure> {
-    let token = shared.security.get_token();
-    let mac = proof::proof(token, Side::Client, own, peer);
-    send(sender, Message::Proof(Proof { mac })).await?;
-    let theirs = next_proof(inbound).await?;
-    if !proof::verify(token, Side::Server, own, peer, &theirs) {
-        return Err(HandshakeFailure::Unproven(TOKEN_DIFFERS.to_string()));
-    }
-    if let Some(failed) = differs(own, peer, Some(expected)) {
+    let (proof, proven) = match dialer.finish(&answer, &guard.channel().binding) {
+        Ok((proof, proven)) => (proof, Ok(proven)),
+        // No proof tells the other side that its own was not accepted.
+        Err(error) => (String::new(), Err(error)),
+    };
+    send(sender, proof).await?;
+    // Before anything else, so that the other side has read the proof.
+    let admitted = next(inbound).await;
+    let peer = proven.and_then(Proven::judge);
+    let peer = peer.map_err(|error| failure(error, true))?;
+    if let Some(failed) = differs(own, &peer.peer, own.peer_task) {
         return Err(failed);
     }
-    match next(inbound).await? {
-        Message::Announcement(it) => Ok((proof::session_key(token, own, peer), it)),
-        _ => Err(HandshakeFailure::later(
-            "its third message is no Announcement",
-        )),
+    match admitted? {
+        Message::Announcement(it) => Ok((peer, it.into())),
+        _ => Err(HandshakeFailure::later("it sends no Announcement")),
     }
 }
 
 /// The handshake of the rank that was connected to. The claimed rank is told with the failure.
 pub(super) async fn authenticate_as_server(
     shared: &Membership,
+    guard: &ConnectionGuard,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
 ) -> Result<Authenticated, (Option<usize>, HandshakeFailure)> {
-    let peer = next_hello(inbound).await.map_err(|failed| (None, failed))?;
-    match prove_as_server(shared, &peer, sender, inbound).await {
-        Ok(key) => Ok(Authenticated {
-            hello: peer,
-            key,
-            announcement: None,
-        }),
-        Err(failed) => Err((Some(peer.rank as usize), failed)),
-    }
+    let first = next_text(inbound).await.map_err(|failed| (None, failed))?;
+    let listener = Listener::receive(&first).map_err(|error| (None, failure(error, false)))?;
+    guard.note_greeting();
+    let claimed = listener.peer().identity.task as usize;
+    let answered = answer(shared, guard, listener, sender, inbound).await;
+    answered.map_err(|failed| (Some(claimed), failed))
 }
 
-async fn prove_as_server(
+async fn answer(
     shared: &Membership,
-    peer: &Hello,
+    guard: &ConnectionGuard,
+    listener: Listener,
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
-) -> Result<Key, HandshakeFailure> {
-    let token = shared.security.get_token();
-    let own =
-        hello(shared, peer.rank as usize).map_err(|e| HandshakeFailure::later(e.to_string()))?;
-    send(sender, Message::Hello(own.clone())).await?;
-    if let Some(failed) = differs_at_once(&own, peer) {
+) -> Result<Authenticated, HandshakeFailure> {
+    // Its own address is what it listens at; others may know it under another one.
+    let own = hello(shared, listener.peer().identity.task as usize, "");
+    let (secret, binding) = (shared.security.secret(), &guard.channel().binding);
+    let answered = listener.answer(own.clone(), &secret, binding);
+    let (waiting, words) = answered.map_err(|error| failure(error, false))?;
+    send(sender, words).await?;
+    if let Some(failed) = other_generation(&own, waiting.peer()) {
         return Err(failed);
     }
-    let proven = next_proof(inbound).await.and_then(|theirs| {
-        match proof::verify(token, Side::Client, peer, &own, &theirs) {
-            true => Ok(()),
-            false => Err(HandshakeFailure::Unproven(TOKEN_DIFFERS.to_string())),
-        }
-    });
-    if let Err(failed) = proven {
-        // A rank of another version may prove itself in another way; so may a stranger say.
-        // The peer hears that it need not try again, this rank goes on waiting.
-        let later = |reason| HandshakeFailure::Later(Code::InvalidArgument, reason);
-        return Err(other_version(&own, peer).map_or(failed, later));
-    }
-    let mac = proof::proof(token, Side::Server, peer, &own);
-    send(sender, Message::Proof(Proof { mac })).await?;
-    match differs(&own, peer, None) {
+    let proof = next_text(inbound).await?;
+    let proven = waiting
+        .finish(&proof)
+        .map_err(|error| failure(error, false))?;
+    let peer = proven.judge().map_err(|error| failure(error, true))?;
+    let failed = differs(&own, &peer.peer, None);
+    match failed.or_else(|| other_certificate(shared, guard, &peer.peer)) {
         Some(failed) => Err(failed),
-        None => Ok(proof::session_key(token, peer, &own)),
+        None => Ok(peer),
     }
 }
 
@@ -344,13 +327,15 @@ async fn prove_as_server(
 pub(super) fn register(
     shared: &Membership,
     peer: &Authenticated,
+    announcement: Option<Announcement>,
     ip: IpAddr,
     sender: Sender,
 ) -> Result<u64, HandshakeFailure> {
-    let rank = peer.hello.rank as usize;
+    let identity = &peer.peer.identity;
+    let rank = identity.task as usize;
     let mut state = shared.state();
     if state.phase != Phase::Joining {
-        let generation = peer.hello.generation;
+        let generation = identity.generation;
         let reason = match state.phase {
             Phase::Leaving => "it comes when this rank leaves".to_string(),
             _ => format!(
@@ -365,7 +350,7 @@ pub(super) fn register(
     };
     if let Some(link) = place
         && link.open
-        && link.instance != peer.hello.instance
+        && link.run != identity.run
     {
         return Err(HandshakeFailure::Refused(
             Code::AlreadyExists,
@@ -375,12 +360,12 @@ pub(super) fn register(
     let link = Link {
         id,
         sender: Some(sender),
-        key: peer.key,
-        instance: peer.hello.instance.clone(),
+        session_key: peer.session_key.clone(),
+        run: identity.run.clone(),
         ip,
-        announcement: peer.announcement.clone(),
+        announcement,
         ready: false,
-        last_received: Instant::now(),
+        last_received: clock::now(),
         unwatched: false,
         left: false,
         open: true,

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::control::membership::Membership;
 use crate::error::{CollectiveError, MissingRank};
+use crate::failure::FailureKind;
 use crate::header::OperationHeader;
-use crate::status::FailureKind;
 
 /// How often the others are asked for a sign of life, and how long an operation may go on.
 const POLL_INTERVAL: Duration = Duration::from_millis(150);

@@ -5,20 +5,20 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use distribute_net::handshake::{Hello, SessionKey};
+use distribute_net::security::Security;
+use distribute_net::tls::TlsSettings;
 use tokio::sync::{Notify, mpsc};
 use tonic::Status;
 
 use crate::communicator::AbortTarget;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Hello, Refusal};
-use crate::control::proof::Key;
-use crate::control::security::Security;
-use crate::control::tls::DataTls;
-use crate::control::{Announcement, convert};
-use crate::error::CollectiveError;
+use crate::control::generated::{self as message, Envelope, Refusal};
+use crate::control::{Announcement, clock, convert};
+use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
-use crate::status::{Failure, FailureKind, GroupStatus};
+use crate::status::GroupStatus;
 
 /// How many reasons for which certificates were not accepted are kept.
 const CERTIFICATES_MAX: usize = 8;
@@ -49,8 +49,9 @@ pub(super) struct Link {
     pub(super) id: u64,
     /// `None` once one side has said goodbye.
     pub(super) sender: Option<Sender>,
-    pub(super) key: Key,
-    pub(super) instance: Vec<u8>,
+    pub(super) session_key: SessionKey,
+    /// Which process of that rank it is.
+    pub(super) run: String,
     pub(super) ip: IpAddr,
     pub(super) announcement: Option<Announcement>,
     pub(super) ready: bool,
@@ -166,7 +167,7 @@ pub(super) struct Membership {
     pub(super) hello: Hello,
     pub(super) announcement: Announcement,
     pub(super) security: Security,
-    pub(super) tls: Option<DataTls>,
+    pub(super) tls: Option<TlsSettings>,
     pub(super) interval: Duration,
     pub(super) misses: u32,
     pub(super) started: Instant,
@@ -195,7 +196,7 @@ impl State {
             certificates: Vec::new(),
             gathers: BTreeMap::new(),
             next_gather: 0,
-            next_heartbeat: Instant::now(),
+            next_heartbeat: clock::now(),
             turned_away: 0,
             failure_sent: false,
         }
@@ -223,25 +224,16 @@ impl State {
     pub(super) fn has_streams(&self) -> bool {
         self.turned_away > 0 || self.open_links().next().is_some()
     }
-
-    /// Whether a failure only says that a healthy rank has left.
-    pub(super) fn is_departure(&self, failure: &Failure) -> bool {
-        let FailureKind::Lost { rank, .. } = failure.kind else {
-            return false;
-        };
-        let link = self.links.get(rank).and_then(Option::as_ref);
-        link.is_some_and(|link| link.left)
-    }
 }
 
 impl Membership {
     pub(super) fn new(
         parts: Parts,
         hello: Hello,
-        tls: Option<DataTls>,
+        tls: Option<TlsSettings>,
         status: Arc<GroupStatus>,
     ) -> Membership {
-        let started = Instant::now();
+        let started = clock::now();
         let timeout = parts.rendezvous_timeout.min(FOREVER);
         let failed = Arc::new(Notify::new());
         let bell = failed.clone();
@@ -288,13 +280,6 @@ impl Membership {
         });
     }
 
-    /// The first failure that is more than a healthy rank leaving.
-    pub(super) fn first_failure(&self) -> Option<Failure> {
-        let failures = self.status.failures();
-        let state = self.state();
-        failures.into_iter().find(|f| !state.is_departure(f))
-    }
-
     /// Notes what happened last with a rank that is still missing. Why it gave up tells more than
     /// that nobody listens there afterwards.
     pub(super) fn record_missing(&self, rank: usize, missing: impl Into<MissingReason>) {
@@ -320,7 +305,7 @@ impl Membership {
             } = &mut *state;
             let join_failure = join_failure.get_or_insert_with(|| JoinFailure {
                 refusal,
-                since: Instant::now(),
+                since: clock::now(),
                 notified: vec![false; links.len()],
             });
             join_failure.notified[self.rank] = true;
@@ -344,7 +329,7 @@ impl Membership {
             let Some(link) = state.link(rank, id) else {
                 return false;
             };
-            link.last_received = Instant::now();
+            link.last_received = clock::now();
         }
         match envelope.message {
             Some(Message::Announcement(announcement)) => {
@@ -361,16 +346,15 @@ impl Membership {
             }
             Some(Message::Heartbeat(beat)) => self.heartbeat(rank, id, &beat),
             Some(Message::Notice(notice)) => {
-                let failure = convert::failure(self.world_size(), &notice);
-                if let Some(failure) = failure.filter(|_| self.first_failure().is_none()) {
-                    self.status.record_failure(failure);
+                if let Some(failure) = convert::failure(self.world_size(), &notice) {
+                    self.status.record_if_first(failure);
                 }
             }
             Some(Message::Gather(part)) => self.take_part(rank, part),
             Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
             Some(Message::Refusal(refusal)) => self.refuse(Some(rank), refusal),
             // Messages of the handshake, and those of later versions.
-            Some(Message::Hello(_) | Message::Proof(_)) | None => {}
+            Some(Message::Handshake(_)) | None => {}
         }
         true
     }
@@ -405,7 +389,7 @@ impl Membership {
             _ => {
                 let count = goodbye.completed;
                 let reason = format!("it left the group after {count} operations{because}");
-                self.record_failure(FailureKind::Lost { rank, reason }, count);
+                self.status.goodbye(rank, count, reason);
             }
         }
     }
@@ -481,14 +465,7 @@ impl Membership {
 
 impl AbortTarget for Membership {
     fn abort(&self, rank: usize, reason: &str) {
-        if self.first_failure().is_some() {
-            return;
-        }
-        let error = CollectiveError::Aborted {
-            rank,
-            reason: reason.to_string(),
-        };
-        self.record_failure(FailureKind::Ended(error), 0);
+        self.status.record_if_first(Failure::aborted(rank, reason));
     }
 }
 

@@ -5,27 +5,30 @@ use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use distribute_net::address::{self, BoundListener};
+use distribute_net::handshake::{Hello, Identity, Purpose, SessionKey};
+use distribute_net::security::Security;
+use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::communicator::AbortTarget;
-use crate::control::generated::control_server::SERVICE_NAME;
+use crate::control::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Goodbye, Hello, Refusal};
+use crate::control::generated::{self as message, Goodbye, Refusal};
 use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::{
     Link, Membership, MissingReason, Parts, Phase, State, UnprovenClaim,
 };
-use crate::control::proof::Key;
-use crate::control::security::Security;
-use crate::control::{Announcement, Listener, address, client, interrupted, random, server, watch};
+use crate::control::{Announcement, client, clock, interrupted, server, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
+use crate::failure::FailureKind;
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
 use crate::operation::OperationKind;
-use crate::status::{FailureKind, GroupStatus};
+use crate::status::GroupStatus;
 
 /// Without a token of its own: how long a rank waits for the right one of a rank that has one.
 const UNPROVEN_CLAIM_GRACE: Duration = Duration::from_secs(5);
@@ -49,7 +52,7 @@ pub(crate) struct JoinOptions {
     /// `addresses[i]` is where rank `i` listens; their number is the world size.
     pub(crate) addresses: Vec<String>,
     /// Bound to the address of this rank.
-    pub(crate) listener: Listener,
+    pub(crate) listener: BoundListener,
     pub(crate) group: String,
     pub(crate) generation: u64,
     /// All settings that must be equal on all ranks, in words; shown when they differ.
@@ -72,7 +75,7 @@ pub(crate) struct Peer {
     pub(crate) ip: IpAddr,
     pub(crate) announcement: Announcement,
     /// Known to the two ranks only (when there is a token).
-    pub(crate) session_key: Key,
+    pub(crate) session_key: SessionKey,
 }
 
 /// One rank's membership in a group. Dropping it says goodbye to the others, closes all
@@ -106,7 +109,7 @@ impl ControlPlane {
         options: JoinOptions,
         status: Arc<GroupStatus>,
     ) -> Result<ControlPlane> {
-        let tls = options.security.data_tls()?;
+        let tls = options.security.tls_settings()?;
         let parts = Parts {
             rank: options.rank,
             addresses: options.addresses,
@@ -215,19 +218,20 @@ fn check(options: &JoinOptions) -> Result<()> {
 }
 
 pub(super) fn hello(options: &JoinOptions) -> Result<Hello> {
-    Ok(Hello {
-        protocol_version: PROTOCOL_VERSION,
-        crate_version: env!("CARGO_PKG_VERSION").to_string(),
+    let build = env!("CARGO_PKG_VERSION");
+    let mut hello = Hello::new(Purpose::Control, PROTOCOL_VERSION, build);
+    hello.identity = Identity {
         group: options.group.clone(),
+        task: options.rank as u32,
+        run: distribute_net::random_hex::<16>()?,
         generation: options.generation,
-        world_size: options.addresses.len() as u32,
-        rank: options.rank as u32,
-        peer_rank: 0,
-        options: options.options.clone(),
-        instance: random::<16>(options.rank)?.to_vec(),
-        nonce: Vec::new(),
-        has_token: options.security.get_token().is_some(),
+    };
+    hello.details = json!({
+        "world_size": options.addresses.len(),
+        "options": options.options,
     })
+    .to_string();
+    Ok(hello)
 }
 
 /// Notes that the thread has ended by a panic, so that nobody waits for it.
@@ -247,7 +251,7 @@ impl Drop for ThreadGuard {
 /// The thread.
 fn run(
     shared: Arc<Membership>,
-    listener: Listener,
+    listener: BoundListener,
     joined: mpsc::Sender<Result<Vec<Peer>>>,
     left: oneshot::Receiver<String>,
 ) {
@@ -270,7 +274,7 @@ fn run(
 
 async fn run_tasks(
     shared: &Arc<Membership>,
-    listener: Listener,
+    listener: BoundListener,
     joined: mpsc::Sender<Result<Vec<Peer>>>,
     left: oneshot::Receiver<String>,
 ) {
@@ -278,7 +282,7 @@ async fn run_tasks(
     reporter
         .set_service_status(SERVICE_NAME, ServingStatus::NotServing)
         .await;
-    if let Err(error) = server::start(shared, listener.socket, reporter.clone()) {
+    if let Err(error) = server::start(shared, listener.into_socket(), reporter.clone()) {
         let _ = joined.send(Err(unavailable(shared.rank, &error)));
         return;
     }
@@ -315,30 +319,30 @@ async fn report_serving(reporter: &HealthReporter) {
 /// Waits until all ranks have met all ranks.
 async fn wait_for_all_ranks(shared: &Membership) -> Result<Vec<Peer>> {
     loop {
-        if let Some(failure) = shared.first_failure() {
-            let header = OperationHeader::new(OperationKind::Barrier, shared.hello.generation, 0);
-            return Err(failure.kind.into_error(&header));
-        }
-        let wake = {
-            let mut state = shared.state();
-            match join_progress(shared, &mut state)? {
-                JoinProgress::Joined(peers) => return Ok(peers),
-                JoinProgress::Until(wake) => wake,
-            }
+        let wake = match join_progress(shared)? {
+            JoinProgress::Joined(peers) => return Ok(peers),
+            JoinProgress::Until(wake) => wake,
         };
         let _ = tokio::time::timeout_at(wake.into(), shared.changed.notified()).await;
     }
 }
 
-/// What [`wait_for_all_ranks`] found.
-enum JoinProgress {
+/// How far joining has come.
+pub(super) enum JoinProgress {
     Joined(Vec<Peer>),
     /// Look again when something changed, at the latest then.
     Until(Instant),
 }
 
-fn join_progress(shared: &Membership, state: &mut State) -> Result<JoinProgress> {
-    let now = Instant::now();
+/// One look at what has happened. When nothing more does, the next one is due at the time that it
+/// returns.
+pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
+    if let Some(failure) = shared.status.first_failure() {
+        let generation = shared.hello.identity.generation;
+        let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
+        return Err(failure.kind.into_error(&header));
+    }
+    let (now, state) = (clock::now(), &mut *shared.state());
     if let Some(join_failure) = &state.join_failure {
         // The others start at about the same time: they need not wait for their deadlines.
         let until = shared
@@ -361,7 +365,7 @@ fn join_progress(shared: &Membership, state: &mut State) -> Result<JoinProgress>
     }
     // With a token an unproven claim only says which error the deadline brings: whoever is at the
     // other end has proven nothing, and must not be able to end the join earlier.
-    let first = first_unproven_claim(state).filter(|_| !shared.hello.has_token);
+    let first = first_unproven_claim(state).filter(|_| !shared.security.has_token());
     let grace_end = first.map(|since| since + UNPROVEN_CLAIM_GRACE);
     let until = grace_end.map_or(shared.deadline, |end| end.min(shared.deadline));
     match now >= until {
@@ -389,7 +393,7 @@ fn mark_formed(shared: &Membership, state: &mut State) {
     }
     state.phase = Phase::Formed;
     for link in state.links.iter_mut().flatten() {
-        link.last_received = Instant::now();
+        link.last_received = clock::now();
         link.send(Message::Ready(message::Ready {}));
     }
 }
@@ -409,7 +413,7 @@ fn peers(shared: &Membership, state: &State) -> Option<Vec<Peer>> {
                 address: shared.addresses[rank].clone(),
                 ip: link.ip,
                 announcement: link.announcement.clone()?,
-                session_key: link.key,
+                session_key: link.session_key.clone(),
             })
         })
         .collect()
@@ -476,7 +480,7 @@ fn rendezvous_error(shared: &Membership, state: &State) -> CollectiveError {
     CollectiveError::Rendezvous {
         rank: shared.rank,
         missing,
-        elapsed: shared.started.elapsed(),
+        elapsed: clock::now().saturating_duration_since(shared.started),
     }
 }
 
@@ -526,7 +530,7 @@ fn culprits(absent: Vec<usize>, last: &[MissingReason]) -> Vec<usize> {
 }
 
 /// The ranks that did not come, if the error says so.
-fn waited_for(error: &CollectiveError) -> Vec<u32> {
+pub(super) fn waited_for(error: &CollectiveError) -> Vec<u32> {
     match error {
         CollectiveError::Rendezvous { missing, .. } => {
             missing.iter().map(|missing| missing.rank as u32).collect()
@@ -535,8 +539,8 @@ fn waited_for(error: &CollectiveError) -> Vec<u32> {
     }
 }
 
-/// Says goodbye and waits until the others have heard it, within limits.
-async fn leave(shared: &Membership, reason: String, waited_for: Vec<u32>) {
+/// Tells the others what went wrong, if something did, and says goodbye.
+pub(super) fn say_goodbye(shared: &Membership, reason: String, waited_for: Vec<u32>) {
     watch::send_first_failure(shared);
     watch::send_departure(shared);
     let goodbye = Goodbye {
@@ -544,14 +548,17 @@ async fn leave(shared: &Membership, reason: String, waited_for: Vec<u32>) {
         reason,
         waited_for,
     };
-    {
-        let mut state = shared.state();
-        state.phase = Phase::Leaving;
-        for link in state.links.iter_mut().flatten() {
-            link.send(Message::Goodbye(goodbye.clone()));
-            link.sender = None;
-        }
+    let mut state = shared.state();
+    state.phase = Phase::Leaving;
+    for link in state.links.iter_mut().flatten() {
+        link.send(Message::Goodbye(goodbye.clone()));
+        link.sender = None;
     }
+}
+
+/// Says goodbye and waits until the others have heard it, within limits.
+async fn leave(shared: &Membership, reason: String, waited_for: Vec<u32>) {
+    say_goodbye(shared, reason, waited_for);
     let all_closed = async {
         while shared.state().has_streams() {
             shared.changed.notified().await;

@@ -1,50 +1,81 @@
 //! What listens: the streams of higher ranks, and the services that any gRPC client may ask.
 
+use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
+use distribute_net::peers::{self, ConnectionGuard};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service};
+use tonic::server::{Grpc, NamedService, StreamingService};
 use tonic::transport::Server;
-use tonic::transport::server::Connected;
 use tonic::{Code, Request, Response, Status, Streaming};
 use tonic_health::server::HealthReporter;
+use tonic_prost::ProstCodec;
 
 use crate::control::client::{self, MESSAGE_MAX_BYTES};
-use crate::control::connection::Connection;
 use crate::control::generated::Envelope;
-use crate::control::generated::control_server::{Control, ControlServer};
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
 use crate::control::membership::{Membership, Phase, QUEUE, Sender, UnprovenClaim};
-use crate::control::peers;
 #[cfg(feature = "reflection")]
 use crate::control::reflection;
+use crate::control::{JOIN_PATH, SERVICE_NAME};
 
 /// The connection that a request came over.
-type Info = <Connection as Connected>::ConnectInfo;
+type Info = Arc<ConnectionGuard>;
 
 /// The service of `control.proto`.
-struct Service {
+#[derive(Clone)]
+struct ControlService {
     shared: Arc<Membership>,
 }
 
-#[tonic::async_trait]
-impl Control for Service {
-    type JoinStream = ReceiverStream<Result<Envelope, Status>>;
+impl NamedService for ControlService {
+    const NAME: &'static str = SERVICE_NAME;
+}
 
-    async fn join(
-        &self,
-        request: Request<Streaming<Envelope>>,
-    ) -> Result<Response<Self::JoinStream>, Status> {
+impl Service<http::Request<Body>> for ControlService {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        let service = self.clone();
+        Box::pin(async move {
+            if request.uri().path() != JOIN_PATH {
+                return Ok(Status::unimplemented("").into_http());
+            }
+            let mut grpc = Grpc::new(ProstCodec::default())
+                .max_decoding_message_size(MESSAGE_MAX_BYTES)
+                .max_encoding_message_size(MESSAGE_MAX_BYTES);
+            Ok(grpc.streaming(service, request).await)
+        })
+    }
+}
+
+impl StreamingService<Envelope> for ControlService {
+    type Response = Envelope;
+    type ResponseStream = ReceiverStream<Result<Envelope, Status>>;
+    type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: Request<Streaming<Envelope>>) -> Self::Future {
         let Some(info) = request.extensions().get::<Info>().cloned() else {
-            return Err(Status::internal("the connection is unknown"));
+            return ready(Err(Status::internal("the connection is unknown")));
         };
         let (sender, receiver) = mpsc::channel(QUEUE);
         let shared = self.shared.clone();
         tokio::spawn(serve(shared, request.into_inner(), sender, info));
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        ready(Ok(Response::new(ReceiverStream::new(receiver))))
     }
 }
 
@@ -55,16 +86,23 @@ async fn serve(
     sender: Sender,
     info: Info,
 ) {
-    let authenticated = handshake::authenticate_as_server(&shared, &sender, &mut inbound).await;
+    let authenticated =
+        handshake::authenticate_as_server(&shared, &info, &sender, &mut inbound).await;
     let registered = authenticated.and_then(|peer| {
-        let rank = peer.hello.rank as usize;
-        handshake::register(&shared, &peer, info.remote.ip(), sender.clone())
+        let rank = peer.peer.identity.task as usize;
+        // Before it is a link: one whose connection may still be ended would be a lost rank.
+        let registered = match info.admit() {
+            true => handshake::register(&shared, &peer, None, info.remote().ip(), sender.clone()),
+            false => Err(HandshakeFailure::later(
+                "it made room for other connections",
+            )),
+        };
+        registered
             .map(|id| (rank, id))
             .map_err(|failed| (Some(rank), failed))
     });
     match registered {
         Ok((rank, id)) => {
-            info.admit();
             drop(sender);
             client::read_messages(&shared, rank, id, inbound).await;
         }
@@ -84,7 +122,7 @@ async fn serve(
 
 /// Notes why a peer was turned away. Nothing of a group that has formed changes.
 fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFailure, info: &Info) {
-    let remote = info.remote;
+    let remote = info.remote();
     tracing::warn!(rank = shared.rank, %remote, ?failed, "turned a connection away");
     let Some(rank) = claimed else {
         return;
@@ -141,11 +179,9 @@ pub(super) fn start(
             note_certificate(&noting, address, reason);
         }
     })?;
-    let control = ControlServer::new(Service {
+    let control = ControlService {
         shared: shared.clone(),
-    })
-    .max_decoding_message_size(MESSAGE_MAX_BYTES)
-    .max_encoding_message_size(MESSAGE_MAX_BYTES);
+    };
     let health = tonic_health::server::HealthService::from_health_reporter(reporter);
     let health = tonic_health::pb::health_server::HealthServer::new(health);
     let server = Server::builder()

@@ -7,11 +7,11 @@ use tokio::time::sleep_until;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
-use crate::control::convert;
-use crate::control::generated::control_server::SERVICE_NAME;
+use crate::control::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
 use crate::control::membership::{Link, Membership, Phase};
-use crate::status::FailureKind;
+use crate::control::{clock, convert};
+use crate::failure::FailureKind;
 
 /// Sends heartbeats and looks for silent ranks until the runtime ends.
 pub(super) async fn send_heartbeats(shared: Arc<Membership>) {
@@ -26,7 +26,7 @@ pub(super) async fn send_heartbeats(shared: Arc<Membership>) {
 /// One look at the clock; returns when to look again. `late` is by how much this process itself
 /// was kept from looking.
 pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
-    let now = Instant::now();
+    let now = clock::now();
     let heartbeat = shared.own_heartbeat(false);
     let mut state = shared.state();
     if now >= state.next_heartbeat {
@@ -116,13 +116,9 @@ pub(super) async fn spread_failures(shared: Arc<Membership>, reporter: HealthRep
 /// Before this rank leaves because another one has left: tells the others of that one, so that
 /// they do not take this rank for the first.
 pub(super) fn send_departure(shared: &Membership) {
-    let Some(failure) = shared.status.reported() else {
-        return;
-    };
-    let notice = convert::notice(shared.rank, &failure);
-    let state = shared.state();
-    if state.is_departure(&failure) {
-        for link in state.open_links() {
+    if let Some(failure) = shared.status.reported_departure() {
+        let notice = convert::notice(shared.rank, &failure);
+        for link in shared.state().open_links() {
             link.send(Message::Notice(notice.clone()));
         }
     }
@@ -130,7 +126,7 @@ pub(super) fn send_departure(shared: &Membership) {
 
 /// Sends the first failure to all ranks unless that was done. Returns whether there is one.
 pub(super) fn send_first_failure(shared: &Membership) -> bool {
-    let Some(failure) = shared.first_failure() else {
+    let Some(failure) = shared.status.first_failure() else {
         return false;
     };
     let notice = convert::notice(shared.rank, &failure);

@@ -1,55 +1,26 @@
 //! The seeds in `crates/fuzz/corpus`: what they are made of, and that no target fails with one.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+
+use hostile::corpus::Seeds;
 
 use super::*;
 use crate::DType;
 use crate::error::CollectiveError;
+use crate::failure::{Failure, FailureKind};
 use crate::reduce::ReduceOp;
 use crate::shared_memory::{Settings, welcome_of};
-use crate::status::{Failure, FailureKind};
 
-type Target = (&'static str, fn(&[u8]));
-type Seeds = BTreeMap<&'static str, Vec<u8>>;
-
-const TARGETS: [Target; 4] = [
-    ("operation_header", operation_header),
-    ("data_frames", data_frames),
-    ("control_message", control_message),
-    ("shared_memory_welcome", shared_memory_welcome),
-];
-
-fn directory(target: &str) -> PathBuf {
-    let fuzz = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../crates/fuzz/corpus");
-    fuzz.join(target)
-}
-
-/// With `DISTRIBUTE_WRITE_CORPUS=1` the seeds are written first, as after a change of a format.
 #[test]
 fn the_corpus_has_the_seeds_and_no_target_fails_with_a_file_of_it() {
-    let write = std::env::var_os("DISTRIBUTE_WRITE_CORPUS").is_some();
-    for (target, run) in TARGETS {
-        for (name, bytes) in seeds(target) {
-            let path = directory(target).join(name);
-            if write {
-                std::fs::create_dir_all(directory(target)).unwrap();
-                std::fs::write(&path, &bytes).unwrap();
-            }
-            assert_eq!(std::fs::read(&path).unwrap(), bytes, "{}", path.display());
-        }
-        for entry in std::fs::read_dir(directory(target)).unwrap() {
-            run(&std::fs::read(entry.unwrap().path()).unwrap());
-        }
-    }
-}
-
-fn seeds(target: &str) -> Seeds {
-    match target {
-        "operation_header" => headers(),
-        "data_frames" => streams(),
-        "control_message" => messages_of_control(),
-        _ => welcomes(),
+    for target in TARGETS {
+        let seeds = match target.0 {
+            "operation_header" => headers(),
+            "data_frames" => streams(),
+            "control_message" => messages_of_control(),
+            _ => welcomes(),
+        };
+        hostile::corpus::check(target, &seeds);
     }
 }
 

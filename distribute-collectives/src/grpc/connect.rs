@@ -9,20 +9,18 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use distribute_net::pending::{Pending, Progress, one_to_end, pending_connections_max};
 use rustix::event::{PollFd, PollFlags};
-use rustls::pki_types::ServerName;
 
-use crate::control::pending_connections_max;
 use crate::error::{CollectiveError, MissingRank, Result};
-use crate::grpc::handshake::{HandshakeError, IncomingClient, accept_handshake, dial};
-use crate::grpc::hello::{FAILED_PRECONDITION, Hello, Refusal, UNAUTHENTICATED};
+use crate::grpc::config::LinkConfig;
+use crate::grpc::handshake::{ConnectError, IncomingClient, accept_handshake, dial};
+use crate::grpc::hello::{FAILED_PRECONDITION, Refusal, UNAUTHENTICATED};
 use crate::grpc::lane::Lane;
 use crate::grpc::links::{Links, Peer, wait};
-use crate::grpc::socket::SocketState;
+use crate::grpc::socket::{SocketState, stop_pacing};
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
-use crate::status::GroupStatus;
-use crate::wire::HEADER_BYTES;
 
 /// How long one attempt to connect, or one incoming connection, may take.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -34,40 +32,6 @@ const RETRY_PAUSE: Duration = Duration::from_millis(50);
 /// itself has all descriptors, and nothing says when one is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The smallest limit of a message that makes sense.
-pub(crate) const MESSAGE_BYTES_MIN: usize = HEADER_BYTES + 1024;
-
-/// Certificates of data connections.
-#[derive(Clone)]
-pub(crate) struct DataTls {
-    pub(crate) client: Arc<rustls::ClientConfig>,
-    pub(crate) server: Arc<rustls::ServerConfig>,
-    /// The name in the certificate of each rank.
-    pub(crate) server_names: Vec<ServerName<'static>>,
-}
-
-/// Checks the proof in a hello whose other properties are right.
-pub(crate) type Verify = Arc<dyn Fn(&Hello) -> std::result::Result<(), String> + Send + Sync>;
-
-/// Makes the proof for the hello to a rank, on a lane.
-pub(crate) type Prove = Arc<dyn Fn(usize, usize) -> String + Send + Sync>;
-
-/// What the links of a rank are to be.
-pub(crate) struct LinkConfig {
-    pub(crate) rank: usize,
-    pub(crate) world_size: usize,
-    pub(crate) generation: u64,
-    pub(crate) group: String,
-    /// Connections per pair of ranks, at least 1.
-    pub(crate) lanes: usize,
-    pub(crate) max_message_bytes: usize,
-    pub(crate) tls: Option<DataTls>,
-    /// What this rank shows to a rank that it connects to, on a lane: printable ASCII.
-    pub(crate) proof: Prove,
-    pub(crate) verify: Verify,
-    pub(crate) status: Arc<GroupStatus>,
-}
-
 /// Where the higher ranks connect to.
 #[derive(Debug)]
 pub(crate) struct DataListener(TcpListener);
@@ -78,6 +42,8 @@ impl DataListener {
         let address = SocketAddr::new(ip, 0);
         let listener = TcpListener::bind(address)
             .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+        // Accepted connections have the listener's setting.
+        let listener = listener.inspect(|listener| stop_pacing(listener, ip));
         listener
             .map(DataListener)
             .map_err(|error| CollectiveError::InvalidOption {
@@ -96,10 +62,7 @@ impl DataListener {
 type PendingFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// An attempt to connect, and its socket.
-type DialAttempt = (
-    Arc<SocketState>,
-    PendingFuture<Result<Lane, HandshakeError>>,
-);
+type DialAttempt = (Arc<SocketState>, PendingFuture<Result<Lane, ConnectError>>);
 
 /// One lane to a lower rank.
 struct Dial {
@@ -111,12 +74,13 @@ struct Dial {
 }
 
 enum Stage {
-    Handshake(PendingFuture<Result<IncomingClient, HandshakeError>>),
+    Handshake(PendingFuture<Result<IncomingClient, ConnectError>>),
     Refuse(PendingFuture<()>),
 }
 
 /// One connection to the listener that is not a lane.
 struct IncomingConnection {
+    source: IpAddr,
     socket: Arc<SocketState>,
     stage: Stage,
     until: Instant,
@@ -124,13 +88,12 @@ struct IncomingConnection {
 
 /// The loop that connects one rank.
 pub(super) struct Connector<'a> {
-    config: &'a LinkConfig,
+    config: Arc<LinkConfig>,
     addresses: &'a [Option<SocketAddr>],
     listener: DataListener,
     dials: Vec<Dial>,
     incoming: Vec<IncomingConnection>,
-    /// How many incoming connections are kept at the same time. One more ends the oldest silent
-    /// one, or else the oldest.
+    /// How many incoming connections are kept at the same time.
     incoming_max: usize,
     /// Until when no connection is accepted.
     pause: Option<Instant>,
@@ -141,45 +104,12 @@ pub(super) struct Connector<'a> {
     answered: Vec<bool>,
 }
 
-impl LinkConfig {
-    fn check(&self, peers: usize) -> Result<()> {
-        let names = self.tls.as_ref().map(|tls| tls.server_names.len());
-        let what = if self.lanes == 0 {
-            "lanes is 0; use at least 1".to_string()
-        } else if self.max_message_bytes < MESSAGE_BYTES_MIN {
-            let bytes = self.max_message_bytes;
-            format!("max_message_bytes is at least {MESSAGE_BYTES_MIN}, not {bytes}")
-        } else if peers != self.world_size || names.is_some_and(|names| names != peers) {
-            format!(
-                "addresses or names for {peers} ranks, but the world has {}",
-                self.world_size
-            )
-        } else {
-            return Ok(());
-        };
-        Err(CollectiveError::InvalidOption { what })
-    }
-
-    fn hello(&self, peer: usize, lane: usize) -> Hello {
-        Hello {
-            group: self.group.clone(),
-            generation: self.generation,
-            world_size: self.world_size,
-            rank: self.rank,
-            lane,
-            lanes: self.lanes,
-            proof: (self.proof)(peer, lane),
-        }
-    }
-}
-
 impl<'a> Connector<'a> {
     pub(super) fn new(
-        config: &'a LinkConfig,
+        config: Arc<LinkConfig>,
         listener: DataListener,
         addresses: &'a [Option<SocketAddr>],
-    ) -> Result<Self> {
-        config.check(addresses.len())?;
+    ) -> Self {
         let now = Instant::now();
         let dial = |rank, lane| Dial {
             rank,
@@ -189,8 +119,7 @@ impl<'a> Connector<'a> {
         };
         let lower = (0..config.rank).filter(|&rank| addresses[rank].is_some());
         let empty = || (0..config.lanes).map(|_| None).collect();
-        Ok(Connector {
-            config,
+        Connector {
             addresses,
             listener,
             dials: lower
@@ -202,7 +131,8 @@ impl<'a> Connector<'a> {
             lanes: addresses.iter().map(|_| empty()).collect(),
             reasons: vec!["no answer yet".to_string(); config.world_size],
             answered: vec![false; config.world_size],
-        })
+            config,
+        }
     }
 
     /// Connects until all lanes are there.
@@ -271,17 +201,18 @@ impl<'a> Connector<'a> {
             .collect()
     }
 
-    /// Takes new connections; returns whether there were any. Only some at a time: those of before
-    /// are heard in between, and no rank is taken for one that says nothing.
+    /// Takes new connections; returns whether there were any. Only as many as there is room for, or
+    /// one: it is heard before the next one, so that no rank is taken for one that says nothing.
     fn accept(&mut self) -> bool {
         let mut any = false;
         if self.pause.is_some_and(|until| Instant::now() < until) {
             return false;
         }
         self.pause = None;
-        for _ in 0..self.incoming_max / 2 {
-            let stream = match self.listener.0.accept() {
-                Ok((stream, _)) => stream,
+        let room = self.incoming_max.saturating_sub(self.incoming.len());
+        for _ in 0..room.max(1) {
+            let (stream, remote) = match self.listener.0.accept() {
+                Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(_) => {
                     // Perhaps there are no descriptors left: a stranger's is the first to go.
@@ -299,9 +230,10 @@ impl<'a> Connector<'a> {
             if self.incoming.len() >= self.incoming_max {
                 self.end_one_incoming();
             }
-            let tls = self.config.tls.as_ref().map(|tls| tls.server.clone());
+            let handshake = accept_handshake(socket.clone(), self.config.clone());
             self.incoming.push(IncomingConnection {
-                stage: Stage::Handshake(Box::pin(accept_handshake(socket.clone(), tls))),
+                source: remote.ip(),
+                stage: Stage::Handshake(Box::pin(handshake)),
                 socket,
                 until: Instant::now() + ATTEMPT_TIMEOUT,
             });
@@ -311,13 +243,13 @@ impl<'a> Connector<'a> {
 
     /// Ends the connection that is the least likely to become a lane; whether there was one.
     fn end_one_incoming(&mut self) -> bool {
-        let is_silent = |connection: &IncomingConnection| connection.socket.moved() == 0;
-        let index = self.incoming.iter().position(is_silent).unwrap_or(0);
-        let has_one = index < self.incoming.len();
-        if has_one {
-            self.incoming.remove(index);
-        }
-        has_one
+        let seen = |connection: &IncomingConnection| Pending {
+            source: connection.source,
+            progress: connection.socket.progress(),
+        };
+        let pending: Vec<Pending> = self.incoming.iter().map(seen).collect();
+        let ended = one_to_end(&pending).map(|index| self.incoming.remove(index));
+        ended.is_some()
     }
 
     /// Begins and continues attempts; returns whether one ended.
@@ -344,7 +276,7 @@ impl<'a> Connector<'a> {
         Ok(changed)
     }
 
-    fn poll_dial(&self, dial: &mut Dial, now: Instant) -> Poll<Result<Lane, HandshakeError>> {
+    fn poll_dial(&self, dial: &mut Dial, now: Instant) -> Poll<Result<Lane, ConnectError>> {
         if dial.attempt.is_none() {
             if now < dial.at {
                 return Poll::Pending;
@@ -352,52 +284,47 @@ impl<'a> Connector<'a> {
             match self.begin_dial(dial.rank, dial.lane) {
                 Ok(attempt) => dial.attempt = Some(attempt),
                 Err(error) => {
-                    return Poll::Ready(Err(HandshakeError::Unreachable(error.to_string())));
+                    return Poll::Ready(Err(ConnectError::Unreachable(error.to_string())));
                 }
             }
             dial.at = now + ATTEMPT_TIMEOUT;
         }
-        let Some((_, running)) = &mut dial.attempt else {
+        let Some((socket, running)) = &mut dial.attempt else {
             return Poll::Pending;
         };
-        match running
-            .as_mut()
-            .poll(&mut Context::from_waker(Waker::noop()))
-        {
-            Poll::Pending if now >= dial.at => {
-                Poll::Ready(Err(HandshakeError::Failed("no answer".to_string())))
-            }
-            other => other,
+        let mut context = Context::from_waker(Waker::noop());
+        let polled = running.as_mut().poll(&mut context);
+        if polled.is_ready() || now < dial.at {
+            return polled;
         }
+        // A rank that has said who it is has the proof, or will have it soon: for that rank the
+        // lane is there, and nothing takes it back but the end of the connection.
+        if socket.progress() == Progress::Greeted {
+            dial.at = now + ATTEMPT_TIMEOUT;
+            return Poll::Pending;
+        }
+        Poll::Ready(Err(ConnectError::Failed("no answer".to_string())))
     }
 
     fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<DialAttempt> {
-        let config = self.config;
         let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = SocketState::connect(address)?;
-        let tls = config.tls.as_ref();
-        let tls = tls.map(|tls| (tls.client.clone(), tls.server_names[rank].clone()));
-        let running = dial(
-            socket.clone(),
-            tls,
-            config.hello(rank, lane),
-            address.to_string(),
-            config.max_message_bytes,
-        );
+        let (config, lane) = (self.config.clone(), (rank, lane));
+        let running = dial(socket.clone(), config, lane, address.to_string());
         Ok((socket, Box::pin(running)))
     }
 
     /// Notes why an attempt failed, when it makes sense to try again. That nobody listens any more
     /// tells less than what went wrong while somebody did.
-    fn note(&mut self, rank: usize, error: HandshakeError) -> Result<()> {
+    fn note(&mut self, rank: usize, error: ConnectError) -> Result<()> {
         let (reason, answered) = match error {
-            HandshakeError::Unreachable(_) if self.answered[rank] => return Ok(()),
-            HandshakeError::Unreachable(reason) => (reason, false),
-            HandshakeError::Failed(reason) => (reason, true),
-            HandshakeError::Refused(refusal) if refusal.status != UNAUTHENTICATED => {
+            ConnectError::Unreachable(_) if self.answered[rank] => return Ok(()),
+            ConnectError::Unreachable(reason) => (reason, false),
+            ConnectError::Failed(reason) => (reason, true),
+            ConnectError::Refused(refusal) if refusal.status != UNAUTHENTICATED => {
                 (refusal.message, true)
             }
-            HandshakeError::Refused(refusal) => {
+            ConnectError::Refused(refusal) => {
                 return Err(CollectiveError::Refused {
                     rank: self.config.rank,
                     address: self.address(rank),
@@ -446,61 +373,40 @@ impl<'a> Connector<'a> {
 
     /// Makes a client a lane, or says how it is being refused.
     fn admit(&mut self, client: IncomingClient) -> Option<PendingFuture<()>> {
-        let hello = match Hello::parse(&client.request) {
-            Ok(hello) => hello,
-            Err(refusal) => return Some(Box::pin(client.refuse(refusal))),
+        let (claimed, refusal) = match client.claim.clone() {
+            Ok((rank, lane)) => match self.check_place(rank, lane) {
+                Ok(()) => {
+                    if let Ok(connected) = client.accept(self.config.max_message_bytes) {
+                        self.lanes[rank][lane] = Some(connected);
+                    }
+                    return None;
+                }
+                Err(refusal) => (Some(rank), refusal),
+            },
+            Err(refused) => refused,
         };
-        if let Err(refusal) = self.check(&hello) {
-            if let Some(reason) = self.reasons.get_mut(hello.rank) {
-                *reason = format!("a connection in its name was refused: {}", refusal.message);
-                self.answered[hello.rank] = true;
-            }
-            return Some(Box::pin(client.refuse(refusal)));
+        if let Some(rank) = claimed
+            && let Some(reason) = self.reasons.get_mut(rank)
+        {
+            *reason = format!("a connection in its name was refused: {}", refusal.message);
+            self.answered[rank] = true;
         }
-        if let Ok(lane) = client.accept(self.config.max_message_bytes) {
-            self.lanes[hello.rank][hello.lane] = Some(lane);
-        }
-        None
+        Some(Box::pin(client.refuse(refusal)))
     }
 
-    fn check(&mut self, hello: &Hello) -> Result<(), Refusal> {
-        let config = self.config;
-        let refuse = |what: String| Err(Refusal::new(FAILED_PRECONDITION, what));
-        if hello.group != config.group {
-            return refuse(format!(
-                "the group here is {}, not {}",
-                config.group, hello.group
-            ));
+    /// Whether there is room for a lane of a rank that has proven itself.
+    fn check_place(&mut self, rank: usize, lane: usize) -> Result<(), Refusal> {
+        if !self.is_linked(rank) {
+            return Err(self.config.unexpected(rank, lane));
         }
-        if hello.generation != config.generation {
-            let (here, there) = (config.generation, hello.generation);
-            return refuse(format!("the generation here is {here}, not {there}"));
-        }
-        if hello.world_size != config.world_size {
-            let (here, there) = (config.world_size, hello.world_size);
-            return refuse(format!("the world size here is {here}, not {there}"));
-        }
-        if hello.lanes != config.lanes {
-            let (here, there) = (config.lanes, hello.lanes);
-            return refuse(format!("the number of lanes here is {here}, not {there}"));
-        }
-        let expected = config.rank < hello.rank && hello.rank < config.world_size;
-        if !expected || !self.is_linked(hello.rank) || hello.lane >= config.lanes {
-            let (rank, lane) = (hello.rank, hello.lane);
-            return refuse(format!(
-                "rank {} expects no lane {lane} of rank {rank}",
-                config.rank
-            ));
-        }
-        (config.verify)(hello).map_err(|what| Refusal::new(UNAUTHENTICATED, what))?;
-        let lane = &mut self.lanes[hello.rank][hello.lane];
-        if let Some(taken) = lane {
+        let place = &mut self.lanes[rank][lane];
+        if let Some(taken) = place {
             taken.drive(usize::MAX);
             if taken.ended().is_none() {
-                let (rank, lane) = (hello.rank, hello.lane);
-                return refuse(format!("lane {lane} of rank {rank} is connected already"));
+                let what = format!("lane {lane} of rank {rank} is connected already");
+                return Err(Refusal::new(FAILED_PRECONDITION, what));
             }
-            *lane = None;
+            *place = None;
         }
         Ok(())
     }
@@ -556,7 +462,7 @@ impl Links {
         let mut links =
             Links::unconnected(config.rank, config.max_message_bytes, config.status.clone())?;
         links.may_spin = has_core_for_each(&listener, peers);
-        let connect = Connector::new(&config, listener, peers)?;
+        let connect = Connector::new(Arc::new(config), listener, peers);
         links.peers = connect.run(deadline, links.wake.as_fd())?;
         Ok(links)
     }

@@ -1,17 +1,22 @@
 //! From a socket to a lane, as futures that wait for nothing but their socket.
 
 use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 
-use h2::RecvStream;
+use distribute_net::handshake::{AwaitingProof, Dialer, HandshakeError, Listener, Proven};
+use distribute_net::tls::Channel;
+use h2::client::SendRequest;
 use h2::server::SendResponse;
-use http::Request;
-use rustls::pki_types::ServerName;
+use h2::{RecvStream, SendStream};
+use http::{Request, Response};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-use crate::control::UNPROVEN_BYTES_MAX;
-use crate::grpc::hello::{self, Hello, Refusal};
+use crate::grpc::config::LinkConfig;
+use crate::grpc::hello::{
+    self, EXCHANGE_PATH, FAILED_PRECONDITION, HANDSHAKE_PATH, Refusal, UNAUTHENTICATED,
+};
 use crate::grpc::lane::{
     CONNECTION_WINDOW_BYTES, Driver, FRAME_BYTES, HEADER_LIST_BYTES, Lane, STREAM_WINDOW_BYTES,
 };
@@ -21,7 +26,7 @@ use crate::grpc::stream::Stream;
 
 /// Why a lane did not come about.
 #[derive(Debug)]
-pub(super) enum HandshakeError {
+pub(super) enum ConnectError {
     /// Nobody listens there, or the way there is broken.
     Unreachable(String),
     /// What answers there is no rank, or not yet; try again.
@@ -30,38 +35,46 @@ pub(super) enum HandshakeError {
     Refused(Refusal),
 }
 
-impl HandshakeError {
+impl ConnectError {
     fn failed(what: &str, error: impl std::fmt::Display) -> Self {
-        HandshakeError::Failed(format!("{what}: {error}"))
+        ConnectError::Failed(format!("{what}: {error}"))
     }
 }
 
-/// What a client needs to know for TLS.
-pub(super) type ClientTls = (Arc<rustls::ClientConfig>, ServerName<'static>);
+/// Why the other side is refused: its proof, or what it says.
+fn refusal(error: &HandshakeError) -> Refusal {
+    match error {
+        HandshakeError::WrongProof => {
+            let message = "it does not know the key of this pair of ranks";
+            Refusal::new(UNAUTHENTICATED, message)
+        }
+        other => Refusal::new(FAILED_PRECONDITION, other.to_string()),
+    }
+}
 
-/// Connects, says hello, and waits for the answer.
+/// Connects to lane `lane` of rank `rank`: says hello, proves it, and waits to be accepted.
 pub(super) async fn dial(
     socket: Arc<SocketState>,
-    tls: Option<ClientTls>,
-    hello: Hello,
+    config: Arc<LinkConfig>,
+    (rank, lane): (usize, usize),
     authority: String,
-    max_message_bytes: usize,
-) -> Result<Lane, HandshakeError> {
+) -> Result<Lane, ConnectError> {
     let connected = poll_fn(|_| socket.poll_connected()).await;
-    connected.map_err(|error| HandshakeError::Unreachable(format!("connecting: {error}")))?;
-    let has_tls = tls.is_some();
-    let stream = match tls {
-        None => Stream::plain(socket.clone()),
-        Some((config, name)) => {
-            let tls = TlsConnector::from(config)
+    connected.map_err(|error| ConnectError::Unreachable(format!("connecting: {error}")))?;
+    let (stream, channel) = match &config.tls {
+        None => (Stream::plain(socket.clone()), Channel::default()),
+        Some(tls) => {
+            let name = tls.server_names[rank].clone();
+            let connected = TlsConnector::from(tls.client.clone())
                 .connect(name, Socket(socket.clone()))
                 .await;
-            let tls = tls.map_err(|error| HandshakeError::failed("TLS", error))?;
-            Stream::tls(tls.into(), socket.clone())
+            let connected = connected.map_err(|error| ConnectError::failed("TLS", error))?;
+            let channel = Channel::of(connected.get_ref().1);
+            let channel = channel.map_err(|error| ConnectError::failed("TLS", error))?;
+            (Stream::tls(connected.into(), socket.clone()), channel)
         }
     };
-    let http2 = |error| HandshakeError::failed("HTTP/2", error);
-    let (mut requests, connection) = h2::client::Builder::new()
+    let (requests, connection) = h2::client::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_frame_size(FRAME_BYTES)
@@ -69,52 +82,130 @@ pub(super) async fn dial(
         .enable_push(false)
         .handshake::<_, Segment>(stream)
         .await
-        .map_err(http2)?;
-    let mut driver = Driver::Client(connection);
-    let request = hello.request(&authority, has_tls);
-    let request = request.map_err(|error| HandshakeError::failed("metadata", error))?;
-    let (mut response, send) = requests.send_request(request, false).map_err(http2)?;
-    let response = poll_fn(|context| {
-        let ended = driver.poll(context);
-        match Future::poll(std::pin::Pin::new(&mut response), context) {
-            Poll::Pending if ended.is_ready() => {
-                let closed = "it closed the connection without an answer".to_string();
-                Poll::Ready(Err(HandshakeError::Failed(closed)))
-            }
-            other => other.map_err(http2),
+        .map_err(|error| ConnectError::failed("HTTP/2", error))?;
+    let mut client = Client {
+        requests,
+        driver: Driver::Client(connection),
+        has_tls: config.tls.is_some(),
+        authority,
+    };
+    let own = config.hello(rank, lane, &client.authority);
+    let started = Dialer::start(own, &config.secrets[rank]);
+    let (dialer, first) = started.map_err(|error| ConnectError::failed("handshake", error))?;
+    let (answer, _) = client.ask(HANDSHAKE_PATH, &first, true).await?;
+    let answer = hello::read_text(answer.headers()).map_err(ConnectError::Refused)?;
+    let (proof, proven) = match dialer.finish(answer, &channel.binding) {
+        Ok((proof, proven)) => {
+            socket.note_greeting();
+            (proof, Ok(proven))
         }
-    });
-    let response = response.await?;
-    Refusal::check(&response).map_err(HandshakeError::Refused)?;
-    let receive = response.into_body();
-    Ok(Lane::new(socket, driver, send, receive, max_message_bytes))
+        // No proof tells the other side that its own was not accepted.
+        Err(error) => (String::new(), Err(error)),
+    };
+    let accepted = client.ask(EXCHANGE_PATH, &proof, false).await;
+    let judged = proven.and_then(Proven::judge);
+    judged.map_err(|error| ConnectError::Refused(refusal(&error)))?;
+    let (response, send) = accepted?;
+    let (driver, receive) = (client.driver, response.into_body());
+    Ok(Lane::new(
+        socket,
+        driver,
+        send,
+        receive,
+        config.max_message_bytes,
+    ))
 }
 
-/// A client that has said hello.
+/// A connection to a lower rank before it is a lane.
+struct Client {
+    requests: SendRequest<Segment>,
+    driver: Driver,
+    authority: String,
+    has_tls: bool,
+}
+
+impl Client {
+    /// Makes a request with a text of the handshake; `is_all` when nothing follows in it.
+    async fn ask(
+        &mut self,
+        path: &str,
+        text: &str,
+        is_all: bool,
+    ) -> Result<(Response<RecvStream>, SendStream<Segment>), ConnectError> {
+        let http2 = |error| ConnectError::failed("HTTP/2", error);
+        let (requests, driver) = (&mut self.requests, &mut self.driver);
+        let request = hello::request(path, &self.authority, self.has_tls, text);
+        let request = request.map_err(|error| ConnectError::failed("metadata", error))?;
+        poll_fn(|context| match requests.poll_ready(context) {
+            Poll::Pending => driver_ended(driver, context),
+            ready => ready.map_err(http2),
+        })
+        .await?;
+        let (mut response, send) = requests.send_request(request, is_all).map_err(http2)?;
+        let response = poll_fn(|context| {
+            let ended = driver_ended(driver, context);
+            match Pin::new(&mut response).poll(context) {
+                Poll::Pending => ended,
+                ready => ready.map_err(http2),
+            }
+        });
+        let response = response.await?;
+        Refusal::check(&response).map_err(ConnectError::Refused)?;
+        Ok((response, send))
+    }
+}
+
+/// Moves the connection on; ready when it has ended.
+fn driver_ended<T>(
+    driver: &mut Driver,
+    context: &mut Context<'_>,
+) -> Poll<Result<T, ConnectError>> {
+    driver.poll(context).map(|_| {
+        let closed = "it closed the connection without an answer";
+        Err(ConnectError::Failed(closed.to_string()))
+    })
+}
+
+/// A client that has said who it is, and proven it or not.
 pub(super) struct IncomingClient {
     socket: Arc<SocketState>,
     connection: h2::server::Connection<Stream, Segment>,
-    pub(super) request: Request<RecvStream>,
+    request: Request<RecvStream>,
     respond: SendResponse<Segment>,
+    /// The rank and the lane that it has proven to be; or why not, and which rank it says it is.
+    pub(super) claim: Result<(usize, usize), Refused>,
 }
 
-/// Waits for the request of a client.
+/// Why a client is refused, and which rank it says it is.
+type Refused = (Option<usize>, Refusal);
+
+/// A client that has said who it is.
+struct Greeting {
+    waiting: AwaitingProof,
+    /// What it is answered.
+    answer: String,
+    /// The rank and the lane that it says it is.
+    place: (usize, usize),
+}
+
+/// Makes the handshake with a client.
 pub(super) async fn accept_handshake(
     socket: Arc<SocketState>,
-    tls: Option<Arc<rustls::ServerConfig>>,
-) -> Result<IncomingClient, HandshakeError> {
-    socket.limit_reading(UNPROVEN_BYTES_MAX);
-    let stream = match tls {
-        None => Stream::plain(socket.clone()),
-        Some(config) => {
-            let tls = TlsAcceptor::from(config)
+    config: Arc<LinkConfig>,
+) -> Result<IncomingClient, ConnectError> {
+    socket.limit_reading();
+    let (stream, channel) = match &config.tls {
+        None => (Stream::plain(socket.clone()), Channel::default()),
+        Some(tls) => {
+            let accepted = TlsAcceptor::from(tls.server.clone())
                 .accept(Socket(socket.clone()))
                 .await;
-            let tls = tls.map_err(|error| HandshakeError::failed("TLS", error))?;
-            Stream::tls(tls.into(), socket.clone())
+            let accepted = accepted.map_err(|error| ConnectError::failed("TLS", error))?;
+            let channel = Channel::of(accepted.get_ref().1);
+            let channel = channel.map_err(|error| ConnectError::failed("TLS", error))?;
+            (Stream::tls(accepted.into(), socket.clone()), channel)
         }
     };
-    let http2 = |error| HandshakeError::failed("HTTP/2", error);
     let mut connection = h2::server::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -123,16 +214,79 @@ pub(super) async fn accept_handshake(
         .max_concurrent_streams(1)
         .handshake::<_, Segment>(stream.of_server())
         .await
-        .map_err(http2)?;
-    match poll_fn(|context| connection.poll_accept(context)).await {
-        Some(Ok((request, respond))) => Ok(IncomingClient {
-            socket,
-            connection,
-            request,
-            respond,
-        }),
-        Some(Err(error)) => Err(http2(error)),
-        None => Err(HandshakeError::Failed("it made no request".to_string())),
+        .map_err(|error| ConnectError::failed("HTTP/2", error))?;
+    let (mut request, mut respond) = next_request(&mut connection).await?;
+    let claim = match answer(&config, &request, &channel) {
+        Err(refused) => Err(refused),
+        Ok(greeting) => {
+            socket.note_greeting();
+            let answer = hello::answer_with(&greeting.answer);
+            let answer = answer.map_err(|error| ConnectError::failed("metadata", error))?;
+            let sent = respond.send_response(answer, true);
+            sent.map_err(|error| ConnectError::failed("HTTP/2", error))?;
+            (request, respond) = next_request(&mut connection).await?;
+            let (rank, lane) = greeting.place;
+            let checked = check_proof(&config, greeting.waiting, &request, &channel);
+            checked.map_or_else(|refusal| Err((Some(rank), refusal)), |()| Ok((rank, lane)))
+        }
+    };
+    Ok(IncomingClient {
+        socket,
+        connection,
+        request,
+        respond,
+        claim,
+    })
+}
+
+async fn next_request(
+    connection: &mut h2::server::Connection<Stream, Segment>,
+) -> Result<(Request<RecvStream>, SendResponse<Segment>), ConnectError> {
+    let next = poll_fn(|context| connection.poll_accept(context)).await;
+    let next = next.ok_or_else(|| ConnectError::Failed("it made no request".to_string()))?;
+    next.map_err(|error| ConnectError::failed("HTTP/2", error))
+}
+
+/// Reads a client's Hello, and answers it.
+fn answer(
+    config: &LinkConfig,
+    request: &Request<RecvStream>,
+    channel: &Channel,
+) -> Result<Greeting, Refused> {
+    let unknown = |refusal| (None, refusal);
+    let first = hello::read_request(request, HANDSHAKE_PATH).map_err(unknown)?;
+    let listener = Listener::receive(first).map_err(|error| unknown(refusal(&error)))?;
+    let claimed = listener.peer().identity.task as usize;
+    let known = |refusal| (Some(claimed), refusal);
+    let (rank, lane) = config.check_client(listener.peer()).map_err(known)?;
+    let own = config.hello(rank, lane, "");
+    let answered = listener.answer(own, &config.secrets[rank], &channel.binding);
+    let (waiting, answer) = answered.map_err(|error| known(refusal(&error)))?;
+    Ok(Greeting {
+        waiting,
+        answer,
+        place: (rank, lane),
+    })
+}
+
+/// Checks the proof of a client, and that its certificate is for the host of its rank.
+fn check_proof(
+    config: &LinkConfig,
+    waiting: AwaitingProof,
+    request: &Request<RecvStream>,
+    channel: &Channel,
+) -> Result<(), Refusal> {
+    let proof = hello::read_request(request, EXCHANGE_PATH)?;
+    let judged = waiting.finish(proof).and_then(Proven::judge);
+    let peer = judged.map_err(|error| refusal(&error))?.peer;
+    let names = config.tls.as_ref().map(|tls| &tls.server_names);
+    let host = names.and_then(|names| names.get(peer.identity.task as usize));
+    match host.is_none_or(|host| channel.is_for_host(&host.to_str())) {
+        true => Ok(()),
+        false => {
+            let message = "its certificate is not for the host of its address";
+            Err(Refusal::new(UNAUTHENTICATED, message))
+        }
     }
 }
 

@@ -1,9 +1,14 @@
-//! What a rank says when it connects, and what it hears.
+//! What a rank says when it connects, and what it hears: the texts of the handshake as metadata.
 
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
 
-/// The path of the method.
-pub(super) const PATH: &str = "/distribute.v1.Collectives/Exchange";
+/// The path of the method that carries the Hellos.
+pub(super) const HANDSHAKE_PATH: &str = "/distribute.v1.Collectives/Handshake";
+/// The path of the method that begins with the last proof.
+pub(super) const EXCHANGE_PATH: &str = "/distribute.v1.Collectives/Exchange";
+
+/// The metadata with a text of the handshake.
+const TEXT: &str = "distribute-handshake";
 
 const CONTENT_TYPE: &str = "application/grpc";
 
@@ -13,20 +18,6 @@ pub(super) const FAILED_PRECONDITION: u32 = 9;
 pub(super) const UNIMPLEMENTED: u32 = 12;
 /// gRPC's number for `UNAUTHENTICATED`.
 pub(super) const UNAUTHENTICATED: u32 = 16;
-
-/// What a connecting rank says about itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Hello {
-    pub(crate) group: String,
-    pub(crate) generation: u64,
-    pub(crate) world_size: usize,
-    pub(crate) rank: usize,
-    pub(crate) lane: usize,
-    /// Number of lanes of each pair of ranks.
-    pub(crate) lanes: usize,
-    /// Shows that it may join; only whoever checks it knows how.
-    pub(crate) proof: String,
-}
 
 /// Why a request is not answered with data: gRPC's status and a sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,8 +53,8 @@ impl Refusal {
             return Err(Refusal::new(UNIMPLEMENTED, message));
         }
         match status.map(|status| status.parse::<u32>()) {
-            None if has_grpc_type(headers) => Ok(()),
-            None => Err(Refusal::new(UNIMPLEMENTED, "it does not speak gRPC")),
+            None | Some(Ok(0)) if has_grpc_type(headers) => Ok(()),
+            None | Some(Ok(0)) => Err(Refusal::new(UNIMPLEMENTED, "it does not speak gRPC")),
             Some(status) => {
                 let message = headers.get("grpc-message").and_then(|v| v.to_str().ok());
                 let message = percent_decode(message.unwrap_or("no reason given"));
@@ -107,61 +98,56 @@ fn percent_decode(message: &str) -> String {
         .replace("%25", "%")
 }
 
-impl Hello {
-    /// The request of a client.
-    pub(super) fn request(&self, authority: &str, tls: bool) -> Result<Request<()>, http::Error> {
-        let scheme = if tls { "https" } else { "http" };
-        Request::builder()
-            .method(Method::POST)
-            .uri(format!("{scheme}://{authority}{PATH}"))
-            .version(Version::HTTP_2)
-            .header("content-type", CONTENT_TYPE)
-            .header("te", "trailers")
-            .header(
-                "distribute-group",
-                HeaderValue::from_bytes(self.group.as_bytes())?,
-            )
-            .header("distribute-generation", self.generation)
-            .header("distribute-world-size", self.world_size)
-            .header("distribute-rank", self.rank)
-            .header("distribute-lane", self.lane)
-            .header("distribute-lanes", self.lanes)
-            .header("distribute-proof", HeaderValue::from_str(&self.proof)?)
-            .body(())
-    }
-
-    /// Reads the request of a client.
-    pub(super) fn parse<B>(request: &Request<B>) -> Result<Hello, Refusal> {
-        if request.method() != Method::POST || request.uri().path() != PATH {
-            let message = format!("only POST {PATH} is served here");
-            return Err(Refusal::new(UNIMPLEMENTED, message));
-        }
-        if !has_grpc_type(request.headers()) {
-            let message = format!("the content type is not {CONTENT_TYPE}");
-            return Err(Refusal::new(UNIMPLEMENTED, message));
-        }
-        let text = |name: &str| {
-            let value = request.headers().get(name);
-            let text = value.and_then(|v| std::str::from_utf8(v.as_bytes()).ok());
-            text.ok_or_else(|| missing(name))
-        };
-        let number = |name: &str| text(name)?.parse::<u64>().map_err(|_| missing(name));
-        let size = |name: &str| usize::try_from(number(name)?).map_err(|_| missing(name));
-        Ok(Hello {
-            group: text("distribute-group")?.to_string(),
-            generation: number("distribute-generation")?,
-            world_size: size("distribute-world-size")?,
-            rank: size("distribute-rank")?,
-            lane: size("distribute-lane")?,
-            lanes: size("distribute-lanes")?,
-            proof: text("distribute-proof")?.to_string(),
-        })
-    }
+/// A request of a client, with a text of the handshake.
+pub(super) fn request(
+    path: &str,
+    authority: &str,
+    tls: bool,
+    text: &str,
+) -> Result<Request<()>, http::Error> {
+    let scheme = if tls { "https" } else { "http" };
+    Request::builder()
+        .method(Method::POST)
+        .uri(format!("{scheme}://{authority}{path}"))
+        .version(Version::HTTP_2)
+        .header("content-type", CONTENT_TYPE)
+        .header("te", "trailers")
+        .header(TEXT, HeaderValue::from_bytes(text.as_bytes())?)
+        .body(())
 }
 
-fn missing(name: &str) -> Refusal {
-    let message = format!("the metadata {name} is missing or malformed");
-    Refusal::new(FAILED_PRECONDITION, message)
+/// The text in the request of a client.
+pub(super) fn read_request<'a, B>(request: &'a Request<B>, path: &str) -> Result<&'a str, Refusal> {
+    if request.method() != Method::POST || request.uri().path() != path {
+        let message = format!("only POST {path} is served here");
+        return Err(Refusal::new(UNIMPLEMENTED, message));
+    }
+    if !has_grpc_type(request.headers()) {
+        let message = format!("the content type is not {CONTENT_TYPE}");
+        return Err(Refusal::new(UNIMPLEMENTED, message));
+    }
+    read_text(request.headers())
+}
+
+/// The answer to a client's Hello: all of it, in its metadata.
+pub(super) fn answer_with(text: &str) -> Result<Response<()>, http::Error> {
+    let mut response = answer();
+    let text = HeaderValue::from_bytes(text.as_bytes())?;
+    response.headers_mut().insert(TEXT, text);
+    response
+        .headers_mut()
+        .insert("grpc-status", HeaderValue::from(0_u32));
+    Ok(response)
+}
+
+/// The text of the handshake in metadata.
+pub(super) fn read_text(headers: &HeaderMap) -> Result<&str, Refusal> {
+    let value = headers.get(TEXT);
+    let text = value.and_then(|value| std::str::from_utf8(value.as_bytes()).ok());
+    text.ok_or_else(|| {
+        let message = format!("the metadata {TEXT} is missing or malformed");
+        Refusal::new(FAILED_PRECONDITION, message)
+    })
 }
 
 #[cfg(test)]
@@ -169,23 +155,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hello_survives_the_request() {
-        let hello = Hello {
-            group: "größe".to_string(),
-            generation: u64::MAX,
-            world_size: 5,
-            rank: 4,
-            lane: 1,
-            lanes: 2,
-            proof: "0123abcd".to_string(),
-        };
-        let request = hello.request("127.0.0.1:1", false).unwrap();
-        assert_eq!(Hello::parse(&request), Ok(hello.clone()));
-        let mut wrong = hello.request("127.0.0.1:1", true).unwrap();
-        wrong.headers_mut().remove("distribute-rank");
-        assert_eq!(Hello::parse(&wrong), Err(missing("distribute-rank")));
-        *wrong.uri_mut() = http::Uri::from_static("/other");
-        assert_eq!(Hello::parse(&wrong).unwrap_err().status, UNIMPLEMENTED);
+    fn a_text_survives_the_request_and_the_answer() {
+        let text = r#"{"group":"größe"}"#;
+        let request = |tls| request(EXCHANGE_PATH, "127.0.0.1:1", tls, text).unwrap();
+        assert_eq!(read_request(&request(false), EXCHANGE_PATH), Ok(text));
+        let answer = answer_with(text).unwrap();
+        assert_eq!(read_text(answer.headers()), Ok(text));
+        let mut wrong = request(true);
+        wrong.headers_mut().remove(TEXT);
+        let refusal = read_request(&wrong, EXCHANGE_PATH).unwrap_err();
+        assert!(refusal.message.contains(TEXT), "{refusal:?}");
+        let refusal = read_request(&wrong, HANDSHAKE_PATH).unwrap_err();
+        assert_eq!(refusal.status, UNIMPLEMENTED);
     }
 
     #[test]

@@ -9,16 +9,20 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 
 use crate::error::{CollectiveError, Result};
+use crate::failure::{Failure, FailureKind};
 use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
-use crate::grpc::pool::Pool;
+use crate::grpc::pool::{Pool, Segment};
 use crate::header::OperationHeader;
 use crate::spin_policy::SpinPolicy;
-use crate::status::{Failure, FailureKind, GroupStatus};
+use crate::status::GroupStatus;
 use crate::wire::{FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, encode_prefix};
 
 /// Segments to one rank that a send never waits for.
 pub(super) const SEGMENTS_IN_FLIGHT: usize = 8;
+
+/// Shorter segments are copied: they are sent together with what stands in front of them.
+const LENT_BYTES_MIN: usize = 4096;
 
 /// Output per lane that HTTP/2 may hold before a send waits, unless the segments in flight are
 /// more.
@@ -180,7 +184,40 @@ impl Links {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let point_to_point = header.kind.is_point_to_point();
+        let (lane, mut segment) = self.segment(to, header, bytes, bytes)?;
+        fill(&mut segment.bytes_mut()[OVERHEAD_BYTES..]);
+        let sent = self.peer_mut(to, header)?.lanes[lane].send(segment);
+        sent.map_err(|end| self.ended(to, header, end))
+    }
+
+    /// The same for bytes that lie in memory already. What the kernel takes at once is not copied
+    /// before.
+    pub(crate) fn send_bytes(
+        &mut self,
+        to: usize,
+        header: &OperationHeader,
+        bytes: &[u8],
+    ) -> Result<()> {
+        if bytes.len() < LENT_BYTES_MIN {
+            return self.send(to, header, bytes.len(), &mut |frame| {
+                frame.copy_from_slice(bytes);
+            });
+        }
+        let (lane, segment) = self.segment(to, header, bytes.len(), 0)?;
+        let sent = self.peer_mut(to, header)?.lanes[lane].send_lent(segment, bytes);
+        sent.map_err(|end| self.ended(to, header, end))
+    }
+
+    /// The next segment to a rank, with the number of the lane that it takes: everything before
+    /// its `bytes` bytes, and room for the first `own` of them. Waits while too much is queued.
+    fn segment(
+        &mut self,
+        to: usize,
+        header: &OperationHeader,
+        bytes: usize,
+        own: usize,
+    ) -> Result<(usize, Segment)> {
+        let point_to_point = usize::from(header.kind.is_point_to_point());
         let limit = self.max_message_bytes;
         if HEADER_BYTES + bytes > limit {
             return Err(self.invalid(
@@ -188,11 +225,9 @@ impl Links {
                 format!("a segment of {bytes} bytes does not fit max_message_bytes, {limit}"),
             ));
         }
-        let (number, lane) = {
-            let peer = self.peer_mut(to, header)?;
-            let number = peer.sent[usize::from(point_to_point)];
-            (number, (number % peer.lanes.len() as u64) as usize)
-        };
+        let peer = self.peer_mut(to, header)?;
+        let number = peer.sent[point_to_point];
+        let lane = (number % peer.lanes.len() as u64) as usize;
         let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
         if self.outstanding(to, lane) + bytes > most {
             self.wait_for(header, Goal::Room { to, lane }, |links| {
@@ -205,19 +240,12 @@ impl Links {
         };
         let pool = self.pool.clone();
         let peer = self.peer_mut(to, header)?;
-        peer.sent[usize::from(point_to_point)] += 1;
-        let lane = &mut peer.lanes[lane];
-        let mut segment = pool.take(OVERHEAD_BYTES + bytes, lane.outstanding());
-        let (front, payload) = segment.bytes_mut().split_at_mut(OVERHEAD_BYTES);
+        peer.sent[point_to_point] += 1;
+        let mut segment = pool.take(OVERHEAD_BYTES + own, peer.lanes[lane].outstanding());
+        let front = segment.bytes_mut();
         front[..PREFIX_BYTES].copy_from_slice(&encode_prefix(bytes));
-        front[PREFIX_BYTES..].copy_from_slice(&frame.encode());
-        fill(payload);
-        let sent = lane.send(segment);
-        lane.drive(0);
-        match sent.err().or_else(|| lane.broken()) {
-            None => Ok(()),
-            Some(end) => Err(self.ended(to, header, end)),
-        }
+        front[PREFIX_BYTES..OVERHEAD_BYTES].copy_from_slice(&frame.encode());
+        Ok((lane, segment))
     }
 
     /// Receives the next segment from `from`, which must belong to the expected operation and

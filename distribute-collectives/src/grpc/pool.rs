@@ -1,9 +1,12 @@
 //! Memory for segments on their way out, used again and again.
 
+use std::io::IoSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Buf;
+
+use crate::grpc::loan::Loan;
 
 /// Free memory that is kept for later segments; more is given back.
 const KEPT_BYTES: usize = 4 << 20;
@@ -36,6 +39,8 @@ impl Pool {
             buffer,
             start: 0,
             end: bytes,
+            loan: None,
+            counted: bytes,
             pool: self.clone(),
             outstanding: outstanding.clone(),
         }
@@ -56,6 +61,10 @@ pub(super) struct Segment {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// What follows the buffer's bytes and was not copied there.
+    loan: Option<Arc<Loan>>,
+    /// Bytes in `outstanding`.
+    counted: usize,
     pool: Arc<Pool>,
     outstanding: Arc<AtomicUsize>,
 }
@@ -65,25 +74,99 @@ impl Segment {
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[self.start..self.end]
     }
+
+    /// The same segment with these bytes at its end.
+    pub(super) fn followed_by(mut self, loan: Arc<Loan>) -> Self {
+        let bytes = loan.left();
+        self.outstanding.fetch_add(bytes, Ordering::Relaxed);
+        self.counted += bytes;
+        self.loan = Some(loan);
+        self
+    }
+
+    fn lent(&self) -> &[u8] {
+        self.loan.as_deref().map_or(&[], Loan::bytes)
+    }
 }
 
 impl Buf for Segment {
     fn remaining(&self) -> usize {
-        self.end - self.start
+        self.end - self.start + self.loan.as_deref().map_or(0, Loan::left)
     }
 
     fn chunk(&self) -> &[u8] {
-        &self.buffer[self.start..self.end]
+        match &self.buffer[self.start..self.end] {
+            [] => self.lent(),
+            own => own,
+        }
+    }
+
+    fn chunks_vectored<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
+        let parts = [&self.buffer[self.start..self.end], self.lent()];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        let filled = slices.iter_mut().zip(parts);
+        filled
+            .map(|(slice, part)| *slice = IoSlice::new(part))
+            .count()
     }
 
     fn advance(&mut self, bytes: usize) {
-        self.start = self.end.min(self.start + bytes);
+        let own = bytes.min(self.end - self.start);
+        self.start += own;
+        if let Some(loan) = &self.loan {
+            loan.advance(bytes - own);
+        }
     }
 }
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        self.outstanding.fetch_sub(self.end, Ordering::Relaxed);
+        self.outstanding.fetch_sub(self.counted, Ordering::Relaxed);
         self.pool.put(std::mem::take(&mut self.buffer));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::grpc::loan;
+
+    proptest! {
+        #[test]
+        fn a_segment_is_its_own_bytes_and_then_the_lent_ones(
+            own in prop::collection::vec(any::<u8>(), 0..20),
+            lent in prop::collection::vec(any::<u8>(), 0..20),
+            steps in prop::collection::vec(0_usize..9, 0..9),
+        ) {
+            let outstanding = Arc::default();
+            let mut segment = Arc::<Pool>::default().take(own.len(), &outstanding);
+            segment.bytes_mut().copy_from_slice(&own);
+            let mut left = own;
+            left.extend(&lent);
+            let bytes = left.len();
+            let segment = loan::lend(&mut Arc::default(), &lent, |loan| {
+                let mut segment = segment.followed_by(loan);
+                for step in steps {
+                    let step = step.min(left.len());
+                    segment.advance(step);
+                    left.drain(..step);
+                    let mut slices = [IoSlice::new(&[]); 3];
+                    let count = segment.chunks_vectored(&mut slices);
+                    let found: Vec<_> = slices[..count].iter().flat_map(|s| s.to_vec()).collect();
+                    assert_eq!(found, left);
+                    assert!(slices[..count].iter().all(|slice| !slice.is_empty()));
+                    assert_eq!(segment.remaining(), left.len());
+                }
+                segment
+            });
+            prop_assert_eq!(outstanding.load(Ordering::Relaxed), bytes);
+            let mut segment = segment;
+            let rest = segment.copy_to_bytes(segment.remaining());
+            prop_assert_eq!(&rest[..], &left[..]);
+            drop(segment);
+            prop_assert_eq!(outstanding.load(Ordering::Relaxed), 0);
+        }
     }
 }

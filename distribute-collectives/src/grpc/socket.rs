@@ -5,21 +5,34 @@
 //! `poll(2)`.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
+use distribute_net::pending::{Progress, UNPROVEN_BYTES_MAX};
 use rustix::event::PollFlags;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
 
-/// No limit for [`SocketState::allow_frames`] and [`SocketState::limit_reading`].
+/// No limit for [`SocketState::allow_frames`], and none for a peer that has proven itself.
 const UNLIMITED: usize = usize::MAX;
+
+/// Takes BBR's pacing from connections over the loopback interface, before they are established.
+/// BBR lets a timer release each write at the bandwidth that it has measured, and measures anything
+/// on a connection that rests between operations: some groups took twice the time, from their first
+/// operation to their last. Nothing is lost or queued on loopback. Reno does not pace; each kernel
+/// has it, and each user may choose it. Connections between hosts keep the system's choice.
+pub(super) fn stop_pacing(socket: impl AsFd, ip: IpAddr) {
+    if ip.is_loopback() {
+        // A system that refuses stays as it is: slower, not wrong.
+        let _ = rustix::net::sockopt::set_tcp_congestion(socket, "reno");
+    }
+}
 
 /// Shared by the connection that reads and writes and the loop that drives it. Used by one thread
 /// at a time; the atomics only make it `Sync`.
@@ -33,6 +46,8 @@ pub(super) struct SocketState {
     write_blocked: AtomicBool,
     /// Bytes that may still be read: few before the peer has proven itself.
     readable: AtomicUsize,
+    /// The peer has said who it is.
+    has_greeted: AtomicBool,
     /// Bytes read and written so far.
     moved: AtomicU64,
     /// Why nothing can be written any more.
@@ -50,6 +65,7 @@ impl SocketState {
             read_blocked: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
             readable: AtomicUsize::new(UNLIMITED),
+            has_greeted: AtomicBool::new(false),
             moved: AtomicU64::new(0),
             write_error: OnceLock::new(),
         }))
@@ -65,6 +81,7 @@ impl SocketState {
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        stop_pacing(&socket, address.ip());
         match connect(&socket, &address) {
             Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Self::new(TcpStream::from(socket)),
             Err(error) => Err(error.into()),
@@ -86,9 +103,26 @@ impl SocketState {
         }
     }
 
-    /// Ends the connection when it has read so many bytes, until [`admit`](Self::admit).
-    pub(super) fn limit_reading(&self, bytes: usize) {
-        self.readable.store(bytes, Ordering::Relaxed);
+    /// The peer may be a stranger, until [`admit`](Self::admit): more bytes than a handshake has
+    /// end the connection.
+    pub(super) fn limit_reading(&self) {
+        self.readable.store(UNPROVEN_BYTES_MAX, Ordering::Relaxed);
+    }
+
+    /// The peer has said who it is, as a rank of the group does.
+    pub(super) fn note_greeting(&self) {
+        self.has_greeted.store(true, Ordering::Relaxed);
+    }
+
+    /// How far a peer has come that may be a stranger.
+    pub(super) fn progress(&self) -> Progress {
+        if self.has_greeted.load(Ordering::Relaxed) {
+            Progress::Greeted
+        } else if self.readable.load(Ordering::Relaxed) < UNPROVEN_BYTES_MAX {
+            Progress::Speaks
+        } else {
+            Progress::Silent
+        }
     }
 
     /// The peer has proven itself.

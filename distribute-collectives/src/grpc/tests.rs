@@ -1,27 +1,32 @@
 //! Ranks as threads on the loopback interface.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use distribute_net::handshake::Secret;
+use distribute_net::security::{Security, TlsIdentity};
+use hostile::alone::is_alone;
+use hostile::descriptors::busy_without_descriptors;
 use proptest::prelude::*;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 
-use super::connect::{DataListener, DataTls, LinkConfig};
-use super::hello::Hello;
+use super::config::{DataTls, LinkConfig};
+use super::connect::DataListener;
 use super::lane::Lane;
 use super::{GrpcTransport, Links};
 use crate::buffer::Buffer;
 use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};
-use crate::control::security::{Security, TlsIdentity};
 use crate::error::{CollectiveError, Result};
+use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::messages::TransportCommunicator;
 use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions, Order};
 use crate::reduce::ReduceOp;
-use crate::status::{Failure, FailureKind, GroupStatus};
+use crate::status::GroupStatus;
 use crate::testing::{on_threads, within_limit};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -41,11 +46,7 @@ fn config(rank: usize, world_size: usize) -> LinkConfig {
         lanes: 1,
         max_message_bytes: 1 << 20,
         tls: None,
-        proof: Arc::new(|_, _| "let me in".to_string()),
-        verify: Arc::new(|hello: &Hello| match hello.proof.as_str() {
-            "let me in" => Ok(()),
-            _ => Err("wrong proof".to_string()),
-        }),
+        secrets: vec![Secret::new("let me in"); world_size],
         status: Arc::default(),
     }
 }
@@ -74,10 +75,31 @@ fn world<R: Send>(
     })
 }
 
+#[test]
+fn connections_over_loopback_are_not_paced() {
+    world(
+        3,
+        |_| {},
+        |links, _| {
+            let lanes: Vec<_> = links
+                .peers
+                .iter()
+                .flatten()
+                .flat_map(|peer| &peer.lanes)
+                .collect();
+            assert_eq!(lanes.len(), 2);
+            for lane in lanes {
+                let control = rustix::net::sockopt::tcp_congestion(lane.as_fd()).unwrap();
+                assert_eq!(control, "reno");
+            }
+        },
+    );
+}
+
 type Endpoint = TransportCommunicator<GrpcTransport>;
 
 fn endpoint(links: Links, status: Arc<GroupStatus>, options: &GroupOptions) -> Endpoint {
-    let timeout = options.get_timeout();
+    let timeout = options.timeout;
     let transport = GrpcTransport::new(links, status, Arc::new(NoAbort), timeout);
     TransportCommunicator::new(transport, options.clone()).unwrap()
 }
@@ -609,6 +631,77 @@ fn a_flood_delays_no_rank() {
     });
 }
 
+/// An address that passes on what a client says at once, and what comes back after this time.
+fn answering_late(to: SocketAddr, delay: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let forward = move |client: TcpStream, server: TcpStream| {
+        let (mut from, mut into) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+        std::thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut into);
+            let _ = into.shutdown(Shutdown::Write);
+        });
+        let (sender, late) = std::sync::mpsc::channel::<(Instant, Vec<u8>)>();
+        std::thread::spawn(move || {
+            for (at, bytes) in late {
+                std::thread::sleep(at.saturating_duration_since(Instant::now()));
+                let _ = (&client).write_all(&bytes);
+            }
+            let _ = client.shutdown(Shutdown::Write);
+        });
+        std::thread::spawn(move || {
+            let mut buffer = [0; 4096];
+            while let Ok(bytes @ 1..) = (&server).read(&mut buffer) {
+                let _ = sender.send((Instant::now() + delay, buffer[..bytes].to_vec()));
+            }
+        });
+    };
+    std::thread::spawn(move || {
+        while let Ok((client, _)) = listener.accept() {
+            if let Ok(server) = TcpStream::connect(to) {
+                forward(client, server);
+            }
+        }
+    });
+    address
+}
+
+/// The answers come while an attempt to connect lasts, and after that: by then the other rank takes
+/// the lane for made.
+#[test]
+fn a_rank_that_is_answered_late_is_not_lost() {
+    within_limit(|| {
+        let ((first, zero), (second, one)) = (listener(), listener());
+        let slow = answering_late(zero, Duration::from_secs(3));
+        let deadline = Some(Instant::now() + TIMEOUT);
+        std::thread::scope(|scope| {
+            let peers = [Some(zero), Some(one)];
+            let of_zero =
+                scope.spawn(move || Links::connect(config(0, 2), first, &peers, deadline));
+            let peers = [Some(slow), Some(one)];
+            let of_one = Links::connect(config(1, 2), second, &peers, deadline);
+            of_one.map(|_| ()).unwrap();
+            of_zero.join().unwrap().map(|_| ()).unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_data_port_without_descriptors_pauses() {
+    if !is_alone(module_path!(), "a_data_port_without_descriptors_pauses") {
+        return;
+    }
+    let ((first, zero), (_, one)) = (listener(), listener());
+    let connecting = std::thread::spawn(move || {
+        let deadline = Some(Instant::now() + Duration::from_secs(3));
+        Links::connect(config(0, 2), first, &[Some(zero), Some(one)], deadline).map(|_| ())
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let busy = busy_without_descriptors(|| TcpStream::connect(zero));
+    assert!(busy < Duration::from_millis(300), "{busy:?}");
+    connecting.join().unwrap().unwrap_err();
+}
+
 fn refused_at(address: SocketAddr, adapt: impl Fn(&mut LinkConfig)) -> CollectiveError {
     let mut wrong = config(1, 2);
     adapt(&mut wrong);
@@ -631,7 +724,7 @@ fn a_wrong_hello_is_refused_with_a_reason() {
             assert_eq!(missing[0].reason, "the generation here is 7, not 6");
             assert_eq!(missing[0].address, address.to_string());
             let error = refused_at(address, |config| {
-                config.proof = Arc::new(|_, _| "a guess".to_string())
+                config.secrets[0] = Secret::new("a guess");
             });
             let CollectiveError::Refused {
                 rank: 1, reason, ..
@@ -639,7 +732,7 @@ fn a_wrong_hello_is_refused_with_a_reason() {
             else {
                 panic!("{error}");
             };
-            assert_eq!(reason, "wrong proof");
+            assert_eq!(reason, "it does not know the key of this pair of ranks");
             let error = refused_at(address, |config| config.group = "other".to_string());
             assert!(
                 error.to_string().contains("the group here is tests"),
@@ -708,7 +801,6 @@ fn nonsense_from_a_peer_is_a_protocol_error() {
                         let mut segment = pool.take(frame.len(), lane.outstanding());
                         segment.bytes_mut().copy_from_slice(&frame);
                         lane.send(segment).unwrap();
-                        lane.drive(0);
                         return (None, endpoint(links, status, &options()));
                     }
                     let mut endpoint = endpoint(links, status, &options());
@@ -815,7 +907,7 @@ impl Authority {
         let own = params.signed_by(&key, &self.issuer).unwrap();
         let (ca, own, key) = (accepts.pem.clone(), own.pem(), key.serialize_pem());
         let security = Security::default().tls(TlsIdentity::new(ca, own, key));
-        let tls = security.data_tls().unwrap().unwrap();
+        let tls = security.tls_settings().unwrap().unwrap();
         DataTls {
             client: tls.client,
             server: tls.server,

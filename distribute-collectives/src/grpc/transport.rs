@@ -141,6 +141,11 @@ impl Transport for GrpcTransport {
         self.links.send(to, &running.header, bytes, fill)
     }
 
+    fn send_bytes(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
+        let running = self.operations.running(self.links.rank())?;
+        self.links.send_bytes(to, &running.header, bytes)
+    }
+
     fn receive_with(
         &mut self,
         from: usize,

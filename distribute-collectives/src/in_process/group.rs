@@ -9,18 +9,20 @@
 //! buffers back under the lock. Once it has started nobody returns before it is completed: blocks
 //! are pure memory work that neither blocks nor fails, so this wait is short and needs no deadline.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crate::communicator::AbortTarget;
 use crate::error::{CollectiveError, Result};
+use crate::failure::{Failure, FailureKind, Failures};
 use crate::header::OperationHeader;
 use crate::in_process::mailbox::{Mailbox, wait_for_change};
 use crate::in_process::raw_buffer::RawBuffer;
 use crate::operation::OperationKind;
 use crate::options::GroupOptions;
 use crate::spin_policy::{SpinPolicy, poll_some};
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// How long a rank polls before it sleeps: about as long as waking a thread takes. A meeting of
 /// ranks that are all awake takes less than a microsecond, one that wakes them 10 to 50.
@@ -30,29 +32,13 @@ const SPIN: Duration = Duration::from_micros(50);
 #[repr(align(128))]
 struct Padded(AtomicUsize);
 
-/// A fatal error and the first operation it concerns.
-struct Failure {
-    error: CollectiveError,
-    /// Operations before this one were complete on the rank that failed, so they end normally.
-    from_sequence: u64,
-}
-
-/// A rank that dropped its endpoint after it had finished `completed` operations.
-struct Lost {
-    rank: usize,
-    completed: u64,
-    reason: &'static str,
-}
-
 struct State {
     /// What each rank has published for the operation that has not started yet.
     headers: Vec<Option<OperationHeader>>,
     arrived: usize,
     /// The published buffers; valid from a rank's publication to the completion.
     buffers: Vec<Vec<RawBuffer>>,
-    failure: Option<Failure>,
-    /// In the order in which they left.
-    lost: Vec<Lost>,
+    failures: Failures,
     /// Ranks that sleep on `changed`; without any, nobody need be woken.
     sleepers: usize,
 }
@@ -66,7 +52,7 @@ pub(crate) struct Group {
     /// Number of operations that have started / are completed. Written under the lock.
     started: AtomicU64,
     completed: AtomicU64,
-    /// Number of entries that `failure` and `lost` have got: the cheap check while waiting.
+    /// How often `failures` has changed: the cheap check while waiting.
     failure_count: AtomicU64,
     /// For segments; see [`mailbox`](Self::mailbox).
     mailboxes: Vec<Mailbox>,
@@ -89,8 +75,7 @@ impl Group {
                 headers: vec![None; world_size],
                 arrived: 0,
                 buffers: (0..world_size).map(|_| Vec::new()).collect(),
-                failure: None,
-                lost: Vec::new(),
+                failures: Failures::default(),
                 sleepers: 0,
             }),
             changed: Condvar::new(),
@@ -128,7 +113,7 @@ impl Group {
     ) -> Result<()> {
         let begin = Instant::now();
         let mut state = self.lock();
-        self.check(&mut state, header.kind, header.sequence)?;
+        self.check(&mut state, header, None)?;
         state.headers[rank] = Some(*header);
         state.buffers[rank].clear();
         publish(&mut state.buffers[rank]);
@@ -158,7 +143,7 @@ impl Group {
             .and_then(|()| same_lengths(header, &state.buffers));
         if let Err(error) = agreed {
             withdraw(&mut state, rank);
-            self.record_failure_locked(&mut state, error.clone(), header.sequence);
+            self.note_ended(&mut state, error.clone(), header.sequence);
             self.wake(state);
             return Err(error);
         }
@@ -182,13 +167,13 @@ impl Group {
         header: &OperationHeader,
         begin: Instant,
     ) -> Result<()> {
-        let deadline = begin.checked_add(self.options.get_timeout());
+        let deadline = begin.checked_add(self.options.timeout);
         let mut state = self.lock();
         loop {
             if self.started.load(Ordering::Acquire) > header.sequence {
                 return Ok(());
             }
-            if let Err(error) = self.check(&mut state, header.kind, header.sequence) {
+            if let Err(error) = self.check(&mut state, header, None) {
                 withdraw(&mut state, rank);
                 self.wake(state);
                 return Err(error);
@@ -203,7 +188,7 @@ impl Group {
                     sequence: header.sequence,
                     elapsed: begin.elapsed(),
                 };
-                self.record_failure_locked(&mut state, error.clone(), header.sequence);
+                self.note_ended(&mut state, error.clone(), header.sequence);
                 self.wake(state);
                 return Err(error);
             }
@@ -304,42 +289,29 @@ impl Group {
     }
 
     /// The error of a completed operation: set when a rank panicked while it did its blocks.
-    pub(crate) fn outcome(&self, sequence: u64) -> Result<()> {
+    pub(crate) fn outcome(&self, header: &OperationHeader) -> Result<()> {
         if self.failure_count() == 0 {
             return Ok(());
         }
-        match &self.lock().failure {
-            Some(failure) if failure.from_sequence <= sequence => Err(failure.error.clone()),
-            _ => Ok(()),
-        }
+        self.lock().failures.check(header, None)
     }
 
     /// Whether the operation can still finish. A rank that left before it had finished this
     /// operation becomes the group's failure, so that all ranks name the same cause.
-    fn check(&self, state: &mut State, op: OperationKind, sequence: u64) -> Result<()> {
-        if state.failure.is_none()
-            && let Some(lost) = state.lost.iter().find(|lost| lost.completed <= sequence)
-        {
-            let error = CollectiveError::PeerLost {
-                rank: lost.rank,
-                op,
-                sequence,
-                reason: lost.reason.to_string(),
-            };
-            self.record_failure_locked(state, error, sequence);
-        }
-        match &state.failure {
-            Some(failure) if failure.from_sequence <= sequence => Err(failure.error.clone()),
-            _ => Ok(()),
-        }
+    fn check(
+        &self,
+        state: &mut State,
+        header: &OperationHeader,
+        peer: Option<usize>,
+    ) -> Result<()> {
+        let checked = state.failures.check(header, peer);
+        checked.inspect_err(|error| self.note_ended(state, error.clone(), header.sequence))
     }
 
-    /// As `check`, for a rank that waits for a segment until `is_ready`. In a point-to-point call
-    /// only the peer matters, however many operations it had finished before it left.
+    /// As `check`, for a rank that waits for a segment from or to `peer` until `is_ready`.
     pub(crate) fn check_waiting(
         &self,
-        op: OperationKind,
-        sequence: u64,
+        header: &OperationHeader,
         peer: usize,
         is_ready: impl Fn() -> bool,
     ) -> Result<()> {
@@ -349,108 +321,62 @@ impl Group {
         if is_ready() {
             return Ok(());
         }
-        let result = if op.is_point_to_point() && state.failure.is_none() {
-            match state.lost.iter().find(|lost| lost.rank == peer) {
-                Some(lost) => {
-                    let reason = lost.reason.to_string();
-                    let error = CollectiveError::PeerLost {
-                        rank: peer,
-                        op,
-                        sequence,
-                        reason,
-                    };
-                    self.record_failure_locked(&mut state, error.clone(), sequence);
-                    Err(error)
-                }
-                None => Ok(()),
-            }
-        } else {
-            self.check(&mut state, op, sequence)
-        };
+        let result = self.check(&mut state, header, Some(peer));
         if result.is_err() {
             self.wake(state);
         }
         result
     }
 
-    /// The failure that an operation would end with, without waiting and without changing anything;
-    /// of a point-to-point call with `peer` only the loss of that rank counts.
+    /// The failure that an operation would end with, without waiting and without changing anything.
     #[cfg(feature = "nccl")]
-    pub(crate) fn health(
-        &self,
-        op: OperationKind,
-        sequence: u64,
-        peer: Option<usize>,
-    ) -> Result<()> {
+    pub(crate) fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
         if self.failure_count() == 0 {
             return Ok(());
         }
-        let state = self.lock();
-        if let Some(failure) = &state.failure
-            && failure.from_sequence <= sequence
-        {
-            return Err(failure.error.clone());
-        }
-        let concerns = |lost: &&Lost| match peer {
-            Some(peer) => lost.rank == peer,
-            None => lost.completed <= sequence,
-        };
-        match state.lost.iter().find(concerns) {
-            None => Ok(()),
-            Some(lost) => Err(CollectiveError::PeerLost {
-                rank: lost.rank,
-                op,
-                sequence,
-                reason: lost.reason.to_string(),
-            }),
+        self.lock().failures.check(header, peer)
+    }
+
+    /// Notes what `change` does to the failures.
+    fn change(&self, state: &mut State, change: impl FnOnce(&mut Failures) -> bool) {
+        if change(&mut state.failures) {
+            self.failure_count.fetch_add(1, Ordering::Release);
         }
     }
 
-    fn record_failure_locked(&self, state: &mut State, error: CollectiveError, from_sequence: u64) {
-        // The first failure stays, except that one which concerns earlier operations too wins.
-        let earlier = state
-            .failure
-            .as_ref()
-            .is_none_or(|failure| from_sequence < failure.from_sequence);
-        if earlier {
-            state.failure = Some(Failure {
-                error,
+    fn note_ended(&self, state: &mut State, error: CollectiveError, from_sequence: u64) {
+        let kind = FailureKind::Ended(error);
+        self.change(state, |failures| {
+            failures.record(Failure {
+                kind,
                 from_sequence,
-            });
-        }
-        self.failure_count.fetch_add(1, Ordering::Release);
+            })
+        });
     }
 
     /// Ends operation `from_sequence` and all later ones with `error` on every rank.
     pub(crate) fn record_failure(&self, error: CollectiveError, from_sequence: u64) {
         let mut state = self.lock();
-        self.record_failure_locked(&mut state, error, from_sequence);
+        self.note_ended(&mut state, error, from_sequence);
         self.wake(state);
     }
 
     /// Notes that a rank's endpoint has been dropped after `completed` operations.
-    pub(crate) fn leave(&self, rank: usize, completed: u64, reason: &'static str) {
+    pub(crate) fn leave(&self, rank: usize, completed: u64, reason: &str) {
         let mut state = self.lock();
-        state.lost.push(Lost {
-            rank,
-            completed,
-            reason,
+        self.change(&mut state, |failures| {
+            failures.goodbye(rank, completed, reason.to_string())
         });
-        self.failure_count.fetch_add(1, Ordering::Release);
         self.wake(state);
     }
 }
 
 impl AbortTarget for Group {
     fn abort(&self, rank: usize, reason: &str) {
-        let error = CollectiveError::Aborted {
-            rank,
-            reason: reason.to_string(),
-        };
         let mut state = self.lock();
-        if state.failure.is_none() {
-            self.record_failure_locked(&mut state, error, 0);
-        }
+        self.change(&mut state, |failures| {
+            failures.record_if_first(Failure::aborted(rank, reason))
+        });
         self.wake(state);
     }
 }

@@ -1,9 +1,10 @@
 //! Bounded mailboxes, which carry segments from one thread to another one.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::transport::SEGMENTS_IN_FLIGHT;
 
 /// Waits until a rank has changed something, at most for `left`.

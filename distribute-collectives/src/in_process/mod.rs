@@ -1,13 +1,16 @@
 //! Groups of threads of this process.
 
 mod direct;
-mod endpoint;
 mod group;
 mod mailbox;
+#[cfg(all(test, feature = "loom", feature = "shm"))]
+mod models;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod peer_buffers;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw_buffer;
+#[cfg(test)]
+mod tests;
 mod transport;
 
 use std::sync::Arc;
@@ -16,10 +19,11 @@ pub use transport::InProcessTransport;
 
 use crate::error::{CollectiveError, Result};
 use crate::forward::forward_communicator;
+#[cfg(feature = "nccl")]
+use crate::header::OperationHeader;
 use crate::messages::TransportCommunicator;
 use crate::options::{Algorithm, GroupOptions};
 use direct::DirectCommunicator;
-use endpoint::Endpoint;
 use group::Group;
 
 /// Makes a group of `world_size` ranks for threads of this process; rank `i` is at index `i`.
@@ -37,9 +41,9 @@ pub fn in_process(world_size: usize, options: GroupOptions) -> Result<Vec<InProc
     options.check_wire()?;
     let transports = in_process_transports(world_size, &options);
     let endpoints = transports.into_iter().map(|transport| {
-        Ok(InProcessCommunicator(match options.get_algorithm() {
+        Ok(InProcessCommunicator(match options.algorithm {
             // A wire type takes effect where something is sent.
-            Algorithm::Auto | Algorithm::Direct if options.get_wire().is_none() => {
+            Algorithm::Auto | Algorithm::Direct if options.wire.is_none() => {
                 Inner::Direct(DirectCommunicator::new(transport))
             }
             _ => Inner::Messages(TransportCommunicator::new(transport, options.clone())?),
@@ -51,9 +55,8 @@ pub fn in_process(world_size: usize, options: GroupOptions) -> Result<Vec<InProc
 /// The in-process transport by itself: `world_size` connected endpoints, rank `i` at index `i`.
 pub fn in_process_transports(world_size: usize, options: &GroupOptions) -> Vec<InProcessTransport> {
     let group = Arc::new(Group::new(world_size, options.clone()));
-    let endpoint = |rank| Endpoint::new(group.clone(), rank);
     (0..world_size)
-        .map(|rank| InProcessTransport::new(endpoint(rank)))
+        .map(|rank| InProcessTransport::new(group.clone(), rank))
         .collect()
 }
 
@@ -68,13 +71,16 @@ enum Inner {
 #[cfg(feature = "nccl")]
 impl InProcessCommunicator {
     /// The failure that the group has heard of; see [`Group::health`].
-    pub(crate) fn check_health(&self, op: crate::OperationKind, peer: Option<usize>) -> Result<()> {
-        let endpoint = match &self.0 {
-            Inner::Direct(inner) => inner.endpoint(),
-            Inner::Messages(inner) => &inner.transport().endpoint,
+    pub(crate) fn check_health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
+        let transport = match &self.0 {
+            Inner::Direct(inner) => inner.transport(),
+            Inner::Messages(inner) => inner.transport(),
         };
-        let sequence = endpoint.operations.sequence();
-        endpoint.group.health(op, sequence, peer)
+        let next = OperationHeader {
+            sequence: transport.operations.sequence(),
+            ..*header
+        };
+        transport.group.health(&next, peer)
     }
 }
 

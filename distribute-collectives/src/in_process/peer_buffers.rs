@@ -20,10 +20,10 @@ use crate::buffer::{Element, with_dtype};
 use crate::communicator::{GatherTarget, chunk_range};
 use crate::error::{CollectiveError, Result};
 use crate::gathering::Inputs;
-use crate::header::OperationHeader;
+use crate::header::{OperationHeader, Target};
 use crate::in_process::group::Group;
 use crate::in_process::raw_buffer::RawBuffer;
-use crate::operation::OperationKind;
+use crate::pieces;
 use crate::reduce::{self, RankSlices, ReduceOp};
 
 /// Elements of a block that a rank works on at a time: `block_elements` of a rank's share.
@@ -37,15 +37,12 @@ impl Plan<'_> {
     /// The elements that belong to a rank's share of the work.
     fn share(&self, rank: usize) -> Range<usize> {
         let count = self.header.count;
-        match self.header.kind {
+        match (self.header.op, self.header.root) {
             // A rank that is alone has the result already.
             _ if self.world_size == 1 => 0..0,
-            OperationKind::Broadcast if self.header.root == Some(rank) => 0..0,
-            OperationKind::Broadcast => 0..count,
-            OperationKind::AllReduce | OperationKind::Reduce | OperationKind::ReduceScatter => {
-                chunk_range(count, self.world_size, rank)
-            }
-            _ => 0..0,
+            (Some(_), _) => chunk_range(count, self.world_size, rank),
+            (None, Some(root)) if root == rank => 0..0,
+            (None, _) => 0..count,
         }
     }
 
@@ -53,12 +50,9 @@ impl Plan<'_> {
         self.share(rank).len().div_ceil(self.block_elements)
     }
 
-    /// Number of blocks of the whole operation. One per rank for `all_gather`.
+    /// Number of blocks of the whole operation.
     pub(crate) fn blocks(&self) -> usize {
-        match self.header.kind {
-            OperationKind::AllGather => self.world_size,
-            _ => (0..self.world_size).map(|rank| self.blocks_of(rank)).sum(),
-        }
+        (0..self.world_size).map(|rank| self.blocks_of(rank)).sum()
     }
 }
 
@@ -120,44 +114,33 @@ pub(crate) fn work(group: &Group, rank: usize, plan: &Plan<'_>, table: &[RawBuff
     }
 }
 
-/// The part of buffer `index` that lies in `range` of the concatenation of a rank's buffers.
-fn pieces(
-    lens: impl Iterator<Item = usize>,
-    range: Range<usize>,
-) -> impl Iterator<Item = (usize, Range<usize>)> {
-    let mut offset = 0;
-    lens.enumerate().filter_map(move |(index, len)| {
-        let begin = offset;
-        offset += len;
-        let (start, end) = (range.start.max(begin), range.end.min(offset));
-        (start < end).then(|| (index, start - begin..end - begin))
-    })
-}
-
 fn do_block(plan: &Plan<'_>, table: &[RawBuffer], share: usize, range: Range<usize>) {
     let header = plan.header;
     let Some(dtype) = header.dtype else { return };
     let (count, ranks) = (header.buffers, plan.world_size);
-    for (index, range) in pieces(table[..count].iter().map(RawBuffer::len), range) {
+    let mut cut = pieces::cutter(range);
+    for (index, buffer) in table[..count].iter().enumerate() {
+        let Some((range, _)) = cut(buffer.len()) else {
+            continue;
+        };
         let at = |rank: usize| table[rank * count + index];
-        match (header.kind, header.op, header.root) {
-            (OperationKind::Broadcast, _, Some(root)) => with_dtype!(dtype, T => {
+        match (header.op, header.root) {
+            (Some(op), _) => {
+                let targets = match header.target() {
+                    Target::All => 0..ranks,
+                    Target::Root(root) => root..root + 1,
+                    Target::Shares => share..share + 1,
+                };
+                with_dtype!(dtype, T => reduce_block::<T>(op, ranks, targets, at, range));
+            }
+            (None, Some(root)) => with_dtype!(dtype, T => {
                 // SAFETY: the root's elements are only read; those of `share` are in this block.
                 let (from, to) = unsafe {
                     (at(root).slice::<T>(range.clone()), at(share).slice_mut::<T>(range))
                 };
                 to.copy_from_slice(from);
             }),
-            (OperationKind::AllReduce, Some(op), _) => with_dtype!(dtype, T => {
-                reduce_block::<T>(op, ranks, 0..ranks, at, range);
-            }),
-            (OperationKind::Reduce, Some(op), Some(root)) => with_dtype!(dtype, T => {
-                reduce_block::<T>(op, ranks, root..root + 1, at, range);
-            }),
-            (OperationKind::ReduceScatter, Some(op), _) => with_dtype!(dtype, T => {
-                reduce_block::<T>(op, ranks, share..share + 1, at, range);
-            }),
-            _ => {}
+            (None, None) => {}
         }
     }
 }

@@ -1,27 +1,35 @@
 //! The in-process transport: segments between threads, through the mailboxes of their group.
 
-use std::sync::MutexGuard;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::bookkeeping::RunningOperation;
+use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::AbortHandle;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
-use crate::in_process::endpoint::Endpoint;
+use crate::in_process::group::Group;
 use crate::in_process::mailbox::{Mailbox, Slots};
+use crate::sync::MutexGuard;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
 
 /// Bytes of a segment: sender and receiver find it in the second-level cache.
 const SEGMENT_BYTES: usize = 128 * 1024;
 
-/// One rank's access to the mailboxes of its group.
+/// One rank's membership in its group, with access to the group's mailboxes. Dropping it tells the
+/// others that this rank has gone.
 pub struct InProcessTransport {
-    pub(crate) endpoint: Endpoint,
+    pub(crate) group: Arc<Group>,
+    pub(crate) rank: usize,
+    pub(crate) operations: Bookkeeping,
 }
 
 impl InProcessTransport {
-    pub(crate) fn new(endpoint: Endpoint) -> Self {
-        InProcessTransport { endpoint }
+    pub(crate) fn new(group: Arc<Group>, rank: usize) -> Self {
+        InProcessTransport {
+            group,
+            rank,
+            operations: Bookkeeping::default(),
+        }
     }
 
     /// Blocks until `ready`. `peer` is the rank that must do something for it.
@@ -31,8 +39,8 @@ impl InProcessTransport {
         peer: usize,
         ready: fn(usize) -> bool,
     ) -> Result<MutexGuard<'a, Slots>> {
-        let group = &*self.endpoint.group;
-        let running = self.endpoint.operations.running(self.endpoint.rank)?;
+        let group = &*self.group;
+        let running = self.operations.running(self.rank)?;
         let header = &running.header;
         let is_ready = || ready(mailbox.filled());
         group.poll(is_ready);
@@ -45,7 +53,7 @@ impl InProcessTransport {
             if failure_count > 0 {
                 // Not under the mailbox's lock: a failure wakes the mailboxes.
                 drop(slots);
-                group.check_waiting(header.kind, header.sequence, peer, is_ready)?;
+                group.check_waiting(header, peer, is_ready)?;
                 slots = mailbox.lock();
                 if ready(slots.filled) || group.failure_count() != failure_count {
                     continue;
@@ -70,18 +78,30 @@ impl InProcessTransport {
     }
 
     fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
-        let point_to_point = self.endpoint.operations.is_point_to_point();
-        self.endpoint.group.mailbox(from, to, point_to_point)
+        let point_to_point = self.operations.is_point_to_point();
+        self.group.mailbox(from, to, point_to_point)
+    }
+}
+
+impl Drop for InProcessTransport {
+    fn drop(&mut self) {
+        let reason = if std::thread::panicking() {
+            "its thread panicked"
+        } else {
+            "its endpoint was dropped"
+        };
+        self.group
+            .leave(self.rank, self.operations.sequence(), reason);
     }
 }
 
 impl Transport for InProcessTransport {
     fn rank(&self) -> usize {
-        self.endpoint.rank
+        self.rank
     }
 
     fn world_size(&self) -> usize {
-        self.endpoint.group.world_size
+        self.group.world_size
     }
 
     fn name(&self) -> &str {
@@ -93,22 +113,22 @@ impl Transport for InProcessTransport {
     }
 
     fn sequence(&self) -> u64 {
-        self.endpoint.operations.sequence()
+        self.operations.sequence()
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        self.endpoint.operations.check()?;
-        let group = &*self.endpoint.group;
-        let running = RunningOperation::new(header, group.options.get_timeout());
+        self.operations.check()?;
+        let group = &*self.group;
+        let running = RunningOperation::new(header, group.options.timeout);
         if !header.kind.is_point_to_point() {
-            group.start(self.endpoint.rank, header, 0, |_| {})?;
+            group.start(self.rank, header, 0, |_| {})?;
         }
-        self.endpoint.operations.begin(running);
+        self.operations.begin(running);
         Ok(())
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        self.endpoint.operations.end(header.kind, result)
+        self.operations.end(header.kind, result)
     }
 
     fn send_with(
@@ -117,7 +137,7 @@ impl Transport for InProcessTransport {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let mailbox = self.mailbox(self.endpoint.rank, to);
+        let mailbox = self.mailbox(self.rank, to);
         let slots = self.wait(mailbox, to, |filled| filled < SEGMENTS_IN_FLIGHT)?;
         mailbox.put(slots, bytes, fill);
         Ok(())
@@ -129,10 +149,10 @@ impl Transport for InProcessTransport {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        let mailbox = self.mailbox(from, self.endpoint.rank);
+        let mailbox = self.mailbox(from, self.rank);
         let slots = self.wait(mailbox, from, |filled| filled > 0)?;
         mailbox.take(slots, bytes, consume).map_err(|found| {
-            let (operations, rank) = (&self.endpoint.operations, self.endpoint.rank);
+            let (operations, rank) = (&self.operations, self.rank);
             let error = operations.wrong_size(rank, from, found, bytes);
             self.fail(error.clone());
             error
@@ -140,11 +160,11 @@ impl Transport for InProcessTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        let sequence = self.endpoint.operations.sequence();
-        self.endpoint.group.record_failure(error, sequence);
+        let sequence = self.operations.sequence();
+        self.group.record_failure(error, sequence);
     }
 
     fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(self.endpoint.rank, self.endpoint.group.clone())
+        AbortHandle::new(self.rank, self.group.clone())
     }
 }

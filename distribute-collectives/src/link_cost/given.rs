@@ -14,18 +14,12 @@ impl LinkCost {
 
     /// For the other ranks.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
-        self.numbers().map(f64::to_le_bytes).concat()
+        bytemuck::bytes_of(&self.numbers()).to_vec()
     }
 
     /// What [`to_bytes`](Self::to_bytes) wrote; `None` when it is something else.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<LinkCost> {
-        let mut numbers = [0.0; 3];
-        if bytes.len() != 8 * numbers.len() {
-            return None;
-        }
-        for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
-            *number = f64::from_le_bytes(bytes.try_into().ok()?);
-        }
+        let numbers = bytemuck::try_pod_read_unaligned(bytes).ok()?;
         Self::valid(&numbers).then(|| Self::from_numbers(numbers))
     }
 

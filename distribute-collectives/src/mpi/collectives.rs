@@ -10,14 +10,14 @@ use half::{bf16, f16};
 
 use super::raw::Memory;
 use super::transport::MpiTransport;
-use crate::algorithm::exchange::{put, segment_of, take};
+use crate::algorithm::exchange::{element_bytes, pack, segment_of, segments_of, unpack};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
-use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
+use crate::communicator::{AbortHandle, Description, GatherTarget, chunk_range};
+use crate::engine::{Engine, Member};
 use crate::error::Result;
 use crate::gathering;
-use crate::header::OperationHeader;
+use crate::header::{OperationHeader, Target};
 use crate::messages;
-use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions, WireType};
 use crate::pieces;
 use crate::reduce::{self, RankSlices, ReduceOp};
@@ -28,25 +28,6 @@ pub(super) struct MpiCollectives {
     transport: MpiTransport,
     options: GroupOptions,
     sizes: Vec<usize>,
-}
-
-/// The ranks that get the reduced chunks.
-#[derive(Clone, Copy, PartialEq)]
-enum Target {
-    /// Every rank gets the share that it owns.
-    Shares,
-    /// The root.
-    Root(usize),
-    /// Everybody.
-    All,
-}
-
-/// A reduction of one rank's buffers.
-struct Reduction<'a, 'b> {
-    buffers: &'a mut [Buffer<'b>],
-    op: ReduceOp,
-    wire: Option<WireType>,
-    target: Target,
 }
 
 /// The parts of all ranks, one after the other.
@@ -72,17 +53,12 @@ impl MpiCollectives {
     }
 
     fn segment_bytes(&self) -> usize {
-        let wanted = self.options.get_segment_bytes();
+        let wanted = self.options.segment_bytes;
         // What all ranks send at a time must stay below MPI's 2 GiB.
         let most = (1 << 30) / self.transport.world_size();
         wanted
             .unwrap_or(self.transport.segment_bytes())
             .clamp(1, most.max(1))
-    }
-
-    fn header(&self, kind: OperationKind) -> OperationHeader {
-        let generation = self.options.get_generation();
-        OperationHeader::new(kind, generation, self.transport.sequence())
     }
 
     fn operate(
@@ -93,54 +69,34 @@ impl MpiCollectives {
         messages::operate(self, |this| &mut this.transport, header, body)
     }
 
-    /// `all_reduce`, `reduce` and `reduce_scatter`; `header` does not describe the buffers yet.
-    fn reduction(
-        &mut self,
-        header: OperationHeader,
-        op: ReduceOp,
-        target: Target,
-        buffers: &mut [Buffer<'_>],
-    ) -> Result<()> {
-        let header = header.with_buffers(self.transport.rank(), buffers)?;
-        let wire = self.options.wire_of(header.dtype);
-        let header = header.with_wire(wire);
-        let reduction = Reduction {
-            buffers,
-            op,
-            wire,
-            target,
-        };
-        self.operate(&header, |this| this.reduce_to(header.dtype, reduction))
-    }
-
     /// Picks the type that travels: the elements' own, or the wire type.
-    fn reduce_to(&mut self, dtype: Option<DType>, reduction: Reduction<'_, '_>) -> Result<()> {
+    fn reduce(&mut self, header: &OperationHeader, buffers: &mut [Buffer<'_>]) -> Result<()> {
         if self.transport.world_size() < 2 {
             return Ok(());
         }
-        match (dtype, reduction.wire) {
+        match (header.dtype, header.wire()) {
             (None, _) => Ok(()),
-            (Some(_), Some(WireType::Bf16)) => self.exchange::<f32, bf16>(reduction),
-            (Some(_), Some(WireType::F16)) => self.exchange::<f32, f16>(reduction),
-            (Some(dtype @ (DType::I32 | DType::I64)), None) if reduction.target == Target::All => {
-                with_dtype!(dtype, E => self.all_reduce_integers::<E>(reduction))
+            (Some(_), Some(WireType::Bf16)) => self.exchange::<f32, bf16>(header, buffers),
+            (Some(_), Some(WireType::F16)) => self.exchange::<f32, f16>(header, buffers),
+            (Some(dtype @ (DType::I32 | DType::I64)), None) if header.target() == Target::All => {
+                with_dtype!(dtype, E => self.all_reduce_integers::<E>(header, buffers))
             }
-            (Some(dtype), None) => with_dtype!(dtype, E => self.exchange::<E, E>(reduction)),
+            (Some(dtype), None) => with_dtype!(dtype, E => self.exchange::<E, E>(header, buffers)),
         }
     }
 
     /// Every rank combines its chunk of all ranks' elements `T`, which travel as `W`.
-    fn exchange<T: Element, W: Element>(&mut self, reduction: Reduction<'_, '_>) -> Result<()> {
-        let Reduction {
-            buffers,
-            op,
-            wire,
-            target,
-        } = reduction;
+    fn exchange<T: Element, W: Element>(
+        &mut self,
+        header: &OperationHeader,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let (wire, target) = (header.wire(), header.target());
+        let op = header.op.unwrap_or(ReduceOp::Sum);
         let (rank, size) = (self.transport.rank(), self.transport.world_size());
         let each = size_of::<W>();
         let segment = (self.segment_bytes() / each).max(1);
-        let len: usize = buffers.iter().map(Buffer::len).sum();
+        let len = pieces::len(buffers);
         let part = |rank, index| segment_of(&chunk_range(len, size, rank), segment, index);
         // The first chunk is never shorter than another one.
         for index in 0..chunk_range(len, size, 0).len().div_ceil(segment) {
@@ -215,7 +171,7 @@ impl MpiCollectives {
         if matches!(target, Target::Root(root) if root != self.transport.rank()) {
             return memory;
         }
-        let each = wire.map_or(size_of::<T>(), |_| WireType::SIZE_BYTES);
+        let each = element_bytes::<T>(wire);
         let size = self.transport.world_size();
         let total: usize = (0..size).map(|rank| part(rank).len() * each).sum();
         let mut frame = &*memory.incoming(total);
@@ -229,13 +185,16 @@ impl MpiCollectives {
 
     /// `MPI_Iallreduce`: for integers every order gives the same result. Not for `u8`, whose sums
     /// Open MPI 4.1 saturates instead of wrapping them around where it uses AVX.
-    fn all_reduce_integers<T: Element>(&mut self, reduction: Reduction<'_, '_>) -> Result<()> {
-        let Reduction { buffers, op, .. } = reduction;
+    fn all_reduce_integers<T: Element>(
+        &mut self,
+        header: &OperationHeader,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let op = header.op.unwrap_or(ReduceOp::Sum);
         let size = self.transport.world_size();
         let segment = (self.segment_bytes() / size_of::<T>()).max(1);
-        let vector = 0..buffers.iter().map(Buffer::len).sum();
-        for index in 0..vector.len().div_ceil(segment) {
-            let range = segment_of(&vector, segment, index);
+        let vector = 0..pieces::len(buffers);
+        for range in segments_of(&vector, segment) {
             let bytes = range.len() * size_of::<T>();
             let mut memory = self.transport.take_memory();
             pack::<T>(None, buffers, range.clone(), memory.outgoing(bytes));
@@ -251,15 +210,10 @@ impl MpiCollectives {
         Ok(())
     }
 
-    fn broadcast_typed<T: Element>(
-        &mut self,
-        root: usize,
-        buffers: &mut [Buffer<'_>],
-    ) -> Result<()> {
+    fn broadcast<T: Element>(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
         let segment = (self.segment_bytes() / size_of::<T>()).max(1);
-        let vector = 0..buffers.iter().map(Buffer::len).sum();
-        for index in 0..vector.len().div_ceil(segment) {
-            let range = segment_of(&vector, segment, index);
+        let vector = 0..pieces::len(buffers);
+        for range in segments_of(&vector, segment) {
             let bytes = range.len() * size_of::<T>();
             let mut memory = self.transport.take_memory();
             let frame = memory.outgoing(bytes);
@@ -299,13 +253,9 @@ impl MpiCollectives {
             self.transport.world_size(),
             self.segment_bytes(),
         );
-        let chunk = |rank: usize| {
-            let start: usize = sizes[..rank].iter().sum();
-            start..start + sizes[rank]
-        };
         let longest = sizes.iter().copied().max().unwrap_or(0);
         for index in 0..longest.div_ceil(segment) {
-            let part = |rank: usize| segment_of(&chunk(rank), segment, index);
+            let part = |rank: usize| segment_of(&gathering::chunk(sizes, rank), segment, index);
             let own = segment_of(&(0..input.len()), segment, index);
             debug_assert_eq!(own.len(), part(rank).len());
             let mut memory = self.transport.take_memory();
@@ -329,64 +279,29 @@ impl MpiCollectives {
     }
 }
 
-/// Copies a range of the vector into a frame, as it travels.
-fn pack<T: Element>(
-    wire: Option<WireType>,
-    buffers: &[Buffer<'_>],
-    range: Range<usize>,
-    frame: &mut [u8],
-) {
-    let each = wire.map_or(size_of::<T>(), |_| WireType::SIZE_BYTES);
-    pieces::for_each::<T>(buffers, range, |offset, piece| {
-        let at = offset * each;
-        put(wire, piece, &mut frame[at..at + piece.len() * each]);
-    });
-}
-
-/// Copies a frame into a range of the vector.
-fn unpack<T: Element>(
-    wire: Option<WireType>,
-    buffers: &mut [Buffer<'_>],
-    range: Range<usize>,
-    frame: &[u8],
-) {
-    let each = wire.map_or(size_of::<T>(), |_| WireType::SIZE_BYTES);
-    pieces::for_each_mut::<T>(buffers, range, |offset, piece| {
-        let at = offset * each;
-        take(wire, &frame[at..at + piece.len() * each], piece);
-    });
-}
-
-impl Communicator for MpiCollectives {
-    fn rank(&self) -> usize {
-        self.transport.rank()
+impl Engine for MpiCollectives {
+    fn member(&self) -> Member {
+        messages::member(&self.transport, &self.options)
     }
 
-    fn world_size(&self) -> usize {
-        self.transport.world_size()
+    fn run(&mut self, header: OperationHeader, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        let header = header.with_wire(self.options.wire);
+        self.operate(&header, |this| match (header.root, header.dtype) {
+            _ if header.op.is_some() => this.reduce(&header, buffers),
+            (Some(root), Some(dtype)) => {
+                with_dtype!(dtype, E => this.broadcast::<E>(root, buffers))
+            }
+            _ => Ok(()),
+        })
     }
 
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self.header(OperationKind::AllReduce).with_op(op);
-        self.reduction(header, op, Target::All, buffers)
-    }
-
-    fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
-        let own = chunk_range(buffer.len(), self.world_size(), self.rank());
-        let buffers = &mut [buffer.reborrow()];
-        let header = self.header(OperationKind::ReduceScatter).with_op(op);
-        self.reduction(header, op, Target::Shares, buffers)?;
-        Ok(own)
-    }
-
-    fn all_gather_into(
+    fn gather(
         &mut self,
+        header: OperationHeader,
         dtype: DType,
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        gathering::check_input(self.rank(), dtype, input)?;
-        let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         self.operate(&header, |this| {
             let mut sizes = std::mem::take(&mut this.sizes);
             let result = this
@@ -398,51 +313,22 @@ impl Communicator for MpiCollectives {
         })
     }
 
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self.header(OperationKind::Broadcast).with_root(root);
-        let header = header.with_buffers(self.rank(), buffers)?;
-        self.operate(&header, |this| match header.dtype {
-            Some(dtype) => with_dtype!(dtype, E => this.broadcast_typed::<E>(root, buffers)),
-            None => Ok(()),
-        })
+    fn transfer(
+        &mut self,
+        header: OperationHeader,
+        peer: usize,
+        buffer: &mut Buffer<'_>,
+    ) -> Result<()> {
+        let segment = self.options.segment_bytes;
+        messages::transfer(&mut self.transport, segment, &header, peer, buffer)
     }
 
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self
-            .header(OperationKind::Reduce)
-            .with_op(op)
-            .with_root(root);
-        self.reduction(header, op, Target::Root(root), buffers)
-    }
-
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        let (segment, generation) = (self.segment_bytes(), self.options.get_generation());
-        messages::send(&mut self.transport, generation, to, &buffer, segment)
-    }
-
-    fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        let (segment, generation) = (self.segment_bytes(), self.options.get_generation());
-        messages::recv(&mut self.transport, generation, from, &mut buffer, segment)
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        self.operate(&self.header(OperationKind::Barrier), |_| Ok(()))
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
+    fn abort_target(&self) -> AbortHandle {
         self.transport.abort_handle()
     }
 
-    fn describe(&self) -> Description {
-        let options = &self.options;
-        Description {
-            group: options.get_name().to_string(),
-            generation: options.get_generation(),
-            world_size: self.world_size(),
-            algorithm: Algorithm::Auto,
-            transport: "MPI".to_string(),
-            order: options.get_order(),
-            reason: "MPI moves, this library combines floats in rank order".to_string(),
-        }
+    fn description(&self) -> Description {
+        let reason = "MPI moves, this library combines floats in rank order";
+        messages::describe(&self.transport, &self.options, Algorithm::Auto, reason)
     }
 }

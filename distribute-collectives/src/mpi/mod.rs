@@ -89,9 +89,8 @@ impl MpiEnvironment {
     /// not all ranks have come in time: the communicator is then given up as an operation is.
     pub fn communicator(&self, options: GroupOptions) -> Result<MpiCommunicator> {
         TransportCommunicator::<MpiTransport>::check_options(&options)?;
-        let transport =
-            MpiTransport::new(Comm::duplicate(&self.0, options.get_timeout())?, &options);
-        Ok(MpiCommunicator(match options.get_algorithm() {
+        let transport = MpiTransport::new(Comm::duplicate(&self.0, options.timeout)?, &options);
+        Ok(MpiCommunicator(match options.algorithm {
             Algorithm::Auto => Inner::Native(MpiCollectives::new(transport, options)),
             _ => Inner::Messages(TransportCommunicator::new(transport, options)?),
         }))

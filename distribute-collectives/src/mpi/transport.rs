@@ -16,6 +16,7 @@ use super::raw::{Comm, Memory, NOTICE_TAG, Pending, poll_pause};
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
+use crate::failure::{Failure, FailureKind, Failures};
 use crate::header::OperationHeader;
 use crate::options::GroupOptions;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
@@ -29,11 +30,13 @@ const POINT_TO_POINT_TAG: i32 = 2;
 /// A rank says that it waits after a quarter of the deadline, at most after this time.
 const SAY_WAITING_AFTER: Duration = Duration::from_secs(1);
 
+/// Most notices that are kept for other groups of this process. Whoever misses one finds out by
+/// its own deadline.
+const NOTICES_MAX: usize = 1024;
+
 /// What is known of the other ranks.
 struct PeerStates {
-    failure: Option<CollectiveError>,
-    /// Per rank: the operations that it had finished when it left, and whether it panicked.
-    left: Vec<Option<(u64, bool)>>,
+    failures: Failures,
     /// Per rank: the last operation that it said to wait in.
     waiting: Vec<Option<u64>>,
     /// Notices under way.
@@ -55,7 +58,7 @@ impl NoticeExchange {
 
     /// Tells all other ranks.
     fn send_notice(&self, notice: &Notice) {
-        let bytes = notice::encode(self.comm.instance, notice);
+        let bytes = notice::encode(self.comm.instance, self.comm.rank, notice);
         let mut peers = self.lock();
         for rank in (0..self.comm.size).filter(|rank| *rank != self.comm.rank) {
             let mut memory = Memory::default();
@@ -70,69 +73,66 @@ impl NoticeExchange {
             .retain_mut(|pending| matches!(pending.test(), Ok(None)));
     }
 
+    /// Notes a failure, and tells all other ranks unless they know of an earlier one.
+    fn tell(&self, failure: Failure, record: fn(&mut Failures, Failure) -> bool) {
+        let is_news = record(&mut self.lock().failures, failure.clone());
+        if is_news {
+            self.send_notice(&Notice::Failed(failure));
+        }
+    }
+
     /// Reads what the other ranks have told.
     fn receive_notices(&self) -> Result<MutexGuard<'_, PeerStates>> {
         let mut peers = self.lock();
         let mut inbox = self.comm.world.inbox();
-        while let Some(message) = self.comm.take_notice::<NOTICE_BYTES>()? {
-            inbox.notices.extend(notice::decode(&message));
-        }
-        let mut notices = std::mem::take(&mut inbox.notices);
-        notices.retain(|(instance, notice)| {
+        let mut kept = std::mem::take(&mut inbox.notices);
+        kept.retain(|(instance, notice)| {
             if *instance == self.comm.instance {
                 peers.record(notice);
             }
             *instance != self.comm.instance && inbox.is_expected(*instance)
         });
-        inbox.notices = notices;
+        inbox.notices = kept;
+        while let Some(message) = self.comm.take_notice::<NOTICE_BYTES>()? {
+            match notice::decode(&message) {
+                Some((instance, notice)) if instance == self.comm.instance => {
+                    peers.record(&notice);
+                }
+                Some(other) if inbox.notices.len() < NOTICES_MAX => inbox.notices.push(other),
+                _ => {}
+            }
+        }
         drop(inbox);
         Ok(peers)
     }
 }
 
 impl PeerStates {
-    /// The failure, unless it concerns later operations than this one.
-    fn failure_of(&self, running: u64) -> Option<CollectiveError> {
-        let from = match self.failure.as_ref()? {
-            CollectiveError::PeerLost { sequence, .. }
-            | CollectiveError::Timeout { sequence, .. }
-            | CollectiveError::Mismatch { sequence, .. } => *sequence,
-            _ => 0,
-        };
-        self.failure.clone().filter(|_| from <= running)
-    }
-
     fn record(&mut self, notice: &Notice) {
-        let size = self.left.len();
+        let size = self.waiting.len();
         match notice {
-            Notice::Failed(error) => {
-                self.failure.get_or_insert_with(|| error.clone());
+            Notice::Failed(failure) if failure.is_of(size) => {
+                self.failures.record_if_first(failure.clone());
             }
             Notice::Left {
                 rank,
                 completed,
-                panicked,
-            } if *rank < size => self.left[*rank] = Some((*completed, *panicked)),
+                reason,
+            } if *rank < size => {
+                self.failures.goodbye(*rank, *completed, reason.clone());
+            }
             Notice::Waiting { rank, sequence } if *rank < size => {
                 self.waiting[*rank] = Some(*sequence);
             }
-            Notice::Left { .. } | Notice::Waiting { .. } => {}
+            Notice::Failed(_) | Notice::Left { .. } | Notice::Waiting { .. } => {}
         }
     }
 }
 
 impl AbortTarget for NoticeExchange {
     fn abort(&self, rank: usize, reason: &str) {
-        if self.closed.load(Ordering::Acquire) {
-            return;
-        }
-        let reason = reason.to_string();
-        let error = CollectiveError::Aborted { rank, reason };
-        let mut peers = self.lock();
-        if peers.failure.is_none() {
-            peers.failure = Some(error.clone());
-            drop(peers);
-            self.send_notice(&Notice::Failed(error));
+        if !self.closed.load(Ordering::Acquire) {
+            self.tell(Failure::aborted(rank, reason), Failures::record_if_first);
         }
     }
 }
@@ -157,8 +157,7 @@ impl MpiTransport {
         let shared = NoticeExchange {
             comm: comm.clone(),
             peers: Mutex::new(PeerStates {
-                failure: None,
-                left: vec![None; size],
+                failures: Failures::default(),
                 waiting: vec![None; size],
                 outgoing: Vec::new(),
             }),
@@ -166,7 +165,7 @@ impl MpiTransport {
         };
         MpiTransport {
             shared: Arc::new(shared),
-            timeout: options.get_timeout(),
+            timeout: options.timeout,
             operations: Bookkeeping::default(),
             said_waiting: false,
             memory: Vec::new(),
@@ -218,24 +217,7 @@ impl MpiTransport {
         let peers = shared
             .receive_notices()
             .map_err(|error| self.broken(&error))?;
-        if let Some(error) = peers.failure_of(sequence) {
-            return Err(error);
-        }
-        let gone = |rank: &usize| peers.left[*rank].is_some_and(|(done, _)| done <= sequence);
-        let mut needed = (0..peers.left.len()).filter(|rank| peer.is_none_or(|peer| peer == *rank));
-        if let Some(rank) = needed.find(gone) {
-            let panicked = peers.left[rank].is_some_and(|(_, panicked)| panicked);
-            let reason = if panicked {
-                "its thread panicked"
-            } else {
-                "its endpoint was dropped"
-            };
-            let error = CollectiveError::PeerLost {
-                rank,
-                op,
-                sequence,
-                reason: reason.to_string(),
-            };
+        if let Err(error) = peers.failures.check(&running.header, peer) {
             drop(peers);
             // Before this rank leaves too, or others would take it for the first one.
             self.fail(error.clone());
@@ -354,14 +336,7 @@ impl Transport for MpiTransport {
             return Ok(());
         }
         // What was told while nothing ran here.
-        let peers = self
-            .shared
-            .receive_notices()
-            .map_err(|error| self.broken(&error))?;
-        if let Some(error) = peers.failure_of(header.sequence) {
-            return Err(error);
-        }
-        drop(peers);
+        self.check(None)?;
         self.agree(header)
     }
 
@@ -413,12 +388,11 @@ impl Transport for MpiTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        let mut peers = self.shared.lock();
-        if peers.failure.is_none() {
-            peers.failure = Some(error.clone());
-            drop(peers);
-            self.shared.send_notice(&Notice::Failed(error));
-        }
+        let failure = Failure {
+            kind: FailureKind::Ended(error),
+            from_sequence: self.operations.sequence(),
+        };
+        self.shared.tell(failure, Failures::record);
     }
 
     fn abort_handle(&self) -> AbortHandle {
@@ -429,17 +403,21 @@ impl Transport for MpiTransport {
 impl Drop for MpiTransport {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
+        let reason = match std::thread::panicking() {
+            true => "its thread panicked",
+            false => "its endpoint was dropped",
+        };
         self.shared.send_notice(&Notice::Left {
             rank: self.comm.rank,
             completed: self.operations.sequence(),
-            panicked: std::thread::panicking(),
+            reason: reason.to_string(),
         });
         // Segments that were sent but not received yet belong to operations that this rank has
         // finished: the receivers will take them, within the deadline of an operation.
         let deadline = Instant::now().checked_add(self.timeout);
         let failed = std::thread::panicking()
             || self.operations.check().is_err()
-            || self.shared.lock().failure.is_some();
+            || self.shared.lock().failures.first().is_some();
         let mut left: Vec<Pending> = self.outgoing.drain(..).flatten().flatten().collect();
         let mut polls = 0;
         loop {

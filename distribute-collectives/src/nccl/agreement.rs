@@ -4,7 +4,6 @@ use std::fmt;
 
 use super::element::ElementType;
 use super::raw::DeviceBuffer;
-use crate::buffer::Buffer;
 use crate::communicator::Gathered;
 use crate::error::Result;
 use crate::header::OperationHeader;
@@ -44,7 +43,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// An operation on host memory, or on nothing.
+    /// An operation on host memory, which the header describes, or on nothing.
     pub(super) fn new(header: OperationHeader) -> Self {
         Record {
             header,
@@ -53,15 +52,6 @@ impl Record {
             input_bytes: 0,
             output_bytes: 0,
         }
-    }
-
-    /// An operation on buffers in host memory.
-    pub(super) fn of_host_memory(
-        header: OperationHeader,
-        rank: usize,
-        buffers: &[Buffer<'_>],
-    ) -> Result<Self> {
-        Ok(Record::new(header.with_buffers(rank, buffers)?))
     }
 
     /// An operation on device buffers, which may have different types.
@@ -97,12 +87,8 @@ impl Record {
             self.input_bytes as u64,
             self.output_bytes as u64,
         ];
-        for (to, word) in bytes[OperationHeader::BYTES..]
-            .chunks_exact_mut(8)
-            .zip(words)
-        {
-            to.copy_from_slice(&word.to_le_bytes());
-        }
+        let words = words.map(u64::to_le_bytes);
+        bytes[OperationHeader::BYTES..].copy_from_slice(words.as_flattened());
         bytes
     }
 

@@ -9,13 +9,14 @@ use super::options::NcclOptions;
 use super::raw::{Call, DeviceBuffer, DeviceMemory, PinnedMemory, Span};
 use super::setup::{self, Setup};
 use super::thread::{NcclThread, RequestError, Round, Staging, WaitLimits};
+use super::unavailable::unavailable;
 use super::version::Version;
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
+use crate::engine::Engine;
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
-use crate::messages;
 use crate::operation::OperationKind;
 
 /// How long to wait for the group to say which rank was lost, after NCCL has failed.
@@ -29,8 +30,8 @@ pub struct NcclCommunicator<G: ControlGroup> {
     pub(super) group: G,
     pub(super) options: NcclOptions,
     pub(super) version: Version,
-    description: Description,
-    operations: Bookkeeping,
+    pub(super) description: Description,
+    pub(super) operations: Bookkeeping,
     pub(super) staging: Option<Staging>,
     gathered: Gathered<u8>,
     /// Bytes of each rank's input of an `all_gather`.
@@ -122,12 +123,9 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// [`BackendUnavailable`](CollectiveError::BackendUnavailable) when there is not that much.
     pub fn allocate(&mut self, element: ElementType, count: usize) -> Result<DeviceMemory> {
         self.operations.check()?;
-        let limits = WaitLimits {
-            timeout: self.options.timeout,
-            health: &|| Ok(()),
-        };
+        let limits = self.own_limits();
         let memory = self.thread.allocate(element, count, &limits);
-        memory.map_err(|request_error| super::unavailable::unavailable(request_error.in_words()))
+        memory.map_err(|request_error| unavailable(request_error.in_words()))
     }
 
     /// Copies elements from host memory to the device. No other rank takes part.
@@ -152,8 +150,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 upload: Some(span.slice(range)),
                 ..Round::default()
             };
-            let fill = |host: &mut [u8]| host[..part.len()].copy_from_slice(part);
-            self.round(&header, None, round, fill, |_| ())?;
+            let fill = |_: &(), host: &mut [u8]| host[..part.len()].copy_from_slice(part);
+            self.round(&header, None, round, &mut (), fill, |_, _| ())?;
         }
         Ok(())
     }
@@ -186,8 +184,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 download: Some(span.slice(range)),
                 ..Round::default()
             };
-            let drain = |host: &[u8]| part.copy_from_slice(&host[..part.len()]);
-            self.round(&header, None, round, |_| (), drain)?;
+            let drain = |part: &mut [u8], host: &[u8]| part.copy_from_slice(&host[..part.len()]);
+            self.round(&header, None, round, part, |_, _| (), drain)?;
         }
         Ok(())
     }
@@ -208,18 +206,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         CollectiveError::InvalidArgument { rank, op, what }
     }
 
-    pub(super) fn description(&self) -> Description {
-        self.description.clone()
-    }
-
     pub(super) fn header(&self, kind: OperationKind) -> OperationHeader {
-        let sequence = self.operations.sequence();
-        OperationHeader::new(kind, self.description.generation, sequence)
-    }
-
-    /// Refuses a peer that cannot be.
-    pub(super) fn check_peer(&self, op: OperationKind, peer: usize) -> Result<()> {
-        messages::check_peer(self.group.rank(), self.group.world_size(), op, peer)
+        self.member().header(kind)
     }
 
     /// Refuses types that this version of NCCL lacks.
@@ -300,12 +288,12 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         };
         exchanged.map_err(|error| renamed(error, &record.header))?;
         let rank = self.group.rank();
-        let mut op = record.header.kind;
+        let mut lower = record.header;
         let what = match Record::decode(&other) {
             Err(what) => Some(what),
             Ok(mut other) => {
                 if peer < rank {
-                    op = other.header.kind;
+                    lower.kind = other.header.kind;
                 }
                 // The two are one call, and ranks count only collective operations.
                 other.header.kind = record.header.kind;
@@ -321,13 +309,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         let Some(what) = what else {
             return Ok(());
         };
-        let error = CollectiveError::Mismatch {
-            rank_a: rank.min(peer),
-            rank_b: rank.max(peer),
-            op,
-            sequence: record.header.sequence,
-            what,
-        };
+        let error = lower.mismatch(rank, peer, what);
         if sends {
             // For the other ranks; the receiver has what it needs to see for itself.
             self.group.abort(&error.to_string());
@@ -335,20 +317,23 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         Err(error)
     }
 
+    /// The limits of what this rank does alone.
+    fn own_limits(&self) -> WaitLimits<'static> {
+        WaitLimits {
+            timeout: self.options.timeout,
+            health: &|| Ok(()),
+        }
+    }
+
     /// Takes the memory for buffers in host memory. Before the ranks agree: taking memory may wait
     /// for a device that is in an operation.
     pub(super) fn prepare_staging(&mut self) -> Result<()> {
         self.operations.check()?;
         if self.staging.is_none() {
-            let limits = WaitLimits {
-                timeout: self.options.timeout,
-                health: &|| Ok(()),
-            };
+            let limits = self.own_limits();
             let staging = self.thread.stage(self.options.staging_bytes, &limits);
-            let staging = staging.map_err(|request_error| {
-                super::unavailable::unavailable(request_error.in_words())
-            })?;
-            self.staging = Some(staging);
+            let staging = staging.map_err(|request_error| unavailable(request_error.in_words()));
+            self.staging = Some(staging?);
         }
         Ok(())
     }
@@ -360,38 +345,33 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     }
 
     fn no_staging(&self) -> CollectiveError {
-        super::unavailable::unavailable(
-            "it has no staging memory for buffers in host memory".to_string(),
-        )
+        unavailable("it has no staging memory for buffers in host memory".to_string())
     }
 
-    /// One round on host memory: `fill` writes what is uploaded, `drain` reads what was downloaded.
-    pub(super) fn round(
+    /// One round on host memory: `fill` writes what is uploaded of `data`, `drain` reads what was
+    /// downloaded into it.
+    pub(super) fn round<D: ?Sized>(
         &mut self,
         header: &OperationHeader,
         peer: Option<usize>,
         mut round: Round,
-        fill: impl FnOnce(&mut [u8]),
-        drain: impl FnOnce(&[u8]),
+        data: &mut D,
+        fill: impl FnOnce(&D, &mut [u8]),
+        drain: impl FnOnce(&mut D, &[u8]),
     ) -> Result<()> {
         self.prepare_staging()?;
         let mut staging = self.staging.take().ok_or_else(|| self.no_staging())?;
         if let Some(host) = &mut staging.host {
-            fill(host);
+            fill(data, host);
         }
         round.host = staging.host.take();
-        let answer = self.perform(round, header, peer);
-        match answer {
-            Ok(host) => {
-                if let Some(host) = &host {
-                    drain(host);
-                }
-                staging.host = host;
-                self.staging = Some(staging);
-                Ok(())
-            }
-            Err(request_error) => Err(self.failure(request_error, header, peer)),
+        let host = self.perform(round, header, peer)?;
+        if let Some(host) = &host {
+            drain(data, host);
         }
+        staging.host = host;
+        self.staging = Some(staging);
+        Ok(())
     }
 
     /// Has NCCL do a round, and looks after the group meanwhile.
@@ -400,13 +380,14 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         round: Round,
         header: &OperationHeader,
         peer: Option<usize>,
-    ) -> Result<Option<PinnedMemory>, RequestError> {
+    ) -> Result<Option<PinnedMemory>> {
         let group = &self.group;
         let limits = WaitLimits {
             timeout: self.options.timeout,
             health: &|| group.health(header, peer),
         };
-        self.thread.run(round, &limits)
+        let performed = self.thread.run(round, &limits);
+        performed.map_err(|request_error| self.failure(request_error, header, peer))
     }
 
     /// One round on device memory.
@@ -426,11 +407,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             calls,
             ..Round::default()
         };
-        let answer = self.perform(round, header, peer);
-        match answer {
-            Ok(_) => Ok(()),
-            Err(request_error) => Err(self.failure(request_error, header, peer)),
-        }
+        self.perform(round, header, peer).map(drop)
     }
 
     /// The error of an operation that NCCL did not do.

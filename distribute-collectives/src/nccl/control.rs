@@ -23,7 +23,7 @@ impl sealed::Sealed for InProcessCommunicator {}
 
 impl ControlGroup for InProcessCommunicator {
     fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
-        let result = self.check_health(header.kind, peer);
+        let result = self.check_health(header, peer);
         result.map_err(|error| renamed(error, header))
     }
 }

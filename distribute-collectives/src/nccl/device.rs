@@ -8,6 +8,7 @@ use super::control::ControlGroup;
 use super::host_memory::{broadcast_each, reduce_each};
 use super::raw::{Call, DeviceBuffer, Span};
 use crate::communicator::{Communicator, chunk_range};
+use crate::engine::Engine;
 use crate::error::Result;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
@@ -48,10 +49,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         root: usize,
         buffers: &mut [DeviceBuffer<'_>],
     ) -> Result<()> {
-        let header = self
-            .header(OperationKind::Reduce)
-            .with_op(op)
-            .with_root(root);
+        let header = self.header(OperationKind::Reduce);
+        let header = header.with_op(op).with_root(root);
         self.on_devices(header, None, buffers, |at| Call::Reduce { at, op, root })
     }
 
@@ -73,7 +72,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// # Errors
     /// As [`all_reduce_device`](Self::all_reduce_device).
     pub fn send_device(&mut self, to: usize, buffers: &mut [DeviceBuffer<'_>]) -> Result<()> {
-        self.check_peer(OperationKind::Send, to)?;
+        self.member().check_peer(OperationKind::Send, to)?;
         let header = self.header(OperationKind::Send);
         self.on_devices(header, Some(to), buffers, |at| Call::Send { at, to })
     }
@@ -83,7 +82,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// # Errors
     /// As [`all_reduce_device`](Self::all_reduce_device).
     pub fn recv_device(&mut self, from: usize, buffers: &mut [DeviceBuffer<'_>]) -> Result<()> {
-        self.check_peer(OperationKind::Recv, from)?;
+        self.member().check_peer(OperationKind::Recv, from)?;
         let header = self.header(OperationKind::Recv);
         self.on_devices(header, Some(from), buffers, |at| Call::Recv { at, from })
     }

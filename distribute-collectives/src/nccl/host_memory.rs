@@ -1,31 +1,24 @@
 //! The operations of the trait: on buffers in host memory, through page-locked memory and memory on
 //! the device, piece by piece.
 
-use std::cell::RefCell;
 use std::ops::Range;
 
 use super::agreement::Record;
 use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
 use super::element::ElementType;
-use super::raw::Call;
+use super::raw::{Call, Span};
 use super::thread::Round;
-use crate::algorithm::exchange::segment_of;
+use crate::algorithm::exchange::{pack, segment_of, segments_of, unpack};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
-use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget, chunk_range};
+use crate::communicator::{AbortHandle, Description, GatherTarget, chunk_range};
+use crate::engine::{Engine, Member};
 use crate::error::Result;
 use crate::gathering;
-use crate::header::OperationHeader;
+use crate::header::{OperationHeader, Target};
 use crate::operation::OperationKind;
 use crate::pieces;
 use crate::reduce::{self, ReduceOp};
-
-/// The ranks that get the result of a reduction.
-#[derive(Clone, Copy, PartialEq)]
-enum Target {
-    All,
-    Root(usize),
-}
 
 /// What NCCL computes for a reduction, and what is left to the CPU. The mean of types that are
 /// their own accumulator is their sum, divided once, as everywhere in this crate; for the half
@@ -38,15 +31,6 @@ fn split(op: ReduceOp, dtype: DType) -> (ReduceOp, Option<ReduceOp>) {
     }
 }
 
-/// Copies a range of the vector to memory.
-fn fill<T: Element>(buffers: &[Buffer<'_>], range: Range<usize>, memory: &mut [u8]) {
-    pieces::for_each::<T>(buffers, range, |offset, piece| {
-        let bytes = bytemuck::cast_slice::<T, u8>(piece);
-        let at = offset * size_of::<T>();
-        memory[at..at + bytes.len()].copy_from_slice(bytes);
-    });
-}
-
 /// Copies memory to a range of the vector, and divides where NCCL has not.
 fn drain<T: Element>(
     buffers: &mut [Buffer<'_>],
@@ -55,14 +39,22 @@ fn drain<T: Element>(
     left: Option<ReduceOp>,
     world_size: usize,
 ) {
-    pieces::for_each_mut::<T>(buffers, range, |offset, piece| {
-        let bytes = bytemuck::cast_slice_mut::<T, u8>(piece);
-        let at = offset * size_of::<T>();
-        bytes.copy_from_slice(&memory[at..at + bytes.len()]);
-        if let (Some(op), true) = (left, T::NATIVE) {
+    unpack::<T>(None, buffers, range.clone(), memory);
+    if let Some(op) = left {
+        pieces::for_each_mut::<T>(buffers, range, |_, piece| {
             reduce::finish::<T::Acc>(op, world_size, bytemuck::cast_slice_mut(piece));
-        }
-    });
+        });
+    }
+}
+
+/// What this rank has to do with a vector.
+struct Share {
+    /// The elements go to the device.
+    gives: bool,
+    /// They come back from there.
+    gets: bool,
+    /// Left to the CPU, see [`split`].
+    left: Option<ReduceOp>,
 }
 
 impl<G: ControlGroup> NcclCommunicator<G> {
@@ -71,45 +63,71 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         (self.options.staging_bytes / size_of::<T>()).max(1)
     }
 
-    fn reduction<T: Element>(
+    fn run_typed<T: Element>(
         &mut self,
         header: &OperationHeader,
-        op: ReduceOp,
-        target: Target,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        let (world_size, own) = (self.world_size(), self.rank());
+        let own = self.group.rank();
+        let Some(op) = header.op else {
+            let root = header.root.unwrap_or(0);
+            let share = Share {
+                gives: root == own,
+                gets: root != own,
+                left: None,
+            };
+            let call = |at| Call::Broadcast { at, root };
+            return self.each_segment::<T>(header, None, buffers, &share, call);
+        };
         let (op, left) = split(op, T::DTYPE);
-        let len: usize = buffers.iter().map(Buffer::len).sum();
-        let segment = self.segment::<T>();
-        for index in 0..len.div_ceil(segment) {
-            let range = segment_of(&(0..len), segment, index);
+        let target = header.target();
+        let share = Share {
+            gives: true,
+            gets: target == Target::All || target == Target::Root(own),
+            left,
+        };
+        match target {
+            Target::Shares => self.scatter::<T>(header, op, left, buffers),
+            Target::All => self.each_segment::<T>(header, None, buffers, &share, |at| {
+                Call::AllReduce { at, op }
+            }),
+            Target::Root(root) => self.each_segment::<T>(header, None, buffers, &share, |at| {
+                Call::Reduce { at, op, root }
+            }),
+        }
+    }
+
+    /// Has NCCL do a call on each segment of the vector, in a round of its own.
+    fn each_segment<T: Element>(
+        &mut self,
+        header: &OperationHeader,
+        peer: Option<usize>,
+        buffers: &mut [Buffer<'_>],
+        share: &Share,
+        call: impl Fn(Span) -> Call,
+    ) -> Result<()> {
+        let (world_size, segment) = (self.group.world_size(), self.segment::<T>());
+        let vector = 0..pieces::len(buffers);
+        for range in segments_of(&vector, segment) {
             let at = self.staged(range.len() * size_of::<T>())?;
             let at = at.cast(ElementType::from(T::DTYPE));
-            let gets = target == Target::All || target == Target::Root(own);
-            let job = Round {
-                upload: Some(at.clone()),
-                download: gets.then(|| at.clone()),
-                calls: vec![match target {
-                    Target::All => Call::AllReduce { at, op },
-                    Target::Root(root) => Call::Reduce { at, op, root },
-                }],
+            let round = Round {
+                upload: share.gives.then(|| at.clone()),
+                download: share.gets.then(|| at.clone()),
+                calls: vec![call(at)],
                 ..Round::default()
             };
-            let cell = RefCell::new(&mut *buffers);
-            let filled = |host: &mut [u8]| fill::<T>(&cell.borrow(), range.clone(), host);
-            let drained = |host: &[u8]| {
-                if gets {
-                    drain::<T>(
-                        &mut cell.borrow_mut(),
-                        range.clone(),
-                        host,
-                        left,
-                        world_size,
-                    );
+            let fill = |buffers: &[Buffer<'_>], host: &mut [u8]| {
+                if share.gives {
+                    pack::<T>(None, buffers, range.clone(), host);
                 }
             };
-            self.round(header, None, job, filled, drained)?;
+            let drain = |buffers: &mut [Buffer<'_>], host: &[u8]| {
+                if share.gets {
+                    drain::<T>(buffers, range.clone(), host, share.left, world_size);
+                }
+            };
+            self.round(header, peer, round, buffers, fill, drain)?;
         }
         Ok(())
     }
@@ -118,12 +136,12 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         &mut self,
         header: &OperationHeader,
         op: ReduceOp,
-        buffer: Buffer<'_>,
+        left: Option<ReduceOp>,
+        buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        let (size, own, len) = (self.world_size(), self.rank(), buffer.len());
-        let (op, left) = split(op, T::DTYPE);
+        let (size, own) = (self.group.world_size(), self.group.rank());
+        let len = pieces::len(buffers);
         let segment = (self.segment::<T>() / size).max(1);
-        let buffers = &mut [buffer];
         // The first chunk is never shorter than another one.
         for index in 0..chunk_range(len, size, 0).len().div_ceil(segment) {
             let parts: Vec<Range<usize>> = (0..size)
@@ -132,8 +150,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             let total: usize = parts.iter().map(Range::len).sum();
             let all = self.staged(total * size_of::<T>())?;
             let all = all.cast(ElementType::from(T::DTYPE));
-            let spans = offsets(&parts).map(|range| all.slice(range));
-            let spans: Vec<_> = spans.collect();
+            let spans: Vec<_> = offsets(&parts).map(|range| all.slice(range)).collect();
             let calls = match parts.iter().all(|part| part.len() == parts[0].len()) {
                 true => vec![Call::ReduceScatter {
                     from: all.clone(),
@@ -142,88 +159,39 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 }],
                 false => reduce_each(&spans, op),
             };
-            let job = Round {
+            let round = Round {
                 upload: Some(all),
                 download: Some(spans[own].clone()),
                 calls,
                 ..Round::default()
             };
-            let cell = RefCell::new(&mut *buffers);
-            let filled = |host: &mut [u8]| {
+            let fill = |buffers: &[Buffer<'_>], host: &mut [u8]| {
                 for (part, at) in parts.iter().zip(offsets(&parts)) {
                     let memory = &mut host[at.start * size_of::<T>()..at.end * size_of::<T>()];
-                    fill::<T>(*cell.borrow(), part.clone(), memory);
+                    pack::<T>(None, buffers, part.clone(), memory);
                 }
             };
-            let drained = |host: &[u8]| {
-                drain::<T>(*cell.borrow_mut(), parts[own].clone(), host, left, size);
+            let drain = |buffers: &mut [Buffer<'_>], host: &[u8]| {
+                drain::<T>(buffers, parts[own].clone(), host, left, size);
             };
-            self.round(header, None, job, filled, drained)?;
+            self.round(header, None, round, buffers, fill, drain)?;
         }
         Ok(())
     }
 
-    fn spread<T: Element>(
-        &mut self,
-        header: &OperationHeader,
-        root: usize,
-        buffers: &mut [Buffer<'_>],
-    ) -> Result<()> {
-        let is_root = root == self.rank();
-        let len: usize = buffers.iter().map(Buffer::len).sum();
-        let segment = self.segment::<T>();
-        for index in 0..len.div_ceil(segment) {
-            let range = segment_of(&(0..len), segment, index);
-            let at = self.staged(range.len() * size_of::<T>())?;
-            let at = at.cast(ElementType::from(T::DTYPE));
-            let call = Call::Broadcast {
-                at: at.clone(),
-                root,
-            };
-            self.move_one::<T>(header, None, (at, call), is_root, buffers, range)?;
-        }
-        Ok(())
-    }
-
-    /// A round that uploads a range, or downloads it.
-    fn move_one<T: Element>(
-        &mut self,
-        header: &OperationHeader,
-        peer: Option<usize>,
-        (at, call): (super::raw::Span, Call),
-        up: bool,
-        buffers: &mut [Buffer<'_>],
-        range: Range<usize>,
-    ) -> Result<()> {
-        let bytes = at.size_bytes();
-        let job = Round {
-            upload: up.then(|| at.clone()),
-            download: (!up).then_some(at),
-            calls: vec![call],
-            ..Round::default()
-        };
-        if up {
-            let filled = |host: &mut [u8]| fill::<T>(buffers, range, host);
-            return self.round(header, peer, job, filled, |_| ());
-        }
-        let drained = |host: &[u8]| drain::<T>(buffers, range, &host[..bytes], None, 1);
-        self.round(header, peer, job, |_| (), drained)
-    }
-
-    fn gather(
+    fn gather_inputs(
         &mut self,
         header: &OperationHeader,
         input: &[u8],
         sizes: &[usize],
         output: &mut [u8],
     ) -> Result<()> {
-        let (size, own) = (self.world_size(), self.rank());
+        let (size, own) = (self.group.world_size(), self.group.rank());
         let segment = (self.options.staging_bytes / size).max(1);
-        let start = |rank: usize| sizes[..rank].iter().sum::<usize>();
         let longest = sizes.iter().copied().max().unwrap_or(0);
         for index in 0..longest.div_ceil(segment) {
             let parts: Vec<Range<usize>> = (0..size)
-                .map(|rank| segment_of(&(start(rank)..start(rank) + sizes[rank]), segment, index))
+                .map(|rank| segment_of(&gathering::chunk(sizes, rank), segment, index))
                 .collect();
             let total: usize = parts.iter().map(Range::len).sum();
             let all = self.staged(total)?;
@@ -235,43 +203,19 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                 }],
                 false => broadcast_each(&spans),
             };
-            let job = Round {
+            let round = Round {
                 upload: Some(spans[own].clone()),
                 download: Some(all),
                 calls,
                 ..Round::default()
             };
             let part = segment_of(&(0..input.len()), segment, index);
-            let filled = |host: &mut [u8]| host[..part.len()].copy_from_slice(&input[part]);
-            self.round(header, None, job, filled, |host| {
+            let fill = |_: &[u8], host: &mut [u8]| host[..part.len()].copy_from_slice(&input[part]);
+            self.round(header, None, round, output, fill, |output, host| {
                 for (part, at) in parts.iter().zip(offsets(&parts)) {
                     output[part.clone()].copy_from_slice(&host[at]);
                 }
             })?;
-        }
-        Ok(())
-    }
-
-    fn point_to_point<T: Element>(
-        &mut self,
-        header: &OperationHeader,
-        peer: usize,
-        buffer: Buffer<'_>,
-    ) -> Result<()> {
-        let len = buffer.len();
-        let segment = self.segment::<T>();
-        let sends = header.kind == OperationKind::Send;
-        let buffers = &mut [buffer];
-        for index in 0..len.div_ceil(segment) {
-            let range = segment_of(&(0..len), segment, index);
-            let at = self.staged(range.len() * size_of::<T>())?;
-            let at = at.cast(ElementType::from(T::DTYPE));
-            let span = at.clone();
-            let call = match sends {
-                true => Call::Send { at, to: peer },
-                false => Call::Recv { at, from: peer },
-            };
-            self.move_one::<T>(header, Some(peer), (span, call), sends, buffers, range)?;
         }
         Ok(())
     }
@@ -287,9 +231,9 @@ fn offsets(parts: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// A reduce-scatter of parts of different lengths, as one group.
-pub(super) fn reduce_each(spans: &[super::raw::Span], op: ReduceOp) -> Vec<Call> {
+pub(super) fn reduce_each(spans: &[Span], op: ReduceOp) -> Vec<Call> {
     let filled = spans.iter().enumerate().filter(|(_, at)| at.count > 0);
-    let call = |(root, at): (usize, &super::raw::Span)| Call::Reduce {
+    let call = |(root, at): (usize, &Span)| Call::Reduce {
         at: at.clone(),
         op,
         root,
@@ -298,133 +242,93 @@ pub(super) fn reduce_each(spans: &[super::raw::Span], op: ReduceOp) -> Vec<Call>
 }
 
 /// An all-gather of parts of different lengths, as one group.
-pub(super) fn broadcast_each(spans: &[super::raw::Span]) -> Vec<Call> {
+pub(super) fn broadcast_each(spans: &[Span]) -> Vec<Call> {
     let filled = spans.iter().enumerate().filter(|(_, at)| at.count > 0);
-    let call = |(root, at): (usize, &super::raw::Span)| Call::Broadcast {
+    let call = |(root, at): (usize, &Span)| Call::Broadcast {
         at: at.clone(),
         root,
     };
     filled.map(call).collect()
 }
 
-impl<G: ControlGroup> Communicator for NcclCommunicator<G> {
-    fn rank(&self) -> usize {
-        self.group.rank()
+impl<G: ControlGroup> Engine for NcclCommunicator<G> {
+    fn member(&self) -> Member {
+        Member {
+            rank: self.group.rank(),
+            world_size: self.group.world_size(),
+            generation: self.description.generation,
+            sequence: self.operations.sequence(),
+        }
     }
 
-    fn world_size(&self) -> usize {
-        self.group.world_size()
-    }
-
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self.header(OperationKind::AllReduce).with_op(op);
-        let record = Record::of_host_memory(header, self.rank(), buffers)?;
-        self.prepare_staging()?;
-        self.operate(&record, None, |this| match record.header.dtype {
+    fn run(&mut self, header: OperationHeader, buffers: &mut [Buffer<'_>]) -> Result<()> {
+        if header.kind != OperationKind::Barrier {
+            self.prepare_staging()?;
+        }
+        self.operate(&Record::new(header), None, |this| match header.dtype {
+            Some(dtype) => with_dtype!(dtype, T => this.run_typed::<T>(&header, buffers)),
             None => Ok(()),
-            Some(dtype) => with_dtype!(dtype, T => {
-                this.reduction::<T>(&record.header, op, Target::All, buffers)
-            }),
         })
     }
 
-    fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
-        let own = chunk_range(buffer.len(), self.world_size(), self.rank());
-        let header = self.header(OperationKind::ReduceScatter).with_op(op);
-        let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
-        self.prepare_staging()?;
-        self.operate(
-            &record,
-            None,
-            |this| with_dtype!(buffer.dtype(), T => this.scatter::<T>(&record.header, op, buffer)),
-        )?;
-        Ok(own)
-    }
-
-    fn all_gather_into(
+    fn gather(
         &mut self,
+        header: OperationHeader,
         dtype: DType,
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        gathering::check_input(self.rank(), dtype, input)?;
-        let header = self.header(OperationKind::AllGather).with_dtype(dtype);
         let mut record = Record::new(header);
         record.input_bytes = input.len();
         self.prepare_staging()?;
         self.operate(&record, None, |this| {
             let sizes = std::mem::take(&mut this.sizes);
             let inputs = gathering::Inputs {
-                rank: this.rank(),
+                rank: this.group.rank(),
                 dtype,
                 sizes: &sizes,
                 transport: "NCCL",
             };
             let result = inputs
                 .memory(output)
-                .and_then(|output| this.gather(&header, input, &sizes, output));
+                .and_then(|output| this.gather_inputs(&header, input, &sizes, output));
             this.sizes = sizes;
             result
         })
     }
 
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self.header(OperationKind::Broadcast).with_root(root);
-        let record = Record::of_host_memory(header, self.rank(), buffers)?;
+    fn transfer(
+        &mut self,
+        header: OperationHeader,
+        peer: usize,
+        buffer: &mut Buffer<'_>,
+    ) -> Result<()> {
+        let dtype = buffer.dtype();
+        let buffers = &mut [buffer.reborrow()];
+        let header = header.with_buffers(self.group.rank(), buffers)?;
         self.prepare_staging()?;
-        self.operate(&record, None, |this| match record.header.dtype {
-            None => Ok(()),
-            Some(dtype) => with_dtype!(dtype, T => this.spread::<T>(&record.header, root, buffers)),
+        let sends = header.kind == OperationKind::Send;
+        let share = Share {
+            gives: sends,
+            gets: !sends,
+            left: None,
+        };
+        let call = |at| match sends {
+            true => Call::Send { at, to: peer },
+            false => Call::Recv { at, from: peer },
+        };
+        self.operate(&Record::new(header), Some(peer), |this| {
+            with_dtype!(dtype, T => {
+                this.each_segment::<T>(&header, Some(peer), buffers, &share, call)
+            })
         })
     }
 
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self
-            .header(OperationKind::Reduce)
-            .with_op(op)
-            .with_root(root);
-        let record = Record::of_host_memory(header, self.rank(), buffers)?;
-        self.prepare_staging()?;
-        self.operate(&record, None, |this| match record.header.dtype {
-            None => Ok(()),
-            Some(dtype) => with_dtype!(dtype, T => {
-                this.reduction::<T>(&record.header, op, Target::Root(root), buffers)
-            }),
-        })
-    }
-
-    fn send(&mut self, to: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        self.check_peer(OperationKind::Send, to)?;
-        let header = self.header(OperationKind::Send);
-        let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
-        self.prepare_staging()?;
-        self.operate(
-            &record,
-            Some(to),
-            |this| with_dtype!(buffer.dtype(), T => this.point_to_point::<T>(&header, to, buffer)),
-        )
-    }
-
-    fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        self.check_peer(OperationKind::Recv, from)?;
-        let header = self.header(OperationKind::Recv);
-        let record = Record::of_host_memory(header, self.rank(), &[buffer.reborrow()])?;
-        self.prepare_staging()?;
-        self.operate(&record, Some(from), |this| {
-            with_dtype!(buffer.dtype(), T => this.point_to_point::<T>(&header, from, buffer))
-        })
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        let record = Record::new(self.header(OperationKind::Barrier));
-        self.operate(&record, None, |_| Ok(()))
-    }
-
-    fn abort_handle(&self) -> AbortHandle {
+    fn abort_target(&self) -> AbortHandle {
         self.group.abort_handle()
     }
 
-    fn describe(&self) -> Description {
-        self.description()
+    fn description(&self) -> Description {
+        self.description.clone()
     }
 }

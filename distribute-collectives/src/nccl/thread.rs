@@ -42,30 +42,13 @@ pub(super) struct Round {
     pub(super) download: Option<Span>,
 }
 
-/// What the thread is asked to do.
-enum Request {
-    Connect {
-        id: UniqueId,
-        rank: usize,
-        world_size: usize,
-    },
-    Stage(usize),
-    Allocate(ElementType, usize),
-    Run(Round),
-    Abort,
-}
+/// What the thread is asked to do; it answers by a channel of the request's own.
+type Request = Box<dyn FnOnce(&mut ThreadSide) + Send>;
 
 /// Memory for operations on buffers in host memory.
 pub(super) struct Staging {
     pub(super) host: Option<PinnedMemory>,
     pub(super) device: DeviceMemory,
-}
-
-enum Answer {
-    Done,
-    Staging(Staging),
-    Memory(DeviceMemory),
-    Ran(Option<PinnedMemory>),
 }
 
 /// Why a request was not carried out.
@@ -79,6 +62,12 @@ pub(super) enum RequestError {
     Library(LibraryError),
     /// The thread has ended, or it does not answer any more.
     Stuck,
+}
+
+impl From<LibraryError> for RequestError {
+    fn from(error: LibraryError) -> Self {
+        Self::Library(error)
+    }
 }
 
 impl RequestError {
@@ -105,7 +94,8 @@ struct ThreadShared {
 /// The caller's side.
 pub(super) struct NcclThread {
     requests: Option<SyncSender<Request>>,
-    answers: Receiver<Result<Answer, RequestError>>,
+    /// Closed when the thread ends; nothing comes by it.
+    ended: Receiver<()>,
     shared: Arc<ThreadShared>,
     thread: Option<JoinHandle<()>>,
     grace: Duration,
@@ -126,20 +116,24 @@ impl NcclThread {
         grace: Duration,
     ) -> std::io::Result<Self> {
         let (requests, inbox) = sync_channel::<Request>(1);
-        let (outbox, answers) = sync_channel(1);
+        let (living, ended) = sync_channel(0);
         let shared = Arc::new(ThreadShared::default());
         let own = shared.clone();
         let thread = std::thread::Builder::new()
             .name("distribute-nccl".to_string())
             .spawn(move || {
+                let _living = living;
                 let outer = context.clone();
                 let live = || {
-                    let mut side = ThreadSide::new(context, nccl, own, grace);
-                    while let Ok(request) = inbox.recv() {
-                        if outbox.send(side.answer(request)).is_err() {
-                            break;
-                        }
-                    }
+                    let mut side = ThreadSide {
+                        context,
+                        nccl,
+                        shared: own,
+                        grace,
+                        queue: None,
+                        comm: None,
+                    };
+                    inbox.iter().for_each(|request| request(&mut side));
                     side.close();
                 };
                 // Without a current context nothing answers, which the caller finds out.
@@ -147,7 +141,7 @@ impl NcclThread {
             })?;
         Ok(NcclThread {
             requests: Some(requests),
-            answers,
+            ended,
             shared,
             thread: Some(thread),
             grace,
@@ -166,12 +160,7 @@ impl NcclThread {
         world_size: usize,
         limits: &WaitLimits<'_>,
     ) -> Result<(), RequestError> {
-        let request = Request::Connect {
-            id,
-            rank,
-            world_size,
-        };
-        self.ask(request, limits).map(drop)
+        self.ask(limits, move |side| side.connect(&id, rank, world_size))
     }
 
     pub(super) fn stage(
@@ -179,10 +168,7 @@ impl NcclThread {
         bytes: usize,
         limits: &WaitLimits<'_>,
     ) -> Result<Staging, RequestError> {
-        match self.ask(Request::Stage(bytes), limits)? {
-            Answer::Staging(staging) => Ok(staging),
-            _ => Err(RequestError::Stuck),
-        }
+        self.ask(limits, move |side| Ok(side.stage(bytes)?))
     }
 
     pub(super) fn allocate(
@@ -191,10 +177,9 @@ impl NcclThread {
         count: usize,
         limits: &WaitLimits<'_>,
     ) -> Result<DeviceMemory, RequestError> {
-        match self.ask(Request::Allocate(element, count), limits)? {
-            Answer::Memory(memory) => Ok(memory),
-            _ => Err(RequestError::Stuck),
-        }
+        self.ask(limits, move |side| {
+            Ok(DeviceMemory::new(&side.context, element, count)?)
+        })
     }
 
     pub(super) fn run(
@@ -202,10 +187,7 @@ impl NcclThread {
         round: Round,
         limits: &WaitLimits<'_>,
     ) -> Result<Option<PinnedMemory>, RequestError> {
-        match self.ask(Request::Run(round), limits)? {
-            Answer::Ran(host) => Ok(host),
-            _ => Err(RequestError::Stuck),
-        }
+        self.ask(limits, move |side| side.run(round))
     }
 
     /// Ends NCCL's communicator. Returns within about three times the grace period.
@@ -215,32 +197,45 @@ impl NcclThread {
                 timeout: Duration::ZERO,
                 health: &|| Ok(()),
             };
-            let _ = self.ask(Request::Abort, &limits);
+            let _ = self.ask(&limits, |side| {
+                side.abort();
+                Ok(())
+            });
         }
     }
 
-    fn ask(&mut self, request: Request, limits: &WaitLimits<'_>) -> Result<Answer, RequestError> {
+    fn ask<R: Send + 'static>(
+        &mut self,
+        limits: &WaitLimits<'_>,
+        request: impl FnOnce(&mut ThreadSide) -> Result<R, RequestError> + Send + 'static,
+    ) -> Result<R, RequestError> {
         if self.is_stuck() {
             return Err(RequestError::Stuck);
         }
         self.shared.stop.store(false, Ordering::Release);
-        let Some(inbox) = &self.requests else {
-            return Err(RequestError::Stuck);
-        };
-        if inbox.send(request).is_err() {
-            return Err(RequestError::Stuck);
+        let (outbox, answer) = sync_channel(1);
+        let request: Request = Box::new(move |side| {
+            // Fails when the caller has given up.
+            let _ = outbox.send(request(side));
+        });
+        match &self.requests {
+            Some(inbox) if inbox.send(request).is_ok() => self.wait(&answer, limits),
+            _ => Err(RequestError::Stuck),
         }
-        self.wait(limits)
     }
 
     /// Waits for the answer. When the group fails or the deadline passes, the thread is told to
     /// abort; when it does not come back from the call that it is in, it is given up.
-    fn wait(&mut self, limits: &WaitLimits<'_>) -> Result<Answer, RequestError> {
+    fn wait<R>(
+        &mut self,
+        answer: &Receiver<Result<R, RequestError>>,
+        limits: &WaitLimits<'_>,
+    ) -> Result<R, RequestError> {
         let begin = Instant::now();
         let mut lost_at = None;
         let mut stopped: Option<(Instant, RequestError)> = None;
         loop {
-            match self.answers.recv_timeout(POLL_INTERVAL) {
+            match answer.recv_timeout(POLL_INTERVAL) {
                 // The request finished in spite of all.
                 Ok(Ok(answer)) => return Ok(answer),
                 Ok(Err(request_error)) => return Err(stopped.map_or(request_error, |(_, why)| why)),
@@ -294,9 +289,8 @@ impl Drop for NcclThread {
         let Some(thread) = self.thread.take() else {
             return;
         };
-        // The thread closes the channel when it ends.
         let mut left = 0;
-        while let Err(RecvTimeoutError::Timeout) = self.answers.recv_timeout(2 * self.grace) {
+        while let Err(RecvTimeoutError::Timeout) = self.ended.recv_timeout(2 * self.grace) {
             if left == 1 || self.is_stuck() {
                 // The thread is given up; the next process begins anew.
                 tracing::error!("NCCL does not end: the thread of its communicator is left behind");
@@ -321,75 +315,33 @@ struct ThreadSide {
 }
 
 impl ThreadSide {
-    fn new(
-        context: Arc<Context>,
-        nccl: Arc<Nccl>,
-        shared: Arc<ThreadShared>,
-        grace: Duration,
-    ) -> Self {
-        ThreadSide {
-            context,
-            nccl,
-            shared,
-            grace,
-            queue: None,
-            comm: None,
-        }
-    }
-
-    fn answer(&mut self, request: Request) -> Result<Answer, RequestError> {
-        match request {
-            Request::Connect {
-                id,
-                rank,
-                world_size,
-            } => {
-                let connected = self.connect(&id, rank, world_size);
-                if connected.is_err() {
-                    self.abort();
-                }
-                connected.map(|()| Answer::Done)
-            }
-            Request::Stage(bytes) => self.stage(bytes).map_err(RequestError::Library),
-            Request::Allocate(element, count) => DeviceMemory::new(&self.context, element, count)
-                .map(Answer::Memory)
-                .map_err(RequestError::Library),
-            Request::Run(round) => self.run(round),
-            Request::Abort => {
-                self.abort();
-                Ok(Answer::Done)
-            }
-        }
-    }
-
     fn connect(
         &mut self,
         id: &UniqueId,
         rank: usize,
         world_size: usize,
     ) -> Result<(), RequestError> {
-        let stream = OwnedStream::new(&self.context).map_err(RequestError::Library)?;
-        let event = Event::new(&self.context).map_err(RequestError::Library)?;
+        let (stream, event) = (OwnedStream::new(&self.context)?, Event::new(&self.context)?);
         self.queue = Some((stream, event));
-        let comm = Comm::begin(&self.nccl, id, rank, world_size).map_err(RequestError::Library)?;
+        let comm = Comm::begin(&self.nccl, id, rank, world_size)?;
         let comm = &*self.comm.insert(comm);
-        wait(&self.shared, || comm.state())
+        wait(&self.shared, || comm.state()).inspect_err(|_| comm.abort())
     }
 
-    fn stage(&self, bytes: usize) -> Result<Answer, LibraryError> {
+    fn stage(&self, bytes: usize) -> Result<Staging, LibraryError> {
         let host = PinnedMemory::new(&self.context, bytes)?;
         let device = DeviceMemory::new(&self.context, ElementType::U8, bytes)?;
-        Ok(Answer::Staging(Staging {
+        Ok(Staging {
             host: Some(host),
             device,
-        }))
+        })
     }
 
     /// One round, to its end.
-    fn run(&mut self, mut round: Round) -> Result<Answer, RequestError> {
+    fn run(&mut self, mut round: Round) -> Result<Option<PinnedMemory>, RequestError> {
         let result = self.put(&mut round).and_then(|()| self.finish());
         let Err(request_error) = result else {
-            return Ok(Answer::Ran(round.host.take()));
+            return Ok(round.host.take());
         };
         self.abort();
         if !self.drain() {
@@ -411,22 +363,21 @@ impl ThreadSide {
     fn put(&self, round: &mut Round) -> Result<(), RequestError> {
         let (stream, event, comm) = self.parts()?;
         for other in &round.after {
-            event.record_in(*other).map_err(RequestError::Library)?;
-            stream.wait(event).map_err(RequestError::Library)?;
+            event.record_in(*other)?;
+            stream.wait(event)?;
         }
         if let (Some(span), Some(host)) = (&round.upload, &round.host) {
-            span.upload(host, stream).map_err(RequestError::Library)?;
+            span.upload(host, stream)?;
         }
         if !round.calls.is_empty() {
-            comm.issue(&round.calls, stream)
-                .map_err(RequestError::Library)?;
+            comm.issue(&round.calls, stream)?;
             // Until then the calls may not be in the stream yet.
             wait(&self.shared, || comm.state())?;
         }
         if let (Some(span), Some(host)) = (&round.download, &mut round.host) {
-            span.download(host, stream).map_err(RequestError::Library)?;
+            span.download(host, stream)?;
         }
-        event.record(stream).map_err(RequestError::Library)
+        Ok(event.record(stream)?)
     }
 
     /// Waits until the stream is empty.
@@ -494,7 +445,7 @@ fn wait(
     mut ready: impl FnMut() -> Result<bool, LibraryError>,
 ) -> Result<(), RequestError> {
     let mut polls = 0;
-    while !ready().map_err(RequestError::Library)? {
+    while !ready()? {
         if shared.stop.load(Ordering::Acquire) {
             return Err(RequestError::Stuck);
         }

@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
+use distribute_net::address::BoundListener;
+
+use crate::control::{Announcement, ControlPlane, JoinOptions};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::{DataListener, MESSAGE_BYTES_MIN, max_segment_bytes};
 use crate::process_group::communicator::ProcessCommunicator;
@@ -19,7 +21,7 @@ use crate::status::GroupStatus;
 #[derive(Debug)]
 pub struct BoundProcessGroup {
     options: ProcessGroupOptions,
-    listener: Listener,
+    listener: BoundListener,
     data: DataListener,
     data_address: SocketAddr,
     routes: BTreeMap<usize, SocketAddr>,
@@ -40,7 +42,7 @@ impl ProcessGroupOptions {
         }
         self.check()?;
         let address = &self.addresses[self.rank];
-        let listener = Listener::bind(self.rank, address, &self.security)?;
+        let listener = BoundListener::bind(self.rank, address, &self.security)?;
         let data = DataListener::bind(listener.local_addr().ip())?;
         let data_address = data
             .local_addr()
@@ -102,10 +104,10 @@ impl ProcessGroupOptions {
         format!(
             "algorithm {}, order {}, segments {:?}, wire {:?}, transport {}, {} lanes, \
              messages of {} bytes",
-            group.get_algorithm(),
-            group.get_order(),
-            group.get_segment_bytes(),
-            group.get_wire(),
+            group.algorithm,
+            group.order,
+            group.segment_bytes,
+            group.wire,
             self.transport,
             self.lanes,
             // The limit of messages limits the segments.
@@ -166,8 +168,8 @@ impl BoundProcessGroup {
             rank: self.options.rank,
             addresses: self.options.addresses.clone(),
             listener: self.listener,
-            group: self.options.group.get_name().to_string(),
-            generation: self.options.group.get_generation(),
+            group: self.options.group.name.clone(),
+            generation: self.options.group.generation,
             options: self.options.agreement(),
             rendezvous_timeout: self.options.rendezvous_timeout,
             heartbeat_interval: self.options.heartbeat_interval,

@@ -5,10 +5,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use distribute_net::handshake::Secret;
 use rustls::pki_types::ServerName;
 
 use crate::communicator::{AbortTarget, Communicator};
-use crate::control::{ControlPlane, data_proof, verify_data_proof};
+use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
 use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links};
 use crate::link_cost::LinkCost;
@@ -40,7 +41,7 @@ impl Joining {
     pub(super) fn over_grpc(self, ports: DataPorts) -> Result<ProcessCommunicator> {
         let links = self.connect_links(&[], ports)?;
         let (status, abort) = (self.status.clone(), self.abort.clone());
-        let timeout = self.options.group.get_timeout();
+        let timeout = self.options.group.timeout;
         self.over(GrpcTransport::new(links, status, abort, timeout), None)
     }
 
@@ -52,7 +53,7 @@ impl Joining {
         ranks_per_host: Option<usize>,
     ) -> Result<ProcessCommunicator> {
         let group = &self.options.group;
-        let choosing = group.get_algorithm() == Algorithm::Auto && transport.world_size() > 1;
+        let choosing = group.algorithm == Algorithm::Auto && transport.world_size() > 1;
         let mut inner = TransportCommunicator::new(transport, group.clone())?;
         let link_cost = match choosing {
             true => Some(inner.decide(self.agreed_link_cost()?, ranks_per_host)?),
@@ -90,11 +91,8 @@ impl Joining {
     pub(super) fn connect_links(&self, in_memory: &[usize], ports: DataPorts) -> Result<Links> {
         let options = &self.options;
         let (rank, world_size) = (options.rank, options.addresses.len());
-        let generation = options.group.get_generation();
         let mut addresses = vec![None; world_size];
-        let mut keys = vec![[0; 32]; world_size];
         for peer in self.control.peers() {
-            keys[peer.rank] = peer.session_key;
             if in_memory.contains(&peer.rank) {
                 continue;
             }
@@ -103,32 +101,31 @@ impl Joining {
             let announced = SocketAddr::new(peer.ip, port);
             addresses[peer.rank] = Some(*ports.routes.get(&peer.rank).unwrap_or(&announced));
         }
-        let keys = Arc::new(keys);
-        let own = keys.clone();
         let config = LinkConfig {
             rank,
             world_size,
-            generation,
-            group: options.group.get_name().to_string(),
+            generation: options.group.generation,
+            group: options.group.name.clone(),
             lanes: options.lanes,
             max_message_bytes: options.max_message_bytes,
             tls: self.data_tls()?,
-            proof: Arc::new(move |peer, lane| data_proof(&own[peer], generation, rank, lane)),
-            verify: Arc::new(move |hello| {
-                let key = keys.get(hello.rank).ok_or("it has no such rank")?;
-                let (rank, lane, proof) = (hello.rank, hello.lane, &hello.proof);
-                match verify_data_proof(key, generation, rank, lane, proof) {
-                    true => Ok(()),
-                    false => Err("it does not know the key of this pair of ranks".to_string()),
-                }
-            }),
+            secrets: self.secrets(),
             status: self.status.clone(),
         };
         Links::connect(config, ports.own, &addresses, Some(self.deadline))
     }
 
+    /// What this rank and each other one know since they have met, by rank.
+    pub(super) fn secrets(&self) -> Vec<Secret> {
+        let mut secrets = vec![Secret::default(); self.options.addresses.len()];
+        for peer in self.control.peers() {
+            secrets[peer.rank] = peer.session_key.secret();
+        }
+        secrets
+    }
+
     fn data_tls(&self) -> Result<Option<DataTls>> {
-        let Some(tls) = self.options.security.data_tls()? else {
+        let Some(tls) = self.options.security.tls_settings()? else {
             return Ok(None);
         };
         let names = self

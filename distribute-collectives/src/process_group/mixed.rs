@@ -58,9 +58,7 @@ impl MixedTransport {
     fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
         for (to, from) in dissemination::rounds(self.rank, self.links.world_size()) {
             let mut found = [0; OperationHeader::BYTES];
-            self.send_with(to, found.len(), &mut |frame| {
-                frame.copy_from_slice(&header.encode());
-            })?;
+            self.send_bytes(to, &header.encode())?;
             self.receive_with(from, found.len(), &mut |frame| found.copy_from_slice(frame))?;
             let compared = match OperationHeader::decode(&found) {
                 Ok(found) => header.compare(self.rank, &found, from),
@@ -161,6 +159,14 @@ impl Transport for MixedTransport {
         self.drive_until(to, |this| this.local.can_send(&operation, to))?;
         let scratch = &mut self.scratch;
         self.local.send_with(&operation, to, bytes, fill, scratch)
+    }
+
+    fn send_bytes(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
+        if self.local.member(to).is_some() {
+            return self.send_with(to, bytes.len(), &mut |frame| frame.copy_from_slice(bytes));
+        }
+        let running = *self.operations.running(self.rank)?;
+        self.links.send_bytes(to, &running.header, bytes)
     }
 
     fn receive_with(

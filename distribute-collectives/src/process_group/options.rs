@@ -4,7 +4,8 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::control::security::Security;
+use distribute_net::security::Security;
+
 use crate::interruption::Interruption;
 use crate::link_cost::LinkCost;
 use crate::options::GroupOptions;

@@ -8,7 +8,7 @@ use crate::process_group::joining::{DataPorts, Joining};
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
 use crate::shared_memory::{
-    Attachment, LocalGroup, LocalTransport, Offer, SEGMENT_BYTES_MAX, Settings,
+    Attachment, LocalGroup, LocalIdentity, LocalTransport, Offer, SEGMENT_BYTES_MAX, Settings,
     SharedMemoryCommunicator, establish, find_leader,
 };
 
@@ -52,7 +52,7 @@ impl Joining {
         }
         let links = self.connect_links(members, ports)?;
         let (status, abort) = (self.status.clone(), self.abort.clone());
-        let timeout = self.options.group.get_timeout();
+        let timeout = self.options.group.timeout;
         let transport = MixedTransport::new(links, local, status, abort, timeout);
         let ranks_per_host = hosts.ranks_per_host().filter(|ranks| *ranks > 1);
         self.over(transport, ranks_per_host)
@@ -71,7 +71,7 @@ impl Joining {
             }
             offers[peer.rank].clone_from(&peer.announcement.shared_memory);
         }
-        let attachment = find_leader(&offers, rank, self.deadline)?;
+        let attachment = find_leader(&offers, &self.local_identity(), self.deadline)?;
         let leader = attachment.leader(rank) as u64;
         let leaders = self.control.all_gather(&leader.to_le_bytes())?;
         let leaders: Vec<usize> = leaders
@@ -102,25 +102,34 @@ impl Joining {
         members: &[usize],
     ) -> Result<LocalGroup> {
         let mut settings = Settings::default();
-        if let Some(bytes) = self.options.group.get_segment_bytes() {
+        if let Some(bytes) = self.options.group.segment_bytes {
             settings = settings.for_segments(bytes);
         }
-        let (rank, status) = (self.options.rank, self.status.clone());
         establish(
             offer,
             attachment,
-            rank,
+            &self.local_identity(),
             members,
             &settings,
             self.deadline,
-            status,
+            self.status.clone(),
         )
+    }
+
+    /// Who this rank is to those of its host.
+    fn local_identity(&self) -> LocalIdentity {
+        LocalIdentity {
+            rank: self.options.rank,
+            group: self.options.group.name.clone(),
+            generation: self.options.group.generation,
+            secrets: self.secrets(),
+        }
     }
 
     fn on_one_host(self, local: LocalGroup) -> Result<ProcessCommunicator> {
         let (options, abort) = (self.options.group.clone(), self.abort.clone());
-        let direct = matches!(options.get_algorithm(), Algorithm::Auto | Algorithm::Direct);
-        if direct && options.get_wire().is_none() {
+        let direct = matches!(options.algorithm, Algorithm::Auto | Algorithm::Direct);
+        if direct && options.wire.is_none() {
             let communicator = SharedMemoryCommunicator::new(local, options, abort)?;
             return Ok(self.finish(Box::new(communicator), None));
         }

@@ -3,11 +3,13 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use distribute_net::address::BoundListener;
+use distribute_net::security::Security;
+
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
 use crate::contract;
-use crate::control::security::Security;
-use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
+use crate::control::{Announcement, ControlPlane, JoinOptions};
 use crate::error::CollectiveError;
 use crate::link_cost::LinkCost;
 use crate::options::{Algorithm, GroupOptions, Order};
@@ -401,7 +403,7 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
         };
         let bound: Vec<_> = (0..2).map(|rank| options(rank).bind().unwrap()).collect();
         let security = Security::default();
-        let listener = Listener::bind(2, "127.0.0.1:0", &security).unwrap();
+        let listener = BoundListener::bind(2, "127.0.0.1:0", &security).unwrap();
         let mut addresses: Vec<_> = bound.iter().map(|it| it.address().to_string()).collect();
         addresses.push(listener.local_addr().to_string());
         let two = options(2);
@@ -409,8 +411,8 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
             rank: 2,
             addresses: addresses.clone(),
             listener,
-            group: two.group.get_name().to_string(),
-            generation: two.group.get_generation(),
+            group: two.group.name.clone(),
+            generation: two.group.generation,
             options: two.agreement(),
             rendezvous_timeout: two.rendezvous_timeout,
             heartbeat_interval: two.heartbeat_interval,

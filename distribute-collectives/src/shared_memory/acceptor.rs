@@ -7,17 +7,17 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use distribute_net::pending::pending_connections_max;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::net::{self, RecvFlags, SocketFlags};
 
-use crate::control::pending_connections_max;
 use crate::shared_memory::layout::MEMBERS_MAX;
 
 /// First bytes of every packet: another program, or another version, is refused.
-pub(super) const MAGIC: [u8; 8] = *b"dc-shm-2";
+pub(super) const MAGIC: [u8; 8] = *b"dc-shm-3";
 /// The pause after an accept that failed although no stranger has a descriptor: nothing says when
 /// one is free.
 const PAUSE: Timespec = Timespec {

@@ -18,18 +18,18 @@
 //! member looks at the failures at once.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
-
-use rustix::thread::futex::{self, Flags, Timespec};
 
 use crate::bookkeeping::RunningOperation;
 use crate::error::{CollectiveError, Result};
+use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
 use crate::spin_policy::{SpinPolicy, poll_some};
-use crate::status::{Failure, FailureKind, GroupStatus};
+use crate::status::GroupStatus;
+use crate::sync::atomic::{Ordering, fence};
+use crate::sync::{futex_wait, futex_wake};
 
 /// How long a member polls before it sleeps: about as long as waking a process takes.
 const SPIN: Duration = Duration::from_micros(30);
@@ -202,9 +202,7 @@ impl SegmentView {
     pub(crate) fn ring(&self, member: usize) {
         let bell = self.segment.word(self.layout.bell(member));
         bell.fetch_add(1, Ordering::SeqCst);
-        // Not `PRIVATE`: the sleeper is in another process. An error would mean that the address
-        // is not mapped; it is.
-        let _ = futex::wake(bell, Flags::empty(), 1);
+        futex_wake(bell);
     }
 
     /// Blocks until every other member's counter is at least `value`.
@@ -261,9 +259,7 @@ impl SegmentView {
                 return Err(operation.time_out(self, peer));
             }
             let nap = left.map_or(RECHECK_INTERVAL, |left| left.min(RECHECK_INTERVAL));
-            let nap = Timespec::try_from(nap).ok();
-            // Every outcome (woken, rung before, interrupted, timed out) means: look again.
-            let _ = futex::wait(bell, Flags::empty(), rings, nap.as_ref());
+            futex_wait(bell, rings, nap);
         }
     }
 }

@@ -56,11 +56,6 @@ impl LocalTransport {
         &self.group.shared
     }
 
-    /// Refuses to start an operation after a failure.
-    pub(crate) fn check(&self) -> Result<()> {
-        self.operations.check()
-    }
-
     /// Begins an operation: `put` writes this rank's input where the others find it, `own` is
     /// what may differ, see [`Record`]. Returns when all ranks have begun it and their headers
     /// agree.
@@ -70,10 +65,10 @@ impl LocalTransport {
         own: usize,
         put: impl FnOnce(&SegmentView),
     ) -> Result<()> {
-        self.check()?;
+        self.operations.check()?;
         let status = self.group.status.clone();
         status.begin(header);
-        let running = RunningOperation::new(header, self.options.get_timeout());
+        let running = RunningOperation::new(header, self.options.timeout);
         let operation = Operation::of(&status, &running);
         self.operations.begin(running);
         // Also where nothing has to be waited for, an earlier failure counts.

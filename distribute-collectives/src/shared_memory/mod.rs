@@ -17,10 +17,19 @@ mod kernels;
 mod layout;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod mailbox;
+#[cfg(all(test, feature = "loom"))]
+#[expect(
+    unsafe_code,
+    reason = "the functions have the signatures of the real ones"
+)]
+mod model_segment;
+#[cfg(all(test, feature = "loom"))]
+mod models;
 mod passing;
 mod pieces;
 #[cfg(test)]
 mod processes_test;
+#[cfg(not(all(test, feature = "loom")))]
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod segment;
 #[cfg(test)]
@@ -35,8 +44,10 @@ pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::LocalGroup;
 pub(crate) use layout::{SEGMENT_BYTES_MAX, Settings};
+#[cfg(all(test, feature = "loom"))]
+use model_segment as segment;
 #[cfg(test)]
 pub(crate) use passing::welcome_of;
-pub(crate) use passing::{Attachment, Offer, establish, find_leader};
+pub(crate) use passing::{Attachment, LocalIdentity, Offer, establish, find_leader};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use passing::{WELCOME_BYTES, read_welcome};

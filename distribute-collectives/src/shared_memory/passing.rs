@@ -5,22 +5,28 @@
 //! rank that can connect to a name is in the same network namespace on the same host; addresses in
 //! text say nothing about that. The first rank that answers is the leader of the host.
 //!
-//! The leader makes the segment and passes it on (packets, so that nothing has to be cut):
+//! The leader makes the segment and passes it on with the handshake of all connections
+//! ([`distribute_net::handshake`]), whose secret is what the two ranks share since they have met
+//! (packets, so that nothing has to be cut):
 //!
-//! 1. member: its rank;
-//! 2. leader: the layout, a digest of the nonce that it wrote into the segment, the file;
-//! 3. member: maps the file, checks the digest against the nonce that it finds there, answers
-//!    with another digest of it: proof that both have the same memory;
+//! 1. member: its Hello;
+//! 2. leader: the layout, the file, its proof and its Hello;
+//! 3. member: maps the file, and proves itself if the proof is right;
 //! 4. leader, when all members have answered: go (or: this rank never came).
 //!
-//! Both sides check that the other one belongs to the same user. All waiting has a deadline, and
-//! ends at once when the group has failed: a rank that is lost on the way is not waited for.
+//! What both proofs are bound to is the layout, and a nonce that the leader wrote into the segment:
+//! so both have the same memory. Both sides check that the other one belongs to the same user. All
+//! waiting has a deadline, and ends at once when the group has failed: a rank that is lost on the
+//! way is not waited for.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use distribute_net::handshake::{
+    AwaitingProof, Dialer, Hello, Identity, Listener, Proven, Purpose, Secret,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -29,8 +35,6 @@ use rustix::net::{
     self, AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use sha2::{Digest, Sha256};
-use subtle::ConstantTimeEq;
 
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::header::OperationHeader;
@@ -41,13 +45,18 @@ use crate::shared_memory::layout::{Layout, MEMBERS_MAX, Settings};
 use crate::shared_memory::segment::Segment;
 use crate::status::GroupStatus;
 
+/// The version of what stands in a segment.
+const VERSION: u32 = 3;
 /// Bytes of a name, and of the nonce.
 const NAME_BYTES: usize = 16;
 const NONCE_BYTES: usize = 32;
-const HELLO_BYTES: usize = 16;
-pub(crate) const WELCOME_BYTES: usize = 8 + 6 * 8 + 32;
-const ANSWER_BYTES: usize = 8 + 32;
+/// The leader's packet before its answer: who sends it, and the layout.
+pub(crate) const WELCOME_BYTES: usize = 8 + 6 * 8;
+/// The largest packet.
+const PACKET_BYTES_MAX: usize = 16 << 10;
 const GO_BYTES: usize = 16;
+/// The pause after no connection could be taken: nothing says when a descriptor or a place is free.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// How many connections the leader keeps beside those of its members.
 const PENDING_MAX: usize = 16;
 /// How long a member whose leader has gone waits to hear why from the group.
@@ -64,7 +73,45 @@ pub(crate) enum Attachment {
     /// The rank makes the segment.
     Leader,
     /// The rank gets the segment from rank `leader`, through this connection.
-    Member { leader: usize, connection: OwnedFd },
+    Member {
+        leader: usize,
+        connection: OwnedFd,
+        dialer: Box<Dialer>,
+    },
+}
+
+/// Who a rank is to the others of its host, and what it and each of them know.
+pub(crate) struct LocalIdentity {
+    pub(crate) rank: usize,
+    pub(crate) group: String,
+    pub(crate) generation: u64,
+    /// By rank.
+    pub(crate) secrets: Vec<Secret>,
+}
+
+impl LocalIdentity {
+    fn hello(&self, peer: usize) -> Hello {
+        let mut hello = Hello::new(Purpose::SharedMemory, VERSION, env!("CARGO_PKG_VERSION"));
+        hello.identity = Identity {
+            group: self.group.clone(),
+            task: self.rank as u32,
+            run: String::new(),
+            generation: self.generation,
+        };
+        hello.peer_task = Some(peer as u32);
+        hello
+    }
+
+    fn secret(&self, peer: usize) -> Secret {
+        self.secrets.get(peer).cloned().unwrap_or_default()
+    }
+
+    /// Whether a rank means this one, in this group.
+    fn is_meant(&self, hello: &Hello) -> bool {
+        let (group, generation) = (&hello.identity.group, hello.identity.generation);
+        hello.peer_task == Some(self.rank as u32)
+            && (group, generation) == (&self.group, self.generation)
+    }
 }
 
 impl Attachment {
@@ -88,16 +135,10 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd> {
         .map_err(|error| unavailable("making a Unix socket", error))
 }
 
-fn random<const N: usize>() -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    getrandom::fill(&mut bytes).map_err(|error| unavailable("random numbers", error))?;
-    Ok(bytes)
-}
-
 impl Offer {
     /// Listens at a new name.
     pub(crate) fn new() -> Result<Offer> {
-        let name = random::<NAME_BYTES>()?;
+        let name = distribute_net::random::<NAME_BYTES>()?;
         let address = SocketAddrUnix::new_abstract_name(&name)
             .map_err(|error| unavailable("naming a Unix socket", error))?;
         let listener = socket(SocketFlags::NONBLOCK)?;
@@ -119,10 +160,10 @@ impl Offer {
 /// of rank `i` (empty: it offers nothing).
 pub(crate) fn find_leader(
     offers: &[Vec<u8>],
-    rank: usize,
+    own: &LocalIdentity,
     deadline: Instant,
 ) -> Result<Attachment> {
-    for (leader, name) in offers.iter().enumerate().take(rank) {
+    for (leader, name) in offers.iter().enumerate().take(own.rank) {
         // A name of another length is not ours; an empty one would ask the kernel to pick one.
         if name.len() != NAME_BYTES {
             continue;
@@ -130,8 +171,14 @@ pub(crate) fn find_leader(
         if let Some(connection) = connect(name, deadline)? {
             // At once, so that it is no stranger to the leader. If that has gone, the wait for its
             // answer says so.
-            let _ = send(&connection, &hello(rank), &[]);
-            return Ok(Attachment::Member { leader, connection });
+            let (dialer, first) = Dialer::start(own.hello(leader), &own.secret(leader))
+                .map_err(|error| unavailable("beginning a handshake", error))?;
+            let _ = send(&connection, &packet(&first), &[]);
+            return Ok(Attachment::Member {
+                leader,
+                connection,
+                dialer: Box::new(dialer),
+            });
         }
     }
     Ok(Attachment::Leader)
@@ -169,12 +216,13 @@ fn connect(name: &[u8], deadline: Instant) -> Result<Option<OwnedFd>> {
 pub(crate) fn establish(
     mut offer: Offer,
     attachment: Attachment,
-    rank: usize,
+    own: &LocalIdentity,
     members: &[usize],
     settings: &Settings,
     deadline: Instant,
     status: Arc<GroupStatus>,
 ) -> Result<LocalGroup> {
+    let rank = own.rank;
     let ascending = members.windows(2).all(|pair| pair[0] < pair[1]);
     let me = members.iter().position(|member| *member == rank);
     let leads = members.first() == Some(&attachment.leader(rank));
@@ -185,7 +233,7 @@ pub(crate) fn establish(
     };
     let alarm = status.alarm();
     let waiting = MemberWait {
-        rank,
+        own,
         members,
         begin: Instant::now(),
         deadline,
@@ -194,9 +242,13 @@ pub(crate) fn establish(
     };
     let (segment, layout) = match attachment {
         Attachment::Leader => run_leader(&mut offer, settings, &waiting)?,
-        Attachment::Member { leader, connection } => {
+        Attachment::Member {
+            leader,
+            connection,
+            dialer,
+        } => {
             drop(offer);
-            run_member(&connection, leader, &waiting)?
+            run_member(&connection, *dialer, leader, &waiting)?
         }
     };
     Ok(LocalGroup::new(segment, layout, members, me, status))
@@ -204,7 +256,7 @@ pub(crate) fn establish(
 
 /// The wait of one rank for the other members: since when, and until when.
 struct MemberWait<'a> {
-    rank: usize,
+    own: &'a LocalIdentity,
     members: &'a [usize],
     begin: Instant,
     deadline: Instant,
@@ -270,7 +322,7 @@ impl MemberWait<'_> {
             reason: reason.to_string(),
         };
         CollectiveError::Rendezvous {
-            rank: self.rank,
+            rank: self.own.rank,
             missing: ranks.into_iter().map(one).collect(),
             elapsed: self.begin.elapsed(),
         }
@@ -278,7 +330,7 @@ impl MemberWait<'_> {
 
     fn refused(&self, reason: &str) -> CollectiveError {
         CollectiveError::Refused {
-            rank: self.rank,
+            rank: self.own.rank,
             address: "shared memory of this host".to_string(),
             reason: format!("{reason}; run the same program on all ranks"),
             options: Vec::new(),
@@ -286,25 +338,23 @@ impl MemberWait<'_> {
     }
 }
 
-/// A digest that proves knowledge of the nonce in one direction.
-fn digest(direction: &[u8], nonce: &[u8], rank: usize) -> [u8; 32] {
-    let mut hash = Sha256::new();
-    hash.update(MAGIC);
-    hash.update(direction);
-    hash.update(nonce);
-    hash.update((rank as u64).to_le_bytes());
-    hash.finalize().into()
+/// What the proofs are bound to: a layout, and the nonce in the segment.
+fn binding(welcome: &[u8; WELCOME_BYTES], nonce: &[u8; NONCE_BYTES]) -> Vec<u8> {
+    [&welcome[..], nonce].concat()
 }
 
-fn equal(a: &[u8], b: &[u8]) -> bool {
-    a.ct_eq(b).into()
+/// A packet with a text of the handshake.
+fn packet(text: &str) -> Vec<u8> {
+    [&MAGIC[..], text.as_bytes()].concat()
 }
 
 /// A rank that has connected to the leader.
 struct Candidate {
     connection: OwnedFd,
-    /// The index of the rank among the members, once it has sent its hello.
+    /// The index of the rank among the members, once it has sent its Hello.
     member: Option<usize>,
+    /// What its proof is checked with.
+    waiting: Option<AwaitingProof>,
     answered: bool,
 }
 
@@ -313,6 +363,7 @@ impl Candidate {
         Self {
             connection,
             member: None,
+            waiting: None,
             answered: false,
         }
     }
@@ -327,35 +378,41 @@ fn run_leader(
     let layout = Layout::new(waiting.members.len(), settings);
     let (file, segment) = Segment::create(layout.total())
         .map_err(|error| unavailable("making a shared segment", error))?;
-    let nonce = random::<NONCE_BYTES>()?;
+    let nonce = distribute_net::random::<NONCE_BYTES>()?;
     segment.copy_in(0, &nonce);
+    let binding = binding(&welcome(&layout), &nonce);
     let (listener, taken) = offer.acceptor.hand_over();
     let mut candidates: Vec<Candidate> = taken.into_iter().map(Candidate::new).collect();
     let answered = |all: &[Candidate]| all.iter().filter(|one| one.answered).count();
+    let mut pause: Option<Instant> = None;
     while answered(&candidates) + 1 < waiting.members.len() {
-        let mut fds = vec![PollFd::new(listener, PollFlags::IN)];
+        pause = pause.filter(|until| Instant::now() < *until);
+        let listening = pause.map_or(PollFlags::IN, |_| PollFlags::empty());
+        let mut fds = vec![PollFd::new(listener, listening)];
         fds.extend(
             candidates
                 .iter()
                 .map(|one| PollFd::new(&one.connection, PollFlags::IN)),
         );
         // Of a failure the members hear from the group, as this rank does.
-        if !waiting.readable(&mut fds)? {
+        let until = pause.map_or(waiting.deadline, |pause| pause.min(waiting.deadline));
+        if !waiting.wait_until(until, &mut fds)? && Instant::now() >= waiting.deadline {
             return Err(rendezvous_failed(&candidates, waiting));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         let mut ready = ready.into_iter();
         if ready.next() == Some(true) {
-            accept(listener, &mut candidates, waiting.members.len());
+            let taken_all = accept(listener, &mut candidates, waiting.members.len());
+            pause = (!taken_all).then(|| Instant::now() + ACCEPT_PAUSE);
         }
         // Candidates accepted just now are at the end, and have no answer from `poll` yet.
         let mut known: Vec<bool> = ready.collect();
         known.resize(candidates.len(), false);
         let mut known = known.into_iter();
-        let taken: Vec<usize> = candidates.iter().filter_map(|one| one.member).collect();
+        let proven = candidates.iter().filter(|one| one.answered);
+        let taken: Vec<usize> = proven.filter_map(|one| one.member).collect();
         candidates.retain_mut(|one| {
-            known.next() != Some(true)
-                || serve(one, &taken, &file, &layout, &nonce, waiting).is_some()
+            known.next() != Some(true) || serve(one, &taken, &file, &binding, waiting).is_some()
         });
     }
     for one in candidates.iter().filter(|one| one.answered) {
@@ -388,22 +445,27 @@ fn rendezvous_failed(candidates: &[Candidate], waiting: &MemberWait<'_>) -> Coll
     waiting.missing(missing, "it did not ask for the segment")
 }
 
-/// Takes the connections that wait. Of those that never say who they are only a few are kept; when
-/// all have said something, they are heard before more are taken.
-fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) {
+/// Takes the connections that wait; whether there is none left. Of those that never say who they
+/// are only a few are kept; when all have said something, they are heard before more are taken.
+fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     while candidates.len() < members + PENDING_MAX || end_one_silent(candidates) {
-        let Ok(connection) = net::accept_with(listener, flags) else {
-            return;
-        };
-        if !same_user(&connection) {
-            continue;
+        match net::accept_with(listener, flags) {
+            Ok(connection) if same_user(&connection) => {
+                candidates.push(Candidate::new(connection));
+            }
+            Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
+            Err(Errno::AGAIN) => return true,
+            // Perhaps there are no descriptors left: a stranger's is the first to go.
+            Err(_) if end_one_silent(candidates) => {}
+            Err(_) => return false,
         }
-        candidates.push(Candidate::new(connection));
     }
+    false
 }
 
-/// Makes room; whether it could.
+/// Makes room; whether it could. A member speaks as soon as it has connected: the oldest of those
+/// that have not is the least likely to be one.
 fn end_one_silent(candidates: &mut Vec<Candidate>) -> bool {
     let is_silent = |one: &Candidate| one.member.is_none() && !has_received(&one.connection);
     let silent = candidates.iter().position(is_silent);
@@ -415,56 +477,56 @@ fn serve(
     candidate: &mut Candidate,
     taken: &[usize],
     file: &OwnedFd,
-    layout: &Layout,
-    nonce: &[u8],
+    binding: &[u8],
     waiting: &MemberWait<'_>,
 ) -> Option<()> {
-    let mut packet = [0; ANSWER_BYTES];
+    let mut packet = [0; PACKET_BYTES_MAX];
     let len = match receive(&candidate.connection, &mut packet) {
         Ok((len, _)) => len,
         Err(Errno::AGAIN) => return Some(()),
         Err(_) => 0,
     };
-    if len < 8 || packet[..8] != MAGIC {
+    let text = packet.get(..len)?.strip_prefix(&MAGIC)?;
+    let text = std::str::from_utf8(text).ok()?;
+    if let Some(awaiting) = candidate.waiting.take() {
+        let judged = awaiting.finish(text).and_then(Proven::judge);
+        candidate.answered = judged.is_ok();
+        return judged.ok().map(|_| ());
+    }
+    // One that has proven itself has nothing more to say.
+    let listener = Listener::receive(text)
+        .ok()
+        .filter(|_| !candidate.answered)?;
+    let rank = listener.peer().identity.task as usize;
+    let mut members = waiting.members.iter();
+    let index = members.position(|member| *member == rank)?;
+    if index == 0 || taken.contains(&index) || !waiting.own.is_meant(listener.peer()) {
         return None;
     }
-    match candidate.member {
-        None if len == HELLO_BYTES => {
-            let rank = u64::from_le_bytes(packet[8..16].try_into().ok()?);
-            let mut members = waiting.members.iter();
-            let index = members.position(|member| *member as u64 == rank)?;
-            if index == 0 || taken.contains(&index) {
-                return None;
-            }
-            candidate.member = Some(index);
-            let packet = welcome(layout, &digest(b"leader", nonce, waiting.rank));
-            send(&candidate.connection, &packet, &[file.as_fd()]).ok()
-        }
-        Some(index) if len == ANSWER_BYTES => {
-            let expected = digest(b"member", nonce, waiting.members[index]);
-            candidate.answered = equal(&packet[8..], &expected);
-            candidate.answered.then_some(())
-        }
-        _ => None,
-    }
+    let (hello, secret) = (waiting.own.hello(rank), waiting.own.secret(rank));
+    let (awaiting, answer) = listener.answer(hello, &secret, binding).ok()?;
+    candidate.member = Some(index);
+    candidate.waiting = Some(awaiting);
+    let packet = [binding.get(..WELCOME_BYTES)?, answer.as_bytes()].concat();
+    send(&candidate.connection, &packet, &[file.as_fd()]).ok()
 }
 
-fn welcome(layout: &Layout, proof: &[u8; 32]) -> [u8; WELCOME_BYTES] {
+/// The front of the leader's packet.
+fn welcome(layout: &Layout) -> [u8; WELCOME_BYTES] {
     let mut packet = [0; WELCOME_BYTES];
     packet[..8].copy_from_slice(&MAGIC);
     for (to, word) in packet[8..].chunks_exact_mut(8).zip(layout.encode()) {
         to.copy_from_slice(&word.to_le_bytes());
     }
-    packet[WELCOME_BYTES - 32..].copy_from_slice(proof);
     packet
 }
 
-/// The packet of a group with this many members, without a proof.
+/// The front of the packet of a group with this many members.
 #[cfg(test)]
 pub(crate) fn welcome_of(members: usize, settings: &Settings) -> [u8; WELCOME_BYTES] {
     let mut layout = Layout::new(members, settings);
     layout.may_spin = true;
-    welcome(&layout, &[0; 32])
+    welcome(&layout)
 }
 
 /// The layout in a welcome, or `None` when it makes no sense.
@@ -478,63 +540,69 @@ pub(crate) fn read_welcome(packet: &[u8; WELCOME_BYTES]) -> Option<Layout> {
     Layout::decode(words)
 }
 
-/// The first packet of a member.
-fn hello(rank: usize) -> [u8; HELLO_BYTES] {
-    let mut packet = [0; HELLO_BYTES];
-    packet[..8].copy_from_slice(&MAGIC);
-    packet[8..].copy_from_slice(&(rank as u64).to_le_bytes());
-    packet
-}
-
-/// A member's side, after its [`hello`].
+/// A member's side, after its Hello.
 fn run_member(
     connection: &OwnedFd,
+    dialer: Dialer,
     leader: usize,
     waiting: &MemberWait<'_>,
 ) -> Result<(Segment, Layout)> {
     let gone = || waiting.given_up(leader, "it closed the connection");
-    let mut packet = [0; WELCOME_BYTES];
-    let file = receive_all(connection, &mut packet, leader, waiting)?;
+    let (received, file) = receive_packet(connection, leader, waiting)?;
+    if received.len() == GO_BYTES {
+        // The leader gave up before it came to this rank.
+        return Err(waiting.given_up(leader, "it gave up waiting for another rank"));
+    }
     let file = file.ok_or_else(|| waiting.refused("the leader passed no file"))?;
-    let layout = read_welcome(&packet).filter(|it| it.members == waiting.members.len());
+    let split = received.split_first_chunk::<WELCOME_BYTES>();
+    let nonsense = || waiting.refused("the leader's packet makes no sense");
+    let (front, answer) = split.ok_or_else(nonsense)?;
+    let answer = std::str::from_utf8(answer).map_err(|_| nonsense())?;
+    let layout = read_welcome(front).filter(|it| it.members == waiting.members.len());
     let layout = layout.ok_or_else(|| waiting.refused("the leader's layout makes no sense"))?;
     let segment = Segment::map(&file, layout.total())
         .map_err(|error| unavailable("mapping the shared segment", error))?;
     let mut nonce = [0; NONCE_BYTES];
     segment.copy_out(0, &mut nonce);
-    let expected = digest(b"leader", &nonce, leader);
-    if !equal(&packet[WELCOME_BYTES - 32..], &expected) {
-        return Err(waiting.refused("the segment is not the leader's"));
+    let not_its = |why: String| waiting.refused(&format!("the segment is not the leader's: {why}"));
+    let finished = dialer.finish(answer, &binding(front, &nonce));
+    let (proof, proven) = finished.map_err(|error| not_its(error.to_string()))?;
+    let peer = proven
+        .judge()
+        .map_err(|error| not_its(error.to_string()))?
+        .peer;
+    if peer.identity.task as usize != leader || !waiting.own.is_meant(&peer) {
+        return Err(not_its("another rank made it".to_string()));
     }
-    let mut answer = [0; ANSWER_BYTES];
-    answer[..8].copy_from_slice(&MAGIC);
-    answer[8..].copy_from_slice(&digest(b"member", &nonce, waiting.rank));
-    send(connection, &answer, &[]).map_err(|_| gone())?;
-    let mut packet = [0; GO_BYTES];
-    receive_all(connection, &mut packet, leader, waiting)?;
-    let mut code = [0; 8];
-    code.copy_from_slice(&packet[8..]);
-    match u64::from_le_bytes(code) {
-        0 => Ok((segment, layout)),
-        code => Err(waiting.given_up(code as usize - 1, "it did not ask for the segment")),
+    send(connection, &packet(&proof), &[]).map_err(|_| gone())?;
+    let (received, _) = receive_packet(connection, leader, waiting)?;
+    match read_go(&received) {
+        Some(0) => Ok((segment, layout)),
+        Some(code) => Err(waiting.given_up(code as usize - 1, "it did not ask for the segment")),
+        None => Err(nonsense()),
     }
 }
 
-/// Receives a packet of exactly this size from the leader, and the file that came with it.
-fn receive_all(
+/// The code in the last packet.
+fn read_go(packet: &[u8]) -> Option<u64> {
+    let code = packet.strip_prefix(&MAGIC)?;
+    Some(u64::from_le_bytes(code.try_into().ok()?))
+}
+
+/// Receives a packet from the leader, and the file that came with it.
+fn receive_packet(
     connection: &OwnedFd,
-    packet: &mut [u8],
     leader: usize,
     waiting: &MemberWait<'_>,
-) -> Result<Option<OwnedFd>> {
+) -> Result<(Vec<u8>, Option<OwnedFd>)> {
     let mut failed = false;
+    let mut packet = vec![0; PACKET_BYTES_MAX];
     loop {
-        match receive(connection, packet) {
-            Ok((GO_BYTES, _)) if packet.len() > GO_BYTES && packet[..8] == MAGIC => {
-                // The leader gave up before it came to this rank.
-                return Err(waiting.given_up(leader, "it gave up waiting for another rank"));
+        match receive(connection, &mut packet) {
+            Ok((len, file)) if len > 0 && packet.starts_with(&MAGIC) => {
+                packet.truncate(len);
+                return Ok((packet, file));
             }
-            Ok((len, file)) if len == packet.len() && packet[..8] == MAGIC => return Ok(file),
             Ok((0, _)) | Err(Errno::CONNRESET) => {
                 return Err(waiting.given_up(leader, "it closed the connection"));
             }

@@ -3,14 +3,9 @@
 use std::ops::Range;
 
 use crate::buffer::Buffer;
-pub(crate) use crate::pieces::for_each_mut;
+pub(crate) use crate::pieces::{for_each_mut, len};
 use crate::pieces::{parts, parts_mut};
 use crate::shared_memory::segment::Segment;
-
-/// Number of elements of all buffers.
-pub(crate) fn len(buffers: &[Buffer<'_>]) -> usize {
-    buffers.iter().map(Buffer::len).sum()
-}
 
 fn bytes(part: Range<usize>, size: usize) -> Range<usize> {
     part.start * size..part.end * size

@@ -9,7 +9,7 @@ use crate::communicator::{Communicator, CommunicatorExt};
 use crate::error::CollectiveError;
 use crate::options::GroupOptions;
 use crate::reduce::ReduceOp;
-use crate::shared_memory::testing::{TellAll, soon};
+use crate::shared_memory::testing::{TellAll, own, soon};
 use crate::shared_memory::tests::make_and_drop_groups;
 use crate::shared_memory::{Offer, Settings, SharedMemoryCommunicator, establish, find_leader};
 use crate::testing::within_limit;
@@ -70,11 +70,20 @@ fn join(rank: usize, world_size: usize, options: &GroupOptions) -> SharedMemoryC
             (0..line.len()).step_by(2).map(byte).collect()
         })
         .collect();
-    let attachment = find_leader(&names, rank, soon()).unwrap();
+    let attachment = find_leader(&names, &own(rank), soon()).unwrap();
     let ranks: Vec<usize> = (0..world_size).collect();
     let settings = Settings::default();
     let status = Arc::default();
-    let group = establish(offer, attachment, rank, &ranks, &settings, soon(), status).unwrap();
+    let group = establish(
+        offer,
+        attachment,
+        &own(rank),
+        &ranks,
+        &settings,
+        soon(),
+        status,
+    )
+    .unwrap();
     let abort = Arc::new(TellAll(Vec::new()));
     SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap()
 }

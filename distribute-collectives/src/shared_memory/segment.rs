@@ -9,13 +9,14 @@
 //! the functions that hand out references are `unsafe` and name what they rely on.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use bytemuck::Pod;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{self, MemfdFlags, SealFlags};
 use rustix::io;
 use rustix::mm::{self, MapFlags, ProtFlags};
+
+use crate::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A mapping of a shared file; unmapped when dropped.
 pub(crate) struct Segment {

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use crate::communicator::AbortTarget;
 use crate::error::{CollectiveError, Result};
+use crate::failure::{Failure, FailureKind};
 use crate::options::GroupOptions;
 use crate::shared_memory::{
-    LocalGroup, Settings, SharedMemoryCommunicator, establish, find_leader, passing::Offer,
+    LocalGroup, LocalIdentity, Settings, SharedMemoryCommunicator, establish, find_leader,
+    passing::Offer,
 };
-use crate::status::{Failure, FailureKind, GroupStatus};
+use crate::status::GroupStatus;
 use crate::testing::{Random, on_threads};
 
 /// Stands for the control plane: tells all ranks.
@@ -40,6 +42,16 @@ pub(crate) fn tiny(slot_bytes: usize, inline_bytes: usize) -> Settings {
     }
 }
 
+/// A rank of a group without a token.
+pub(crate) fn own(rank: usize) -> LocalIdentity {
+    LocalIdentity {
+        rank,
+        group: "test".to_string(),
+        generation: 0,
+        secrets: Vec::new(),
+    }
+}
+
 /// A deadline for joining.
 pub(crate) fn soon() -> Instant {
     Instant::now() + Duration::from_secs(20)
@@ -56,10 +68,18 @@ pub(crate) fn join_all<R: Send>(
     let members: Vec<usize> = (0..world_size).collect();
     let statuses: Vec<Arc<GroupStatus>> = members.iter().map(|_| Arc::default()).collect();
     on_threads(offers.into_iter().enumerate(), |(rank, offer)| {
-        let attachment = find_leader(&names, rank, soon()).unwrap();
+        let attachment = find_leader(&names, &own(rank), soon()).unwrap();
         assert_eq!(attachment.leader(rank), 0);
         let status = statuses[rank].clone();
-        let group = establish(offer, attachment, rank, &members, settings, soon(), status);
+        let group = establish(
+            offer,
+            attachment,
+            &own(rank),
+            &members,
+            settings,
+            soon(),
+            status,
+        );
         f(rank, group, &statuses)
     })
 }

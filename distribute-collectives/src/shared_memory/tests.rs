@@ -3,10 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use hostile::alone::is_alone;
+use hostile::descriptors::busy_without_descriptors;
+
 use crate::bookkeeping::RunningOperation;
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{Communicator, CommunicatorExt};
 use crate::error::CollectiveError;
+use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::in_process::in_process;
 use crate::messages::TransportCommunicator;
@@ -15,9 +19,8 @@ use crate::options::{Algorithm, GroupOptions, Order};
 use crate::reduce::ReduceOp;
 use crate::shared_memory::doorbell::Operation;
 use crate::shared_memory::layout::Counter;
-use crate::shared_memory::testing::{TellAll, join_all, on_ranks, tiny};
+use crate::shared_memory::testing::{TellAll, join_all, on_ranks, own, tiny};
 use crate::shared_memory::{LocalTransport, Settings, SharedMemoryCommunicator};
-use crate::status::{Failure, FailureKind};
 use crate::testing::{Random, on_threads, within_limit};
 
 /// Bytes that are small numbers of a type.
@@ -433,12 +436,19 @@ fn a_member_that_never_comes_is_named_on_all_others() {
                 .filter(|(rank, _)| *rank != 1)
             {
                 scope.spawn(move || {
-                    let attachment = find_leader(names, rank, deadline).unwrap();
+                    let attachment = find_leader(names, &own(rank), deadline).unwrap();
                     let settings = Settings::default();
                     let ranks = &[0, 1, 2];
                     let status = Default::default();
-                    let joined =
-                        establish(offer, attachment, rank, ranks, &settings, deadline, status);
+                    let joined = establish(
+                        offer,
+                        attachment,
+                        &own(rank),
+                        ranks,
+                        &settings,
+                        deadline,
+                        status,
+                    );
                     match joined.map(|_| ()).unwrap_err() {
                         CollectiveError::Rendezvous { missing, .. } if rank == 0 => {
                             assert_eq!(missing[0].rank, 1);
@@ -450,6 +460,41 @@ fn a_member_that_never_comes_is_named_on_all_others() {
             }
         });
     });
+}
+
+#[test]
+fn an_offer_and_a_leader_without_descriptors_pause() {
+    use crate::shared_memory::{Attachment, Offer, establish};
+    if !is_alone(
+        module_path!(),
+        "an_offer_and_a_leader_without_descriptors_pause",
+    ) {
+        return;
+    }
+    let offer = Offer::new().unwrap();
+    let name = offer.name().to_vec();
+    let limit = Duration::from_millis(300);
+    let busy = busy_without_descriptors(|| Ok(flood(&name, 1, b"")));
+    assert!(busy < limit, "{busy:?}");
+    let leading = std::thread::spawn(move || {
+        let (deadline, status) = (Instant::now() + Duration::from_secs(3), Default::default());
+        let (ranks, settings) = ([0, 1], Settings::default());
+        let attachment = Attachment::Leader;
+        establish(
+            offer,
+            attachment,
+            &own(0),
+            &ranks,
+            &settings,
+            deadline,
+            status,
+        )
+        .map(|_| ())
+    });
+    std::thread::sleep(limit);
+    let busy = busy_without_descriptors(|| Ok(flood(&name, 1, b"")));
+    assert!(busy < limit, "{busy:?}");
+    leading.join().unwrap().unwrap_err();
 }
 
 /// So many connections to a name that send this.
@@ -492,7 +537,7 @@ fn a_flood_keeps_no_member_from_its_segment() {
                 if rank == 1 && comes_first {
                     strangers.extend(flood(&names[0], count, bytes));
                 }
-                attachments.push(find_leader(&names, rank, deadline).unwrap());
+                attachments.push(find_leader(&names, &own(rank), deadline).unwrap());
             }
             if !comes_first {
                 strangers.extend(flood(&names[0], count, bytes));
@@ -503,7 +548,7 @@ fn a_flood_keeps_no_member_from_its_segment() {
                 let joined = establish(
                     offer,
                     attachment,
-                    rank,
+                    &own(rank),
                     &[0, 1],
                     &settings,
                     deadline,

@@ -28,9 +28,12 @@
 
 use std::ops::Range;
 
+use crate::algorithm::exchange::segment_of;
 use crate::buffer::{Buffer, Element, with_dtype};
 use crate::communicator::chunk_range;
 use crate::error::Result;
+use crate::gathering::chunk;
+use crate::header::Target;
 use crate::reduce::{self, ReduceOp};
 use crate::shared_memory::doorbell::{Operation, SegmentView};
 use crate::shared_memory::kernels::Inputs;
@@ -89,17 +92,6 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// The members that get the result of a reduction.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// `all_reduce`.
-    All,
-    /// `reduce`, to this member.
-    One(usize),
-    /// `reduce_scatter`: every member its share.
-    Shares,
-}
-
 /// `all_reduce`, `reduce` and `reduce_scatter`.
 ///
 /// The vector has one share per member ([`chunk_range`]); window `k` consists of piece `k` of every
@@ -148,8 +140,7 @@ impl<'a, 'b> Reduction<'a, 'b> {
     /// Piece `index` of the share of `member`.
     fn range(&self, shared: &SegmentView, member: usize, index: usize) -> Range<usize> {
         let share = chunk_range(self.len, shared.members(), member);
-        let start = share.end.min(share.start + index * self.piece);
-        start..share.end.min(start + self.piece)
+        segment_of(&share, self.piece, index)
     }
 
     /// Where the piece of `member` lies in `holder`'s slot.
@@ -161,7 +152,7 @@ impl<'a, 'b> Reduction<'a, 'b> {
     fn is_wanted(&self, me: usize) -> bool {
         match self.target {
             Target::All => true,
-            Target::One(member) => member != me,
+            Target::Root(member) => member != me,
             Target::Shares => false,
         }
     }
@@ -232,7 +223,7 @@ impl Program for Reduction<'_, '_> {
     fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
         let wants = match self.target {
             Target::All => true,
-            Target::One(member) => member == shared.me,
+            Target::Root(member) => member == shared.me,
             Target::Shares => false,
         };
         if !wants {
@@ -263,13 +254,6 @@ pub(crate) struct Broadcast<'a, 'b> {
     pub(crate) window: usize,
 }
 
-impl Broadcast<'_, '_> {
-    fn range(&self, index: usize) -> Range<usize> {
-        let start = index * self.window;
-        start..self.len.min(start + self.window)
-    }
-}
-
 impl Program for Broadcast<'_, '_> {
     fn windows(&self) -> usize {
         self.len.div_ceil(self.window)
@@ -278,7 +262,7 @@ impl Program for Broadcast<'_, '_> {
     fn publish(&mut self, shared: &SegmentView, window: u64, index: usize) {
         if shared.me == self.root {
             let at = shared.layout.slot(self.root, window);
-            let range = self.range(index);
+            let range = segment_of(&(0..self.len), self.window, index);
             pieces::copy_in(&shared.segment, at, self.buffers, range, self.size);
         }
     }
@@ -290,7 +274,7 @@ impl Program for Broadcast<'_, '_> {
     fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
         if shared.me != self.root {
             let at = shared.layout.slot(self.root, window);
-            let range = self.range(index);
+            let range = segment_of(&(0..self.len), self.window, index);
             pieces::copy_out(&shared.segment, at, self.buffers, range, self.size);
         }
     }
@@ -306,13 +290,6 @@ pub(crate) struct Gather<'a> {
     pub(crate) window: usize,
 }
 
-impl Gather<'_> {
-    fn range(&self, size: usize, index: usize) -> Range<usize> {
-        let start = size.min(index * self.window);
-        start..size.min(start + self.window)
-    }
-}
-
 impl Program for Gather<'_> {
     fn windows(&self) -> usize {
         let most = self.sizes.iter().max().copied().unwrap_or(0);
@@ -320,7 +297,7 @@ impl Program for Gather<'_> {
     }
 
     fn publish(&mut self, shared: &SegmentView, window: u64, index: usize) {
-        let range = self.range(self.input.len(), index);
+        let range = segment_of(&(0..self.input.len()), self.window, index);
         let at = shared.layout.slot(shared.me, window);
         shared.segment.copy_in(at, &self.input[range]);
     }
@@ -330,16 +307,10 @@ impl Program for Gather<'_> {
     }
 
     fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
-        let mut start = 0;
-        for (member, size) in self.sizes.iter().enumerate() {
-            if member != shared.me {
-                let range = self.range(*size, index);
-                let to = &mut self.output[start + range.start..start + range.end];
-                shared
-                    .segment
-                    .copy_out(shared.layout.slot(member, window), to);
-            }
-            start += size;
+        for member in shared.peers() {
+            let range = segment_of(&chunk(self.sizes, member), self.window, index);
+            let at = shared.layout.slot(member, window);
+            shared.segment.copy_out(at, &mut self.output[range]);
         }
     }
 }

@@ -1,9 +1,10 @@
 //! What slow and hostile peers can make a rank hold: its buffers and at most 64 MiB more.
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
+use hostile::flood::{Attack, assert_strangers_cost_nothing};
 use rstest::rstest;
 use rustix::process::Signal;
 
@@ -244,6 +245,42 @@ fn strangers_that_acknowledge_the_settings_fill_no_memory(
         rank.answer("joined");
     }
     leave(&mut ranks);
+}
+
+/// Two ranks of which the first waits for the second, which reaches its data port only when the
+/// switch is turned.
+fn two_that_join() -> (Vec<Rank>, Switch, [SocketAddr; 2]) {
+    let mut ranks = start(2);
+    let addresses = bind(&mut ranks, 0, "grpc", "rendezvous_ms=30000");
+    let switch = Switch::new();
+    switch.set(Mode::BlackHole);
+    let (control, data) = &addresses.0[0];
+    let route = proxy::start(data, &switch);
+    let ports = [control, data].map(|port| port.parse().expect("an address"));
+    ranks[0].tell(&format!("join {}", addresses.control()));
+    ranks[1].tell(&format!("join {} data:0={route}", addresses.control()));
+    (ranks, switch, ports)
+}
+
+fn join_after_all(mut ranks: Vec<Rank>, switch: &Switch) {
+    switch.set(Mode::Forward);
+    for rank in &mut ranks {
+        rank.answer("joined");
+    }
+    leave(&mut ranks);
+}
+
+#[rstest]
+fn strangers_cost_the_ports_of_a_rank_nothing(
+    #[values("/distribute.v1.Control/Join", "/distribute.v1.Collectives/Exchange")] path: &str,
+) {
+    let (ranks, switch, ports) = two_that_join();
+    for attack in Attack::all(path) {
+        for port in ports {
+            assert_strangers_cost_nothing(port, &attack);
+        }
+    }
+    join_after_all(ranks, &switch);
 }
 
 /// A message between two ranks that nobody has asked for.

@@ -291,7 +291,8 @@ fn number(text: &str) -> usize {
 /// `DIRECTORY` with `ca.pem`, `certificate.pem` and `key.pem`.
 fn identity(directory: &str) -> Result<TlsIdentity> {
     let file = |name: &str| format!("{directory}/{name}.pem");
-    TlsIdentity::from_files(file("ca"), file("certificate"), file("key"))
+    let identity = TlsIdentity::from_files(file("ca"), file("certificate"), file("key"))?;
+    Ok(identity)
 }
 
 fn process_transport(name: &str) -> ProcessTransport {

@@ -31,11 +31,27 @@ pub(super) fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
 
 pub(super) fn scale(data: &mut TensorData, factor: f64) -> Result<()> {
     let narrow = factor as f32;
+    map(data, |value| value * narrow, |value| value * factor)
+}
+
+/// NaN stays NaN.
+pub(super) fn clamp(data: &mut TensorData, limit: f64) -> Result<()> {
+    let narrow = limit as f32;
+    let clamp = |value: f32| value.clamp(-narrow, narrow);
+    map(data, clamp, |value| value.clamp(-limit, limit))
+}
+
+/// Changes each element, f64 by `wide` and all others by `narrow`.
+fn map(
+    data: &mut TensorData,
+    narrow: impl Fn(f32) -> f32,
+    wide: impl Fn(f64) -> f64,
+) -> Result<()> {
     match data.dtype() {
-        DType::F32 => each(data, |value: f32| value * narrow),
-        DType::F64 => each(data, |value: f64| value * factor),
-        DType::F16 => each(data, |value: f16| f16::from_f32(value.to_f32() * narrow)),
-        DType::BF16 => each(data, |value: bf16| bf16::from_f32(value.to_f32() * narrow)),
+        DType::F32 => each(data, narrow),
+        DType::F64 => each(data, wide),
+        DType::F16 => each(data, |value: f16| f16::from_f32(narrow(value.to_f32()))),
+        DType::BF16 => each(data, |value: bf16| bf16::from_f32(narrow(value.to_f32()))),
         other => Err(Error::dtype("clip (f16, bf16, f32 and f64)", other)),
     }
 }
@@ -44,6 +60,23 @@ fn each<E: Element>(data: &mut TensorData, change: impl Fn(E) -> E) -> Result<()
     let values = data.as_mut_slice::<E>().map_err(Error::internal)?;
     values.iter_mut().for_each(|value| *value = change(*value));
     Ok(())
+}
+
+pub(super) fn are_finite(data: &TensorData) -> Result<bool> {
+    match data.dtype() {
+        DType::F32 => all(data, f32::is_finite),
+        DType::F64 => all(data, f64::is_finite),
+        DType::F16 => all(data, f16::is_finite),
+        DType::BF16 => all(data, bf16::is_finite),
+        other => Err(Error::dtype("a loss scale (f16, bf16, f32 and f64)", other)),
+    }
+}
+
+/// Without a branch for each element.
+fn all<E: Element>(data: &TensorData, is: impl Fn(E) -> bool) -> Result<bool> {
+    let values = data.as_slice::<E>().map_err(Error::internal)?;
+    let mut parts = values.chunks(1024);
+    Ok(parts.all(|part| part.iter().fold(true, |all, value| all & is(*value))))
 }
 
 pub(super) fn sum_of_squares(data: &TensorData) -> Result<f64> {

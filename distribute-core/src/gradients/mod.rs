@@ -1,8 +1,10 @@
 //! Gradients of one replica, in the order of the model's parameters.
 
 mod buffers;
+mod clip;
 mod elements;
 mod leaves;
+mod loss_scale;
 mod owner;
 mod residence;
 mod rows;
@@ -17,6 +19,8 @@ use crate::trace::{self, TensorSpec};
 use crate::{Error, Result};
 
 pub(crate) use buffers::Flags;
+pub use clip::Clip;
+pub use loss_scale::LossScale;
 use residence::Number;
 pub(crate) use residence::{Residence, with_shape};
 pub(crate) use rows::Watched;
@@ -257,43 +261,6 @@ impl Gradients {
         let dense = self.entries.iter();
         let dense = dense.filter_map(|entry| entry.gradient.as_ref());
         residence::norm(dense, self.rows.iter().map(|rows| &rows.values))
-    }
-
-    /// Scales all gradients so that their global norm is at most `clip_norm`
-    /// (TensorFlow: `tf.clip_by_global_norm`). Returns the norm before.
-    ///
-    /// If the norm is not finite, because a gradient holds NaN or infinity, all gradients become
-    /// NaN, as in TensorFlow and in a compiled step: the weights show at once that the training has
-    /// failed (`TerminateOnNan` ends it), and the norm
-    /// that is returned says so before the update.
-    ///
-    /// # Errors
-    /// If `clip_norm` is not a positive number, and in a captured step, where the norm has no value
-    /// on the host; there the [training state](crate::TrainState::clip_by_global_norm) clips.
-    pub fn clip_by_global_norm(&mut self, clip_norm: f64) -> Result<f64> {
-        on_host(self.clip(clip_norm)?)
-    }
-
-    /// [`clip_by_global_norm`](Self::clip_by_global_norm), also in a captured step.
-    pub(crate) fn clip(&mut self, clip_norm: f64) -> Result<Number> {
-        if !(clip_norm.is_finite() && clip_norm > 0.0) {
-            return Err(Error::invalid(format!(
-                "clip_by_global_norm: the norm must be a positive number, got {clip_norm}"
-            )));
-        }
-        let norm = self.norm()?;
-        if let Some(factor) = norm.clip_factor(clip_norm) {
-            let mut dense = self.entries.iter_mut();
-            dense.try_for_each(|entry| match &mut entry.gradient {
-                Some(gradient) => gradient.scale(&factor),
-                None => Ok(()),
-            })?;
-            if let Number::Host(factor) = factor {
-                let mut rows = self.rows.iter_mut();
-                rows.try_for_each(|rows| elements::scale(&mut rows.values, factor))?;
-            }
-        }
-        Ok(norm)
     }
 }
 

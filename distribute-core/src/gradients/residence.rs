@@ -115,15 +115,40 @@ impl Residence {
                 *self = Self::device(scaled, found.shape.clone());
                 Ok(())
             }
-            (Self::Captured(tensor), Number::Captured(factor)) => {
+            (Self::Captured(tensor), factor) => {
                 let trace::TensorSpec { shape, dtype } = tensor.spec();
-                let scaled = tensor.flat() * trace::of_type(factor.clone(), dtype);
+                let scaled = match factor {
+                    Number::Host(factor) => tensor.flat().mul_scalar(*factor),
+                    Number::Captured(factor) => {
+                        tensor.flat() * trace::of_type(factor.clone(), dtype)
+                    }
+                };
                 if let Some(scaled) = trace::captured(&scaled) {
                     *tensor = scaled.reshaped(&shape);
                 }
                 Ok(())
             }
             _ => Err(not_here()),
+        }
+    }
+
+    /// Brings all elements to between `-limit` and `limit`.
+    pub(super) fn clamp(&mut self, limit: f64) -> Result<()> {
+        match &mut *self {
+            Self::Host(data) => elements::clamp(data, limit),
+            Self::Device(found) => {
+                let clamped = found.tensor.clone().clamp(-limit, limit);
+                *self = Self::device(clamped, found.shape.clone());
+                Ok(())
+            }
+            Self::Captured(tensor) => {
+                let shape = tensor.spec().shape;
+                if let Some(clamped) = trace::captured(&tensor.flat().clamp(-limit, limit)) {
+                    *tensor = clamped.reshaped(&shape);
+                }
+                Ok(())
+            }
+            Self::Compiled => Err(not_here()),
         }
     }
 }
@@ -195,6 +220,35 @@ fn device_sum_of_squares<'a>(tensors: impl Iterator<Item = &'a Tensor<1>>) -> Re
         .try_into_data()
         .map_err(Error::internal)?;
     Ok(sums.iter::<f64>().sum())
+}
+
+/// Whether no element is infinite or NaN: of those on devices first, with one copy to the host,
+/// then of those in host memory.
+pub(super) fn are_finite<'a>(
+    dense: impl Iterator<Item = &'a Residence>,
+    rows: impl Iterator<Item = &'a TensorData>,
+) -> Result<bool> {
+    let (mut on_host, mut blemishes) = (Vec::new(), Vec::new());
+    for gradient in dense {
+        match gradient {
+            Residence::Device(found) => {
+                let elements = found.tensor.clone();
+                // 0, or NaN if an element is not finite.
+                let blemish = (elements.clone() - elements).sum();
+                blemishes.push(blemish.cast(DType::F32));
+            }
+            other => on_host.push(other.host()?),
+        }
+    }
+    if !blemishes.is_empty() {
+        let sums = Tensor::cat(blemishes, 0);
+        let sums = sums.try_into_data().map_err(Error::internal)?;
+        if sums.iter::<f32>().any(f32::is_nan) {
+            return Ok(false);
+        }
+    }
+    let mut all = on_host.into_iter().chain(rows).map(elements::are_finite);
+    all.try_fold(true, |finite, is_finite| Ok(finite && is_finite?))
 }
 
 /// Of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger than 1 is squared as

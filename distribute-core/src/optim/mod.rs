@@ -6,16 +6,43 @@
 //! record of its own (`ModuleOptimizer::to_record`), ours are slots by name, which our checkpoints,
 //! servers and workers share. Defaults are Keras', not burn's (Adam's epsilon is 1e-7 here).
 
+mod adadelta;
+mod adagrad;
 mod adam;
+mod adamax;
+mod by_name;
+mod ftrl;
+mod keras;
+mod lion;
+mod moments;
+mod moving_average;
+mod nadam;
+mod rmsprop;
 mod sgd;
+mod weight_decay;
 
 use std::borrow::Cow;
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
-pub use adam::{Adam, AdamW};
+pub use adadelta::Adadelta;
+pub use adagrad::Adagrad;
+pub use adam::Adam;
+pub use adamax::Adamax;
+pub use by_name::{from_config, names};
+pub use ftrl::Ftrl;
+pub use keras::KerasOptimizer;
+use keras::Rule;
+pub use lion::Lion;
+use moments::Moments;
+pub(crate) use moving_average::AVERAGE;
+pub use moving_average::MovingAverage;
+pub use nadam::Nadam;
+pub use rmsprop::RmsProp;
 pub use sgd::Sgd;
+pub use weight_decay::{AdamW, WeightDecay};
 
 use crate::checkpoint::OptimizerSlots;
 use crate::{Error, Result};
@@ -58,18 +85,97 @@ impl Coefficient {
             Self::Tensor(value) => tensor * value.clone(),
         }
     }
+
+    /// `tensor` plus this number.
+    pub fn add_to(&self, tensor: Tensor<1>) -> Tensor<1> {
+        match self {
+            Self::Host(value) => tensor.add_scalar(*value),
+            Self::Tensor(value) => tensor + value.clone(),
+        }
+    }
+}
+
+/// What the elements of a slot are before the first update.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub enum SlotStart {
+    /// This number.
+    Number(f64),
+    /// What the parameter is before the first update.
+    Parameter,
+}
+
+impl SlotStart {
+    /// The slot of this parameter, flattened.
+    pub fn of(self, parameter: &Tensor<1>) -> Tensor<1> {
+        match self {
+            Self::Number(0.0) => parameter.zeros_like(),
+            Self::Number(number) => parameter.full_like(number),
+            Self::Parameter => parameter.clone(),
+        }
+    }
+}
+
+/// What an update of one parameter starts from.
+///
+/// Tensors are flattened to rank 1, on the replica's device and without autodiff.
+#[derive(Debug)]
+pub struct ParameterUpdate<'a> {
+    /// The path of the parameter, for example `conv1.weight`, on parameter servers with the prefix
+    /// of its state.
+    pub path: &'a str,
+    /// Those of [`Optimizer::coefficients`], in the same order.
+    pub coefficients: &'a [Coefficient],
+    /// The value of the parameter.
+    pub parameter: Tensor<1>,
+    /// Its gradient.
+    pub gradient: Tensor<1>,
+    /// Its slots, in the order of [`Optimizer::slots`].
+    pub slots: Vec<Tensor<1>>,
+}
+
+/// A parameter after an update, and its slots in their order.
+pub type Updated = (Tensor<1>, Vec<Tensor<1>>);
+
+/// Coefficients, parameter, gradient and slots.
+type Parts<'a, const C: usize, const S: usize> =
+    (&'a [Coefficient; C], Tensor<1>, Tensor<1>, [Tensor<1>; S]);
+
+impl<'a> ParameterUpdate<'a> {
+    /// All that a rule computes with.
+    ///
+    /// # Errors
+    /// That names the optimizer, for other than `C` coefficients and `S` slots.
+    fn parts<const C: usize, const S: usize>(self, optimizer: &str) -> Result<Parts<'a, C, S>> {
+        let (coefficients, slots) = (self.coefficients.len(), self.slots.len());
+        match (self.coefficients.try_into(), self.slots.try_into()) {
+            (Ok(coefficients), Ok(slots)) => {
+                Ok((coefficients, self.parameter, self.gradient, slots))
+            }
+            _ => Err(Error::invalid(format!(
+                "{optimizer} needs {C} coefficients and {S} slots per parameter, got \
+                 {coefficients} and {slots}"
+            ))),
+        }
+    }
 }
 
 /// The rule by which one parameter is updated.
 ///
-/// Parameters, gradients and slots arrive flattened to rank 1, on the replica's device and
-/// without autodiff.
+/// A rule that treats all elements alike also works on parameter servers, which apply it to parts
+/// of a parameter.
 pub trait Optimizer: Send + Sync + Debug {
     /// The name on the command line and in checkpoints: `sgd`, `adam`, `adamw`.
     fn name(&self) -> &'static str;
 
-    /// The names of the state tensors kept per parameter; all start as zeros.
-    fn slots(&self) -> &'static [&'static str];
+    /// The names of the state tensors kept per parameter.
+    fn slots(&self) -> &[&'static str];
+
+    /// What the elements of a slot start as: 0, unless an optimizer says otherwise.
+    fn slot_start(&self, slot: &str) -> SlotStart {
+        let _ = slot;
+        SlotStart::Number(0.0)
+    }
 
     /// The learning rate it was built with.
     fn learning_rate(&self) -> f64;
@@ -79,25 +185,60 @@ pub trait Optimizer: Send + Sync + Debug {
 
     /// The numbers that `update` needs at a step.
     ///
-    /// `learning_rate` is the state's current one; `step` counts from 1.
-    fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64>;
+    /// `learning_rate` is the state's current one, and all that is needed unless an optimizer says
+    /// otherwise; `step` counts from 1.
+    fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
+        let _ = step;
+        vec![learning_rate]
+    }
 
     /// The updated parameter and slots.
     ///
-    /// `coefficients` are those of [`coefficients`](Self::coefficients), in the same order.
-    ///
     /// # Errors
     /// If the number of coefficients or slots is not this optimizer's.
-    fn update(
-        &self,
-        coefficients: &[Coefficient],
-        parameter: Tensor<1>,
-        gradient: Tensor<1>,
-        slots: Vec<Tensor<1>>,
-    ) -> Result<(Tensor<1>, Vec<Tensor<1>>)>;
+    fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated>;
+}
+
+/// A shared optimizer is one.
+impl<T: Optimizer + ?Sized> Optimizer for Arc<T> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn slots(&self) -> &[&'static str] {
+        (**self).slots()
+    }
+
+    fn slot_start(&self, slot: &str) -> SlotStart {
+        (**self).slot_start(slot)
+    }
+
+    fn learning_rate(&self) -> f64 {
+        (**self).learning_rate()
+    }
+
+    fn config(&self) -> serde_json::Value {
+        (**self).config()
+    }
+
+    fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
+        (**self).coefficients(learning_rate, step)
+    }
+
+    fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
+        (**self).update(of)
+    }
 }
 
 impl dyn Optimizer + '_ {
+    /// The slots of a parameter before its first update.
+    pub fn new_slots(&self, parameter: &Tensor<1>) -> Vec<Tensor<1>> {
+        let slots = self.slots().iter();
+        slots
+            .map(|slot| self.slot_start(slot).of(parameter))
+            .collect()
+    }
+
     /// By what a checkpoint knows it.
     pub fn checkpoint_slots(&self) -> OptimizerSlots<'_> {
         OptimizerSlots {
@@ -107,12 +248,18 @@ impl dyn Optimizer + '_ {
     }
 }
 
-/// The `N` slots of a parameter; an error that names the optimizer where there are others.
-fn exactly<const N: usize>(optimizer: &str, slots: Vec<Tensor<1>>) -> Result<[Tensor<1>; N]> {
-    <[_; N]>::try_from(slots).map_err(|slots| {
-        let found = slots.len();
-        Error::invalid(format!(
-            "{optimizer} needs {N} slots per parameter, got {found}"
-        ))
-    })
+/// `number` to the power of a step.
+fn power(number: f64, step: u64) -> f64 {
+    number.powi(i32::try_from(step).unwrap_or(i32::MAX))
+}
+
+/// An exponential moving average with this decay rate as Keras' Adam writes it:
+/// `old + (new - old) * (1 - rate)`.
+fn approached(old: Tensor<1>, new: Tensor<1>, rate: f64) -> Tensor<1> {
+    old.clone() + (new - old).mul_scalar(1.0 - rate)
+}
+
+/// The same as Keras' RMSprop writes it, which rounds otherwise: `rate * old + (1 - rate) * new`.
+fn mixed(old: Tensor<1>, new: Tensor<1>, rate: f64) -> Tensor<1> {
+    old.mul_scalar(rate) + new.mul_scalar(1.0 - rate)
 }

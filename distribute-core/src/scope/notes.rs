@@ -34,6 +34,11 @@ pub(crate) struct BatchFacts {
 }
 
 impl BatchFacts {
+    /// Whether there is a batch, and it has no examples.
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.rows.is_empty() && self.rows.iter().all(|rows| *rows == 0)
+    }
+
     /// Adds what is known of a per-replica value and of one replica's part of it.
     pub(crate) fn add(&mut self, part: &impl Nest, global_batch_size: Option<usize>) {
         part.fingerprint(self);

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::call::{check_state, read_hosts};
 use super::{Call, Capture, CapturedState, Changes};
+use crate::copies::EndOfRun;
 use crate::error::check_count;
 use crate::nest::different_structure;
 use crate::replicate::ReplicateExt;
@@ -83,6 +84,23 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
         let _ = changes;
         Ok(())
     }
+
+    /// Called when the step has run as it is and gone well, on all replicas.
+    ///
+    /// # Errors
+    /// If it has left behind what the argument must not be.
+    fn end_run(&mut self, end: &EndOfRun<'_>) -> Result<()> {
+        let _ = end;
+        Ok(())
+    }
+
+    /// Called when the step or the end of its run has failed: takes back what can be.
+    ///
+    /// # Errors
+    /// If the argument has changed its structure.
+    fn undo_run(&mut self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// Remembers the mirrored values a run may change, to mark them when it fails.
@@ -135,6 +153,7 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
         }
         check_state(self, strategy, replicas)?;
         self.refresh()?;
+        self.copies.begin_run()?;
         // One copy cannot differ from itself.
         if self.copies.host.len() > 1 {
             poison.flags.push(Arc::clone(&self.poison));
@@ -162,6 +181,14 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
         changes.apply(self)
     }
+
+    fn end_run(&mut self, end: &EndOfRun<'_>) -> Result<()> {
+        self.copies.end_run(end)
+    }
+
+    fn undo_run(&mut self) -> Result<()> {
+        self.copies.undo_run()
+    }
 }
 
 impl<'x, T: Replicate + Sync> Lend<'x> for &Mirrored<T> {
@@ -178,7 +205,7 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
         _: &mut PoisonOnError,
     ) -> Result<Vec<&T>> {
         check_state(self, strategy, replicas)?;
-        Ok(self.copies.host.iter().collect())
+        Ok(self.values()?.iter().collect())
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
@@ -370,6 +397,16 @@ macro_rules! tuple {
 
             fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
                 $(self.$index.leave(changes)?;)+
+                Ok(())
+            }
+
+            fn end_run(&mut self, end: &EndOfRun<'_>) -> Result<()> {
+                $(self.$index.end_run(end)?;)+
+                Ok(())
+            }
+
+            fn undo_run(&mut self) -> Result<()> {
+                $(self.$index.undo_run()?;)+
                 Ok(())
             }
         }

@@ -265,9 +265,12 @@ impl Capture {
     ) -> Result<CapturedState<T>> {
         let mut value = state.copies.first();
         let before = read_hosts(&mut value)?.records;
-        value.parts(|_, part| {
+        value.parts(|path, part| {
+            if mutable {
+                part.check_capture().map_err(|error| error.at(path))?;
+            }
             if let Some(state) = part.host() {
-                state.bind(Arc::clone(&self.trace), self.hosts, mutable)?;
+                state.bind(Arc::clone(&self.trace), self.hosts);
                 self.hosts += 1;
             }
             Ok(())

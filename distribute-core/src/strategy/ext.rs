@@ -5,6 +5,7 @@ use std::sync::Mutex;
 use burn::tensor::{Device, TensorData};
 
 use super::reduce::{combine, reduce};
+use crate::copies::EndOfRun;
 use crate::replicate::ReplicateExt;
 use crate::step::{self, Item, PoisonOnError};
 use crate::sync::{lock, unlocked};
@@ -28,9 +29,7 @@ pub trait StrategyExt: Strategy {
     ///
     /// # Errors
     /// [`Error::MixedStrategies`] inside another strategy's scope, [`Error::InsideStep`] inside a
-    /// step, [`Error::DifferentModels`] if the workers built different models,
-    /// [`Error::InvalidArgument`] for a training state with a batch normalization under several
-    /// replicas, which burn 0.22.1 lets share its running statistics.
+    /// step, [`Error::DifferentModels`] if the workers built different models.
     fn scope<T: Replicate>(&self, build: impl FnOnce(&Device) -> T) -> Result<Mirrored<T>> {
         self.try_scope(|device| Ok(build(device)))
     }
@@ -49,11 +48,13 @@ pub trait StrategyExt: Strategy {
             .map(|replica| replica.device.clone())
             .collect();
         let built = self.within(|| build(&devices[0])).flatten();
-        let replicas = self.num_replicas_in_sync();
-        // A compiled step can evaluate what it cannot train, and says so itself.
+        // A step that is compiled places variables itself.
         let built = built.and_then(|mut value| match self.tracer() {
             None => value
-                .parts(|_, part| part.place(self.variable_placement(), replicas))
+                .parts(|_, part| {
+                    part.place(self.variable_placement());
+                    Ok(())
+                })
                 .map(|()| value),
             Some(_) => Ok(value),
         });
@@ -154,11 +155,16 @@ pub trait StrategyExt: Strategy {
             lock(slot).1 = Some(result);
             Ok(())
         });
-        if let Err(error) = outcome {
+        let results: Option<Vec<R>> = slots.into_iter().map(|slot| unlocked(slot).1).collect();
+        let end = EndOfRun {
+            workers: self.workers(),
+            batches: &poison.batches,
+        };
+        if let Err(error) = outcome.and_then(|()| args.end_run(&end)) {
             poison.poison(&error);
+            args.undo_run()?;
             return Err(error);
         }
-        let results: Option<Vec<R>> = slots.into_iter().map(|slot| unlocked(slot).1).collect();
         let missing = || Error::invalid("a strategy left out a replica");
         results.map(PerReplica::new).ok_or_else(missing)
     }

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use super::{DeviceTensor, Fingerprint, Trace};
-use crate::Result;
 use crate::optim::Optimizer;
 
 /// The numbers of a training state, which stay on the host while its tensors are on the device.
@@ -14,12 +13,8 @@ pub trait HostState {
     /// What computes the numbers that enter an update as tensors.
     fn coefficients(&self) -> Coefficients;
 
-    /// Tells the state that it is part of a capture, as its `index`-th training state, and whether
-    /// the step may change it.
-    ///
-    /// # Errors
-    /// If it has parts that cannot be captured.
-    fn bind(&mut self, trace: Arc<Trace>, index: usize, mutable: bool) -> Result<()>;
+    /// Tells the state that it is part of a capture, as its `index`-th training state.
+    fn bind(&mut self, trace: Arc<Trace>, index: usize);
 
     /// The numbers that a step may change.
     fn record(&self) -> Vec<u64>;

@@ -7,8 +7,8 @@ use burn::module::Module;
 use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
+use super::TrainState;
 use super::update::{Update, UpdateCoefficients};
-use super::{TrainState, refuse_batch_norm};
 use crate::remote::RemoteState;
 use crate::trace::CapturedTensor;
 use crate::{Applied, Error, Gradients, ReplicaContext, Result};
@@ -81,20 +81,28 @@ impl<M: Module + 'static> TrainState<M> {
     ///
     /// Under several workers with `bytes_per_pack` the gradients travel in packs, those of the last
     /// layers first, and the parameters of one pack are updated while the next one travels. Not
-    /// when gradients are clipped: their norm is known when all have arrived.
+    /// when gradients are clipped, or there is a loss scale: a norm, and whether all gradients are
+    /// finite, is known when all have arrived.
+    ///
+    /// With a [loss scale](Self::with_loss_scale) the gradients are of
+    /// [`scale_loss`](Self::scale_loss), and are divided here. A dynamic scale skips an update
+    /// whose gradients are not finite, on all replicas: parameters, slots and the number of updates
+    /// stay as they are.
     ///
     /// With parameter servers the gradients are sent to them, and the model here changes with the
     /// next run, or with [`refresh`](Self::refresh).
     ///
     /// # Errors
-    /// Another replica's failure, gradients of another model, and what the optimizer reports.
+    /// Another replica's failure, gradients of another model or of a loss that was not scaled,
+    /// running statistics that are not finite, and what the optimizer reports.
     pub fn apply_gradients(
         &mut self,
         ctx: &ReplicaContext,
         gradients: Gradients,
     ) -> Result<Applied> {
         gradients.check_model("apply_gradients", &self.model)?;
-        refuse_batch_norm(self.batch_norm.as_deref(), ctx.num_replicas_in_sync())?;
+        self.check_loss_scaled()?;
+        self.statistics.check(ctx, &self.model)?;
         if !self.is_remote() {
             gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
         }
@@ -131,29 +139,28 @@ impl<M: Module + 'static> TrainState<M> {
             }
         };
         if count == self.accumulation_steps {
+            let mut sum = sum;
+            sum.scale(self.accumulation_share)?;
             return Ok(Some(sum));
         }
         self.accumulated = Some((count, sum));
         Ok(None)
     }
 
-    /// Applies one update with gradients that are already reduced.
+    /// Applies one update with gradients that are already reduced, or skips it.
     pub(super) fn update(
         &mut self,
         mut gradients: Gradients,
         coefficients: UpdateCoefficients,
-    ) -> Result<()> {
-        self.clip(&mut gradients)?;
+    ) -> Result<Applied> {
+        if !self.prepare(&mut gradients)? {
+            self.loss_scale.count_skipped();
+            return Ok(Applied::Skipped);
+        }
         self.update_with(coefficients, |update| {
             update.apply(0..update.len(), &mut gradients)
-        })
-    }
-
-    pub(super) fn clip(&self, gradients: &mut Gradients) -> Result<()> {
-        match self.clip_norm {
-            Some(clip_norm) => gradients.clip(clip_norm).map(drop),
-            None => Ok(()),
-        }
+        })?;
+        Ok(Applied::Updated)
     }
 
     fn update_with(
@@ -161,14 +168,16 @@ impl<M: Module + 'static> TrainState<M> {
         coefficients: UpdateCoefficients,
         apply: impl FnOnce(&mut Update<'_>) -> Result<()>,
     ) -> Result<()> {
-        let optimizer = Arc::clone(&self.optimizer);
-        let mut update = Update::new(&self.model, &*optimizer, coefficients, &mut self.slots)?;
+        let (optimizer, names) = (Arc::clone(&self.optimizer), Arc::clone(&self.names));
+        let rule = (&*optimizer, coefficients);
+        let mut update = Update::new(&self.model, rule, &names, &mut self.slots)?;
         if let Err(error) = apply(&mut update) {
             self.half_updated |= update.has_begun();
             return Err(error);
         }
         self.model = update.put_into(self.model.clone())?;
         self.step += 1;
+        self.loss_scale.count_update();
         Ok(())
     }
 
@@ -194,17 +203,15 @@ impl<M: Module + 'static> Placement<M> for Mirrored {
         let peers = ctx.peers();
         peers.refuse_update()?;
         let coefficients = state.coefficients();
-        if state.clip_norm.is_some() {
-            // A norm is known when all gradients are.
+        if state.needs_all_gradients() {
             peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
-            state.update(gradients, coefficients)?;
-        } else {
-            state.update_with(coefficients, |update| {
-                peers.sum_gradients(&mut gradients, &mut |range, gradients| {
-                    update.apply(range, gradients)
-                })
-            })?;
+            return state.update(gradients, coefficients);
         }
+        state.update_with(coefficients, |update| {
+            peers.sum_gradients(&mut gradients, &mut |range, gradients| {
+                update.apply(range, gradients)
+            })
+        })?;
         Ok(Applied::Updated)
     }
 
@@ -225,25 +232,28 @@ impl<M: Module + 'static> Placement<M> for Central {
         mut gradients: Gradients,
     ) -> Result<Applied> {
         ctx.peers().reduce_gradients(&mut gradients)?;
-        let updates = ctx.local_id() == 0;
-        if updates {
+        let is_first = ctx.local_id() == 0;
+        let mut mine = None;
+        if is_first {
             let coefficients = state.coefficients();
-            state.update(gradients, coefficients)?;
+            let applied = state.update(gradients, coefficients)?;
+            // Handles, not copies.
+            mine = Some((applied, state.clone()));
         }
-        // Handles, not copies.
-        let mine = updates.then(|| (state.model.clone(), state.slots.clone(), state.step));
         let count = ctx.num_local();
         let handles = ctx.exchange("apply_gradients", 0, mine, |mut all| {
             Ok(vec![all.swap_remove(0); count])
         })?;
         let missing = || Error::invalid("apply_gradients: replica 0 made no update");
-        let (model, slots, step) = handles.ok_or_else(missing)?;
-        if !updates {
+        let (applied, first) = handles.ok_or_else(missing)?;
+        if !is_first {
+            let model = state.statistics.keep_own(&state.model, &first.model)?;
             state.model = model.fork(ctx.device());
-            state.slots = slots;
-            state.step = step;
+            state.slots = first.slots;
+            state.step = first.step;
+            state.loss_scale = first.loss_scale;
         }
-        Ok(Applied::Updated)
+        Ok(applied)
     }
 
     fn boxed(&self) -> Box<dyn Placement<M>> {

@@ -1,12 +1,14 @@
 //! A model together with its optimizer: what one training step changes.
 
 mod apply;
+mod averages;
+mod loss_scale;
 mod remote;
 mod traced;
 mod update;
 mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -15,14 +17,15 @@ use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
+use crate::gradients::Clip;
 use crate::optim::Optimizer;
 use crate::parameters::{self, Parameter};
 use crate::remote::{RemoteStore, tensors_of};
 use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::HostState;
 use crate::{
-    Error, Gradients, LeafVisitor, NestPath, Replicate, Result, VariablePlacement, WorkerGroup,
-    module_tensors,
+    Error, Gradients, LeafVisitor, LossScale, NestPath, Replicate, Result, RunningStatistics,
+    VariablePlacement, WorkerGroup, module_tensors,
 };
 
 /// A model, its optimizer's state and the step counter.
@@ -50,13 +53,18 @@ pub struct TrainState<M> {
     slots: Vec<Vec<Tensor<1>>>,
     step: u64,
     learning_rate: f64,
-    clip_norm: Option<f64>,
+    clip: Option<Clip>,
+    loss_scale: LossScale,
+    /// The loss of the next gradients was multiplied by it.
+    is_loss_scaled: bool,
     accumulation_steps: usize,
+    /// What the sum of the micro-batches is multiplied by.
+    accumulation_share: f64,
     accumulated: Option<(usize, Gradients)>,
     /// An update failed half-way: slots may be ahead of the model.
     half_updated: bool,
-    /// The path of a layer with running statistics, which burn shares between replicas.
-    batch_norm: Option<String>,
+    /// What each replica has of its own in the model.
+    statistics: RunningStatistics,
     /// Where tensors and slots live.
     placement: Box<dyn Placement<M>>,
 }
@@ -72,6 +80,9 @@ pub enum Applied {
     /// The parameter servers did not want the gradients: those of faster workers were enough for
     /// the version of the model that they were computed at. Nothing was changed.
     Dropped,
+    /// The summed gradients were not finite, and the state has a dynamic
+    /// [loss scale](crate::LossScale): nothing was changed but that, which was halved.
+    Skipped,
 }
 
 impl<M: Module + 'static> TrainState<M> {
@@ -82,28 +93,38 @@ impl<M: Module + 'static> TrainState<M> {
 
     /// [`new`](Self::new) for an optimizer that is chosen at run time.
     pub fn with_optimizer(model: M, optimizer: Arc<dyn Optimizer>) -> Self {
-        let (names, batch_norm) = names(&model);
+        let names = names(&model);
         let slots = names.iter().map(|_| Vec::new()).collect();
         Self {
+            statistics: RunningStatistics::of(&model),
             model,
             learning_rate: optimizer.learning_rate(),
             optimizer,
             names: names.into(),
             slots,
             step: 0,
-            clip_norm: None,
+            clip: None,
+            loss_scale: LossScale::default(),
+            is_loss_scaled: false,
             accumulation_steps: 1,
+            accumulation_share: 1.0,
             accumulated: None,
             half_updated: false,
-            batch_norm,
             placement: Box::new(Mirrored),
         }
     }
 
-    /// Clips the summed gradients to this global norm before every update. A norm that is not
-    /// finite makes all gradients NaN, see [`Gradients::clip_by_global_norm`].
-    pub fn clip_by_global_norm(mut self, clip_norm: f64) -> Self {
-        self.clip_norm = Some(clip_norm);
+    /// Clips the summed gradients to this global norm before every update:
+    /// [`clip`](Self::clip) with [`Clip::GlobalNorm`].
+    pub fn clip_by_global_norm(self, clip_norm: f64) -> Self {
+        self.clip(Clip::GlobalNorm(clip_norm))
+    }
+
+    /// Clips the gradients before every update, after they were summed over the replicas and
+    /// micro-batches, as Keras 2 does (Keras 3 clips each replica's). A norm that is not finite
+    /// makes the gradients NaN, see [`Gradients::clip_by_global_norm`].
+    pub fn clip(mut self, clip: Clip) -> Self {
+        self.clip = Some(clip);
         self
     }
 
@@ -115,7 +136,17 @@ impl<M: Module + 'static> TrainState<M> {
     /// examples of all replicas and all micro-batches of one update.
     pub fn accumulate(mut self, micro_batches: usize) -> Self {
         self.accumulation_steps = micro_batches.max(1);
+        self.accumulation_share = 1.0;
         self
+    }
+
+    /// As [`accumulate`](Self::accumulate) with the MEAN of the gradients of the micro-batches
+    /// (Keras: `gradient_accumulation_steps`), for losses whose denominator counts the examples of
+    /// one micro-batch.
+    pub fn accumulate_mean(self, micro_batches: usize) -> Self {
+        let mut state = self.accumulate(micro_batches);
+        state.accumulation_share = 1.0 / state.accumulation_steps as f64;
+        state
     }
 }
 
@@ -141,6 +172,11 @@ impl<M> TrainState<M> {
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
         self.placement.set_learning_rate(learning_rate);
+    }
+
+    /// How gradients are clipped before an update, if they are.
+    pub fn clipping(&self) -> Option<Clip> {
+        self.clip
     }
 
     /// Whether tensors and slots live elsewhere, and this is a copy.
@@ -177,7 +213,7 @@ impl<M> fmt::Debug for TrainState<M> {
 impl<M: Module + 'static> Replicate for TrainState<M> {
     fn replicate(&self, device: &Device) -> Self {
         let mut copy = self.clone();
-        copy.model = copy.model.fork(device);
+        copy.model = self.statistics.own_copy(&self.model).fork(device);
         copy
     }
 
@@ -228,61 +264,56 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         Some(self)
     }
 
-    fn place(&mut self, placement: VariablePlacement, replicas: usize) -> Result<()> {
+    fn place(&mut self, placement: VariablePlacement) {
         self.placement = match placement {
             VariablePlacement::Mirrored => Box::new(Mirrored),
             VariablePlacement::Central => Box::new(Central),
         };
-        refuse_batch_norm(self.batch_norm.as_deref(), replicas)
     }
 
-    /// Counts updates and the micro-batches since the last one.
+    fn running_statistics(&self) -> Vec<(String, Tensor<1>)> {
+        self.statistics.named(&self.model)
+    }
+
+    fn set_running_statistics(&mut self, values: &mut VecDeque<Tensor<1>>) -> Result<()> {
+        self.statistics.take(&self.model, values)
+    }
+
+    fn check_capture(&self) -> Result<()> {
+        if self.loss_scale.is_dynamic() {
+            return Err(Error::not_compilable(
+                "training with a dynamic loss scale",
+                "whether a gradient is finite has no value on the host in a captured step; train \
+                 in bf16, which needs no loss scale, or with `LossScale::fixed(..)`",
+            ));
+        }
+        self.statistics.check_capture()
+    }
+
+    /// Counts updates, also skipped ones, and the micro-batches since the last one.
     fn version(&self) -> Option<u64> {
         (!self.half_updated).then(|| self.position())
     }
 }
 
-fn refuse_batch_norm(path: Option<&str>, replicas: usize) -> Result<()> {
-    match path {
-        Some(path) if replicas > 1 => Err(Error::invalid(format!(
-            "the layer `{path}` is a batch normalization: burn 0.22.1 shares its running \
-             statistics between replica threads, so the result would depend on their timing; \
-             use a layer or group normalization, or one replica (to evaluate only, build the \
-             model without a training state)"
-        ))),
-        _ => Ok(()),
-    }
-}
-
-/// Refuses a model that so many replicas cannot train, because they would share the running
-/// statistics of its batch normalizations. A training state asks it itself.
-///
-/// # Errors
-/// [`Error::InvalidArgument`], which names the layer.
-pub fn check_running_statistics(model: &impl Module, replicas: usize) -> Result<()> {
-    refuse_batch_norm(names(model).1.as_deref(), replicas)
-}
-
-/// The paths of the trainable parameters, and of the first batch normalization.
-fn names(model: &impl Module) -> (Vec<String>, Option<String>) {
-    let (mut names, mut batch_norm) = (Vec::new(), None);
+/// The paths of the trainable parameters.
+fn names(model: &impl Module) -> Vec<String> {
+    let mut names = Vec::new();
     let outcome = parameters::visit(model, |parameter: Parameter<'_>| {
-        if batch_norm.is_none() {
-            batch_norm = parameter.batch_norm.map(str::to_string);
-        }
         if parameter.tensor.trained().is_some() {
             names.push(parameter.path.to_string());
         }
         Ok(())
     });
     debug_assert!(outcome.is_ok(), "nothing here fails");
-    (names, batch_norm)
+    names
 }
 
 impl<M: Module + 'static> TrainState<M> {
     /// All tensors of the state by name, for a checkpoint: `model/<path>` for every parameter
     /// (also those that are not trained, and integers and bools) and `optimizer/<slot>/<path>` for
-    /// every slot.
+    /// every slot, and the numbers of a dynamic loss scale, which Keras calls
+    /// `loss_scale/dynamic_scale` and `loss_scale/step_counter`.
     ///
     /// Waits for the device, or for the parameter servers if the state lives there.
     pub fn to_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
@@ -311,10 +342,7 @@ impl<M: Module + 'static> TrainState<M> {
     }
 
     fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        if self.batch_norm.is_some() {
-            // Making the validation copy brings the running statistics up to date.
-            drop(self.model.valid());
-        }
+        self.statistics.settle(&self.model);
         let tensors = tensors_of(&self.model)?.into_iter();
         let mut tensors: BTreeMap<_, _> = tensors.map(|own| (own.name, own.value)).collect();
         for (name, slots) in self.names.iter().zip(&self.slots) {
@@ -323,12 +351,14 @@ impl<M: Module + 'static> TrainState<M> {
                 tensors.insert(format!("optimizer/{slot}/{name}"), data);
             }
         }
+        tensors.extend(self.loss_scale.to_tensors());
         Ok(tensors)
     }
 
     /// Puts a checkpoint's tensors back, in place.
     ///
-    /// Without any slots the optimizer's start at zero. Checkpoints that hold none of the model's
+    /// Without any slots the optimizer's start at zero, and without the numbers of a loss scale a
+    /// dynamic one starts anew. Checkpoints that hold none of the model's
     /// integers and bools were written when those were not saved; they stay as they are then.
     ///
     /// # Errors
@@ -344,6 +374,7 @@ impl<M: Module + 'static> TrainState<M> {
     ) -> Result<()> {
         let model = self.fitting_tensors(tensors)?;
         self.check_slots(tensors)?;
+        let loss_scale = self.loss_scale.of_tensors(tensors)?;
         if let Some(store) = self.placement.store() {
             let mut all = tensors.clone();
             all.extend(model);
@@ -354,6 +385,7 @@ impl<M: Module + 'static> TrainState<M> {
             return Ok(());
         }
         let values = model.into_iter().map(|(_, value)| Some(value));
+        self.statistics.settle(&self.model);
         let model = module_tensors::put(self.model.clone(), values)?;
         let device = self.model.devices().into_iter().next();
         let device = device.map(|device| device.without_autodiff());
@@ -368,6 +400,7 @@ impl<M: Module + 'static> TrainState<M> {
         }
         self.model = model;
         self.slots = slots;
+        self.loss_scale = loss_scale;
         self.step = step;
         self.accumulated = None;
         self.half_updated = false;

@@ -48,7 +48,7 @@ impl<M: Module + 'static> Placement<M> for Remote {
         _: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
-        state.clip(&mut gradients)?;
+        state.prepare(&mut gradients)?;
         self.send()?;
         let (dense, rows) = gradients.into_values()?;
         match self.state.push(dense, &self.base(), rows)? {
@@ -129,12 +129,19 @@ impl<M: Module + 'static> TrainState<M> {
 
     /// Hands the tensors to a store and takes over what it has of them.
     pub(super) fn attach(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
-        if let Some(layer) = &self.batch_norm {
+        if let Some(layer) = self.statistics.first_layer() {
             return Err(Error::invalid(format!(
                 "the layer `{layer}` is a batch normalization: its running statistics would \
                  differ between workers that train asynchronously and are on no server; use a \
                  layer or group normalization"
             )));
+        }
+        if self.loss_scale.is_dynamic() {
+            return Err(Error::invalid(
+                "the state has a dynamic loss scale, and is on parameter servers: workers that \
+                 train asynchronously would each have another one; use `LossScale::fixed(..)`, or \
+                 a strategy that keeps the state in its replicas",
+            ));
         }
         let tensors = tensors_of(&self.model)?;
         let is_trained: Arc<[bool]> = tensors.iter().map(|tensor| tensor.is_trained).collect();

@@ -9,12 +9,11 @@ use burn::tensor::{Shape, Tensor, TensorData};
 use distribute_collectives::ReduceOp;
 
 use super::apply::{CapturedSlots, Placement};
-use super::update::UpdateCoefficients;
+use super::update::{UpdateCoefficients, visit_named};
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
-use crate::parameters;
 use crate::trace::{CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace};
-use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
+use crate::{Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
 #[derive(Clone)]
@@ -84,8 +83,7 @@ impl<M: Module + 'static> Placement<M> for Captured {
         ctx.peers()
             .all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
         let coefficients = self.coefficients(state);
-        state.update(gradients, coefficients)?;
-        Ok(Applied::Updated)
+        state.update(gradients, coefficients)
     }
 
     fn boxed(&self) -> Box<dyn Placement<M>> {
@@ -132,26 +130,26 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
 }
 
 impl<M: Module + 'static> TrainState<M> {
-    /// Makes slots that start as zeros, which all steps of a compiled program share.
+    /// Makes the slots of the start, which all steps of a compiled program share.
     pub(super) fn fill_slots(&mut self) -> Result<()> {
-        let names = self.optimizer.slots();
-        if self.slots.iter().all(|slots| slots.len() == names.len()) {
+        let (optimizer, count) = (&*self.optimizer, self.optimizer.slots().len());
+        if self.slots.iter().all(|slots| slots.len() == count) {
             return Ok(());
         }
         let mut slots = self.slots.iter_mut();
-        parameters::visit_trained(&self.model, |_, _, tensor| {
-            if let Some(slots) = slots.next().filter(|slots| slots.len() != names.len()) {
-                let flat = tensor.flat();
-                *slots = names.iter().map(|_| flat.zeros_like()).collect();
+        visit_named(&self.model, &self.names, |tensor| {
+            if let Some(slots) = slots.next().filter(|slots| slots.len() != count) {
+                *slots = optimizer.new_slots(&tensor.flat());
             }
             Ok(())
         })
     }
 
     pub(super) fn walk_slots(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
-        let names = self.optimizer.slots();
+        let optimizer = Arc::clone(&self.optimizer);
+        let names = optimizer.slots();
         let mut shapes = Vec::new();
-        parameters::visit_trained(&self.model, |_, _, tensor| {
+        visit_named(&self.model, &self.names, |tensor| {
             shapes.push(tensor.spec().shape);
             Ok(())
         })?;
@@ -193,10 +191,12 @@ impl<M: Module + 'static> HostState for TrainState<M> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         let (waiting, of) = self.accumulation();
         key.fixed(format_args!(
-            "{} {} clip {:?} accumulate {waiting}/{of}",
+            "{} {} clip {:?} loss scale {} accumulate {waiting}/{of} times {}",
             self.optimizer.name(),
             self.optimizer.config(),
-            self.clip_norm,
+            self.clip,
+            self.loss_scale.scale(),
+            self.accumulation_share,
         ));
     }
 
@@ -209,15 +209,7 @@ impl<M: Module + 'static> HostState for TrainState<M> {
         }
     }
 
-    fn bind(&mut self, trace: Arc<Trace>, index: usize, mutable: bool) -> Result<()> {
-        if let (Some(path), true) = (&self.batch_norm, mutable) {
-            return Err(Error::not_compilable(
-                format!("training the batch normalization `{path}`"),
-                "burn 0.22.1 keeps new running statistics where only operations that it refuses \
-                 in a captured step can fetch them; use a layer or group normalization, or pass \
-                 the state as `&Mirrored` where it is only evaluated",
-            ));
-        }
+    fn bind(&mut self, trace: Arc<Trace>, index: usize) {
         self.placement = Box::new(Captured {
             trace,
             index,
@@ -225,7 +217,6 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             learning_rate: None,
             slots: HashMap::new(),
         });
-        Ok(())
     }
 
     /// The number of updates, the learning rate and whether the step has set it, the micro-batches

@@ -5,8 +5,8 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use crate::optim::{Coefficient, Optimizer};
-use crate::parameters;
+use crate::optim::{Coefficient, Optimizer, ParameterUpdate};
+use crate::parameters::{self, TrainedTensor};
 use crate::trace::{self, CapturedTensor};
 use crate::{Error, Gradients, Result};
 
@@ -15,7 +15,8 @@ use crate::{Error, Gradients, Result};
 pub(super) struct Update<'a> {
     optimizer: &'a dyn Optimizer,
     coefficients: Vec<Coefficient>,
-    /// In visit order.
+    /// The paths of the parameters, and their values, in visit order.
+    names: &'a [String],
     parameters: Vec<Parameter>,
     updated: Vec<Option<Parameter>>,
     slots: &'a mut [Vec<Tensor<1>>],
@@ -46,15 +47,16 @@ impl UpdateCoefficients {
 
 impl<'a> Update<'a> {
     /// # Errors
-    /// For a model that is not the captured one, in a step that is captured.
+    /// Those of [`visit_named`], and for a model that is not the captured one, in a step that is
+    /// captured.
     pub(super) fn new(
         model: &impl Module,
-        optimizer: &'a dyn Optimizer,
-        coefficients: UpdateCoefficients,
+        (optimizer, coefficients): (&'a dyn Optimizer, UpdateCoefficients),
+        names: &'a [String],
         slots: &'a mut [Vec<Tensor<1>>],
     ) -> Result<Self> {
         let mut parameters = Vec::new();
-        parameters::visit_trained(model, |_, _, tensor| {
+        visit_named(model, names, |tensor| {
             parameters.push(match coefficients.is_captured {
                 false => Parameter::Here(Box::new(tensor.flat())),
                 true => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
@@ -65,6 +67,7 @@ impl<'a> Update<'a> {
             optimizer,
             coefficients: coefficients.all,
             updated: vec![None; parameters.len()],
+            names,
             parameters,
             slots,
             has_begun: false,
@@ -101,13 +104,16 @@ impl<'a> Update<'a> {
         let dtype = parameter.dtype();
         let mut slots = std::mem::take(&mut self.slots[index]);
         if slots.is_empty() {
-            let zeros = || Tensor::zeros(parameter.shape(), (&device, dtype));
-            slots = self.optimizer.slots().iter().map(|_| zeros()).collect();
+            slots = self.optimizer.new_slots(&parameter);
         }
         let coefficients = Coefficient::of_type(&self.coefficients, dtype);
-        let (parameter, slots) =
-            self.optimizer
-                .update(&coefficients, parameter, gradient, slots)?;
+        let (parameter, slots) = self.optimizer.update(ParameterUpdate {
+            path: &self.names[index],
+            coefficients: &coefficients,
+            parameter,
+            gradient,
+            slots,
+        })?;
         self.slots[index] = slots;
         self.updated[index] = Some(self.parameters[index].with(parameter)?);
         Ok(())
@@ -159,6 +165,32 @@ impl Parameter {
         let new = trace::captured(&flat).ok_or_else(foreign)?;
         Ok(Self::Captured(new.reshaped(&old.spec().shape)))
     }
+}
+
+/// Visits the parameters that are trained, in visit order. They are those that were trained when
+/// the training state was made, whose slots are in that order.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] if a layer was frozen or unfrozen since, with the first parameter.
+pub(super) fn visit_named(
+    model: &impl Module,
+    names: &[String],
+    mut each: impl FnMut(&mut dyn TrainedTensor) -> Result<()>,
+) -> Result<()> {
+    let mut known = names.iter();
+    let other = |name: &str, now: &str, before: &str| {
+        Err(Error::invalid(format!(
+            "the parameter `{name}` is {now}, and was {before} when the training state was made; \
+             freeze and unfreeze layers before `TrainState::new`, or make a new state of the model"
+        )))
+    };
+    let frozen = |name: &str| other(name, "frozen", "trained");
+    parameters::visit_trained(model, |_, path, tensor| match known.next() {
+        Some(name) if name == path => each(tensor),
+        Some(name) if names.iter().any(|name| name == path) => frozen(name),
+        _ => other(path, "trained", "frozen"),
+    })?;
+    known.next().map_or(Ok(()), |name| frozen(name))
 }
 
 fn foreign() -> Error {

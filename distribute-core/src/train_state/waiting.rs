@@ -17,9 +17,9 @@ impl<M> TrainState<M> {
         (waiting, self.accumulation_steps)
     }
 
-    /// How far the training has come, in updates and micro-batches.
+    /// How far the training has come, in updates that were made or skipped, and micro-batches.
     pub(super) fn position(&self) -> u64 {
-        (self.step << 16) | self.accumulation().0 as u64
+        (self.attempts() << 16) | self.accumulation().0 as u64
     }
 
     fn waiting(&self) -> Result<Option<Sums>> {

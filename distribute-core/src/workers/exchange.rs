@@ -1,7 +1,7 @@
 //! Whole values of all workers.
 
 use burn::tensor::TensorData;
-use distribute_collectives::CommunicatorExt;
+use distribute_collectives::{Buffer, CommunicatorExt, ReduceOp};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -10,6 +10,14 @@ use super::{WorkerGroup, encoding};
 use crate::{Error, Result};
 
 impl WorkerGroup {
+    /// Adds up numbers over all workers, in place, each list as one buffer of an all-reduce.
+    pub(crate) fn add_up(&self, lists: &mut [Vec<f64>]) -> Result<()> {
+        let mut buffers: Vec<_> = lists.iter_mut().map(|list| Buffer::F64(list)).collect();
+        let mut communicator = self.communicator();
+        let options = self.options();
+        Ok(options.batch_all_reduce(communicator.as_mut(), ReduceOp::Sum, &mut buffers)?)
+    }
+
     /// Gives every worker the lists that all workers hand in, worker by worker. A worker hands in
     /// one list per replica, or one for all of them. `call` says what it is for.
     ///

@@ -4,14 +4,13 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
-use burn::nn::{BatchNorm, BatchNormConfig};
-use burn::optim::AdamConfig;
 use burn::tensor::{Device, Tensor};
 use distribute_core::{
-    BurnTrainState, CentralStorageStrategy, DefaultStrategy, Error, LogicalDevice,
-    MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Replicate, Result, Sgd, Strategy,
-    StrategyExt, TrainState,
+    Adam, CentralStorageStrategy, DefaultStrategy, Error, Mirrored, MirroredStrategy, PerReplica,
+    ReduceOp, ReplicaContext, Result, Sgd, Strategy, StrategyExt, TrainState,
 };
+
+use crate::trace::support::{Mlp, Recording};
 
 /// Runs a step on two replicas that must fail long before its deadline of a minute.
 fn failure(step: impl Fn(&ReplicaContext) -> Result<f32> + Sync) -> Error {
@@ -234,63 +233,56 @@ fn one_copy_is_never_out_of_step_with_itself() {
     strategy.run(&mut value, |_, _| Ok(())).unwrap();
 }
 
-#[derive(Module, Debug)]
-struct Normalized {
-    norm: BatchNorm,
-    weight: Param<Tensor<1>>,
-}
-
+/// What is trained was settled when the state was made: slots and names are in that order.
 #[test]
-fn running_statistics_are_saved_up_to_date_and_refused_where_they_would_race() {
-    let build = |device: &Device| {
-        let norm = BatchNormConfig::new(1).init(device);
-        let weight = Param::from_tensor(Tensor::from_floats([1.0], device));
-        TrainState::new(Normalized { norm, weight }, Sgd::new(0.1))
-    };
-    let train = |strategy: &dyn Strategy| {
-        let mut state = strategy.scope(build).unwrap();
-        strategy.run(&mut state, |ctx, state| {
-            let x = Tensor::<2>::from_floats([[1.0], [3.0]], ctx.device());
-            let loss = state.model.norm.forward(x).sum() * state.model.weight.val();
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
-            Ok(())
-        })?;
-        state.primary().unwrap().to_tensors()
-    };
-    let saved = train(&DefaultStrategy::new()).unwrap();
-    let mean = saved["model/norm.running_mean"].as_slice::<f32>().unwrap()[0];
-    assert!((mean - 0.2).abs() < 1e-6, "0.9 x 0 + 0.1 x 2, got {mean}");
-    let refused = |outcome: Result<()>| {
-        let text = outcome.unwrap_err().to_string();
-        assert!(text.contains("norm` is a batch normalization"), "{text}");
-    };
-    let several: [Box<dyn Strategy>; 2] = [
+fn layers_that_are_frozen_after_the_state_was_made_are_named() {
+    let strategies: [Box<dyn Strategy>; 4] = [
+        Box::new(DefaultStrategy::new()),
         Box::new(MirroredStrategy::builder().replicas(2).build().unwrap()),
-        Box::new(CentralStorageStrategy::new([0, 1].map(LogicalDevice::cpu)).unwrap()),
+        Box::new(CentralStorageStrategy::with_replicas(2).unwrap()),
+        Box::new(Recording::new(1)),
     ];
-    for strategy in &several {
-        // Before anything has run, in whatever the state is part of.
-        refused(strategy.scope(build).map(drop));
-        let inside = |device: &Device| Inside {
-            states: Nested::Trained(build(device)),
+    for strategy in strategies {
+        let replicas = strategy.num_replicas_in_sync();
+        let train = |state: &mut Mirrored<TrainState<Mlp>>| {
+            let device = Device::flex().autodiff();
+            let parts = PerReplica::new(vec![Tensor::<2>::ones([3, 4], &device); replicas]);
+            strategy.run((state, parts), |ctx, (state, x)| {
+                let loss = state.model.forward(x).sum();
+                let gradients = ctx.gradient(&loss, &state.model)?;
+                state.apply_gradients(ctx, gradients).map(drop)
+            })
         };
-        refused(strategy.scope(inside).map(drop));
-        let of_burn = |device: &Device| {
-            BurnTrainState::new(build(device).model, AdamConfig::new().init(), 0.1)
+        let unfrozen = |device: &Device| Mlp::new(device);
+        let frozen = |device: &Device| Mlp {
+            first: Mlp::new(device).first.freeze(),
+            ..Mlp::new(device)
         };
-        refused(strategy.scope(of_burn).map(drop));
-        // A model alone is only evaluated.
-        strategy.scope(|device| build(device).model).unwrap();
+        let build = |model: fn(&Device) -> Mlp| {
+            let state = strategy.scope(|device| TrainState::new(model(device), Adam::new(0.1)));
+            state.unwrap()
+        };
+        let cases = [
+            (
+                build(unfrozen),
+                frozen as fn(&Device) -> Mlp,
+                "`first.weight`",
+            ),
+            (build(frozen), unfrozen, "`first.weight`"),
+        ];
+        for (mut state, model, name) in cases {
+            train(&mut state).unwrap();
+            let device = &strategy.replicas()[0].device;
+            let changed = state.update(|state| {
+                state.model = model(device);
+                Ok(())
+            });
+            changed.unwrap();
+            let error = train(&mut state).unwrap_err().to_string();
+            assert!(
+                error.contains(name) && error.contains("TrainState::new"),
+                "{error}"
+            );
+        }
     }
-}
-
-#[derive(Replicate)]
-struct Inside {
-    states: Nested,
-}
-
-#[derive(Replicate)]
-enum Nested {
-    Trained(TrainState<Normalized>),
 }

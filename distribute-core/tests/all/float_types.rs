@@ -76,6 +76,20 @@ fn clipping_by_a_norm_that_is_not_finite_gives_nan_everywhere() {
 }
 
 #[test]
+fn what_is_not_finite_is_found_in_every_float_type() {
+    for dtype in TYPES {
+        let finite = gradients(dtype, [1.0, -2.0], [0.5]);
+        assert!(finite.are_finite().unwrap());
+        for wrong in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for (left, right) in [([1.0, wrong], [0.5]), ([1.0, 2.0], [wrong])] {
+                let found = gradients(dtype, left, right);
+                assert!(!found.are_finite().unwrap(), "{dtype:?} {wrong}");
+            }
+        }
+    }
+}
+
+#[test]
 fn thresholds_are_compared_in_the_type_of_the_predictions() {
     let strategy = DefaultStrategy::new();
     for dtype in TYPES {

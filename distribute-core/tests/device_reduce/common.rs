@@ -49,7 +49,7 @@ pub fn step<S: Strategy>(
     let batches = batches(strategy, step);
     strategy.run((state, batches), |ctx, (state, (x, y))| {
         let loss = state.model.loss(ctx.replica_id(), x, y);
-        let mut gradients = ctx.gradient(&loss, &state.model)?;
+        let mut gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
         between(&mut gradients, ctx)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(())

@@ -2,7 +2,8 @@
 
 use distribute_core::collectives::CollectiveError;
 use distribute_core::{
-    Error, HierarchicalCopy, MirroredStrategy, NcclAllReduce, ReduceOp, Strategy, TrainState,
+    Error, HierarchicalCopy, LossScale, MirroredStrategy, NcclAllReduce, ReduceOp, Strategy,
+    TrainState,
 };
 use rstest::rstest;
 
@@ -55,6 +56,20 @@ fn training_gives_what_it_gives_through_the_host(#[values(2, 3, 4)] replicas: us
 #[test]
 fn gradients_are_clipped_by_the_same_norm() {
     compare(2, |state| state.clip_by_global_norm(0.05), nothing);
+}
+
+/// Divided, and looked at, where they are: one that is infinite on one replica skips every update.
+#[test]
+fn a_loss_scale_looks_at_gradients_on_devices() {
+    let configure: Configure = |state| state.with_loss_scale(LossScale::dynamic());
+    compare(2, configure, nothing);
+    compare(2, configure, |gradients, ctx| {
+        let first = gradients.iter_mut()?.flatten().next();
+        if let (Some(data), 1) = (first, ctx.replica_id()) {
+            data.as_mut_slice::<f32>().map_err(Error::step)?[0] = f32::INFINITY;
+        }
+        Ok(())
+    });
 }
 
 #[test]

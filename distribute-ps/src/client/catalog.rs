@@ -1,13 +1,15 @@
 //! The variables that a client knows of.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::placement::{Placement, ShardPlacement};
 use crate::server::elements;
-use crate::variable::{OptimizerSpec, Variable, VariableRef, VariableSpec};
+use crate::variable::{Variable, VariableRef, VariableSpec};
+use crate::wire::ShardSpec;
 
 #[derive(Debug, Default)]
 pub(super) struct Catalog(Mutex<Known>);
@@ -19,23 +21,20 @@ struct Known {
 }
 
 impl Catalog {
-    fn lock(&self) -> MutexGuard<'_, Known> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn clear(&self) {
-        *self.lock() = Known::default();
+        *self.0.lock() = Known::default();
     }
 
     pub(super) fn get(&self, name: &str) -> Option<VariableRef> {
-        self.lock().variables.get(name).cloned()
+        self.0.lock().variables.get(name).cloned()
     }
 
     /// The number of the next variable in creation order.
     pub(super) fn next_order(&self) -> u64 {
-        let mut known = self.lock();
-        known.next_order += 1;
-        known.next_order - 1
+        let mut known = self.0.lock();
+        let order = known.next_order;
+        known.next_order = order.saturating_add(1);
+        order
     }
 
     pub(super) fn insert(
@@ -50,22 +49,19 @@ impl Catalog {
             ids,
         }));
         let name = variable.name().to_string();
-        self.lock().variables.insert(name, variable.clone());
+        self.0.lock().variables.insert(name, variable.clone());
         variable
     }
 
     /// Takes in what the servers hold; all variables of which all shards are there, in creation
     /// order.
-    pub(super) fn fill(&self, servers: Vec<Vec<wire::Shard>>) -> Result<Vec<VariableRef>> {
-        let mut found: BTreeMap<(u64, String), BTreeMap<u32, (usize, wire::Shard)>> =
-            BTreeMap::new();
+    pub(super) fn fill(&self, servers: Vec<Vec<ShardSpec>>) -> Result<Vec<VariableRef>> {
+        let mut found: BTreeMap<(u64, String), BTreeMap<u32, (usize, ShardSpec)>> = BTreeMap::new();
         for (server, shards) in servers.into_iter().enumerate() {
             for shard in shards {
-                let key = (shard.order, shard.name.clone());
-                found
-                    .entry(key)
-                    .or_default()
-                    .insert(shard.shard, (server, shard));
+                let key = (shard.order, shard.variable.name.clone());
+                let known = found.entry(key).or_default();
+                known.insert(shard.number, (server, shard));
             }
         }
         let mut variables = Vec::new();
@@ -77,71 +73,43 @@ impl Catalog {
             if shards.len() != whole as usize {
                 continue;
             }
-            let known = self.get(&name);
-            let variable = match known {
+            let variable = match self.get(&name) {
                 Some(known) => known,
                 None => {
                     let (spec, placement, ids) = variable(shards)?;
                     self.insert(spec, placement, ids)
                 }
             };
-            let mut known = self.lock();
-            known.next_order = known.next_order.max(order + 1);
+            let mut known = self.0.lock();
+            known.next_order = known.next_order.max(order.saturating_add(1));
             variables.push(variable);
         }
         Ok(variables)
     }
 }
 
-fn narrow(numbers: &[u64]) -> Vec<usize> {
-    let narrow = |number: &u64| usize::try_from(*number).unwrap_or(usize::MAX);
-    numbers.iter().map(narrow).collect()
-}
-
 /// A variable from its shards.
 fn variable(
-    shards: BTreeMap<u32, (usize, wire::Shard)>,
+    shards: BTreeMap<u32, (usize, ShardSpec)>,
 ) -> Result<(VariableSpec, Placement, Vec<u32>)> {
-    let mut spec = None;
+    let first = shards.values().next().map(|(_, shard)| &shard.variable);
+    let spec = first.cloned();
+    let spec = spec.ok_or_else(|| PsError::invalid("a variable without shards"))?;
+    elements::check(spec.dtype)?;
     let mut ids = Vec::with_capacity(shards.len());
     let mut places = Vec::with_capacity(shards.len());
     for (server, shard) in shards.into_values() {
+        shard.sizes()?;
         ids.push(shard.id);
-        let mut shape = narrow(&shard.shape);
-        let rows = narrow(&[shard.rows])[0];
-        if spec.is_none() {
-            spec = Some(spec_of(&shard, shape.clone())?);
-        }
-        if let Some(first) = shape.first_mut() {
-            *first = rows;
-        }
-        places.push(ShardPlacement {
+        let ShardSpec { offset, rows, .. } = shard;
+        places.push(ShardPlacement::new(
             server,
-            offset: narrow(&[shard.offset])[0],
+            offset,
             rows,
-            shape,
-        });
+            &shard.variable.shape,
+        ));
     }
-    let spec = spec.ok_or_else(|| PsError::invalid("a variable without shards"))?;
     Ok((spec, Placement { shards: places }, ids))
-}
-
-fn spec_of(shard: &wire::Shard, shape: Vec<usize>) -> Result<VariableSpec> {
-    let bad = |what: String| PsError::invalid(format!("variable `{}`: {what}", shard.name));
-    let optimizer = match shard.optimizer.is_empty() {
-        true => None,
-        false => Some(OptimizerSpec {
-            name: shard.optimizer.clone(),
-            config: serde_json::from_str(&shard.config).map_err(|error| bad(error.to_string()))?,
-        }),
-    };
-    let dtype = elements::parse(&shard.dtype);
-    Ok(VariableSpec {
-        name: shard.name.clone(),
-        shape,
-        dtype: dtype.ok_or_else(|| bad(format!("unknown element type {}", shard.dtype)))?,
-        optimizer,
-    })
 }
 
 /// One shard of a variable as the server gets to know it.
@@ -150,24 +118,50 @@ pub(super) fn describe(
     placement: &Placement,
     number: usize,
     order: u64,
-) -> Result<wire::Shard> {
+) -> Result<ShardSpec> {
     let shard = &placement.shards[number];
     let count = |count: usize| u32::try_from(count).map_err(PsError::invalid);
-    let (optimizer, config) = match &spec.optimizer {
-        Some(optimizer) => (optimizer.name.clone(), optimizer.config.to_string()),
-        None => (String::new(), String::new()),
-    };
-    Ok(wire::Shard {
-        name: spec.name.clone(),
-        dtype: elements::name(spec.dtype)?.to_string(),
-        shape: spec.shape.iter().map(|size| *size as u64).collect(),
-        shard: count(number)?,
+    elements::check(spec.dtype)?;
+    Ok(ShardSpec {
+        variable: spec.clone(),
+        number: count(number)?,
         num_shards: count(placement.shards.len())?,
-        offset: shard.offset as u64,
-        rows: shard.rows as u64,
-        optimizer,
-        config,
+        offset: shard.offset,
+        rows: shard.rows,
         order,
         id: 0,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::*;
+
+    fn shard() -> ShardSpec {
+        ShardSpec::whole("w", DType::F32, &[4, 2])
+    }
+
+    #[test]
+    fn a_variable_with_the_last_number_is_one() {
+        let order = u64::MAX;
+        let catalog = Catalog::default();
+        let found = catalog.fill(vec![vec![ShardSpec { order, ..shard() }]]);
+        assert_eq!(found.unwrap().len(), 1);
+        assert_eq!((catalog.next_order(), catalog.next_order()), (order, order));
+    }
+
+    #[test]
+    fn sizes_beyond_all_bounds_are_refused() {
+        let giant = ShardSpec::whole("w", DType::F32, &[usize::MAX, 2]);
+        let offset = usize::MAX;
+        let beyond = ShardSpec { offset, ..shard() };
+        for shard in [giant, beyond] {
+            let error = Catalog::default().fill(vec![vec![shard]]).unwrap_err();
+            assert!(error.to_string().contains("cannot have"), "{error}");
+        }
+        let scalar = ShardSpec::whole("w", DType::F32, &[]);
+        assert!(Catalog::default().fill(vec![vec![scalar]]).is_ok());
+    }
 }

@@ -1,14 +1,8 @@
 //! The client of the parameter servers: what workers and the coordinator call.
 
-/// The path of a method.
-macro_rules! path {
-    ($method:literal) => {
-        concat!("/distribute.ps.v1.ParameterServer/", $method)
-    };
-}
-
 mod catalog;
-mod driver;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod pool;
 mod pull;
 mod push;
@@ -22,21 +16,22 @@ pub use pull::Pulled;
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
+use parking_lot::Mutex;
 
 use crate::client::catalog::Catalog;
-use crate::client::driver::Driver;
 use crate::client::pool::Pool;
-use crate::client::server::{Call, Server};
+use crate::client::server::Server;
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::placement::Placement;
+use crate::rpc::driver::Driver;
 use crate::update::{RunId, RunOptions};
 use crate::variable::{Snapshot, VariableRef, VariableSpec};
+use crate::wire::{Request, ShardSpec};
 
 /// How a client speaks with the servers.
 #[derive(Debug, Clone)]
@@ -110,7 +105,10 @@ impl VariableClient {
                 "there is no parameter server: the cluster needs at least one task of type `ps`",
             ));
         }
-        let driver = Driver::start()?;
+        let driver = Driver::start(
+            "variable client".to_string(),
+            "cannot start the client's thread",
+        )?;
         let pool = Arc::new(Pool::default());
         let server = |(index, address): (usize, &A)| {
             let address = address.as_ref().to_string();
@@ -152,31 +150,21 @@ impl VariableClient {
     }
 
     fn current(&self) -> Option<(RunId, RunOptions)> {
-        *self
-            .inner
-            .run
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        *self.inner.run.lock()
     }
 
     fn enter(&self, run: RunId, rules: RunOptions) {
-        let mut place = self
-            .inner
-            .run
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        *place = Some((run, rules));
+        *self.inner.run.lock() = Some((run, rules));
         self.inner.catalog.clear();
     }
 
     /// The run and its rules.
-    fn in_run(&self) -> Result<(Vec<u8>, RunOptions)> {
-        match self.current() {
-            Some((run, rules)) => Ok((run.0.to_le_bytes().to_vec(), rules)),
-            None => Err(PsError::invalid(
+    fn in_run(&self) -> Result<(RunId, RunOptions)> {
+        self.current().ok_or_else(|| {
+            PsError::invalid(
                 "this client takes part in no run: call `attach` (coordinator) or `join` first",
-            )),
-        }
+            )
+        })
     }
 
     /// Does the same with all servers at once; the first error of the lowest server.
@@ -196,15 +184,12 @@ impl VariableClient {
     /// [`PsError::OtherRun`] while the coordinator of another run is connected to a server.
     pub fn attach(&self, run: RunId, rules: RunOptions) -> Result<()> {
         rules.check()?;
-        let request = rules.to_wire(run.0.to_le_bytes().to_vec());
-        self.on_all(|server| {
-            let request = request.clone();
-            async move {
-                server.send("attach", path!("Attach"), request).await?;
-                // Whenever the connection is made anew, too.
-                server.claim(run).await;
-                Ok(())
-            }
+        self.on_all(|server| async move {
+            let request = Request::Attach(rules);
+            let _: () = server.ask("attach", run, request, Vec::new()).await?;
+            // Whenever the connection is made anew, too.
+            server.claim(run).await;
+            Ok(())
         })?;
         self.enter(run, rules);
         Ok(())
@@ -215,21 +200,13 @@ impl VariableClient {
     /// # Errors
     /// [`PsError::OtherRun`] when a server is in another run or in none.
     pub fn join(&self, run: RunId) -> Result<()> {
-        let request = wire::Join {
-            run: run.0.to_le_bytes().to_vec(),
-            coordinator: false,
-        };
-        let rules = self.on_all(|server| {
-            let request = request.clone();
-            let path = path!("Join");
-            async move {
-                server
-                    .ask::<wire::Attach>("join", path, request, Vec::new())
-                    .await
-            }
+        let rules: Vec<RunOptions> = self.on_all(|server| async move {
+            let request = Request::Join {
+                is_coordinator: false,
+            };
+            server.ask("join", run, request, Vec::new()).await
         })?;
-        let rules = rules.first().map(RunOptions::from_wire).transpose()?;
-        self.enter(run, rules.unwrap_or_default());
+        self.enter(run, rules.first().copied().unwrap_or_default());
         Ok(())
     }
 
@@ -240,7 +217,7 @@ impl VariableClient {
     /// [`PsError::InvalidArgument`] when a server does not know the optimizer.
     pub fn create(&self, spec: &VariableSpec, placement: &Placement) -> Result<VariableRef> {
         let (run, _) = self.in_run()?;
-        let mut per_server: BTreeMap<usize, Vec<(usize, wire::Shard)>> = BTreeMap::new();
+        let mut per_server: BTreeMap<usize, Vec<(usize, ShardSpec)>> = BTreeMap::new();
         let order = self.inner.catalog.next_order();
         for (number, shard) in placement.shards.iter().enumerate() {
             if shard.server >= self.num_servers() {
@@ -260,23 +237,13 @@ impl VariableClient {
         let mut ids = vec![0; placement.shards.len()];
         for (index, shards) in per_server {
             let server = self.inner.servers[index].clone();
-            let (numbers, shards): (Vec<usize>, Vec<wire::Shard>) = shards.into_iter().unzip();
-            let call = Call {
-                op: "create",
-                path: path!("Create"),
-                header: wire::Create {
-                    run: run.clone(),
-                    shards,
-                },
-                payload: Vec::new(),
-                sizes: server::no_payload,
-                may_repeat: false,
+            let (numbers, shards): (Vec<usize>, Vec<ShardSpec>) = shards.into_iter().unzip();
+            let creating = async move {
+                let request = Request::Create(shards);
+                server.ask("create", run, request, Vec::new()).await
             };
-            let (created, _): (wire::Created, _) = self
-                .inner
-                .driver
-                .run(async move { server.call(call).await })?;
-            for (number, id) in numbers.into_iter().zip(created.ids) {
+            let created: Vec<u32> = self.inner.driver.run(creating)?;
+            for (number, id) in numbers.into_iter().zip(created) {
                 ids[number] = id;
             }
         }
@@ -307,30 +274,21 @@ impl VariableClient {
     /// What every call may fail with.
     pub fn variables(&self) -> Result<Vec<VariableRef>> {
         let (run, _) = self.in_run()?;
-        let replies = self.on_all(|server| {
-            let request = wire::Catalog { run: run.clone() };
-            let path = path!("Catalog");
-            async move {
-                server
-                    .ask::<wire::CatalogReply>("catalog", path, request, Vec::new())
-                    .await
-            }
+        let shards = self.on_all(|server| async move {
+            let request = Request::Catalog;
+            server.ask("catalog", run, request, Vec::new()).await
         })?;
-        self.inner
-            .catalog
-            .fill(replies.into_iter().map(|reply| reply.shards).collect())
+        self.inner.catalog.fill(shards)
     }
 
-    fn control(&self, op: &'static str, control: wire::Control) -> Result<()> {
+    /// Tells all servers the same.
+    fn tell(&self, op: &'static str, request: impl Fn() -> Request) -> Result<()> {
         let (run, _) = self.in_run()?;
         self.on_all(|server| {
-            let request = wire::Control {
-                run: run.clone(),
-                ..control.clone()
-            };
-            async move { server.send(op, path!("Control"), request).await }
-        })?;
-        Ok(())
+            let request = request();
+            async move { server.ask(op, run, request, Vec::new()).await }
+        })
+        .map(|_: Vec<()>| ())
     }
 
     /// All closures below this number are finished: the servers forget their update ids, and
@@ -339,12 +297,7 @@ impl VariableClient {
     /// # Errors
     /// What every call may fail with.
     pub fn finished_below(&self, closure: u64) -> Result<()> {
-        let finished_below = Some(closure);
-        let control = wire::Control {
-            finished_below,
-            ..wire::Control::default()
-        };
-        self.control("finished_below", control)
+        self.tell("finished_below", || Request::FinishedBelow(closure))
     }
 
     /// The worker of a closure was lost, or the closure was cancelled: under a staleness bound
@@ -353,12 +306,7 @@ impl VariableClient {
     /// # Errors
     /// What every call may fail with.
     pub fn abandon(&self, closure: u64) -> Result<()> {
-        let abandon = Some(closure);
-        let control = wire::Control {
-            abandon,
-            ..wire::Control::default()
-        };
-        self.control("abandon", control)
+        self.tell("abandon", || Request::Abandon(closure))
     }
 
     /// The closures below this number are cancelled: pulls and pushes of theirs that wait for
@@ -367,11 +315,7 @@ impl VariableClient {
     /// # Errors
     /// What every call may fail with.
     pub fn cancelled_below(&self, closure: u64) -> Result<()> {
-        let control = wire::Control {
-            cancelled_below: Some(closure),
-            ..wire::Control::default()
-        };
-        self.control("cancelled_below", control)
+        self.tell("cancelled_below", || Request::CancelledBelow(closure))
     }
 
     /// The learning rate of all optimizers from now on.
@@ -379,12 +323,7 @@ impl VariableClient {
     /// # Errors
     /// What every call may fail with.
     pub fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
-        let learning_rate = Some(learning_rate);
-        let control = wire::Control {
-            learning_rate,
-            ..wire::Control::default()
-        };
-        self.control("set_learning_rate", control)
+        self.tell("set_learning_rate", || Request::LearningRate(learning_rate))
     }
 
     /// Ends the server processes that wait in
@@ -393,11 +332,7 @@ impl VariableClient {
     /// # Errors
     /// What every call may fail with.
     pub fn shut_servers_down(&self) -> Result<()> {
-        let control = wire::Control {
-            shut_down: true,
-            ..wire::Control::default()
-        };
-        match self.control("shut_servers_down", control) {
+        match self.tell("shut_servers_down", || Request::ShutDown) {
             // A server may be gone before its answer is.
             Err(PsError::Unavailable { .. }) => Ok(()),
             told => told,

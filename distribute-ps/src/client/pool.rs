@@ -2,10 +2,11 @@
 //! kernel clears every page, which takes longer than receiving the value.
 
 use std::collections::TryReserveError;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use burn::tensor::{AllocationProperty, DType, TensorData};
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::client::tensor::tensor;
 
@@ -49,7 +50,7 @@ impl Drop for PooledBytes {
 
 impl Pool {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// A pull of so many bytes begins.

@@ -5,16 +5,14 @@ use std::future::Future;
 use std::sync::Arc;
 
 use burn::tensor::{DType, TensorData};
-use bytes::Bytes;
 
 use crate::client::server::{Call, Server};
-use crate::client::tensor::tensor;
 use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::server::elements;
-use crate::update::{StalenessPolicy, Versions};
+use crate::update::{RunId, StalenessPolicy, Versions};
 use crate::variable::VariableRef;
+use crate::wire::{self, Got, Request, Want};
 
 /// A variable as it was pulled.
 #[derive(Debug, Clone)]
@@ -33,7 +31,7 @@ pub struct Pulled {
 
 /// One shard as it was pulled.
 pub(super) struct PulledShard {
-    got: wire::Got,
+    got: Got,
     learning_rate: Option<f64>,
     /// Absent when the version is known.
     value: Option<Vec<u8>>,
@@ -45,7 +43,7 @@ type Collected = BTreeMap<(usize, usize), PulledShard>;
 /// One shard of a pull.
 pub(super) struct PullPlace {
     place: (usize, usize),
-    want: wire::Want,
+    want: Want,
     bytes: usize,
     is_narrow: bool,
 }
@@ -90,8 +88,14 @@ impl VariableClient {
         for variable in variables {
             let shards = entries.by_ref().take(variable.placement().shards.len());
             let shards: Vec<PulledShard> = shards.map(|(_, shard)| shard).collect();
-            let versions = shards.iter().map(|shard| shard.got.version).collect();
-            let updates = shards.iter().map(|shard| shard.got.updates).collect();
+            let versions = shards
+                .iter()
+                .map(|shard| shard.got.counts.version)
+                .collect();
+            let updates = shards
+                .iter()
+                .map(|shard| shard.got.counts.updates)
+                .collect();
             let learning_rate = shards.first().and_then(|shard| shard.learning_rate);
             let values: Option<Vec<Vec<u8>>> =
                 shards.into_iter().map(|shard| shard.value).collect();
@@ -124,7 +128,7 @@ impl VariableClient {
                 .or_default()
                 .push(PullPlace {
                     place: (*variable, *shard),
-                    want: wire::Want {
+                    want: Want {
                         id: reference.0.ids[*shard],
                         known: *known,
                     },
@@ -134,7 +138,7 @@ impl VariableClient {
         }
         let works = per_server.into_iter().map(|(server, places)| {
             let server = self.inner.servers[server].clone();
-            pull_of_server(server, run.clone(), closure, bf16, places)
+            pull_of_server(server, run, closure, bf16, places)
         });
         let works: Vec<_> = works.collect();
         let bytes = wanted
@@ -153,57 +157,6 @@ impl VariableClient {
             false => self.inner.driver.run(in_parallel(works))?,
         };
         Ok(all.into_iter().flatten().collect())
-    }
-
-    /// Rows of a variable, one per id, in this order; shape: ids, then the variable's without its
-    /// first axis.
-    ///
-    /// # Errors
-    /// [`PsError::Row`], [`PsError::Uninitialized`].
-    pub fn pull_rows(&self, variable: &VariableRef, ids: &[u64]) -> Result<TensorData> {
-        let (run, _) = self.in_run()?;
-        let mut shape = variable.shape().to_vec();
-        match shape.first_mut() {
-            Some(first) => *first = ids.len(),
-            None => return Err(PsError::invalid("pull of rows: a scalar has no rows")),
-        }
-        variable.check_ids(ids)?;
-        let width = variable.row_bytes();
-        let bf16 = self.inner.options.bf16 && variable.dtype() == DType::F32;
-        let mut works = Vec::new();
-        let mut places = Vec::new();
-        for (shard, id) in variable.placement().shards.iter().zip(&variable.0.ids) {
-            let range = shard.offset as u64..(shard.offset + shard.rows) as u64;
-            let mine = ids.iter().enumerate().filter(|(_, id)| range.contains(id));
-            let mine: Vec<(usize, u64)> = mine.map(|(at, id)| (at, id - range.start)).collect();
-            if mine.is_empty() {
-                continue;
-            }
-            let numbers: Vec<u8> = mine.iter().flat_map(|(_, id)| id.to_le_bytes()).collect();
-            let request = wire::PullRows {
-                run: run.clone(),
-                bf16,
-                id: *id,
-                count: mine.len() as u64,
-            };
-            let bytes = (mine.len() * width) as u64 >> u32::from(bf16);
-            let server = self.inner.servers[shard.server].clone();
-            places.push(mine);
-            works.push(pull_rows_of(server, request, numbers.into(), bytes));
-        }
-        let mut rows = vec![0; ids.len() * width];
-        for (mine, mut bytes) in places
-            .into_iter()
-            .zip(self.inner.driver.run(in_parallel(works))?)
-        {
-            if bf16 {
-                bytes = elements::widen(&bytes);
-            }
-            for ((at, _), row) in mine.into_iter().zip(bytes.chunks(width.max(1))) {
-                rows[at * width..(at + 1) * width].copy_from_slice(row);
-            }
-        }
-        Ok(tensor(rows, shape, variable.dtype()))
     }
 
     /// The current value of a variable.
@@ -233,7 +186,7 @@ where
 
 pub(super) async fn pull_of_server(
     server: Arc<Server>,
-    run: Vec<u8>,
+    run: RunId,
     closure: Option<u64>,
     bf16: bool,
     places: Vec<PullPlace>,
@@ -244,28 +197,26 @@ pub(super) async fn pull_of_server(
         .collect();
     let call = Call {
         op: "pull",
-        path: path!("Pull"),
-        header: wire::Pull {
-            run,
+        run,
+        request: Request::Pull(wire::Pull {
             closure,
             bf16,
             wants: places.iter().map(|place| place.want).collect(),
-        },
+        }),
         payload: Vec::new(),
         sizes: move |reply: &wire::Pulled| {
-            let fits = |(got, bytes): (&wire::Got, &u64)| got.bytes == 0 || got.bytes == *bytes;
+            let fits = |(got, bytes): (&Got, &u64)| got.bytes == 0 || got.bytes == *bytes;
             match reply.got.len() == expected.len() && reply.got.iter().zip(&expected).all(fits) {
                 true => Ok(reply.got.iter().map(|got| got.bytes).collect()),
                 false => Err("values of other sizes than their shards".to_string()),
             }
         },
-        may_repeat: true,
     };
     let (reply, tensors): (wire::Pulled, _) = server.call(call).await?;
     let learning_rate = reply.learning_rate;
     let pulled = places.into_iter().zip(reply.got).zip(tensors);
-    let entry = |((place, got), bytes): ((PullPlace, wire::Got), Vec<u8>)| {
-        let is_new = place.want.known != Some(got.version);
+    let entry = |((place, got), bytes): ((PullPlace, Got), Vec<u8>)| {
+        let is_new = place.want.known != Some(got.counts.version);
         let value = is_new.then(|| match place.is_narrow {
             true => elements::widen(&bytes),
             false => bytes,
@@ -278,25 +229,4 @@ pub(super) async fn pull_of_server(
         (place.place, shard)
     };
     Ok(pulled.map(entry).collect())
-}
-
-async fn pull_rows_of(
-    server: Arc<Server>,
-    request: wire::PullRows,
-    numbers: Bytes,
-    bytes: u64,
-) -> Result<Vec<u8>> {
-    let call = Call {
-        op: "pull rows",
-        path: path!("PullRows"),
-        header: request,
-        payload: vec![numbers],
-        sizes: move |reply: &wire::Pulled| match &reply.got[..] {
-            [got] if got.bytes == bytes => Ok(vec![bytes]),
-            _ => Err("rows of another size".to_string()),
-        },
-        may_repeat: true,
-    };
-    let (_, mut tensors): (wire::Pulled, _) = server.call(call).await?;
-    Ok(tensors.pop().unwrap_or_default())
 }

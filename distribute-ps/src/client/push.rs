@@ -8,17 +8,19 @@ use bytes::Bytes;
 use crate::client::split::Piece;
 use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::server::elements;
 use crate::update::{
-    Gradient, NonFinite, PushOutcome, Staleness, StalenessPolicy, UpdateId, Versions,
+    Gradient, NonFinite, PushOutcome, RunId, Staleness, StalenessPolicy, UpdateId, Versions,
 };
 use crate::variable::VariableRef;
+use crate::wire::{
+    Assign, Assignment, Combine, Outcome, Part, Prepare, Push, Request, UpdateEffect,
+};
 
 /// What is sent to one server in one call.
 #[derive(Default)]
 struct Batch {
-    parts: Vec<wire::Part>,
+    parts: Vec<Part>,
     payload: Vec<Bytes>,
     /// Gradient (or variable) and shard of each part.
     places: Vec<(usize, usize)>,
@@ -65,53 +67,40 @@ impl VariableClient {
         let servers: BTreeSet<usize> = pieces.iter().map(|(_, piece)| piece.server).collect();
         let prepared = rules.staleness.is_some_and(refuses) && servers.len() > 1;
         if prepared {
-            self.prepare(update, &run, &pieces)?;
+            self.prepare(update, run, &pieces)?;
         }
-        self.send_parts("push", path!("Push"), pieces, counts, |parts| wire::Push {
-            run: run.clone(),
-            closure: update.closure,
-            sequence: update.sequence,
-            bf16,
-            parts,
-            prepared,
+        self.send_parts("push", run, pieces, counts, |parts| {
+            Request::Push(Push {
+                update: update.key(),
+                parts,
+                is_prepared: prepared,
+            })
         })
     }
 
     /// Has an update decided by all of its servers: refused by one, it is applied by none. They are
     /// asked in their order, so that two updates never wait for each other.
-    fn prepare(&self, update: UpdateId, run: &[u8], pieces: &[(usize, Piece)]) -> Result<()> {
-        let mut requests: BTreeMap<usize, wire::Prepare> = BTreeMap::new();
+    fn prepare(&self, update: UpdateId, run: RunId, pieces: &[(usize, Piece)]) -> Result<()> {
+        let mut parts: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
         for (_, piece) in pieces {
-            let request = requests
-                .entry(piece.server)
-                .or_insert_with(|| wire::Prepare {
-                    run: run.to_vec(),
-                    closure: update.closure,
-                    sequence: update.sequence,
-                    ..wire::Prepare::default()
-                });
-            request.parts.push(piece.part.clone());
+            let of_server = parts.entry(piece.server).or_default();
+            of_server.push(piece.part.clone());
         }
-        let servers = self.inner.servers.clone();
-        let withdrawn = wire::Control {
-            run: run.to_vec(),
-            withdrawn: Some(wire::Withdrawn {
-                closure: update.closure,
-                sequence: update.sequence,
-            }),
-            ..wire::Control::default()
-        };
+        let (servers, update) = (self.inner.servers.clone(), update.key());
         self.inner.driver.run(async move {
             let mut refused = None;
             let mut holding = Vec::new();
-            for (server, mut request) in requests {
+            for (server, parts) in parts {
                 let server = &servers[server];
-                request.only_ask = refused.is_some();
-                let path = path!("Prepare");
-                match server.ask("push", path, request, Vec::new()).await {
+                let request = Request::Prepare(Prepare {
+                    update,
+                    parts,
+                    only_ask: refused.is_some(),
+                });
+                match server.ask("push", run, request, Vec::new()).await {
                     // It comes again, and was decided the first time.
-                    Ok(wire::Prepared { has_it: true }) => return Ok(()),
-                    Ok(wire::Prepared { has_it: false }) => holding.push(server),
+                    Ok(true) => return Ok(()),
+                    Ok(false) => holding.push(server),
                     Err(error) => refused = refused.or(Some(error)),
                 }
             }
@@ -120,18 +109,17 @@ impl VariableClient {
             };
             for server in holding {
                 // A server that cannot be told forgets it with the connection.
-                let _ = server
-                    .send("push", path!("Control"), withdrawn.clone())
-                    .await;
+                let withdrawn = server.ask("push", run, Request::Withdraw(update), Vec::new());
+                let _: Result<()> = withdrawn.await;
             }
             Err(error)
         })
     }
 
     fn same_run(&self, update: UpdateId) -> Result<()> {
-        match self.run() {
-            Some(run) if run == update.run => Ok(()),
-            _ => Err(PsError::OtherRun {
+        match self.in_run()?.0 == update.run {
+            true => Ok(()),
+            false => Err(PsError::OtherRun {
                 server: 0,
                 address: self.addresses().swap_remove(0),
                 reason: format!("the update is from run {}, this client is not", update.run),
@@ -140,13 +128,13 @@ impl VariableClient {
     }
 
     /// Sends parts to their servers, and puts the outcomes together.
-    pub(super) fn send_parts<H: prost::Message + 'static>(
+    fn send_parts(
         &self,
         op: &'static str,
-        path: &'static str,
+        run: RunId,
         pieces: Vec<(usize, Piece)>,
         shards: Vec<usize>,
-        header: impl Fn(Vec<wire::Part>) -> H,
+        request: impl Fn(Vec<Part>) -> Request,
     ) -> Result<PushOutcome> {
         let mut batches: BTreeMap<usize, Batch> = BTreeMap::new();
         for (index, piece) in pieces {
@@ -157,13 +145,14 @@ impl VariableClient {
         }
         let works = batches.into_iter().map(|(server, batch)| {
             let server = self.inner.servers[server].clone();
-            let header = header(batch.parts);
+            let request = request(batch.parts);
             async move {
-                let reply = server.ask::<wire::Pushed>(op, path, header, batch.payload);
-                Ok((batch.places, reply.await?.outcomes))
+                let outcomes = server.ask(op, run, request, batch.payload).await?;
+                Ok((batch.places, outcomes))
             }
         });
-        let replies = self.inner.driver.run(in_parallel(works.collect()))?;
+        let replies: Vec<(_, Vec<Outcome>)> =
+            self.inner.driver.run(in_parallel(works.collect()))?;
         let zeros = |count: usize| Versions(vec![0; count]);
         let zeros: Vec<Versions> = shards.into_iter().map(zeros).collect();
         let mut outcome = PushOutcome {
@@ -172,14 +161,14 @@ impl VariableClient {
             ..PushOutcome::default()
         };
         for (places, outcomes) in replies {
-            for ((index, shard), done) in places.into_iter().zip(outcomes) {
-                outcome.versions[index].0[shard] = done.version;
-                outcome.updates[index].0[shard] = done.updates;
-                match done.what {
-                    0 => outcome.applied += 1,
-                    1 => outcome.already_applied += 1,
-                    2 => outcome.accumulated += 1,
-                    _ => outcome.dropped += 1,
+            for ((index, shard), (effect, counts)) in places.into_iter().zip(outcomes) {
+                outcome.versions[index].0[shard] = counts.version;
+                outcome.updates[index].0[shard] = counts.updates;
+                match effect {
+                    UpdateEffect::Applied => outcome.applied += 1,
+                    UpdateEffect::AlreadyApplied => outcome.already_applied += 1,
+                    UpdateEffect::Accumulated => outcome.accumulated += 1,
+                    UpdateEffect::Dropped => outcome.dropped += 1,
                 }
             }
         }
@@ -191,7 +180,9 @@ impl VariableClient {
     /// # Errors
     /// [`PsError::Shape`], [`PsError::DType`], [`PsError::TooLarge`].
     pub fn initialize(&self, variable: &VariableRef, value: TensorData) -> Result<Versions> {
-        let outcome = self.assignment("initialize", 0, None, variable, value)?;
+        let pieces = variable.cut("initialize", value, &[], false)?;
+        let outcome =
+            self.assign_pieces("initialize", Assignment::Assign, None, variable, pieces)?;
         Ok(outcome.versions.into_iter().next().unwrap_or_default())
     }
 
@@ -205,7 +196,7 @@ impl VariableClient {
         variable: &VariableRef,
         value: TensorData,
     ) -> Result<PushOutcome> {
-        self.assignment("assign", 0, Some(update), variable, value)
+        self.change(Assignment::Assign, update, variable, value)
     }
 
     /// Adds to a value, at most once per update id; integers wrap around.
@@ -218,7 +209,7 @@ impl VariableClient {
         variable: &VariableRef,
         value: TensorData,
     ) -> Result<PushOutcome> {
-        self.assignment("assign_add", 1, Some(update), variable, value)
+        self.change(Assignment::Combine(Combine::Add), update, variable, value)
     }
 
     /// Subtracts from a value, at most once per update id; integers wrap around.
@@ -231,28 +222,45 @@ impl VariableClient {
         variable: &VariableRef,
         value: TensorData,
     ) -> Result<PushOutcome> {
-        self.assignment("assign_sub", 2, Some(update), variable, value)
+        self.change(
+            Assignment::Combine(Combine::Subtract),
+            update,
+            variable,
+            value,
+        )
     }
 
-    fn assignment(
+    fn change(
         &self,
-        op: &'static str,
-        operation: u32,
-        update: Option<UpdateId>,
+        assignment: Assignment,
+        update: UpdateId,
         variable: &VariableRef,
         value: TensorData,
     ) -> Result<PushOutcome> {
-        let (run, _) = self.in_run()?;
-        update.map_or(Ok(()), |update| self.same_run(update))?;
+        self.same_run(update)?;
+        let op = assignment.name();
         let pieces = variable.cut(op, value, &[], false)?;
+        self.assign_pieces(op, assignment, Some(update), variable, pieces)
+    }
+
+    /// Assigns to the shards of these pieces.
+    pub(super) fn assign_pieces(
+        &self,
+        op: &'static str,
+        assignment: Assignment,
+        update: Option<UpdateId>,
+        variable: &VariableRef,
+        pieces: Vec<Piece>,
+    ) -> Result<PushOutcome> {
+        let (run, _) = self.in_run()?;
         let pieces = pieces.into_iter().map(|piece| (0, piece)).collect();
         let shards = vec![variable.placement().shards.len()];
-        self.send_parts(op, path!("Assign"), pieces, shards, |parts| wire::Assign {
-            run: run.clone(),
-            closure: update.map(|update| update.closure),
-            sequence: update.map_or(0, |update| update.sequence),
-            operation,
-            parts,
+        self.send_parts(op, run, pieces, shards, |parts| {
+            Request::Assign(Assign {
+                update: update.map(UpdateId::key),
+                assignment,
+                parts,
+            })
         })
     }
 }
@@ -354,8 +362,7 @@ mod tests {
             worker.join(self.run).unwrap();
             let pieces = self.w.cut("push", floats(-1.0), &base.0, false).unwrap();
             let pieces: Vec<_> = pieces.into_iter().map(|piece| (0, piece)).collect();
-            let run = self.run.0.to_le_bytes();
-            worker.prepare(self.id(closure), &run, &pieces).unwrap();
+            worker.prepare(self.id(closure), self.run, &pieces).unwrap();
             worker
         }
     }
@@ -434,15 +441,7 @@ mod tests {
                         assert_eq!(pushed.versions[0].0, [2, 2]);
                     }
                     "withdrawn" => {
-                        let withdrawn = Some(wire::Withdrawn {
-                            closure: 1,
-                            sequence: 0,
-                        });
-                        let control = wire::Control {
-                            withdrawn,
-                            ..wire::Control::default()
-                        };
-                        slow.control("push", control).unwrap();
+                        slow.tell("push", || Request::Withdraw((1, 0))).unwrap();
                     }
                     _ => drop(slow),
                 }

@@ -9,14 +9,13 @@ use bytes::Bytes;
 
 use crate::client::pull::{one_by_one, pull_of_server};
 use crate::client::server::{Call, Server};
-use crate::client::split::Piece;
 use crate::client::tensor::{tensor, tensor_bytes};
 use crate::client::{VariableClient, in_parallel};
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::server::elements;
-use crate::update::{StalenessPolicy, Versions};
+use crate::update::{RunId, StalenessPolicy, Versions};
 use crate::variable::VariableRef;
+use crate::wire::{Assignment, PullRows, Pulled, Request};
 
 /// Rows as they were looked up.
 #[derive(Debug, Clone)]
@@ -29,6 +28,32 @@ pub(crate) struct PulledRows {
 }
 
 impl VariableClient {
+    /// Rows of a variable, one per id, in this order; shape: ids, then the variable's without its
+    /// first axis. Each row travels once.
+    ///
+    /// # Errors
+    /// [`PsError::Row`], [`PsError::Uninitialized`].
+    pub fn pull_rows(&self, variable: &VariableRef, ids: &[u64]) -> Result<TensorData> {
+        let mut distinct = ids.to_vec();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let pulled = self.distinct_rows(variable, &distinct, false)?.values;
+        if distinct == ids {
+            return Ok(pulled);
+        }
+        let (rows, width) = (pulled.as_bytes(), variable.row_bytes());
+        let mut bytes = Vec::with_capacity(ids.len() * width);
+        for id in ids {
+            let place = distinct.partition_point(|known| known < id) * width;
+            bytes.extend_from_slice(&rows[place..place + width]);
+        }
+        Ok(tensor(
+            bytes,
+            variable.rows_shape("pull of rows", ids.len())?,
+            variable.dtype(),
+        ))
+    }
+
     /// Rows of a variable by ascending ids, each once. `closure` as in [`pull`](Self::pull); call
     /// this before other pulls of the closure.
     pub(crate) fn look_up(
@@ -37,7 +62,7 @@ impl VariableClient {
         ids: &[u64],
         closure: Option<u64>,
     ) -> Result<PulledRows> {
-        let (run, rules) = self.in_run()?;
+        let (_, rules) = self.in_run()?;
         variable.check_ids(ids)?;
         if let Some(closure) = closure
             && rules.staleness.map(|rule| rule.policy) == Some(StalenessPolicy::Wait)
@@ -45,13 +70,26 @@ impl VariableClient {
             self.queue_up(variable, closure)?;
         }
         let needs_versions = rules.synchronous.is_some() || rules.staleness.is_some();
+        self.distinct_rows(variable, ids, needs_versions)
+    }
+
+    /// Rows by ascending ids, each once; also the versions of shards without any if `all_shards`.
+    fn distinct_rows(
+        &self,
+        variable: &VariableRef,
+        ids: &[u64],
+        all_shards: bool,
+    ) -> Result<PulledRows> {
+        let (run, _) = self.in_run()?;
+        let shape = variable.rows_shape("pull of rows", ids.len())?;
+        variable.check_ids(ids)?;
         let bf16 = self.inner.options.bf16 && variable.dtype() == DType::F32;
         let width = variable.row_bytes();
         let (mut works, mut places) = (Vec::new(), Vec::new());
         let shards = variable.placement().shards.iter().zip(&variable.0.ids);
         for (number, (shard, id)) in shards.enumerate() {
             let mine = between(ids, shard.offset..shard.offset + shard.rows);
-            if mine.is_empty() && !needs_versions {
+            if mine.is_empty() && !all_shards {
                 continue;
             }
             let first = shard.offset as u64;
@@ -59,8 +97,7 @@ impl VariableClient {
                 .iter()
                 .flat_map(|id| (id - first).to_le_bytes())
                 .collect();
-            let request = wire::PullRows {
-                run: run.clone(),
+            let request = PullRows {
                 bf16,
                 id: *id,
                 count: mine.len() as u64,
@@ -68,7 +105,7 @@ impl VariableClient {
             let bytes = (mine.len() * width) as u64 >> u32::from(bf16);
             let server = self.inner.servers[shard.server].clone();
             places.push(number);
-            works.push(rows_of(server, request, numbers.into(), bytes));
+            works.push(rows_of(server, run, request, numbers.into(), bytes));
         }
         let mut versions = Versions(vec![0; variable.placement().shards.len()]);
         let mut rows = Vec::with_capacity(ids.len() * width);
@@ -82,10 +119,6 @@ impl VariableClient {
                 true => rows.extend(elements::widen(&bytes)),
                 false => rows.extend(bytes),
             }
-        }
-        let mut shape = variable.shape().to_vec();
-        if let Some(first) = shape.first_mut() {
-            *first = ids.len();
         }
         Ok(PulledRows {
             values: tensor(rows, shape, variable.dtype()),
@@ -102,7 +135,7 @@ impl VariableClient {
         let servers = self.inner.servers.iter().take(last + 1);
         let works = servers.map(|server| {
             let places = Vec::new();
-            pull_of_server(server.clone(), run.clone(), Some(closure), false, places)
+            pull_of_server(server.clone(), run, Some(closure), false, places)
         });
         let works: Vec<_> = works.collect();
         self.inner.driver.run(one_by_one(works)).map(drop)
@@ -115,45 +148,16 @@ impl VariableClient {
         number: usize,
         value: TensorData,
     ) -> Result<()> {
-        let (run, _) = self.in_run()?;
-        let shards = &variable.placement().shards;
-        let Some(shard) = shards.get(number) else {
+        let Some(shard) = variable.placement().shards.get(number) else {
             return Err(PsError::UnknownVariable {
                 name: format!("{}, shard {number}", variable.name()),
             });
         };
-        if value.shape()[..] != shard.shape[..] {
-            return Err(PsError::Shape {
-                op: "initialize",
-                name: variable.name().to_string(),
-                expected: shard.shape.clone(),
-                found: value.shape().to_vec(),
-            });
-        }
-        let dtype = elements::name(value.dtype())?.to_string();
-        let payload = tensor_bytes(value);
-        let piece = Piece {
-            server: shard.server,
-            shard: number,
-            part: wire::Part {
-                id: variable.0.ids[number],
-                base: None,
-                rows: None,
-                bytes: payload.len() as u64,
-                dtype,
-            },
-            payload: vec![payload],
-        };
-        let (pieces, counts) = (vec![(0, piece)], vec![shards.len()]);
-        let header = |parts| wire::Assign {
-            run: run.clone(),
-            closure: None,
-            sequence: 0,
-            operation: 0,
-            parts,
-        };
-        let sent = self.send_parts("initialize", path!("Assign"), pieces, counts, header);
-        sent.map(drop)
+        variable.check("initialize", &shard.shape, (value.dtype(), value.shape()))?;
+        let piece = variable.piece(number, None, None, tensor_bytes(value), false);
+        let op = "initialize";
+        let assigned = self.assign_pieces(op, Assignment::Assign, None, variable, vec![piece]);
+        assigned.map(drop)
     }
 }
 
@@ -165,7 +169,8 @@ fn between(ids: &[u64], range: Range<usize>) -> &[u64] {
 
 async fn rows_of(
     server: Arc<Server>,
-    request: wire::PullRows,
+    run: RunId,
+    request: PullRows,
     numbers: Bytes,
     bytes: u64,
 ) -> Result<(u64, Vec<u8>)> {
@@ -175,16 +180,15 @@ async fn rows_of(
     };
     let call = Call {
         op: "pull rows",
-        path: path!("PullRows"),
-        header: request,
+        run,
+        request: Request::PullRows(request),
         payload,
-        sizes: move |reply: &wire::Pulled| match &reply.got[..] {
+        sizes: move |reply: &Pulled| match &reply.got[..] {
             [got] if got.bytes == bytes => Ok(vec![bytes]),
             _ => Err("rows of another size".to_string()),
         },
-        may_repeat: true,
     };
-    let (reply, mut rows): (wire::Pulled, _) = server.call(call).await?;
-    let version = reply.got.first().map_or(0, |got| got.version);
+    let (reply, mut rows): (Pulled, _) = server.call(call).await?;
+    let version = reply.got.first().map_or(0, |got| got.counts.version);
     Ok((version, rows.pop().unwrap_or_default()))
 }

@@ -1,30 +1,22 @@
 //! The connection to one server: calls with a deadline, repeated once when the connection broke.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_core::collectives::Interruption;
-use hyper::body::Incoming;
-use prost::Message;
+use serde::de::DeserializeOwned;
 
 use crate::client::ClientOptions;
 use crate::client::pool::Pool;
 use crate::error::{PsError, Result};
-use crate::generated as wire;
-use crate::rpc::message::{Outgoing, ReadError, Reader, call};
-use crate::rpc::{Channel, ConnectError, ConnectionEnd, RpcOptions};
-use crate::update::RunId;
-use crate::wire_error::from_status;
+use crate::rpc::message::{Outgoing, ReadError};
+use crate::rpc::{Channel, ConnectError, ConnectionEnd, POLL_INTERVAL, RpcOptions};
+use crate::update::{RunId, RunOptions};
+use crate::wire::Request;
 
 /// How long a broken connection may take to come back.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// After an interruption: how often a server is asked for a sign of life, and how long it may take.
-const POLL_INTERVAL: Duration = Duration::from_millis(150);
-const SILENT_AFTER: Duration = Duration::from_millis(800);
-/// What every server answers at once, whatever else it does.
-const HEALTH_PATH: &str = "/grpc.health.v1.Health/Check";
 /// The pause between attempts while a server does not listen yet.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -37,8 +29,6 @@ pub(super) struct Server {
     timeout: Duration,
     /// Ends calls to a server that gives no sign of life.
     interruption: Interruption,
-    /// The server has given no sign of life after an interruption.
-    is_silent: AtomicBool,
     pub(super) pool: Arc<Pool>,
     channel: tokio::sync::Mutex<Option<Channel>>,
     /// The run that this process coordinates: a new connection says so again.
@@ -46,19 +36,17 @@ pub(super) struct Server {
 }
 
 /// One call: what is sent, and which sizes of tensors come back.
-pub(super) struct Call<H, S> {
+pub(super) struct Call<S> {
     pub(super) op: &'static str,
-    pub(super) path: &'static str,
-    pub(super) header: H,
+    pub(super) run: RunId,
+    pub(super) request: Request,
     pub(super) payload: Vec<Bytes>,
-    /// The bytes of each tensor of the reply, or what is wrong with its header.
+    /// The bytes of each tensor of the reply, or what is wrong with its message.
     pub(super) sizes: S,
-    /// Whether a repetition does what one call does.
-    pub(super) may_repeat: bool,
 }
 
 /// A reply without a payload.
-pub(super) fn no_payload<R>(_: &R) -> Result<Vec<u64>, String> {
+fn no_payload<R>(_: &R) -> Result<Vec<u64>, String> {
     Ok(Vec::new())
 }
 
@@ -81,7 +69,6 @@ impl Server {
             rpc,
             timeout: options.timeout,
             interruption: options.interruption.clone(),
-            is_silent: AtomicBool::new(false),
             pool,
             channel: tokio::sync::Mutex::default(),
             coordinates: tokio::sync::Mutex::default(),
@@ -111,11 +98,7 @@ impl Server {
         let begin = Instant::now();
         tokio::select! {
             connected = self.connect_within(limit, begin) => connected,
-            () = interruption.raised() => Err(PsError::Interrupted {
-                task: "this process".to_string(),
-                what: format!("parameter server {} at {}", self.index, self.address),
-                waited: begin.elapsed(),
-            }),
+            () = interruption.raised() => Err(self.interrupted("", begin)),
         }
     }
 
@@ -160,16 +143,17 @@ impl Server {
     }
 
     /// Makes a call.
-    pub(super) async fn call<R, H, S>(&self, call: Call<H, S>) -> Result<(R, Vec<Vec<u8>>)>
+    pub(super) async fn call<R, S>(&self, call: Call<S>) -> Result<(R, Vec<Vec<u8>>)>
     where
-        R: Message + Default,
-        H: Message,
+        R: DeserializeOwned,
         S: Fn(&R) -> Result<Vec<u64>, String>,
     {
         let (op, begun) = (call.op, Instant::now());
         let called = tokio::select! {
             called = tokio::time::timeout(self.timeout, self.call_or_repeat(call)) => called,
-            () = self.silence() => return Err(self.interrupted(begun)),
+            () = self.silence() => {
+                return Err(self.interrupted(", which gives no sign of life", begun));
+            }
         };
         match called {
             Ok(done) => done,
@@ -182,61 +166,43 @@ impl Server {
         }
     }
 
-    fn interrupted(&self, begun: Instant) -> PsError {
+    fn interrupted(&self, why: &str, begun: Instant) -> PsError {
         PsError::Interrupted {
             task: "this process".to_string(),
-            what: format!(
-                "parameter server {} at {}, which gives no sign of life",
-                self.index, self.address
-            ),
+            what: format!("parameter server {} at {}{why}", self.index, self.address),
             waited: begun.elapsed(),
         }
     }
 
-    /// Ready when the interruption was raised and the server has not given a sign of life for a
-    /// while since then.
+    /// Ready when the interruption was raised and the server gives no sign of life.
     async fn silence(&self) {
         self.interruption.raised().await;
-        while !self.is_silent.load(Ordering::Relaxed) {
-            match tokio::time::timeout(SILENT_AFTER, self.is_alive()).await {
-                // What is wrong with the connection shows in the call itself.
-                Ok(_) => tokio::time::sleep(POLL_INTERVAL).await,
-                Err(_) => self.is_silent.store(true, Ordering::Relaxed),
+        loop {
+            let channel = self.channel.lock().await;
+            // What else is wrong with the connection shows in the call itself.
+            if channel.as_ref().is_some_and(|it| it.silence().is_some()) {
+                return;
             }
+            drop(channel);
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn is_alive(&self) -> Result<(), ReadError> {
-        let channel = self.channel().await;
-        let mut channel =
-            channel.map_err(|error| ReadError::Broken(ConnectionEnd::Broken(error.to_string())))?;
-        let question = Outgoing::new(&wire::Empty {}, Vec::new());
-        let mut reader: Reader<Incoming> = call(&mut channel, HEALTH_PATH, question).await?;
-        reader.header::<wire::Empty>().await.map(drop)
-    }
-
-    async fn call_or_repeat<R, H, S>(&self, call: Call<H, S>) -> Result<(R, Vec<Vec<u8>>)>
+    async fn call_or_repeat<R, S>(&self, call: Call<S>) -> Result<(R, Vec<Vec<u8>>)>
     where
-        R: Message + Default,
-        H: Message,
+        R: DeserializeOwned,
         S: Fn(&R) -> Result<Vec<u64>, String>,
     {
-        let mut may_repeat = call.may_repeat;
+        let mut may_repeat = call.request.may_repeat();
         loop {
             let mut channel = self.channel().await?;
-            let failed = match exchange(&mut channel, &call, &self.pool).await {
-                Ok(reply) => return Ok(reply),
-                Err(failed) => failed,
-            };
-            let end = match failed {
-                ReadError::Status(status) => {
-                    return Err(from_status(&status, self.index, &self.address));
-                }
-                ReadError::Nonsense(what) => {
+            let end = match exchange(&mut channel, &call, &self.pool).await {
+                Ok(reply) => return reply.map_err(|error| self.as_reached(error)),
+                Err(ReadError::Nonsense(what)) => {
                     let address = self.address.clone();
                     return Err(PsError::Protocol { address, what });
                 }
-                ReadError::Broken(end) => channel.closed().unwrap_or(end),
+                Err(ReadError::Broken(end)) => channel.closed().unwrap_or(end),
             };
             // A server that hangs would let a repetition wait once more.
             if !may_repeat || end == ConnectionEnd::Silent {
@@ -246,34 +212,36 @@ impl Server {
         }
     }
 
+    /// An error of the server, which does not know by which number and address it was reached.
+    fn as_reached(&self, error: PsError) -> PsError {
+        let (server, address) = (self.index, self.address.clone());
+        match error {
+            PsError::OtherRun { reason, .. } => PsError::OtherRun {
+                server,
+                address,
+                reason,
+            },
+            PsError::Protocol { what, .. } => PsError::Protocol { address, what },
+            error => error,
+        }
+    }
+
     /// A call whose reply has no payload.
-    pub(super) async fn ask<R: Message + Default>(
+    pub(super) async fn ask<R: DeserializeOwned>(
         &self,
         op: &'static str,
-        path: &'static str,
-        header: impl Message,
+        run: RunId,
+        request: Request,
         payload: Vec<Bytes>,
     ) -> Result<R> {
         let call = Call {
             op,
-            path,
-            header,
+            run,
+            request,
             payload,
             sizes: no_payload,
-            may_repeat: true,
         };
         self.call(call).await.map(|(reply, _)| reply)
-    }
-
-    /// [`wire::Control`] and other calls without an answer.
-    pub(super) async fn send(
-        &self,
-        op: &'static str,
-        path: &'static str,
-        header: impl Message,
-    ) -> Result<()> {
-        let reply = self.ask::<wire::Empty>(op, path, header, Vec::new()).await;
-        reply.map(drop)
     }
 }
 
@@ -282,33 +250,33 @@ impl Server {
 async fn join_as_coordinator(channel: &mut Channel, run: RunId, pool: &Pool) {
     let call = Call {
         op: "join",
-        path: path!("Join"),
-        header: wire::Join {
-            run: run.0.to_le_bytes().to_vec(),
-            coordinator: true,
+        run,
+        request: Request::Join {
+            is_coordinator: true,
         },
         payload: Vec::new(),
         sizes: no_payload,
-        may_repeat: false,
     };
-    let _: Result<(wire::Attach, _), ReadError> = exchange(channel, &call, pool).await;
+    let _: Result<Result<(RunOptions, _)>, ReadError> = exchange(channel, &call, pool).await;
 }
 
-/// One attempt.
-async fn exchange<R, H, S>(
+/// One attempt: what the server answers, or why it cannot be read.
+async fn exchange<R, S>(
     channel: &mut Channel,
-    request: &Call<H, S>,
+    call: &Call<S>,
     pool: &Pool,
-) -> Result<(R, Vec<Vec<u8>>), ReadError>
+) -> Result<Result<(R, Vec<Vec<u8>>)>, ReadError>
 where
-    R: Message + Default,
-    H: Message,
+    R: DeserializeOwned,
     S: Fn(&R) -> Result<Vec<u64>, String>,
 {
-    let outgoing = Outgoing::new(&request.header, request.payload.clone());
-    let mut reader: Reader<Incoming> = call(channel, request.path, outgoing).await?;
-    let header: R = reader.header().await?;
-    let sizes = (request.sizes)(&header).map_err(ReadError::Nonsense)?;
+    let outgoing = Outgoing::new(&(call.run, &call.request), call.payload.clone());
+    let mut reader = channel.call(outgoing).await?;
+    let reply: R = match reader.header::<Result<R>>().await? {
+        Ok(reply) => reply,
+        Err(error) => return Ok(Err(error)),
+    };
+    let sizes = (call.sizes)(&reply).map_err(ReadError::Nonsense)?;
     let mut tensors = Vec::with_capacity(sizes.len());
     for size in sizes {
         let capacity = usize::try_from(size).unwrap_or(usize::MAX);
@@ -320,5 +288,5 @@ where
         tensors.push(bytes);
     }
     reader.end().await?;
-    Ok((header, tensors))
+    Ok(Ok((reply, tensors)))
 }

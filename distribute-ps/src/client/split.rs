@@ -8,18 +8,18 @@ use bytes::Bytes;
 use crate::client::pool::Pool;
 use crate::client::tensor::{tensor, tensor_bytes};
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::placement::ShardPlacement;
 use crate::server::elements;
 use crate::update::Gradient;
 use crate::variable::VariableRef;
+use crate::wire::Part;
 
 /// A part of a request for one server.
 pub(super) struct Piece {
     pub(super) server: usize,
     /// The shard's number within its variable.
     pub(super) shard: usize,
-    pub(super) part: wire::Part,
+    pub(super) part: Part,
     pub(super) payload: Vec<Bytes>,
 }
 
@@ -34,30 +34,31 @@ impl VariableRef {
         shard.rows * self.row_bytes()
     }
 
-    fn check(
+    /// Refuses what has another type, or another shape than is `expected` of it.
+    pub(crate) fn check(
         &self,
         op: &'static str,
-        dtype: DType,
         expected: &[usize],
-        found: &TensorData,
+        (dtype, shape): (DType, &[usize]),
     ) -> Result<()> {
-        if found.dtype() != dtype {
+        let name = || self.name().to_string();
+        if dtype != self.dtype() {
             return Err(PsError::DType {
                 op,
-                name: self.name().to_string(),
-                expected: format!("{dtype:?}"),
-                found: format!("{:?}", found.dtype()),
+                name: name(),
+                expected: self.dtype().name().to_string(),
+                found: dtype.name().to_string(),
             });
         }
-        if found.shape()[..] != *expected {
-            return Err(PsError::Shape {
+        match shape == expected {
+            true => Ok(()),
+            false => Err(PsError::Shape {
                 op,
-                name: self.name().to_string(),
+                name: name(),
                 expected: expected.to_vec(),
-                found: found.shape().to_vec(),
-            });
+                found: shape.to_vec(),
+            }),
         }
-        Ok(())
     }
 
     /// A value of the whole variable, cut along its shards.
@@ -68,29 +69,43 @@ impl VariableRef {
         base: &[u64],
         bf16: bool,
     ) -> Result<Vec<Piece>> {
-        self.check(op, self.dtype(), self.shape(), &value)?;
+        self.check(op, self.shape(), (value.dtype(), value.shape()))?;
         let bytes = tensor_bytes(value);
-        let dtype = elements::name(self.dtype())?;
-        let bf16 = bf16 && self.dtype() == DType::F32;
-        let shards = self.placement().shards.iter().zip(&self.0.ids).enumerate();
-        let pieces = shards.map(|(number, (shard, id))| {
+        let shards = self.placement().shards.iter().enumerate();
+        let pieces = shards.map(|(number, shard)| {
             let begin = shard.offset * self.row_bytes();
             let slice = bytes.slice(begin..begin + self.shard_bytes(shard));
-            let payload = narrowed(slice, bf16);
-            Piece {
-                server: shard.server,
-                shard: number,
-                part: wire::Part {
-                    id: *id,
-                    base: base.get(number).copied(),
-                    rows: None,
-                    bytes: payload.len() as u64,
-                    dtype: if bf16 { "bf16" } else { dtype }.to_string(),
-                },
-                payload: vec![payload],
-            }
+            self.piece(number, base.get(number).copied(), None, slice, bf16)
         });
         Ok(pieces.collect())
+    }
+
+    /// What is sent of one shard: values, perhaps narrowed on their way, after the row numbers of a
+    /// sparse gradient.
+    pub(super) fn piece(
+        &self,
+        number: usize,
+        base: Option<u64>,
+        rows: Option<Bytes>,
+        values: Bytes,
+        bf16: bool,
+    ) -> Piece {
+        let (values, dtype) = match bf16 && self.dtype() == DType::F32 {
+            true => (elements::narrow(&values).into(), DType::BF16),
+            false => (values, self.dtype()),
+        };
+        Piece {
+            server: self.placement().shards[number].server,
+            shard: number,
+            part: Part {
+                id: self.0.ids[number],
+                base,
+                rows: rows.as_ref().map(|rows| rows.len() as u64 / 8),
+                bytes: values.len() as u64,
+                dtype,
+            },
+            payload: rows.into_iter().chain([values]).collect(),
+        }
     }
 
     /// A gradient, cut along the shards that it concerns.
@@ -105,37 +120,19 @@ impl VariableRef {
             Gradient::Sparse { ids, rows } => (ids, rows, false),
             Gradient::Table { ids, rows } => (ids, rows, true),
         };
-        let mut expected = self.shape().to_vec();
-        match expected.first_mut() {
-            Some(first) => *first = ids.len(),
-            None => return Err(PsError::invalid("push: a scalar has no rows")),
-        }
-        self.check("push", self.dtype(), &expected, &rows)?;
+        let expected = self.rows_shape("push", ids.len())?;
+        self.check("push", &expected, (rows.dtype(), rows.shape()))?;
         self.check_ids(&ids)?;
         let bytes = tensor_bytes(rows);
-        let dtype = elements::name(self.dtype())?;
-        let bf16 = bf16 && self.dtype() == DType::F32;
         let mut pieces = Vec::new();
-        let shards = self.placement().shards.iter().zip(&self.0.ids).enumerate();
-        for (number, (shard, id)) in shards {
+        for (number, shard) in self.placement().shards.iter().enumerate() {
             let (numbers, values) = match self.rows_of(shard, &ids, &bytes) {
                 Some(rows) => rows,
                 None if all_shards => <(Bytes, Bytes)>::default(),
                 None => continue,
             };
-            let values = narrowed(values, bf16);
-            pieces.push(Piece {
-                server: shard.server,
-                shard: number,
-                part: wire::Part {
-                    id: *id,
-                    base: base.get(number).copied(),
-                    rows: Some(numbers.len() as u64 / 8),
-                    bytes: values.len() as u64,
-                    dtype: if bf16 { "bf16" } else { dtype }.to_string(),
-                },
-                payload: vec![numbers, values],
-            });
+            let base = base.get(number).copied();
+            pieces.push(self.piece(number, base, Some(numbers), values, bf16));
         }
         Ok(pieces)
     }
@@ -163,6 +160,16 @@ impl VariableRef {
             }
         }
         (!numbers.is_empty()).then(|| (numbers.into(), values.into()))
+    }
+
+    /// The shape of so many rows.
+    pub(super) fn rows_shape(&self, op: &str, rows: usize) -> Result<Vec<usize>> {
+        let mut shape = self.shape().to_vec();
+        match shape.first_mut() {
+            Some(first) => *first = rows,
+            None => return Err(PsError::invalid(format!("{op}: a scalar has no rows"))),
+        }
+        Ok(shape)
     }
 
     pub(super) fn check_ids(&self, ids: &[u64]) -> Result<()> {
@@ -202,12 +209,5 @@ impl VariableRef {
             }
         };
         Ok(pool.lend(bytes, self.shape().to_vec(), self.dtype()))
-    }
-}
-
-fn narrowed(bytes: Bytes, bf16: bool) -> Bytes {
-    match bf16 {
-        true => elements::narrow(&bytes).into(),
-        false => bytes,
     }
 }

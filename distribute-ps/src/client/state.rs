@@ -9,57 +9,45 @@ use bytes::Bytes;
 use crate::client::VariableClient;
 use crate::client::server::{Call, Server};
 use crate::client::tensor::{tensor, tensor_bytes};
-use crate::error::{PsError, Result};
-use crate::generated as wire;
-use crate::update::Versions;
+use crate::error::Result;
+use crate::update::{RunId, Versions};
 use crate::variable::{Snapshot, VariableRef};
+use crate::wire::{Counts, Request, ShardState, State};
 
 /// The bytes of each shard of one server, by its number there.
 type Sizes = BTreeMap<u32, u64>;
 
 /// The state of one shard, and its tensors.
-type ShardTensors = (wire::ShardStateHeader, Vec<Vec<u8>>);
+type ShardTensors = (ShardState, Vec<Vec<u8>>);
 
 async fn snapshot_of(
     server: Arc<Server>,
-    run: Vec<u8>,
+    run: RunId,
     sizes: Sizes,
 ) -> Result<(Option<f64>, Vec<ShardTensors>)> {
     let call = Call {
         op: "snapshot",
-        path: path!("Snapshot"),
-        header: wire::Join {
-            run,
-            coordinator: false,
-        },
+        run,
+        request: Request::Snapshot,
         payload: Vec::new(),
-        sizes: move |state: &wire::State| {
+        sizes: move |state: &State| {
             let mut all = Vec::new();
             for shard in &state.shards {
                 // A variable that was created since the catalog was asked for.
                 let size = sizes.get(&shard.id).ok_or("a shard that is not known")?;
-                let tensors = tensors_of(shard);
-                all.extend(std::iter::repeat_n(*size, tensors));
+                all.extend(std::iter::repeat_n(*size, shard.tensors()));
             }
             Ok(all)
         },
-        may_repeat: true,
     };
-    let (state, tensors): (wire::State, _) = server.call(call).await?;
+    let (state, tensors): (State, _) = server.call(call).await?;
     let mut tensors = tensors.into_iter();
-    let with_tensors = |header: wire::ShardStateHeader| {
-        let count = tensors_of(&header);
+    let with_tensors = |header: ShardState| {
+        let count = header.tensors();
         (header, tensors.by_ref().take(count).collect())
     };
     let shards = state.shards.into_iter().map(with_tensors).collect();
     Ok((state.learning_rate, shards))
-}
-
-fn tensors_of(shard: &wire::ShardStateHeader) -> usize {
-    match shard.initialized {
-        true => 1 + shard.slots.len(),
-        false => 0,
-    }
 }
 
 /// The sizes of all shards, by server.
@@ -79,7 +67,7 @@ pub(super) fn snapshot(client: &VariableClient) -> Result<Snapshot> {
     let sizes = sizes(client, &variables);
     let states = client.on_all(|server| {
         let sizes = sizes[server.index].clone();
-        snapshot_of(server, run.clone(), sizes)
+        snapshot_of(server, run, sizes)
     })?;
     let mut snapshot = Snapshot::default();
     let mut shards: BTreeMap<(usize, u32), ShardTensors> = BTreeMap::new();
@@ -103,14 +91,20 @@ pub(super) fn snapshot(client: &VariableClient) -> Result<Snapshot> {
 /// Adds one variable to a snapshot.
 fn put_together(snapshot: &mut Snapshot, variable: &VariableRef, states: Vec<ShardTensors>) {
     let name = variable.name().to_string();
-    let versions = states.iter().map(|(header, _)| header.version).collect();
-    let updates = states.iter().map(|(header, _)| header.updates).collect();
+    let versions = states
+        .iter()
+        .map(|(header, _)| header.counts.version)
+        .collect();
+    let updates = states
+        .iter()
+        .map(|(header, _)| header.counts.updates)
+        .collect();
     snapshot.versions.insert(name.clone(), Versions(versions));
     snapshot.updates.insert(name.clone(), Versions(updates));
-    if !states.iter().all(|(header, _)| header.initialized) {
+    if !states.iter().all(|(header, _)| header.is_initialized) {
         return;
     }
-    // A shard that had no update yet has no slots: they are zero.
+    // A shard that had no update yet sends no slots if they are zero.
     let names = states.iter().map(|(header, _)| header.slots.clone());
     let names = names.max_by_key(Vec::len).unwrap_or_default();
     let sizes: Vec<usize> = states.iter().map(|(_, tensors)| tensors[0].len()).collect();
@@ -131,11 +125,7 @@ fn put_together(snapshot: &mut Snapshot, variable: &VariableRef, states: Vec<Sha
 }
 
 /// What is sent to one server.
-#[derive(Default)]
-struct Sent {
-    shards: Vec<wire::ShardStateHeader>,
-    payload: Vec<Bytes>,
-}
+type Sent = (State, Vec<Bytes>);
 
 pub(super) fn restore(client: &VariableClient, snapshot: &Snapshot) -> Result<()> {
     let (run, _) = client.in_run()?;
@@ -145,27 +135,17 @@ pub(super) fn restore(client: &VariableClient, snapshot: &Snapshot) -> Result<()
         let variable = client.variable(name)?;
         add(&mut sent, snapshot, &variable, value)?;
     }
-    let mut sent: Vec<Option<Sent>> = sent.into_iter().map(Some).collect();
-    let works = client
-        .inner
-        .servers
-        .iter()
-        .zip(&mut sent)
-        .map(|(server, sent)| {
-            let Sent { shards, payload } = sent.take().unwrap_or_default();
-            let state = wire::State {
-                run: run.clone(),
-                shards,
-                learning_rate: snapshot.learning_rate,
-            };
-            let server = server.clone();
-            async move {
-                let reply = server.ask::<wire::Empty>("restore", path!("Restore"), state, payload);
-                reply.await.map(drop)
-            }
-        });
+    let servers = client.inner.servers.iter().cloned();
+    let works = servers.zip(sent).map(|(server, (mut state, payload))| {
+        state.learning_rate = snapshot.learning_rate;
+        async move {
+            let request = Request::Restore(state);
+            server.ask("restore", run, request, payload).await
+        }
+    });
     let works: Vec<_> = works.collect();
-    client.inner.driver.run(super::in_parallel(works)).map(drop)
+    let restored = client.inner.driver.run(super::in_parallel(works));
+    restored.map(|_: Vec<()>| ())
 }
 
 /// Adds one variable to what is sent.
@@ -192,19 +172,21 @@ fn add(
     for (number, (shard, id)) in shards.enumerate() {
         let begin = shard.offset * variable.row_bytes();
         let range = begin..begin + variable.shard_bytes(shard);
-        let target = &mut sent[shard.server];
-        target.shards.push(wire::ShardStateHeader {
+        let (state, payload) = &mut sent[shard.server];
+        state.shards.push(ShardState {
             id: *id,
-            version: count(&snapshot.versions, number),
-            updates: count(&snapshot.updates, number),
-            initialized: true,
+            counts: Counts {
+                version: count(&snapshot.versions, number),
+                updates: count(&snapshot.updates, number),
+            },
+            is_initialized: true,
             slots: tensors
                 .iter()
                 .filter_map(|(slot, _)| slot.clone())
                 .collect(),
         });
         let pieces = tensors.iter().map(|(_, bytes)| bytes.slice(range.clone()));
-        target.payload.extend(pieces);
+        payload.extend(pieces);
     }
     Ok(())
 }
@@ -215,25 +197,10 @@ fn highest(versions: &Versions) -> u64 {
 
 /// The bytes of a value or slot of a variable; a slot may be flattened.
 fn checked(variable: &VariableRef, value: &TensorData) -> Result<Bytes> {
-    let name = variable.name().to_string();
-    if value.dtype() != variable.dtype() {
-        return Err(PsError::DType {
-            op: "restore",
-            name,
-            expected: format!("{:?}", variable.dtype()),
-            found: format!("{:?}", value.dtype()),
-        });
-    }
-    let whole: usize = variable.shape().iter().product();
-    let is_flat = value.shape()[..] == [whole];
-    if !is_flat && value.shape()[..] != *variable.shape() {
-        return Err(PsError::Shape {
-            op: "restore",
-            name,
-            expected: variable.shape().to_vec(),
-            found: value.shape().to_vec(),
-        });
-    }
+    let flat = [variable.shape().iter().product()];
+    let is_flat = value.shape()[..] == flat;
+    let expected = if is_flat { &flat } else { variable.shape() };
+    variable.check("restore", expected, (value.dtype(), value.shape()))?;
     let shape = value.shape().to_vec();
     let copy = tensor(value.as_bytes().to_vec(), shape, value.dtype());
     Ok(tensor_bytes(copy))

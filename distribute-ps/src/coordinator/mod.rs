@@ -58,10 +58,8 @@ mod runtime;
 mod scheduler;
 mod server_notice;
 
-use std::any::Any;
-use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_core::collectives::InterruptionListener;
@@ -77,7 +75,7 @@ use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
 use crate::update::{RunId, RunOptions};
 use crate::value;
-use crate::worker::{PerWorkerDataset, SharedValue, StepRegistry};
+use crate::worker::{PerWorkerDataset, SharedValue, SharedValues, StepRegistry};
 use runtime::Runtime;
 
 /// Schedules closures on workers and waits for them (TensorFlow:
@@ -93,44 +91,9 @@ pub struct ClusterCoordinator {
     scheduler: Arc<scheduler::Scheduler>,
     strategy: Option<ParameterServerStrategy>,
     /// What the program registered with variables on the servers.
-    values: BTreeMap<String, Mutex<Box<dyn Any + Send>>>,
-    /// Which threads use them right now, or wait for them.
-    users: Mutex<BTreeSet<ValueUser>>,
+    values: SharedValues,
     runtime: Runtime,
     _listening: InterruptionListener,
-}
-
-/// A value's name, and a thread.
-type ValueUser = (String, String);
-
-/// A thread that uses a value, until it is dropped.
-struct ValueUse<'a> {
-    users: &'a Mutex<BTreeSet<ValueUser>>,
-    holder: ValueUser,
-}
-
-impl<'a> ValueUse<'a> {
-    /// Refuses a thread that uses the value already: it would wait for itself.
-    fn new(users: &'a Mutex<BTreeSet<ValueUser>>, name: &str) -> Result<Self> {
-        let holder = (
-            name.to_string(),
-            format!("{:?}", std::thread::current().id()),
-        );
-        let mut all = users.lock().unwrap_or_else(PoisonError::into_inner);
-        match all.insert(holder.clone()) {
-            true => Ok(Self { users, holder }),
-            false => Err(PsError::invalid(format!(
-                "`with` of `{name}` within `with` of `{name}`: use the value that is there"
-            ))),
-        }
-    }
-}
-
-impl Drop for ValueUse<'_> {
-    fn drop(&mut self) {
-        let mut all = self.users.lock().unwrap_or_else(PoisonError::into_inner);
-        all.remove(&self.holder);
-    }
 }
 
 impl ClusterCoordinator {
@@ -168,7 +131,7 @@ impl ClusterCoordinator {
         };
         let values = match &strategy {
             Some(strategy) => registry.make_shared(strategy)?,
-            None => BTreeMap::new(),
+            None => SharedValues::new(),
         };
         let steps = registry.step_names().map(str::to_string).collect();
         let addresses: (Vec<String>, Vec<String>) = (texts(&workers), texts(&servers));
@@ -192,7 +155,6 @@ impl ClusterCoordinator {
             scheduler,
             strategy,
             values,
-            users: Mutex::default(),
             runtime,
             _listening: listening,
         };
@@ -341,9 +303,12 @@ impl ClusterCoordinator {
     ) -> Result<R> {
         let name = value.name();
         let unknown = || PsError::invalid(format!("this coordinator has no value `{name}`"));
-        let place = self.values.get(name).ok_or_else(unknown)?;
-        let _holds = ValueUse::new(&self.users, name)?;
-        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = self.values.get(name).ok_or_else(unknown)?.lock();
+        let mut place = place.try_borrow_mut().map_err(|_| {
+            PsError::invalid(format!(
+                "`with` of `{name}` within `with` of `{name}`: use the value that is there"
+            ))
+        })?;
         let value = place.downcast_mut().ok_or_else(unknown)?;
         Ok(body(value)?)
     }

@@ -65,15 +65,6 @@ pub(crate) enum LostOutcome<C> {
     Unknown,
 }
 
-/// What a call that surfaces an error has to cancel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Cancellation<C> {
-    /// Were waiting; they are cancelled.
-    pub(crate) queued: Vec<C>,
-    /// Are running: their workers must be asked to stop.
-    pub(crate) running: Vec<u64>,
-}
-
 #[derive(Debug)]
 struct Entry<C> {
     id: u64,
@@ -166,7 +157,8 @@ impl<C: Clone, E> ClosureQueue<C, E> {
         Some(handed)
     }
 
-    /// A running closure has ended well. False if it was not running.
+    /// A running closure has ended well, or is not waited for by the call that cancels. False if it
+    /// was not running.
     pub(crate) fn finished(&mut self, id: u64) -> bool {
         self.unfinished.remove(&id);
         self.running.remove(&id).is_some()
@@ -208,11 +200,6 @@ impl<C: Clone, E> ClosureQueue<C, E> {
         LostOutcome::Requeued
     }
 
-    /// A running closure was given up by the call that cancels: it is not waited for.
-    pub(crate) fn abandoned(&mut self, id: u64) -> bool {
-        self.finished(id)
-    }
-
     /// Whether an error waits or surfaces.
     pub(crate) fn is_failing(&self) -> bool {
         self.error.is_some() || self.cancelling
@@ -223,16 +210,14 @@ impl<C: Clone, E> ClosureQueue<C, E> {
         self.cancelling
     }
 
-    /// The start of surfacing: `None` if there is no error or another call surfaces it.
-    pub(crate) fn begin_cancelling(&mut self) -> Option<Cancellation<C>> {
+    /// The start of surfacing: the closures that were waiting, which are cancelled; `None` if there
+    /// is no error or another call surfaces it. Workers of those that run must be asked to stop.
+    pub(crate) fn begin_cancelling(&mut self) -> Option<Vec<C>> {
         if self.error.is_none() || self.cancelling {
             return None;
         }
         self.cancelling = true;
-        Some(Cancellation {
-            queued: self.clear(),
-            running: self.running.keys().copied().collect(),
-        })
+        Some(self.clear())
     }
 
     /// The end of surfacing: the error, when nothing runs any more. The queue is as new then.

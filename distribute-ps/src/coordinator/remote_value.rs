@@ -1,10 +1,11 @@
 //! The result of a closure that may not have run yet.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
 use serde::de::DeserializeOwned;
 use serde::ser::{Error as _, Serialize, Serializer};
 
@@ -23,13 +24,9 @@ pub(super) struct Slot {
 }
 
 impl Slot {
-    fn lock(&self) -> MutexGuard<'_, Option<Result<Bytes>>> {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// How the closure ended. Only the first time counts.
     pub(super) fn set(&self, outcome: Result<Bytes>) {
-        self.lock().get_or_insert(outcome);
+        self.ended.lock().get_or_insert(outcome);
         self.changed.notify_all();
     }
 }
@@ -63,18 +60,7 @@ impl RemoteValue {
     /// was cancelled because another one failed or because the coordinator ended,
     /// [`PsError::InvalidArgument`] if the result is no `R`.
     pub fn fetch<R: DeserializeOwned>(&self) -> Result<R> {
-        let mut ended = self.slot.lock();
-        let bytes = loop {
-            match &*ended {
-                Some(outcome) => break outcome.clone()?,
-                None => {
-                    let waited = self.slot.changed.wait(ended);
-                    ended = waited.unwrap_or_else(PoisonError::into_inner);
-                }
-            }
-        };
-        drop(ended);
-        self.read(&bytes)
+        self.wait(None)
     }
 
     /// [`fetch`](Self::fetch), but for so long at most.
@@ -82,30 +68,27 @@ impl RemoteValue {
     /// # Errors
     /// As `fetch`, and [`PsError::Deadline`].
     pub fn fetch_timeout<R: DeserializeOwned>(&self, timeout: Duration) -> Result<R> {
-        let begun = Instant::now();
-        let mut ended = self.slot.lock();
-        let bytes = loop {
-            let left = timeout.saturating_sub(begun.elapsed());
-            match &*ended {
-                Some(outcome) => break outcome.clone()?,
-                None if left.is_zero() => return Err(self.late(timeout)),
-                None => {
-                    let waited = self.slot.changed.wait_timeout(ended, left);
-                    ended = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
+        self.wait(Some(timeout))
+    }
+
+    fn wait<R: DeserializeOwned>(&self, timeout: Option<Duration>) -> Result<R> {
+        let Slot { ended, changed } = &*self.slot;
+        let mut ended = ended.lock();
+        let is_running = |ended: &mut Option<_>| ended.is_none();
+        match timeout {
+            None => changed.wait_while(&mut ended, is_running),
+            Some(limit) => {
+                changed.wait_while_for(&mut ended, is_running, limit);
             }
+        }
+        let late = || PsError::Deadline {
+            op: "fetch",
+            waited: timeout.unwrap_or_default(),
+            reason: format!("closure {} ({}) has not ended", self.closure, self.step),
         };
+        let bytes = ended.clone().ok_or_else(late)??;
         drop(ended);
-        self.read(&bytes)
-    }
-
-    /// Whether the closure has finished, failed or been cancelled. Does not block.
-    pub fn is_ready(&self) -> bool {
-        self.slot.lock().is_some()
-    }
-
-    fn read<R: DeserializeOwned>(&self, bytes: &[u8]) -> Result<R> {
-        value::decode(bytes).map_err(|reason| {
+        value::decode(&bytes).map_err(|reason| {
             let (step, wanted) = (&self.step, std::any::type_name::<R>());
             PsError::invalid(format!(
                 "the result of step `{step}` is no {wanted}: {reason}; fetch it as the type that \
@@ -114,12 +97,9 @@ impl RemoteValue {
         })
     }
 
-    fn late(&self, waited: Duration) -> PsError {
-        PsError::Deadline {
-            op: "fetch",
-            waited,
-            reason: format!("closure {} ({}) has not ended", self.closure, self.step),
-        }
+    /// Whether the closure has finished, failed or been cancelled. Does not block.
+    pub fn is_ready(&self) -> bool {
+        self.slot.ended.lock().is_some()
     }
 }
 

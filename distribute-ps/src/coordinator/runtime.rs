@@ -5,12 +5,14 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::task::JoinHandle as Task;
 
 use super::link;
 use super::scheduler::Scheduler;
+use super::server_notice::ServerNotice;
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
+use crate::rpc::driver::Driver;
 
 /// How often it is looked whether there are workers.
 const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -19,11 +21,11 @@ const SERVER_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(super) struct Runtime {
-    links: Option<JoinHandle<()>>,
+    /// Dropped to end the connections.
+    driver: Option<Driver>,
+    links: Option<Task<()>>,
     servers: Option<JoinHandle<()>>,
     scheduler: Arc<Scheduler>,
-    /// Dropped to end the connections.
-    stop: Option<watch::Sender<()>>,
 }
 
 impl Runtime {
@@ -35,29 +37,20 @@ impl Runtime {
         scheduler: &Arc<Scheduler>,
         variables: Option<VariableClient>,
     ) -> Result<Self> {
-        let no_thread = |error| PsError::system("cannot start a thread of the coordinator", error);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| PsError::system("cannot start the coordinator's runtime", error))?;
-        let (stop_links, stopped) = watch::channel(());
-        let of_links = scheduler.clone();
-        let links = thread::Builder::new()
-            .name("ps-coordinator".to_string())
-            .spawn(move || runtime.block_on(run_connections(of_links, stopped)))
-            .map_err(no_thread)?;
+        let no_thread = "cannot start a thread of the coordinator";
+        let driver = Driver::start("ps-coordinator".to_string(), no_thread)?;
         let mut started = Self {
-            links: Some(links),
+            links: Some(driver.spawn(run_connections(scheduler.clone()))),
+            driver: Some(driver),
             servers: None,
             scheduler: scheduler.clone(),
-            stop: Some(stop_links),
         };
         if let Some(variables) = variables {
             let scheduler = scheduler.clone();
             let servers = thread::Builder::new()
                 .name("ps-low-water".to_string())
                 .spawn(move || notify_servers(&scheduler, &variables))
-                .map_err(no_thread)?;
+                .map_err(|error| PsError::system(no_thread, error))?;
             started.servers = Some(servers);
         }
         Ok(started)
@@ -66,10 +59,9 @@ impl Runtime {
     /// Waits for the threads. The connections end by themselves, after they have told the workers,
     /// when the stop signals say so.
     pub(super) fn join(&mut self) {
-        if let Some(links) = self.links.take() {
-            let _ = links.join();
+        if let (Some(driver), Some(links)) = (self.driver.take(), self.links.take()) {
+            let _ = driver.run(async move { Ok(links.await) });
         }
-        self.stop = None;
         self.scheduler.stop_notices();
         if let Some(servers) = self.servers.take() {
             let _ = servers.join();
@@ -80,13 +72,13 @@ impl Runtime {
 impl Drop for Runtime {
     /// Ends the connections without telling the workers that the job is done.
     fn drop(&mut self) {
-        self.stop = None;
+        self.driver = None;
         self.join();
     }
 }
 
-/// Runs the connections until they have ended or the sender is dropped.
-async fn run_connections(scheduler: Arc<Scheduler>, mut stopped: watch::Receiver<()>) {
+/// Runs the connections until they have ended.
+async fn run_connections(scheduler: Arc<Scheduler>) {
     let mut links = tokio::task::JoinSet::new();
     for worker in 0..scheduler.addresses.len() {
         links.spawn(link::keep_connected(scheduler.clone(), worker));
@@ -94,8 +86,6 @@ async fn run_connections(scheduler: Arc<Scheduler>, mut stopped: watch::Receiver
     let mut looks = tokio::time::interval(POLL_INTERVAL);
     loop {
         tokio::select! {
-            // Nothing is ever sent: the change is the end of the sender.
-            _ = stopped.changed() => return,
             _ = looks.tick() => scheduler.check_workers(),
             ended = links.join_next() => match ended {
                 Some(Ok(())) => {}
@@ -113,16 +103,7 @@ async fn run_connections(scheduler: Arc<Scheduler>, mut stopped: watch::Receiver
 /// second, which also shows whether they are there.
 fn notify_servers(scheduler: &Scheduler, variables: &VariableClient) {
     while let Some(notice) = scheduler.wait_for_notice(SERVER_INTERVAL) {
-        let mut ended = notice.ended.iter().copied();
-        let lost = notice.lost.iter().map(|lost| lost.closure);
-        let told = match notice.cancelled_below {
-            Some(closure) => variables.cancelled_below(closure),
-            None => Ok(()),
-        };
-        let told = told
-            .and_then(|()| ended.try_for_each(|closure| variables.abandon(closure)))
-            .and_then(|()| lost.into_iter().try_for_each(|it| variables.abandon(it)))
-            .and_then(|()| variables.finished_below(notice.first_unfinished));
+        let told = tell(&notice, variables);
         if let Err(error) = told {
             tracing::warn!(%error, "the servers were not told what has ended");
             scheduler.fail(error);
@@ -131,4 +112,15 @@ fn notify_servers(scheduler: &Scheduler, variables: &VariableClient) {
             scheduler.requeue(lost);
         }
     }
+}
+
+fn tell(notice: &ServerNotice, variables: &VariableClient) -> Result<()> {
+    if let Some(closure) = notice.cancelled_below {
+        variables.cancelled_below(closure)?;
+    }
+    let lost = notice.lost.iter().map(|lost| &lost.closure);
+    for closure in notice.ended.iter().chain(lost) {
+        variables.abandon(*closure)?;
+    }
+    variables.finished_below(notice.first_unfinished)
 }

@@ -1,11 +1,12 @@
 //! What the callers' threads and the connections to the workers share.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_core::Configuration;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
 use super::options::CoordinatorOptions;
@@ -22,12 +23,21 @@ const ENDED_MAX: usize = 1024;
 /// The longest [`CoordinatorOptions::cancel_timeout`] of a coordinator that was told to end.
 const INTERRUPTED_CANCEL_TIMEOUT: Duration = Duration::from_millis(300);
 
+/// How long those wait who wait for ever, before they look again.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// What is left of a limit; nothing if it is over.
+fn time_left(limit: Duration, since: Instant) -> Option<Duration> {
+    let left = limit.saturating_sub(since.elapsed());
+    (!left.is_zero()).then_some(left)
+}
+
 /// One call of a step, as it was scheduled.
 #[derive(Debug)]
 pub(super) struct Closure {
     pub(super) step: Arc<str>,
     pub(super) arguments: Bytes,
-    pub(super) datasets: Vec<(String, u64)>,
+    pub(super) datasets: BTreeMap<String, u64>,
     /// Gone when the caller has dropped every handle of the result.
     slot: Weak<Slot>,
 }
@@ -76,6 +86,14 @@ pub(super) struct State {
     notice: ServerNotice,
     /// Whether nobody tells them anything any more.
     is_silent: bool,
+}
+
+impl State {
+    fn late(&self, op: &'static str, waited: Duration, advice: &str) -> PsError {
+        let (queued, running) = (self.queue.queued(), self.queue.running().count());
+        let reason = format!("{queued} closures wait, {running} run{advice}");
+        PsError::Deadline { op, waited, reason }
+    }
 }
 
 #[derive(Debug)]
@@ -131,12 +149,7 @@ impl Scheduler {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // No code of others runs under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wait<'a>(&self, state: MutexGuard<'a, State>, limit: Duration) -> MutexGuard<'a, State> {
-        let waited = self.changed.wait_timeout(state, limit);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        self.state.lock()
     }
 
     // What callers do.
@@ -146,81 +159,72 @@ impl Scheduler {
         let begun = Instant::now();
         let step: Arc<str> = step.into();
         let slot = Arc::new(Slot::default());
-        let mut state = self.surface_error()?;
-        loop {
-            let datasets = state.datasets.clone().into_iter().collect();
+        let push = |state: &mut State| {
             let closure = Closure {
                 step: step.clone(),
                 arguments: arguments.clone(),
-                datasets,
+                datasets: state.datasets.clone(),
                 slot: Arc::downgrade(&slot),
             };
             match state.queue.push(arguments.len(), |_| Arc::new(closure)) {
-                Ok(closure) => {
-                    drop(state);
-                    self.work.notify_one();
-                    return Ok(RemoteValue {
-                        closure,
-                        step,
-                        slot,
-                    });
-                }
-                Err(Refusal::Stopped) => return Err(PsError::Stopped),
-                Err(Refusal::Failing) => {
-                    drop(state);
-                    state = self.surface_error()?;
-                }
-                Err(Refusal::Full) => {
-                    let since = state.progress.max(begun);
-                    let limit = self.options.schedule_timeout;
-                    let left = limit.saturating_sub(since.elapsed());
-                    if left.is_zero() {
-                        return Err(self.no_room_error(&state, limit));
-                    }
-                    state = self.wait(state, left);
-                }
+                Ok(closure) => Some(Ok(closure)),
+                Err(Refusal::Stopped) => Some(Err(PsError::Stopped)),
+                Err(Refusal::Failing | Refusal::Full) => None,
             }
-        }
+        };
+        let limit = self.options.schedule_timeout;
+        let left = |state: &State| {
+            let since = state.progress.max(begun);
+            time_left(limit, since).ok_or_else(|| {
+                let advice = ", and none has ended; look at the workers, or raise \
+                              `CoordinatorOptions::schedule_timeout`";
+                state.late("schedule", limit, advice)
+            })
+        };
+        let closure = self.wait(push, left)?;
+        self.work.notify_one();
+        Ok(RemoteValue {
+            closure,
+            step,
+            slot,
+        })
     }
 
-    fn no_room_error(&self, state: &State, waited: Duration) -> PsError {
-        let (queued, running) = (state.queue.queued(), state.queue.running().count());
-        PsError::Deadline {
-            op: "schedule",
-            waited,
-            reason: format!(
-                "{queued} closures wait, {running} run, and none has ended; look at the workers, \
-                 or raise `CoordinatorOptions::schedule_timeout`"
-            ),
+    /// Waits until a look finds something, for as long as `left` says. Errors surface meanwhile.
+    fn wait<T>(
+        &self,
+        mut look: impl FnMut(&mut State) -> Option<Result<T>>,
+        left: impl Fn(&State) -> Result<Duration>,
+    ) -> Result<T> {
+        let mut state = self.surface_error()?;
+        loop {
+            if let Some(found) = look(&mut state) {
+                return found;
+            }
+            let left = left(&state)?;
+            self.changed.wait_for(&mut state, left);
+            if state.queue.is_failing() {
+                drop(state);
+                state = self.surface_error()?;
+            }
         }
     }
 
     /// Waits until everything that was scheduled before has ended.
     pub(super) fn join(&self, timeout: Option<Duration>) -> Result<()> {
         let begun = Instant::now();
-        let mut state = self.surface_error()?;
-        let cutoff = state.queue.next_id();
-        while state.queue.first_unfinished() < cutoff {
-            let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Err(Self::unfinished(&state, begun.elapsed()));
+        let mut cutoff = None;
+        let has_ended = |state: &mut State| {
+            let cutoff = *cutoff.get_or_insert(state.queue.next_id());
+            (state.queue.first_unfinished() >= cutoff).then_some(Ok(()))
+        };
+        self.wait(has_ended, |state| match timeout {
+            None => Ok(LONG),
+            Some(limit) => {
+                let late = || state.late("join", begun.elapsed(), "");
+                time_left(limit, begun).ok_or_else(late)
             }
-            state = self.wait(state, left.unwrap_or(Duration::from_secs(3600)));
-            if state.queue.is_failing() {
-                drop(state);
-                state = self.surface_error()?;
-            }
-        }
-        Ok(())
-    }
-
-    fn unfinished(state: &State, waited: Duration) -> PsError {
-        let (queued, running) = (state.queue.queued(), state.queue.running().count());
-        PsError::Deadline {
-            op: "join",
-            waited,
-            reason: format!("{queued} closures wait and {running} run"),
-        }
+        })
     }
 
     /// Waits until one of the closures has ended.
@@ -233,18 +237,9 @@ impl Scheduler {
                 "wait_any: there is no closure to wait for",
             ));
         }
-        let mut state = self.surface_error()?;
-        loop {
-            // Under the lock: closures end under it.
-            if let Some(ended) = values.clone().into_iter().position(RemoteValue::is_ready) {
-                return Ok(ended);
-            }
-            state = self.wait(state, Duration::from_secs(3600));
-            if state.queue.is_failing() {
-                drop(state);
-                state = self.surface_error()?;
-            }
-        }
+        // Under the lock: closures end under it.
+        let ended = |_: &mut State| values.clone().into_iter().position(RemoteValue::is_ready);
+        self.wait(|state| ended(state).map(Ok), |_| Ok(LONG))
     }
 
     /// Whether nothing is queued and nothing runs.
@@ -265,12 +260,12 @@ impl Scheduler {
         let mut state = self.state();
         while state.queue.is_cancelling() {
             // Another call surfaces the error.
-            state = self.wait(state, Duration::from_secs(3600));
+            self.changed.wait(&mut state);
         }
-        let Some(cancellation) = state.queue.begin_cancelling() else {
+        let Some(cancelled) = state.queue.begin_cancelling() else {
             return Ok(state);
         };
-        for closure in cancellation.queued {
+        for closure in cancelled {
             closure.end(Err(PsError::Cancelled));
         }
         self.cancel_running(&mut state);
@@ -284,7 +279,7 @@ impl Scheduler {
             if left.is_zero() {
                 self.give_up_running(&mut state);
             } else {
-                state = self.wait(state, left);
+                self.changed.wait_for(&mut state, left);
             }
         }
     }
@@ -307,7 +302,7 @@ impl Scheduler {
             .map(|(id, c)| (id, c.clone()))
             .collect();
         for (id, closure) in running {
-            state.queue.abandoned(id);
+            state.queue.finished(id);
             closure.end(Err(PsError::Cancelled));
         }
         self.cancel_running(state);
@@ -327,24 +322,16 @@ impl Scheduler {
     pub(super) fn wait_for_worker(&self) -> Result<()> {
         let begun = Instant::now();
         let limit = self.options.connect_timeout;
-        let mut state = self.state();
-        loop {
-            if state.queue.is_failing() {
-                drop(state);
-                return self.surface_error().map(drop);
-            }
+        let look = |state: &mut State| {
             if state.workers.contains(&WorkerStatus::Connected) {
-                return Ok(());
+                return Some(Ok(()));
             }
-            if self.options.interruption.is_raised() {
-                return Err(self.interrupted(&state, begun.elapsed()));
-            }
-            let left = limit.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                return Err(self.no_workers_error(&state, limit));
-            }
-            state = self.wait(state, left);
-        }
+            let is_raised = self.options.interruption.is_raised();
+            is_raised.then(|| Err(self.interrupted(state, begun.elapsed())))
+        };
+        self.wait(look, |state| {
+            time_left(limit, begun).ok_or_else(|| self.no_workers_error(state, limit))
+        })
     }
 
     /// Everything that has not run is cancelled, and nothing is taken any more.
@@ -390,8 +377,7 @@ impl Scheduler {
                 notice.first_unfinished = state.queue.first_unfinished();
                 return Some(notice);
             }
-            let waited = self.notice_ready.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.notice_ready.wait_for(&mut state, left);
         }
     }
 

@@ -71,6 +71,25 @@ impl Program {
         Self::default()
     }
 
+    /// What was registered; in place of what is wrong a handle that is never used.
+    fn or_wrong<T>(&mut self, made: Result<T>, otherwise: impl FnOnce() -> T) -> T {
+        made.unwrap_or_else(|error| {
+            self.wrong.get_or_insert(error);
+            otherwise()
+        })
+    }
+
+    /// The handle of what is registered.
+    fn registered<T, K>(
+        &mut self,
+        name: impl Into<String>,
+        register: impl FnOnce(&mut StepRegistry, String) -> Result<Resource<T, K>>,
+    ) -> Resource<T, K> {
+        let name = name.into();
+        let made = register(&mut self.registry, name.clone());
+        self.or_wrong(made, || Resource::unregistered(name))
+    }
+
     /// Registers a step: [`StepRegistry::step`]. What is wrong with it, such as a name that is
     /// registered already, is the error of [`run`](Self::run).
     pub fn step<A, R, F>(&mut self, name: impl Into<String>, step: F) -> &mut Self
@@ -79,9 +98,8 @@ impl Program {
         R: Serialize,
         F: Fn(&WorkerContext, A) -> Result<R> + Send + Sync + 'static,
     {
-        if let Err(error) = self.registry.step(name, step) {
-            self.wrong.get_or_insert(error);
-        }
+        let made = self.registry.step(name, step);
+        self.or_wrong(made, || ());
         self
     }
 
@@ -92,13 +110,7 @@ impl Program {
         T: Send + 'static,
         F: Fn(&WorkerContext) -> Result<T> + Send + Sync + 'static,
     {
-        let name = name.into();
-        self.registry
-            .resource(name.clone(), build)
-            .unwrap_or_else(|error| {
-                self.wrong.get_or_insert(error);
-                Resource::named(name)
-            })
+        self.registered(name, |registry, name| registry.resource(name, build))
     }
 
     /// Registers a dataset by the function that makes a worker's iterator of it:
@@ -110,13 +122,7 @@ impl Program {
         I::IntoIter: Send + 'static,
         F: Fn(InputContext) -> Result<I> + Send + Sync + 'static,
     {
-        let name = name.into();
-        self.registry
-            .dataset(name.clone(), iterator)
-            .unwrap_or_else(|error| {
-                self.wrong.get_or_insert(error);
-                PerWorkerDataset::new(Resource::named(name))
-            })
+        self.registered(name, |registry, name| registry.dataset(name, iterator))
     }
 
     /// Registers a training state: [`StepRegistry::state`]. What is wrong with it is the error of
@@ -126,13 +132,7 @@ impl Program {
         T: Replicate + Send + 'static,
         F: Fn(&Device) -> T + Send + Sync + 'static,
     {
-        let name = name.into();
-        self.registry
-            .state(name.clone(), build)
-            .unwrap_or_else(|error| {
-                self.wrong.get_or_insert(error);
-                SharedValue::new(Resource::named(name))
-            })
+        self.registered(name, |registry, name| registry.state(name, build))
     }
 
     /// Registers a value with variables on the parameter servers: [`StepRegistry::shared`]. What is
@@ -142,13 +142,7 @@ impl Program {
         T: Send + 'static,
         F: Fn(&ParameterServerStrategy) -> Result<T> + Send + Sync + 'static,
     {
-        let name = name.into();
-        self.registry
-            .shared(name.clone(), build)
-            .unwrap_or_else(|error| {
-                self.wrong.get_or_insert(error);
-                SharedValue::new(Resource::named(name))
-            })
+        self.registered(name, |registry, name| registry.shared(name, build))
     }
 
     /// Registers a training run: [`StepRegistry::training`]. What is wrong with it is the error of
@@ -173,13 +167,11 @@ impl Program {
             + 'static,
     {
         let name = name.into();
-        self.registry
-            .training(name.clone(), state, data, objective)
-            .unwrap_or_else(|error| {
-                self.wrong.get_or_insert(error);
-                let data = SharedValue::new(Resource::named(fit::data_name(&name)));
-                Training::new(name, state.clone(), data)
-            })
+        let made = self.registry.training(name.clone(), state, data, objective);
+        self.or_wrong(made, || {
+            let data = Resource::unregistered(fit::data_name(&name));
+            Training::new(name, state.clone(), data)
+        })
     }
 
     /// Adds settings that coordinator and workers must have the same:

@@ -3,12 +3,14 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use distribute_core::collectives::control::peers;
+use distribute_net::peers;
 use hyper::client::conn::http2::Builder;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 
-use crate::rpc::channel::{Channel, ConnectError, ConnectionEnd};
+use crate::rpc::channel::Channel;
+use crate::rpc::failure::{ConnectError, ConnectionEnd};
 use crate::rpc::handshake;
+use crate::rpc::heard::LastHeard;
 use crate::rpc::{
     CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER, STREAM_WINDOW,
 };
@@ -19,7 +21,7 @@ impl Channel {
     ///
     /// # Errors
     /// Why there is no connection.
-    pub async fn connect(
+    pub(crate) async fn connect(
         address: &str,
         options: &RpcOptions,
         timeout: Duration,
@@ -33,45 +35,36 @@ impl Channel {
     }
 
     async fn open(address: &str, options: &RpcOptions) -> Result<Self, ConnectError> {
-        let connection = peers::connect(address, &options.security).await;
-        let connection = connection.map_err(|(reason, is_certificate)| match is_certificate {
-            true => ConnectError::Refused(reason),
-            false => ConnectError::Unavailable(reason),
-        })?;
-        let guard = connection.guard();
-        let authority = address
+        let uri = format!("http://{address}/")
             .parse()
             .map_err(|error| ConnectError::Unavailable(format!("bad address: {error}")))?;
-        let authenticated = async {
-            let (requests, driver) = builder(options)
-                .handshake(TokioIo::new(connection))
-                .await
-                .map_err(|error| {
-                    ConnectError::Unavailable(ConnectionEnd::of(&error).to_string())
-                })?;
-            let closed = Arc::new(OnceLock::new());
-            let note = closed.clone();
-            tokio::spawn(async move {
-                let ended = driver.await;
-                let _ = note.set(match ended {
-                    Ok(()) => ConnectionEnd::Gone,
-                    Err(error) => ConnectionEnd::of(&error),
-                });
+        let connected = peers::connect(address, &options.security).await;
+        let mut connection =
+            connected.map_err(|(reason, is_certificate)| match is_certificate {
+                true => ConnectError::Refused(reason),
+                false => ConnectError::Unavailable(reason),
+            })?;
+        handshake::dial(&mut connection, options).await?;
+        let heard = LastHeard::new(options.keepalive_interval);
+        let connection = heard.clone().listening(connection);
+        let ended = |error| ConnectError::Unavailable(ConnectionEnd::of(&error).to_string());
+        let begun = builder(options).handshake(TokioIo::new(connection));
+        let (requests, driver) = begun.await.map_err(ended)?;
+        let closed = Arc::new(OnceLock::new());
+        let note = closed.clone();
+        tokio::spawn(async move {
+            let ended = driver.await;
+            let _ = note.set(match ended {
+                Ok(()) => ConnectionEnd::Gone,
+                Err(error) => ConnectionEnd::of(&error),
             });
-            let channel = Self {
-                requests,
-                authority,
-                closed,
-            };
-            handshake::authenticate_as_client(&channel, options).await?;
-            Ok(channel)
-        };
-        let result: Result<Self, ConnectError> = authenticated.await;
-        // A certificate that the other side does not accept shows only after the TLS handshake.
-        match guard.certificate_refusal() {
-            Some(reason) if result.is_err() => Err(ConnectError::Refused(reason)),
-            _ => result,
-        }
+        });
+        Ok(Self {
+            requests,
+            address: uri,
+            closed,
+            heard,
+        })
     }
 }
 

@@ -1,256 +1,114 @@
-//! The first calls on every connection: both sides show who they are.
+//! What every connection begins with: both sides show who they are, by the handshake that all
+//! processes of a job make. Nothing else is read of a peer before; HTTP/2 begins behind it.
 
-use std::sync::Arc;
+use std::net::SocketAddr;
 
-use tonic::{Code, Request, Response, Status};
+use distribute_net::exchange::{self, ExchangeError};
+use distribute_net::handshake::{HandshakeError, Hello};
+use distribute_net::peers::Connection;
 
-use crate::generated::handshake_client::HandshakeClient;
-use crate::generated::handshake_server::Handshake;
-use crate::generated::{Hello, HelloReply, Proof, ProofReply};
 use crate::rpc::RpcOptions;
-use crate::rpc::channel::{Channel, ConnectError};
-use crate::rpc::peer::{Challenge, Peer};
+use crate::rpc::failure::{ConnectError, ConnectionEnd};
 
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-const CLIENT: &str = "distribute-ps proof of the client";
-const SERVER: &str = "distribute-ps proof of the server";
+const BUILD: &str = concat!("distribute-ps ", env!("CARGO_PKG_VERSION"));
 
-/// 32 bytes that nobody can guess.
-pub(super) fn nonce() -> Result<Vec<u8>, String> {
-    let mut bytes = vec![0; 32];
-    match getrandom::fill(&mut bytes) {
-        Ok(()) => Ok(bytes),
-        Err(error) => Err(format!("no random numbers from the system: {error}")),
-    }
+/// What a side says of itself, and of the address where the other one is or thinks that it is.
+fn hello(options: &RpcOptions, address: Option<SocketAddr>) -> Hello {
+    let mut hello = Hello::new(options.purpose, options.protocol_version, BUILD);
+    // Written in one way, however it was found.
+    let plain = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port()).to_string();
+    hello.address = address.map(plain).unwrap_or_default();
+    hello
 }
 
-/// One side of a connection.
-#[derive(Debug, Clone, Copy)]
-struct Side<'a> {
-    protocol: u32,
-    version: &'a str,
-    has_token: bool,
+/// The listening side; `address` is where it listens. Admits the peer.
+pub(super) async fn listen(
+    connection: &mut Connection,
+    options: &RpcOptions,
+    address: SocketAddr,
+) -> Result<(), ExchangeError> {
+    // One that listens everywhere does not know under which addresses it is known, and without a
+    // token nothing is proven anyway: who forwards such a port may.
+    let is_known = !address.ip().is_unspecified() && options.security.has_token();
+    let own = hello(options, is_known.then_some(address));
+    let secret = options.security.secret();
+    exchange::listen(connection, own, &secret).await.map(drop)
 }
 
-impl<'a> Side<'a> {
-    fn own(options: &RpcOptions) -> Side<'a> {
-        Side {
-            protocol: options.protocol_version,
-            version: VERSION,
-            has_token: options.security.has_token(),
+/// The dialling side.
+pub(super) async fn dial(
+    connection: &mut Connection,
+    options: &RpcOptions,
+) -> Result<(), ConnectError> {
+    let own = hello(options, Some(connection.guard().remote()));
+    let dialled = exchange::dial(connection, own, &options.security.secret()).await;
+    dialled.map(drop).map_err(connect_error)
+}
+
+/// Why a process that dialled is turned away. Nothing for one that never was of a job.
+pub(super) fn refusal(error: &ExchangeError) -> Option<String> {
+    match error {
+        ExchangeError::Refused(HandshakeError::Malformed { .. }) => None,
+        ExchangeError::Refused(HandshakeError::OtherPurpose { theirs, ours }) => {
+            Some(format!("it took this {ours} for a {theirs}"))
         }
-    }
-}
-
-/// What differs between a process, which is called `it`, and another one, called `other`.
-fn differs(it: Side<'_>, own: Side<'_>, other: &str) -> Option<(Code, String)> {
-    let builds = |what: String| Some((Code::FailedPrecondition, what));
-    if it.protocol != own.protocol {
-        return builds(format!(
-            "it speaks version {} of the protocol (distribute-ps {}), {other} version {} \
-             (distribute-ps {}); run the same build everywhere",
-            it.protocol, it.version, own.protocol, own.version
-        ));
-    }
-    if it.version != own.version {
-        return builds(format!(
-            "it has version {} of distribute-ps, {other} version {}; run the same build everywhere",
-            it.version, own.version
-        ));
-    }
-    let tokens = |what: String| Some((Code::Unauthenticated, what));
-    match (it.has_token, own.has_token) {
-        (true, false) => tokens(format!(
-            "it has a token, {other} has none; give all processes the job's token"
-        )),
-        (false, true) => tokens(format!(
-            "it has no token, {other} has one; give all processes the job's token"
-        )),
+        ExchangeError::Refused(error) => Some(error.to_string()),
         _ => None,
     }
 }
 
-/// The serving side.
-pub(super) struct HandshakeService {
-    pub(super) options: Arc<RpcOptions>,
-}
-
-impl Hello {
-    fn side(&self) -> Side<'_> {
-        Side {
-            protocol: self.protocol_version,
-            version: &self.crate_version,
-            has_token: self.has_token,
+fn connect_error(error: ExchangeError) -> ConnectError {
+    ConnectError::Refused(match error {
+        ExchangeError::Broken(error) => {
+            return ConnectError::Unavailable(ConnectionEnd::of(&error).to_string());
         }
-    }
-}
-
-fn peer<T>(request: &Request<T>) -> Result<Arc<Peer>, Status> {
-    let peer = request.extensions().get::<Arc<Peer>>();
-    peer.cloned()
-        .ok_or_else(|| Status::internal("the connection is unknown"))
-}
-
-#[tonic::async_trait]
-impl Handshake for HandshakeService {
-    async fn greet(&self, request: Request<Hello>) -> Result<Response<HelloReply>, Status> {
-        let peer = peer(&request)?;
-        let hello = request.into_inner();
-        let (own, theirs) = (Side::own(&self.options), hello.side());
-        if let Some((_, what)) = differs(theirs, own, "this process") {
-            peer.refuse(&what);
+        ExchangeError::Refused(HandshakeError::OtherPurpose { theirs, ours }) => {
+            format!("it is a {theirs}, not a {ours}; check the cluster's addresses")
         }
-        // The client reads it: there `it` is this process.
-        if let Some((code, what)) = differs(own, theirs, "this process") {
-            return Err(Status::new(code, what));
+        ExchangeError::Refused(error @ HandshakeError::Malformed { .. }) => {
+            format!("it is no process of distribute-ps, or one of another version ({error})")
         }
-        if hello.service != self.options.service {
-            let (wanted, is) = (hello.service, self.options.service);
-            peer.refuse(&format!("it took this {is} for a {wanted}"));
-            let what = format!("it is a {is}, not a {wanted}; check the cluster's addresses");
-            return Err(Status::failed_precondition(what));
-        }
-        let server = nonce().map_err(Status::internal)?;
-        peer.challenge(Challenge {
-            client: hello.nonce,
-            server: server.clone(),
-        });
-        Ok(Response::new(HelloReply {
-            protocol_version: own.protocol,
-            crate_version: VERSION.to_string(),
-            nonce: server,
-            has_token: own.has_token,
-        }))
-    }
-
-    async fn prove(&self, request: Request<Proof>) -> Result<Response<ProofReply>, Status> {
-        let peer = peer(&request)?;
-        let Some(Challenge { client, server }) = peer.take_challenge() else {
-            return Err(Status::failed_precondition("a proof without a greeting"));
-        };
-        let security = &self.options.security;
-        let parts: [&[u8]; 2] = [&client, &server];
-        if !security.verify(CLIENT, &parts, &request.into_inner().mac) {
-            peer.refuse("its token is another one");
-            return Err(Status::unauthenticated(
-                "its token is another one; give all processes the job's token",
-            ));
-        }
-        peer.admit();
-        Ok(Response::new(ProofReply {
-            mac: security.proof(SERVER, &parts),
-        }))
-    }
-}
-
-/// The dialling side.
-pub(super) async fn authenticate_as_client(
-    channel: &Channel,
-    options: &RpcOptions,
-) -> Result<(), ConnectError> {
-    let security = &options.security;
-    let mut client = HandshakeClient::new(channel.clone())
-        .max_decoding_message_size(4096)
-        .max_encoding_message_size(4096);
-    let own = nonce().map_err(ConnectError::Unavailable)?;
-    let hello = Hello {
-        protocol_version: options.protocol_version,
-        crate_version: VERSION.to_string(),
-        service: options.service.to_string(),
-        nonce: own.clone(),
-        has_token: security.has_token(),
-    };
-    let reply = client.greet(hello).await.map_err(rejected)?.into_inner();
-    let theirs = Side {
-        protocol: reply.protocol_version,
-        version: &reply.crate_version,
-        has_token: reply.has_token,
-    };
-    if let Some((_, what)) = differs(theirs, Side::own(options), "this process") {
-        return Err(ConnectError::Refused(what));
-    }
-    let parts: [&[u8]; 2] = [&own, &reply.nonce];
-    let mac = security.proof(CLIENT, &parts);
-    let reply = client.prove(Proof { mac }).await.map_err(rejected)?;
-    if !security.verify(SERVER, &parts, &reply.into_inner().mac) {
-        return Err(ConnectError::Refused(
-            "its token is another one".to_string(),
-        ));
-    }
-    Ok(())
-}
-
-/// What a failed call of the handshake says about the process at the other end.
-fn rejected(status: Status) -> ConnectError {
-    let message = status.message().to_string();
-    match status.code() {
-        Code::Unauthenticated | Code::FailedPrecondition => ConnectError::Refused(message),
-        Code::Unimplemented => ConnectError::Refused(format!(
-            "it is no process of distribute-ps, or one of another version ({message})"
-        )),
-        _ => ConnectError::Unavailable(message),
-    }
+        error => error.to_string(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use distribute_core::collectives::control::security::Security;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use distribute_net::exchange::{receive_text, send_text};
+    use distribute_net::handshake::{Dialer, MESSAGE_BYTES_MAX, Purpose};
+    use distribute_net::peers;
+    use distribute_net::security::Security;
+    use hyper::body::Incoming;
 
     use super::*;
-    use crate::rpc::PROTOCOL_VERSION;
+    use crate::rpc::message::{Outgoing, Reader};
+    use crate::rpc::{Channel, PROTOCOL_VERSION, Peer, RpcListener};
+    use crate::{
+        ClientOptions, ClusterCoordinator, CoordinatorOptions, PsError, StepRegistry,
+        VariableClient,
+    };
 
-    #[test]
-    fn other_versions_and_tokens_are_told_apart() {
-        let own = Side {
-            protocol: 3,
-            version: "0.1.0",
-            has_token: false,
-        };
-        assert_eq!(differs(own, own, "this process"), None);
-        let other = Side { protocol: 4, ..own };
-        let (code, what) = differs(other, own, "this process").unwrap();
-        assert_eq!(code, Code::FailedPrecondition);
-        let expected = "it speaks version 4 of the protocol (distribute-ps 0.1.0), this process \
-                        version 3 (distribute-ps 0.1.0); run the same build everywhere";
-        assert_eq!(what, expected);
-        let other = Side {
-            version: "0.0.9",
-            ..own
-        };
-        let (_, what) = differs(other, own, "this process").unwrap();
-        assert!(what.contains("0.0.9") && what.contains("0.1.0"), "{what}");
-        for (it, own) in [(true, false), (false, true)] {
-            let side = |has_token| Side {
-                protocol: 3,
-                version: "0.1.0",
-                has_token,
-            };
-            let (code, what) = differs(side(it), side(own), "this process").unwrap();
-            assert_eq!(code, Code::Unauthenticated);
-            assert_eq!(what.starts_with("it has a token"), it, "{what}");
-        }
+    const LIMIT: Duration = Duration::from_secs(20);
+
+    /// A process that answers nothing.
+    fn no_calls(_: Reader<Incoming>, _: Arc<Peer>) -> crate::rpc::Answer {
+        Box::pin(async { Outgoing::default() })
     }
 
     /// Clients and coordinators meet servers and workers of another version: both sides say which.
     #[test]
     fn servers_and_workers_of_another_version_are_refused_by_both_versions() {
-        use std::sync::Arc;
-        use std::time::{Duration, Instant};
-
-        use crate::rpc::RpcListener;
-        use crate::{
-            ClientOptions, ClusterCoordinator, CoordinatorOptions, PsError, StepRegistry,
-            VariableClient,
-        };
-
         let begun = Instant::now();
-        let other = |service| {
-            let mut options = RpcOptions::new(service, Security::default());
+        let other = |purpose| {
+            let mut options = RpcOptions::new(purpose, Security::default());
             options.protocol_version = 77;
             let listener = RpcListener::bind(0, "127.0.0.1:0", options).unwrap();
-            listener.serve(tonic::service::Routes::default()).unwrap()
+            listener.serve(no_calls).unwrap()
         };
-        let (server, worker) = (other("parameter server"), other(crate::worker::SERVICE));
+        let (server, worker) = (other(Purpose::ParameterServer), other(Purpose::Worker));
         let addresses = [server.address().to_string()];
         let of_client = VariableClient::connect(&addresses, ClientOptions::default());
         let none: [&str; 0] = [];
@@ -263,8 +121,8 @@ mod tests {
         for error in [of_client.unwrap_err(), of_coordinator.unwrap_err()] {
             assert!(matches!(error, PsError::Refused { .. }), "{error}");
             let expected = format!(
-                "it speaks version 77 of the protocol (distribute-ps {VERSION}), this process \
-                 version {PROTOCOL_VERSION} (distribute-ps {VERSION})"
+                "it speaks version 77 of the protocol ({BUILD}), this process \
+                 version {PROTOCOL_VERSION} ({BUILD})"
             );
             assert!(error.to_string().contains(&expected), "{error}");
         }
@@ -276,56 +134,63 @@ mod tests {
                 "{noted}"
             );
         }
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < LIMIT);
     }
 
-    /// A server of another version, as a client sees it, and a call without a handshake.
+    /// A worker, as somebody sees it who wants something else or makes no handshake.
     #[test]
-    fn a_server_refuses_other_versions_other_kinds_and_calls_without_a_handshake() {
-        use std::time::Duration;
-
-        use crate::rpc::RpcListener;
-
-        let options = RpcOptions::new("worker", Security::default());
+    fn a_worker_refuses_other_kinds_and_what_is_no_handshake() {
+        let options = RpcOptions::new(Purpose::Worker, Security::default());
         let listener = RpcListener::bind(0, "127.0.0.1:0", options.clone()).unwrap();
         let address = listener.address().to_string();
-        let server = listener.serve(tonic::service::Routes::default()).unwrap();
+        let server = listener.serve(no_calls).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
         runtime.unwrap().block_on(async {
-            let limit = Duration::from_secs(20);
-            let channel = Channel::connect(&address, &options, limit).await.unwrap();
-            let hello = Hello {
-                protocol_version: PROTOCOL_VERSION + 1,
-                crate_version: VERSION.to_string(),
-                service: "worker".to_string(),
-                nonce: vec![1; 32],
-                has_token: false,
-            };
-            let refused = HandshakeClient::new(channel.clone())
-                .greet(hello)
+            Channel::connect(&address, &options, LIMIT).await.unwrap();
+            for text in ["{}", ""] {
+                let mut stranger = peers::connect(&address, &options.security).await.unwrap();
+                send_text(&mut stranger, text).await.unwrap();
+                let answer = receive_text(&mut stranger, MESSAGE_BYTES_MAX)
+                    .await
+                    .unwrap();
+                assert!(answer.contains("no handshake"), "{answer}");
+                assert_eq!(server.last_refusal(), None);
+            }
+            let mut stranger = peers::connect(&address, &options.security).await.unwrap();
+            let own = hello(&options, None);
+            let (_, first) = Dialer::start(own, &options.security.secret()).unwrap();
+            send_text(&mut stranger, &first).await.unwrap();
+            receive_text(&mut stranger, MESSAGE_BYTES_MAX)
                 .await
-                .unwrap_err();
-            assert_eq!(refused.code(), Code::FailedPrecondition);
-            assert!(refused.message().contains("version"), "{refused}");
-            let proof = Proof { mac: Vec::new() };
-            let refused = HandshakeClient::new(channel)
-                .prove(proof)
+                .unwrap();
+            send_text(&mut stranger, "a proof of nothing")
                 .await
-                .unwrap_err();
-            assert!(refused.message().contains("greeting"), "{refused}");
+                .unwrap();
+            assert!(
+                receive_text(&mut stranger, MESSAGE_BYTES_MAX)
+                    .await
+                    .is_err()
+            );
+            let noted = server.last_refusal().unwrap();
+            assert!(noted.contains("its token is another one"), "{noted}");
             let other = RpcOptions::default();
-            match Channel::connect(&address, &other, limit).await {
+            match Channel::connect(&address, &other, LIMIT).await {
                 Err(ConnectError::Refused(what)) => {
                     assert!(
                         what.contains("is a worker, not a parameter server"),
                         "{what}"
                     );
-                    let noted = server.last_refusal().unwrap();
-                    assert!(noted.contains("took this worker for a parameter server"));
                 }
                 other => panic!("{other:?}"),
+            }
+            // The last word was on its way when this side had decided.
+            while !server
+                .last_refusal()
+                .is_some_and(|it| it.contains("took this worker for a parameter server"))
+            {
+                tokio::time::sleep(Duration::from_millis(1)).await;
             }
         });
     }

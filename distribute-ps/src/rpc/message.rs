@@ -1,72 +1,62 @@
-//! gRPC messages whose payload is raw bytes: written from where the bytes lie, read as they come.
+//! Messages in MessagePack, each behind its length, and payloads of raw bytes behind them: written
+//! from where the bytes lie, read as they come.
 //!
-//! A call is a stream both ways. The first message is protobuf, the others are pieces of one
-//! payload.
+//! They are the bodies of HTTP/2 requests and responses. Raw, because the elements of tensors would
+//! be copied into a message and out of it.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Request, Response};
+use bytes::{BufMut, Bytes, BytesMut};
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use hyper::body::Incoming;
-use prost::Message;
-use tonic::body::Body;
-use tonic::{Code, Status};
-use tower_service::Service;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
 
-use crate::rpc::channel::{Channel, ConnectionEnd};
+use crate::rpc::failure::ConnectionEnd;
 use crate::rpc::rope::Rope;
+use crate::value;
 
-/// Bytes before a gRPC message: whether it is compressed, and its length.
-const PREFIX_BYTES: usize = 5;
+/// Bytes before a message: its length.
+const PREFIX_BYTES: usize = 4;
 /// The largest piece of a payload that is sent.
 pub(crate) const PIECE_BYTES: usize = crate::rpc::FRAME_BYTES as usize;
-/// The longest message of a payload.
-const MESSAGE_BYTES: usize = 1 << 30;
 /// Pieces up to this length are copied together: a frame of its own costs more.
 const SMALL_BYTES: usize = 4 << 10;
 /// The most bytes that are copied together.
 const GATHERED_BYTES: usize = 64 << 10;
-/// The largest first message.
+/// The largest message before a payload.
 pub(crate) const HEADER_BYTES: usize = 16 << 20;
-const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
-fn prefix(target: &mut BytesMut, length: usize) {
-    target.put_u8(0);
-    // At most MESSAGE_BYTES, or a header that this process made from less than 4 GiB.
-    target.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+/// A message as it is sent.
+pub(crate) fn framed(message: &impl Serialize) -> BytesMut {
+    let mut framed = BytesMut::from(&[0; PREFIX_BYTES][..]);
+    // What this crate sends always has a form.
+    let _ = rmp_serde::encode::write(&mut (&mut framed).writer(), message);
+    // Less than 4 GiB: limits of options keep messages smaller.
+    let length = u32::try_from(framed.len() - PREFIX_BYTES).unwrap_or(u32::MAX);
+    framed[..PREFIX_BYTES].copy_from_slice(&length.to_be_bytes());
+    framed
 }
 
-/// The frames of a call's one direction.
+/// The bytes of a call's one direction.
 #[derive(Debug, Default)]
 pub(crate) struct Outgoing {
     frames: VecDeque<Bytes>,
-    trailers: Option<HeaderMap>,
+    /// Where further ones come from.
+    more: Option<mpsc::Receiver<Bytes>>,
 }
 
 impl Outgoing {
-    /// A first message, and a payload: large pieces are sent from where they lie.
-    pub(crate) fn new(header: &impl Message, payload: Vec<Bytes>) -> Self {
-        let length = header.encoded_len();
-        let mut gathered = BytesMut::with_capacity(2 * PREFIX_BYTES + length);
-        prefix(&mut gathered, length);
-        header.encode_raw(&mut gathered);
+    /// A message, and a payload: large pieces are sent from where they lie.
+    pub(crate) fn new(header: &impl Serialize, payload: Vec<Bytes>) -> Self {
+        let mut gathered = framed(header);
         let mut frames = VecDeque::new();
-        let mut left: usize = payload.iter().map(Bytes::len).sum();
-        // Of the message that is being written.
-        let mut message = 0;
         for mut bytes in payload {
             while !bytes.is_empty() {
-                if message == 0 {
-                    message = left.min(MESSAGE_BYTES);
-                    prefix(&mut gathered, message);
-                }
-                let piece = bytes.split_to(bytes.len().min(PIECE_BYTES).min(message));
-                left -= piece.len();
-                message -= piece.len();
+                let piece = bytes.split_to(bytes.len().min(PIECE_BYTES));
                 if piece.len() <= SMALL_BYTES && gathered.len() < GATHERED_BYTES {
                     gathered.extend_from_slice(&piece);
                 } else {
@@ -76,20 +66,24 @@ impl Outgoing {
         }
         frames.push_back(gathered.freeze());
         frames.retain(|frame| !frame.is_empty());
+        Self { frames, more: None }
+    }
+
+    /// Messages that are made while they are sent, as [`framed`] makes them.
+    pub(crate) fn stream(more: mpsc::Receiver<Bytes>) -> Self {
         Self {
-            frames,
-            trailers: None,
+            frames: VecDeque::new(),
+            more: Some(more),
         }
     }
 
-    /// The answer of a server that did what it was asked for.
-    pub(crate) fn into_response(mut self) -> Response<Body> {
-        let mut trailers = HeaderMap::new();
-        trailers.insert("grpc-status", HeaderValue::from_static("0"));
-        self.trailers = Some(trailers);
-        let mut response = Response::new(Body::new(self));
-        response.headers_mut().insert("content-type", CONTENT_TYPE);
-        response
+    /// A body of these pieces.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn of_pieces(pieces: impl Iterator<Item = Bytes>) -> Self {
+        Self {
+            frames: pieces.collect(),
+            more: None,
+        }
     }
 }
 
@@ -99,42 +93,55 @@ impl HttpBody for Outgoing {
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
+        context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let frame = match self.frames.pop_front() {
-            Some(bytes) => Some(Frame::data(bytes)),
-            None => self.trailers.take().map(Frame::trailers),
+        let next = match (self.frames.pop_front(), &mut self.more) {
+            (None, Some(more)) => ready!(more.poll_recv(context)),
+            (next, _) => next,
         };
-        Poll::Ready(frame.map(Ok))
+        Poll::Ready(next.map(|bytes| Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.frames.is_empty() && self.trailers.is_none()
+        self.frames.is_empty() && self.more.is_none()
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.frames.iter().map(|frame| frame.len() as u64).sum())
+        match self.more {
+            None => SizeHint::with_exact(self.frames.iter().map(|frame| frame.len() as u64).sum()),
+            Some(_) => SizeHint::default(),
+        }
     }
 }
 
 /// Why bytes of a call cannot be read.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub(crate) enum ReadError {
     /// The connection or the call was broken off.
+    #[error(transparent)]
     Broken(ConnectionEnd),
-    /// The peer answered with an error.
-    Status(Status),
     /// The bytes make no sense or are too many.
+    #[error("{0}")]
     Nonsense(String),
 }
 
-/// Reads the messages of a call as they come.
+impl ReadError {
+    pub(crate) fn nonsense(what: impl Into<String>) -> Self {
+        Self::Nonsense(what.into())
+    }
+}
+
+/// Reads what a call brings as it comes.
 pub(crate) struct Reader<B> {
     body: B,
+    /// The longest message.
+    message_max: usize,
     /// What has come of the network and was not used.
     rest: Bytes,
-    /// Bytes of the message that is being read.
-    message: usize,
+    /// What has come of the next message or of its length.
+    begun: Vec<u8>,
+    /// The length of the next message, when that has come.
+    length: Option<usize>,
     ended: bool,
 }
 
@@ -146,79 +153,86 @@ where
     pub(crate) fn new(body: B) -> Self {
         Self {
             body,
+            message_max: HEADER_BYTES,
             rest: Bytes::new(),
-            message: 0,
+            begun: Vec::new(),
+            length: None,
             ended: false,
         }
     }
 
-    /// Gets more bytes; `false` at the end of the call, where the status is checked.
+    /// With messages up to this length.
+    pub(crate) fn limited(self, message_max: usize) -> Self {
+        Self {
+            message_max,
+            ..self
+        }
+    }
+
+    /// Gets more bytes; `false` at the end of the call.
     async fn fill(&mut self) -> Result<bool, ReadError> {
         while self.rest.is_empty() && !self.ended {
             let next = std::future::poll_fn(|context| Pin::new(&mut self.body).poll_frame(context));
             match next.await {
                 None => self.ended = true,
                 Some(Err(error)) => return Err(ReadError::Broken(ConnectionEnd::of(&error))),
-                Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.rest = data,
-                    Err(frame) => {
-                        self.ended = true;
-                        frame.trailers_ref().map_or(Ok(()), check_status)?;
-                    }
-                },
+                // Nobody sends trailers.
+                Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
             }
         }
         Ok(!self.rest.is_empty())
     }
 
-    /// The length of the next message; `None` at the end.
-    async fn next_length(&mut self) -> Result<Option<usize>, ReadError> {
-        if !self.fill().await? {
-            return Ok(None);
-        }
-        let mut head = [0; PREFIX_BYTES];
-        for (index, byte) in head.iter_mut().enumerate() {
+    /// Gathers so many bytes in `begun`; `false` if the call ends before.
+    async fn gather(&mut self, count: usize) -> Result<bool, ReadError> {
+        while self.begun.len() < count {
             if !self.fill().await? {
-                let what = format!("the call ends after {index} bytes of a message's prefix");
-                return Err(ReadError::Nonsense(what));
+                return Ok(false);
             }
-            *byte = self.rest.get_u8();
+            let more = self.rest.len().min(count - self.begun.len());
+            self.begun.extend_from_slice(&self.rest.split_to(more));
         }
-        let [compressed, length @ ..] = head;
-        if compressed != 0 {
-            return Err(ReadError::Nonsense("a compressed message".to_string()));
-        }
-        Ok(Some(u32::from_be_bytes(length) as usize))
+        Ok(true)
     }
 
-    /// The next bytes of the current message, at most so many.
-    async fn some(&mut self, most: usize) -> Result<Bytes, ReadError> {
-        if !self.fill().await? {
-            return Err(ReadError::Nonsense(
-                "the call ends within a message".to_string(),
-            ));
-        }
-        let count = self.rest.len().min(self.message).min(most);
-        self.message -= count;
-        Ok(self.rest.split_to(count))
-    }
-
-    /// The first message.
-    pub(crate) async fn header<M: Message + Default>(&mut self) -> Result<M, ReadError> {
-        let Some(length) = self.next_length().await? else {
-            return Err(ReadError::Nonsense("the call has no message".to_string()));
+    /// The next message; nothing at the end of the call. Nothing is lost if this is dropped and
+    /// called again.
+    pub(crate) async fn message<M: DeserializeOwned>(&mut self) -> Result<Option<M>, ReadError> {
+        let length = match self.length {
+            Some(length) => length,
+            None => {
+                if !self.gather(PREFIX_BYTES).await? {
+                    return match self.begun.is_empty() {
+                        true => Ok(None),
+                        false => Err(ReadError::nonsense("the call ends within a length")),
+                    };
+                }
+                let prefix = self
+                    .begun
+                    .drain(..)
+                    .fold(0, |all, byte| all << 8 | u32::from(byte));
+                *self.length.insert(prefix as usize)
+            }
         };
-        if length > HEADER_BYTES {
-            let what = format!("a first message of {length} bytes, more than {HEADER_BYTES}");
-            return Err(ReadError::Nonsense(what));
+        if length > self.message_max {
+            return Err(ReadError::Nonsense(format!(
+                "a message of {length} bytes, more than {}",
+                self.message_max
+            )));
         }
-        self.message = length;
-        let mut bytes = Vec::with_capacity(length.min(PIECE_BYTES));
-        while self.message > 0 {
-            bytes.extend_from_slice(&self.some(usize::MAX).await?);
+        if !self.gather(length).await? {
+            return Err(ReadError::nonsense("the call ends within a message"));
         }
-        let decoded = M::decode(&bytes[..]);
-        decoded.map_err(|error| ReadError::Nonsense(format!("no protobuf message: {error}")))
+        self.length = None;
+        let bytes = std::mem::take(&mut self.begun);
+        let decoded = value::decode(&bytes).map(Some);
+        decoded.map_err(|reason| ReadError::Nonsense(format!("no message: {reason}")))
+    }
+
+    /// The first message of a call.
+    pub(crate) async fn header<M: DeserializeOwned>(&mut self) -> Result<M, ReadError> {
+        let message = self.message().await?;
+        message.ok_or_else(|| ReadError::nonsense("the call has no message"))
     }
 
     /// Hands on exactly so many bytes of the payload, in pieces.
@@ -229,14 +243,12 @@ where
     ) -> Result<(), ReadError> {
         let mut left = usize::try_from(count).unwrap_or(usize::MAX);
         while left > 0 {
-            while self.message == 0 {
-                let Some(length) = self.next_length().await? else {
-                    let what = format!("the payload lacks {left} bytes");
-                    return Err(ReadError::Nonsense(what));
-                };
-                self.message = length;
+            if !self.fill().await? {
+                return Err(ReadError::Nonsense(format!(
+                    "the payload lacks {left} bytes"
+                )));
             }
-            let piece = self.some(left).await?;
+            let piece = self.rest.split_to(self.rest.len().min(left));
             left -= piece.len();
             use_piece(piece);
         }
@@ -265,40 +277,93 @@ where
 
     /// Reads to the end, where nothing more may come.
     pub(crate) async fn end(&mut self) -> Result<(), ReadError> {
-        match self.message == 0 && !self.fill().await? {
-            true => Ok(()),
-            false => Err(ReadError::Nonsense("more bytes than announced".to_string())),
+        match self.fill().await? {
+            false => Ok(()),
+            true => Err(ReadError::nonsense("more bytes than announced")),
         }
     }
 }
 
-fn check_status(headers: &HeaderMap) -> Result<(), ReadError> {
-    match Status::from_header_map(headers) {
-        Some(status) if status.code() != Code::Ok => Err(ReadError::Status(status)),
-        _ => Ok(()),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
 
-/// Calls a method; what the server answers is read from the result.
-pub(crate) async fn call(
-    channel: &mut Channel,
-    path: &'static str,
-    request: Outgoing,
-) -> Result<Reader<Incoming>, ReadError> {
-    let broken = |error: hyper::Error| ReadError::Broken(ConnectionEnd::of(&error));
-    let request = Request::post(path)
-        .header("content-type", CONTENT_TYPE)
-        .header("te", "trailers")
-        .body(Body::new(request))
-        .map_err(|error| ReadError::Nonsense(error.to_string()))?;
-    std::future::poll_fn(|context| channel.poll_ready(context))
-        .await
-        .map_err(broken)?;
-    let response = channel.call(request).await.map_err(broken)?;
-    if !response.status().is_success() {
-        let what = format!("it answers HTTP {}", response.status());
-        return Err(ReadError::Nonsense(what));
+    use super::*;
+
+    /// The whole of a call as it comes: these bytes, in pieces.
+    struct Pieces(VecDeque<Bytes>);
+
+    impl HttpBody for Pieces {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+        }
     }
-    check_status(response.headers())?;
-    Ok(Reader::new(response.into_body()))
+
+    /// These bytes, cut into pieces of these sizes, which are used again and again.
+    fn pieces(bytes: &[u8], sizes: &[usize]) -> Pieces {
+        let mut rest = Bytes::copy_from_slice(bytes);
+        let mut sizes = sizes.iter().cycle();
+        let mut pieces = VecDeque::new();
+        while !rest.is_empty() {
+            let size = sizes.next().map_or(rest.len(), |size| (*size).max(1));
+            pieces.push_back(rest.split_to(size.min(rest.len())));
+        }
+        Pieces(pieces)
+    }
+
+    /// What a call says with a first message and a payload of so many bytes.
+    fn read(body: Pieces, payload: u64) -> Result<(String, Vec<u8>), String> {
+        let mut reader = Reader::new(body);
+        let reading = async {
+            let header: String = reader.header().await?;
+            let rope = reader.rope(payload).await?;
+            reader.end().await?;
+            Ok((header, rope.read(0, rope.len())))
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let read: Result<_, ReadError> = runtime.unwrap().block_on(reading);
+        read.map_err(|error| format!("{error:?}"))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2048))]
+
+        /// Any bytes are an error or a message, the same in whatever pieces they come.
+        #[test]
+        fn any_bytes_are_an_error_or_a_message(
+            lengths in prop::collection::vec(0_u32..40, 0..4),
+            filling in prop::collection::vec(any::<u8>(), 0..60),
+            sizes in prop::collection::vec(1_usize..9, 0..5),
+            payload in 0_u64..40,
+        ) {
+            let mut bytes = Vec::new();
+            for length in lengths {
+                bytes.extend(length.to_be_bytes());
+                bytes.extend(filling.iter().take(length as usize));
+            }
+            bytes.extend(&filling);
+            let whole = read(pieces(&bytes, &[]), payload);
+            prop_assert_eq!(whole, read(pieces(&bytes, &sizes), payload));
+        }
+
+        /// What was written is read again.
+        #[test]
+        fn what_is_written_is_read(
+            header in ".{0,40}",
+            payload in prop::collection::vec(any::<u8>(), 0..9000),
+            sizes in prop::collection::vec(1_usize..4000, 1..5),
+        ) {
+            let sent = payload.chunks(700).map(Bytes::copy_from_slice).collect();
+            let frames = Outgoing::new(&header, sent).frames;
+            let bytes: Vec<u8> = frames.iter().flat_map(|frame| frame.to_vec()).collect();
+            let came = read(pieces(&bytes, &sizes), payload.len() as u64);
+            prop_assert_eq!(came, Ok((header, payload)));
+        }
+    }
 }

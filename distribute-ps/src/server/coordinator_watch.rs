@@ -1,98 +1,138 @@
-//! How long a server has been without a coordinator.
+//! How long servers and workers go on without a coordinator.
 
 use std::time::{Duration, Instant};
 
-use crate::error::{PsError, Result};
-use crate::server::ServerOptions;
-use crate::server::store::CoordinatorPresence;
+use distribute_core::collectives::Interruption;
 
-/// After an interruption: how long a coordinator that is connected may say nothing. It speaks once
-/// a second.
-const SILENT_AFTER: Duration = Duration::from_millis(1500);
+use crate::error::{PsError, Result};
+use crate::rpc::POLL_INTERVAL;
+use crate::server::ServerOptions;
+
+/// How long those wait who wait for ever, before they look again.
+const LONG: Duration = Duration::from_secs(3600);
+
+/// Whether there is a coordinator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CoordinatorPresence {
+    /// None has come yet.
+    Awaited,
+    /// One is there; for how long nothing has been heard of it, if that is long.
+    Connected(Option<Duration>),
+    /// The one that came from this address has gone.
+    Gone(String),
+}
+
+/// How long a worker or server waits for coordinators.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct CoordinatorTimeouts {
+    /// The process that waits, and its coordinator, in messages.
+    pub(crate) task: String,
+    pub(crate) chief: String,
+    /// For the first one, and the option that says so.
+    pub(crate) first: (Duration, &'static str),
+    /// For another one when that has gone, and the option that says so.
+    pub(crate) orphan: (Duration, &'static str),
+    /// Ends both, and the wait for one that is connected but gives no sign of life.
+    pub(crate) interruption: Interruption,
+}
+
+impl CoordinatorTimeouts {
+    /// How long the process goes on before it looks again; without a coordinator it has `waited` so
+    /// long. `refused` is what is known of processes that were turned away.
+    pub(crate) fn time_left(
+        &self,
+        presence: CoordinatorPresence,
+        waited: Duration,
+        refused: impl FnOnce() -> Option<String>,
+    ) -> Result<Duration> {
+        let (task, chief) = (self.task.clone(), self.chief.clone());
+        let is_raised = self.interruption.is_raised();
+        let (limit, option) = match &presence {
+            // A process ends with its coordinator, as long as that lives.
+            CoordinatorPresence::Connected(Some(silence)) if is_raised => {
+                let what = format!("{chief}, which has given no sign of life for {silence:.1?}");
+                let waited = *silence;
+                return Err(PsError::Interrupted { task, what, waited });
+            }
+            CoordinatorPresence::Connected(_) if is_raised => return Ok(POLL_INTERVAL),
+            CoordinatorPresence::Connected(_) => return Ok(LONG),
+            CoordinatorPresence::Awaited => self.first,
+            CoordinatorPresence::Gone(_) => self.orphan,
+        };
+        let left = limit.saturating_sub(waited);
+        if !left.is_zero() && !is_raised {
+            return Ok(left);
+        }
+        let refused = with_refusal(refused());
+        if is_raised {
+            let what = format!("{chief}{refused}");
+            return Err(PsError::Interrupted { task, what, waited });
+        }
+        Err(match presence {
+            CoordinatorPresence::Gone(remote) => PsError::CoordinatorLost {
+                task,
+                chief: format!("{chief} (connected from {remote})"),
+                waited,
+                option,
+                refused,
+            },
+            _ => PsError::NoCoordinator {
+                task,
+                chief,
+                waited,
+                option,
+                refused,
+            },
+        })
+    }
+}
 
 /// When a coordinator was last there.
 #[derive(Debug)]
-pub(super) struct CoordinatorWatch<'a> {
-    options: &'a ServerOptions,
+pub(super) struct CoordinatorWatch {
+    timeouts: CoordinatorTimeouts,
     /// The end of the last time that nothing was wrong.
     since: Instant,
     /// Whether the server waits for its first coordinator.
     is_first: bool,
 }
 
-impl<'a> CoordinatorWatch<'a> {
-    pub(super) fn new(options: &'a ServerOptions) -> Self {
+impl CoordinatorWatch {
+    pub(super) fn new(options: &ServerOptions) -> Self {
+        let timeouts = CoordinatorTimeouts {
+            task: format!("parameter server {}", options.server),
+            chief: chief(options.chief.as_deref()),
+            first: (
+                options.coordinator_timeout,
+                "ServerOptions::coordinator_timeout",
+            ),
+            orphan: (options.orphan_timeout, "ServerOptions::orphan_timeout"),
+            interruption: options.interruption.clone(),
+        };
         Self {
-            options,
+            timeouts,
             since: Instant::now(),
             is_first: true,
         }
     }
 
-    /// Fails when the server has been alone for too long; `silence` is how long nothing was heard
-    /// of its coordinator, `refused` what is known of processes that were turned away.
+    /// Fails when the server has been alone for too long; `refused` is what is known of processes
+    /// that were turned away.
     pub(super) fn check(
         &mut self,
         presence: CoordinatorPresence,
-        silence: Option<Duration>,
         refused: impl FnOnce() -> Option<String>,
     ) -> Result<()> {
         let is_awaited = presence == CoordinatorPresence::Awaited;
-        if presence == CoordinatorPresence::Connected || is_awaited != self.is_first {
+        let is_connected = matches!(presence, CoordinatorPresence::Connected(_));
+        if is_connected || is_awaited != self.is_first {
             self.since = Instant::now();
             self.is_first = is_awaited;
         }
-        let waited = self.since.elapsed();
-        let silence = silence.filter(|silence| *silence > SILENT_AFTER);
-        if let Some(silence) = silence
-            && presence == CoordinatorPresence::Connected
-            && self.options.interruption.is_raised()
-        {
-            let chief = self.chief();
-            return Err(PsError::Interrupted {
-                task: self.task(),
-                what: format!("{chief}, which has given no sign of life for {silence:.1?}"),
-                waited: silence,
-            });
-        }
-        if presence != CoordinatorPresence::Connected && self.options.interruption.is_raised() {
-            let what = format!("{}{}", self.chief(), with_refusal(refused()));
-            let task = self.task();
-            return Err(PsError::Interrupted { task, what, waited });
-        }
-        match presence {
-            CoordinatorPresence::Awaited if waited >= self.options.coordinator_timeout => {
-                Err(self.no_coordinator_error(waited, refused()))
-            }
-            CoordinatorPresence::Gone(remote) if waited >= self.options.orphan_timeout => {
-                Err(PsError::CoordinatorLost {
-                    task: self.task(),
-                    chief: format!("{} (connected from {remote})", self.chief()),
-                    waited,
-                    option: "ServerOptions::orphan_timeout",
-                    refused: with_refusal(refused()),
-                })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn no_coordinator_error(&self, waited: Duration, refused: Option<String>) -> PsError {
-        PsError::NoCoordinator {
-            task: self.task(),
-            chief: self.chief(),
-            waited,
-            option: "ServerOptions::coordinator_timeout",
-            refused: with_refusal(refused),
-        }
-    }
-
-    fn task(&self) -> String {
-        format!("parameter server {}", self.options.server)
-    }
-
-    fn chief(&self) -> String {
-        chief(self.options.chief.as_deref())
+        let left = self
+            .timeouts
+            .time_left(presence, self.since.elapsed(), refused);
+        left.map(drop)
     }
 }
 
@@ -105,7 +145,7 @@ pub(crate) fn chief(address: Option<&str>) -> String {
 }
 
 /// What is added to a message about a process that was turned away.
-pub(crate) fn with_refusal(refused: Option<String>) -> String {
+fn with_refusal(refused: Option<String>) -> String {
     refused.map_or_else(String::new, |refused| {
         format!("; the last process that was turned away: {refused}")
     })
@@ -127,19 +167,15 @@ mod tests {
     #[test]
     fn a_server_is_patient_before_and_between_coordinators() {
         let (long, none) = (Duration::from_secs(3600), Duration::ZERO);
-        let gone = CoordinatorPresence::Gone("127.0.0.1:9".parse().unwrap());
+        let gone = CoordinatorPresence::Gone("127.0.0.1:9".to_string());
         let (first, orphan) = (options(none, long), options(long, none));
         let mut watch = CoordinatorWatch::new(&orphan);
-        assert!(
-            watch
-                .check(CoordinatorPresence::Awaited, None, || None)
-                .is_ok()
-        );
+        assert!(watch.check(CoordinatorPresence::Awaited, || None).is_ok());
         let silence = Some(long);
-        let connected = watch.check(CoordinatorPresence::Connected, silence, || None);
+        let connected = watch.check(CoordinatorPresence::Connected(silence), || None);
         assert!(connected.is_ok());
         let error = watch
-            .check(gone, None, || Some("a stranger".to_string()))
+            .check(gone.clone(), || Some("a stranger".to_string()))
             .unwrap_err();
         assert!(matches!(error, PsError::CoordinatorLost { .. }), "{error}");
         let text = error.to_string();
@@ -153,7 +189,7 @@ mod tests {
             assert!(text.contains(part), "{text}");
         }
         let mut watch = CoordinatorWatch::new(&first);
-        let awaited = watch.check(CoordinatorPresence::Awaited, None, || None);
+        let awaited = watch.check(CoordinatorPresence::Awaited, || None);
         let error = awaited.unwrap_err();
         assert!(
             error.to_string().contains("start the chief at chief:1"),
@@ -162,18 +198,18 @@ mod tests {
         // Told to end, with a coordinator that says nothing.
         let mut watch = CoordinatorWatch::new(&first);
         first.interruption.raise();
-        let now = Some(none);
+        let now = None;
         assert!(
             watch
-                .check(CoordinatorPresence::Connected, now, || None)
+                .check(CoordinatorPresence::Connected(now), || None)
                 .is_ok()
         );
-        let error = watch.check(CoordinatorPresence::Connected, silence, || None);
+        let error = watch.check(CoordinatorPresence::Connected(silence), || None);
         let text = error.unwrap_err().to_string();
         assert!(text.contains("no sign of life"), "{text}");
         let first = options(none, long);
         // One that has come and gone before anybody looked.
         let mut watch = CoordinatorWatch::new(&first);
-        assert!(watch.check(gone, None, || None).is_ok());
+        assert!(watch.check(gone, || None).is_ok());
     }
 }

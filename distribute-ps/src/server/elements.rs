@@ -1,43 +1,40 @@
 //! Element types: their names on the wire, and arithmetic on raw bytes.
 
+use std::ops::{Add, Sub};
+
 use burn::tensor::DType;
 use half::{bf16, f16};
 
 use crate::error::{PsError, Result};
 use crate::server::finite::finite;
 use crate::server::wide;
+use crate::wire::Combine;
 
-/// The types that a variable may have, by name.
-const TYPES: [(&str, DType); 11] = [
-    ("f32", DType::F32),
-    ("f64", DType::F64),
-    ("f16", DType::F16),
-    ("bf16", DType::BF16),
-    ("i64", DType::I64),
-    ("i32", DType::I32),
-    ("i16", DType::I16),
-    ("i8", DType::I8),
-    ("u8", DType::U8),
-    ("u32", DType::U32),
-    ("u64", DType::U64),
+/// The types that a variable may have.
+const TYPES: [DType; 11] = [
+    DType::F32,
+    DType::F64,
+    DType::F16,
+    DType::BF16,
+    DType::I64,
+    DType::I32,
+    DType::I16,
+    DType::I8,
+    DType::U8,
+    DType::U32,
+    DType::U64,
 ];
 
-/// The name of a type on the wire.
-pub(crate) fn name(dtype: DType) -> Result<&'static str> {
-    let found = TYPES.iter().find(|(_, known)| *known == dtype);
-    found.map(|(name, _)| *name).ok_or_else(|| {
-        PsError::invalid(format!(
+/// Refuses a type that a variable cannot have.
+pub(crate) fn check(dtype: DType) -> Result<()> {
+    match TYPES.contains(&dtype) {
+        true => Ok(()),
+        false => Err(PsError::invalid(format!(
             "variables on parameter servers cannot have elements of type {dtype:?}; possible are \
              {}",
-            TYPES.map(|(name, _)| name).join(", ")
-        ))
-    })
-}
-
-/// The type of a name.
-pub(crate) fn parse(name: &str) -> Option<DType> {
-    let found = TYPES.iter().find(|(known, _)| *known == name);
-    found.map(|(_, dtype)| *dtype)
+            TYPES.map(|known| known.name()).join(", ")
+        ))),
+    }
 }
 
 /// Whether all elements are finite; integers always are.
@@ -107,59 +104,35 @@ pub(crate) fn widen(bytes: &[u8]) -> Vec<u8> {
     elements.iter().flat_map(widen).collect()
 }
 
-/// What is done to a value with another one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Combine {
-    Add,
-    Subtract,
-}
-
 /// `target op= other`, element by element; integers wrap around.
 pub(crate) fn combine(dtype: DType, operation: Combine, target: &mut [u8], other: &[u8]) {
     macro_rules! arithmetic {
-        ($type:ty, $add:expr, $subtract:expr) => {
-            match operation {
-                Combine::Add => zip(
-                    target,
-                    other,
-                    <$type>::from_le_bytes,
-                    <$type>::to_le_bytes,
-                    $add,
-                ),
-                Combine::Subtract => zip(
-                    target,
-                    other,
-                    <$type>::from_le_bytes,
-                    <$type>::to_le_bytes,
-                    $subtract,
-                ),
+        ($($dtype:ident: $type:ty, $add:expr, $subtract:expr;)*) => {
+            match (dtype, operation) {
+                $(
+                    (DType::$dtype, Combine::Add) => {
+                        zip(target, other, <$type>::from_le_bytes, <$type>::to_le_bytes, $add);
+                    }
+                    (DType::$dtype, Combine::Subtract) => {
+                        zip(target, other, <$type>::from_le_bytes, <$type>::to_le_bytes, $subtract);
+                    }
+                )*
+                _ => {}
             }
         };
     }
-    macro_rules! float {
-        ($type:ty) => {
-            arithmetic!($type, |a: $type, b: $type| a + b, |a: $type, b: $type| a
-                - b)
-        };
-    }
-    macro_rules! integer {
-        ($type:ty) => {
-            arithmetic!($type, <$type>::wrapping_add, <$type>::wrapping_sub)
-        };
-    }
-    match dtype {
-        DType::F32 => float!(f32),
-        DType::F64 => float!(f64),
-        DType::F16 => float!(f16),
-        DType::BF16 => float!(bf16),
-        DType::I64 => integer!(i64),
-        DType::I32 => integer!(i32),
-        DType::I16 => integer!(i16),
-        DType::I8 => integer!(i8),
-        DType::U8 => integer!(u8),
-        DType::U32 => integer!(u32),
-        DType::U64 => integer!(u64),
-        _ => {}
+    arithmetic! {
+        F32: f32, Add::add, Sub::sub;
+        F64: f64, Add::add, Sub::sub;
+        F16: f16, Add::add, Sub::sub;
+        BF16: bf16, Add::add, Sub::sub;
+        I64: i64, i64::wrapping_add, i64::wrapping_sub;
+        I32: i32, i32::wrapping_add, i32::wrapping_sub;
+        I16: i16, i16::wrapping_add, i16::wrapping_sub;
+        I8: i8, i8::wrapping_add, i8::wrapping_sub;
+        U8: u8, u8::wrapping_add, u8::wrapping_sub;
+        U32: u32, u32::wrapping_add, u32::wrapping_sub;
+        U64: u64, u64::wrapping_add, u64::wrapping_sub;
     }
 }
 

@@ -3,6 +3,10 @@
 //! The operations are those of `distribute_core::optim`, in the same order and each rounded to
 //! `f32`, so the bits are the same. All is inlined into [`wide`](super::wide).
 
+use serde_json::Value;
+
+use crate::variable::OptimizerSpec;
+
 /// What an optimizer does to each element.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Kernel {
@@ -30,6 +34,37 @@ fn round(number: f64) -> f32 {
 }
 
 impl Kernel {
+    /// The arithmetic of an optimizer that every server knows; `None` for what is applied as
+    /// tensor operations: averages of weights, weight decay of some variables only, and the
+    /// optimizers that are not here.
+    pub(super) fn of(spec: &OptimizerSpec) -> Option<Self> {
+        let number = |key: &str| spec.config.get(key).and_then(Value::as_f64);
+        let flag = |key: &str| {
+            spec.config
+                .get(key)
+                .and_then(Value::as_bool)
+                .unwrap_or(false)
+        };
+        let decays = spec.name == "adamw" || spec.config.get("weight_decay").is_some();
+        let excludes = spec.config.get("exclude_from_weight_decay").is_some();
+        if flag("use_ema") || flag("amsgrad") || excludes {
+            return None;
+        }
+        match spec.name.as_str() {
+            "sgd" if !decays => Some(Self::Sgd {
+                momentum: number("momentum")?,
+                nesterov: flag("nesterov"),
+            }),
+            "adam" | "adamw" => Some(Self::Adam {
+                beta_1: number("beta_1")?,
+                beta_2: number("beta_2")?,
+                epsilon: number("epsilon")?,
+                decays,
+            }),
+            _ => None,
+        }
+    }
+
     /// Updates parameter and slots, which are as long as the gradient: whole elements. `false` if
     /// coefficients or slots are not those of the rule; nothing is changed then.
     #[inline(always)]
@@ -159,7 +194,7 @@ mod tests {
     use std::sync::Arc;
 
     use burn::tensor::DType;
-    use distribute_core::optim::{Adam, AdamW, Optimizer, Sgd};
+    use distribute_core::optim::{Adam, AdamW, Optimizer, Sgd, WeightDecay};
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
 
@@ -181,7 +216,7 @@ mod tests {
         tensors[0] = random(&mut rng);
         for step in 1..=3 {
             let gradient = random(&mut rng);
-            let rule = Rule::new(built, Some(0.013), step, DType::F32);
+            let rule = Rule::new((built, "w"), Some(0.013), step, DType::F32);
             let (parameter, slots) = tensors.split_first_mut().unwrap();
             let mut slots: Vec<&mut [u8]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
             rule.apply(parameter, &gradient, &mut slots).unwrap();
@@ -191,13 +226,14 @@ mod tests {
 
     #[test]
     fn the_bits_are_those_of_the_tensors() {
-        let rules: [Arc<dyn Optimizer>; 6] = [
+        let rules: [Arc<dyn Optimizer>; 7] = [
             Arc::new(Sgd::new(0.1)),
             Arc::new(Sgd::new(0.1).momentum(0.9)),
             Arc::new(Sgd::new(0.1).momentum(0.7).nesterov(true)),
             Arc::new(Adam::new(0.1)),
             Arc::new(Adam::new(0.1).betas(0.8, 0.99).epsilon(1e-3)),
             Arc::new(AdamW::new(0.1).weight_decay(0.3)),
+            Arc::new(WeightDecay::of(Adam::new(0.1), 0.2)),
         ];
         for (seed, rule) in rules.into_iter().enumerate() {
             let spec = OptimizerSpec::of(&*rule);

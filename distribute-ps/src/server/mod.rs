@@ -4,16 +4,20 @@
 //! the value; the pieces themselves are shared, and a writer copies those that somebody still
 //! reads. So a reader sees one version of a shard, never half an update.
 
+mod admission;
 mod clock;
 mod coordinator_watch;
 pub(crate) mod elements;
 mod finite;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod kernels;
 mod optimizers;
 mod reservations;
 mod segments;
 mod service;
 mod shard;
+mod shard_table;
 mod snapshot;
 mod store;
 #[cfg(test)]
@@ -28,15 +32,15 @@ use std::time::{Duration, Instant};
 use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
 use distribute_core::optim::Optimizer;
-use tonic::service::Routes;
 
-use crate::error::{PsError, Result};
+use crate::error::Result;
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
 use crate::server::coordinator_watch::CoordinatorWatch;
-pub(crate) use crate::server::coordinator_watch::{chief, with_refusal};
+pub(crate) use crate::server::coordinator_watch::{
+    CoordinatorPresence, CoordinatorTimeouts, chief,
+};
 use crate::server::optimizers::Optimizers;
 pub(crate) use crate::server::optimizers::slots_of;
-use crate::server::service::ParameterService;
 use crate::server::store::Store;
 
 /// How often it is looked whether there is a coordinator.
@@ -134,6 +138,9 @@ impl ParameterServer {
     /// # Errors
     /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used,
     /// [`PsError::System`] when there are no more threads.
+    ///
+    /// [`PsError::InvalidArgument`]: crate::PsError::InvalidArgument
+    /// [`PsError::System`]: crate::PsError::System
     pub fn bind(address: &str, options: ServerOptions) -> Result<Self> {
         let rpc = RpcOptions {
             security: options.security.clone(),
@@ -144,10 +151,9 @@ impl ParameterServer {
         };
         let listener = RpcListener::bind(options.server, address, rpc)?;
         let store = Arc::new(Store::new(options));
-        let service = ParameterService {
-            store: store.clone(),
-        };
-        let server = listener.serve(Routes::new(service))?;
+        let served = store.clone();
+        let server = listener
+            .serve(move |request, peer| Box::pin(service::answer(served.clone(), request, peer)))?;
         Ok(Self { server, store })
     }
 
@@ -163,31 +169,25 @@ impl ParameterServer {
     /// # Errors
     /// [`PsError::NoCoordinator`] and [`PsError::CoordinatorLost`] when there was none for as long
     /// as the options say; [`PsError::Interrupted`] when there was none, or none that gives a sign
-    /// of life, and the [interruption](ServerOptions::interruption) was raised;
-    /// [`PsError::System`] when the operating system has no resources to wait
-    /// with.
+    /// of life, and the [interruption](ServerOptions::interruption) was raised.
+    ///
+    /// [`PsError::NoCoordinator`]: crate::PsError::NoCoordinator
+    /// [`PsError::CoordinatorLost`]: crate::PsError::CoordinatorLost
+    /// [`PsError::Interrupted`]: crate::PsError::Interrupted
     pub fn wait(&self, timeout: Option<Duration>) -> Result<bool> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_time()
-            .build()
-            .map_err(|error| PsError::system("cannot wait for the coordinator", error))?;
         let begun = Instant::now();
         let mut watch = CoordinatorWatch::new(&self.store.options);
-        let mut done = self.store.done.subscribe();
-        runtime.block_on(async {
-            loop {
-                let (presence, silence) = (self.store.presence(), self.store.silence());
-                watch.check(presence, silence, || self.server.last_refusal())?;
-                let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
-                let asked = done.wait_for(|done| *done);
-                let look = left.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
-                match tokio::time::timeout(look, asked).await {
-                    Ok(asked) => return Ok(asked.is_ok()),
-                    Err(_) if left.is_some_and(|left| left <= look) => return Ok(false),
-                    Err(_) => {}
-                }
+        loop {
+            watch.check(self.store.presence(), || self.server.last_refusal())?;
+            let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
+            let look = left.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
+            if self.store.wait(look) {
+                return Ok(true);
             }
-        })
+            if left.is_some_and(|left| left <= look) {
+                return Ok(false);
+            }
+        }
     }
 
     /// Ends it: closes all connections and joins all threads.

@@ -5,15 +5,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use distribute_core::optim::{Adam, AdamW, Coefficient, Optimizer, Sgd};
+use distribute_core::optim::{
+    Coefficient, Optimizer, ParameterUpdate, SlotStart, from_config, names,
+};
 use serde_json::Value;
 
 use crate::error::{PsError, Result};
 use crate::server::kernels::Kernel;
+use crate::server::segments::Segments;
 use crate::server::wide;
 use crate::variable::OptimizerSpec;
 
-type Build = dyn Fn(&Value) -> Result<Built> + Send + Sync;
+type Build = dyn Fn(&Value) -> Result<Arc<dyn Optimizer>> + Send + Sync;
 
 /// An optimizer, and how it is applied in place where that is known.
 #[derive(Debug, Clone)]
@@ -23,73 +26,37 @@ pub(super) struct Built {
 }
 
 impl Built {
-    fn new(optimizer: impl Optimizer + 'static, kernel: Kernel) -> Self {
-        Self {
-            optimizer: Arc::new(optimizer),
-            kernel: Some(kernel),
-        }
+    /// Whether slots are zero before the first update.
+    pub(super) fn starts_at_zero(&self) -> bool {
+        let zero = SlotStart::Number(0.0);
+        let slots = self.optimizer.slots().iter();
+        slots
+            .map(|slot| self.optimizer.slot_start(slot))
+            .all(|start| start == zero)
+    }
+
+    /// The slots of a parameter of this value before its first update.
+    pub(super) fn new_slots(
+        &self,
+        parameter: &Segments,
+        bytes: usize,
+        dtype: DType,
+    ) -> Vec<Segments> {
+        let start = |slot: &&'static str| match self.optimizer.slot_start(slot) {
+            SlotStart::Number(number) if number != 0.0 => {
+                let element = TensorData::full_dtype([1], number, dtype);
+                Segments::filled(bytes, element.as_bytes())
+            }
+            SlotStart::Parameter => parameter.clone(),
+            _ => Segments::zeros(bytes),
+        };
+        self.optimizer.slots().iter().map(start).collect()
     }
 }
 
-/// The optimizers that a server knows.
-#[derive(Clone)]
+/// The optimizers that a server knows: those of `distribute_core`, and those it was taught.
+#[derive(Clone, Default)]
 pub(crate) struct Optimizers(BTreeMap<String, Arc<Build>>);
-
-impl Default for Optimizers {
-    fn default() -> Self {
-        let mut known = Self(BTreeMap::new());
-        known.add("sgd", |config| {
-            let sgd = Sgd::new(number(config, "learning_rate")?);
-            let nesterov = config.get("nesterov").and_then(Value::as_bool);
-            let (momentum, nesterov) = (number(config, "momentum")?, nesterov.unwrap_or(false));
-            let kernel = Kernel::Sgd { momentum, nesterov };
-            Ok(Built::new(
-                sgd.momentum(momentum).nesterov(nesterov),
-                kernel,
-            ))
-        });
-        known.add("adam", |config| {
-            let adam = Adam::new(number(config, "learning_rate")?);
-            let (beta_1, beta_2) = (number(config, "beta_1")?, number(config, "beta_2")?);
-            let epsilon = number(config, "epsilon")?;
-            let kernel = Kernel::Adam {
-                beta_1,
-                beta_2,
-                epsilon,
-                decays: false,
-            };
-            Ok(Built::new(
-                adam.betas(beta_1, beta_2).epsilon(epsilon),
-                kernel,
-            ))
-        });
-        known.add("adamw", |config| {
-            let adamw = AdamW::new(number(config, "learning_rate")?);
-            let (beta_1, beta_2) = (number(config, "beta_1")?, number(config, "beta_2")?);
-            let epsilon = number(config, "epsilon")?;
-            let kernel = Kernel::Adam {
-                beta_1,
-                beta_2,
-                epsilon,
-                decays: true,
-            };
-            let adamw = adamw.betas(beta_1, beta_2).epsilon(epsilon);
-            Ok(Built::new(
-                adamw.weight_decay(number(config, "weight_decay")?),
-                kernel,
-            ))
-        });
-        known
-    }
-}
-
-fn number(config: &Value, key: &str) -> Result<f64> {
-    config.get(key).and_then(Value::as_f64).ok_or_else(|| {
-        PsError::invalid(format!(
-            "the optimizer's configuration {config} has no number `{key}`"
-        ))
-    })
-}
 
 impl Optimizers {
     pub(crate) fn insert(
@@ -97,34 +64,37 @@ impl Optimizers {
         name: &str,
         build: impl Fn(&Value) -> Result<Arc<dyn Optimizer>> + Send + Sync + 'static,
     ) {
-        self.add(name, move |config| {
-            let (optimizer, kernel) = (build(config)?, None);
-            Ok(Built { optimizer, kernel })
-        });
-    }
-
-    fn add(&mut self, name: &str, build: impl Fn(&Value) -> Result<Built> + Send + Sync + 'static) {
         self.0.insert(name.to_string(), Arc::new(build));
     }
 
     /// Builds the optimizer of a variable.
     pub(super) fn build(&self, spec: &OptimizerSpec) -> Result<Built> {
-        match self.0.get(&spec.name) {
-            Some(build) => build(&spec.config),
-            None => Err(PsError::invalid(format!(
-                "the server knows no optimizer `{}`, only {}; teach it with \
-                 `ServerOptions::optimizer`",
-                spec.name,
-                self.0.keys().cloned().collect::<Vec<_>>().join(", ")
-            ))),
+        if let Some(build) = self.0.get(&spec.name) {
+            let (optimizer, kernel) = (build(&spec.config)?, None);
+            return Ok(Built { optimizer, kernel });
         }
+        if names().any(|name| name == spec.name) {
+            return Ok(Built {
+                optimizer: from_config(&spec.name, &spec.config)
+                    .map_err(|error| PsError::invalid(error.to_string()))?,
+                kernel: Kernel::of(spec),
+            });
+        }
+        let mut known: Vec<&str> = names().collect();
+        known.extend(self.0.keys().map(String::as_str));
+        Err(PsError::invalid(format!(
+            "the server knows no optimizer `{}`, only {}; teach it with \
+             `ServerOptions::optimizer`",
+            spec.name,
+            known.join(", ")
+        )))
     }
 }
 
 /// The slots of an optimizer that every server knows.
-pub(crate) fn slots_of(spec: &OptimizerSpec) -> Option<&'static [&'static str]> {
+pub(crate) fn slots_of(spec: &OptimizerSpec) -> Option<Vec<&'static str>> {
     let built = Optimizers::default().build(spec).ok()?;
-    Some(built.optimizer.slots())
+    Some(built.optimizer.slots().to_vec())
 }
 
 impl fmt::Debug for Optimizers {
@@ -135,7 +105,9 @@ impl fmt::Debug for Optimizers {
 
 /// One application of an optimizer, with the numbers of its step.
 pub(super) struct Rule<'a> {
-    built: &'a Built,
+    pub(super) built: &'a Built,
+    /// The name of the variable.
+    name: &'a str,
     coefficients: Vec<f64>,
     device: Device,
     dtype: DType,
@@ -144,7 +116,7 @@ pub(super) struct Rule<'a> {
 impl<'a> Rule<'a> {
     /// For update `step` (from 1) of a shard of this type.
     pub(super) fn new(
-        built: &'a Built,
+        (built, name): (&'a Built, &'a str),
         learning_rate: Option<f64>,
         step: u64,
         dtype: DType,
@@ -152,6 +124,7 @@ impl<'a> Rule<'a> {
         let rate = learning_rate.unwrap_or_else(|| built.optimizer.learning_rate());
         Self {
             built,
+            name,
             coefficients: built.optimizer.coefficients(rate, step),
             device: Device::flex(),
             dtype,
@@ -177,12 +150,13 @@ impl<'a> Rule<'a> {
             return Ok(());
         }
         let coefficients = self.coefficients.iter().copied().map(Coefficient::Host);
-        let (updated, updated_slots) = self.built.optimizer.update(
-            &coefficients.collect::<Vec<_>>(),
-            self.tensor(parameter),
-            self.tensor(gradient),
-            slots.iter().map(|slot| self.tensor(slot)).collect(),
-        )?;
+        let (updated, updated_slots) = self.built.optimizer.update(ParameterUpdate {
+            path: self.name,
+            coefficients: &coefficients.collect::<Vec<_>>(),
+            parameter: self.tensor(parameter),
+            gradient: self.tensor(gradient),
+            slots: slots.iter().map(|slot| self.tensor(slot)).collect(),
+        })?;
         put(updated, parameter)?;
         let mut updated = updated_slots.into_iter().zip(slots);
         updated.try_for_each(|(updated, slot)| put(updated, slot))

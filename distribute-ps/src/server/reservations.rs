@@ -9,9 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use crate::rpc::Peer;
-
-/// Closure and sequence of an update.
-pub(super) type UpdateKey = (u64, u32);
+use crate::update::UpdateKey;
 
 /// A shard that an update is for.
 #[derive(Debug, Clone, Copy)]

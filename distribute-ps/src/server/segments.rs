@@ -31,6 +31,11 @@ impl Segments {
         Self::build(len, |_, count| vec![0; count])
     }
 
+    /// The same element everywhere.
+    pub(super) fn filled(len: usize, element: &[u8]) -> Self {
+        Self::build(len, |_, count| element.repeat(count / element.len().max(1)))
+    }
+
     pub(super) fn from_rope(rope: &Rope) -> Self {
         Self::build(rope.len(), |offset, count| rope.read(offset, count))
     }

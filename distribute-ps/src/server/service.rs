@@ -1,135 +1,137 @@
-//! The calls that a server answers (see `proto/parameter_server.proto`).
+//! The calls that a server answers (see [`wire`](crate::wire)).
 
-use std::convert::Infallible;
-use std::future::Future;
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::Arc;
 
 use burn::tensor::DType;
 use bytes::Bytes;
-use http::{Request, Response};
-use prost::Message;
-use tonic::body::Body;
-use tonic::server::NamedService;
-use tower_service::Service;
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use serde::Serialize;
 
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
-use crate::server::elements::{self, Combine, FiniteCheck};
-use crate::server::reservations::UpdateKey;
-use crate::server::shard::{
-    Assignment, Counts, Payload, Plan, PushOutcome, Shard, ShardGradient, UpdateTerms,
-};
+use crate::server::elements::{self, FiniteCheck};
+use crate::server::shard::{Payload, Plan, Shard, ShardGradient, UpdateTerms};
 use crate::server::snapshot;
 use crate::server::store::{Run, Store, blocking};
-use crate::update::NonFinite;
-use crate::wire_error::to_status;
-
-/// The service.
-#[derive(Debug, Clone)]
-pub(super) struct ParameterService {
-    pub(super) store: Arc<Store>,
-}
-
-impl NamedService for ParameterService {
-    const NAME: &'static str = "distribute.ps.v1.ParameterServer";
-}
-
-impl Service<Request<Body>> for ParameterService {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let store = self.store.clone();
-        Box::pin(async move {
-            let answered = answer(store, request).await;
-            Ok(answered.map_or_else(
-                |error| to_status(&error).into_http(),
-                Outgoing::into_response,
-            ))
-        })
-    }
-}
+use crate::update::{NonFinite, RunId, UpdateKey};
+use crate::wire::{
+    Assign, Assignment, Got, Outcome, Part, Prepare, Pull, PullRows, Pulled, Push, Request, State,
+};
+use crate::wire_error::sendable;
 
 /// One call and what it needs.
-pub(super) struct Call {
-    store: Arc<Store>,
+struct Call {
+    run: Arc<Run>,
     peer: Arc<Peer>,
-    reader: Reader<Body>,
+    reader: Reader<Incoming>,
+    /// The largest payload.
+    max_bytes: u64,
 }
 
-async fn answer(store: Arc<Store>, request: Request<Body>) -> Result<Outgoing> {
-    let Some(peer) = request.extensions().get::<Arc<Peer>>().cloned() else {
-        return Err(PsError::invalid("the connection is unknown"));
-    };
-    let (parts, body) = request.into_parts();
-    let method = parts.uri.path().rsplit('/').next().unwrap_or_default();
-    let call = Call {
-        store,
-        peer,
-        reader: Reader::new(body),
-    };
-    match method {
-        "Attach" => call.attach().await,
-        "Join" => call.join().await,
-        "Create" => call.create().await,
-        "Catalog" => call.catalog().await,
-        "Pull" => call.pull().await,
-        "PullRows" => call.pull_rows().await,
-        "Prepare" => call.prepare().await,
-        "Push" => call.push().await,
-        "Assign" => call.assign().await,
-        "Control" => call.control().await,
-        "Snapshot" => call.snapshot().await,
-        "Restore" => call.restore().await,
-        other => Err(PsError::invalid(format!("there is no method `{other}`"))),
+/// Answers a call.
+pub(super) async fn answer(
+    store: Arc<Store>,
+    reader: Reader<Incoming>,
+    peer: Arc<Peer>,
+) -> Outgoing {
+    let replied = reply_to(store, reader, peer).await;
+    replied.unwrap_or_else(|error| Outgoing::new(&Err::<(), _>(sendable(&error)), Vec::new()))
+}
+
+async fn reply_to(
+    store: Arc<Store>,
+    mut reader: Reader<Incoming>,
+    peer: Arc<Peer>,
+) -> Result<Outgoing> {
+    let (id, request): (RunId, Request) = reader.header().await.map_err(unread)?;
+    if let Request::Attach(rules) = &request {
+        store.attach(id, *rules, &peer)?;
     }
+    let run = store.run(id)?;
+    let call = Call {
+        run: run.clone(),
+        peer,
+        reader,
+        max_bytes: store.options.max_request_bytes,
+    };
+    match request {
+        Request::Attach(_) => {}
+        Request::Join { is_coordinator } => {
+            if is_coordinator {
+                run.claim(&call.peer);
+            }
+            return Ok(reply(run.rules));
+        }
+        Request::Create(shards) => return Ok(reply(run.table.create(shards, &store.options)?)),
+        Request::Catalog => {
+            let shards = run.table.shards();
+            let specs: Vec<_> = shards.iter().map(|shard| &shard.spec).collect();
+            return Ok(reply(specs));
+        }
+        Request::Pull(request) => return call.pull(request).await,
+        Request::PullRows(request) => return call.pull_rows(request).await,
+        Request::Prepare(request) => return call.prepare(request).await,
+        Request::Push(request) => return call.push(request).await,
+        Request::Assign(request) => return call.assign(request).await,
+        Request::FinishedBelow(closure) => {
+            let finished = move || {
+                run.finished_below(closure);
+                Ok(())
+            };
+            blocking(finished).await?;
+        }
+        Request::CancelledBelow(closure) => run.admission.cancelled_below(closure),
+        Request::Abandon(closure) => run.admission.abandon(closure),
+        Request::Withdraw(update) => run.admission.release(update),
+        Request::LearningRate(rate) => run.set_learning_rate(Some(rate)),
+        Request::ShutDown => store.finish(),
+        Request::Snapshot => {
+            let (state, payload) = blocking(move || Ok(snapshot::take(&run))).await?;
+            return Ok(replied(state, payload));
+        }
+        Request::Restore(state) => return call.restore(state).await,
+    }
+    Ok(reply(()))
+}
+
+/// A reply.
+fn replied(value: impl Serialize, payload: Vec<Bytes>) -> Outgoing {
+    Outgoing::new(&Ok::<_, PsError>(value), payload)
 }
 
 /// A reply without a payload.
-fn reply(message: &impl Message) -> Outgoing {
-    Outgoing::new(message, Vec::new())
+fn reply(value: impl Serialize) -> Outgoing {
+    replied(value, Vec::new())
 }
 
 fn unread(error: ReadError) -> PsError {
-    let what = match error {
-        ReadError::Broken(end) => end.to_string(),
-        ReadError::Nonsense(what) => what,
-        ReadError::Status(status) => status.to_string(),
-    };
     PsError::Protocol {
         address: String::new(),
-        what,
+        what: error.to_string(),
     }
 }
 
 /// What is announced of a payload.
 struct AnnouncedPart {
     shard: Arc<Shard>,
-    part: wire::Part,
+    part: Part,
     is_narrow: bool,
 }
 
 impl AnnouncedPart {
     /// Checks the announcement of a part against its shard.
-    fn check(op: &'static str, run: &Run, part: wire::Part) -> Result<Self> {
-        let shard = run.shard(part.id)?;
-        let own = elements::name(shard.dtype)?;
-        let is_narrow = part.dtype == "bf16" && own == "f32";
+    fn check(op: &'static str, run: &Run, part: Part) -> Result<Self> {
+        let shard = run.table.shard(part.id)?;
+        let own = shard.dtype;
+        let is_narrow = part.dtype == DType::BF16 && own == DType::F32;
         if part.dtype != own && !is_narrow {
             return Err(PsError::DType {
                 op,
                 name: shard.name().to_string(),
-                expected: own.to_string(),
-                found: part.dtype,
+                expected: own.name().to_string(),
+                found: part.dtype.name().to_string(),
             });
         }
         let whole = shard.bytes as u64;
@@ -162,50 +164,12 @@ impl AnnouncedPart {
 }
 
 impl Call {
-    async fn header<M: Message + Default>(&mut self) -> Result<M> {
-        self.reader.header().await.map_err(unread)
-    }
-
-    async fn attach(mut self) -> Result<Outgoing> {
-        let request: wire::Attach = self.header().await?;
-        self.store.attach(&request, &self.peer)?;
-        Ok(reply(&wire::Empty {}))
-    }
-
-    async fn join(mut self) -> Result<Outgoing> {
-        let request: wire::Join = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        if request.coordinator {
-            run.claim(&self.peer);
-        }
-        Ok(reply(&run.rules.to_wire(request.run)))
-    }
-
-    async fn create(mut self) -> Result<Outgoing> {
-        let request: wire::Create = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let ids = run.create(request.shards, &self.store.options)?;
-        Ok(reply(&wire::Created { ids }))
-    }
-
-    async fn catalog(mut self) -> Result<Outgoing> {
-        let request: wire::Catalog = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let shards = run
-            .shards()
-            .iter()
-            .map(|shard| shard.wire.clone())
-            .collect();
-        Ok(reply(&wire::CatalogReply { shards }))
-    }
-
-    async fn pull(mut self) -> Result<Outgoing> {
-        let request: wire::Pull = self.header().await?;
-        let run = self.store.run(&request.run)?;
+    async fn pull(self, request: Pull) -> Result<Outgoing> {
+        let run = self.run;
         if let Some(closure) = request.closure {
-            run.wait_to_pull(closure).await?;
+            run.admission.wait_to_pull(closure).await?;
         }
-        let wanted = request.wants.iter().map(|want| run.shard(want.id));
+        let wanted = request.wants.iter().map(|want| run.table.shard(want.id));
         let shards: Vec<Arc<Shard>> = wanted.collect::<Result<_>>()?;
         // Noting where pieces lie takes no time, unless an update is being applied.
         let is_light = !request.bf16 && !shards.iter().any(|shard| shard.is_busy());
@@ -232,7 +196,7 @@ impl Call {
 
     /// Refuses what is larger than the server's limit, then waits for memory.
     async fn reserve(&mut self, bytes: u64) -> Result<Option<tokio::sync::OwnedSemaphorePermit>> {
-        let limit = self.store.options.max_request_bytes;
+        let limit = self.max_bytes;
         if bytes > limit {
             return Err(PsError::TooLarge {
                 what: "a request".to_string(),
@@ -244,10 +208,8 @@ impl Call {
         Ok(self.peer.reserve(bytes).await)
     }
 
-    async fn pull_rows(mut self) -> Result<Outgoing> {
-        let request: wire::PullRows = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let shard = run.shard(request.id)?;
+    async fn pull_rows(mut self, request: PullRows) -> Result<Outgoing> {
+        let shard = self.run.table.shard(request.id)?;
         let row_bytes = shard.row_bytes as u64 + 8;
         let _memory = self
             .reserve(request.count.saturating_mul(row_bytes))
@@ -257,36 +219,27 @@ impl Call {
             let (bytes, counts) = shard.read_rows(&rows)?;
             let payload = sent(&shard, vec![bytes.into()], request.bf16);
             let bytes = payload.iter().map(|piece| piece.len() as u64).sum();
-            let reply = wire::Pulled {
-                got: vec![counts.got(bytes)],
-                learning_rate: run.learning_rate(),
+            let pulled = Pulled {
+                got: vec![Got { counts, bytes }],
+                learning_rate: self.run.learning_rate(),
             };
-            Ok(Outgoing::new(&reply, payload))
+            Ok(replied(pulled, payload))
         })
         .await
     }
 
-    /// Reads the values of one part.
-    async fn values(&mut self, announced: &AnnouncedPart) -> Result<Payload> {
-        let rope = self.reader.rope(announced.part.bytes).await;
-        Ok(Payload {
-            rope: rope.map_err(unread)?,
-            is_narrow: announced.is_narrow,
-        })
-    }
-
-    /// The same, none of them NaN or infinite.
-    async fn finite_values(&mut self, announced: &AnnouncedPart) -> Result<Payload> {
-        let dtype = match announced.is_narrow {
-            true => DType::BF16,
-            false => announced.shard.dtype,
+    /// Reads the values of one part; NaN and infinity are refused if `non_finite` says so.
+    async fn values(
+        &mut self,
+        announced: &AnnouncedPart,
+        non_finite: NonFinite,
+    ) -> Result<Payload> {
+        let mut check = FiniteCheck::new(announced.part.dtype);
+        let look = |piece: &[u8]| match non_finite {
+            NonFinite::Refuse => check.look(piece),
+            NonFinite::Apply => {}
         };
-        let mut check = FiniteCheck::new(dtype);
-        let bytes = announced.part.bytes;
-        let rope = self
-            .reader
-            .rope_seen(bytes, |piece| check.look(piece))
-            .await;
+        let rope = self.reader.rope_seen(announced.part.bytes, look).await;
         let rope = rope.map_err(unread)?;
         match check.is_finite() {
             true => Ok(Payload {
@@ -299,17 +252,25 @@ impl Call {
         }
     }
 
-    async fn push(mut self) -> Result<Outgoing> {
-        let request: wire::Push = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let announce = |part| AnnouncedPart::check("push", &run, part);
-        let announced: Vec<_> = request
-            .parts
-            .into_iter()
-            .map(announce)
-            .collect::<Result<_>>()?;
+    /// Checks the parts of an update, and waits for memory for their payload.
+    async fn announced(
+        &mut self,
+        op: &'static str,
+        parts: Vec<Part>,
+    ) -> Result<(
+        Vec<AnnouncedPart>,
+        Option<tokio::sync::OwnedSemaphorePermit>,
+    )> {
+        let announce = |part| AnnouncedPart::check(op, &self.run, part);
+        let announced: Vec<_> = parts.into_iter().map(announce).collect::<Result<_>>()?;
         let bytes = announced.iter().map(AnnouncedPart::payload_bytes);
-        let _memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
+        let memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
+        Ok((announced, memory))
+    }
+
+    async fn push(mut self, request: Push) -> Result<Outgoing> {
+        let (announced, _memory) = self.announced("push", request.parts).await?;
+        let non_finite = self.run.rules.non_finite;
         let mut gradients = Vec::with_capacity(announced.len());
         for part in announced {
             let rows = match part.part.rows {
@@ -319,22 +280,19 @@ impl Call {
             if let Some(rows) = &rows {
                 part.shard.check_rows(rows)?;
             }
-            let values = match run.rules.non_finite {
-                NonFinite::Refuse => self.finite_values(&part).await?,
-                NonFinite::Apply => self.values(&part).await?,
-            };
+            let values = self.values(&part, non_finite).await?;
             gradients.push((part.shard, part.part.base, ShardGradient { rows, values }));
         }
         self.reader.end().await.map_err(unread)?;
-        let id = (request.closure, request.sequence);
-        match run.refuse_beyond().is_some() && !request.prepared {
+        let (run, id) = (self.run, request.update);
+        match run.admission.refuse_beyond().is_some() && !request.is_prepared {
             true => {
                 let parts = gradients
                     .iter()
                     .map(|(shard, base, _)| (shard.clone(), *base));
                 run.prepare(id, parts.collect(), &self.peer).await?;
             }
-            false => run.wait_to_push(request.closure).await?,
+            false => run.admission.wait_to_push(id.0).await?,
         }
         match is_light(&run, &gradients) {
             true => apply(&run, id, gradients),
@@ -343,102 +301,47 @@ impl Call {
     }
 
     /// Whether an update of several servers may come.
-    async fn prepare(mut self) -> Result<Outgoing> {
-        let request: wire::Prepare = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let part = |part: wire::Part| Ok((run.shard(part.id)?, part.base));
+    async fn prepare(self, request: Prepare) -> Result<Outgoing> {
+        let run = self.run;
+        let part = |part: Part| Ok((run.table.shard(part.id)?, part.base));
         let parts: Vec<_> = request.parts.into_iter().map(part).collect::<Result<_>>()?;
-        let key = (request.closure, request.sequence);
         let has_it = match request.only_ask {
             true => {
-                let terms = run.terms(Some(key), None);
+                let terms = run.terms(Some(request.update), None);
                 parts.iter().any(|(shard, _)| shard.look(&terms).0)
             }
-            false => run.prepare(key, parts, &self.peer).await?,
+            false => run.prepare(request.update, parts, &self.peer).await?,
         };
-        Ok(reply(&wire::Prepared { has_it }))
+        Ok(reply(has_it))
     }
 
-    async fn assign(mut self) -> Result<Outgoing> {
-        let request: wire::Assign = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let (op, assignment) = match request.operation {
-            0 => ("assign", Assignment::Assign),
-            1 => ("assign_add", Assignment::Combine(Combine::Add)),
-            2 => ("assign_sub", Assignment::Combine(Combine::Subtract)),
-            other => return Err(PsError::invalid(format!("there is no assignment {other}"))),
-        };
-        let announce = |part: wire::Part| {
-            let part = wire::Part { rows: None, ..part };
-            let announced = AnnouncedPart::check(op, &run, part)?;
-            match announced.is_narrow {
-                false => Ok(announced),
-                true => Err(PsError::invalid("assigned values do not travel as bf16")),
-            }
-        };
-        let announced: Vec<_> = request
-            .parts
-            .into_iter()
-            .map(announce)
-            .collect::<Result<_>>()?;
-        let bytes = announced.iter().map(AnnouncedPart::payload_bytes);
-        let _memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
+    async fn assign(mut self, request: Assign) -> Result<Outgoing> {
+        let (assignment, update) = (request.assignment, request.update);
+        let whole = |part: Part| Part { rows: None, ..part };
+        let parts = request.parts.into_iter().map(whole).collect();
+        let (announced, _memory) = self.announced(assignment.name(), parts).await?;
+        if announced.iter().any(|part| part.is_narrow) {
+            return Err(PsError::invalid("assigned values do not travel as bf16"));
+        }
         let mut values = Vec::with_capacity(announced.len());
         for part in announced {
-            let value = self.values(&part).await?;
+            let value = self.values(&part, NonFinite::Apply).await?;
             values.push((part.shard, value));
         }
         self.reader.end().await.map_err(unread)?;
-        let id = request.closure.map(|closure| (closure, request.sequence));
-        if let Some(key) = id.filter(|_| run.refuse_beyond().is_some()) {
+        let run = self.run;
+        if let Some(key) = update.filter(|_| run.admission.refuse_beyond().is_some()) {
             // It overtakes what is decided as a gradient would, and is never too old itself.
             let parts = values
                 .iter()
                 .map(|(shard, _)| (shard.clone(), Some(u64::MAX)));
             run.prepare(key, parts.collect(), &self.peer).await?;
         }
-        blocking(move || assign(&run, assignment, id, values)).await
+        blocking(move || assign(&run, assignment, update, values)).await
     }
 
-    async fn control(mut self) -> Result<Outgoing> {
-        let request: wire::Control = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let store = self.store.clone();
-        blocking(move || {
-            if let Some(closure) = request.finished_below {
-                run.note_coordinator();
-                run.finished_below(closure);
-            }
-            if let Some(closure) = request.cancelled_below {
-                run.cancelled_below(closure);
-            }
-            if let Some(closure) = request.abandon {
-                run.abandon(closure);
-            }
-            if let Some(update) = request.withdrawn {
-                run.release((update.closure, update.sequence));
-            }
-            if let Some(rate) = request.learning_rate {
-                run.set_learning_rate(Some(rate));
-            }
-            if request.shut_down {
-                store.finish();
-            }
-            Ok(reply(&wire::Empty {}))
-        })
-        .await
-    }
-
-    async fn snapshot(mut self) -> Result<Outgoing> {
-        let request: wire::Join = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        blocking(move || Ok(snapshot::take(&run))).await
-    }
-
-    async fn restore(mut self) -> Result<Outgoing> {
-        let request: wire::State = self.header().await?;
-        let run = self.store.run(&request.run)?;
-        let plan = snapshot::Plan::new(&run, &request)?;
+    async fn restore(mut self, state: State) -> Result<Outgoing> {
+        let plan = snapshot::Plan::new(&self.run.table, &state)?;
         // What is read is what the server then holds: its limit is that of the variables.
         let mut tensors = Vec::new();
         for bytes in plan.sizes() {
@@ -446,28 +349,10 @@ impl Call {
         }
         self.reader.end().await.map_err(unread)?;
         blocking(move || {
-            plan.restore(&run, tensors, request.learning_rate);
-            Ok(reply(&wire::Empty {}))
+            plan.restore(&self.run, tensors, state.learning_rate);
+            Ok(reply(()))
         })
         .await
-    }
-}
-
-impl Counts {
-    fn got(self, bytes: u64) -> wire::Got {
-        wire::Got {
-            version: self.version,
-            bytes,
-            updates: self.updates,
-        }
-    }
-
-    fn outcome(self, done: PushOutcome) -> wire::Outcome {
-        wire::Outcome {
-            what: done as u32,
-            version: self.version,
-            updates: self.updates,
-        }
     }
 }
 
@@ -483,21 +368,22 @@ fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
 }
 
 /// The values that a pull is answered with.
-fn pulled(run: &Run, request: &wire::Pull, shards: &[Arc<Shard>]) -> Result<Outgoing> {
+fn pulled(run: &Run, request: &Pull, shards: &[Arc<Shard>]) -> Result<Outgoing> {
     let mut got = Vec::with_capacity(request.wants.len());
     let mut payload = Vec::new();
     for (want, shard) in request.wants.iter().zip(shards) {
         let (value, counts) = shard.read()?;
         if want.known == Some(counts.version) {
-            got.push(counts.got(0));
+            got.push(Got { counts, bytes: 0 });
             continue;
         }
         let pieces = sent(shard, value.bytes(), request.bf16);
-        got.push(counts.got(pieces.iter().map(|piece| piece.len() as u64).sum()));
+        let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
+        got.push(Got { counts, bytes });
         payload.extend(pieces);
     }
     let learning_rate = run.learning_rate();
-    Ok(Outgoing::new(&wire::Pulled { got, learning_rate }, payload))
+    Ok(replied(Pulled { got, learning_rate }, payload))
 }
 
 type Gradients = Vec<(Arc<Shard>, Option<u64>, ShardGradient)>;
@@ -506,17 +392,20 @@ type Gradients = Vec<(Arc<Shard>, Option<u64>, ShardGradient)>;
 /// millisecond of work. Waking another thread would take longer than a small update itself.
 const LIGHT_BYTES: usize = 2 << 20;
 
+/// Of the variables' types.
+fn bytes_of(gradients: &Gradients) -> usize {
+    let bytes = gradients.iter().map(|(_, _, it)| it.values.len());
+    bytes.sum()
+}
+
 /// Whether a push is applied in no time: built-in arithmetic, not many bytes, and nobody to wait
 /// for.
 fn is_light(run: &Run, gradients: &Gradients) -> bool {
-    let bytes: usize = gradients
-        .iter()
-        .map(|(_, _, gradient)| gradient.values.len())
-        .sum();
+    let bytes = bytes_of(gradients);
     let is_light = |shard: &Shard| shard.has_kernel() && !shard.is_busy();
     bytes <= LIGHT_BYTES
         && run.rules.synchronous.is_none()
-        && run.update_lock.try_read().is_ok()
+        && run.update_lock.try_read().is_some()
         && gradients.iter().all(|(shard, _, _)| is_light(shard))
 }
 
@@ -529,10 +418,7 @@ fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<Outgoing> {
         || !gradients.iter().all(|(shard, _, _)| shard.has_kernel());
     let _closed = alone.then(|| run.closed());
     let _open = (!alone).then(|| run.open());
-    let bytes: usize = gradients
-        .iter()
-        .map(|(_, _, gradient)| gradient.values.len())
-        .sum();
+    let bytes = bytes_of(&gradients);
     let threads = |works: bool| match works {
         true => (bytes / THREAD_BYTES).min(run.threads),
         false => 1,
@@ -542,17 +428,12 @@ fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<Outgoing> {
         let plan = shard.plan(gradient, &terms)?;
         Ok((shard, terms, plan))
     };
-    let commit = |(shard, terms, plan): (Arc<Shard>, UpdateTerms, Plan)| {
-        let (done, counts) = shard.commit(plan, &terms)?;
-        Ok(counts.outcome(done))
-    };
+    let commit = |(shard, terms, plan): (Arc<Shard>, UpdateTerms, Plan)| shard.commit(plan, &terms);
     let plans = on_threads(gradients, threads(alone), plan);
     let outcomes = plans.and_then(|plans| on_threads(plans, threads(!alone), commit));
     // Also of one that failed: it will not come like this again.
-    run.release(key);
-    Ok(reply(&wire::Pushed {
-        outcomes: outcomes?,
-    }))
+    run.admission.release(key);
+    Ok(reply(outcomes?))
 }
 
 /// Applies an assignment that has been read and checked.
@@ -566,18 +447,14 @@ fn assign(
     let terms = run.terms(id, None);
     let check = |(shard, _): &(Arc<Shard>, Payload)| shard.check_assign(assignment, &terms);
     let checked: Result<()> = values.iter().try_for_each(check);
-    let assign = |(shard, value): (Arc<Shard>, Payload)| {
-        let (done, counts) = shard.assign(assignment, &value, &terms)?;
-        Ok(counts.outcome(done))
-    };
-    let outcomes = checked.and_then(|()| values.into_iter().map(assign).collect());
+    let assign = |(shard, value): (Arc<Shard>, Payload)| shard.assign(assignment, &value, &terms);
+    let outcomes: Result<Vec<Outcome>> =
+        checked.and_then(|()| values.into_iter().map(assign).collect());
     // Also of one that failed: it will not come like this again.
     if let Some(key) = id {
-        run.release(key);
+        run.admission.release(key);
     }
-    Ok(reply(&wire::Pushed {
-        outcomes: outcomes?,
-    }))
+    Ok(reply(outcomes?))
 }
 
 /// Bytes of gradients that are worth a thread.
@@ -594,7 +471,7 @@ fn on_threads<T: Send, R: Send>(
     }
     let mut results: Vec<Option<Result<R>>> = shards.iter().map(|_| None).collect();
     let work = Mutex::new(shards.into_iter().zip(&mut results));
-    let next = || work.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let next = || work.lock().next();
     std::thread::scope(|scope| {
         let run = || {
             while let Some((shard, result)) = next() {

@@ -2,17 +2,17 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use burn::tensor::DType;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::error::{PsError, Result};
-use crate::generated as wire;
 use crate::rpc::rope::Rope;
-use crate::server::elements::{self, Combine};
+use crate::server::elements;
 use crate::server::optimizers::{Built, Rule};
 use crate::server::segments::{SEGMENT, Segments};
-use crate::update::OUTSIDE;
+use crate::update::{OUTSIDE, UpdateKey};
+use crate::wire::{Assignment, Combine, Counts, Outcome, ShardSpec, UpdateEffect};
 
 /// The most update ids that a shard remembers.
 const UPDATE_IDS_MAX: usize = 1 << 20;
@@ -58,19 +58,10 @@ pub(super) struct ShardGradient {
     pub(super) values: Payload,
 }
 
-/// What an update did to a shard.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum PushOutcome {
-    Applied = 0,
-    AlreadyApplied = 1,
-    Accumulated = 2,
-    Dropped = 3,
-}
-
 /// What a gradient will do to its shard.
 #[derive(Debug)]
 pub(super) enum Plan {
-    Nothing(PushOutcome),
+    Nothing(UpdateEffect),
     /// It waits for the others of its round.
     Accumulate(ShardGradient),
     /// An optimizer that cannot fail is applied in place.
@@ -82,18 +73,11 @@ pub(super) enum Plan {
     },
 }
 
-/// What an update is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Assignment {
-    Assign,
-    Combine(Combine),
-}
-
 /// The rules under which an update comes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct UpdateTerms {
     /// Closure and sequence; absent for updates that may be repeated.
-    pub(super) id: Option<(u64, u32)>,
+    pub(super) id: Option<UpdateKey>,
     /// Closures below are finished.
     pub(super) low_water: u64,
     pub(super) base: Option<u64>,
@@ -101,31 +85,20 @@ pub(super) struct UpdateTerms {
     pub(super) learning_rate: Option<f64>,
 }
 
-/// How often a shard was changed, and how often the optimizer was applied to it.
-///
-/// Versions only rise, so that no client takes another value for the one that it has; a restore
-/// may put the number of updates back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Counts {
-    pub(super) version: u64,
-    pub(super) updates: u64,
-}
-
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) value: Option<Segments>,
     /// Empty until the first update.
     pub(super) slots: Vec<Segments>,
-    pub(super) version: u64,
-    pub(super) updates: u64,
-    applied: BTreeSet<(u64, u32)>,
+    pub(super) counts: Counts,
+    applied: BTreeSet<UpdateKey>,
     round: Vec<ShardGradient>,
 }
 
 /// One shard of a variable.
 #[derive(Debug)]
 pub(super) struct Shard {
-    pub(super) wire: wire::Shard,
+    pub(super) spec: ShardSpec,
     pub(super) dtype: DType,
     /// Bytes of the shard, and of one of its rows.
     pub(super) bytes: usize,
@@ -136,14 +109,13 @@ pub(super) struct Shard {
 
 impl Shard {
     pub(super) fn new(
-        wire: wire::Shard,
-        dtype: DType,
+        spec: ShardSpec,
         (bytes, row_bytes): (usize, usize),
         optimizer: Option<Built>,
     ) -> Self {
         Self {
-            wire,
-            dtype,
+            dtype: spec.variable.dtype,
+            spec,
             bytes,
             row_bytes,
             optimizer,
@@ -152,16 +124,16 @@ impl Shard {
     }
 
     pub(super) fn name(&self) -> &str {
-        &self.wire.name
+        &self.spec.variable.name
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Whether somebody changes or reads it right now.
     pub(super) fn is_busy(&self) -> bool {
-        matches!(self.state.try_lock(), Err(TryLockError::WouldBlock))
+        self.state.is_locked()
     }
 
     /// Whether its optimizer is applied by arithmetic of this crate.
@@ -180,7 +152,7 @@ impl Shard {
     pub(super) fn read(&self) -> Result<(Segments, Counts)> {
         let state = self.state();
         let value = state.value.clone().ok_or_else(|| self.uninitialized())?;
-        Ok((value, state.counts()))
+        Ok((value, state.counts))
     }
 
     /// Some rows at one version.
@@ -192,23 +164,33 @@ impl Shard {
         for row in rows {
             value.copy(*row as usize * self.row_bytes, self.row_bytes, &mut bytes);
         }
-        Ok((bytes, state.counts()))
+        Ok((bytes, state.counts))
+    }
+
+    fn rule<'a>(&'a self, built: &'a Built, terms: &UpdateTerms, step: u64) -> Rule<'a> {
+        Rule::new((built, self.name()), terms.learning_rate, step, self.dtype)
     }
 
     /// The names of the optimizer's slots; none without an optimizer.
-    pub(super) fn slots(&self) -> &'static [&'static str] {
+    pub(super) fn slots(&self) -> &[&'static str] {
         let built = self.optimizer.as_ref();
         built.map_or(&[], |built| built.optimizer.slots())
     }
 
     /// Row numbers are those within the shard.
     pub(super) fn check_rows(&self, rows: &[u64]) -> Result<()> {
-        match rows.iter().find(|row| **row >= self.wire.rows) {
+        let ShardSpec {
+            variable,
+            offset,
+            rows: own,
+            ..
+        } = &self.spec;
+        match rows.iter().find(|row| **row >= *own as u64) {
             None => Ok(()),
             Some(row) => Err(PsError::Row {
                 name: self.name().to_string(),
-                row: row.saturating_add(self.wire.offset),
-                rows: self.wire.shape.first().copied().unwrap_or(1),
+                row: row.saturating_add(*offset as u64),
+                rows: variable.shape.first().copied().unwrap_or(1) as u64,
             }),
         }
     }
@@ -229,10 +211,10 @@ impl Shard {
         assignment: Assignment,
         value: &Payload,
         terms: &UpdateTerms,
-    ) -> Result<(PushOutcome, Counts)> {
+    ) -> Result<Outcome> {
         let mut state = self.state();
         if state.is_duplicate(terms) {
-            return Ok((PushOutcome::AlreadyApplied, state.counts()));
+            return Ok((UpdateEffect::AlreadyApplied, state.counts));
         }
         match assignment {
             Assignment::Assign => state.value = Some(Segments::from_rope(&value.rope)),
@@ -246,15 +228,15 @@ impl Shard {
             }
         }
         state.remember(terms);
-        let version = state.version + 1;
+        let version = state.counts.version + 1;
         state.replaced(version);
-        Ok((PushOutcome::Applied, state.counts()))
+        Ok((UpdateEffect::Applied, state.counts))
     }
 
     /// Whether it has had this update, and its version.
     pub(super) fn look(&self, terms: &UpdateTerms) -> (bool, u64) {
         let state = self.state();
-        (state.is_duplicate(terms), state.version)
+        (state.is_duplicate(terms), state.counts.version)
     }
 
     /// The version that a gradient was computed at.
@@ -273,14 +255,14 @@ impl Shard {
     pub(super) fn plan(&self, gradient: ShardGradient, terms: &UpdateTerms) -> Result<Plan> {
         let state = self.state();
         if state.is_duplicate(terms) {
-            return Ok(Plan::Nothing(PushOutcome::AlreadyApplied));
+            return Ok(Plan::Nothing(UpdateEffect::AlreadyApplied));
         }
         let value = state.value.as_ref().ok_or_else(|| self.uninitialized())?;
         state.check_room(terms)?;
         let gradient = match terms.synchronous {
             None => gradient,
-            Some(_) if self.base(terms.base)? != state.version => {
-                return Ok(Plan::Nothing(PushOutcome::Dropped));
+            Some(_) if self.base(terms.base)? != state.counts.version => {
+                return Ok(Plan::Nothing(UpdateEffect::Dropped));
             }
             Some(wanted) if state.round.len() + 1 < wanted => {
                 return Ok(Plan::Accumulate(gradient));
@@ -301,7 +283,7 @@ impl Shard {
             return Ok(Plan::Apply(gradient));
         }
         let (mut value, mut slots) = (value.clone(), state.slots.clone());
-        let rule = Rule::new(built, terms.learning_rate, state.updates + 1, self.dtype);
+        let rule = self.rule(built, terms, state.counts.updates + 1);
         drop(state);
         self.apply(&rule, &mut value, &mut slots, &gradient)?;
         Ok(Plan::Replace { value, slots })
@@ -309,35 +291,35 @@ impl Shard {
 
     /// Does what was planned. For a plan that depends on the others that have come
     /// (`Accumulate`, `Replace`) nothing may have come in between.
-    pub(super) fn commit(&self, plan: Plan, terms: &UpdateTerms) -> Result<(PushOutcome, Counts)> {
+    pub(super) fn commit(&self, plan: Plan, terms: &UpdateTerms) -> Result<Outcome> {
         let mut guard = self.state();
         let state = &mut *guard;
         if state.is_duplicate(terms) {
-            return Ok((PushOutcome::AlreadyApplied, state.counts()));
+            return Ok((UpdateEffect::AlreadyApplied, state.counts));
         }
         match (plan, &self.optimizer) {
-            (Plan::Nothing(outcome), _) => return Ok((outcome, state.counts())),
+            (Plan::Nothing(outcome), _) => return Ok((outcome, state.counts)),
             (Plan::Accumulate(gradient), _) => {
                 state.round.push(gradient);
                 state.remember(terms);
-                return Ok((PushOutcome::Accumulated, state.counts()));
+                return Ok((UpdateEffect::Accumulated, state.counts));
             }
             (Plan::Replace { value, slots }, _) => {
                 state.value = Some(value);
                 state.slots = slots;
             }
             (Plan::Apply(gradient), Some(built)) => {
-                let rule = Rule::new(built, terms.learning_rate, state.updates + 1, self.dtype);
+                let rule = self.rule(built, terms, state.counts.updates + 1);
                 let value = state.value.as_mut().ok_or_else(|| self.uninitialized())?;
                 self.apply(&rule, value, &mut state.slots, &gradient)?;
             }
             (Plan::Apply(_), None) => return Err(self.uninitialized()),
         }
         state.round.clear();
-        state.version += 1;
-        state.updates += 1;
+        state.counts.version += 1;
+        state.counts.updates += 1;
         state.remember(terms);
-        Ok((PushOutcome::Applied, state.counts()))
+        Ok((UpdateEffect::Applied, state.counts))
     }
 
     /// The mean of a round; sparse only if all are.
@@ -379,8 +361,7 @@ impl Shard {
         gradient: &ShardGradient,
     ) -> Result<()> {
         if slots.is_empty() {
-            let zeros = |_: &&str| Segments::zeros(self.bytes);
-            *slots = self.slots().iter().map(zeros).collect();
+            *slots = rule.built.new_slots(value, self.bytes, self.dtype);
         }
         match &gradient.rows {
             None => apply_dense(rule, value, slots, &gradient.values),
@@ -463,17 +444,10 @@ impl ShardGradient {
 }
 
 impl State {
-    fn counts(&self) -> Counts {
-        Counts {
-            version: self.version,
-            updates: self.updates,
-        }
-    }
-
     /// The value is another one now, not by a gradient: those of its round that have come were
     /// computed at the one before.
     pub(super) fn replaced(&mut self, version: u64) {
-        self.version = version;
+        self.counts.version = version;
         self.round.clear();
     }
 

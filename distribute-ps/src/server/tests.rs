@@ -2,19 +2,14 @@
 
 use burn::tensor::DType;
 
-use crate::generated as wire;
 use crate::rpc::rope::Rope;
-use crate::server::elements::Combine;
-use crate::server::shard::{Assignment, Payload, Shard, UpdateTerms};
+use crate::server::shard::{Payload, Shard, UpdateTerms};
 use crate::update::OUTSIDE;
+use crate::wire::{Assignment, Combine, ShardSpec};
 
 fn counter() -> Shard {
-    let wire = wire::Shard {
-        name: "counter".to_string(),
-        rows: 1,
-        ..wire::Shard::default()
-    };
-    Shard::new(wire, DType::I64, (8, 8), None)
+    let spec = ShardSpec::whole("counter", DType::I64, &[]);
+    Shard::new(spec, (8, 8), None)
 }
 
 fn one() -> Payload {

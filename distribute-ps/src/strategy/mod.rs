@@ -32,7 +32,7 @@ mod updates;
 mod variable;
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::partitioners::Partitioner;
 use burn::tensor::TensorData;
@@ -45,15 +45,15 @@ use distribute_core::{
 };
 
 use crate::client::{ClientOptions, VariableClient};
-use crate::error::{PsError, Result};
+use crate::error::Result;
 use crate::placement::RoundRobin;
 use crate::update::{RunId, RunOptions};
 use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
-use push::{push, row_gradients};
+use parking_lot::Mutex;
+pub(crate) use push::Servers;
 use state::{State, on_server};
 pub use updates::UpdateSource;
-pub(crate) use updates::Updates;
-use updates::lock;
+use updates::Updates;
 use variable::Variable;
 
 /// Trains with variables on parameter servers (TensorFlow:
@@ -72,8 +72,7 @@ pub struct ParameterServerStrategy {
 }
 
 struct StrategyInner {
-    client: VariableClient,
-    updates: Arc<Updates>,
+    servers: Servers,
     /// Makes variables; a worker's strategy has none, it finds them.
     maker: Option<Mutex<VariableMaker>>,
     /// How many variables without a name were asked for.
@@ -86,15 +85,6 @@ struct StrategyInner {
 struct VariableMaker {
     placement: RoundRobin,
     partitioner: Option<Arc<dyn Partitioner>>,
-}
-
-impl VariableMaker {
-    fn new(client: &VariableClient, partitioner: Option<Arc<dyn Partitioner>>) -> Result<Self> {
-        Ok(Self {
-            placement: RoundRobin::new(client.num_servers())?,
-            partitioner,
-        })
-    }
 }
 
 impl ParameterServerStrategy {
@@ -113,14 +103,8 @@ impl ParameterServerStrategy {
         let client = VariableClient::connect(servers, client)?;
         let run = RunId::random()?;
         client.attach(run, options)?;
-        let maker = VariableMaker::new(&client, partitioner)?;
         let updates = Updates::alone(run, client.clone());
-        Ok(Self::new(
-            client,
-            updates,
-            Some(maker),
-            InputContext::default(),
-        ))
+        Self::making(client, updates, partitioner)
     }
 
     /// The coordinator's strategy, in a run that `client` is attached to: its scope makes the
@@ -128,19 +112,29 @@ impl ParameterServerStrategy {
     ///
     /// # Errors
     /// [`PsError::InvalidArgument`] without servers; [`PsError::System`] without random numbers.
+    ///
+    /// [`PsError::InvalidArgument`]: crate::PsError::InvalidArgument
+    /// [`PsError::System`]: crate::PsError::System
     pub fn coordinator(
         client: VariableClient,
         run: RunId,
         partitioner: Option<Arc<dyn Partitioner>>,
     ) -> Result<Self> {
-        let maker = VariableMaker::new(&client, partitioner)?;
         let updates = Updates::new(run)?;
-        Ok(Self::new(
-            client,
-            updates,
-            Some(maker),
-            InputContext::default(),
-        ))
+        Self::making(client, updates, partitioner)
+    }
+
+    fn making(
+        client: VariableClient,
+        updates: Updates,
+        partitioner: Option<Arc<dyn Partitioner>>,
+    ) -> Result<Self> {
+        let maker = VariableMaker {
+            placement: RoundRobin::new(client.num_servers())?,
+            partitioner,
+        };
+        let input = InputContext::default();
+        Ok(Self::new(client, updates, Some(maker), input))
     }
 
     /// A worker's strategy, in a run that `client` takes part in: its scope finds the variables
@@ -148,6 +142,8 @@ impl ParameterServerStrategy {
     ///
     /// # Errors
     /// [`PsError::System`] without random numbers.
+    ///
+    /// [`PsError::System`]: crate::PsError::System
     pub fn worker(client: VariableClient, run: RunId, input: InputContext) -> Result<Self> {
         Ok(Self::new(client, Updates::new(run)?, None, input))
     }
@@ -159,8 +155,10 @@ impl ParameterServerStrategy {
         input: InputContext,
     ) -> Self {
         let inner = StrategyInner {
-            client,
-            updates: Arc::new(updates),
+            servers: Servers {
+                client,
+                updates: Arc::new(updates),
+            },
             maker: maker.map(Mutex::new),
             unnamed: Mutex::new(0),
             replica: [Replica::new(0, LogicalDevice::cpu(0))],
@@ -199,13 +197,14 @@ impl ParameterServerStrategy {
     /// Updates are identified by this source until the guard is dropped: those of one closure.
     /// Otherwise they belong to no closure.
     pub fn within_closure(&self, source: UpdateSource) -> ClosureGuard {
-        self.inner.updates.enter(source);
-        ClosureGuard(Arc::clone(&self.inner.updates))
+        let updates = &self.inner.servers.updates;
+        updates.enter(source);
+        ClosureGuard(Arc::clone(updates))
     }
 
     /// The connections to the servers.
     pub fn variables(&self) -> &VariableClient {
-        &self.inner.client
+        &self.inner.servers.client
     }
 
     /// The name of a variable that was not given one: its number in the order of creation.
@@ -213,7 +212,7 @@ impl ParameterServerStrategy {
         match &self.name {
             Some(name) => format!("variable/{name}"),
             None => {
-                let mut unnamed = lock(&self.inner.unnamed);
+                let mut unnamed = self.inner.unnamed.lock();
                 *unnamed += 1;
                 format!("variable/{}", *unnamed - 1)
             }
@@ -237,45 +236,37 @@ impl ParameterServerStrategy {
         value: &TensorData,
         optimizer: Option<&dyn Optimizer>,
     ) -> Result<VariableRef> {
-        let shape = value.shape().to_vec();
-        let Some(maker) = &self.inner.maker else {
-            return self.find(&name, value);
-        };
-        let mut maker = lock(maker);
-        let VariableMaker {
-            placement,
-            partitioner,
-        } = &mut *maker;
-        let placement = placement.place(&shape, value.dtype().size(), partitioner.as_deref())?;
         let spec = VariableSpec {
             name,
-            shape,
+            shape: value.shape().to_vec(),
             dtype: value.dtype(),
             optimizer: optimizer.map(OptimizerSpec::of),
         };
-        let variable = self.inner.client.create(&spec, &placement)?;
-        self.inner.client.initialize(&variable, value.clone())?;
+        let Some(maker) = &self.inner.maker else {
+            return self.find("scope", &spec);
+        };
+        let variable = self.make(maker, &spec)?;
+        self.inner
+            .servers
+            .client
+            .initialize(&variable, value.clone())?;
         Ok(variable)
     }
 
-    fn find(&self, name: &str, value: &TensorData) -> Result<VariableRef> {
-        let variable = self.inner.client.variable(name)?;
-        if variable.shape() != value.shape().as_slice() {
-            return Err(PsError::Shape {
-                op: "scope",
-                name: name.to_string(),
-                expected: variable.shape().to_vec(),
-                found: value.shape().to_vec(),
-            });
-        }
-        if variable.dtype() != value.dtype() {
-            return Err(PsError::DType {
-                op: "scope",
-                name: name.to_string(),
-                expected: variable.dtype().name().to_string(),
-                found: value.dtype().name().to_string(),
-            });
-        }
+    /// Makes a variable, which has no value yet.
+    fn make(&self, maker: &Mutex<VariableMaker>, spec: &VariableSpec) -> Result<VariableRef> {
+        let VariableMaker {
+            placement,
+            partitioner,
+        } = &mut *maker.lock();
+        let bytes = spec.dtype.size();
+        let placement = placement.place(&spec.shape, bytes, partitioner.as_deref())?;
+        self.inner.servers.client.create(spec, &placement)
+    }
+
+    fn find(&self, op: &'static str, spec: &VariableSpec) -> Result<VariableRef> {
+        let variable = self.inner.servers.client.variable(&spec.name)?;
+        variable.check(op, variable.shape(), (spec.dtype, &spec.shape))?;
         Ok(variable)
     }
 
@@ -306,26 +297,23 @@ impl RemoteStore for ParameterServerStrategy {
         let tensors = spec.tensors.iter();
         let variables = tensors.map(|tensor| self.take_tensor(&prefix, tensor, &spec));
         let variables = variables.collect::<distribute_core::Result<Vec<_>>>()?;
-        let (client, updates) = (self.inner.client.clone(), Arc::clone(&self.inner.updates));
-        Ok(Arc::new(State::new(
-            client, updates, prefix, variables, &spec,
-        )))
+        let servers = self.inner.servers.clone();
+        Ok(Arc::new(State::new(servers, prefix, variables, &spec)))
     }
 
     fn variable(&self, initial: &TensorData) -> distribute_core::Result<Arc<dyn RemoteVariable>> {
         let variable = self.take(self.variable_name(), initial, None)?;
         Ok(Arc::new(Variable {
-            client: self.inner.client.clone(),
-            updates: Arc::clone(&self.inner.updates),
+            servers: self.inner.servers.clone(),
             variable,
         }))
     }
 
     fn push_rows(&self, rows: Vec<RowGradients>) -> distribute_core::Result<Pushed> {
-        let (client, updates) = (&self.inner.client, &self.inner.updates);
-        let (gradients, versions) = row_gradients(client, rows)?;
-        let counted = gradients.len();
-        push(client, updates, (gradients, versions), counted)
+        let servers = &self.inner.servers;
+        let pushed = servers.row_gradients(rows)?;
+        let counted = pushed.0.len();
+        servers.push(pushed, counted)
     }
 }
 
@@ -366,7 +354,7 @@ impl Strategy for ParameterServerStrategy {
 impl fmt::Debug for ParameterServerStrategy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ParameterServerStrategy")
-            .field("servers", &self.inner.client.num_servers())
+            .field("servers", &self.inner.servers.client.num_servers())
             .field("makes_variables", &self.inner.maker.is_some())
             .field("name", &self.name)
             .finish_non_exhaustive()

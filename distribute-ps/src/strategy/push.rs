@@ -1,5 +1,7 @@
 //! Gradients on their way to the servers.
 
+use std::sync::Arc;
+
 use distribute_core::Result;
 use distribute_core::remote::{Pushed, RowGradients};
 
@@ -12,40 +14,41 @@ use crate::variable::VariableRef;
 /// Gradients, and the versions that they were computed at.
 pub(super) type Pushable = (Vec<(VariableRef, Gradient)>, Vec<Versions>);
 
-/// Gradients of rows as they are pushed.
-pub(super) fn row_gradients(
-    client: &VariableClient,
-    rows: Vec<RowGradients>,
-) -> Result<Pushable, PsError> {
-    let one = |rows: RowGradients| {
-        let table = client.variable(&rows.rows.table)?;
-        let gradient = Gradient::Table {
-            ids: rows.rows.ids.to_vec(),
-            rows: rows.values,
-        };
-        Ok(((table, gradient), Versions(rows.rows.base)))
-    };
-    rows.into_iter().map(one).collect()
+/// The servers, and the ids of what changes them.
+#[derive(Debug, Clone)]
+pub(crate) struct Servers {
+    pub(crate) client: VariableClient,
+    pub(crate) updates: Arc<Updates>,
 }
 
-/// Pushes gradients as one update. Its step is counted by the first `counted` of them.
-pub(super) fn push(
-    client: &VariableClient,
-    updates: &Updates,
-    (gradients, versions): Pushable,
-    counted: usize,
-) -> Result<Pushed> {
-    let drawn = updates.next()?;
-    if gradients.is_empty() {
-        return Ok(Pushed::Applied { step: 0 });
+impl Servers {
+    /// Gradients of rows as they are pushed.
+    pub(super) fn row_gradients(&self, rows: Vec<RowGradients>) -> Result<Pushable, PsError> {
+        let one = |rows: RowGradients| {
+            let table = self.client.variable(&rows.rows.table)?;
+            let gradient = Gradient::Table {
+                ids: rows.rows.ids.to_vec(),
+                rows: rows.values,
+            };
+            Ok(((table, gradient), Versions(rows.rows.base)))
+        };
+        rows.into_iter().map(one).collect()
     }
-    match client.push(drawn.id(), gradients, &versions) {
-        Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
-        Ok(outcome) => Ok(Pushed::Applied {
-            step: step_of(outcome.updates.iter().take(counted)),
-        }),
-        Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
-        Err(error) => Err(error.into()),
+
+    /// Pushes gradients as one update. Its step is counted by the first `counted` of them.
+    pub(super) fn push(&self, (gradients, versions): Pushable, counted: usize) -> Result<Pushed> {
+        let drawn = self.updates.next()?;
+        if gradients.is_empty() {
+            return Ok(Pushed::Applied { step: 0 });
+        }
+        match self.client.push(drawn.id(), gradients, &versions) {
+            Ok(outcome) if is_dropped(&outcome) => Ok(Pushed::Dropped),
+            Ok(outcome) => Ok(Pushed::Applied {
+                step: step_of(outcome.updates.iter().take(counted)),
+            }),
+            Err(PsError::Stale { .. }) => Ok(Pushed::Dropped),
+            Err(error) => Err(error.into()),
+        }
     }
 }
 

@@ -1,7 +1,6 @@
 //! A training state on the servers.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use burn::tensor::{DType, TensorData};
 use distribute_core::checkpoint::{OptimizerSlots, check_slot_names};
@@ -10,18 +9,15 @@ use distribute_core::remote::{
 };
 use distribute_core::{Error, Result};
 
-use super::push::{push, row_gradients, step_of};
-use super::updates::Updates;
-use crate::client::VariableClient;
+use super::push::{Servers, step_of};
 use crate::error::PsError;
-use crate::table::{add_tables, take_tables};
+use crate::table::{add, add_slots, add_tables, slots_in, take_tables};
 use crate::update::{Gradient, Versions};
 use crate::variable::{Snapshot, VariableRef};
 
 #[derive(Debug)]
 pub(super) struct State {
-    client: VariableClient,
-    updates: Arc<Updates>,
+    servers: Servers,
     /// Before the names of all variables.
     prefix: String,
     /// In visit order.
@@ -30,15 +26,14 @@ pub(super) struct State {
     dtypes: Vec<DType>,
     /// Which of them are trained.
     trained: Vec<usize>,
-    slots: &'static [&'static str],
+    slots: Vec<&'static str>,
     /// The optimizer's name.
     optimizer: &'static str,
 }
 
 impl State {
     pub(super) fn new(
-        client: VariableClient,
-        updates: Arc<Updates>,
+        servers: Servers,
         prefix: String,
         variables: Vec<VariableRef>,
         spec: &RemoteSpec<'_>,
@@ -46,8 +41,7 @@ impl State {
         let trained = spec.tensors.iter().enumerate();
         let trained = trained.filter(|(_, tensor)| tensor.is_trained && spec.optimizer.is_some());
         Self {
-            client,
-            updates,
+            servers,
             prefix,
             variables,
             dtypes: spec
@@ -56,7 +50,9 @@ impl State {
                 .map(|tensor| tensor.value.dtype())
                 .collect(),
             trained: trained.map(|(index, _)| index).collect(),
-            slots: spec.optimizer.map_or(&[], |optimizer| optimizer.slots()),
+            slots: spec
+                .optimizer
+                .map_or_else(Vec::new, |optimizer| optimizer.slots().to_vec()),
             optimizer: spec.optimizer.map_or("", |optimizer| optimizer.name()),
         }
     }
@@ -81,36 +77,19 @@ impl State {
         }
     }
 
-    /// Refuses slots of another optimizer; without any they start at zero.
+    /// Refuses slots of another optimizer; without any they start anew.
     fn check_slots(
         &self,
         variable: &VariableRef,
         tensors: &BTreeMap<String, TensorData>,
     ) -> Result<()> {
-        let name = self.plain_name(variable);
-        let path = name.strip_prefix("model/").unwrap_or(name);
-        let found = crate::table::slots_in(tensors, path);
-        // Of what is not trained any longer the slots are of no use.
-        if found.is_empty() || variable.spec().optimizer.is_none() {
-            return Ok(());
-        }
+        let found = slots_in(tensors, self.plain_name(variable)).map(|(slot, _)| slot);
         let own = OptimizerSlots {
             optimizer: self.optimizer,
-            slots: self.slots,
+            slots: &self.slots,
         };
         Ok(check_slot_names(own, None, found)?)
     }
-
-    fn slot_name(&self, variable: &VariableRef, slot: &str) -> String {
-        let name = self.plain_name(variable);
-        let path = name.strip_prefix("model/").unwrap_or(name);
-        format!("optimizer/{slot}/{path}")
-    }
-}
-
-fn reshaped(value: TensorData, shape: impl Into<burn::tensor::Shape>) -> TensorData {
-    let (bytes, _, dtype) = value.into_parts();
-    TensorData::from_bytes(bytes, shape, dtype)
 }
 
 /// A value of a model as servers keep it: they know no bools.
@@ -124,9 +103,8 @@ pub(super) fn on_server(value: &TensorData) -> Result<TensorData> {
 impl RemoteState for State {
     fn pull(&self, known: &[RemoteVersion]) -> Result<RemoteValues> {
         let known: Vec<Versions> = known.iter().cloned().map(Versions).collect();
-        let pulled = self
-            .client
-            .pull(&self.variables, &known, self.updates.closure())?;
+        let Servers { client, updates } = &self.servers;
+        let pulled = client.pull(&self.variables, &known, updates.closure())?;
         let trained = self.trained.iter().filter_map(|index| pulled.get(*index));
         let step = step_of(trained.map(|pulled| &pulled.updates));
         let learning_rate = pulled.iter().find_map(|pulled| pulled.learning_rate);
@@ -159,18 +137,18 @@ impl RemoteState for State {
         }
         // The step is counted by the model's own variables.
         let own = pushed.len();
-        let (rows, bases) = row_gradients(&self.client, rows)?;
+        let (rows, bases) = self.servers.row_gradients(rows)?;
         pushed.extend(rows);
         versions.extend(bases);
-        push(&self.client, &self.updates, (pushed, versions), own)
+        self.servers.push((pushed, versions), own)
     }
 
     fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
-        Ok(self.client.set_learning_rate(learning_rate)?)
+        Ok(self.servers.client.set_learning_rate(learning_rate)?)
     }
 
     fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
-        let mut snapshot = self.client.snapshot()?;
+        let mut snapshot = self.servers.client.snapshot()?;
         let mut tensors = BTreeMap::new();
         let mut step = 0;
         for (index, variable) in self.variables.iter().enumerate() {
@@ -180,14 +158,9 @@ impl RemoteState for State {
             };
             let value = snapshot.variables.remove(name).ok_or_else(missing)?;
             let value = self.of_model(index, value)?;
-            tensors.insert(self.plain_name(variable).to_string(), value);
-            for slot in self.slots {
-                let key = (name.to_string(), (*slot).to_string());
-                if let Some(value) = snapshot.slots.remove(&key) {
-                    let count = value.shape().num_elements();
-                    tensors.insert(self.slot_name(variable, slot), reshaped(value, [count]));
-                }
-            }
+            let plain = self.plain_name(variable);
+            add_slots(&snapshot, name, plain, &mut tensors);
+            tensors.insert(plain.to_string(), value);
             let updates = snapshot.updates.get(name);
             let most = updates.and_then(|updates| updates.0.iter().max());
             step = step.max(most.copied().unwrap_or(0));
@@ -201,28 +174,26 @@ impl RemoteState for State {
     fn restore(&self, tensors: &BTreeMap<String, TensorData>, step: u64) -> Result<()> {
         let mut snapshot = Snapshot::default();
         for variable in &self.variables {
-            let name = variable.name().to_string();
-            let missing = || {
-                let name = self.plain_name(variable);
-                PsError::invalid(format!("the checkpoint has no parameter `{name}`"))
-            };
-            let value = tensors.get(self.plain_name(variable)).ok_or_else(missing)?;
-            let value = on_server(value)?;
-            self.check_slots(variable, tensors)?;
-            let shards = variable.placement().shards.len();
-            let updates = Versions(vec![step; shards]);
-            let slots = self.slots.iter().map_while(|slot| {
-                let value = tensors.get(&self.slot_name(variable, slot))?.clone();
-                let value = reshaped(value, variable.shape().to_vec());
-                Some(((name.clone(), (*slot).to_string()), value))
-            });
-            snapshot.slots.extend(slots);
-            snapshot.variables.insert(name.clone(), value);
-            snapshot.updates.insert(name, updates);
+            let name = self.plain_name(variable);
+            let missing = || PsError::invalid(format!("the checkpoint has no parameter `{name}`"));
+            let value = on_server(tensors.get(name).ok_or_else(missing)?)?;
+            let names = (variable.name(), name);
+            add(&mut snapshot, names, value, tensors, step);
+            if variable.spec().optimizer.is_some() {
+                self.check_slots(variable, tensors)?;
+            } else {
+                // Of what is not trained any longer the slots are of no use.
+                snapshot.slots.retain(|(of, _), _| of != variable.name());
+            }
         }
         if self.has_tables() {
-            add_tables(&mut snapshot, &self.client.variables()?, tensors, step)?;
+            add_tables(
+                &mut snapshot,
+                &self.servers.client.variables()?,
+                tensors,
+                step,
+            )?;
         }
-        Ok(self.client.restore(&snapshot)?)
+        Ok(self.servers.client.restore(&snapshot)?)
     }
 }

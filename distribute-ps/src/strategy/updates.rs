@@ -2,17 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use parking_lot::Mutex;
 
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
 use crate::update::{OUTSIDE, RunId, UpdateId};
-
-/// Locks, also after a panic elsewhere: what is behind these locks is valid at every moment.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// The ids of one closure's updates, numbered in the order in which they are made: a closure that
 /// runs again makes the same ones. Clones count together.
@@ -41,12 +38,20 @@ impl UpdateSource {
         }
     }
 
+    pub(crate) fn closure(&self) -> u64 {
+        self.closure
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.is_cancelled.load(Ordering::Relaxed)
+    }
+
     /// The next id.
     ///
     /// # Errors
     /// [`PsError::Cancelled`] if the closure is to stop.
     pub fn next(&self) -> Result<UpdateId> {
-        if self.is_cancelled.load(Ordering::Relaxed) {
+        if self.is_cancelled() {
             return Err(PsError::Cancelled);
         }
         Ok(UpdateId {
@@ -83,7 +88,7 @@ impl PendingUpdate<'_> {
 
 impl Drop for PendingUpdate<'_> {
     fn drop(&mut self) {
-        if let UpdateIds::WithoutCoordinator { under_way, .. } = &mut *lock(&self.updates.ids) {
+        if let UpdateIds::WithoutCoordinator { under_way, .. } = &mut *self.updates.ids.lock() {
             under_way.remove(&self.id.closure);
         }
     }
@@ -117,8 +122,7 @@ enum UpdateIds {
 impl Updates {
     /// The ids of a strategy whose run has a coordinator.
     pub(super) fn new(run: RunId) -> Result<Self> {
-        let mut bytes = [0; 8];
-        getrandom::fill(&mut bytes)
+        let bytes = distribute_net::random()
             .map_err(|error| PsError::system("cannot draw the id of updates", error))?;
         let closure = OUTSIDE | u64::from_le_bytes(bytes);
         Ok(Self::with(
@@ -149,16 +153,16 @@ impl Updates {
     }
 
     pub(super) fn enter(&self, source: UpdateSource) {
-        *lock(&self.closure) = Some(source);
+        *self.closure.lock() = Some(source);
     }
 
     pub(super) fn leave(&self) {
-        *lock(&self.closure) = None;
+        *self.closure.lock() = None;
     }
 
     /// The closure that runs, for servers where faster workers wait for it.
     pub(crate) fn closure(&self) -> Option<u64> {
-        Some(lock(&self.closure).as_ref()?.closure)
+        Some(self.closure.lock().as_ref()?.closure)
     }
 
     pub(super) fn next(&self) -> Result<PendingUpdate<'_>> {
@@ -167,10 +171,10 @@ impl Updates {
     }
 
     fn next_id(&self) -> Result<UpdateId> {
-        if let Some(source) = &*lock(&self.closure) {
+        if let Some(source) = &*self.closure.lock() {
             return source.next();
         }
-        let (closure, sequence) = match &mut *lock(&self.ids) {
+        let (closure, sequence) = match &mut *self.ids.lock() {
             UpdateIds::WithCoordinator { closure, sequence } => {
                 let id = (*closure, *sequence);
                 (*closure, *sequence) = match sequence.checked_add(1) {

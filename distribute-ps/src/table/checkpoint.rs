@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::TensorData;
+use burn::tensor::{Shape, TensorData};
 use distribute_core::checkpoint::{OptimizerSlots, check_slot_names};
 
 use super::PREFIX;
@@ -29,9 +29,25 @@ fn slot_name(slot: &str, name: &str) -> String {
     format!("{SLOTS}{slot}/{path}")
 }
 
-fn reshaped(value: &TensorData, shape: Vec<usize>) -> TensorData {
+fn reshaped(value: &TensorData, shape: impl Into<Shape>) -> TensorData {
     let (bytes, _, dtype) = value.clone().into_parts();
     TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// Adds the slots of a variable of a snapshot that is called `name` in checkpoints.
+pub(crate) fn add_slots(
+    snapshot: &Snapshot,
+    variable: &str,
+    name: &str,
+    tensors: &mut BTreeMap<String, TensorData>,
+) {
+    let slots = snapshot
+        .slots
+        .range((variable.to_string(), String::new())..);
+    for ((_, slot), value) in slots.take_while(|((of, _), _)| of == variable) {
+        let flat = reshaped(value, [value.shape().num_elements()]);
+        tensors.insert(slot_name(slot, name), flat);
+    }
 }
 
 /// The counts of updates of a snapshot's tables, by their names in checkpoints.
@@ -51,11 +67,7 @@ pub(crate) fn take_tables(snapshot: &mut Snapshot, tensors: &mut BTreeMap<String
     let names = snapshot.variables.keys().filter(|name| is_table(name));
     let names: Vec<String> = names.cloned().collect();
     for name in names {
-        let slots = snapshot.slots.iter().filter(|((of, _), _)| *of == name);
-        for ((_, slot), value) in slots {
-            let count = value.shape().num_elements();
-            tensors.insert(slot_name(slot, &name), reshaped(value, vec![count]));
-        }
+        add_slots(snapshot, &name, &name, tensors);
         if let Some(value) = snapshot.variables.remove(&name) {
             tensors.insert(name, value);
         }
@@ -63,7 +75,7 @@ pub(crate) fn take_tables(snapshot: &mut Snapshot, tensors: &mut BTreeMap<String
 }
 
 /// Adds the tables among these variables, from a checkpoint of step `step`, to a snapshot that is
-/// to be restored. Where it holds no slots of a table, those start at zero.
+/// to be restored. Where it holds no slots of a table, those start anew.
 ///
 /// # Errors
 /// A table that the checkpoint does not hold; slots of another optimizer.
@@ -79,19 +91,25 @@ pub(crate) fn add_tables(
         let missing = || PsError::invalid(format!("the checkpoint has no table `{name}`"));
         let value = tensors.get(name).ok_or_else(missing)?;
         check_slots(table, tensors)?;
-        add(snapshot, name, value, tensors, step);
+        add(snapshot, (name, name), value.clone(), tensors, step);
     }
     Ok(())
 }
 
-/// The names of the slots that a checkpoint holds of the variable at `path`.
-pub(crate) fn slots_in<'a>(tensors: &'a BTreeMap<String, TensorData>, path: &str) -> Vec<&'a str> {
-    let slots = tensors.range(SLOTS.to_string()..).map_while(|(key, _)| {
+/// The slots that a checkpoint holds of the variable that is called `name` there.
+pub(crate) fn slots_in<'a>(
+    tensors: &'a BTreeMap<String, TensorData>,
+    name: &str,
+) -> impl Iterator<Item = (&'a str, &'a TensorData)> {
+    let path = name.strip_prefix("model/").unwrap_or(name).to_string();
+    let slots = tensors
+        .range(SLOTS.to_string()..)
+        .map_while(|(key, value)| Some((key.strip_prefix(SLOTS)?, value)));
+    slots.filter_map(move |(key, value)| {
         // `momentum/table/words`: a slot's name has no slash.
-        key.strip_prefix(SLOTS)?.split_once('/')
-    });
-    let own = slots.filter(|(_, of)| *of == path);
-    own.map(|(slot, _)| slot).collect()
+        let (slot, of) = key.split_once('/')?;
+        (of == path).then_some((slot, value))
+    })
 }
 
 /// Refuses slots that are not those of the table's optimizer. Those of an optimizer that only the
@@ -103,45 +121,37 @@ fn check_slots(table: &VariableRef, tensors: &BTreeMap<String, TensorData>) -> R
     };
     let own = OptimizerSlots {
         optimizer: &optimizer.name,
-        slots,
+        slots: &slots,
     };
-    let found = slots_in(tensors, table.name());
+    let found = slots_in(tensors, table.name()).map(|(slot, _)| slot);
     check_slot_names(own, None, found)
         .map_err(|error| PsError::invalid(format!("`{}`: {error}", table.name())))
 }
 
-/// Adds a variable with its slots and its count.
-fn add(
+/// Adds a variable with its slots and its count to a snapshot: what it is called on the servers and
+/// in the checkpoint.
+pub(crate) fn add(
     snapshot: &mut Snapshot,
-    name: &str,
-    value: &TensorData,
+    (variable, name): (&str, &str),
+    value: TensorData,
     tensors: &BTreeMap<String, TensorData>,
     step: u64,
 ) {
-    let path = name.strip_prefix("model/").unwrap_or(name);
-    for (key, slot_value) in tensors.range(SLOTS.to_string()..) {
-        let Some(rest) = key.strip_prefix(SLOTS) else {
-            break;
-        };
-        // `momentum/table/words`: a slot's name has no slash.
-        if let Some((slot, of)) = rest.split_once('/')
-            && of == path
-            && slot_value.shape().num_elements() == value.shape().num_elements()
-        {
-            let key = (name.to_string(), slot.to_string());
-            let slot_value = reshaped(slot_value, value.shape().to_vec());
-            snapshot.slots.insert(key, slot_value);
-        }
-    }
+    let variable = variable.to_string();
+    let count = value.shape().num_elements();
+    let slots = slots_in(tensors, name).filter(|(_, slot)| slot.shape().num_elements() == count);
+    snapshot.slots.extend(slots.map(|(slot, of_slot)| {
+        let key = (variable.clone(), slot.to_string());
+        (key, reshaped(of_slot, value.shape().clone()))
+    }));
     let stored = tensors.get(&count_name(name));
     let stored = stored.and_then(|count| count.iter::<i64>().next());
     let updates = stored.and_then(|count| u64::try_from(count).ok());
     let updates = updates.unwrap_or(step);
-    let name = name.to_string();
     // One number stands for all shards; their versions go on from those on the servers.
     let updates = Versions(vec![updates]);
-    snapshot.updates.insert(name.clone(), updates);
-    snapshot.variables.insert(name, value.clone());
+    snapshot.updates.insert(variable.clone(), updates);
+    snapshot.variables.insert(variable, value);
 }
 
 /// Whether a tensor belongs to another one of the same checkpoint: a slot or a count.
@@ -164,11 +174,8 @@ impl Snapshot {
     pub fn to_tensors(&self) -> BTreeMap<String, TensorData> {
         let mut tensors = self.variables.clone();
         tensors.extend(counts(self));
-        for ((name, slot), value) in &self.slots {
-            let path = name.strip_prefix("model/").unwrap_or(name);
-            let (bytes, shape, dtype) = value.clone().into_parts();
-            let flat = TensorData::from_bytes(bytes, [shape.num_elements()], dtype);
-            tensors.insert(format!("optimizer/{slot}/{path}"), flat);
+        for name in self.variables.keys() {
+            add_slots(self, name, name, &mut tensors);
         }
         tensors
     }
@@ -184,7 +191,7 @@ impl Snapshot {
         let mut snapshot = Self::default();
         for (name, value) in tensors {
             if !belongs_to_another(name, tensors) {
-                add(&mut snapshot, name, value, tensors, step);
+                add(&mut snapshot, (name, name), value.clone(), tensors, step);
             }
         }
         snapshot

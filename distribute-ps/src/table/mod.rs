@@ -78,11 +78,10 @@ pub use registered::Table;
 pub use rows::Rows;
 pub use spec::TableSpec;
 
-pub(crate) use checkpoint::{add_tables, slots_in, take_tables};
+pub(crate) use checkpoint::{add, add_slots, add_tables, slots_in, take_tables};
 
-use crate::client::VariableClient;
 use crate::error::Result;
-use crate::strategy::Updates;
+use crate::strategy::Servers;
 use crate::variable::VariableRef;
 use ids::Ids;
 
@@ -93,22 +92,15 @@ const PREFIX: &str = "table/";
 #[derive(Debug, Clone)]
 pub struct EmbeddingTable {
     name: Arc<str>,
-    client: VariableClient,
-    updates: Arc<Updates>,
+    servers: Servers,
     variable: VariableRef,
 }
 
 impl EmbeddingTable {
-    pub(crate) fn new(
-        name: &str,
-        client: VariableClient,
-        updates: Arc<Updates>,
-        variable: VariableRef,
-    ) -> Self {
+    pub(crate) fn new(name: &str, servers: Servers, variable: VariableRef) -> Self {
         Self {
             name: name.into(),
-            client,
-            updates,
+            servers,
             variable,
         }
     }
@@ -143,10 +135,8 @@ impl EmbeddingTable {
     /// integers; those of a pull.
     pub fn lookup(&self, ids: impl Into<TensorData>) -> Result<Rows> {
         let ids = Ids::new(&self.name, self.rows(), &ids.into())?;
-        let closure = self.updates.closure();
-        let pulled = self
-            .client
-            .look_up(&self.variable, &ids.distinct, closure)?;
+        let Servers { client, updates } = &self.servers;
+        let pulled = client.look_up(&self.variable, &ids.distinct, updates.closure())?;
         let rows = RemoteRows {
             table: self.variable.name().into(),
             ids: ids.distinct.into(),

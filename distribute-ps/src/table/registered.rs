@@ -1,14 +1,12 @@
 //! Tables as steps and coordinators use them.
 
-use std::sync::{Mutex, PoisonError};
-
 use burn::tensor::TensorData;
-use distribute_core::{Error, Nest, ReplicaContext, StrategyExt};
+use distribute_core::{Nest, ReplicaContext, StrategyExt};
 
 use super::{EmbeddingTable, Rows, TableSpec};
 use crate::coordinator::ClusterCoordinator;
-use crate::error::{PsError, Result};
-use crate::worker::{SharedValue, StepRegistry, WorkerContext};
+use crate::error::Result;
+use crate::worker::{SharedValue, StepRegistry, WorkerContext, once, only};
 
 /// A handle of a table on the parameter servers ([`StepRegistry::table`]). Steps capture it.
 pub type Table = SharedValue<EmbeddingTable>;
@@ -21,6 +19,8 @@ impl StepRegistry {
     /// # Errors
     /// As [`shared`](Self::shared); [`PsError::InvalidArgument`] for a table without rows or
     /// columns and for initial values that are not possible.
+    ///
+    /// [`PsError::InvalidArgument`]: crate::PsError::InvalidArgument
     pub fn table(&mut self, name: impl Into<String>, spec: TableSpec) -> Result<Table> {
         let name = name.into();
         spec.check(&name)?;
@@ -39,6 +39,10 @@ impl WorkerContext {
     /// # Errors
     /// [`PsError::UnknownId`] for an id that the table does not have; [`PsError::DType`] for ids
     /// that are no integers; [`PsError::Cancelled`] if the closure is to stop; those of a pull.
+    ///
+    /// [`PsError::UnknownId`]: crate::PsError::UnknownId
+    /// [`PsError::DType`]: crate::PsError::DType
+    /// [`PsError::Cancelled`]: crate::PsError::Cancelled
     pub fn lookup(&self, table: &Table, ids: impl Into<TensorData>) -> Result<Rows> {
         self.check_cancelled()?;
         // What is pulled belongs to this closure.
@@ -63,14 +67,8 @@ impl WorkerContext {
     {
         self.check_cancelled()?;
         let strategy = self.strategy()?;
-        let batch = Mutex::new(Some(batch));
-        let results = strategy.run((), |ctx, ()| {
-            let taken = batch.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let twice = || Error::invalid("the strategy ran a step twice");
-            step(ctx, taken.ok_or_else(twice)?)
-        })?;
-        let missing = || PsError::invalid("the strategy ran no step");
-        results.into_values().pop().ok_or_else(missing)
+        let batch = once(batch);
+        only(strategy.run((), |ctx, ()| step(ctx, batch()?))?)
     }
 }
 

@@ -80,7 +80,7 @@ impl TableSpec {
             let rows = shard.offset..shard.offset + shard.rows;
             let values = self.initializer.values(&table.name, rows, self.width)?;
             let values = TensorData::new(values, [shard.rows, self.width]);
-            let client = &table.client;
+            let client = &table.servers.client;
             client.initialize_shard(&table.variable, number, values)?;
         }
         Ok(())

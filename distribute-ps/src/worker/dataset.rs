@@ -19,38 +19,19 @@ type Make<B> = dyn Fn(InputContext) -> Result<Items<B>> + Send + Sync;
 /// It has no elements here: steps take them on the workers, by [`WorkerContext::next`]. A worker
 /// makes its iterator when a step first asks for an element; one that was restarted begins at the
 /// start again.
-pub struct PerWorkerDataset<B> {
-    iterator: Resource<DatasetIterator<B>>,
-}
-
-impl<B> PerWorkerDataset<B> {
-    pub(crate) fn new(iterator: Resource<DatasetIterator<B>>) -> Self {
-        Self { iterator }
-    }
-
-    /// The registered name.
-    pub fn name(&self) -> &str {
-        self.iterator.name()
-    }
-}
-
-impl<B> Clone for PerWorkerDataset<B> {
-    fn clone(&self) -> Self {
-        Self::new(self.iterator.clone())
-    }
-}
-
-impl<B> fmt::Debug for PerWorkerDataset<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PerWorkerDataset({:?})", self.name())
-    }
-}
+pub type PerWorkerDataset<B> = Resource<DatasetIterator<B>>;
 
 /// The iterator of one worker.
-pub(crate) struct DatasetIterator<B> {
+pub struct DatasetIterator<B> {
     make: Arc<Make<B>>,
     renewals: u64,
     items: Items<B>,
+}
+
+impl<B> fmt::Debug for DatasetIterator<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DatasetIterator")
+    }
 }
 
 impl<B> DatasetIterator<B> {
@@ -96,15 +77,13 @@ impl StepRegistry {
         I::IntoIter: Send + 'static,
         F: Fn(InputContext) -> Result<I> + Send + Sync + 'static,
     {
-        let name = name.into();
         let make: Arc<Make<B>> = Arc::new(move |context| {
             let iterator: Items<B> = Box::new(iterator(context)?.into_iter());
             Ok(iterator)
         });
-        let resource = self.resource(name, move |worker| {
+        self.resource(name, move |worker| {
             DatasetIterator::new(make.clone(), worker)
-        })?;
-        Ok(PerWorkerDataset::new(resource))
+        })
     }
 }
 
@@ -114,7 +93,7 @@ impl WorkerContext {
     /// # Errors
     /// [`PsError::OutOfRange`] after the last one; the dataset's own errors.
     pub fn next<B: Send + 'static>(&self, dataset: &PerWorkerDataset<B>) -> Result<B> {
-        let mut iterator = self.resource(&dataset.iterator)?;
+        let mut iterator = self.resource(dataset)?;
         iterator.next(dataset.name(), self)
     }
 }

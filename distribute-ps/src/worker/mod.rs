@@ -13,29 +13,24 @@
 
 mod context;
 mod dataset;
-mod step_queue;
-#[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
-#[rustfmt::skip]
-pub(crate) mod generated;
+pub(crate) mod messages;
 mod registry;
 mod resource;
 mod server;
 mod service;
 pub(crate) mod settings;
 mod shared_state;
+mod step_queue;
 
 pub use crate::value::HostTensor;
-pub use context::{ResourceGuard, WorkerContext};
-pub use dataset::PerWorkerDataset;
+pub use context::WorkerContext;
+pub use dataset::{DatasetIterator, PerWorkerDataset};
+pub(crate) use registry::SharedValues;
 pub use registry::StepRegistry;
-pub use resource::Resource;
+pub use resource::{OnWorkers, Resource, ResourceGuard};
 pub use server::{WorkerOptions, WorkerServer, WorkerStopper};
-pub use shared_state::{SharedState, SharedValue};
+pub use shared_state::{OnServers, SharedState, SharedValue};
+pub(crate) use shared_state::{once, only};
 
-/// What a worker's process says that it is.
-pub(crate) const SERVICE: &str = "worker";
-/// Grows when coordinators and workers of two versions cannot work together.
-pub(crate) const PROTOCOL_VERSION: u32 = 1;
-pub(crate) const CRATE_VERSION: &str = env!("CARGO_PKG_VERSION");
 /// What a message between coordinator and worker has besides arguments or a result.
 pub(crate) const MESSAGE_OVERHEAD_BYTES: usize = 64 << 10;

@@ -1,15 +1,17 @@
 //! What a program registers by name, the same in every process: steps, resources and datasets.
 
 use std::any::{Any, TypeId, type_name};
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Mutex;
+use std::sync::Arc;
 
 use distribute_core::Configuration;
+use parking_lot::ReentrantMutex;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::context::{Build, Call, Registered, WorkerContext};
+use super::context::WorkerContext;
 use super::resource::Resource;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
@@ -22,6 +24,12 @@ const NAME_MAX_BYTES: usize = 256;
 pub(super) type Make =
     dyn Fn(&ParameterServerStrategy) -> Result<Box<dyn Any + Send>> + Send + Sync;
 
+/// The coordinator's values, which a thread may use one at a time, and not within itself.
+pub(crate) type SharedValues = BTreeMap<String, ReentrantMutex<RefCell<Box<dyn Any + Send>>>>;
+
+/// Runs a step on encoded arguments, for its encoded result.
+type Call = dyn Fn(&WorkerContext, &[u8]) -> Result<Vec<u8>> + Send + Sync;
+
 /// A registered step.
 pub(crate) struct Step {
     /// The type of its arguments, and its name for messages.
@@ -29,7 +37,7 @@ pub(crate) struct Step {
     arguments_name: &'static str,
     /// Whether bytes can be its arguments.
     check: fn(&[u8]) -> Result<(), String>,
-    call: Box<Call>,
+    pub(crate) call: Box<Call>,
 }
 
 /// The steps, resources and datasets of a program (what TensorFlow does by sending graphs).
@@ -48,7 +56,8 @@ pub(crate) struct Step {
 #[derive(Default)]
 pub struct StepRegistry {
     steps: BTreeMap<String, Step>,
-    resources: BTreeMap<String, Box<Build>>,
+    /// The names of what workers build.
+    resources: BTreeSet<Arc<str>>,
     /// What the coordinator makes, in the order of registration.
     pub(super) shared: Vec<(String, Box<Make>)>,
     /// How many of these are embedding tables, which have names of their own kind.
@@ -64,7 +73,7 @@ impl StepRegistry {
 
     /// Registers a step: what [`schedule`](crate::ClusterCoordinator::schedule) runs on a worker.
     ///
-    /// Arguments and result are serde values, tensors among them as
+    /// Arguments and result are serde values, nested 128 levels at most, tensors among them as
     /// [`HostTensor`](crate::HostTensor). A worker runs one step at a time, on the thread that
     /// called [`serve`](crate::worker::WorkerServer::serve). When its worker is lost, a closure
     /// runs again from its beginning on another one; updates of variables are applied once all the
@@ -112,11 +121,15 @@ impl StepRegistry {
         T: Send + 'static,
         F: Fn(&WorkerContext) -> Result<T> + Send + Sync + 'static,
     {
-        let known = |name: &str| self.resources.contains_key(name);
-        let name = checked("resource", name.into(), known)?;
-        let build = move |worker: &WorkerContext| Ok(Box::new(build(worker)?) as Box<_>);
-        self.resources.insert(name.clone(), Box::new(build));
-        Ok(Resource::named(name))
+        self.add(Resource::new(name.into(), build))
+    }
+
+    /// Takes a handle's name.
+    pub(super) fn add<T, K>(&mut self, resource: Resource<T, K>) -> Result<Resource<T, K>> {
+        let known = |name: &str| self.resources.contains(name);
+        let name = checked("resource", resource.name().to_string(), known)?;
+        self.resources.insert(name.into());
+        Ok(resource)
     }
 
     /// Adds settings that coordinator and workers must have the same, such as what decides the
@@ -138,14 +151,12 @@ impl StepRegistry {
     }
 
     /// The coordinator's shared values, made in the order of registration.
-    pub(crate) fn make_shared(
-        &self,
-        strategy: &ParameterServerStrategy,
-    ) -> Result<BTreeMap<String, Mutex<Box<dyn Any + Send>>>> {
-        let values = self.shared.iter();
-        values
-            .map(|(name, make)| Ok((name.clone(), Mutex::new(make(strategy)?))))
-            .collect()
+    pub(crate) fn make_shared(&self, strategy: &ParameterServerStrategy) -> Result<SharedValues> {
+        let make = |(name, make): &(String, Box<Make>)| {
+            let value = ReentrantMutex::new(RefCell::new(make(strategy)?));
+            Ok((name.clone(), value))
+        };
+        self.shared.iter().map(make).collect()
     }
 
     /// The step of this name.
@@ -153,23 +164,18 @@ impl StepRegistry {
     /// # Errors
     /// [`PsError::Unregistered`].
     pub(crate) fn find(&self, name: &str) -> Result<&Step> {
-        let unknown = || unregistered("step", name, self.step_names());
+        let unknown = || {
+            let known: Vec<&str> = self.step_names().take(20).collect();
+            PsError::Unregistered {
+                kind: "step",
+                name: name.chars().take(NAME_MAX_BYTES).collect(),
+                known: match known.is_empty() {
+                    true => "none".to_string(),
+                    false => known.join(", "),
+                },
+            }
+        };
         self.steps.get(name).ok_or_else(unknown)
-    }
-}
-
-impl Registered for StepRegistry {
-    fn runner(&self, name: &str) -> Result<&Call> {
-        Ok(&*self.find(name)?.call)
-    }
-
-    fn builder(&self, name: &str) -> Result<&Build> {
-        let known = self.resources.keys().map(String::as_str);
-        let unknown = || unregistered("resource", name, known);
-        self.resources
-            .get(name)
-            .map(Box::as_ref)
-            .ok_or_else(unknown)
     }
 }
 
@@ -192,9 +198,10 @@ impl Step {
 impl fmt::Debug for StepRegistry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let steps: Vec<&str> = self.step_names().collect();
-        let resources: Vec<&String> = self.resources.keys().collect();
         let mut shown = f.debug_struct("StepRegistry");
-        shown.field("steps", &steps).field("resources", &resources);
+        shown
+            .field("steps", &steps)
+            .field("resources", &self.resources);
         shown.finish()
     }
 }
@@ -209,22 +216,5 @@ fn checked(kind: &'static str, name: String, known: impl Fn(&str) -> bool) -> Re
     match known(&name) {
         true => Err(PsError::AlreadyRegistered { kind, name }),
         false => Ok(name),
-    }
-}
-
-fn unregistered<'a>(
-    kind: &'static str,
-    name: &str,
-    known: impl Iterator<Item = &'a str>,
-) -> PsError {
-    let known: Vec<&str> = known.take(20).collect();
-    let known = match known.is_empty() {
-        true => "none".to_string(),
-        false => known.join(", "),
-    };
-    PsError::Unregistered {
-        kind,
-        name: name.chars().take(NAME_MAX_BYTES).collect(),
-        known,
     }
 }

@@ -6,17 +6,15 @@ use std::time::Duration;
 
 use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
-use tonic::service::Routes;
+use distribute_net::handshake::Purpose;
 
-use super::generated::worker_server::WorkerServer as Served;
 use super::registry::StepRegistry;
 use super::service::Service;
-use super::step_queue::{CoordinatorTimeouts, StepQueue};
-use super::{MESSAGE_OVERHEAD_BYTES, SERVICE};
+use super::step_queue::StepQueue;
 use crate::client::ClientOptions;
 use crate::error::Result;
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
-use crate::server::chief;
+use crate::server::{CoordinatorTimeouts, chief};
 
 /// Limits, deadlines and credentials of a [`WorkerServer`].
 #[derive(Debug, Clone)]
@@ -91,31 +89,32 @@ impl WorkerServer {
         registry: Arc<StepRegistry>,
         options: WorkerOptions,
     ) -> Result<Self> {
-        let rpc = RpcOptions::new(SERVICE, options.security.clone());
+        let rpc = RpcOptions::new(Purpose::Worker, options.security.clone());
         let listener = RpcListener::bind(options.worker, address, rpc)?;
         let mut client = options.client;
         client.security = options.security;
         let timeouts = CoordinatorTimeouts {
-            worker: options.worker,
+            task: format!("worker {}", options.worker),
             chief: chief(options.chief.as_deref()),
-            first: options.coordinator_timeout,
-            orphan: options.orphan_timeout,
+            first: (
+                options.coordinator_timeout,
+                "WorkerOptions::coordinator_timeout",
+            ),
+            orphan: (options.orphan_timeout, "WorkerOptions::orphan_timeout"),
             interruption: options.interruption,
         };
-        let queue = Arc::new(StepQueue::new(options.max_message_bytes, timeouts));
-        let service = Service {
-            queue: queue.clone(),
+        let queue = Arc::new(StepQueue::new(
+            options.max_message_bytes,
+            timeouts,
             registry,
+        ));
+        let service = Arc::new(Service {
+            queue: queue.clone(),
             client,
-        };
-        let limit = options
-            .max_message_bytes
-            .saturating_add(MESSAGE_OVERHEAD_BYTES);
-        let served = Served::new(service)
-            .max_decoding_message_size(limit)
-            .max_encoding_message_size(limit);
+        });
         let address = listener.address();
-        let rpc = listener.serve(Routes::new(served))?;
+        let rpc =
+            listener.serve(move |request, peer| Box::pin(service.clone().answer(request, peer)))?;
         Ok(Self {
             rpc: Some(rpc),
             queue,

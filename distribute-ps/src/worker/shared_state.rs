@@ -1,9 +1,8 @@
 //! Values whose variables live on the parameter servers: the coordinator makes them, workers find
 //! them.
 
-use std::fmt;
-
-use distribute_core::{Device, Mirrored, Nest, ReplicaContext, Replicate, StrategyExt};
+use distribute_core::{Device, Mirrored, Nest, PerReplica, ReplicaContext, Replicate, StrategyExt};
+use parking_lot::Mutex;
 
 use super::context::WorkerContext;
 use super::registry::{Make, StepRegistry};
@@ -11,37 +10,16 @@ use super::resource::Resource;
 use crate::error::{PsError, Result};
 use crate::strategy::ParameterServerStrategy;
 
+/// Marks handles of values with variables on the parameter servers.
+#[derive(Debug)]
+pub enum OnServers {}
+
 /// A handle of a value that coordinator and workers build in the same way, with variables on the
 /// parameter servers ([`StepRegistry::shared`]). Steps capture it.
-pub struct SharedValue<T> {
-    pub(crate) resource: Resource<T>,
-}
+pub type SharedValue<T> = Resource<T, OnServers>;
 
 /// A handle of a training state on the parameter servers ([`StepRegistry::state`]).
 pub type SharedState<T> = SharedValue<Mirrored<T>>;
-
-impl<T> SharedValue<T> {
-    pub(crate) fn new(resource: Resource<T>) -> Self {
-        Self { resource }
-    }
-
-    /// The registered name.
-    pub fn name(&self) -> &str {
-        self.resource.name()
-    }
-}
-
-impl<T> Clone for SharedValue<T> {
-    fn clone(&self) -> Self {
-        Self::new(self.resource.clone())
-    }
-}
-
-impl<T> fmt::Debug for SharedValue<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedValue({:?})", self.name())
-    }
-}
 
 impl StepRegistry {
     /// Registers a value with variables on the parameter servers: `build` is called with the
@@ -69,10 +47,11 @@ impl StepRegistry {
             false => build(&strategy.named(&of_name)),
         });
         let on_worker = build.clone();
-        let resource = self.resource(name.clone(), move |worker| on_worker(worker.strategy()?))?;
+        let shared = Resource::new(&*name, move |worker| on_worker(worker.strategy()?));
+        let shared = self.add(shared)?;
         let make: Box<Make> = Box::new(move |strategy| Ok(Box::new(build(strategy)?)));
         self.shared.push((name, make));
-        Ok(SharedValue::new(resource))
+        Ok(shared)
     }
 
     /// Registers a training state: a model and its optimizer, whose parameters live on the
@@ -102,7 +81,7 @@ impl WorkerContext {
         &self,
         shared: &SharedValue<T>,
     ) -> Result<super::ResourceGuard<'_, T>> {
-        self.resource(&shared.resource)
+        self.resource(shared)
     }
 
     /// Runs a training step on this worker's copy of a state: the newest parameters are pulled
@@ -121,19 +100,22 @@ impl WorkerContext {
         F: for<'x> Fn(&ReplicaContext, (&'x mut T, B)) -> distribute_core::Result<R> + Sync,
     {
         self.check_cancelled()?;
-        let mut held = self.resource(&state.resource)?;
+        let mut held = self.resource(state)?;
         let strategy = self.strategy()?;
-        let batch = std::sync::Mutex::new(Some(batch));
-        let results = strategy.run(&mut *held, |ctx, state| {
-            let mut place = batch
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            let taken = place.take();
-            drop(place);
-            let twice = || distribute_core::Error::invalid("the strategy ran a step twice");
-            step(ctx, (state, taken.ok_or_else(twice)?))
-        })?;
-        let missing = || PsError::invalid("the strategy ran no step");
-        results.into_values().pop().ok_or_else(missing)
+        let batch = once(batch);
+        only(strategy.run(&mut *held, |ctx, state| step(ctx, (state, batch()?)))?)
     }
+}
+
+/// Hands a value out, once.
+pub(crate) fn once<B: Send>(value: B) -> impl Fn() -> distribute_core::Result<B> + Sync {
+    let value = Mutex::new(Some(value));
+    let twice = || distribute_core::Error::invalid("the strategy ran a step twice");
+    move || value.lock().take().ok_or_else(twice)
+}
+
+/// The result of the only replica.
+pub(crate) fn only<R>(results: PerReplica<R>) -> Result<R> {
+    let missing = || PsError::invalid("the strategy ran no step");
+    results.into_values().pop().ok_or_else(missing)
 }

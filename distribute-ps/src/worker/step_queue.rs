@@ -1,21 +1,25 @@
 //! What lies between the coordinator's stream and the thread that runs steps.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use distribute_core::collectives::Interruption;
+use bytes::Bytes;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::mpsc;
-use tonic::Status;
 
+use super::MESSAGE_OVERHEAD_BYTES;
 use super::context::{RunSession, WorkerContext};
-use super::generated::{Execute, Outcome, Ping, Report, outcome, report};
+use super::messages::{Execute, Report};
+use super::registry::StepRegistry;
 use crate::error::{PsError, Result};
-use crate::server::with_refusal;
+use crate::rpc::message::framed;
+use crate::rpc::{ConnectError, LastHeard};
+use crate::server::{CoordinatorPresence, CoordinatorTimeouts};
 use crate::update::RunId;
-use crate::wire_error;
+use crate::wire_error::sendable;
 
 /// The most closures that lie here. The coordinator sends the next one when it has the result of
 /// the last; more come together only when it dials again while a step of the stream before runs.
@@ -24,32 +28,25 @@ const QUEUED_MAX: usize = 4;
 /// How many reports may wait to be sent.
 pub(super) const REPORTS: usize = 16;
 
-/// After an interruption: how often the coordinator is asked for a sign of life, and how long it
-/// may take.
-const POLL_INTERVAL: Duration = Duration::from_millis(150);
-const SILENT_AFTER: Duration = Duration::from_millis(800);
+/// Where reports are sent to, as [`framed`] makes them.
+pub(super) type Reports = mpsc::Sender<Bytes>;
 
-pub(super) type Reports = mpsc::Sender<Result<Report, Status>>;
-
-/// How long a worker waits for coordinators.
-#[derive(Debug, Clone, Default)]
-pub(super) struct CoordinatorTimeouts {
-    /// The worker's number, and its coordinator in messages.
-    pub(super) worker: usize,
-    pub(super) chief: String,
-    /// For the first one.
-    pub(super) first: Duration,
-    /// For another one when that has gone.
-    pub(super) orphan: Duration,
-    /// Ends both, and the wait for one that is connected but gives no sign of life.
-    pub(super) interruption: Interruption,
+/// Sends a report, if there is room and somebody who takes it.
+pub(super) fn report(reports: &Reports, report: &Report) {
+    let _ = reports.try_send(framed(report).freeze());
 }
 
-/// A step that runs, for messages.
+/// A coordinator may try again later.
+pub(super) fn later(reason: impl Into<String>) -> ConnectError {
+    ConnectError::Unavailable(reason.into())
+}
+
+/// A step that runs.
 struct RunningStep {
     step: String,
     closure: u64,
     since: Instant,
+    cancelled: Arc<AtomicBool>,
 }
 
 /// A closure to run.
@@ -65,11 +62,8 @@ struct State {
     /// The stream that counts, and its run.
     stream: Option<(u64, RunId)>,
     last_stream: u64,
-    /// When the coordinator was last heard of, and what it can be asked through.
-    last_received: Instant,
-    reports: Option<Reports>,
-    /// Since when it is asked.
-    asked: Option<Instant>,
+    /// When its coordinator was last heard of.
+    heard: Option<LastHeard>,
     /// The address that the last stream came from.
     coordinator: Option<String>,
     /// Since when there is no stream.
@@ -98,18 +92,21 @@ pub(super) struct StepQueue {
     /// Of arguments and results.
     pub(super) max_message_bytes: usize,
     pub(super) timeouts: CoordinatorTimeouts,
+    pub(super) registry: Arc<StepRegistry>,
 }
 
 impl StepQueue {
-    pub(super) fn new(max_message_bytes: usize, timeouts: CoordinatorTimeouts) -> Self {
+    pub(super) fn new(
+        max_message_bytes: usize,
+        timeouts: CoordinatorTimeouts,
+        registry: Arc<StepRegistry>,
+    ) -> Self {
         Self {
             state: Mutex::new(State {
                 queued: VecDeque::new(),
                 stream: None,
                 last_stream: 0,
-                last_received: Instant::now(),
-                reports: None,
-                asked: None,
+                heard: None,
                 coordinator: None,
                 detached_since: Instant::now(),
                 running: None,
@@ -121,12 +118,19 @@ impl StepQueue {
             changed: Condvar::new(),
             max_message_bytes,
             timeouts,
+            registry,
         }
+    }
+
+    /// The largest message of the stream.
+    pub(super) fn message_limit(&self) -> usize {
+        self.max_message_bytes
+            .saturating_add(MESSAGE_OVERHEAD_BYTES)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         // No code of others runs under the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// A coordinator at `remote` begins a stream, or dials again; `new_session` makes what belongs
@@ -137,31 +141,35 @@ impl StepQueue {
         run: RunId,
         remote: String,
         new_session: impl FnOnce() -> RunSession,
-    ) -> Result<u64, Status> {
+    ) -> Result<u64, ConnectError> {
         let mut state = self.state();
         if let Some((_, other)) = state.stream
             && other != run
         {
-            return Err(Status::failed_precondition(format!(
+            return Err(later(format!(
                 "it works for another coordinator (run {other}); wait until that one has ended"
             )));
         }
         if state.end.is_some() {
-            return Err(Status::failed_precondition("it is about to end"));
+            return Err(later("it is about to end"));
         }
         if let Some(RunningStep {
             step,
             closure,
             since,
+            ..
         }) = &state.running
         {
-            return Err(Status::failed_precondition(format!(
+            return Err(later(format!(
                 "closure {closure} (step `{step}`) of an earlier connection still runs there, \
                  since {:.1?}; if it never ends, restart the worker",
                 since.elapsed()
             )));
         }
-        let same = state.session.as_ref().is_some_and(|it| it.run == run);
+        let same = state
+            .session
+            .as_ref()
+            .is_some_and(|it| it.attach.run == run);
         if !same {
             let before = state.session.replace(Arc::new(new_session()));
             state.retired.extend(before);
@@ -172,25 +180,16 @@ impl StepQueue {
         let id = state.last_stream;
         state.stream = Some((id, run));
         state.coordinator = Some(remote);
-        state.last_received = Instant::now();
-        state.reports = None;
+        state.heard = None;
         self.changed.notify_all();
         Ok(id)
     }
 
-    /// What the coordinator of this stream can be asked through.
-    pub(super) fn set_reports(&self, stream: u64, reports: Reports) {
+    /// When the coordinator of this stream was last heard of.
+    pub(super) fn watch(&self, stream: u64, heard: LastHeard) {
         let mut state = self.state();
         if state.stream.is_some_and(|(id, _)| id == stream) {
-            state.reports = Some(reports);
-        }
-    }
-
-    /// The coordinator has said something.
-    pub(super) fn note_received(&self, stream: u64) {
-        let mut state = self.state();
-        if state.stream.is_some_and(|(id, _)| id == stream) {
-            state.last_received = Instant::now();
+            state.heard = Some(heard);
         }
     }
 
@@ -199,8 +198,12 @@ impl StepQueue {
         let mut state = self.state();
         if state.stream.is_some_and(|(id, _)| id == stream) {
             state.stream = None;
-            state.reports = None;
+            state.heard = None;
             state.queued.clear();
+            if let Some(running) = &state.running {
+                // Its result is of no use any more.
+                running.cancelled.store(true, Ordering::Relaxed);
+            }
             state.detached_since = Instant::now();
             if state.refusal.is_some() {
                 state.end(Ok(()));
@@ -215,35 +218,46 @@ impl StepQueue {
         self.state().refusal.get_or_insert(error);
     }
 
-    /// A closure of this stream. It runs when those before it have ended, unless the flag is set
+    /// A closure of this stream. It runs when those before it have ended, unless it is cancelled
     /// by then.
     pub(super) fn push(
         &self,
         stream: u64,
         execute: Execute,
-        cancelled: Arc<AtomicBool>,
         reports: Reports,
-    ) -> Result<(), Status> {
+    ) -> Result<(), ConnectError> {
         let mut state = self.state();
         let Some(session) = state.session.clone() else {
-            return Err(Status::internal("a closure without a coordinator"));
+            return Err(later("a closure without a coordinator"));
         };
         if state.stream.is_none_or(|(id, _)| id != stream) {
-            return Err(Status::aborted("the coordinator has begun another stream"));
+            return Err(later("the coordinator has begun another stream"));
         }
         if state.queued.len() >= QUEUED_MAX {
-            return Err(Status::resource_exhausted(
-                "more closures at once than a coordinator sends",
-            ));
+            return Err(later("more closures at once than a coordinator sends"));
         }
         state.queued.push_back(QueuedClosure {
             session,
             execute,
-            cancelled,
+            cancelled: Arc::default(),
             reports,
         });
         self.changed.notify_all();
         Ok(())
+    }
+
+    /// A closure of this stream is to stop as soon as it looks.
+    pub(super) fn cancel(&self, stream: u64, closure: u64) {
+        let state = self.state();
+        if state.stream.is_none_or(|(id, _)| id != stream) {
+            return;
+        }
+        let queued = state.queued.iter();
+        let queued = queued.map(|it| (it.execute.closure, &it.cancelled));
+        let running = state.running.iter().map(|it| (it.closure, &it.cancelled));
+        for (_, cancelled) in queued.chain(running).filter(|(id, _)| *id == closure) {
+            cancelled.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Has the thread of the steps look again.
@@ -261,12 +275,12 @@ impl StepQueue {
     }
 
     /// The worker ends, as a coordinator says that has no stream now.
-    pub(super) fn end_run(&self, run: RunId, result: Result<()>) -> Result<(), Status> {
+    pub(super) fn end_run(&self, run: RunId, result: Result<()>) -> Result<(), ConnectError> {
         let mut state = self.state();
-        if let Some(other) = state.session.as_ref().filter(|it| it.run != run) {
-            return Err(Status::failed_precondition(format!(
+        if let Some(other) = state.session.as_ref().filter(|it| it.attach.run != run) {
+            return Err(later(format!(
                 "it works in another run ({})",
-                other.run
+                other.attach.run
             )));
         }
         state.end(result);
@@ -293,81 +307,24 @@ impl StepQueue {
                     step: next.execute.step.clone(),
                     closure: next.execute.closure,
                     since: Instant::now(),
+                    cancelled: next.cancelled.clone(),
                 });
                 drop(state);
                 self.run(next);
                 continue;
             }
-            let left = match state.stream {
-                Some(_) if self.timeouts.interruption.is_raised() => {
-                    self.ping_coordinator(&mut state)?
+            let presence = match (state.stream, &state.coordinator) {
+                (Some(_), _) => {
+                    let silence = state.heard.as_ref().and_then(LastHeard::silence);
+                    CoordinatorPresence::Connected(silence)
                 }
-                // Woken by whatever happens.
-                Some(_) => Duration::from_secs(3600),
-                None => self.time_left(&state, &refused)?,
+                (None, Some(remote)) => CoordinatorPresence::Gone(remote.clone()),
+                (None, None) => CoordinatorPresence::Awaited,
             };
-            let waited = self.changed.wait_timeout(state, left);
-            drop(waited.unwrap_or_else(PoisonError::into_inner));
-        }
-    }
-
-    /// The worker was told to end, and does so with its coordinator, as long as that lives. Returns
-    /// when to look again.
-    fn ping_coordinator(&self, state: &mut State) -> Result<Duration> {
-        let since = *state.asked.get_or_insert_with(Instant::now);
-        if state.last_received.max(since).elapsed() > SILENT_AFTER {
-            let silence = state.last_received.elapsed();
-            let chief = &self.timeouts.chief;
-            return Err(PsError::Interrupted {
-                task: format!("worker {}", self.timeouts.worker),
-                what: format!("{chief}, which has given no sign of life for {silence:.1?}"),
-                waited: since.elapsed(),
-            });
-        }
-        // Leaves room for what is more important.
-        let reports = state.reports.as_ref();
-        if let Some(reports) = reports.filter(|it| it.capacity() > REPORTS / 2) {
-            let report = Some(report::Report::Ask(Ping::default()));
-            let _ = reports.try_send(Ok(Report { report }));
-        }
-        Ok(POLL_INTERVAL)
-    }
-
-    /// How long the worker goes on without a coordinator.
-    fn time_left(&self, state: &State, refused: impl Fn() -> Option<String>) -> Result<Duration> {
-        let CoordinatorTimeouts {
-            worker,
-            chief,
-            first,
-            orphan,
-            interruption,
-        } = &self.timeouts;
-        let task = format!("worker {worker}");
-        let waited = state.detached_since.elapsed();
-        let limit = match state.coordinator {
-            None => *first,
-            Some(_) => *orphan,
-        };
-        if interruption.is_raised() {
-            let what = format!("{chief}{}", with_refusal(refused()));
-            return Err(PsError::Interrupted { task, what, waited });
-        }
-        match (limit.checked_sub(waited), &state.coordinator) {
-            (Some(left), _) if !left.is_zero() => Ok(left),
-            (_, None) => Err(PsError::NoCoordinator {
-                task,
-                chief: chief.clone(),
-                waited,
-                option: "WorkerOptions::coordinator_timeout",
-                refused: with_refusal(refused()),
-            }),
-            (_, Some(remote)) => Err(PsError::CoordinatorLost {
-                task,
-                chief: format!("{chief} (connected from {remote})"),
-                waited,
-                option: "WorkerOptions::orphan_timeout",
-                refused: with_refusal(refused()),
-            }),
+            let waited = state.detached_since.elapsed();
+            // Woken by whatever else happens.
+            let left = self.timeouts.time_left(presence, waited, &refused)?;
+            self.changed.wait_for(&mut state, left);
         }
     }
 
@@ -384,19 +341,10 @@ impl StepQueue {
     /// One closure, from its arguments to its report.
     fn run(&self, next: QueuedClosure) {
         let closure = next.execute.closure;
-        let outcome = match self.result(&next) {
-            Ok(value) => outcome::Outcome::Value(value.into()),
-            Err(error) => {
-                tracing::info!(closure, step = next.execute.step, %error, "the closure failed");
-                outcome::Outcome::Failure(wire_error::encode(&error).into())
-            }
-        };
-        let report = Report {
-            report: Some(report::Report::Outcome(Outcome {
-                closure,
-                outcome: Some(outcome),
-            })),
-        };
+        let outcome = self.result(&next).map(Into::into).map_err(|error| {
+            tracing::info!(closure, step = next.execute.step, %error, "the closure failed");
+            sendable(&error)
+        });
         // Before the coordinator can know, so that it is not turned away because of this step.
         let mut state = self.state();
         state.running = None;
@@ -404,23 +352,14 @@ impl StepQueue {
         state.detached_since = Instant::now();
         drop(state);
         // There is room; and when the stream has ended, the closure runs elsewhere.
-        let _ = next.reports.try_send(Ok(report));
+        report(&next.reports, &Report::Outcome { closure, outcome });
     }
 
     fn result(&self, next: &QueuedClosure) -> Result<Vec<u8>> {
         let execute = &next.execute;
-        let step = next.session.registry.runner(&execute.step)?;
-        let datasets = execute.datasets.iter();
-        let datasets: BTreeMap<String, u64> = datasets
-            .map(|dataset| (dataset.name.clone(), dataset.renewals))
-            .collect();
-        let context = WorkerContext::new(
-            next.session.clone(),
-            execute.closure,
-            execute.step.as_str().into(),
-            datasets,
-            next.cancelled.clone(),
-        );
+        let step = &self.registry.find(&execute.step)?.call;
+        let session = next.session.clone();
+        let context = WorkerContext::new(session, execute, next.cancelled.clone());
         if next.cancelled.load(Ordering::Relaxed) {
             return Err(PsError::Cancelled);
         }
@@ -428,7 +367,9 @@ impl StepQueue {
         let call = || step(&context, &execute.arguments);
         let result = catch_unwind(AssertUnwindSafe(call))
             .unwrap_or_else(|payload| Err(PsError::panicked(&*payload)))?;
-        let limit = self.max_message_bytes.min(next.session.result_max_bytes);
+        let limit = self
+            .max_message_bytes
+            .min(next.session.attach.max_message_bytes);
         match result.len() > limit {
             true => Err(PsError::invalid(format!(
                 "the result of step `{}` has {} bytes, the limit is {limit}; return less, or raise \

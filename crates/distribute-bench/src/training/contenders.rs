@@ -3,16 +3,20 @@
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
-use burn::nn::conv::{Conv2d, Conv2dConfig};
+use burn::nn::conv::Conv2dConfig;
 use burn::nn::loss::{CrossEntropyLoss, CrossEntropyLossConfig};
-use burn::nn::pool::{MaxPool2d, MaxPool2dConfig};
+use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{Linear, LinearConfig, Relu};
 use burn::optim::{AdamConfig, GradientsParams, ModuleOptimizer};
+use burn::tensor::activation::relu;
+use burn::tensor::module::{conv2d, max_pool2d};
+use burn::tensor::ops::{ConvOptions, MaxPoolOptions};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use distribute_core::{
     Adam, Mirrored, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TrainState,
 };
 use distribute_data::{AverageLoss, scale_regularization_loss, sparse_categorical_crossentropy};
+use distribute_kernels::nn::{Conv2d, MaxPool2d};
 
 /// Batches that every competitor cycles through.
 pub(super) const BATCHES: usize = 8;
@@ -30,25 +34,50 @@ pub(super) struct Cnn {
     dense1: Linear,
     dense2: Linear,
     relu: Relu,
+    #[module(skip)]
+    kernels: Kernels,
+}
+
+/// Whose convolution and max-pooling a model uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kernels {
+    /// Those of `distribute-kernels`.
+    Ours,
+    Burns,
 }
 
 impl Cnn {
     pub(super) fn new(device: &Device) -> Self {
         Self {
-            conv1: Conv2dConfig::new([1, 32], [3, 3]).init(device),
-            conv2: Conv2dConfig::new([32, 64], [3, 3]).init(device),
-            pool: MaxPool2dConfig::new([2, 2]).with_strides([2, 2]).init(),
+            conv1: Conv2dConfig::new([1, 32], [3, 3]).init(device).into(),
+            conv2: Conv2dConfig::new([32, 64], [3, 3]).init(device).into(),
+            pool: MaxPool2dConfig::new([2, 2])
+                .with_strides([2, 2])
+                .init()
+                .into(),
             dense1: LinearConfig::new(1600, 64).init(device),
             dense2: LinearConfig::new(64, 10).init(device),
             relu: Relu::new(),
+            kernels: Kernels::Ours,
+        }
+    }
+
+    /// A convolution, ReLU and max-pooling.
+    fn block(&self, conv: &Conv2d, x: Tensor<4>) -> Tensor<4> {
+        match self.kernels {
+            Kernels::Ours => self.pool.forward(conv.forward_relu(x)),
+            Kernels::Burns => {
+                let bias = conv.bias.as_ref().map(|bias| bias.val());
+                let options = ConvOptions::new([1, 1], [0, 0], [1, 1], 1);
+                let x = relu(conv2d(x, conv.weight.val(), bias, options));
+                max_pool2d(x, MaxPoolOptions::new([2, 2]))
+            }
         }
     }
 
     pub(super) fn forward(&self, images: Tensor<4>) -> Tensor<2> {
-        let x = self
-            .pool
-            .forward(self.relu.forward(self.conv1.forward(images)));
-        let x = self.pool.forward(self.relu.forward(self.conv2.forward(x)));
+        let x = self.block(&self.conv1, images);
+        let x = self.block(&self.conv2, x);
         let x: Tensor<2> = x.flatten(1, 3);
         self.dense2
             .forward(self.relu.forward(self.dense1.forward(x)))
@@ -141,8 +170,9 @@ pub(super) fn steps_for(time: Duration, mut step: impl FnMut() -> Result<f32>) -
     }
 }
 
-/// A training loop as burn's documentation writes it, without this library.
+/// A training loop as burn's documentation writes it, without a strategy.
 pub struct HandWritten {
+    kernels: Kernels,
     model: Option<Cnn>,
     optimizer: ModuleOptimizer,
     loss: CrossEntropyLoss,
@@ -151,11 +181,25 @@ pub struct HandWritten {
 }
 
 impl HandWritten {
-    /// With batches of `batch_size` images.
+    /// With batches of `batch_size` images and the kernels that the strategies' models use.
     pub fn new(batch_size: usize) -> Self {
+        Self::with_kernels(batch_size, Kernels::Ours)
+    }
+
+    /// With burn's own kernels.
+    pub fn with_burns_kernels(batch_size: usize) -> Self {
+        Self::with_kernels(batch_size, Kernels::Burns)
+    }
+
+    fn with_kernels(batch_size: usize, kernels: Kernels) -> Self {
         let device = Device::flex().autodiff();
+        let model = Cnn {
+            kernels,
+            ..Cnn::new(&device)
+        };
         Self {
-            model: Some(Cnn::new(&device)),
+            kernels,
+            model: Some(model),
             optimizer: AdamConfig::new().with_epsilon(1e-7).init(),
             loss: CrossEntropyLossConfig::new().init(&device),
             batches: batches(&device, batch_size, 0),
@@ -179,7 +223,10 @@ impl Steps for HandWritten {
 
 impl Contender for HandWritten {
     fn name(&self) -> &'static str {
-        "hand-written"
+        match self.kernels {
+            Kernels::Ours => "hand-written",
+            Kernels::Burns => "burn-kernels",
+        }
     }
 
     fn replicas(&self) -> usize {

@@ -10,7 +10,7 @@ use distribute_core::{
 use distribute_data::{
     AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
-use distribute_keras::{Mode, Plan, Sequential, built_in};
+use distribute_keras::{Mode, Model, Plan, built_in};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -97,7 +97,7 @@ type Batch = (Tensor<2>, Tensor<1, Int>);
 pub struct ModelUnder<S> {
     name: &'static str,
     strategy: S,
-    state: Mirrored<TrainState<Sequential>>,
+    state: Mirrored<TrainState<Model>>,
     batch: PerReplica<Batch>,
     global_batch: usize,
 }
@@ -115,7 +115,7 @@ impl<S: Strategy> ModelUnder<S> {
     ) -> Result<Self> {
         let plan = model.plan()?;
         let state = strategy.try_scope(|device| {
-            let model = Sequential::initialized(&plan, SEED, device)?;
+            let model = Model::initialized(&plan, SEED, device)?;
             Ok(TrainState::new(model, Adam::new(LEARNING_RATE)))
         })?;
         let replicas = strategy.replicas().iter();

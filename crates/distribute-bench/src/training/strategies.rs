@@ -10,8 +10,9 @@ use super::independent::Independent;
 use super::models::{BenchModel, ModelUnder};
 use super::workers::Workers;
 
-/// A loop written by hand, and the same training under every strategy: of one machine, and of
-/// worker processes, which are this program with the arguments `worker`.
+/// A loop written by hand, the same with burn's own kernels, and the same training under every
+/// strategy: of one machine, and of worker processes, which are this program with the arguments
+/// `worker`.
 ///
 /// # Errors
 /// Those of the strategies, and processes and threads that cannot be started.
@@ -24,6 +25,7 @@ pub fn strategies(
     let one_device = OneDeviceStrategy::new(LogicalDevice::cpu(0))?;
     let mut list: Vec<Box<dyn Contender>> = vec![
         Box::new(HandWritten::new(batch)),
+        Box::new(HandWritten::with_burns_kernels(batch)),
         Box::new(UnderStrategy::new("one-device", one_device, batch)?),
     ];
     for &replicas in replicas.iter().filter(|replicas| **replicas > 1) {

@@ -24,6 +24,8 @@ use crate::{Callback, CallbackState, Control, EpochRecord, Outcome};
 pub struct EarlyStopping {
     monitor: Monitor,
     patience: usize,
+    start_from_epoch: usize,
+    baseline: Option<f64>,
     restore_best: bool,
     progress: Watched,
     best_parameters: Option<BTreeMap<String, TensorData>>,
@@ -44,6 +46,8 @@ impl EarlyStopping {
         Self {
             monitor: Monitor::new(monitor),
             patience: 0,
+            start_from_epoch: 0,
+            baseline: None,
             restore_best: false,
             progress: Watched::default(),
             best_parameters: None,
@@ -68,6 +72,19 @@ impl EarlyStopping {
         self
     }
 
+    /// Looks at no epoch before this one, counted from 0: for a warm-up whose values say nothing.
+    pub fn start_from_epoch(mut self, epoch: usize) -> Self {
+        self.start_from_epoch = epoch;
+        self
+    }
+
+    /// Also counts epochs that are the best so far and not better than this value; they do not end
+    /// training.
+    pub fn baseline(mut self, value: f64) -> Self {
+        self.baseline = Some(value);
+        self
+    }
+
     /// Puts the parameters of the best epoch back when training ends (unless it was interrupted:
     /// then it goes on later). Holds a copy of the parameters in host memory.
     pub fn restore_best(mut self, restore: bool) -> Self {
@@ -80,23 +97,30 @@ impl EarlyStopping {
         let Exact(best) = self.progress.best?;
         Some((best, self.progress.best_epoch))
     }
+
+    /// The epochs since the last improvement (Keras: `wait`).
+    pub fn epochs_without_improvement(&self) -> usize {
+        self.progress.epochs_without_improvement
+    }
 }
 
 impl Callback for EarlyStopping {
     fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
         let value = self.monitor.value("EarlyStopping", &record.logs)?;
         // The rest of a part of an epoch may follow after a resume; it must not count twice.
-        if !record.complete {
+        if !record.complete || record.epoch < self.start_from_epoch {
             return Ok(());
         }
         let progress = &mut self.progress;
         let best = progress.best.map(|best| best.0);
+        progress.epochs_without_improvement += 1;
         if self.monitor.improves(value, best) {
-            *progress = Watched {
-                best: Some(Exact(value)),
-                best_epoch: record.epoch,
-                epochs_without_improvement: 0,
-            };
+            progress.best = Some(Exact(value));
+            progress.best_epoch = record.epoch;
+            let baseline = self.baseline;
+            if baseline.is_none() || self.monitor.improves(value, baseline) {
+                progress.epochs_without_improvement = 0;
+            }
             if self.restore_best {
                 let mut parameters = run.tensors()?;
                 parameters.retain(|name, _| name.starts_with("model/"));
@@ -104,7 +128,6 @@ impl Callback for EarlyStopping {
             }
             return Ok(());
         }
-        progress.epochs_without_improvement += 1;
         if progress.epochs_without_improvement >= self.patience {
             run.stop(Outcome::EarlyStopped {
                 monitor: self.monitor.name.clone(),

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use distribute_core::schedule::LearningRateSchedule;
 use distribute_core::{Error, Result};
 use serde_json::json;
 
@@ -50,6 +51,22 @@ impl<'a> LearningRateScheduler<'a> {
             per_step: true,
             ..Self::per_epoch(schedule)
         }
+    }
+
+    /// Follows a schedule of Keras: sets the rate before every optimizer step, by the number of the
+    /// step (Keras: the schedule is the optimizer's `learning_rate`). It replaces what other
+    /// callbacks set.
+    ///
+    /// ```
+    /// use distribute_core::schedule::CosineDecay;
+    /// use distribute_fit::callbacks::LearningRateScheduler;
+    ///
+    /// let cosine = CosineDecay::new(0.0, 900.0)?.warmup(1e-3, 100);
+    /// let callback = LearningRateScheduler::of(cosine);
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    pub fn of(schedule: impl LearningRateSchedule + 'a) -> Self {
+        Self::per_step(move |step, _| schedule.rate(step))
     }
 
     fn set(&mut self, run: &mut Control<'_>) -> Result<()> {

@@ -1,4 +1,12 @@
 //! All tests of this crate's interface in one program, because linking takes longer than compiling.
 
+mod bad_graphs;
+mod graphs;
 mod models;
 mod options;
+mod weight_files;
+
+/// Where the files of real Keras are.
+fn folder() -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/keras")
+}

@@ -2,13 +2,11 @@
 //! numbers that Keras printed. `keras/generate.py` wrote the files.
 
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_keras::{Mode, ModelError, Sequential, Weight, parse_keras_json, read_keras_json};
+use distribute_keras::{Mode, Model, ModelError, Weight, parse_keras_json, read_keras_json};
 use rstest::rstest;
 use serde_json::Value;
 
-fn folder() -> std::path::PathBuf {
-    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/keras")
-}
+use crate::folder;
 
 fn expected(name: &str) -> Value {
     let text = std::fs::read_to_string(folder().join(format!("{name}.expected.json"))).unwrap();
@@ -51,9 +49,9 @@ fn shapes_and_parameters_are_those_of_keras(
     let plan = spec.plan(&declared).unwrap();
     let layers = expected["layers"].as_array().unwrap();
     assert_eq!(plan.layers.len(), layers.len());
-    for (ours, keras) in plan.layers.iter().zip(layers) {
+    for ((ours, call), keras) in plan.layers.iter().zip(&plan.calls).zip(layers) {
         assert_eq!(ours.spec.class(), keras["class"]);
-        assert_eq!(ours.output.dims(), usizes(&keras["output_shape"]));
+        assert_eq!(call.output.dims(), usizes(&keras["output_shape"]));
         assert_eq!(ours.parameters() as u64, keras["parameters"]);
     }
     assert_eq!(plan.parameters() as u64, expected["parameters"]);
@@ -70,7 +68,7 @@ fn outputs_and_losses_are_those_of_keras(
     let plan = spec.plan(&input.shape[1..]).unwrap();
     let weights = expected["weights"].as_array().unwrap();
     let device = Device::flex().autodiff();
-    let model = Sequential::new(&plan, weights.iter().map(weight).collect(), &device).unwrap();
+    let model = Model::new(&plan, weights.iter().map(weight).collect(), &device).unwrap();
 
     let [batch, values] = [input.shape[0], plan.input.elements()];
     let data = TensorData::new(input.values, [batch, values]);
@@ -123,8 +121,8 @@ fn the_documents_cnn_is_the_built_in_mnist_cnn() {
 #[case("\"name\": \"float32\"", "\"name\": \"mixed_float16\"", "dtype")]
 #[case(
     "\"class_name\": \"Sequential\"",
-    "\"class_name\": \"Functional\"",
-    "functional"
+    "\"class_name\": \"MyModel\"",
+    "model"
 )]
 #[case("{", "[", "not_json")]
 fn what_is_not_supported_is_named(#[case] from: &str, #[case] to: &str, #[case] name: &str) {
@@ -147,12 +145,12 @@ fn layers_that_do_not_fit_are_named_with_their_shapes() {
     let mut any = spec.clone();
     any.input_shape = Some(vec![None, None, Some(1)]);
     let error = any.plan(&[4, 8]).unwrap_err();
-    insta::assert_snapshot!(error, @"documents_cnn.keras3.json: layer 2 (Conv2D): a window of (3, 3) does not fit into (1, 3); remove a pool or use larger images");
+    insta::assert_snapshot!(error, @"documents_cnn.keras3.json: layer conv2d_1 (Conv2D): a window of (3, 3) does not fit into (1, 3); remove a pool or use larger images");
     assert!(any.plan(&[20, 30]).is_ok());
-    let mut no_flatten = any;
-    no_flatten.layers.remove(4);
-    let error = no_flatten.plan(&[20, 30]).unwrap_err();
-    insta::assert_snapshot!(error, @"documents_cnn.keras3.json: layer 4 (Dense): needs one axis, put Flatten or GlobalAveragePooling2D before it; gets (3, 6, 64)");
+    let mut twice = any;
+    twice.calls[2].inputs = vec![0, 1];
+    let error = twice.plan(&[20, 30]).unwrap_err();
+    insta::assert_snapshot!(error, @"documents_cnn.keras3.json: layer conv2d_1 (Conv2D): needs one value, gets 2");
 }
 
 #[test]
@@ -161,6 +159,6 @@ fn weights_of_another_model_are_refused() {
     let plan = spec.plan(&[5, 4, 2]).unwrap();
     let weights = expected("text")["weights"].as_array().unwrap().clone();
     let weights: Vec<Weight> = weights.iter().map(weight).collect();
-    let error = Sequential::new(&plan, weights, &Device::flex()).unwrap_err();
+    let error = Model::new(&plan, weights, &Device::flex()).unwrap_err();
     assert!(matches!(error, ModelError::Weights { .. }), "{error}");
 }

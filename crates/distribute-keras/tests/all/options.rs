@@ -2,7 +2,7 @@
 //! decides its loss.
 
 use burn::tensor::{Device, Tensor};
-use distribute_keras::{Head, Loss, Mode, ModelError, Sequential, parse_keras_json};
+use distribute_keras::{Head, Loss, Mode, Model, ModelError, parse_keras_json};
 use rstest::rstest;
 use serde_json::{Value, json};
 
@@ -42,7 +42,7 @@ fn activated(activation: &Value, x: &[f32]) -> Vec<f32> {
         };
         let spec = parse_keras_json(&model(&layers), "m.json").unwrap();
         let plan = spec.plan(&[1]).unwrap();
-        let model = Sequential::initialized(&plan, 1, &Device::flex()).unwrap();
+        let model = Model::initialized(&plan, 1, &Device::flex()).unwrap();
         let mut all = Vec::new();
         for x in x {
             let input = Tensor::<2>::from_data([[*x]], &Device::flex());
@@ -133,9 +133,33 @@ fn options_of_an_activation_are_refused_by_name(#[case] config: Value, #[case] n
 )]
 #[case("Dropout", json!({ "rate": 0.5, "seed": 7 }), "seed")]
 #[case("Dropout", json!({ "rate": 0.5, "noise_shape": [1, 3] }), "noise_shape")]
+#[case("BatchNormalization", json!({ "synchronized": true }), "synchronized")]
+#[case("BatchNormalization", json!({ "renorm": true }), "renorm")]
+#[case("BatchNormalization", json!({ "momentum": 1.5 }), "momentum")]
+#[case("BatchNormalization", json!({ "gamma_regularizer": "l2" }), "gamma_regularizer")]
+#[case("BatchNormalization", json!({ "epsilon": 0.0 }), "epsilon")]
+#[case("LayerNormalization", json!({ "rms_scaling": true }), "rms_scaling")]
+#[case("LayerNormalization", json!({ "axis": [1, 2] }), "axis")]
+#[case("Normalization", json!({ "invert": true }), "invert")]
+#[case("Normalization", json!({ "mean": 1.0 }), "mean")]
+#[case("MultiHeadAttention", json!({ "num_heads": 2, "key_dim": 4, "attention_axes": [2] }),
+    "attention_axes")]
+#[case("MultiHeadAttention", json!({ "num_heads": 2, "key_dim": 4, "use_gate": true }),
+    "use_gate")]
+#[case("MultiHeadAttention", json!({ "num_heads": 2, "key_dim": 4, "sliding_window": 3 }),
+    "sliding_window")]
+#[case("ZeroPadding2D", json!({ "padding": [[1, 2], [3]] }), "padding")]
+#[case("Cropping2D", json!({ "cropping": -1 }), "cropping")]
+#[case("Reshape", json!({ "target_shape": [-1, -1] }), "target_shape")]
+#[case("Rescaling", json!({ "scale": "x" }), "scale")]
+#[case("DepthwiseConv2D", json!({ "kernel_size": 3, "groups": 2 }), "groups")]
+#[case("SeparableConv2D", json!({ "filters": 3, "kernel_size": 3, "depthwise_constraint": "x" }),
+    "depthwise_constraint")]
+#[case("Concatenate", json!({ "axis": "last" }), "axis")]
 #[case("Flatten", json!({ "data_format": "channels_first" }), "data_format")]
 #[case("Softmax", json!({ "axis": 1 }), "axis")]
-#[case("GlobalAveragePooling2D", json!({ "keepdims": true }), "keepdims")]
+#[case("GlobalAveragePooling2D", json!({ "keepdims": 1 }), "keepdims")]
+#[case("GlobalAveragePooling1D", json!({ "keepdims": true }), "keepdims")]
 #[case("MaxPooling2D", json!({ "pool_size": 2, "padding": 1 }), "padding")]
 #[case("InputLayer", json!({ "batch_shape": [32, 4] }), "batch_shape")]
 #[case("InputLayer", json!({ "batch_shape": [null, 4], "sparse": true }), "sparse")]
@@ -162,7 +186,7 @@ fn ending(layers: &[Value], features: &[usize]) -> Result<(Head, Loss), ModelErr
     let spec = parse_keras_json(&model(layers), "m.json").unwrap();
     let plan = spec.plan(features).unwrap();
     plan.check_head()?;
-    let model = Sequential::initialized(&plan, 1, &Device::flex()).unwrap();
+    let model = Model::initialized(&plan, 1, &Device::flex()).unwrap();
     // What Keras' model returns is what the loss is of, with one softmax and not two.
     let input =
         Tensor::<1, burn::tensor::Int>::arange(0..plan.input.elements() as i64, &Device::flex());

@@ -1,15 +1,19 @@
 //! This launcher as a member of the group of all hosts' launchers.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Shutdown, TcpStream};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+
+use distribute_net::peers::Connection;
+use tokio::io::AsyncRead;
+use tokio::sync::mpsc;
 
 use crate::error::{LaunchError, Result};
 use crate::events::{Event, Events};
-use crate::hosts::join::Joining;
+use crate::hosts::join::{Joined, Joining};
 use crate::hosts::posts::{Post, PostBody, Posts};
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Frame, HEARTBEAT_INTERVAL, close, derive, random, receive_frame, send};
+use crate::hosts::wire::{Frame, receive, runtime, write};
 use crate::job::cluster::{Cluster, Token};
 use crate::job::hosts::Hosts;
 use crate::job::task::{Role, Task};
@@ -22,11 +26,11 @@ const OUTBOX_MAX: usize = 1024;
 /// The launchers of all hosts, as this launcher sees them.
 pub struct LauncherGroup {
     hosts: Hosts,
-    outbox: SyncSender<Frame>,
+    outbox: mpsc::Sender<Frame>,
     own_address: IpAddr,
     pub posts: Posts,
     /// Everybody's random number, from which the tokens of the attempts are made.
-    nonce: String,
+    nonce: Token,
 }
 
 /// The whole job in one attempt: its cluster, the tasks of this host, and the token.
@@ -45,31 +49,32 @@ impl LauncherGroup {
         events: &Events,
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<LauncherGroup>> {
-        let address = hosts.address;
-        let failed = |source| LaunchError::Rendezvous { address, source };
+        let runtime = runtime()?;
         let joining = Joining {
-            threads,
+            runtime: &runtime,
             hosts,
             restarts_max,
             received,
             screen,
         };
-        let stream = match joining.run()? {
-            WaitOutcome::Done(stream) => stream,
+        let Joined {
+            connection,
+            own_address,
+        } = match joining.run()? {
+            WaitOutcome::Done(joined) => joined,
             WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
         };
-        let local = stream.local_addr().map_err(failed)?.ip();
-        let (outbox, frames) = sync_channel(OUTBOX_MAX);
-        let reader = stream.try_clone().map_err(failed)?;
+        let (outbox, frames) = mpsc::channel(OUTBOX_MAX);
         let events = events.clone();
-        threads.spawn("group posts", move || read(&reader, &events))?;
-        threads.spawn("group outbox", move || write(&stream, &frames))?;
+        threads.spawn("group", move || {
+            runtime.block_on(take_part(connection, frames, &events));
+        })?;
         Ok(WaitOutcome::Done(LauncherGroup {
             hosts: hosts.clone(),
             outbox,
-            own_address: hosts.own_address.unwrap_or(local),
+            own_address,
             posts: Posts::new(hosts.count),
-            nonce: random()?,
+            nonce: Token::random()?,
         }))
     }
 
@@ -103,7 +108,7 @@ impl LauncherGroup {
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<AttemptCluster>> {
         self.posts.begin_attempt(restart);
-        self.post(PostBody::Ready(self.nonce.clone(), cluster));
+        self.post(PostBody::Ready(self.nonce.secret().to_owned(), cluster));
         let mut report = WaitReport::new(self.hosts.join_timeout);
         loop {
             if let Some(signal) = self.posts.stop_signal() {
@@ -150,9 +155,9 @@ impl LauncherGroup {
         let mut cluster = Cluster::default();
         let mut tasks = Vec::new();
         let restart = restart.to_string();
-        let mut parts = vec!["distribute-launch job token", &restart];
+        let mut parts = vec![restart.as_bytes()];
         for (host, (nonce, part)) in ready {
-            parts.push(nonce);
+            parts.push(nonce.as_bytes());
             let added = cluster.append(part);
             if *host == self.hosts.index {
                 tasks = added;
@@ -164,10 +169,8 @@ impl LauncherGroup {
             let what = "more than one host starts an evaluator: ask for it on one".to_owned();
             return Err(LaunchError::InvalidHosts { what });
         }
-        let token = derive(&self.hosts.secret, &parts).and_then(|text| Token::from_text(&text));
-        let token = token.ok_or_else(|| LaunchError::InvalidHosts {
-            what: "the secret cannot be used as a key: choose another".to_owned(),
-        })?;
+        let security = &self.hosts.security;
+        let token = Token::of(&security.derive("distribute-launch job token", &parts));
         Ok(AttemptCluster {
             cluster,
             tasks,
@@ -199,12 +202,21 @@ impl LauncherGroup {
     }
 }
 
+/// Sends this launcher's frames and hears of posts, until either ends.
+async fn take_part(connection: Connection, frames: mpsc::Receiver<Frame>, events: &Events) {
+    let (reader, writer) = tokio::io::split(connection);
+    tokio::select! {
+        () = read(reader, events) => {}
+        () = write(writer, frames) => {}
+    }
+}
+
 /// Turns posts into events until the connection ends.
-fn read(stream: &TcpStream, events: &Events) {
+async fn read(mut reader: impl AsyncRead + Unpin, events: &Events) {
     loop {
-        let post = match receive_frame(stream) {
+        let post = match receive(&mut reader).await {
             Ok(Frame::Post(post)) => post,
-            Ok(Frame::Beat | Frame::Bye) => continue,
+            Ok(_) => continue,
             Err(_) => Box::new(Post {
                 host: 0,
                 restart: u32::MAX,
@@ -212,21 +224,11 @@ fn read(stream: &TcpStream, events: &Events) {
             }),
         };
         let is_last = matches!(post.item, PostBody::Lost);
-        if !events.deliver(Event::Post(post)) || is_last {
-            return close(stream, Shutdown::Both);
-        }
-    }
-}
-
-fn write(stream: &TcpStream, frames: &Receiver<Frame>) {
-    loop {
-        let frame = match frames.recv_timeout(HEARTBEAT_INTERVAL) {
-            Ok(frame) => frame,
-            Err(RecvTimeoutError::Timeout) => Frame::Beat,
-            Err(RecvTimeoutError::Disconnected) => return close(stream, Shutdown::Both),
-        };
-        if send(stream, &frame).is_err() {
-            return close(stream, Shutdown::Both);
+        let events = events.clone();
+        // Heartbeats go on while nobody takes the event.
+        let delivered = tokio::task::spawn_blocking(move || events.deliver(Event::Post(post)));
+        if !delivered.await.unwrap_or(false) || is_last {
+            return;
         }
     }
 }

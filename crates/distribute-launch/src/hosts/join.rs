@@ -2,45 +2,55 @@
 //! and again until its deadline.
 
 use std::io;
-use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::net::IpAddr;
+use std::sync::mpsc::Receiver;
 use std::time::Duration;
+
+use distribute_net::exchange::{self, ExchangeError};
+use distribute_net::peers::Connection;
+use distribute_net::tls::TlsSettings;
+use tokio::runtime::Runtime;
+use tokio::time::timeout;
 
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{
-    Answer, Challenge, Hello, Side, VERSION, close, prepare, proof, random, receive_handshake,
-    send, verify,
-};
+use crate::hosts::wire::{Frame, Settings, hello, receive, send};
 use crate::job::hosts::Hosts;
 use crate::report::console::Screen;
-use crate::thread_scope::ThreadScope;
 
 /// How long to wait before connecting again to a host that does not listen yet.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// How long one attempt to connect takes: a signal is heard after it at the latest.
-const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long one attempt may take.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is looked for a signal while an attempt is under way.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// What happens while a launcher tries to join.
-pub struct Joining<'a, 's, 'scope, 'env> {
-    pub threads: &'a ThreadScope<'scope, 'env>,
+pub struct Joining<'a, 's> {
+    pub runtime: &'a Runtime,
     pub hosts: &'a Hosts,
     pub restarts_max: u32,
     pub received: &'a Receiver<Event>,
     pub screen: &'a Screen<'s>,
 }
 
-impl Joining<'_, '_, '_, '_> {
+/// A connection to the relay as a member.
+pub struct Joined {
+    pub connection: Connection,
+    /// Where the other hosts reach the processes of this one.
+    pub own_address: IpAddr,
+}
+
+impl Joining<'_, '_> {
     /// A connection that breaks says nothing about whether this launcher is welcome.
-    pub fn run(&self) -> Result<WaitOutcome<TcpStream>> {
+    pub fn run(&self) -> Result<WaitOutcome<Joined>> {
         let address = self.hosts.address;
+        let tls = self.hosts.tls()?;
         let mut report = WaitReport::new(self.hosts.join_timeout);
         let mut last = "it has not answered".to_owned();
         loop {
-            let source = match self.attempt(&mut report, &last) {
+            let source = match self.attempt(tls.as_ref(), &mut report, &last) {
                 Err(LaunchError::Rendezvous { source, .. }) => source,
                 ended => return ended,
             };
@@ -55,36 +65,27 @@ impl Joining<'_, '_, '_, '_> {
         }
     }
 
-    /// One attempt, on a thread of its own so that a signal is heard meanwhile.
-    fn attempt(&self, report: &mut WaitReport, last: &str) -> Result<WaitOutcome<TcpStream>> {
-        let address = self.hosts.address;
-        let failed = |source| LaunchError::Rendezvous { address, source };
-        let stream = dial(&address).map_err(failed)?;
-        let connection = stream.try_clone().map_err(failed)?;
-        let (sender, outcome) = sync_channel(1);
-        let (hosts, restarts_max) = (self.hosts.clone(), self.restarts_max);
-        self.threads.spawn("join the group", move || {
-            let joined = handshake(&hosts, restarts_max, &stream);
-            let _gone = sender.send(joined.map(|()| stream));
-        })?;
-        let ended = loop {
-            match outcome.recv_timeout(POLL_INTERVAL) {
-                Ok(joined) => return joined.map(WaitOutcome::Done),
-                Err(RecvTimeoutError::Disconnected) => {
-                    break Err(failed(io::ErrorKind::Other.into()));
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+    /// One attempt, during which a signal is heard.
+    fn attempt(
+        &self,
+        tls: Option<&TlsSettings>,
+        report: &mut WaitReport,
+        last: &str,
+    ) -> Result<WaitOutcome<Joined>> {
+        let mut joining = Box::pin(async {
+            let joined = timeout(ATTEMPT_TIMEOUT, join(self.hosts, self.restarts_max, tls)).await;
+            joined.unwrap_or_else(|late| Err(cannot_meet(self.hosts, late)))
+        });
+        loop {
+            let waiting = async { timeout(POLL_INTERVAL, &mut joining).await };
+            if let Ok(joined) = self.runtime.block_on(waiting) {
+                return joined.map(WaitOutcome::Done);
             }
-            let logged = self.log(report, last);
-            match logged.and_then(|()| self.signal_within(Duration::ZERO)) {
-                Ok(None) => {}
-                Ok(Some(signal)) => break Ok(WaitOutcome::Stopped(signal)),
-                Err(error) => break Err(error),
+            self.log(report, last)?;
+            if let Some(signal) = self.signal_within(Duration::ZERO)? {
+                return Ok(WaitOutcome::Stopped(signal));
             }
-        };
-        // The attempt is given up.
-        close(&connection, Shutdown::Both);
-        ended
+        }
     }
 
     fn log(&self, report: &mut WaitReport, last: &str) -> Result<()> {
@@ -104,69 +105,54 @@ impl Joining<'_, '_, '_, '_> {
     }
 }
 
-/// Connects to somebody who listens there.
-fn dial(address: &SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(address, DIAL_TIMEOUT)?;
-    if stream.local_addr()? == stream.peer_addr()? {
-        // The system drew this very port for the attempt, which makes TCP answer itself.
-        return Err(io::Error::new(
-            io::ErrorKind::ConnectionRefused,
-            "nobody listens there",
-        ));
+fn cannot_meet(hosts: &Hosts, source: impl Into<io::Error>) -> LaunchError {
+    LaunchError::Rendezvous {
+        address: hosts.address,
+        source: source.into(),
     }
-    Ok(stream)
 }
 
-/// Proves to the relay that this launcher knows the secret, and makes sure that the relay does.
-fn handshake(hosts: &Hosts, restarts_max: u32, stream: &TcpStream) -> Result<()> {
-    let address = hosts.address;
-    let failed = |source| LaunchError::Rendezvous { address, source };
-    prepare(stream).map_err(failed)?;
-    let hello = Hello {
-        version: VERSION,
-        host: hosts.index,
+fn refused(why: impl ToString) -> LaunchError {
+    LaunchError::HostRefused {
+        why: why.to_string(),
+    }
+}
+
+/// Connects to the relay and proves itself.
+async fn join(hosts: &Hosts, restarts_max: u32, tls: Option<&TlsSettings>) -> Result<Joined> {
+    let opened = Connection::open(&hosts.address.to_string(), tls).await;
+    let mut connection = opened.map_err(|(why, is_final)| match is_final {
+        true => refused(why),
+        false => cannot_meet(hosts, io::Error::other(why)),
+    })?;
+    let own_address = greet(hosts, restarts_max, &mut connection).await?;
+    Ok(Joined {
+        connection,
+        own_address,
+    })
+}
+
+/// Both sides prove that they know the token. Returns where the other hosts reach this one.
+async fn greet(hosts: &Hosts, restarts_max: u32, connection: &mut Connection) -> Result<IpAddr> {
+    let failed = |source: io::Error| cannot_meet(hosts, source);
+    let local = connection.local_addr().map_err(failed)?.ip();
+    let settings = Settings {
         hosts: hosts.count,
         restarts_max,
-        nonce: random()?,
+        own_address: hosts.own_address.unwrap_or(local),
     };
-    send(stream, &hello).map_err(failed)?;
-    let challenge: Challenge = receive_handshake(stream).map_err(failed)?;
-    let nonce = &challenge.nonce;
-    let refused = |why: &str| LaunchError::HostRefused {
-        why: why.to_owned(),
-    };
-    if !verify(&hosts.secret, Side::Relay, &hello, nonce, &challenge.proof) {
-        return Err(refused("the secrets differ"));
+    let own = hello(hosts, hosts.address.to_string(), &settings).map_err(failed)?;
+    let greeted = exchange::dial(connection, own, &hosts.security.secret()).await;
+    greeted.map_err(|error| match error {
+        ExchangeError::Broken(error) => failed(error),
+        error => refused(error),
+    })?;
+    match receive(connection).await.map_err(failed)? {
+        Frame::Welcome => {}
+        Frame::Refused(why) => return Err(refused(why)),
+        _ => return Err(failed(io::ErrorKind::InvalidData.into())),
     }
-    let own = proof(&hosts.secret, Side::Launcher, &hello, nonce);
-    let own = own.ok_or_else(|| refused("the secret cannot be used as a key"))?;
-    send(stream, &own).map_err(failed)?;
-    match receive_handshake(stream).map_err(failed)? {
-        Answer::Welcome => Ok(()),
-        Answer::Refused(why) => Err(refused(&why)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpListener;
-
-    use super::*;
-
-    /// Two ports next to each other: Linux gives connections those of one parity first.
-    #[test]
-    fn a_socket_connected_to_itself_is_no_relay() {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port() & !1;
-        drop(free);
-        let pair = [port, port + 1].map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
-        let is_drawn = pair.iter().cycle().take(300_000).any(|at| match dial(at) {
-            Ok(stream) => {
-                assert_ne!(stream.local_addr().unwrap(), stream.peer_addr().unwrap());
-                false
-            }
-            Err(error) => error.to_string() == "nobody listens there",
-        });
-        assert!(is_drawn, "chance never drew the port");
-    }
+    // Who says nothing as a member is expected to come again.
+    send(connection, &Frame::Beat).await.map_err(failed)?;
+    Ok(settings.own_address)
 }

@@ -4,84 +4,27 @@
 //! them has to be told. The relay itself decides nothing.
 
 use std::io;
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::net::{IpAddr, TcpListener};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use rustix::pipe::{PipeFlags, pipe_with};
+use distribute_net::exchange;
+use distribute_net::handshake::{Hello, Secret};
+use distribute_net::peers::{self, Connection};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
 use crate::hosts::posts::{Post, PostBody};
-use crate::hosts::wire::{
-    Answer, Challenge, Frame, HEARTBEAT_INTERVAL, Hello, Side, VERSION, close, prepare, proof,
-    random, receive_frame, receive_handshake, send, verify,
-};
+use crate::hosts::wire::{Frame, Settings, hello, receive, runtime, send, write};
 use crate::job::hosts::Hosts;
 use crate::thread_scope::ThreadScope;
 
 /// How many posts wait for one launcher before it counts as lost.
 const POSTS_MAX: usize = 1024;
-/// How many connections there may be that have not proven anything yet; a new one ends the oldest
-/// of those that have said nothing, if there is one, else the oldest.
-const PENDING_MAX: usize = 64;
-const PENDING_MIN: usize = 4;
-/// Pending connections take at most this part of the descriptors that the process may have; each
-/// takes two.
-const PENDING_PART: u64 = 16;
-/// The pause after a connection could not be accepted: the process has no descriptors left, and
-/// nothing says when it has.
-const ACCEPT_PAUSE: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 50_000_000,
-};
 
 /// Runs until it is dropped.
 pub struct Relay {
-    _stopper: OwnedFd,
-}
-
-struct RelayShared {
-    hosts: Hosts,
-    restarts_max: u32,
-    state: Mutex<State>,
-}
-
-struct State {
-    members: Vec<Member>,
-    /// How many members have not been told yet that they are some: they may have to come again.
-    welcoming: usize,
-    /// All posts until every host has been there, for those that come later.
-    posts: Vec<Post>,
-    /// All connections, the oldest first.
-    streams: Vec<Connection>,
-    next_stream: u64,
-    pending_connections_max: usize,
-    is_over: bool,
-}
-
-struct Connection {
-    number: u64,
-    stream: TcpStream,
-    stage: PeerStage,
-}
-
-/// What is known of who is at the other end of a connection.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum PeerStage {
-    Nothing,
-    /// The peer has sent what a launcher sends first.
-    Talks,
-    /// The peer has proven that it knows the secret.
-    Proven,
-}
-
-enum Member {
-    Awaited,
-    Here(SyncSender<Post>, TcpStream),
-    Gone,
+    _stopper: oneshot::Sender<()>,
 }
 
 impl Relay {
@@ -89,302 +32,267 @@ impl Relay {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let (stop, stopper) =
-            pipe_with(PipeFlags::CLOEXEC).map_err(LaunchError::system("no pipe"))?;
-        let members = (0..hosts.count).map(|_| Member::Awaited);
-        let shared = Arc::new(RelayShared {
-            hosts: hosts.clone(),
+        let tls = hosts.tls()?;
+        let runtime = runtime()?;
+        let connections = {
+            let _entered = runtime.enter();
+            peers::accept(listener, tls, |_, _| {}).map_err(failed)?
+        };
+        let greeting = Greeting {
+            hello: own_hello(hosts, restarts_max).map_err(failed)?,
+            secret: hosts.security.secret(),
+        };
+        let members = Members {
             restarts_max,
-            state: Mutex::new(State {
-                members: members.collect(),
-                welcoming: 0,
-                posts: Vec::new(),
-                streams: Vec::new(),
-                next_stream: 0,
-                pending_connections_max: pending_connections_max(),
-                is_over: false,
-            }),
-        });
-        let scope = threads.clone();
-        threads.spawn("relay", move || accept(&scope, &shared, &listener, &stop))?;
+            all: (0..hosts.count).map(|_| Member::default()).collect(),
+            posts: Vec::new(),
+        };
+        let (stopper, stop) = oneshot::channel();
+        threads.spawn("relay", move || {
+            runtime.block_on(run(connections, greeting, members, stop));
+        })?;
         Ok(Relay { _stopper: stopper })
     }
 }
 
-/// How many connections of strangers may be there: a flood must not take the descriptors that the
-/// launcher needs for its processes.
-fn pending_connections_max() -> usize {
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
-    let part = limit.map_or(u64::MAX, |limit| limit / PENDING_PART);
-    let part = usize::try_from(part).unwrap_or(usize::MAX);
-    part.clamp(PENDING_MIN, PENDING_MAX)
+/// What the relay says of itself.
+fn own_hello(hosts: &Hosts, restarts_max: u32) -> io::Result<Hello> {
+    let address = hosts.address;
+    let settings = Settings {
+        hosts: hosts.count,
+        restarts_max,
+        own_address: address.ip(),
+    };
+    // One that listens at all addresses does not know which of them others dial.
+    let dialled = match address.ip().is_unspecified() {
+        true => String::new(),
+        false => address.to_string(),
+    };
+    hello(hosts, dialled, &settings)
 }
 
-fn accept(
-    threads: &ThreadScope<'_, '_>,
-    shared: &Arc<RelayShared>,
-    listener: &TcpListener,
-    stop: &OwnedFd,
+async fn run(
+    mut connections: impl Stream<Item = io::Result<Connection>> + Unpin,
+    greeting: Greeting,
+    mut members: Members,
+    mut stop: oneshot::Receiver<()>,
 ) {
+    let (inbox, mut said) = mpsc::channel(POSTS_MAX);
+    let (mut greetings, mut served) = (JoinSet::new(), JoinSet::new());
     loop {
-        let mut polled = [
-            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
-        ];
-        match poll(&mut polled, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => break,
-        }
-        if !polled[0].revents().is_empty() {
-            break;
-        }
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(_) => {
-                // Whoever waits is still there afterwards, and finds room.
-                shared.lock().end_one_pending();
-                let mut polled = [PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN)];
-                let _woken = poll(&mut polled, Some(&ACCEPT_PAUSE));
-                continue;
+        tokio::select! {
+            _ = &mut stop => break,
+            Some(Ok(connection)) = connections.next() => {
+                greetings.spawn(greeting.clone().exchange(connection));
             }
+            Some(greeted) = greetings.join_next() => {
+                // Whoever has not proven itself hears no more.
+                if let Ok(Ok(guest)) = greeted {
+                    let admitted = members.admit(&guest);
+                    served.spawn(serve(guest, admitted, inbox.clone()));
+                }
+            }
+            Some((host, frame)) = said.recv() => members.note(host, frame),
+            Some(_) = served.join_next() => {}
+        }
+    }
+    // Members still get what was posted before; strangers wait for nothing.
+    drop((connections, greetings, members, said));
+    while served.join_next().await.is_some() {}
+}
+
+/// The relay's side of every handshake.
+#[derive(Clone)]
+struct Greeting {
+    hello: Hello,
+    secret: Secret,
+}
+
+/// A launcher that has proven itself.
+struct Guest {
+    host: usize,
+    settings: Settings,
+    connection: Connection,
+}
+
+impl Greeting {
+    /// Both sides prove that they know the token. The guard of the connection sets the deadline.
+    async fn exchange(self, mut connection: Connection) -> io::Result<Guest> {
+        let greeted = exchange::listen(&mut connection, self.hello, &self.secret).await;
+        let peer = greeted.map_err(io::Error::other)?.peer;
+        Ok(Guest {
+            host: usize::try_from(peer.identity.task).map_err(io::Error::other)?,
+            settings: peer.read_details().map_err(io::Error::other)?,
+            connection,
+        })
+    }
+}
+
+/// The launchers of all hosts, and what they have told.
+struct Members {
+    restarts_max: u32,
+    all: Vec<Member>,
+    /// All posts until every host has been there, for those that come later.
+    posts: Vec<Post>,
+}
+
+#[derive(Default)]
+struct Member {
+    stage: Stage,
+    /// What is on its way to it.
+    frames: Option<mpsc::Sender<Frame>>,
+}
+
+#[derive(Default, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    #[default]
+    Awaited,
+    /// It is told that it is a member. If it does not hear of that, it comes again.
+    Welcomed,
+    /// It has said something as a member.
+    Here,
+    Gone,
+}
+
+impl Members {
+    /// Makes a launcher a member, with the posts that it missed; or says why not.
+    fn admit(&mut self, guest: &Guest) -> Result<mpsc::Receiver<Frame>, String> {
+        let Guest { host, settings, .. } = guest;
+        if let Some(why) = self.rejection_reason(*host, settings) {
+            return Err(format!("{why}; use the same options everywhere"));
+        }
+        let own: IpAddr = settings.own_address;
+        let guard = guest.connection.guard();
+        if !guard.channel().is_for_host(&own.to_string()) {
+            return Err(format!(
+                "the certificate of host {host} is not for its address {own}; give it the one \
+                 that was made for it, or name its address"
+            ));
+        }
+        let member = match self.all.get_mut(*host) {
+            Some(member) if member.stage == Stage::Awaited => member,
+            Some(_) => {
+                return Err(format!(
+                    "there was a launcher for host {host} already; give every host its own number"
+                ));
+            }
+            None => return Err(format!("there is no host {host}; count hosts from 0")),
         };
-        let (shared, scope) = (Arc::clone(shared), threads.clone());
-        // A connection that gets no thread is closed.
-        let _refused = threads.spawn("relay connection", move || {
-            let _broken = serve(&scope, &shared, stream);
-        });
+        // There is room for all that it missed.
+        let (frames, queue) = mpsc::channel(1 + 2 * POSTS_MAX);
+        let _sent = frames.try_send(Frame::Welcome);
+        for post in &self.posts {
+            let _sent = frames.try_send(Frame::Post(Box::new(post.clone())));
+        }
+        *member = Member {
+            stage: Stage::Welcomed,
+            frames: Some(frames),
+        };
+        Ok(queue)
     }
-    let mut state = shared.lock();
-    state.is_over = true;
-    for member in &mut state.members {
-        *member = Member::Gone;
+
+    fn rejection_reason(&self, host: usize, settings: &Settings) -> Option<String> {
+        let differ = |what, theirs: String, ours: String| {
+            let text = format!("{what} differ: host {host} has {theirs}, host 0 has {ours}");
+            (theirs != ours).then_some(text)
+        };
+        let (hosts, restarts) = (settings.hosts, settings.restarts_max);
+        let other_hosts = differ(
+            "the numbers of hosts",
+            hosts.to_string(),
+            self.all.len().to_string(),
+        );
+        let ours = self.restarts_max.to_string();
+        other_hosts.or_else(|| differ("the numbers of restarts", restarts.to_string(), ours))
     }
-    for connection in &state.streams {
-        close(&connection.stream, Shutdown::Read);
+
+    /// Notes what a member has said, or that its connection has ended.
+    fn note(&mut self, host: usize, said: Option<Frame>) {
+        let Some(member) = self.all.get_mut(host) else {
+            return;
+        };
+        match (said, member.stage) {
+            (Some(Frame::Bye), _) => *member = Member::gone(),
+            (Some(frame), _) => {
+                member.stage = Stage::Here;
+                if let Frame::Post(post) = frame {
+                    self.publish(Post { host, ..*post });
+                }
+            }
+            (None, Stage::Here) => {
+                *member = Member::gone();
+                let (restart, item) = (0, PostBody::Lost);
+                self.publish(Post {
+                    host,
+                    restart,
+                    item,
+                });
+            }
+            (None, Stage::Welcomed) => *member = Member::default(),
+            (None, Stage::Awaited | Stage::Gone) => {}
+        }
+    }
+
+    /// Tells all members, and keeps it for those that may still come.
+    fn publish(&mut self, post: Post) {
+        let may_come = |member: &Member| matches!(member.stage, Stage::Awaited | Stage::Welcomed);
+        if !self.all.iter().any(may_come) {
+            self.posts.clear();
+        } else if self.posts.len() < POSTS_MAX {
+            self.posts.push(post.clone());
+        }
+        for member in &mut self.all {
+            let frame = Frame::Post(Box::new(post.clone()));
+            if let Some(frames) = &member.frames
+                && frames.try_send(frame).is_err()
+            {
+                // Whoever does not read is lost: its connection ends after what is under way.
+                member.frames = None;
+            }
+        }
+    }
+}
+
+impl Member {
+    fn gone() -> Member {
+        Member {
+            stage: Stage::Gone,
+            frames: None,
+        }
     }
 }
 
 /// Serves one launcher until it or the relay goes.
-fn serve(
-    threads: &ThreadScope<'_, '_>,
-    shared: &Arc<RelayShared>,
-    stream: TcpStream,
-) -> io::Result<()> {
-    let Some(number) = shared.register(&stream)? else {
-        return Ok(());
+async fn serve(
+    guest: Guest,
+    admitted: Result<mpsc::Receiver<Frame>, String>,
+    inbox: mpsc::Sender<(usize, Option<Frame>)>,
+) {
+    let Guest {
+        host,
+        mut connection,
+        ..
+    } = guest;
+    let frames = match admitted {
+        Ok(frames) => frames,
+        Err(why) => {
+            let _gone = send(&mut connection, &Frame::Refused(why)).await;
+            return;
+        }
     };
-    let served = shared.handshake(threads, (number, &stream)).map(|host| {
-        let is_clean = shared.read(host, &stream);
-        shared.leave(host, is_clean);
-    });
-    shared.lock().streams.retain(|other| other.number != number);
-    served
-}
-
-impl State {
-    /// Ends the connection that is the least likely to be a launcher's. Those that have proven
-    /// themselves stay.
-    fn end_one_pending(&mut self) {
-        let of = |stage| self.streams.iter().position(|one| one.stage == stage);
-        if let Some(index) = of(PeerStage::Nothing).or_else(|| of(PeerStage::Talks)) {
-            close(&self.streams.remove(index).stream, Shutdown::Both);
-        }
-    }
-
-    /// Notes what a connection has shown; an error if it had to make room before.
-    fn record_stage(&mut self, number: u64, stage: PeerStage) -> io::Result<()> {
-        let mut streams = self.streams.iter_mut();
-        let found = streams.find(|one| one.number == number);
-        found.ok_or(io::ErrorKind::ConnectionAborted)?.stage = stage;
-        Ok(())
-    }
-}
-
-impl RelayShared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes the connection one that ends with the relay; nothing if that has ended.
-    fn register(&self, stream: &TcpStream) -> io::Result<Option<u64>> {
-        stream.set_nonblocking(false)?;
-        prepare(stream)?;
-        let clone = stream.try_clone()?;
-        let mut state = self.lock();
-        if state.is_over {
-            return Ok(None);
-        }
-        let is_pending = |other: &&Connection| other.stage != PeerStage::Proven;
-        if state.streams.iter().filter(is_pending).count() >= state.pending_connections_max {
-            state.end_one_pending();
-        }
-        let number = state.next_stream;
-        state.next_stream += 1;
-        state.streams.push(Connection {
-            number,
-            stream: clone,
-            stage: PeerStage::Nothing,
-        });
-        Ok(Some(number))
-    }
-
-    /// Both sides prove that they know the secret. Returns who it is, with its posts on their way.
-    fn handshake(
-        self: &Arc<Self>,
-        threads: &ThreadScope<'_, '_>,
-        (number, stream): (u64, &TcpStream),
-    ) -> io::Result<usize> {
-        let secret = &self.hosts.secret;
-        let hello: Hello = receive_handshake(stream)?;
-        self.lock().record_stage(number, PeerStage::Talks)?;
-        let nonce = random().map_err(io::Error::other)?;
-        let own = proof(secret, Side::Relay, &hello, &nonce);
-        let proof = own.ok_or(io::ErrorKind::InvalidInput)?;
-        let challenge = Challenge { nonce, proof };
-        send(stream, &challenge)?;
-        let received: String = receive_handshake(stream)?;
-        if !verify(secret, Side::Launcher, &hello, &challenge.nonce, &received) {
-            return refuse(stream, "the secrets differ".to_owned());
-        }
-        self.lock().record_stage(number, PeerStage::Proven)?;
-        if let Some(why) = self.rejection_reason(&hello) {
-            return refuse(stream, why);
-        }
-        let posts = match self.join(hello.host, stream)? {
-            Ok(posts) => posts,
-            Err(why) => return refuse(stream, why),
-        };
-        let welcomed = send(stream, &Answer::Welcome).and_then(|()| {
-            let writer = stream.try_clone()?;
-            threads
-                .spawn("relay posts", move || write(&writer, &posts))
-                .map_err(io::Error::other)
-        });
-        let mut state = self.lock();
-        state.welcoming -= 1;
-        if welcomed.is_err() {
-            // The launcher does not know that it is a member, and comes again.
-            state.members[hello.host] = Member::Awaited;
-        }
-        drop(state);
-        welcomed.map(|()| hello.host)
-    }
-
-    fn rejection_reason(&self, hello: &Hello) -> Option<String> {
-        let differ = |what, theirs: String, ours: String| {
-            let host = hello.host;
-            Some(format!(
-                "{what} differ: host {host} has {theirs}, host 0 has {ours}"
-            ))
-        };
-        let (hosts, restarts) = (hello.hosts, hello.restarts_max);
-        if hello.version != VERSION {
-            let (theirs, ours) = (hello.version.to_string(), VERSION.to_string());
-            return differ("the versions of the launchers", theirs, ours);
-        }
-        if hosts != self.hosts.count {
-            return differ(
-                "the numbers of hosts",
-                hosts.to_string(),
-                self.hosts.count.to_string(),
-            );
-        }
-        if restarts != self.restarts_max {
-            let ours = self.restarts_max.to_string();
-            return differ("the numbers of restarts", restarts.to_string(), ours);
-        }
-        None
-    }
-
-    /// Adds a member, with the posts that it missed; or says why not.
-    fn join(&self, host: usize, stream: &TcpStream) -> io::Result<Result<Receiver<Post>, String>> {
-        let clone = stream.try_clone()?;
-        let mut state = self.lock();
-        match state.members.get(host) {
-            Some(Member::Awaited) => {}
-            Some(_) => return Ok(Err(format!("there was a launcher for host {host} already"))),
-            None => return Ok(Err(format!("there is no host {host}"))),
-        }
-        let (sender, posts) = sync_channel(POSTS_MAX);
-        for post in &state.posts {
-            if sender.try_send(post.clone()).is_err() {
-                return Err(io::ErrorKind::OutOfMemory.into());
+    let (mut reader, writer) = tokio::io::split(connection);
+    let read = async {
+        while let Ok(frame) = receive(&mut reader).await {
+            let is_last = matches!(frame, Frame::Bye);
+            let _over = inbox.send((host, Some(frame))).await;
+            if is_last {
+                break;
             }
         }
-        state.members[host] = Member::Here(sender, clone);
-        state.welcoming += 1;
-        Ok(Ok(posts))
+    };
+    tokio::select! {
+        () = read => {}
+        () = write(writer, frames) => {}
     }
-
-    /// Reads a launcher's posts until it goes. Whether it said so.
-    fn read(&self, host: usize, stream: &TcpStream) -> bool {
-        loop {
-            match receive_frame(stream) {
-                Ok(Frame::Beat) => {}
-                Ok(Frame::Post(post)) => self.publish(Post { host, ..*post }),
-                Ok(Frame::Bye) => return true,
-                Err(_) => return false,
-            }
-        }
-    }
-
-    fn leave(&self, host: usize, is_clean: bool) {
-        let is_over = {
-            let mut state = self.lock();
-            if let Some(member) = state.members.get_mut(host) {
-                *member = Member::Gone;
-            }
-            state.is_over
-        };
-        if !is_clean && !is_over {
-            let (restart, item) = (0, PostBody::Lost);
-            self.publish(Post {
-                host,
-                restart,
-                item,
-            });
-        }
-    }
-
-    /// The lock makes the order the same for everybody.
-    fn publish(&self, post: Post) {
-        let mut state = self.lock();
-        let is_awaited = |member: &Member| matches!(member, Member::Awaited);
-        if state.welcoming > 0 || state.members.iter().any(is_awaited) {
-            if state.posts.len() < POSTS_MAX {
-                state.posts.push(post.clone());
-            }
-        } else {
-            state.posts.clear();
-        }
-        for member in &state.members {
-            if let Member::Here(sender, stream) = member
-                && sender.try_send(post.clone()).is_err()
-            {
-                // Whoever does not read is lost: its connection ends, and its reader says so.
-                close(stream, Shutdown::Both);
-            }
-        }
-    }
-}
-
-fn refuse<T>(stream: &TcpStream, why: String) -> io::Result<T> {
-    send(stream, &Answer::Refused(why))?;
-    Err(io::ErrorKind::PermissionDenied.into())
-}
-
-/// Sends posts until there are no more to come.
-fn write(stream: &TcpStream, posts: &Receiver<Post>) {
-    loop {
-        let frame = match posts.recv_timeout(HEARTBEAT_INTERVAL) {
-            Ok(post) => Frame::Post(Box::new(post)),
-            Err(RecvTimeoutError::Timeout) => Frame::Beat,
-            Err(RecvTimeoutError::Disconnected) => return close(stream, Shutdown::Write),
-        };
-        if send(stream, &frame).is_err() {
-            return close(stream, Shutdown::Both);
-        }
-    }
+    let _over = inbox.send((host, None)).await;
 }

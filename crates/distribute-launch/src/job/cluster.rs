@@ -125,12 +125,14 @@ const TOKEN_BYTES: usize = 32;
 
 impl Token {
     pub fn random() -> Result<Token> {
-        let mut bytes = [0; TOKEN_BYTES];
-        getrandom::fill(&mut bytes).map_err(|error| LaunchError::System {
-            what: "no random numbers for the job's token",
-            source: io::Error::other(error),
-        })?;
-        Ok(Token(bytes.map(|byte| format!("{byte:02x}")).concat()))
+        let bytes = distribute_net::random::<TOKEN_BYTES>().map_err(io::Error::other);
+        let bytes = bytes.map_err(LaunchError::system("no random numbers for the job's token"))?;
+        Ok(Token::of(&bytes))
+    }
+
+    /// These bytes as hexadecimal digits.
+    pub fn of(bytes: &[u8]) -> Token {
+        Token(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// A token that another process of ours has sent.

@@ -1,11 +1,12 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::Duration;
+
+use distribute_net::security::Security;
+use distribute_net::tls::TlsSettings;
 
 use crate::error::{LaunchError, Result};
 
-const SECRET_BYTES_MIN: usize = 16;
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A job on several hosts: the launcher is run once on each, with the same options but
@@ -13,29 +14,30 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 ///
 /// The launchers meet at an address of the first host, in its launcher: no process of the job has
 /// to live for the others to find each other or to learn how the job ends. They know each other by
-/// a secret that never crosses the network; what they tell each other is not encrypted.
+/// a token that never crosses the network, and what they tell each other is encrypted if they have
+/// certificates.
 #[derive(Clone)]
 pub struct Hosts {
     pub(crate) address: SocketAddr,
     pub(crate) count: usize,
     pub(crate) index: usize,
-    pub(crate) secret: Arc<[u8]>,
+    pub(crate) security: Security,
     pub(crate) own_address: Option<IpAddr>,
-    pub(crate) is_insecure: bool,
     pub(crate) join_timeout: Duration,
 }
 
 impl Hosts {
     /// Host `index` of `count`. The launcher of host 0 listens at `address`, the others connect to
-    /// it. All have the same `secret` of at least 16 bytes.
-    pub fn new(address: SocketAddr, count: usize, index: usize, secret: impl AsRef<[u8]>) -> Hosts {
+    /// it. `security` has the same token on all of them. An address beyond loopback needs
+    /// certificates too, unless it is [insecure](Security::insecure): a certificate must name the
+    /// address of its host, that of host 0 also `address`.
+    pub fn new(address: SocketAddr, count: usize, index: usize, security: Security) -> Hosts {
         Hosts {
             address,
             count,
             index,
-            secret: secret.as_ref().into(),
+            security,
             own_address: None,
-            is_insecure: false,
             join_timeout: JOIN_TIMEOUT,
         }
     }
@@ -48,14 +50,6 @@ impl Hosts {
         self
     }
 
-    /// Allows an address beyond loopback (default: not), where others on the network can read and
-    /// change what the launchers tell each other.
-    #[must_use]
-    pub fn insecure(mut self, insecure: bool) -> Hosts {
-        self.is_insecure = insecure;
-        self
-    }
-
     /// How long to wait for all hosts (default: 5 minutes).
     #[must_use]
     pub fn join_timeout(mut self, timeout: Duration) -> Hosts {
@@ -64,21 +58,26 @@ impl Hosts {
     }
 
     pub(crate) fn check(&self) -> Result<()> {
+        let (address, security) = (self.address, &self.security);
         let what = if self.index >= self.count {
             format!("host {} of {}: count hosts from 0", self.index, self.count)
-        } else if self.secret.len() < SECRET_BYTES_MIN {
-            let bytes = self.secret.len();
-            format!("the secret has {bytes} bytes, it must have at least {SECRET_BYTES_MIN}")
-        } else if !self.address.ip().is_loopback() && !self.is_insecure {
-            let address = self.address;
-            format!(
-                "{address} is not a loopback address, and what the launchers tell each other is \
-                 not encrypted: allow that (insecure), on a network that you trust"
-            )
+        } else if !security.has_token() {
+            "the launchers of several hosts need a common token: give all of them the same one"
+                .to_owned()
+        } else if !address.ip().is_loopback() && security.allows_beyond_loopback().is_err() {
+            return Err(LaunchError::NotEncrypted { address });
         } else {
-            return Ok(());
+            return self.tls().map(drop);
         };
         Err(LaunchError::InvalidHosts { what })
+    }
+
+    /// The settings of the connections, if they are encrypted.
+    pub(crate) fn tls(&self) -> Result<Option<TlsSettings>> {
+        let settings = self.security.tls_settings();
+        settings.map_err(|error| LaunchError::InvalidHosts {
+            what: error.to_string(),
+        })
     }
 }
 

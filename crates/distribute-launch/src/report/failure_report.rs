@@ -32,11 +32,15 @@ pub(crate) fn path(log: &Path) -> PathBuf {
 pub(crate) fn take(path: &Path) -> Option<FailureReport> {
     let file = File::open(path).ok()?;
     let is_file = file.metadata().is_ok_and(|data| data.is_file());
-    let mut text = String::new();
-    let read = is_file.then(|| file.take(BYTES_MAX).read_to_string(&mut text));
+    let mut text = Vec::new();
+    let read = is_file.then(|| file.take(BYTES_MAX).read_to_end(&mut text));
     let _gone = fs::remove_file(path);
     read?.ok()?;
-    serde_json::from_str(&text).ok()
+    parse(&text)
+}
+
+pub(crate) fn parse(text: &[u8]) -> Option<FailureReport> {
+    serde_json::from_slice(text).ok()
 }
 
 #[cfg(test)]

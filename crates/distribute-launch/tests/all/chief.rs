@@ -6,7 +6,7 @@ use std::path::Path;
 use distribute_launch::{Ending, Hosts, Job, Outcome, Role};
 use serde_json::Value;
 
-use crate::common::{Seen, read, script_in, see};
+use crate::common::{Seen, read, script_in, security, see};
 
 /// What every script here begins with: `n` counts the process's own incarnations.
 const BEGIN: &str = r#"
@@ -176,7 +176,7 @@ fn on_hosts(jobs: [Job; 2]) -> Vec<Seen> {
     let address = listener.local_addr().unwrap();
     drop(listener);
     let jobs = jobs.into_iter().enumerate().map(|(index, job)| {
-        let hosts = Hosts::new(address, 2, index, "a secret of 16 bytes or more");
+        let hosts = Hosts::new(address, 2, index, security());
         std::thread::spawn(move || see(job.hosts(hosts)))
     });
     let jobs: Vec<_> = jobs.collect();

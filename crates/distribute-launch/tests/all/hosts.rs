@@ -1,25 +1,27 @@
 //! Jobs on several hosts, all of them this one: a launcher per host, in threads.
 
-use std::collections::BTreeSet;
-use std::io::Write;
+use std::collections::{BTreeSet, VecDeque};
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use distribute_launch::{Hosts, Job, LaunchError, Outcome, ReservedPorts};
+use distribute_launch::{Hosts, Job, LaunchError, Outcome, ReservedPorts, Security};
+use distribute_launch::{TlsIdentity, Token};
+use hostile::flood::{Attack, assert_strangers_cost_nothing};
 use serde_json::Value;
 
-use crate::common::{Seen, read, script, script_in, see};
-
-const SECRET: &str = "a secret of more than 16 bytes";
+use crate::common::{SECRET, Seen, read, script, script_in, security, see};
 
 /// A port that stays free until this is dropped.
-fn meeting_point() -> (SocketAddr, ReservedPorts) {
+pub fn meeting_point() -> (SocketAddr, ReservedPorts) {
     let ports = ReservedPorts::new(1, Ipv4Addr::LOCALHOST.into()).unwrap();
     (ports.addresses()[0], ports)
 }
 
 fn host(address: SocketAddr, count: usize, index: usize) -> Hosts {
-    Hosts::new(address, count, index, SECRET).join_timeout(Duration::from_secs(30))
+    Hosts::new(address, count, index, security()).join_timeout(Duration::from_secs(30))
 }
 
 /// Runs these jobs, one per host, at once.
@@ -31,7 +33,7 @@ fn see_all(jobs: Vec<Job>) -> Vec<Seen> {
     see_jobs(jobs.collect())
 }
 
-fn see_jobs(jobs: Vec<Job>) -> Vec<Seen> {
+pub fn see_jobs(jobs: Vec<Job>) -> Vec<Seen> {
     let threads: Vec<_> = jobs
         .into_iter()
         .map(|job| std::thread::spawn(move || see(job)))
@@ -166,8 +168,11 @@ fn launchers_that_do_not_fit_are_refused() {
         assert!(!other.to_string().contains(SECRET));
         other.to_string()
     };
-    let secret = why(|job, at| job.hosts(Hosts::new(at, 2, 1, "another secret of 16 bytes")));
-    assert!(secret.contains("the secrets differ"), "{secret}");
+    let secret = why(|job, at| {
+        let token = Token::new("another secret of 16 bytes").unwrap();
+        job.hosts(Hosts::new(at, 2, 1, Security::default().token(token)))
+    });
+    assert!(secret.contains("its token is another one"), "{secret}");
     let restarts = why(|job, _| job.max_restarts(7));
     assert!(
         restarts.contains("restarts differ: host 1 has 7, host 0 has 0"),
@@ -221,9 +226,10 @@ fn options_that_do_not_fit_say_what_to_do() {
     };
     let (loopback, _ports) = meeting_point();
     assert!(message(host(loopback, 2, 2)).contains("count hosts from 0"));
-    assert!(message(Hosts::new(loopback, 1, 0, "short")).contains("at least 16"));
-    let anywhere = SocketAddr::from(([192, 0, 2, 1], 7));
-    assert!(message(host(anywhere, 2, 0)).contains("not encrypted"));
+    let no_token = Hosts::new(loopback, 1, 0, Security::default());
+    assert!(message(no_token).contains("need a common token"));
+    let damaged = security().tls(TlsIdentity::new("no PEM", "", ""));
+    assert!(message(Hosts::new(loopback, 1, 0, damaged)).contains("CA certificate"));
     assert!(!format!("{:?}", host(loopback, 1, 0)).contains(SECRET));
 }
 
@@ -262,17 +268,21 @@ fn strangers_at_the_meeting_point_change_nothing() {
     );
 }
 
+/// One connection that comes to nothing.
+fn flood_once(address: SocketAddr, bytes: &[u8]) -> std::io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(address)?;
+    // The other side may have closed it already.
+    let _ = stream.write_all(bytes);
+    Ok(stream)
+}
+
 /// So many connections that come to nothing.
 fn flood(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     let until = Instant::now() + Duration::from_secs(20);
     let mut open = Vec::new();
     while open.len() < count {
-        match TcpStream::connect(address) {
-            Ok(mut stream) => {
-                // The other side may have closed it already.
-                let _ = stream.write_all(bytes);
-                open.push(stream);
-            }
+        match flood_once(address, bytes) {
+            Ok(stream) => open.push(stream),
             Err(error) => assert!(Instant::now() < until, "{error}"),
         }
     }
@@ -301,6 +311,69 @@ fn a_flood_at_the_meeting_point_delays_nobody_who_knows_the_secret() {
             "{count} of {bytes:?}: {:?}",
             start.elapsed()
         );
+    }
+}
+
+#[test]
+fn strangers_cost_the_meeting_point_nothing() {
+    let (address, _ports) = meeting_point();
+    let job = move |index| script("true").hosts(host(address, 2, index));
+    let first = std::thread::spawn(move || see(job(0)));
+    // It listens from now on.
+    drop(flood(address, 1, &[]));
+    let mut attacks = Attack::all("/launcher");
+    // Frames without an end, of the longest kind that is taken.
+    attacks.push(Attack::new(4096_u32.to_be_bytes(), [b' '; 1 << 10]));
+    attacks.push(Attack::new((4_u32 << 20).to_be_bytes(), [b'['; 1 << 10]));
+    for attack in &attacks {
+        assert_strangers_cost_nothing(address, attack);
+    }
+    let second = see(job(1));
+    assert_eq!(*second.outcome(), Outcome::Succeeded { restarts: 0 });
+    let first = first.join().unwrap();
+    assert_eq!(*first.outcome(), Outcome::Succeeded { restarts: 0 });
+}
+
+/// What the launcher of host 1 says before it hears anything.
+fn first_words(address: SocketAddr) -> Vec<u8> {
+    let listener = TcpListener::bind(address).unwrap();
+    let hosts = host(address, 2, 1).join_timeout(Duration::from_secs(1));
+    let launcher = std::thread::spawn(move || see(script("true").hosts(hosts)));
+    let (mut stream, _) = listener.accept().unwrap();
+    let mut length = [0; 4];
+    stream.read_exact(&mut length).unwrap();
+    let mut words = vec![0; u32::from_be_bytes(length) as usize];
+    stream.read_exact(&mut words).unwrap();
+    drop((stream, listener));
+    launcher.join().unwrap().result.unwrap_err();
+    [&length[..], &words].concat()
+}
+
+#[test]
+fn a_flood_that_goes_on_keeps_no_launcher_out() {
+    let (address, _ports) = meeting_point();
+    // Half a greeting, and a whole one, after which the relay waits for a proof.
+    for words in [vec![9, 0, 0, 0, b'{'], first_words(address)] {
+        let job = move |index| script("true").hosts(host(address, 2, index));
+        let is_over = Arc::new(AtomicBool::new(false));
+        let flooding = std::thread::spawn({
+            let is_over = Arc::clone(&is_over);
+            move || {
+                let mut open = VecDeque::new();
+                while !is_over.load(Ordering::Relaxed) {
+                    open.extend(flood_once(address, &words));
+                    if open.len() > 100 {
+                        open.pop_front();
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        for one in see_jobs(vec![job(0), job(1)]) {
+            assert_eq!(*one.outcome(), Outcome::Succeeded { restarts: 0 });
+        }
+        is_over.store(true, Ordering::Relaxed);
+        flooding.join().unwrap();
     }
 }
 

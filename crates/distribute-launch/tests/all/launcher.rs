@@ -11,7 +11,7 @@ use distribute_launch::{Console, Hosts, guard_main, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
-use crate::common::{read, script, within_limit};
+use crate::common::{read, script, security, within_limit};
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
@@ -50,12 +50,7 @@ fn as_launcher() {
     if let Ok(text) = std::env::var(HOST) {
         let (address, index) = text.split_once(' ').expect("an address and a number");
         let (address, index) = (address.parse().expect("one"), index.parse().expect("one"));
-        job = job.hosts(Hosts::new(
-            address,
-            2,
-            index,
-            "a secret of 16 bytes or more",
-        ));
+        job = job.hosts(Hosts::new(address, 2, index, security()));
     }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));

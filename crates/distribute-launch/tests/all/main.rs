@@ -6,3 +6,4 @@ mod common;
 mod hosts;
 mod jobs;
 mod launcher;
+mod trust;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use distribute_launch::{Console, Job, LaunchError, Outcome, run};
+use distribute_launch::{Console, Job, LaunchError, Outcome, Security, Token, run};
 
 /// Longer than any test here takes on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -38,6 +38,13 @@ pub fn script(text: &str) -> Job {
 /// As [`script`], begun in this directory, where the processes say with files how far they are.
 pub fn script_in(directory: &Path, text: &str) -> Job {
     script(&format!("cd '{}'; {text}", directory.display()))
+}
+
+pub const SECRET: &str = "a secret of more than 16 bytes";
+
+/// A token and no certificates.
+pub fn security() -> Security {
+    Security::default().token(Token::new(SECRET).expect("it is long"))
 }
 
 /// What a job left on its console.

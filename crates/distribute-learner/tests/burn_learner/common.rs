@@ -219,8 +219,8 @@ pub fn rows(count: usize) -> Vec<Row> {
 #[derive(Debug, Clone)]
 pub struct Batch {
     first: usize,
-    x: Tensor<2>,
-    y: Tensor<2>,
+    pub x: Tensor<2>,
+    pub y: Tensor<2>,
 }
 
 pub struct Stack;

@@ -4,4 +4,5 @@ mod batches;
 mod common;
 mod events;
 mod failures;
+mod normalization;
 mod updates;

@@ -22,6 +22,14 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "the address and the length of such a buffer",
     ),
     (
+        "distribute-collectives/src/shared_memory/model_segment.rs",
+        "the models' stand-in for the segment has its functions",
+    ),
+    (
+        "distribute-collectives/src/grpc/loan.rs",
+        "HTTP/2 owns what it sends, and a caller lends its bytes for one call only",
+    ),
+    (
         "distribute-collectives/src/grpc/raw.rs",
         "reads into memory that was never written, and asks the kernel what is unacknowledged",
     ),

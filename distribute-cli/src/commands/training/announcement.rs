@@ -8,7 +8,6 @@ use super::Run;
 use crate::events;
 use crate::flags::OutputFormat;
 use crate::notes::note;
-use crate::task::optimizer;
 
 /// Says what is trained, as soon as the run has accepted its checkpoint.
 #[derive(Debug)]
@@ -56,7 +55,6 @@ impl Run {
     }
 
     fn start_event(&self, continued: Option<u64>) -> String {
-        let optimizer = optimizer(&self.args.training);
         let pipelines = self.strategy.input_context().num_input_pipelines;
         events::object([
             ("event", json!("start")),
@@ -73,8 +71,8 @@ impl Run {
             ("batch_size", json!(self.share())),
             ("global_batch_size", json!(self.global_batch)),
             ("epochs", json!(self.epochs)),
-            ("optimizer", json!(optimizer.name())),
-            ("learning_rate", json!(optimizer.learning_rate())),
+            ("optimizer", json!(self.optimizer.name())),
+            ("learning_rate", json!(self.optimizer.learning_rate())),
             ("seed", json!(self.args.training.seed)),
         ])
     }

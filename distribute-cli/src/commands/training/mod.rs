@@ -9,26 +9,29 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_core::optim::Optimizer;
 use distribute_core::{Configuration, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
 use distribute_data::fit::callbacks::{
-    HistoryFile, Interrupt, ModelCheckpoint, ProgressBar, TensorBoard, TerminateOnNan,
+    ApplyAverages, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint, ProgressBar,
+    TensorBoard, TerminateOnNan,
 };
-use distribute_data::fit::{Fit, History};
+use distribute_data::fit::{Fit, History, Objective, StepContext};
 use distribute_data::readers::{Examples, TrainTest};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
-use distribute_keras::Sequential;
+use distribute_keras::Model;
 
 pub(super) use self::sizes::{GlobalBatch, check_sizes, epochs};
 use super::start::Start;
 use crate::configuration;
-use crate::data::{Classified, Data};
+use crate::data::{Batch, Classified, Data};
 use crate::events::{self, JsonEpochs, StepLines};
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, TrainArgs};
 use crate::notes::Notes;
 use crate::objective::objective;
+use crate::schedule::{schedule, updates};
 use crate::signals::Signals;
-use crate::task::{Task, optimizer};
+use crate::task::{Task, clipped};
 use crate::tpu::{self, Ahead};
 
 /// Older checkpoints are removed once a newer one is safe.
@@ -40,6 +43,7 @@ const NAN_CHECK_STEPS: usize = 50;
 pub(super) struct Run {
     pub(super) args: TrainArgs,
     pub(super) task: Task,
+    pub(super) optimizer: Arc<dyn Optimizer>,
     pub(super) data: TrainTest,
     pub(super) strategy: Arc<dyn Strategy>,
     /// The names of the replicas' devices.
@@ -56,7 +60,8 @@ pub(super) struct Run {
 }
 
 pub(super) type Batches = DistributedDataset<Data>;
-type State = Mirrored<TrainState<Sequential>>;
+type State = Mirrored<TrainState<Model>>;
+type Computed = distribute_core::Result<Objective>;
 
 /// The run while callbacks are added to it.
 pub(super) type Fitting<'a> = Fit<'a, dyn Strategy>;
@@ -66,7 +71,7 @@ impl Run {
         let mut state = self.state()?;
         let (train, test) = (self.train_data()?, self.test_data()?);
         let (history, saved) = self.supervise(start, signals, |fit| {
-            fit.run(&mut state, &train, Some(&test), objective)
+            fit.run(&mut state, &train, Some(&test), self.objective())
         })?;
         self.finish(&history, &state, &test, saved)
     }
@@ -96,6 +101,7 @@ impl Run {
                 reports: self.reports(),
                 output: self.args.general.output,
             });
+        fit = self.following(fit)?;
         if self.reports() {
             fit = self.reporting(
                 fit.callback(self.announcement(continued)),
@@ -112,6 +118,22 @@ impl Run {
         let began_with = path.filter(|_| self.reports());
         let saved = saved.map(|saved| saved.entry.path.clone()).or(began_with);
         Ok((history, saved))
+    }
+
+    /// The callbacks by which the rate follows its schedule, and averages end as weights.
+    fn following<'a>(&self, fit: Fitting<'a>) -> Result<Fitting<'a>, Failure> {
+        let training = &self.args.training;
+        let rate = self.optimizer.learning_rate();
+        let examples = self.data.train.len();
+        let updates = updates(training, self.epochs, examples, self.global_batch);
+        let fit = match schedule(training, rate, updates)? {
+            Some(schedule) => fit.callback(LearningRateScheduler::of(schedule)),
+            None => fit,
+        };
+        Ok(match training.ema {
+            Some(_) => fit.callback(ApplyAverages),
+            None => fit,
+        })
     }
 
     /// Whether the first step waits for others, or for a compiler.
@@ -147,12 +169,21 @@ impl Run {
     }
 
     fn state(&self) -> Result<State, Failure> {
+        let training = &self.args.training;
         Ok(self.strategy.try_scope(|device| {
-            let optimizer = optimizer(&self.args.training);
-            Ok(self
-                .task
-                .state(optimizer, self.args.training.seed, device)?)
+            let optimizer = Arc::clone(&self.optimizer);
+            let state = self.task.state(optimizer, training.seed, device)?;
+            let state = clipped(state, training.clip_norm);
+            let state = state.with_loss_scale(training.precision.policy().loss_scale());
+            Ok(state.accumulate_mean(training.accumulate.unwrap_or(1)))
         })?)
+    }
+
+    /// The forward pass of the run.
+    pub(super) fn objective(
+        &self,
+    ) -> impl Fn(&StepContext<'_>, &Model, Batch) -> Computed + Clone + Sync + use<> {
+        objective(self.args.training.precision.policy())
     }
 
     pub(super) fn train_data(&self) -> Result<Batches, Failure> {
@@ -176,7 +207,7 @@ impl Run {
     pub(super) fn compile(&self, ahead: &Ahead) -> Result<(), Failure> {
         let (mut state, train) = (self.state()?, self.train_data()?);
         let fit = Fit::new(&*self.strategy).epochs(1).max_steps(Some(1));
-        let ended = fit.run(&mut state, &train, None, objective);
+        let ended = fit.run(&mut state, &train, None, self.objective());
         match (ahead.report()?, ended) {
             // That there is nothing to run it on is how it ends.
             (Some(report), _) => tpu::print(&report, self.args.general.output),

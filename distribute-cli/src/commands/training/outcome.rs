@@ -11,7 +11,6 @@ use crate::events;
 use crate::failure::Failure;
 use crate::flags::OutputFormat;
 use crate::notes::note;
-use crate::objective::objective;
 
 impl Run {
     /// The last line, or why there is none.
@@ -29,14 +28,13 @@ impl Run {
             _ => {}
         }
         // Nothing was left to train when a finished run is resumed.
-        let (logs, trained) = match history.epochs.last() {
-            Some(record) => (record.logs.clone(), true),
-            None => (
-                evaluate(&*self.strategy, state, test, objective)?.logs,
-                false,
-            ),
+        let last = history.epochs.last();
+        let logs = match last {
+            Some(record) if self.args.training.ema.is_none() => record.logs.clone(),
+            // The weights are others than those that the last epoch was validated with.
+            _ => evaluate(&*self.strategy, state, test, self.objective())?.logs,
         };
-        if !trained && self.reports() {
+        if last.is_none() && self.reports() {
             note(&self.nothing_left(&history.outcome, step));
         }
         let tensors = state.primary()?.to_tensors()?;
@@ -56,7 +54,7 @@ impl Run {
             ));
             return Ok(());
         }
-        let trained = logs.get("loss").filter(|_| trained);
+        let trained = last.and_then(|record| record.logs.get("loss"));
         self.print(&logs, trained, step, &hash)
     }
 

@@ -46,6 +46,41 @@ fn refused(folder: &Path, arguments: [&str; 2], said: &str) {
     "",
     "--learning-rate is 0.001 on worker 1 and 0.002 on the chief"
 )]
+#[case(
+    "--optimizer nadam --clip-norm 1",
+    "--optimizer nadam --clip-norm 2",
+    "--clip-norm is 2 on worker 1 and 1 on the chief"
+)]
+#[case(
+    "--accumulate 2",
+    "",
+    "--accumulate is not given on worker 1 and 2 on the chief"
+)]
+#[case(
+    "",
+    "--precision bf16",
+    "--precision is bf16 on worker 1 and not given on the chief"
+)]
+#[case(
+    "--lr-schedule cosine",
+    "--lr-schedule polynomial",
+    "--lr-schedule is polynomial on worker 1 and cosine on the chief"
+)]
+#[case(
+    "",
+    "--warmup-steps 5",
+    "--warmup-steps is 5 on worker 1 and not given on the chief"
+)]
+#[case(
+    "",
+    "--weight-decay 0.1",
+    "--weight-decay is 0.1 on worker 1 and not given on the chief"
+)]
+#[case(
+    "--ema 0.9",
+    "--ema 0.5",
+    "--ema is 0.5 on worker 1 and 0.9 on the chief"
+)]
 #[case("--steps 3", "", "--steps is not given on worker 1 and 3 on the chief")]
 #[case("", "--seed 2", "--seed is 2 on worker 1 and 1 on the chief")]
 #[case("", "--epochs 3", "--epochs is 3 on worker 1 and 30 on the chief")]

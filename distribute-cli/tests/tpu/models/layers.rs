@@ -8,7 +8,7 @@ use distribute_core::{
     Adam, Device, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Replicate, Result, Sgd,
     Strategy, StrategyExt, Tensor, TrainState,
 };
-use distribute_keras::{Activation, Mode, Sequential, parse_keras_json};
+use distribute_keras::{Activation, Mode, Model, parse_keras_json};
 use rstest::rstest;
 
 use super::support::strategy;
@@ -78,10 +78,108 @@ fn compare(layers: &str, texts: bool, replicas: usize) {
        {"class_name": "Dense", "config": {"units": 12, "use_bias": false, "kernel_regularizer":
         {"class_name": "L2", "config": {"l2": 0.01}}}},"#
 )]
+#[case::channel_by_channel(
+    r#"{"class_name": "DepthwiseConv2D", "config": {"kernel_size": [3, 2], "padding": "same",
+        "depth_multiplier": 3, "strides": [2, 2]}},
+       {"class_name": "SeparableConv2D", "config": {"filters": 5, "kernel_size": 3}},"#
+)]
+#[case::padded_and_cut(
+    r#"{"class_name": "ZeroPadding2D", "config": {"padding": [[1, 2], [0, 3]]}},
+       {"class_name": "Conv2D", "config": {"filters": 4, "kernel_size": [3, 3]}},
+       {"class_name": "Cropping2D", "config": {"cropping": [[1, 0], [2, 1]]}},"#
+)]
+#[case::normalized(
+    r#"{"class_name": "Rescaling", "config": {"scale": [2.0], "offset": -0.5}},
+       {"class_name": "Normalization", "config": {"mean": 0.3, "variance": 0.2}},
+       {"class_name": "Conv2D", "config": {"filters": 4, "kernel_size": [3, 3]}},
+       {"class_name": "LayerNormalization", "config": {}},
+       {"class_name": "Dense", "config": {"units": 6, "activation": "silu"}},"#
+)]
+#[case::largest_of_an_image(
+    r#"{"class_name": "Conv2D", "config": {"filters": 12, "kernel_size": [3, 3]}},
+       {"class_name": "GlobalMaxPooling2D", "config": {"keepdims": true}},
+       {"class_name": "Reshape", "config": {"target_shape": [3, -1]}},"#
+)]
 #[case::nothing_dropped(r#"{"class_name": "Dropout", "config": {"rate": 0.0}},"#)]
 fn layers_of_images(#[case] layers: &str, #[values(1, 2)] replicas: usize) {
     within(120, || {
         compare(&format!("{layers}{DENSE}"), false, replicas)
+    });
+}
+
+/// A call of a layer inside of a model, in the form of Keras 2.
+fn call(class: &str, name: &str, config: &str, inputs: &[&str]) -> String {
+    let inputs: Vec<String> = inputs
+        .iter()
+        .map(|input| format!(r#"["{input}", 0, 0, {{}}]"#))
+        .collect();
+    let node = match inputs.is_empty() {
+        true => String::new(),
+        false => format!("[{}]", inputs.join(", ")),
+    };
+    format!(
+        r#"{{"class_name": "{class}", "name": "{name}", "config": {{{config}}},
+            "inbound_nodes": [{node}]}}"#
+    )
+}
+
+/// A graph as a layer of a chain, from its first layer to its last.
+fn graph(layers: &[String], output: &str) -> String {
+    let layers = layers.join(", ");
+    format!(
+        r#"{{"class_name": "Functional", "config": {{"layers": [{layers}],
+            "input_layers": [["a", 0, 0]], "output_layers": [["{output}", 0, 0]]}}}},"#
+    )
+}
+
+#[test]
+fn merges_of_branches() {
+    let conv = |name: &str| {
+        let config = r#""filters": 4, "kernel_size": 3, "padding": "same", "activation": "tanh""#;
+        call("Conv2D", name, config, &["a"])
+    };
+    let layers = [
+        call(
+            "InputLayer",
+            "a",
+            r#""batch_input_shape": [null, 8, 8, 1]"#,
+            &[],
+        ),
+        conv("b"),
+        conv("c"),
+        call("Add", "d", "", &["a", "b"]),
+        call("Maximum", "e", "", &["c", "d", "a"]),
+        call("Subtract", "f", "", &["b", "c"]),
+        call("Minimum", "g", "", &["e", "f"]),
+        call("GlobalAveragePooling2D", "h", r#""keepdims": true"#, &["g"]),
+        call("Multiply", "i", "", &["g", "h"]),
+        call("Average", "j", "", &["i", "b", "c"]),
+        call("Concatenate", "k", r#""axis": 1"#, &["j", "e"]),
+    ];
+    within(120, || {
+        compare(&format!("{}{DENSE}", graph(&layers, "k")), false, 2)
+    });
+}
+
+#[test]
+fn attention_over_texts() {
+    let table = r#""input_dim": 3000, "output_dim": 4"#;
+    let node = r#"[["b", 0, 0, {"value": ["b", 0, 0], "use_causal_mask": true}]]"#;
+    let attention = format!(
+        r#"{{"class_name": "MultiHeadAttention", "name": "c", "inbound_nodes": [{node}],
+            "config": {{"num_heads": 2, "key_dim": 3}}}}"#
+    );
+    let layers = [
+        call("InputLayer", "a", "", &[]),
+        call("Embedding", "b", table, &["a"]),
+        attention,
+        call("Add", "d", "", &["b", "c"]),
+        call("LayerNormalization", "e", "", &["d"]),
+        call("GlobalAveragePooling1D", "f", "", &["e"]),
+    ];
+    let dense = r#"{"class_name": "Dense", "config": {"units": 2}}"#;
+    within(120, || {
+        compare(&format!("{}{dense}", graph(&layers, "f")), true, 2)
     });
 }
 
@@ -145,7 +243,7 @@ fn activations_with_options(
 }
 
 /// Inputs of ones, each the result of a dense layer or of a convolution, behind a dropout.
-fn dropped(rate: f64, image: bool, device: &Device) -> TrainState<Sequential> {
+fn dropped(rate: f64, image: bool, device: &Device) -> TrainState<Model> {
     let ones = r#""kernel_initializer": {"class_name": "Zeros", "config": {}},
                   "bias_initializer": {"class_name": "Ones", "config": {}}"#;
     let first = match image {
@@ -167,10 +265,7 @@ fn dropped(rate: f64, image: bool, device: &Device) -> TrainState<Sequential> {
     );
     let plan = parse_keras_json(&json, "a test").unwrap();
     let plan = plan.plan(&[8, 8]).unwrap();
-    TrainState::new(
-        Sequential::initialized(&plan, 1, device).unwrap(),
-        Sgd::new(0.0),
-    )
+    TrainState::new(Model::initialized(&plan, 1, device).unwrap(), Sgd::new(0.0))
 }
 
 /// What each replica got in each of three steps.
@@ -181,7 +276,7 @@ fn masks(strategy: &dyn Strategy, rate: f64, image: bool, seed: u64) -> Vec<Vec<
         .unwrap();
     let inputs = || PerReplica::new(vec![Tensor::<2>::ones([2, 64], &Device::flex()); replicas]);
     let step = |ctx: &ReplicaContext,
-                (state, x): (&mut TrainState<Sequential>, Tensor<2>)|
+                (state, x): (&mut TrainState<Model>, Tensor<2>)|
      -> Result<Tensor<2>> {
         let mut rng = ctx.rng(seed, state.step());
         let found = state.model.logits(x, &mut Mode::Training(&mut rng));

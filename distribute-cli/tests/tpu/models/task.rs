@@ -8,7 +8,7 @@ use distribute_data::readers::{Examples, digits};
 use distribute_data::{
     AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
-use distribute_keras::{Mode, Plan, Sequential, built_in, parse_keras_json};
+use distribute_keras::{Mode, Model, Plan, built_in, parse_keras_json};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -80,8 +80,8 @@ impl Task {
     }
 
     /// The state before the first step.
-    pub fn state(&self, optimizer: Arc<dyn Optimizer>, device: &Device) -> TrainState<Sequential> {
-        let model = Sequential::initialized(&self.plan, self.seed, device).unwrap();
+    pub fn state(&self, optimizer: Arc<dyn Optimizer>, device: &Device) -> TrainState<Model> {
+        let model = Model::initialized(&self.plan, self.seed, device).unwrap();
         let model = model.map(&mut Cast(self.precision));
         TrainState::with_optimizer(model, optimizer)
     }
@@ -129,7 +129,7 @@ impl ModuleMapper for Cast {
 /// The step of `distribute-cli train` for so many examples, all replicas together.
 pub fn step(
     global_batch: usize,
-) -> impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Sequential>, Batch)) -> Result<Tensor<1>>
+) -> impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Model>, Batch)) -> Result<Tensor<1>>
 + Sync
 + Copy {
     move |ctx, (state, (input, labels))| {

@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::buffer::DType;
-use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
+use crate::control::generated::{Goodbye, Heartbeat};
 use crate::control::membership::envelope;
 use crate::control::{convert, watch};
+use crate::failure::FailureKind;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
-use crate::status::FailureKind;
 
 fn header(sequence: u64) -> OperationHeader {
     OperationHeader::new(OperationKind::AllReduce, 0, sequence)
@@ -230,5 +230,32 @@ fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
                 "{kind:?}"
             );
         }
+    });
+}
+
+#[test]
+fn a_peer_that_tells_of_goodbyes_and_failures_without_end_fills_no_memory() {
+    within_limit(|| {
+        let members = group(2);
+        let shared = &members[0].plane.shared;
+        let id = shared.state().links[1].as_ref().unwrap().id;
+        let failure = |number: u64| Failure {
+            kind: FailureKind::Lost {
+                rank: 1,
+                reason: "x".repeat(100),
+            },
+            from_sequence: u64::MAX - number,
+        };
+        for number in 0..100_000 {
+            let goodbye = Goodbye {
+                completed: u64::MAX - number,
+                reason: "x".repeat(100),
+                waited_for: Vec::new(),
+            };
+            let notice = convert::notice(1, &failure(number));
+            assert!(shared.handle(1, id, envelope(Message::Goodbye(goodbye))));
+            assert!(shared.handle(1, id, envelope(Message::Notice(notice))));
+        }
+        assert_eq!(members[0].status.failures().len(), 1);
     });
 }

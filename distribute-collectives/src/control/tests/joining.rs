@@ -1,10 +1,14 @@
 //! Who is there, who is missing and who does not fit.
 
+use std::collections::VecDeque;
 use std::io::Write;
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::control::security::Token;
+use distribute_net::security::Token;
+use hostile::alone::is_alone;
+use hostile::descriptors::busy_without_descriptors;
 
 #[test]
 fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
@@ -303,7 +307,7 @@ fn two_processes_with_one_rank_are_refused() {
 fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
     within_limit(|| {
         let (mut sockets, addresses) = listeners(2);
-        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
         let with = |rank, listener, generation, seconds| {
             let mut options = options(rank, listener, &addresses);
@@ -327,7 +331,7 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
         let one = join(with(1, second, 5, 20)).unwrap();
         let zero = zero.join().unwrap();
         // While the group runs.
-        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let error = error_of(join(with(1, spare, 6, 1)));
         assert!(
             error
@@ -335,7 +339,7 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
                 .contains("it is in generation 5, this rank in 6"),
             "{error}"
         );
-        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let error = error_of(join(with(1, spare, 5, 1)));
         assert!(error.to_string().contains("runs already"), "{error}");
         gather_once(&[&zero, &one]);
@@ -361,11 +365,11 @@ fn an_old_generation_of_another_size_disturbs_nobody() {
                 options.security = token();
                 let mut hello = crate::control::plane::hello(&options).unwrap();
                 hello.protocol_version = protocol_version;
-                hello.crate_version = "0.0.1".to_string();
+                hello.build = "0.0.1".to_string();
                 ControlPlane::join_with_hello(hello, options, Arc::default()).map(|_| ())
             };
             let mut threads = Vec::new();
-            let mut start = |rank: usize, listener: Listener| {
+            let mut start = |rank: usize, listener: BoundListener| {
                 let mut options = options(rank, listener, &addresses);
                 options.generation = 5;
                 options.security = token();
@@ -381,7 +385,7 @@ fn an_old_generation_of_another_size_disturbs_nobody() {
                 start(rank, listener);
             }
             for version in [2, 7] {
-                let listener = Listener::bind(3, "127.0.0.1:0", &Security::default()).unwrap();
+                let listener = BoundListener::bind(3, "127.0.0.1:0", &Security::default()).unwrap();
                 let error = old(listener, version).unwrap_err();
                 let text = "it is in generation 5, this rank in 4";
                 assert!(error.to_string().contains(text), "{error}");
@@ -423,7 +427,7 @@ fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
         };
         // More than may stay: the oldest have to go.
         let strangers = disturb(200);
-        let start = |(rank, listener): (usize, Listener)| {
+        let start = |(rank, listener): (usize, BoundListener)| {
             let options = options(rank, listener, &addresses);
             std::thread::spawn(move || join(options).unwrap())
         };
@@ -438,19 +442,77 @@ fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
     });
 }
 
+/// Connects again and again, says this, and stays as long as it may.
+fn flood(address: &str, words: &[u8], is_over: &AtomicBool) {
+    let mut open = VecDeque::new();
+    let (address, limit) = (address.parse().unwrap(), Duration::from_millis(100));
+    while !is_over.load(Ordering::Relaxed) {
+        if let Ok(mut stream) = TcpStream::connect_timeout(&address, limit) {
+            // The other end may have closed it already.
+            let _ = stream.write_all(words);
+            open.push_back(stream);
+        }
+        if open.len() > 100 {
+            open.pop_front();
+        }
+    }
+}
+
+/// From the same address as the ranks, so that nothing but what they say tells them apart.
+#[test]
+fn a_flood_of_silent_and_of_talking_strangers_keeps_no_rank_out() {
+    let floods: [&[u8]; 3] = [
+        b"",
+        b"GET / HTTP/1.1\r\n",
+        // All that a client of HTTP/2 says before its first request.
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0\0\0\0\x04\x01\0\0\0\0",
+    ];
+    within_limit(move || {
+        for words in floods {
+            let (sockets, addresses) = listeners(4);
+            let is_over = AtomicBool::new(false);
+            let joined = std::thread::scope(|scope| {
+                // Also of rank 0, which takes no connections yet: its queue is full.
+                for address in &addresses[..2] {
+                    scope.spawn(|| flood(address, words, &is_over));
+                }
+                std::thread::sleep(Duration::from_millis(100));
+                let start = |(rank, listener)| {
+                    let mut options = options(rank, listener, &addresses);
+                    options.rendezvous_timeout = Duration::from_secs(10);
+                    scope.spawn(move || join(options))
+                };
+                let ranks: Vec<_> = sockets.into_iter().enumerate().map(start).collect();
+                let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
+                let joined: Vec<_> = joined.collect();
+                is_over.store(true, Ordering::Relaxed);
+                joined
+            });
+            let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+            gather_once(&members.iter().collect::<Vec<_>>());
+        }
+    });
+}
+
+#[test]
+fn a_control_port_without_descriptors_pauses() {
+    if !is_alone(module_path!(), "a_control_port_without_descriptors_pauses") {
+        return;
+    }
+    let (mut sockets, addresses) = listeners(2);
+    let mut options = options(0, sockets.remove(0), &addresses);
+    options.rendezvous_timeout = Duration::from_secs(3);
+    let zero = std::thread::spawn(move || join(options));
+    std::thread::sleep(Duration::from_millis(300));
+    let busy = busy_without_descriptors(|| TcpStream::connect(&addresses[0]));
+    assert!(busy < Duration::from_millis(300), "{busy:?}");
+    error_of(zero.join().unwrap());
+}
+
 #[test]
 fn nothing_is_left_of_100_groups() {
-    if std::env::var_os("DISTRIBUTE_CONTROL_ALONE").is_none() {
-        // Other tests of this process open descriptors of their own.
-        let output = processes::again("joining::nothing_is_left_of_100_groups")
-            .env("DISTRIBUTE_CONTROL_ALONE", "1")
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(
-            output.status.success() && text.contains("1 passed"),
-            "{text}"
-        );
+    // Other tests of this process open descriptors of their own.
+    if !is_alone(module_path!(), "nothing_is_left_of_100_groups") {
         return;
     }
     let count = |what: &str| {

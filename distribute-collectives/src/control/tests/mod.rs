@@ -7,26 +7,30 @@ mod processes;
 mod reflection;
 mod security;
 mod services;
+pub(super) mod simulation;
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::control::security::Security;
-use crate::control::{Announcement, ControlPlane, JoinOptions, Listener};
+use distribute_net::address::BoundListener;
+use distribute_net::security::Security;
+
+use crate::control::{Announcement, ControlPlane, JoinOptions};
 use crate::error::{CollectiveError, Result};
-use crate::status::{Failure, GroupStatus};
+use crate::failure::Failure;
+use crate::status::GroupStatus;
 use crate::testing::{on_threads, within_limit};
 
 /// The open sockets of all ranks of a group, and the list of their addresses.
-fn listeners(world_size: usize) -> (Vec<Listener>, Vec<String>) {
-    let bind = |rank| Listener::bind(rank, "127.0.0.1:0", &Security::default()).unwrap();
+fn listeners(world_size: usize) -> (Vec<BoundListener>, Vec<String>) {
+    let bind = |rank| BoundListener::bind(rank, "127.0.0.1:0", &Security::default()).unwrap();
     let listeners: Vec<_> = (0..world_size).map(bind).collect();
-    let text = |listener: &Listener| listener.local_addr().to_string();
+    let text = |listener: &BoundListener| listener.local_addr().to_string();
     let addresses = listeners.iter().map(text).collect();
     (listeners, addresses)
 }
 
-fn options(rank: usize, listener: Listener, addresses: &[String]) -> JoinOptions {
+fn options(rank: usize, listener: BoundListener, addresses: &[String]) -> JoinOptions {
     JoinOptions {
         rank,
         addresses: addresses.to_vec(),

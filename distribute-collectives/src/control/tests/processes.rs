@@ -28,7 +28,7 @@ fn child() {
     let rank: usize = rank.parse().unwrap();
     let addresses = std::env::var(ADDRESSES).unwrap();
     let addresses: Vec<_> = addresses.split(' ').map(str::to_string).collect();
-    let listener = Listener::bind(rank, &addresses[rank], &Security::default()).unwrap();
+    let listener = BoundListener::bind(rank, &addresses[rank], &Security::default()).unwrap();
     let mut options = options(rank, listener, &addresses);
     options.heartbeat_interval = Duration::from_millis(200);
     options.heartbeat_misses = 5;

@@ -5,7 +5,7 @@ use rcgen::{
 };
 
 use super::*;
-use crate::control::security::{TlsIdentity, Token};
+use distribute_net::security::{TlsIdentity, Token};
 
 const TOKEN: &str = "0123456789 the right token";
 const OTHER: &str = "9876543210 of another job";
@@ -23,12 +23,14 @@ fn with_tokens(tokens: [Option<&str>; 2]) -> Vec<Result<Member>> {
 #[test]
 fn ranks_with_one_token_form_a_group() {
     within_limit(|| {
-        let joined = with_tokens([Some(TOKEN); 2]);
-        let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
-        let keys = members.iter().map(|m| m.plane.peers()[0].session_key);
-        let keys: Vec<_> = keys.collect();
-        assert_eq!(keys[0], keys[1]);
-        assert_ne!(keys[0], [0; 32]);
+        let keys = || {
+            let joined = with_tokens([Some(TOKEN); 2]);
+            let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
+            [0, 1].map(|rank: usize| members[rank].plane.peers()[0].session_key.clone())
+        };
+        let (first, second) = (keys(), keys());
+        assert_eq!(first[0], first[1]);
+        assert_ne!(first[0], second[0]);
     });
 }
 
@@ -88,7 +90,7 @@ fn a_rank_with_a_wrong_token_does_not_keep_the_right_one_out() {
     within_limit(|| {
         let (mut sockets, addresses) = listeners(2);
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
-        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let with = |rank, listener, token| {
             let mut options = options(rank, listener, &addresses);
             options.security = Security::default().token(Token::new(token).unwrap());
@@ -100,7 +102,7 @@ fn a_rank_with_a_wrong_token_does_not_keep_the_right_one_out() {
         let one = join(with(1, second, TOKEN)).unwrap();
         let zero = zero.join().unwrap();
         // And once more while the group runs.
-        let spare = Listener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
+        let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         assert!(refusal(join(with(1, spare, OTHER))).contains("token"));
         assert_eq!(zero.status.failures(), []);
         assert_eq!(one.status.failures(), []);
@@ -185,7 +187,7 @@ fn ranks_with_certificates_of_one_authority_form_a_group() {
         let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
         gather_once(&[&members[0], &members[1]]);
         let security = Security::default().tls(good());
-        let tls = security.data_tls().unwrap().unwrap();
+        let tls = security.tls_settings().unwrap().unwrap();
         assert_eq!(tls.client.alpn_protocols, [b"h2"]);
         assert_eq!(tls.server.alpn_protocols, [b"h2"]);
     });
@@ -234,6 +236,23 @@ fn an_expired_certificate_and_one_for_another_host_are_refused_by_both() {
     });
 }
 
+/// With the job's token, and with a certificate of the job that was made for another host.
+#[test]
+fn a_rank_that_claims_another_place_than_its_certificate_is_refused_by_both() {
+    within_limit(|| {
+        let ca = authority();
+        let of_host = |host| identity(&ca, &ca, host, false);
+        let joined = with_identities(of_host("127.0.0.1"), of_host("192.0.2.1"));
+        for result in joined {
+            let reason = refusal(result);
+            assert!(
+                reason.contains("its certificate is not for 127.0.0.1"),
+                "{reason}"
+            );
+        }
+    });
+}
+
 #[test]
 fn a_client_without_a_certificate_gets_nowhere() {
     within_limit(|| {
@@ -241,7 +260,7 @@ fn a_client_without_a_certificate_gets_nowhere() {
         let tls = |identity| {
             Security::default()
                 .tls(identity)
-                .data_tls()
+                .tls_settings()
                 .unwrap()
                 .unwrap()
         };

@@ -8,13 +8,18 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use distribute_net::handshake::{Dialer, Hello, Identity, Purpose, Secret};
+use distribute_net::security::Token;
+use serde_json::json;
+
 use super::*;
-use crate::control::generated::control_client::ControlClient;
+use crate::control::client::call_join;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{Envelope, Heartbeat, Hello, Proof};
+use crate::control::generated::{Envelope, Handshake, Heartbeat};
+use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::envelope;
-use crate::control::proof::{self, Side};
-use crate::control::security::Token;
+
+const OTHER_VERSION: u32 = PROTOCOL_VERSION + 1;
 
 /// Runs a client's part.
 pub(super) fn client<R>(part: impl Future<Output = R>) -> R {
@@ -72,11 +77,11 @@ impl Speaker {
     async fn new(member_address: &str) -> Speaker {
         let (sender, receiver) = mpsc::channel(8);
         let endpoint = format!("http://{member_address}");
-        let mut client = ControlClient::connect(endpoint).await.unwrap();
-        let inbound = client.join(ReceiverStream::new(receiver)).await.unwrap();
+        let channel = Channel::from_shared(endpoint).unwrap().connect().await;
+        let inbound = call_join(channel.unwrap(), ReceiverStream::new(receiver)).await;
         Speaker {
             sender,
-            inbound: inbound.into_inner(),
+            inbound: inbound.unwrap(),
         }
     }
 
@@ -85,11 +90,25 @@ impl Speaker {
         let _ = self.sender.send(envelope(message)).await;
     }
 
-    async fn hello(&mut self) -> Hello {
+    async fn text(&self, text: String) {
+        self.say(handshake(text)).await;
+    }
+
+    /// The answer to a Hello.
+    async fn answer(&mut self) -> String {
         match self.inbound.message().await.unwrap().unwrap().message {
-            Some(Message::Hello(hello)) => hello,
+            Some(Message::Handshake(handshake)) => handshake.text,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The whole handshake, with a secret or without.
+    async fn shake(&mut self, hello: Hello, secret: &Secret) {
+        let (dialer, first) = Dialer::start(hello, secret).unwrap();
+        self.text(first).await;
+        let answer = self.answer().await;
+        let proof = dialer.finish(&answer, b"").map(|(proof, _)| proof);
+        self.text(proof.unwrap_or_default()).await;
     }
 
     /// The status that the stream ends with.
@@ -104,20 +123,25 @@ impl Speaker {
     }
 }
 
+fn handshake(text: String) -> Message {
+    Message::Handshake(Handshake { text })
+}
+
 fn hello_of_one() -> Hello {
-    Hello {
-        protocol_version: 2,
-        crate_version: env!("CARGO_PKG_VERSION").to_string(),
+    let mut hello = Hello::new(
+        Purpose::Control,
+        PROTOCOL_VERSION,
+        env!("CARGO_PKG_VERSION"),
+    );
+    hello.identity = Identity {
         group: "test".to_string(),
+        task: 1,
+        run: "one".to_string(),
         generation: 0,
-        world_size: 2,
-        rank: 1,
-        peer_rank: 0,
-        options: "transport grpc".to_string(),
-        instance: vec![1; 16],
-        nonce: vec![7; 32],
-        has_token: false,
-    }
+    };
+    hello.peer_task = Some(0);
+    hello.details = json!({"world_size": 2, "options": "transport grpc"}).to_string();
+    hello
 }
 
 /// Rank 0 of two waits; `part` plays rank 1 at its address.
@@ -142,27 +166,28 @@ fn another_version_is_refused_by_both() {
         let zero = against_rank_0(None, |address| async move {
             let mut speaker = Speaker::new(&address).await;
             let mut hello = hello_of_one();
-            hello.protocol_version = 3;
-            speaker.say(Message::Hello(hello)).await;
+            hello.protocol_version = OTHER_VERSION;
+            speaker.shake(hello, &Secret::default()).await;
             let status = speaker.end().await;
             assert_eq!(status.code(), Code::InvalidArgument);
             let text = status.message();
-            assert!(
-                text.contains("version 3 of the protocol, this rank version 2"),
-                "{text}"
+            let expected = format!(
+                "version {OTHER_VERSION} of the protocol, this rank version {PROTOCOL_VERSION}"
             );
+            assert!(text.contains(&expected), "{text}");
         });
         let reason = refusal(zero);
         assert!(
-            reason.contains("it speaks version 3 of the protocol"),
+            reason.contains(&format!(
+                "it speaks version {OTHER_VERSION} of the protocol"
+            )),
             "{reason}"
         );
         let zero = against_rank_0(None, |address| async move {
             let mut speaker = Speaker::new(&address).await;
             let mut hello = hello_of_one();
-            hello.crate_version = "9.9.9".to_string();
-            speaker.say(Message::Hello(hello)).await;
-            speaker.say(Message::Proof(Proof::default())).await;
+            hello.build = "9.9.9".to_string();
+            speaker.shake(hello, &Secret::default()).await;
             assert_eq!(speaker.end().await.code(), Code::InvalidArgument);
         });
         assert!(refusal(zero).contains("it has version 9.9.9 of distribute-collectives"));
@@ -171,14 +196,7 @@ fn another_version_is_refused_by_both() {
 
 const SECRET: &str = "0123456789abcdef";
 
-fn hello_with_token() -> Hello {
-    Hello {
-        has_token: true,
-        ..hello_of_one()
-    }
-}
-
-fn rank_of_two(rank: usize, listener: Listener, addresses: &[String]) -> JoinOptions {
+fn rank_of_two(rank: usize, listener: BoundListener, addresses: &[String]) -> JoinOptions {
     let mut options = options(rank, listener, addresses);
     options.security = Security::default().token(Token::new(SECRET).unwrap());
     options
@@ -187,21 +205,23 @@ fn rank_of_two(rank: usize, listener: Listener, addresses: &[String]) -> JoinOpt
 /// What someone without the token may try before the right rank comes.
 async fn tries_of_a_stranger(address: &str) {
     let changes: [fn(&mut Hello); 6] = [
-        |hello| hello.protocol_version = 3,
-        |hello| hello.crate_version = "9.9.9".to_string(),
-        |hello| hello.world_size = 7,
-        |hello| hello.generation = 9,
-        |hello| hello.rank = 77,
-        |hello| hello.has_token = false,
+        |hello| hello.protocol_version = OTHER_VERSION,
+        |hello| hello.build = "9.9.9".to_string(),
+        |hello| hello.details = json!({"world_size": 7, "options": ""}).to_string(),
+        |hello| hello.identity.generation = 9,
+        |hello| hello.identity.task = 77,
+        |hello| hello.purpose = Purpose::Data,
     ];
-    for change in changes {
-        let mut hello = hello_with_token();
-        change(&mut hello);
-        let mut speaker = Speaker::new(address).await;
-        speaker.say(Message::Hello(hello)).await;
-        let mac = vec![0; 32];
-        speaker.say(Message::Proof(Proof { mac })).await;
-        assert_ne!(speaker.end().await.code(), Code::Ok);
+    for secret in [Secret::new("another secret"), Secret::default()] {
+        for change in changes {
+            let mut hello = hello_of_one();
+            change(&mut hello);
+            let mut speaker = Speaker::new(address).await;
+            let (_, first) = Dialer::start(hello, &secret).unwrap();
+            speaker.text(first).await;
+            speaker.text("0".repeat(64)).await;
+            assert_ne!(speaker.end().await.code(), Code::Ok);
+        }
     }
 }
 
@@ -238,7 +258,8 @@ fn a_member_of_another_version_is_refused_by_both_at_once() {
             plane.map(|_| ()).unwrap_err()
         });
         for (rank, error) in joined.into_iter().enumerate() {
-            let (theirs, ours) = (3 - rank, 2 + rank);
+            let version = |rank| PROTOCOL_VERSION + rank as u32;
+            let (theirs, ours) = (version(1 - rank), version(rank));
             let text =
                 format!("it speaks version {theirs} of the protocol, this rank version {ours}");
             assert!(matches!(error, CollectiveError::Refused { .. }), "{error}");
@@ -253,16 +274,17 @@ fn a_member_of_another_version_is_refused_by_both_at_once() {
 #[test]
 fn a_peer_of_another_version_that_proves_nothing_is_named_at_the_deadline() {
     within_limit(|| {
+        let text = format!("version {OTHER_VERSION} of the protocol");
+        let other = text.as_str();
         let started = Instant::now();
         let zero = against_rank_0(Some(SECRET), |address| async move {
-            let mut hello = hello_with_token();
-            hello.protocol_version = 3;
+            let mut hello = hello_of_one();
+            hello.protocol_version = OTHER_VERSION;
             let mut speaker = Speaker::new(&address).await;
-            speaker.say(Message::Hello(hello)).await;
-            speaker.say(Message::Proof(Proof::default())).await;
+            speaker.shake(hello, &Secret::new("another secret")).await;
             let status = speaker.end().await;
             assert_eq!(status.code(), Code::InvalidArgument);
-            assert!(status.message().contains("version 3 of the protocol"));
+            assert!(status.message().contains(other));
         });
         assert!(started.elapsed() >= Duration::from_secs(2));
         let error = error_of(zero);
@@ -270,7 +292,29 @@ fn a_peer_of_another_version_that_proves_nothing_is_named_at_the_deadline() {
             panic!("{error:?}");
         };
         assert_eq!(missing[0].rank, 1);
-        assert!(missing[0].reason.contains("version 3 of"), "{error}");
+        assert!(missing[0].reason.contains(other), "{error}");
+    });
+}
+
+/// A relay that is allowed to know the job's token: its connection was made for something else.
+#[test]
+fn a_proof_for_another_purpose_is_no_proof_for_this_one() {
+    within_limit(|| {
+        let zero = against_rank_0(Some(SECRET), |address| async move {
+            let secret = Security::default().token(Token::new(SECRET).unwrap());
+            let mut hello = hello_of_one();
+            hello.purpose = Purpose::Worker;
+            let mut speaker = Speaker::new(&address).await;
+            speaker.shake(hello, &secret.secret()).await;
+            let status = speaker.end().await;
+            assert_eq!(status.code(), Code::InvalidArgument);
+            let text = status.message();
+            assert!(
+                text.contains("for a worker, this one for a control plane"),
+                "{text}"
+            );
+        });
+        assert!(refusal(zero).contains("for a worker"));
     });
 }
 
@@ -278,21 +322,19 @@ fn a_peer_of_another_version_that_proves_nothing_is_named_at_the_deadline() {
 fn a_recorded_proof_is_worth_nothing_in_another_session() {
     within_limit(|| {
         let zero = against_rank_0(Some(SECRET), |address| async move {
-            let mut own = hello_of_one();
-            own.has_token = true;
             // The stream that is recorded: made with the right token.
+            let secret = Security::default().token(Token::new(SECRET).unwrap());
+            let (dialer, own) = Dialer::start(hello_of_one(), &secret.secret()).unwrap();
             let mut first = Speaker::new(&address).await;
-            first.say(Message::Hello(own.clone())).await;
-            let token = Token::new(SECRET).unwrap();
-            let theirs = first.hello().await;
-            let mac = proof::proof(Some(&token), Side::Client, &own, &theirs);
+            first.text(own.clone()).await;
+            let theirs = first.answer().await;
+            let (proof, _) = dialer.finish(&theirs, b"").unwrap();
             drop(first);
-            for mac in [mac, Vec::new(), vec![0; 32]] {
+            for proof in [proof, String::new(), "0".repeat(64)] {
                 let mut replayed = Speaker::new(&address).await;
-                replayed.say(Message::Hello(own.clone())).await;
-                let fresh = replayed.hello().await;
-                assert_ne!(fresh.nonce, theirs.nonce);
-                replayed.say(Message::Proof(Proof { mac })).await;
+                replayed.text(own.clone()).await;
+                assert_ne!(replayed.answer().await, theirs);
+                replayed.text(proof).await;
                 let status = replayed.end().await;
                 assert_eq!(status.code(), Code::Unauthenticated);
                 assert!(status.message().contains("token"), "{status:?}");
@@ -314,15 +356,13 @@ fn messages_of_any_kind_and_size_do_not_disturb_a_group() {
             let address = &members[0].plane.shared.addresses[0];
             for message in [
                 Message::Heartbeat(Heartbeat::default()),
-                Message::Proof(Proof {
-                    mac: vec![0; 1 << 20],
-                }),
-                Message::Hello(Hello::default()),
-                Message::Hello(hello_of_one()),
+                handshake("0".repeat(1 << 20)),
+                handshake(String::new()),
+                handshake(Dialer::start(hello_of_one(), &Secret::default()).unwrap().1),
             ] {
                 let mut speaker = Speaker::new(address).await;
                 speaker.say(message).await;
-                speaker.say(Message::Proof(Proof::default())).await;
+                speaker.text(String::new()).await;
                 let code = speaker.end().await.code();
                 assert_ne!(code, Code::Ok);
             }

@@ -4,7 +4,7 @@
 //! processes.
 
 mod failures;
-mod group;
+pub(crate) mod group;
 mod options;
 mod overlap;
 mod training;

@@ -10,7 +10,7 @@ use distribute_core::collectives::{
     AbortHandle, Buffer, CollectiveError, Communicator, DType, Description, GatherTarget,
     GroupOptions, in_process,
 };
-use distribute_core::optim::{Coefficient, Optimizer};
+use distribute_core::optim::{Optimizer, ParameterUpdate, Updated};
 use distribute_core::{
     Applied, CommunicationOptions, Error, MultiWorkerMirroredStrategy, ReduceOp, Result, Sgd,
     Strategy, StrategyExt, TrainState,
@@ -169,7 +169,7 @@ impl Optimizer for WatchedSgd {
         self.inner.name()
     }
 
-    fn slots(&self) -> &'static [&'static str] {
+    fn slots(&self) -> &[&'static str] {
         self.inner.slots()
     }
 
@@ -185,20 +185,14 @@ impl Optimizer for WatchedSgd {
         self.inner.coefficients(learning_rate, step)
     }
 
-    fn update(
-        &self,
-        coefficients: &[Coefficient],
-        parameter: Tensor<1>,
-        gradient: Tensor<1>,
-        slots: Vec<Tensor<1>>,
-    ) -> Result<(Tensor<1>, Vec<Tensor<1>>)> {
+    fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let first_waits = |begun: &Begun| begun.updates != 1 || begun.exchanges == PACKS;
         let counted = self.progress.count(|begun| &mut begun.updates, first_waits);
         counted.map_err(Error::invalid)?;
         if self.fails_in == Some(self.progress.begun.lock().unwrap().updates) {
             return Err(Error::invalid("no such update"));
         }
-        self.inner.update(coefficients, parameter, gradient, slots)
+        self.inner.update(of)
     }
 }
 

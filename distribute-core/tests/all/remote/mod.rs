@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use burn::nn::Linear;
 use burn::tensor::{Device, TensorData};
 use distribute_core::{
-    Adam, Applied, Error, Replicate, Sgd, StrategyExt, TrainState, VariableAggregation,
+    Adam, Applied, Error, LossScale, Replicate, Sgd, StrategyExt, TrainState, VariableAggregation,
     VariableOptions,
 };
 
@@ -115,6 +115,16 @@ fn dropped_gradients_change_nothing() {
     assert_eq!(step(&strategy, &mut state, 0).unwrap(), Applied::Dropped);
     assert_eq!(state.primary().unwrap().to_tensors().unwrap(), before);
     assert_eq!(state.primary().unwrap().step(), 0);
+}
+
+#[test]
+fn a_dynamic_loss_scale_is_refused() {
+    let strategy = Remotely::new(&Arc::default());
+    let build = |device: &Device| {
+        TrainState::new(layer(device, 0.25), Sgd::new(0.1)).with_loss_scale(LossScale::dynamic())
+    };
+    let error = strategy.scope(build).unwrap_err().to_string();
+    assert!(error.contains("LossScale::fixed"), "{error}");
 }
 
 #[derive(Replicate)]

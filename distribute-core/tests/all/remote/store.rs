@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::optim::{Coefficient, Optimizer};
+use distribute_core::optim::{Coefficient, Optimizer, ParameterUpdate};
 use distribute_core::remote::{
     Pushed, RemoteChange, RemoteSpec, RemoteState, RemoteStore, RemoteTensor, RemoteValues,
     RemoteVariable, RemoteVersion, RowGradients, no_tables,
@@ -131,13 +131,15 @@ impl RemoteState for State {
             let value = flat(&inside.tensors[index].value);
             let mut slots = std::mem::take(&mut inside.slots[index]);
             if slots.is_empty() {
-                slots = optimizer
-                    .slots()
-                    .iter()
-                    .map(|_| value.zeros_like())
-                    .collect();
+                slots = optimizer.new_slots(&value);
             }
-            let updated = optimizer.update(&coefficients, value, flat(&gradient), slots)?;
+            let updated = optimizer.update(ParameterUpdate {
+                path: &inside.tensors[index].name,
+                coefficients: &coefficients,
+                parameter: value,
+                gradient: flat(&gradient),
+                slots,
+            })?;
             let shape = inside.tensors[index].value.shape().clone();
             let data = updated.0.into_data().try_to_vec::<f32>().expect("f32");
             inside.tensors[index].value = TensorData::new(data, shape);

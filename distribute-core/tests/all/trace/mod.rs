@@ -6,4 +6,4 @@ mod capture;
 mod changes;
 mod random;
 mod refused;
-mod support;
+pub(crate) mod support;

@@ -3,8 +3,8 @@
 use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::prelude::*;
 use distribute_core::{
-    Adam, Error, LeafVisitor, Nest, NestPath, PerReplica, ReplicaContext, Replicated, Result, Sgd,
-    StrategyExt, TensorData, TrainState,
+    Adam, Error, LeafVisitor, LossScale, Nest, NestPath, PerReplica, ReplicaContext, Replicated,
+    Result, Sgd, StrategyExt, TensorData, TrainState,
 };
 
 use crate::trace::support::{Mlp, Recording, batch, uneven};
@@ -157,17 +157,45 @@ fn a_batch_normalization() {
         TrainState::new(Model { norm }, Sgd::new(0.1))
     };
     let mut state = strategy.scope(build).unwrap();
-    let error = strategy.run(&mut state, |_, _| Ok(())).unwrap_err();
-    assert!(
-        error.to_string().contains("batch normalization `norm`"),
-        "{error}"
-    );
+    let mut model = strategy.scope(|device| build(device).model).unwrap();
+    let errors = [
+        strategy.run(&mut state, |_, _| Ok(())).unwrap_err(),
+        strategy.run(&mut model, |_, _| Ok(())).unwrap_err(),
+    ];
+    for error in errors {
+        let text = error.to_string();
+        for part in ["batch normalization `norm` of burn", "`SyncBatchNorm`"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+    }
     // Evaluation only reads it.
     strategy
         .run((&state, batch(1, 2)), |_, (state, (x, _))| {
             Ok(state.model.norm.forward(x))
         })
         .unwrap();
+}
+
+#[test]
+fn a_dynamic_loss_scale() {
+    let strategy = Recording::new(1);
+    let build = |scale| {
+        let build = |device: &Device| {
+            TrainState::new(Mlp::new(device), Sgd::new(0.1)).with_loss_scale(scale)
+        };
+        strategy.scope(build).unwrap()
+    };
+    let mut state = build(LossScale::dynamic());
+    let error = strategy.run(&mut state, |_, _| Ok(())).unwrap_err();
+    assert!(error.to_string().contains("dynamic loss scale"), "{error}");
+    // One that never changes is a number of the program.
+    let mut state = build(LossScale::fixed(8.0).unwrap());
+    let step = |ctx: &ReplicaContext, (state, (x, _)): (&mut TrainState<Mlp>, Batch)| {
+        let loss = state.model.forward(x).sum();
+        let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+        state.apply_gradients(ctx, gradients).map(drop)
+    };
+    strategy.run((&mut state, batch(1, 4)), step).unwrap();
 }
 
 #[test]

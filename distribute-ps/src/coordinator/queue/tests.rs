@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::{Cancellation, ClosureQueue, LostOutcome, QueueLimits, Refusal, TakenClosure};
+use super::{ClosureQueue, LostOutcome, QueueLimits, Refusal, TakenClosure};
 
 type Queue = ClosureQueue<u64, &'static str>;
 
@@ -85,11 +85,8 @@ fn an_error_waits_until_it_surfaces_and_others_go_on_until_then() {
     assert_eq!(handed(&mut queue), Some(3), "nobody has asked yet");
     assert!(queue.failed(3, "second"));
     assert_eq!(queue.push(1, |id| id), Err(Refusal::Failing));
-    let cancellation = Cancellation {
-        queued: vec![4],
-        running: vec![2],
-    };
-    assert_eq!(queue.begin_cancelling(), Some(cancellation));
+    assert_eq!(queue.begin_cancelling(), Some(vec![4]));
+    assert!(queue.running().map(|(id, _)| id).eq([2]));
     assert_eq!(queue.begin_cancelling(), None, "another call does it");
     assert_eq!((handed(&mut queue), queue.end_cancelling()), (None, None));
     assert!(queue.failed(2, "cancelled"));
@@ -231,16 +228,16 @@ impl Model {
     }
 
     fn begin(&mut self, queue: &mut ClosureQueue<u64, u64>) {
-        let Some(cancellation) = queue.begin_cancelling() else {
+        let Some(cancelled) = queue.begin_cancelling() else {
             assert!(self.cancelling || self.first_error.is_none());
             return;
         };
         assert!(!self.cancelling && self.first_error.is_some());
         self.cancelling = true;
-        let queued: BTreeSet<u64> = cancellation.queued.into_iter().collect();
+        let queued: BTreeSet<u64> = cancelled.into_iter().collect();
         assert_eq!(queued, std::mem::take(&mut self.queued));
         self.requeued.clear();
-        let running: BTreeSet<u64> = cancellation.running.into_iter().collect();
+        let running: BTreeSet<u64> = queue.running().map(|(id, _)| id).collect();
         assert_eq!(running, self.running.iter().copied().collect());
         for id in queued {
             self.end(id, "cancelled");

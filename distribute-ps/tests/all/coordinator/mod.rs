@@ -4,7 +4,6 @@ mod bad_input;
 mod datasets;
 mod falling;
 mod faults;
-mod generated;
 mod in_process;
 mod orphans;
 mod processes;

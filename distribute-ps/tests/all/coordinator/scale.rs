@@ -12,7 +12,7 @@ use distribute_ps::{
 };
 
 use super::in_process::{Cluster, LIMIT};
-use crate::alone::is_alone;
+use hostile::alone::is_alone;
 
 /// The resident memory of this process in MiB.
 fn resident_mib() -> u64 {

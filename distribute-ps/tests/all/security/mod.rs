@@ -4,4 +4,5 @@
 mod certificates;
 mod program;
 mod refused;
+mod relayed;
 mod strangers;

@@ -116,14 +116,14 @@ fn optimizers_that_the_servers_do_not_know_are_refused() {
             optimizer: sgd(0.1),
         };
         let known = spec.optimizer.as_mut().unwrap();
-        known.name = "lion".to_string();
+        known.name = "lioness".to_string();
         let error = cluster
             .client
             .create(&spec, &placement)
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("lion") && error.contains("adam, adamw, sgd"),
+            error.contains("lioness") && error.contains("rmsprop, sgd;"),
             "{error}"
         );
         let known = spec.optimizer.as_mut().unwrap();

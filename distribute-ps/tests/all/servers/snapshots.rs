@@ -3,8 +3,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use burn::nn::LinearConfig;
+use distribute_core::optim::Adagrad;
 use distribute_core::{Adam, DefaultStrategy, StrategyExt, TrainState};
-use distribute_ps::{Gradient, PsError};
+use distribute_ps::{Gradient, OptimizerSpec, PsError};
 
 use super::common::{Cluster, adam, floats, sgd, values, within_limit};
 
@@ -100,6 +101,42 @@ fn training_goes_on_from_a_snapshot_as_if_nothing_had_happened() {
         let error = other.client.restore(&wrong).unwrap_err();
         assert!(matches!(error, PsError::UnknownVariable { .. }), "{error}");
         assert_eq!(other.client.read("model/w").unwrap(), expected);
+    });
+}
+
+/// Adagrad's accumulators start at 0.1, also those of a shard that had no update yet.
+#[test]
+fn slots_of_a_shard_without_an_update_are_what_they_start_as() {
+    within_limit(|| {
+        let mut cluster = Cluster::new(2);
+        let adagrad = || Some(OptimizerSpec::of(&Adagrad::new(0.5)));
+        let start = || floats(&[4, 2], |i| i as f32);
+        let w = cluster.variable("w", 2, start(), adagrad());
+        let push = |cluster: &Cluster, variable, closure, row| {
+            let rows = floats(&[1, 2], |_| 1.0);
+            let gradient = Gradient::Sparse {
+                ids: vec![row],
+                rows,
+            };
+            let pushed = vec![(variable, gradient)];
+            cluster
+                .client
+                .push(cluster.id(closure), pushed, &[])
+                .unwrap();
+        };
+        push(&cluster, w.clone(), 0, 0);
+        let snapshot = cluster.client.snapshot().unwrap();
+        let [slots] = &snapshot.slots.values().collect::<Vec<_>>()[..] else {
+            panic!("{:?}", snapshot.slots.keys());
+        };
+        assert_eq!(values(slots)[4..], [0.1; 4]);
+        push(&cluster, w, 1, 3);
+        let mut other = Cluster::new(1);
+        let w = other.variable("w", 1, start(), adagrad());
+        other.client.restore(&snapshot).unwrap();
+        push(&other, w, 1, 3);
+        let expected = cluster.client.read("w").unwrap();
+        assert_eq!(other.client.read("w").unwrap(), expected);
     });
 }
 

@@ -12,7 +12,7 @@ use distribute_ps::{
     ServerOptions, VariableClient, VariableSpec,
 };
 
-use crate::alone::is_alone;
+use hostile::alone::is_alone;
 
 use super::common::{Cluster, adam, floats, sgd, values, within_limit};
 

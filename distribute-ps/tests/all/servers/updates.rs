@@ -1,7 +1,9 @@
 //! What pushes, pulls and assignments do.
 
-use burn::tensor::DType;
-use distribute_core::optim::{Coefficient, Optimizer};
+use burn::tensor::{DType, Device};
+use distribute_core::optim::{
+    Coefficient, Optimizer, ParameterUpdate, Updated, from_config, names,
+};
 use distribute_core::{Tensor, TensorData};
 use distribute_ps::{
     ClientOptions, Gradient, OptimizerSpec, PsError, RunOptions, ServerOptions, VariableSpec,
@@ -48,6 +50,51 @@ fn a_push_updates_all_shards_and_a_pull_gives_them_back() {
         let again = cluster.client.pull(&[weights, bias], &known, None).unwrap();
         assert!(again.iter().all(|pulled| pulled.value.is_none()));
         assert_eq!(again[0].versions, known[0]);
+    });
+}
+
+/// Every optimizer, with weight decay, an excluded variable and averages: the servers end with the
+/// bits that the same arithmetic gives here, whatever its slots start as.
+#[test]
+fn the_servers_compute_what_each_optimizer_computes() {
+    within_limit(|| {
+        let mut cluster = Cluster::new(2);
+        for (name, path) in names().flat_map(|name| [(name, "kernel"), (name, "bias")]) {
+            let config = serde_json::json!({
+                "learning_rate": 0.1,
+                "weight_decay": 0.05,
+                "exclude_from_weight_decay": ["bias"],
+                "use_ema": true,
+                "ema_momentum": 0.5,
+            });
+            let optimizer = from_config(name, &config).unwrap();
+            let first = floats(&[7, 3], |i| (i as f32 - 8.0) / 4.0);
+            let variable = format!("{name}/{path}");
+            let spec = Some(OptimizerSpec::of(&*optimizer));
+            let variable = cluster.variable(&variable, 2, first.clone(), spec);
+            let mut weights = Tensor::<1>::from_floats(&*values(&first), &Device::flex());
+            let mut slots = optimizer.new_slots(&weights);
+            for step in 1..=3_u16 {
+                let gradient = floats(&[7, 3], |i| (i as f32 - 9.5) / f32::from(step));
+                let here = Tensor::from_floats(&*values(&gradient), &Device::flex());
+                let numbers = optimizer.coefficients(0.1, step.into()).into_iter();
+                let numbers: Vec<_> = numbers.map(Coefficient::Host).collect();
+                let update = ParameterUpdate {
+                    path,
+                    coefficients: &numbers,
+                    parameter: weights,
+                    gradient: here,
+                    slots,
+                };
+                (weights, slots) = optimizer.update(update).unwrap();
+                let update = vec![(variable.clone(), Gradient::Dense(gradient))];
+                let id = cluster.id(step.into());
+                cluster.client.push(id, update, &[]).unwrap();
+            }
+            let found = cluster.client.read(variable.name()).unwrap();
+            let wanted = weights.into_data().try_to_vec::<f32>().unwrap();
+            assert_eq!(values(&found), wanted, "{name} {path}");
+        }
     });
 }
 
@@ -296,7 +343,7 @@ impl Optimizer for Brittle {
         "brittle"
     }
 
-    fn slots(&self) -> &'static [&'static str] {
+    fn slots(&self) -> &[&'static str] {
         &["sum"]
     }
 
@@ -312,19 +359,14 @@ impl Optimizer for Brittle {
         Vec::new()
     }
 
-    fn update(
-        &self,
-        _: &[Coefficient],
-        parameter: Tensor<1>,
-        gradient: Tensor<1>,
-        slots: Vec<Tensor<1>>,
-    ) -> distribute_core::Result<(Tensor<1>, Vec<Tensor<1>>)> {
+    fn update(&self, of: ParameterUpdate<'_>) -> distribute_core::Result<Updated> {
+        let ParameterUpdate { gradient, .. } = of;
         let largest = gradient.clone().max().into_scalar::<f32>();
         if largest > 100.0 {
             return Err(distribute_core::Error::invalid("brittle: too large"));
         }
-        let slots = slots.into_iter().map(|slot| slot + gradient.clone());
-        Ok((parameter + gradient.clone(), slots.collect()))
+        let slots = of.slots.into_iter().map(|slot| slot + gradient.clone());
+        Ok((of.parameter + gradient.clone(), slots.collect()))
     }
 }
 

@@ -280,6 +280,28 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
     });
 }
 
+#[test]
+fn slots_of_what_is_not_trained_any_longer_are_left_out() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let local = one_device();
+        let mut here = local.scope(adam).unwrap();
+        step(&local, &mut here, 0).unwrap();
+        let mut checkpoint = snapshot(here.primary().unwrap()).unwrap();
+        let frozen = |device: &Device| {
+            let mut net = Net::new(device, 1.5);
+            net.hidden = net.hidden.no_grad();
+            TrainState::new(net, Adam::new(0.01))
+        };
+        let mut there = servers.strategy(None).scope(frozen).unwrap();
+        restore(&mut there, &checkpoint).unwrap();
+        let of_hidden = |name: &str| name.starts_with("optimizer/") && name.contains("/hidden.");
+        checkpoint.tensors.retain(|name, _| !of_hidden(name));
+        let found = snapshot(there.primary().unwrap()).unwrap();
+        assert_eq!(found.tensors, checkpoint.tensors);
+    });
+}
+
 #[derive(Replicate)]
 struct Pair {
     first: TrainState<Net>,

@@ -6,16 +6,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use distribute_core::checkpoint::{Checkpoint, Entry, list, load_latest};
-use distribute_core::{DefaultStrategy, Error, Mirrored, MirroredStrategy, Result, TrainState};
+use distribute_core::{
+    Adam, DefaultStrategy, Error, LossScale, Mirrored, MirroredStrategy, MovingAverage, Result,
+    RmsProp, StrategyExt, TrainState,
+};
 use distribute_fit::callbacks::{
-    Direction, EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
+    ApplyAverages, Direction, EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler,
+    ModelCheckpoint, ReduceLrOnPlateau,
 };
 use distribute_fit::{
-    Callback, Control, EpochRecord, Fit, History, Outcome, Position, restore, snapshot,
+    Callback, Control, EpochRecord, Fit, History, Objective, Outcome, Position, StepContext,
+    averaged_weights, restore, restore_weights, snapshot,
 };
 use rstest::rstest;
 
-use crate::common::{BATCHES, Mlp, Points, everything, new_state, objective};
+use crate::common::{
+    BATCHES, Batch, GLOBAL_BATCH, Mlp, Points, everything, new_state, objective, squared_error,
+};
 
 const EPOCHS: usize = 4;
 
@@ -128,6 +135,73 @@ fn interrupted_anywhere_and_resumed_is_the_same_run_bit_for_bit() {
             assert_eq!(read(directory.path()), read(whole.path()), "after {events}");
         }
     }
+}
+
+/// A run of two epochs with a loss scale, in which two batches of each are skipped.
+fn scaled_part(
+    directory: &Path,
+    checkpoint: Option<Checkpoint>,
+    interrupt_after: Option<usize>,
+) -> Mirrored<TrainState<Mlp>> {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let scale = LossScale::dynamic().initial(64.0).unwrap();
+    let scale = scale.growth_steps(3).unwrap();
+    let state = strategy
+        .scope(|device| TrainState::new(Mlp::new(device), Adam::new(0.02)).with_loss_scale(scale));
+    let mut state = state.unwrap();
+    let interrupt = Interrupt::default();
+    let after = After {
+        events: interrupt_after.unwrap_or(usize::MAX),
+        flag: interrupt.flag(),
+    };
+    let objective = |ctx: &StepContext<'_>, model: &Mlp, (x, y): Batch| {
+        let examples = x.dims()[0];
+        let loss = squared_error(model.forward(x), y, GLOBAL_BATCH);
+        let is_bad = [1, 4].contains(&ctx.batch()) && ctx.replica_id() == 1;
+        let factor = if is_bad { f64::INFINITY } else { 1.0 };
+        Ok(Objective::new(loss.mul_scalar(factor)).examples(examples))
+    };
+    let data = Points::new(&strategy);
+    let fit = Fit::new(&strategy)
+        .epochs(2)
+        .resume_from(checkpoint)
+        .callback(ModelCheckpoint::new(directory).unwrap())
+        .callback(after)
+        .callback(interrupt);
+    fit.run(&mut state, &data, None, objective).unwrap();
+    state
+}
+
+#[test]
+fn a_loss_scale_goes_on_where_it_was() {
+    let whole = tempfile::tempdir().unwrap();
+    let expected = scaled_part(whole.path(), None, None);
+    let expected = expected.primary().unwrap();
+    let scale = expected.loss_scale();
+    assert_eq!((expected.step(), scale.skipped_steps()), (8, 4));
+    for events in 1..2 * BATCHES {
+        let directory = tempfile::tempdir().unwrap();
+        scaled_part(directory.path(), None, Some(events));
+        let resumed = scaled_part(directory.path(), Some(newest(directory.path())), None);
+        for copy in resumed.values().unwrap() {
+            assert_eq!(everything(copy), everything(expected), "after {events}");
+            assert_eq!(copy.loss_scale(), scale, "after {events}");
+        }
+    }
+}
+
+/// Weights alone begin anew.
+#[test]
+fn restored_weights_come_without_the_loss_scale() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut state = scaled_part(directory.path(), None, None);
+    let checkpoint = snapshot(state.primary().unwrap()).unwrap();
+    restore(&mut state, &checkpoint).unwrap();
+    assert_eq!(state.primary().unwrap().loss_scale().skipped_steps(), 4);
+    restore_weights(&mut state, &checkpoint).unwrap();
+    let state = state.primary().unwrap();
+    let (step, scale) = (state.step(), state.loss_scale());
+    assert_eq!((step, scale.scale(), scale.skipped_steps()), (0, 64.0, 0));
 }
 
 #[test]
@@ -333,4 +407,65 @@ fn a_save_that_fails_in_the_background_ends_the_run() {
     let error = fit.run(&mut state, &data, None, objective).unwrap_err();
     assert!(matches!(error, Error::Checkpoint(_)), "{error:?}");
     assert!(error.to_string().contains("checkpoints"), "{error}");
+}
+
+/// A part of a run whose rate falls after each epoch, and that ends with the averages as weights.
+fn averaged_part(
+    strategy: &MirroredStrategy,
+    directory: &Path,
+    checkpoint: Option<Checkpoint>,
+    interrupt_after: Option<usize>,
+) -> (History, Mirrored<TrainState<Mlp>>) {
+    let data = Points::new(strategy);
+    let mut state = strategy
+        .scope(|device| {
+            let optimizer = RmsProp::new(0.01).momentum(0.5);
+            let averaged = MovingAverage::of(optimizer, 0.9).unwrap();
+            TrainState::new(Mlp::new(device), averaged)
+        })
+        .unwrap();
+    let interrupt = Interrupt::default();
+    let after = After {
+        events: interrupt_after.unwrap_or(usize::MAX),
+        flag: interrupt.flag(),
+    };
+    // No value improves by so much.
+    let plateau = ReduceLrOnPlateau::new("val_loss").factor(0.5).patience(1);
+    let history = Fit::new(strategy)
+        .epochs(EPOCHS)
+        .seed(7)
+        .resume_from(checkpoint)
+        .callback(ModelCheckpoint::new(directory).unwrap())
+        .callback(plateau.min_delta(1e6))
+        .callback(ApplyAverages)
+        .callback(after)
+        .callback(interrupt)
+        .run(&mut state, &data, Some(&data), objective)
+        .unwrap();
+    (history, state)
+}
+
+#[test]
+fn averages_and_plateaus_go_on_where_they_were() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let whole = tempfile::tempdir().unwrap();
+    let (history, expected) = averaged_part(&strategy, whole.path(), None, None);
+    let rates: Vec<f64> = history.epochs.iter().map(|it| it.learning_rate).collect();
+    // The first value is the best one; each further epoch reduces the rate of the next.
+    assert_eq!(rates, [0.01, 0.01, 0.005, 0.0025]);
+    let last = newest(whole.path());
+    let ended = expected.primary().unwrap().to_tensors().unwrap();
+    let averages = averaged_weights(last.clone()).unwrap().tensors;
+    let weight = "model/hidden.weight";
+    assert_eq!(averages[weight], ended[weight]);
+    assert_ne!(last.tensors[weight], ended[weight]);
+    for events in [3, BATCHES, 2 * BATCHES + 3] {
+        let directory = tempfile::tempdir().unwrap();
+        let (history, _) = averaged_part(&strategy, directory.path(), None, Some(events));
+        assert_eq!(history.outcome, Outcome::Interrupted);
+        let checkpoint = newest(directory.path());
+        let (_, resumed) = averaged_part(&strategy, directory.path(), Some(checkpoint), None);
+        let resumed = everything(resumed.primary().unwrap());
+        assert_eq!(resumed, everything(expected.primary().unwrap()), "{events}");
+    }
 }

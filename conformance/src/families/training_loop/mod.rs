@@ -1,0 +1,413 @@
+//! `training_loop.json`: optimizers that are given each replica's gradients, with clipping,
+//! accumulation, averages, decay of weights and a loss scale.
+
+mod loss_scale;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::optim::{Optimizer, from_config};
+use distribute_core::{
+    Clip, DefaultStrategy, LossScale, Mirrored, PerReplica, Strategy, StrategyExt, TrainState,
+};
+use serde_json::{Value, json};
+
+use super::support::expected;
+use crate::case::Case;
+use crate::compare::{Tolerance, equal};
+use crate::env::Env;
+use crate::json::Fields;
+use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule};
+use crate::tensors::{float, tensor};
+
+pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
+    match case.op() {
+        "loss_scale" => loss_scale::check(case, env),
+        "optimizer" | "clip" | "accumulate" | "ema" | "weight_decay" => train(case, env),
+        other => Err(Failure::schema(format!("unknown operation `{other}`"))),
+    }
+}
+
+/// The variables of the file.
+#[derive(Module, Debug)]
+struct Variables {
+    w: Param<Tensor<1>>,
+    b: Param<Tensor<1>>,
+}
+
+impl Variables {
+    fn new(values: &Value, device: &Device) -> Result<Self, Failure> {
+        let variable = |name| {
+            let value = float::<1>(values.field(name)?, device)?;
+            Ok::<_, Failure>(Param::from_tensor(value.require_grad()))
+        };
+        Ok(Self {
+            w: variable("w")?,
+            b: variable("b")?,
+        })
+    }
+}
+
+const NAMES: [&str; 2] = ["w", "b"];
+
+/// Keras' names of slots, and ours. `u_product` of Nadam follows from the number of the update.
+const SLOTS: [(&str, &str); 13] = [
+    ("momentums", "momentum"),
+    ("velocities", "velocity"),
+    ("velocity_hats", "velocity_hat"),
+    ("average_gradients", "average_gradient"),
+    ("accumulators", "accumulator"),
+    ("accumulated_grads", "accumulated_gradient"),
+    ("accumulated_delta_vars", "accumulated_delta"),
+    ("m", "momentum"),
+    ("u", "norm"),
+    ("linears", "linear"),
+    ("model_variables_moving_average", "average"),
+    ("accumulated_gradients", ""),
+    ("u_product", ""),
+];
+
+/// The tensors of a state by name.
+type Tensors = BTreeMap<String, TensorData>;
+
+/// The gradients of one replica in one step, by variable.
+type Given = [Option<TensorData>; 2];
+
+/// What an optimizer of Keras was built with, in our words.
+struct Setup {
+    optimizer: Arc<dyn Optimizer>,
+    clip: Option<Clip>,
+    micro_batches: usize,
+    loss_scale: LossScale,
+}
+
+/// Keras' arguments that are options of the training state here.
+const OF_THE_STATE: [&str; 6] = [
+    "name",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "gradient_accumulation_steps",
+    "exclude",
+];
+
+impl Setup {
+    fn of(config: &Value) -> Result<Self, Failure> {
+        let name = config.text("name")?.to_lowercase();
+        let mut own = config.clone();
+        if let Some(own) = own.as_object_mut() {
+            own.retain(|key, _| !OF_THE_STATE.contains(&key.as_str()));
+            if let Some(excluded) = config.get("exclude") {
+                own.insert("exclude_from_weight_decay".to_string(), excluded.clone());
+            }
+        }
+        let clip = |key: &str, clip: fn(f64) -> Clip| Some(clip(config[key].as_f64()?));
+        let steps = config["gradient_accumulation_steps"].as_u64().unwrap_or(1);
+        Ok(Self {
+            optimizer: from_config(&name, &own)?,
+            clip: clip("clipnorm", Clip::Norm)
+                .or_else(|| clip("global_clipnorm", Clip::GlobalNorm))
+                .or_else(|| clip("clipvalue", Clip::Value)),
+            micro_batches: usize::try_from(steps).map_err(Failure::schema)?,
+            loss_scale: LossScale::default(),
+        })
+    }
+
+    /// Whether two kinds of clipping are asked for, of which a state takes one.
+    fn clips_twice(config: &Value) -> bool {
+        let kinds = ["clipnorm", "global_clipnorm", "clipvalue"];
+        kinds
+            .iter()
+            .filter(|kind| config.get(**kind).is_some())
+            .count()
+            > 1
+    }
+}
+
+/// A run with one optimizer.
+struct Run<'a> {
+    strategy: &'a dyn Strategy,
+    state: Mirrored<TrainState<Variables>>,
+    tolerance: Tolerance,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        strategy: &'a dyn Strategy,
+        setup: &Setup,
+        variables: &Value,
+        tolerance: Tolerance,
+    ) -> Result<Self, Failure> {
+        let state = strategy.try_scope(|device| {
+            let model = Variables::new(variables, device)?;
+            let state = TrainState::with_optimizer(model, Arc::clone(&setup.optimizer));
+            let state = match setup.clip {
+                Some(clip) => state.clip(clip),
+                None => state,
+            };
+            let state = state.with_loss_scale(setup.loss_scale.clone());
+            Ok(state.accumulate_mean(setup.micro_batches))
+        })?;
+        Ok(Self {
+            strategy,
+            state,
+            tolerance,
+        })
+    }
+
+    /// Applies each replica's gradients, which are those of the scaled loss.
+    fn step(&mut self, gradients: Vec<Given>) -> Result<(), Failure> {
+        let device = Device::flex();
+        let given = |gradient: TensorData| Tensor::<1>::from_data(gradient, &device);
+        let gradients = gradients.into_iter().map(|replica| {
+            let [w, b] = replica.map(|gradient| Some(given(gradient?)));
+            (w, b)
+        });
+        let gradients = PerReplica::new(gradients.collect());
+        self.strategy
+            .run((&mut self.state, gradients), |ctx, (state, (w, b))| {
+                let mut loss = Tensor::<1>::zeros([1], ctx.device()).require_grad();
+                for (variable, gradient) in [(&state.model.w, w), (&state.model.b, b)] {
+                    if let Some(gradient) = gradient {
+                        let here = gradient.to_device(ctx.device());
+                        loss = loss + (variable.val() * here).sum();
+                    }
+                }
+                // Powers of two: what is given arrives with the same bits.
+                let loss = loss.div_scalar(state.loss_scale().scale());
+                let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+                state.apply_gradients(ctx, gradients).map(drop)
+            })?;
+        Ok(())
+    }
+
+    /// The tensors of every replica, and the number of updates.
+    fn found(&self) -> Result<(Vec<Tensors>, u64), Failure> {
+        let states = self.state.values()?;
+        let tensors = states.iter().map(TrainState::to_tensors);
+        Ok((
+            tensors.collect::<Result<_, _>>()?,
+            self.state.primary()?.step(),
+        ))
+    }
+
+    /// Compares with what the file says about a step; Keras also counts the updates that were
+    /// `skipped`.
+    fn compare(&self, wanted: &Value, skipped: u64) -> Result<(), Failure> {
+        let (replicas, step) = self.found()?;
+        equal(wanted.field("iterations")?, &json!(step + skipped))?;
+        for (replica, tensors) in replicas.iter().enumerate() {
+            for name in NAMES {
+                let variable = &wanted["variables"][name][replica];
+                self.same(variable, tensors.get(&format!("model/{name}")), name)?;
+            }
+            for (slot, of_variables) in wanted["slots"].as_object().into_iter().flatten() {
+                let (_, own) = SLOTS
+                    .iter()
+                    .find(|(known, _)| known == slot)
+                    .ok_or_else(|| Failure::schema(format!("unknown slot `{slot}`")))?;
+                for name in NAMES.iter().filter(|_| !own.is_empty()) {
+                    let wanted = &of_variables[name][replica];
+                    let key = format!("optimizer/{own}/{name}");
+                    let start = || self.slot_start(own, &tensors[&format!("model/{name}")]);
+                    let found = tensors.get(&key).cloned().unwrap_or_else(start);
+                    self.same(wanted, Some(&found), &format!("{slot} of {name}"))?;
+                }
+            }
+        }
+        match wanted["slots"].get("accumulated_gradients") {
+            Some(wanted) => self.compare_waiting(wanted),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether every replica has the variables and slots of one replica, after as many updates.
+    fn equals(&self, alone: &Run<'_>) -> Result<(), Failure> {
+        let ((found, step), (wanted, wanted_step)) = (self.found()?, alone.found()?);
+        equal(&json!(wanted_step), &json!(step))?;
+        for tensors in &found {
+            let names = tensors.keys();
+            let names: Vec<_> = names.filter(|it| !it.starts_with("loss_scale/")).collect();
+            equal(&json!(wanted[0].keys().collect::<Vec<_>>()), &json!(names))?;
+            for (name, wanted) in &wanted[0] {
+                let same = self.tolerance.same_data(wanted, &tensors[name]);
+                same.map_err(|failure| failure.at(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a slot is before the first update of its variable.
+    fn slot_start(&self, slot: &str, value: &TensorData) -> TensorData {
+        let start = self.state.host_metadata().optimizer().slot_start(slot);
+        let value = Tensor::<1>::from_data(value.clone(), &Device::flex());
+        start.of(&value).into_data()
+    }
+
+    /// Compares the sums of micro-batches that wait; after an update none do.
+    fn compare_waiting(&self, wanted: &Value) -> Result<(), Failure> {
+        let waiting = self.state.waiting_gradients()?;
+        for (index, name) in NAMES.iter().enumerate() {
+            for (replica, wanted) in wanted.list(name)?.iter().enumerate() {
+                let of_replica = waiting.as_ref().map(|waiting| &waiting[replica][index]);
+                let sum = match of_replica {
+                    None => Tensor::<1>::from_data(tensor(wanted)?, &Device::flex()).zeros_like(),
+                    Some(sum) => {
+                        let sum = sum.clone().ok_or_else(|| Failure::got("no gradient"))?;
+                        Tensor::from_data(sum, &Device::flex())
+                    }
+                };
+                let sum = sum.into_data();
+                self.same(
+                    wanted,
+                    Some(&sum),
+                    &format!("accumulated gradient of {name}"),
+                )?;
+            }
+        }
+        Ok(())
+    }
+
+    fn same(&self, wanted: &Value, found: Option<&TensorData>, at: &str) -> Result<(), Failure> {
+        let found = found.ok_or_else(|| Failure::got("nothing").at(at))?;
+        let same = self.tolerance.same(wanted, found);
+        same.map_err(|failure| failure.at(at))
+    }
+}
+
+/// The gradients of a case by step and replica.
+fn gradients(case: &Case) -> Result<Vec<Vec<Given>>, Failure> {
+    let of_variable = |replica: &Value, name: &str| match &replica[name] {
+        Value::Null => Ok(None),
+        value => tensor(value).map(Some),
+    };
+    let of_replica = |replica: &Value| -> Result<Given, Failure> {
+        Ok([of_variable(replica, "w")?, of_variable(replica, "b")?])
+    };
+    let steps = case.inputs.list("gradients")?.iter();
+    let steps = steps.map(|step| {
+        let replicas = step
+            .as_array()
+            .ok_or_else(|| Failure::schema("gradients"))?;
+        replicas.iter().map(of_replica).collect()
+    });
+    steps.collect()
+}
+
+fn train(case: &Case, env: &Env<'_>) -> Checked {
+    let config = case.inputs.field("optimizer")?;
+    if Setup::clips_twice(config) {
+        return Ok(Outcome::NotApplicable(Rule::CompileError));
+    }
+    let setup = match (Setup::of(config), case.error_class()) {
+        // Not one of a name or a number that is unknown.
+        (Err(error), Some("ValueError")) if !error.got.contains("unknown") => {
+            return Ok(Outcome::Passed);
+        }
+        (setup, _) => setup?,
+    };
+    let steps = gradients(case)?;
+    let strategy = &*env.strategy(case)?;
+    let variables = case.inputs.field("variables")?;
+    let mut run = Run::new(strategy, &setup, variables, env.tolerance())?;
+    let deviation = deviation(case, &setup, &steps)?;
+    let Some(deviation) = deviation else {
+        let wanted = expected(case)?.list("steps")?;
+        equal(&json!(wanted.len()), &json!(steps.len()))?;
+        for (index, (gradients, wanted)) in steps.into_iter().zip(wanted).enumerate() {
+            run.step(gradients)?;
+            let compared = run.compare(wanted, 0);
+            compared.map_err(|failure| failure.at(format!("step {index}: ")))?;
+        }
+        return run.finalize(case);
+    };
+    follow(&mut run, &setup, (variables, steps))?;
+    Ok(Outcome::Deviation(deviation))
+}
+
+/// Where this library does something else with a case of this setup.
+fn deviation(
+    case: &Case,
+    setup: &Setup,
+    steps: &[Vec<Given>],
+) -> Result<Option<Deviation>, Failure> {
+    let replicas = case.strategy.replicas;
+    let is_given = steps.iter().flatten().flatten().any(Option::is_some);
+    let error = case.error_class();
+    let is_keras_3 = case.inputs.text("library")? == "keras3";
+    let accumulates = setup.micro_batches > 1;
+    let averages = setup.optimizer.slots().contains(&"average");
+    Ok(match () {
+        () if error == Some("ValueError") && !is_given => Some(Deviation::NoGradients),
+        () if error == Some("ValueError") => Some(Deviation::OneMicroBatch),
+        () if error.is_some() => Some(Deviation::TracedUpdate),
+        () if accumulates && averages => Some(Deviation::UpdateAverage),
+        () if setup.clip.is_some() && is_keras_3 && replicas > 1 => Some(Deviation::ClipsSum),
+        () => None,
+    })
+}
+
+/// What a run that deviates must be equal to: one replica that is given the sum over the replicas
+/// and the mean over the micro-batches. What one replica does with them is compared with Keras in
+/// the other cases.
+fn follow(
+    run: &mut Run<'_>,
+    setup: &Setup,
+    (variables, steps): (&Value, Vec<Vec<Given>>),
+) -> Result<(), Failure> {
+    let alone = DefaultStrategy::new();
+    let single = Setup {
+        optimizer: Arc::clone(&setup.optimizer),
+        clip: setup.clip,
+        micro_batches: 1,
+        loss_scale: LossScale::default(),
+    };
+    let mut alone = Run::new(&alone, &single, variables, run.tolerance)?;
+    for micro_batches in steps.chunks_exact(setup.micro_batches) {
+        for gradients in micro_batches {
+            run.step(gradients.clone())?;
+        }
+        alone.step(vec![sum(micro_batches, setup.micro_batches)?])?;
+        run.equals(&alone)?;
+    }
+    Ok(())
+}
+
+/// The sum over replicas and micro-batches, divided by the number of micro-batches.
+fn sum(micro_batches: &[Vec<Given>], count: usize) -> Result<Given, Failure> {
+    let mut sums: [Option<Tensor<1>>; 2] = [None, None];
+    for (sum, index) in sums.iter_mut().zip(0..) {
+        for gradient in micro_batches
+            .iter()
+            .flatten()
+            .filter_map(|it: &Given| it[index].clone())
+        {
+            let gradient = Tensor::<1>::from_data(gradient, &Device::flex());
+            *sum = Some(match sum.take() {
+                None => gradient,
+                Some(sum) => sum + gradient,
+            });
+        }
+    }
+    Ok(sums.map(|sum| Some(sum?.div_scalar(count as f64).into_data())))
+}
+
+impl Run<'_> {
+    /// Compares with the variables that averages have replaced, where the file has them.
+    fn finalize(mut self, case: &Case) -> Checked {
+        let Some(wanted) = expected(case)?.get("finalized") else {
+            return Ok(Outcome::Passed);
+        };
+        self.state.update(TrainState::apply_averages)?;
+        let (replicas, _) = self.found()?;
+        for (replica, tensors) in replicas.iter().enumerate() {
+            for name in NAMES {
+                let found = tensors.get(&format!("model/{name}"));
+                self.same(&wanted[name][replica], found, &format!("finalized {name}"))?;
+            }
+        }
+        Ok(Outcome::Passed)
+    }
+}

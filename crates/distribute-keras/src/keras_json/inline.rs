@@ -1,0 +1,219 @@
+//! From what a file says to calls in an order in which they can be made, models inside of the
+//! model written out.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::File;
+use super::entries::{Graph, Kind, Reference};
+use crate::{Arguments, Call, LayerSpec, ModelError, ModelSpec, NamedLayer};
+
+/// The calls of a model may not be more: models inside of models that are called several times
+/// would let a small file be a model without end.
+const MAX_CALLS: usize = 1 << 16;
+
+/// The model of a graph whose layers are `layers`.
+pub(super) fn model(
+    graph: Graph,
+    layers: Vec<NamedLayer>,
+    file: File<'_>,
+) -> Result<ModelSpec, ModelError> {
+    for (count, what) in [
+        (graph.inputs.len(), "inputs"),
+        (graph.outputs.len(), "outputs"),
+    ] {
+        if count != 1 {
+            return Err(ModelError::SeveralTensors {
+                origin: file.origin.to_string(),
+                count,
+                what,
+            });
+        }
+    }
+    let mut inliner = Inliner {
+        file,
+        calls: Vec::new(),
+        left: MAX_CALLS,
+    };
+    let outputs = inliner.inline(&graph, &[0], Arguments::default())?;
+    let model = ModelSpec {
+        name: file.origin.to_string(),
+        input_shape: graph.input_shape,
+        layers,
+        calls: leading_to(outputs.first().copied().unwrap_or(0), inliner.calls),
+    };
+    model.check_calls()?;
+    if let Some(error) = graph.integers {
+        let reads_tokens = |call: &Call| {
+            let layer = model.layers.get(call.layer);
+            let spec = layer.map(|layer| &layer.spec);
+            !call.inputs.contains(&0) || matches!(spec, Some(LayerSpec::Embedding { .. }))
+        };
+        if !model.calls.iter().all(reads_tokens) {
+            return Err(error);
+        }
+    }
+    Ok(model)
+}
+
+struct Inliner<'a> {
+    file: File<'a>,
+    calls: Vec<Call>,
+    /// How many calls more there may be.
+    left: usize,
+}
+
+impl Inliner<'_> {
+    /// Appends the calls of a graph that receives these values, and says which ones it returns.
+    fn inline(
+        &mut self,
+        graph: &Graph,
+        inputs: &[usize],
+        outer: Arguments,
+    ) -> Result<Vec<usize>, ModelError> {
+        if inputs.len() != graph.inputs.len() {
+            return Err(self.file.not_a_model(format!(
+                "a model inside of the model receives {} values and has {} inputs",
+                inputs.len(),
+                graph.inputs.len()
+            )));
+        }
+        let mut values: BTreeMap<(usize, usize), Vec<usize>> = BTreeMap::new();
+        for (entry, value) in graph.inputs.iter().zip(inputs) {
+            values.insert((*entry, 0), vec![*value]);
+        }
+        let find = |values: &BTreeMap<(usize, usize), Vec<usize>>, reference: &Reference| {
+            let outputs = values.get(&(reference.entry, reference.node));
+            outputs.and_then(|outputs| outputs.get(reference.tensor).copied())
+        };
+        for (entry, index) in self.order(graph)? {
+            let (kind, node) = (
+                &graph.entries[entry].kind,
+                &graph.entries[entry].nodes[index],
+            );
+            let received = node.inputs.iter().filter_map(|input| find(&values, input));
+            let received: Vec<usize> = received.collect();
+            let arguments = Arguments {
+                inference: outer.inference || node.arguments.inference,
+                ..node.arguments
+            };
+            self.left = self.left.checked_sub(1).ok_or_else(|| {
+                let what = format!("the model has more than {MAX_CALLS} calls of layers");
+                self.file.not_a_model(what)
+            })?;
+            let outputs = match kind {
+                Kind::Model(inner) => self.inline(inner, &received, arguments)?,
+                Kind::Layer(layer) => {
+                    self.calls.push(Call {
+                        layer: *layer,
+                        inputs: received,
+                        arguments,
+                    });
+                    vec![self.calls.len()]
+                }
+                Kind::Input | Kind::Mask(_) => continue,
+            };
+            values.insert((entry, index), outputs);
+        }
+        let outputs = graph
+            .outputs
+            .iter()
+            .filter_map(|output| find(&values, output));
+        Ok(outputs.collect())
+    }
+
+    /// The calls of a graph, each behind those whose outputs it receives; else in the file's order.
+    fn order(&self, graph: &Graph) -> Result<Vec<(usize, usize)>, ModelError> {
+        let mut readers: BTreeMap<(usize, usize), Vec<(usize, usize)>> = BTreeMap::new();
+        let mut waits_for: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        let mut ready = BTreeSet::new();
+        for (index, entry) in graph.entries.iter().enumerate() {
+            for (number, node) in entry.nodes.iter().enumerate() {
+                let call = (index, number);
+                for input in &node.inputs {
+                    let input = (input.entry, input.node);
+                    readers.entry(input).or_default().push(call);
+                }
+                match node.inputs.len() {
+                    0 => {
+                        ready.insert(call);
+                    }
+                    count => {
+                        waits_for.insert(call, count);
+                    }
+                }
+            }
+        }
+        let mut order = Vec::new();
+        while let Some(call) = ready.pop_first() {
+            for reader in readers.remove(&call).unwrap_or_default() {
+                if let Some(count) = waits_for.get_mut(&reader) {
+                    *count -= 1;
+                    if *count == 0 {
+                        waits_for.remove(&reader);
+                        ready.insert(reader);
+                    }
+                }
+            }
+            order.push(call);
+        }
+        match waits_for.keys().next() {
+            None => Ok(order),
+            Some(waiting) => Err(self.cycle(graph, *waiting, &waits_for)),
+        }
+    }
+
+    /// Names the layers on a circle, which is found by going from a waiting call to one that it
+    /// waits for, until one comes again.
+    fn cycle(
+        &self,
+        graph: &Graph,
+        start: (usize, usize),
+        waiting: &BTreeMap<(usize, usize), usize>,
+    ) -> ModelError {
+        let mut path = vec![start];
+        let circle = loop {
+            let at = path[path.len() - 1];
+            let inputs = graph.entries[at.0].nodes[at.1].inputs.iter();
+            let mut inputs = inputs.map(|input| (input.entry, input.node));
+            let Some(next) = inputs.find(|input| waiting.contains_key(input)) else {
+                break &path[..];
+            };
+            if let Some(begin) = path.iter().position(|call| *call == next) {
+                break &path[begin..];
+            }
+            path.push(next);
+        };
+        let names = circle.iter().rev().chain(circle.last());
+        let names = names.map(|(entry, _)| graph.entries[*entry].name.as_str());
+        ModelError::Cycle {
+            origin: self.file.origin.to_string(),
+            circle: names.collect::<Vec<_>>().join(" -> "),
+        }
+    }
+}
+
+/// The calls without which this value is not there, numbered anew. The last one gives it.
+fn leading_to(value: usize, calls: Vec<Call>) -> Vec<Call> {
+    let mut needed = vec![false; calls.len() + 1];
+    needed[value] = true;
+    for (index, call) in calls.iter().enumerate().rev() {
+        if needed[index + 1] {
+            for input in &call.inputs {
+                needed[*input] = true;
+            }
+        }
+    }
+    let mut numbers = vec![0; calls.len() + 1];
+    let mut kept: Vec<Call> = Vec::new();
+    for (index, mut call) in calls.into_iter().enumerate() {
+        if !needed[index + 1] {
+            continue;
+        }
+        for input in &mut call.inputs {
+            *input = numbers[*input];
+        }
+        kept.push(call);
+        numbers[index + 1] = kept.len();
+    }
+    kept
+}

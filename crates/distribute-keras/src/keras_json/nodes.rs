@@ -1,0 +1,179 @@
+//! The calls of one layer: `inbound_nodes`.
+//!
+//! Keras 3 writes the arguments of every call, tensors as objects with a `keras_history` (layer,
+//! call, output). Keras 2 writes a list of such triples, each with the other arguments behind it.
+
+use serde_json::Value;
+
+use super::entries::{Entries, Entry, Node, Reference};
+use crate::{Arguments, ModelError};
+
+/// The calls of the layer of an entry.
+pub(super) fn read(
+    layer: &Value,
+    entry: &Entry,
+    entries: &Entries<'_>,
+) -> Result<Vec<Node>, ModelError> {
+    let reader = Reader {
+        by: format!("the layer {}", entry.name),
+        name: &entry.name,
+        attends: layer["class_name"] == "MultiHeadAttention",
+        entries,
+    };
+    let Some(nodes) = layer["inbound_nodes"].as_array() else {
+        return Err(reader.malformed());
+    };
+    nodes
+        .iter()
+        .map(|node| match node {
+            Value::Object(_) => reader.keras3(node),
+            Value::Array(list) => reader.keras2(list),
+            _ => Err(reader.malformed()),
+        })
+        .collect()
+}
+
+/// The arguments of an attention that are tensors, in the order of Keras' signature.
+const ATTENDED: [&str; 3] = ["query", "value", "key"];
+
+struct Reader<'a> {
+    by: String,
+    name: &'a str,
+    attends: bool,
+    entries: &'a Entries<'a>,
+}
+
+impl Reader<'_> {
+    fn malformed(&self) -> ModelError {
+        let what = format!("{} does not say what it receives (inbound_nodes)", self.by);
+        self.entries.file.not_a_model(what)
+    }
+
+    fn refuse(&self, key: &str, value: &Value) -> ModelError {
+        ModelError::Graph {
+            origin: self.entries.file.origin.to_string(),
+            layer: self.name.to_string(),
+            what: format!(
+                "it is called with `{key}` = {value}, which is not supported; call it without"
+            ),
+        }
+    }
+
+    fn keras3(&self, node: &Value) -> Result<Node, ModelError> {
+        let Some(arguments) = node["args"].as_array() else {
+            return Err(self.malformed());
+        };
+        // Query, value and key of an attention, the inputs of any other layer.
+        let mut inputs: [Vec<Reference>; 3] = Default::default();
+        for (index, argument) in arguments.iter().enumerate() {
+            match inputs.get_mut(index) {
+                Some(input) if index == 0 || self.attends => *input = self.tensors(argument)?,
+                _ if argument.is_null() => {}
+                _ => return Err(self.refuse(&format!("argument {index}"), argument)),
+            }
+        }
+        let mut node_arguments = Arguments::default();
+        for (key, value) in node["kwargs"].as_object().into_iter().flatten() {
+            let input = self.input_named(key);
+            match input.and_then(|index| inputs.get_mut(index)) {
+                Some(_) if value.is_null() => {}
+                Some(input) => *input = self.tensors(value)?,
+                None => self.argument(key, value, &mut node_arguments)?,
+            }
+        }
+        self.node(inputs, node_arguments, false)
+    }
+
+    fn keras2(&self, list: &[Value]) -> Result<Node, ModelError> {
+        let mut inputs: [Vec<Reference>; 3] = Default::default();
+        let mut arguments = Arguments::default();
+        for received in list {
+            let Some(received) = received.as_array() else {
+                return Err(self.malformed());
+            };
+            inputs[0].push(self.entries.reference(received, &self.by)?);
+            let options = received.get(3).and_then(Value::as_object);
+            for (key, value) in options.into_iter().flatten() {
+                match (self.input_named(key), value) {
+                    (Some(index), Value::Array(list)) => {
+                        let value = self.entries.reference(list, &self.by)?;
+                        inputs[index] = vec![value];
+                    }
+                    (Some(_), Value::Null) => {}
+                    _ => self.argument(key, value, &mut arguments)?,
+                }
+            }
+        }
+        self.node(inputs, arguments, true)
+    }
+
+    /// Which input an argument with this name is.
+    fn input_named(&self, key: &str) -> Option<usize> {
+        match self.attends {
+            true => ATTENDED.iter().position(|name| *name == key),
+            false => (key == "inputs").then_some(0),
+        }
+    }
+
+    fn node(
+        &self,
+        inputs: [Vec<Reference>; 3],
+        arguments: Arguments,
+        keras2: bool,
+    ) -> Result<Node, ModelError> {
+        if inputs[0].is_empty() {
+            return Err(self.malformed());
+        }
+        Ok(Node {
+            inputs: inputs.concat(),
+            arguments,
+            keras2,
+        })
+    }
+
+    /// A tensor, or a list of tensors.
+    fn tensors(&self, value: &Value) -> Result<Vec<Reference>, ModelError> {
+        match value {
+            Value::Array(list) => {
+                let each = list.iter().map(|one| self.tensor(one));
+                each.collect()
+            }
+            Value::Null => Ok(Vec::new()),
+            one => self.tensor(one).map(|one| vec![one]),
+        }
+    }
+
+    fn tensor(&self, value: &Value) -> Result<Reference, ModelError> {
+        match value["config"]["keras_history"].as_array() {
+            Some(history) if value["class_name"] == "__keras_tensor__" => {
+                self.entries.reference(history, &self.by)
+            }
+            _ => Err(self.refuse("inputs", value)),
+        }
+    }
+
+    /// An argument that is no input.
+    fn argument(
+        &self,
+        key: &str,
+        value: &Value,
+        arguments: &mut Arguments,
+    ) -> Result<(), ModelError> {
+        match (key, value) {
+            (_, Value::Null) | ("use_causal_mask", Value::Bool(false)) => {}
+            ("mask", mask) if self.entries.is_padding(mask) => arguments.masked = true,
+            ("training", Value::Bool(false)) => arguments.inference = true,
+            ("use_causal_mask", Value::Bool(true)) if self.attends => arguments.causal = true,
+            ("return_attention_scores", Value::Bool(false)) if self.attends => {}
+            _ => {
+                // Of a tensor its class says enough.
+                let value = match &value["class_name"] {
+                    Value::Null => value,
+                    class => class,
+                };
+                return Err(self.refuse(key, value));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! What flows between the layers.
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use crate::{Activation, Shape};
+
+/// The values of a batch. Images are `[batch, channels, height, width]`.
+#[derive(Debug, Clone)]
+pub(crate) enum Flow {
+    Flat(Tensor<2>),
+    Sequence(Tensor<3>),
+    Image(Tensor<4>),
+}
+
+/// What a layer gives: values, and which of the steps are padding.
+#[derive(Debug, Clone)]
+pub(crate) struct Value {
+    pub(crate) flow: Flow,
+    /// 1 for tokens and 0 for padding, `[batch, steps]`, behind an embedding with `mask_zero`.
+    pub(crate) mask: Option<Tensor<2>>,
+}
+
+impl Value {
+    /// Values without padding.
+    pub(crate) fn of(flow: Flow) -> Self {
+        Self { flow, mask: None }
+    }
+}
+
+/// Applies an expression to the tensor of whatever rank.
+macro_rules! each {
+    ($flow:expr, $x:ident => $y:expr) => {
+        match $flow {
+            Flow::Flat($x) => Flow::Flat($y),
+            Flow::Sequence($x) => Flow::Sequence($y),
+            Flow::Image($x) => Flow::Image($y),
+        }
+    };
+}
+pub(crate) use each;
+
+impl Flow {
+    /// Applies an activation over the axis that Keras calls the last one.
+    pub(crate) fn activate(self, activation: Activation) -> Self {
+        let features = self.feature_axis();
+        each!(self, x => activation.apply(x, features))
+    }
+
+    /// The axis that Keras calls the last one.
+    pub(crate) fn feature_axis(&self) -> usize {
+        match self {
+            Self::Flat(_) | Self::Image(_) => 1,
+            Self::Sequence(_) => 2,
+        }
+    }
+
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Self::Flat(x) => x.device(),
+            Self::Sequence(x) => x.device(),
+            Self::Image(x) => x.device(),
+        }
+    }
+
+    /// The values in the rows of a matrix, their features last: what a layer on the last axis
+    /// takes. [`like`](Self::like) is the way back.
+    pub(crate) fn into_rows(self) -> Tensor<2> {
+        match self {
+            Self::Flat(x) => x,
+            Self::Sequence(x) => x.flatten(0, 1),
+            Self::Image(x) => x.permute([0, 2, 3, 1]).flatten(0, 2),
+        }
+    }
+
+    /// The extents, as Keras has them: features last.
+    pub(crate) fn keras_dims(&self) -> Vec<usize> {
+        match self {
+            Self::Flat(x) => x.dims().to_vec(),
+            Self::Sequence(x) => x.dims().to_vec(),
+            Self::Image(x) => {
+                let [batch, channels, height, width] = x.dims();
+                vec![batch, height, width, channels]
+            }
+        }
+    }
+
+    /// Rows in the places of `dims`, of which the features may be others.
+    pub(crate) fn like(dims: &[usize], rows: Tensor<2>) -> Self {
+        let features = rows.dims()[1];
+        match *dims {
+            [batch, steps, _] => Self::Sequence(rows.reshape([batch, steps, features])),
+            [batch, height, width, _] => {
+                let images = rows.reshape([batch, height, width, features]);
+                Self::Image(images.permute([0, 3, 1, 2]))
+            }
+            _ => Self::Flat(rows),
+        }
+    }
+
+    /// All values of an example in one row, in Keras' order if it is asked for.
+    pub(crate) fn flatten(self, keras_order: bool) -> Tensor<2> {
+        match self {
+            Self::Flat(x) => x,
+            Self::Sequence(x) => x.flatten(1, 2),
+            Self::Image(x) if keras_order => x.permute([0, 2, 3, 1]).flatten(1, 3),
+            Self::Image(x) => x.flatten(1, 3),
+        }
+    }
+
+    /// Examples of this shape from rows in Keras' order. For one channel or one place that is
+    /// another view.
+    pub(crate) fn from_examples<const D: usize>(x: Tensor<D>, shape: Shape) -> Self {
+        let batch = x.dims()[0];
+        match shape {
+            Shape::Flat(n) => Self::Flat(x.reshape([batch, n])),
+            Shape::Sequence(steps, features) => Self::Sequence(x.reshape([batch, steps, features])),
+            Shape::Image(height, width, channels) if channels == 1 || height * width == 1 => {
+                Self::Image(x.reshape([batch, channels, height, width]))
+            }
+            Shape::Image(height, width, channels) => {
+                let images = x.reshape([batch, height, width, channels]);
+                Self::Image(images.permute([0, 3, 1, 2]))
+            }
+        }
+    }
+
+    /// `x * scale + offset`, with one number per feature.
+    pub(crate) fn scale_features(self, scale: Tensor<1>, offset: Tensor<1>) -> Self {
+        match self {
+            Self::Flat(x) => Self::Flat(scaled(x, scale.unsqueeze(), offset.unsqueeze())),
+            Self::Sequence(x) => Self::Sequence(scaled(x, scale.unsqueeze(), offset.unsqueeze())),
+            Self::Image(x) => {
+                let column = |v: Tensor<1>| {
+                    let n = v.dims()[0];
+                    v.reshape([1, n, 1, 1])
+                };
+                Self::Image(scaled(x, column(scale), column(offset)))
+            }
+        }
+    }
+}
+
+/// In the type of `x`.
+fn scaled<const D: usize>(x: Tensor<D>, scale: Tensor<D>, offset: Tensor<D>) -> Tensor<D> {
+    let dtype = x.dtype();
+    x * scale.cast(dtype) + offset.cast(dtype)
+}
+
+/// Numbers as a tensor that is no parameter.
+pub(crate) fn constants(values: &[f64], device: &Device) -> Tensor<1> {
+    let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+    let shape = [values.len()];
+    Tensor::from_data(TensorData::new(values, shape), device)
+}

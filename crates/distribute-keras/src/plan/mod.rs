@@ -1,0 +1,248 @@
+//! Shapes of all values for one input, checked before a tensor exists.
+
+mod order;
+mod shape;
+mod weights;
+
+pub use shape::Shape;
+use shape::tuple;
+pub(crate) use shape::{pads, tensor_axis};
+pub use weights::PlannedWeight;
+
+use crate::spec::Merge;
+use crate::{Arguments, Call, LayerSpec, ModelError, ModelSpec};
+
+/// A model for inputs of one shape: what [`Model`](crate::Model) is built from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The model's name.
+    pub name: String,
+    /// The shape of one example.
+    pub input: Shape,
+    /// Every layer once, with its weights.
+    pub layers: Vec<PlannedLayer>,
+    /// The calls of the layers in the order in which they are made; the last one gives the model's
+    /// output.
+    pub calls: Vec<PlannedCall>,
+}
+
+/// One layer and its weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedLayer {
+    /// Its name in the model.
+    pub name: String,
+    /// The layer.
+    pub spec: LayerSpec,
+    /// Its weights, in Keras' order.
+    pub weights: Vec<PlannedWeight>,
+    /// For a `Dense` layer behind a flattened image: that image, whose values arrive in the order
+    /// (channels, height, width) where Keras has (height, width, channels).
+    pub flattened: Option<(usize, usize, usize)>,
+}
+
+/// One call of a layer, and its shapes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedCall {
+    /// The layer's position in [`Plan::layers`].
+    pub layer: usize,
+    /// What it receives: value 0 is the model's input, value `n` the output of call `n - 1`.
+    pub inputs: Vec<usize>,
+    /// The shapes of what it receives.
+    pub shapes: Vec<Shape>,
+    /// The shape of what it gives.
+    pub output: Shape,
+    /// The arguments of the call.
+    pub arguments: Arguments,
+    /// For a `Flatten` of an image: that the values themselves are put into Keras' order, because
+    /// not every reader of them is a `Dense` layer that can read another order.
+    pub reordered: bool,
+    /// The call of the `Embedding` whose padding is left out of what this call gives.
+    masked_by: Option<usize>,
+}
+
+impl PlannedLayer {
+    /// The number of numbers in its weights (Keras: `layer.count_params()`).
+    pub fn parameters(&self) -> usize {
+        let counts = self.weights.iter().map(PlannedWeight::elements);
+        counts.fold(0, usize::saturating_add)
+    }
+}
+
+impl Plan {
+    /// The shape of the model's output.
+    pub fn output(&self) -> Shape {
+        self.calls.last().map_or(self.input, |call| call.output)
+    }
+
+    /// The number of numbers in all weights (Keras: `model.count_params()`).
+    pub fn parameters(&self) -> usize {
+        let counts = self.layers.iter().map(PlannedLayer::parameters);
+        counts.fold(0, usize::saturating_add)
+    }
+
+    /// All weights in the order of Keras' `model.get_weights()`, each with its layer.
+    pub fn weights(&self) -> impl Iterator<Item = (&PlannedLayer, &PlannedWeight)> {
+        let of = |layer: &'_ PlannedLayer| layer.weights.len();
+        let layers = self.layers.iter().filter(move |layer| of(layer) > 0);
+        layers.flat_map(|layer| layer.weights.iter().map(move |weight| (layer, weight)))
+    }
+}
+
+impl ModelSpec {
+    /// Works out every value's shape for examples of the shape `features`.
+    ///
+    /// An image without a channel axis has one channel if the model wants an axis more.
+    ///
+    /// # Errors
+    /// [`ModelError::Input`] if the model names another shape, [`ModelError::Shape`] for the
+    /// first layer that does not fit, [`ModelError::Graph`] for calls that are not those of a
+    /// model.
+    pub fn plan(&self, features: &[usize]) -> Result<Plan, ModelError> {
+        self.check_calls()?;
+        let mut plan = Plan {
+            name: self.name.clone(),
+            input: self.input(features)?,
+            layers: Vec::with_capacity(self.layers.len()),
+            calls: Vec::with_capacity(self.calls.len()),
+        };
+        let unbuilt = self.layers.iter().map(|layer| PlannedLayer {
+            name: layer.name.clone(),
+            spec: layer.spec.clone(),
+            weights: Vec::new(),
+            flattened: None,
+        });
+        plan.layers.extend(unbuilt);
+        let mut built = vec![false; plan.layers.len()];
+        for call in &self.calls {
+            let layer = &plan.layers[call.layer];
+            let error = |what| ModelError::Shape {
+                model: self.name.clone(),
+                layer: layer.name.clone(),
+                class: layer.spec.class(),
+                what,
+            };
+            let planned = plan.planned(call).map_err(error)?;
+            let weights = weights::weights(&layer.spec, &planned.shapes);
+            if std::mem::replace(&mut built[call.layer], true) && weights != layer.weights {
+                return Err(error(format!(
+                    "it is called on values of different widths, {} among them, and has its \
+                     weights once; use a layer for each",
+                    planned.shapes[0]
+                )));
+            }
+            plan.layers[call.layer].weights = weights;
+            plan.calls.push(planned);
+        }
+        plan.order_features();
+        Ok(plan)
+    }
+
+    /// The shape of one example as the first layers see it.
+    fn input(&self, features: &[usize]) -> Result<Shape, ModelError> {
+        let mut with_channel = features.to_vec();
+        with_channel.push(1);
+        let wrong = |expected| ModelError::Input {
+            model: self.name.clone(),
+            expected,
+            found: tuple(features),
+        };
+        if let Some(declared) = &self.input_shape {
+            let fits = |dims: &[usize]| {
+                let pairs = declared.iter().zip(dims);
+                declared.len() == dims.len()
+                    && pairs.clone().all(|(d, x)| d.is_none_or(|d| d == *x))
+            };
+            let chosen = [features, &with_channel]
+                .into_iter()
+                .find(|dims| fits(dims));
+            let expected = || {
+                let dims = declared.iter();
+                let dims: Vec<_> = dims
+                    .map(|d| d.map_or("any".to_string(), |d| d.to_string()))
+                    .collect();
+                format!("({})", dims.join(", "))
+            };
+            return chosen.and_then(Shape::of).ok_or_else(|| wrong(expected()));
+        }
+        let wants_image = self.layers.iter().find_map(|layer| match layer.spec {
+            LayerSpec::Flatten | LayerSpec::Dense { .. } => Some(false),
+            ref spec => shape::wants_image(spec).then_some(true),
+        });
+        let dims = match features.len() {
+            2 if wants_image == Some(true) => &with_channel[..],
+            _ => features,
+        };
+        Shape::of(dims).ok_or_else(|| wrong("1 to 3 axes".to_string()))
+    }
+}
+
+impl Plan {
+    /// A call of values that are there, or why it cannot be made.
+    fn planned(&self, call: &Call) -> Result<PlannedCall, String> {
+        let spec = &self.layers[call.layer].spec;
+        let shapes: Vec<Shape> = call.inputs.iter().map(|value| self.shape(*value)).collect();
+        let masks: Vec<Option<usize>> = call.inputs.iter().map(|v| self.mask(*v)).collect();
+        if call.arguments.masked && masks.iter().any(Option::is_none) {
+            return Err(
+                "its `mask` is not the padding of an Embedding; use mask_zero=True \
+                        there, or call it without a mask"
+                    .to_string(),
+            );
+        }
+        Ok(PlannedCall {
+            layer: call.layer,
+            inputs: call.inputs.clone(),
+            output: shape::output(spec, &shapes)?,
+            shapes,
+            arguments: call.arguments,
+            reordered: false,
+            masked_by: mask(spec, &masks, self.calls.len())?,
+        })
+    }
+
+    /// The shape of a value: 0 is the input, `n` the output of call `n - 1`.
+    fn shape(&self, value: usize) -> Shape {
+        let call = value.checked_sub(1).and_then(|call| self.calls.get(call));
+        call.map_or(self.input, |call| call.output)
+    }
+
+    /// The call of the embedding whose padding is left out of this value.
+    fn mask(&self, value: usize) -> Option<usize> {
+        let call = value.checked_sub(1)?;
+        self.calls.get(call)?.masked_by
+    }
+}
+
+/// Whose padding is left out of what a layer gives, of whose is left out of what it receives.
+fn mask(spec: &LayerSpec, masks: &[Option<usize>], call: usize) -> Result<Option<usize>, String> {
+    let first = masks.first().copied().flatten();
+    match spec {
+        LayerSpec::Embedding { mask_zero, .. } => Ok(mask_zero.then_some(call)),
+        LayerSpec::Merge(Merge::Concatenate { .. }) if first.is_some() => Err(
+            "it would have to join the masks of sequences with padding; use mask_zero=False in \
+             the Embedding"
+                .to_string(),
+        ),
+        // Keras 2 and 3 do not agree on the mask of such a sum, nor on what an attention reads.
+        LayerSpec::Merge(_) if masks.iter().any(|mask| *mask != first) => Err(
+            "it receives sequences with different padding; use mask_zero=False in the Embedding"
+                .to_string(),
+        ),
+        LayerSpec::MultiHeadAttention { .. } if masks.iter().any(Option::is_some) => Err(
+            "it receives sequences with padding, of which Keras 2 and Keras 3 read different \
+             parts; use mask_zero=False in the Embedding"
+                .to_string(),
+        ),
+        LayerSpec::BatchNormalization { .. } if first.is_some() => Err(
+            "its statistics would count the padding of the sequences; use a LayerNormalization, \
+             or mask_zero=False in the Embedding"
+                .to_string(),
+        ),
+        LayerSpec::Dropout { .. }
+        | LayerSpec::Activation(_)
+        | LayerSpec::Dense { .. }
+        | LayerSpec::LayerNormalization { .. }
+        | LayerSpec::Merge(_) => Ok(first),
+        _ => Ok(None),
+    }
+}

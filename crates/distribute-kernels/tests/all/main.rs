@@ -1,0 +1,5 @@
+//! The kernels beside burn's own.
+
+mod conv;
+mod max_pool;
+mod support;

@@ -1,0 +1,125 @@
+//! What a process says about itself.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::handshake::error::HandshakeError;
+use crate::handshake::purpose::Purpose;
+use crate::random_hex;
+
+/// The version of the handshake itself.
+pub(super) const HANDSHAKE_VERSION: u32 = 1;
+/// The longest message of a handshake.
+pub const MESSAGE_BYTES_MAX: usize = 16 << 10;
+/// Hexadecimal digits of a nonce.
+const NONCE_DIGITS: usize = 64;
+
+/// Who a process is. The handshake proves that the peer said it, and leaves it to the caller
+/// whether it is as it should be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Identity {
+    /// The name of the group or job.
+    pub group: String,
+    /// The number of the process among those of its kind: its rank, its task, its host.
+    pub task: u32,
+    /// Which start of the process it is, where two of one number are told apart.
+    pub run: String,
+    /// How often the group was made before.
+    pub generation: u64,
+}
+
+/// What one side says first. All of it is proven.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub(super) handshake: u32,
+    /// The version of the messages that follow the handshake.
+    pub protocol_version: u32,
+    /// The version of the program or crate; builds that differ do not work together.
+    pub build: String,
+    /// What the connection is for.
+    pub purpose: Purpose,
+    /// Of the side that dials: the address that it dials. Of the side that listens: its own, or
+    /// nothing if it does not know under which one others know it; the two must be equal then.
+    #[serde(default)]
+    pub address: String,
+    /// Who the side is.
+    #[serde(default)]
+    pub identity: Identity,
+    /// The number of the process that the side expects at the other end.
+    #[serde(default)]
+    pub peer_task: Option<u32>,
+    /// What else the two sides of this purpose have to compare or to know: JSON, as text, so that
+    /// what a stranger sends takes no more memory than its bytes.
+    #[serde(default)]
+    pub details: String,
+    pub(super) has_secret: bool,
+    pub(super) nonce: String,
+}
+
+/// What every version of a Hello has.
+#[derive(Deserialize)]
+struct Versions {
+    handshake: u32,
+}
+
+impl Hello {
+    /// A Hello without identity, address and details.
+    pub fn new(purpose: Purpose, protocol_version: u32, build: impl Into<String>) -> Hello {
+        Hello {
+            handshake: HANDSHAKE_VERSION,
+            protocol_version,
+            build: build.into(),
+            purpose,
+            address: String::new(),
+            identity: Identity::default(),
+            peer_task: None,
+            details: String::new(),
+            has_secret: false,
+            nonce: String::new(),
+        }
+    }
+
+    /// The details that a peer of the same purpose sent.
+    ///
+    /// # Errors
+    /// [`HandshakeError::Malformed`] when they are others.
+    pub fn read_details<T: DeserializeOwned>(&self) -> Result<T, HandshakeError> {
+        serde_json::from_str(&self.details).map_err(HandshakeError::malformed)
+    }
+
+    /// Whether the side has a secret, and so demands a proof.
+    pub fn has_secret(&self) -> bool {
+        self.has_secret
+    }
+
+    /// The text of this Hello, with a new nonce.
+    pub(super) fn encode(&mut self, has_secret: bool) -> Result<String, HandshakeError> {
+        self.has_secret = has_secret;
+        self.nonce = random_hex::<{ NONCE_DIGITS / 2 }>()?;
+        let text = serde_json::to_string(self).map_err(HandshakeError::malformed)?;
+        match text.len() + NONCE_DIGITS < MESSAGE_BYTES_MAX {
+            true => Ok(text),
+            false => Err(HandshakeError::malformed("it is too long")),
+        }
+    }
+
+    /// Reads the text of a peer.
+    pub(super) fn decode(text: &str) -> Result<Hello, HandshakeError> {
+        if text.len() > MESSAGE_BYTES_MAX {
+            return Err(HandshakeError::malformed("it is too long"));
+        }
+        let versions: Versions = serde_json::from_str(text).map_err(HandshakeError::malformed)?;
+        if versions.handshake != HANDSHAKE_VERSION {
+            return Err(HandshakeError::OtherHandshake {
+                theirs: versions.handshake,
+                ours: HANDSHAKE_VERSION,
+            });
+        }
+        let hello: Hello = serde_json::from_str(text).map_err(HandshakeError::malformed)?;
+        match hello.nonce.len() == NONCE_DIGITS {
+            true => Ok(hello),
+            false => Err(HandshakeError::malformed("it has no nonce")),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Trust between the processes of a job: token, certificates, addresses, and one handshake.
+//!
+//! - [`security`]: the job's token and certificates, and what they allow.
+//! - [`address`]: addresses, and the sockets that are bound to them.
+//! - [`handshake`]: the first messages of every connection, for every way bytes travel.
+//! - `exchange` (feature `tokio`): the handshake on connections that carry bytes.
+//! - [`pending`]: which connection goes when too many have not proven themselves.
+//! - `peers` (feature `tokio`): connections with or without TLS, and the gate for strangers.
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unwrap_used
+)]
+
+pub mod address;
+#[cfg(feature = "tokio")]
+mod connection;
+mod credentials;
+mod error;
+#[cfg(feature = "tokio")]
+pub mod exchange;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod handshake;
+#[cfg(feature = "tokio")]
+pub mod peers;
+pub mod pending;
+pub mod security;
+#[cfg(feature = "tokio")]
+pub mod tls;
+
+pub use error::{NetError, Result};
+
+/// Bytes that nobody can guess.
+///
+/// # Errors
+/// [`NetError::NoRandomNumbers`] when the system has none.
+pub fn random<const BYTES: usize>() -> Result<[u8; BYTES]> {
+    let mut bytes = [0; BYTES];
+    getrandom::fill(&mut bytes).map_err(|error| NetError::NoRandomNumbers {
+        reason: error.to_string(),
+    })?;
+    Ok(bytes)
+}
+
+/// As [`random`], as hexadecimal digits: two for each byte.
+///
+/// # Errors
+/// As `random`.
+pub fn random_hex<const BYTES: usize>() -> Result<String> {
+    Ok(hex(&random::<BYTES>()?))
+}
+
+/// Bytes as hexadecimal digits.
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

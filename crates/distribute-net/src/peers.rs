@@ -1,0 +1,183 @@
+//! Connections between processes of a job, for gRPC services: the same TLS, the same rule
+//! for addresses, the same limit on connections of strangers.
+//!
+//! A service accepts connections with [`PeerListener`]. A connection ends by itself 10 s after it
+//! was opened, or earlier when strangers open many, unless the service calls
+//! [`ConnectionGuard::admit`] because the peer has proven that it knows the token
+//! (see [`handshake`](crate::handshake)).
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+
+use crate::address::BoundListener;
+pub use crate::connection::{Connection, ConnectionGuard};
+use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard};
+use crate::error::Result;
+use crate::security::Security;
+use crate::tls::TlsSettings;
+
+/// Connections that are ready and wait for the service.
+const QUEUE: usize = 64;
+/// How often connections of strangers are looked at.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The pauses after an accept that failed, which grow: the process has no descriptors left, and
+/// nothing says when it has. Connections of strangers cannot take them all, so the process itself
+/// has.
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+
+/// A socket that other processes of the job connect to.
+#[derive(Debug)]
+pub struct PeerListener {
+    listener: BoundListener,
+    tls: Option<TlsSettings>,
+}
+
+impl PeerListener {
+    /// Listens at `host:port`; port 0 takes a free one.
+    ///
+    /// `task` is the number of the process in its job, for messages.
+    ///
+    /// # Errors
+    /// [`NetError::Address`](crate::NetError::Address) when the address does not
+    /// resolve, is in use, is not one of this host, or is reachable from other hosts although
+    /// `security` has not both a token and TLS; what TLS settings are wrong.
+    pub fn bind(task: usize, address: &str, security: &Security) -> Result<Self> {
+        Ok(Self {
+            listener: BoundListener::bind(task, address, security)?,
+            tls: security.tls_settings()?,
+        })
+    }
+
+    /// The address, with the port that is in use.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.listener.local_addr()
+    }
+
+    /// The connections whose TLS handshake succeeded. Must be called in a tokio runtime; dropping
+    /// the stream closes the socket.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn incoming(self) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+        self.incoming_with(|_, _| {})
+    }
+
+    /// [`incoming`](Self::incoming), where `refused` hears of the connections that come to nothing:
+    /// the address at the other end, and what was wrong about its certificate or TLS.
+    ///
+    /// # Errors
+    /// As `incoming`.
+    pub fn incoming_with(
+        self,
+        refused: impl Fn(String, String) + Send + Sync + 'static,
+    ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+        accept(
+            self.listener.into_socket(),
+            self.tls,
+            move |address, reason| {
+                if let Some(reason) = &reason {
+                    tracing::warn!(address, reason, "refused a certificate");
+                }
+                let no_tls = || "it began no TLS handshake: does it use TLS?".to_string();
+                refused(address, reason.unwrap_or_else(no_tls));
+            },
+        )
+    }
+}
+
+/// Connects to the address (`host:port`) of a process of the job.
+///
+/// # Errors
+/// What happened, and whether a certificate was not accepted (then it is no use to try again).
+pub async fn connect(
+    address: &str,
+    security: &Security,
+) -> std::result::Result<Connection, (String, bool)> {
+    let tls = security
+        .tls_settings()
+        .map_err(|error| (error.to_string(), true))?;
+    Connection::open(address, tls.as_ref()).await
+}
+
+/// Accepts connections and does their TLS handshakes until the stream is dropped; `refused` hears
+/// of the addresses whose certificate was not accepted and why, and of those that do not speak TLS.
+pub fn accept(
+    listener: TcpListener,
+    tls: Option<TlsSettings>,
+    refused: impl Fn(String, Option<String>) + Send + Sync + 'static,
+) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let (ready, receiver) = mpsc::channel(QUEUE);
+    let settings = Arc::new(AcceptSettings {
+        tls,
+        refused: Arc::new(refused),
+    });
+    tokio::spawn(accept_all(listener, settings, ready));
+    Ok(ReceiverStream::new(receiver))
+}
+
+/// What turns an accepted socket into a connection.
+struct AcceptSettings {
+    tls: Option<TlsSettings>,
+    refused: OnRefused,
+}
+
+async fn accept_all(
+    listener: tokio::net::TcpListener,
+    settings: Arc<AcceptSettings>,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let mut pending = PendingConnections::default();
+    let mut pause = PAUSE_MIN;
+    loop {
+        let accepted = tokio::select! {
+            accepted = tokio::time::timeout(POLL_INTERVAL, listener.accept()) => accepted,
+            () = ready.closed() => return,
+        };
+        match accepted {
+            Err(_) => pending.expire(),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "cannot accept a connection");
+                // Perhaps there are no descriptors left: a stranger's is the first to go.
+                pending.end_one();
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
+            }
+            Ok(Ok((tcp, remote))) => {
+                pause = PAUSE_MIN;
+                let guarded = guard(tcp, remote);
+                guarded.guard().on_refused(settings.refused.clone());
+                pending.add(guarded.guard());
+                tokio::spawn(handshake(settings.clone(), guarded, ready.clone()));
+                // What it has sent is read before the next one is taken: in a flood a process that
+                // speaks is no stranger that says nothing.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+/// The TLS handshake of one connection; its guard limits how long it takes.
+async fn handshake(
+    settings: Arc<AcceptSettings>,
+    guarded: GuardedStream,
+    ready: mpsc::Sender<io::Result<Connection>>,
+) {
+    let address = guarded.guard().remote().to_string();
+    match Connection::accept(guarded, settings.tls.as_ref()).await {
+        Ok(connection) => {
+            let _ = ready.send(Ok(connection)).await;
+        }
+        Err(reason) => {
+            tracing::debug!(address, reason, "no TLS handshake");
+            (settings.refused)(address, reason);
+        }
+    }
+}

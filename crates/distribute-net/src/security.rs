@@ -1,0 +1,135 @@
+//! Who may take part: job token and certificates.
+
+use std::sync::Arc;
+
+pub use crate::credentials::{TlsIdentity, Token};
+
+use crate::handshake::{Secret, proof};
+#[cfg(feature = "tokio")]
+use crate::tls::TlsSettings;
+
+/// What a process shows to its peers, and what it demands of them.
+///
+/// Without a token and certificates a process listens on loopback addresses only, unless
+/// [`insecure`](Self::insecure) says otherwise.
+///
+/// ```
+/// use distribute_net::security::{Security, Token};
+///
+/// let security = Security::default().token(Token::new("0123456789abcdef")?);
+/// assert_eq!(format!("{security:?}").matches("0123456789abcdef").count(), 0);
+/// # Ok::<(), distribute_net::NetError>(())
+/// ```
+#[derive(Debug, Clone, Default)]
+#[must_use]
+pub struct Security {
+    token: Option<Token>,
+    tls: Option<Arc<TlsIdentity>>,
+    insecure: bool,
+}
+
+impl Security {
+    /// Demands that every peer knows the token of the job. It is never sent.
+    pub fn token(mut self, token: Token) -> Self {
+        self.token = Some(token);
+        self
+    }
+
+    /// Encrypts all connections and demands a certificate of the same CA from every peer.
+    pub fn tls(mut self, identity: TlsIdentity) -> Self {
+        self.tls = Some(Arc::new(identity));
+        self
+    }
+
+    /// Allows addresses beyond loopback without a token or without TLS: whoever reaches the port
+    /// can then take part or read along.
+    pub fn insecure(mut self) -> Self {
+        self.insecure = true;
+        self
+    }
+
+    /// What a [handshake](crate::handshake) of this process proves: the token, if there is one.
+    pub fn secret(&self) -> Secret {
+        let token = self.token.as_ref();
+        token.map(Token::secret).unwrap_or_default()
+    }
+
+    /// Whether peers have to know a token.
+    pub fn has_token(&self) -> bool {
+        self.token.is_some()
+    }
+
+    /// A key that only who has the token can find, from a label and parts: HMAC-SHA256, in which no
+    /// list of parts can be mistaken for another one; empty without a token. Labels differ by use.
+    pub fn derive(&self, label: &str, parts: &[&[u8]]) -> Vec<u8> {
+        let token = self.token.as_ref();
+        token.map_or_else(Vec::new, |token| {
+            proof::of_parts(&token.secret(), label, parts)
+        })
+    }
+
+    /// Whether a process may listen beyond loopback.
+    ///
+    /// # Errors
+    /// What is missing.
+    pub fn allows_beyond_loopback(&self) -> std::result::Result<(), &'static str> {
+        match (&self.token, &self.tls) {
+            _ if self.insecure => Ok(()),
+            (Some(_), Some(_)) => Ok(()),
+            (None, Some(_)) => Err("a token"),
+            (Some(_), None) => Err("TLS"),
+            (None, None) => Err("a token and TLS"),
+        }
+    }
+
+    /// The TLS settings of both ends of a connection, or `None` without TLS.
+    ///
+    /// # Errors
+    /// [`InvalidOption`](crate::NetError::InvalidOption) when a certificate or the key cannot be
+    /// used.
+    #[cfg(feature = "tokio")]
+    pub fn tls_settings(&self) -> crate::Result<Option<TlsSettings>> {
+        let identity = self.tls.as_deref();
+        identity.map(TlsSettings::new).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECRET: &str = "correct horse battery staple";
+
+    #[test]
+    fn a_token_comes_from_text_or_a_file_and_shows_in_no_output() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        std::fs::write(&path, format!("{SECRET}\n")).unwrap();
+        let token = Token::from_file(&path).unwrap();
+        assert_eq!(token.bytes(), Token::new(SECRET).unwrap().bytes());
+        let shown = format!("{token:?} {:#?}", Security::default().token(token.clone()));
+        assert!(!shown.contains("horse"), "{shown}");
+    }
+
+    #[test]
+    fn both_token_and_tls_are_needed_beyond_loopback() {
+        let identity = || TlsIdentity::new("", "", "");
+        let token = Token::new(SECRET).unwrap();
+        let none = Security::default();
+        assert_eq!(none.allows_beyond_loopback(), Err("a token and TLS"));
+        let half = none.clone().token(token.clone());
+        assert_eq!(half.allows_beyond_loopback(), Err("TLS"));
+        let other_half = none.clone().tls(identity());
+        assert_eq!(other_half.allows_beyond_loopback(), Err("a token"));
+        assert_eq!(half.tls(identity()).allows_beyond_loopback(), Ok(()));
+        assert_eq!(none.insecure().allows_beyond_loopback(), Ok(()));
+    }
+
+    #[cfg(feature = "tokio")]
+    #[test]
+    fn bad_certificates_are_an_error_that_says_which() {
+        let security = Security::default().tls(TlsIdentity::new("no PEM", "", ""));
+        let error = security.tls_settings().unwrap_err().to_string();
+        assert!(error.contains("CA certificate"), "{error}");
+    }
+}

@@ -1,0 +1,69 @@
+//! The learning rates of a run, from its flags.
+
+use std::sync::Arc;
+
+use distribute_core::schedule::{LearningRateSchedule, PiecewiseConstantDecay, Warmup};
+
+use crate::failure::Failure;
+use crate::flags::{OptimizerName, StrategyName, TrainingArgs};
+
+/// The schedule of a run of so many updates whose rate is `rate`; none where the rate stays.
+pub(crate) fn schedule(
+    args: &TrainingArgs,
+    rate: f64,
+    updates: u64,
+) -> Result<Option<Arc<dyn LearningRateSchedule>>, Failure> {
+    let warmup = args.warmup_steps.unwrap_or(0);
+    let then: Arc<dyn LearningRateSchedule> = match (&args.lr_schedule, warmup) {
+        (None, 0) => return Ok(None),
+        (None, _) => Arc::new(PiecewiseConstantDecay::new(Vec::new(), vec![rate])?),
+        (Some(flag), _) => flag.build(rate, updates.saturating_sub(warmup).max(1))?,
+    };
+    let all: Arc<dyn LearningRateSchedule> = match warmup {
+        0 => then,
+        steps => Arc::new(Warmup::new(steps, then)),
+    };
+    if args.optimizer == OptimizerName::Ftrl
+        && let Some(update) = (0..updates).find(|update| all.rate(*update) == 0.0)
+    {
+        return Err(Failure::usage(format!(
+            "--optimizer ftrl divides by the learning rate, which --warmup-steps and --lr-schedule \
+             make 0 after {update} updates: leave --warmup-steps out, give --lr-schedule an \
+             `alpha`, or choose another optimizer"
+        )));
+    }
+    Ok(Some(all))
+}
+
+/// Refuses micro-batches of workers that train for themselves, and a loss scale that nobody could
+/// move.
+pub(crate) fn check(args: &TrainingArgs, strategy: StrategyName) -> Result<(), Failure> {
+    if strategy == StrategyName::ParameterServer && args.accumulate.is_some_and(|it| it > 1) {
+        return Err(Failure::usage(
+            "--accumulate does not go with --strategy parameter-server: a worker that is lost \
+             would take the gradients of its steps with it; use a larger --batch-size",
+        ));
+    }
+    let has_scale = args.precision.policy().loss_scale().is_dynamic();
+    if has_scale && [StrategyName::ParameterServer, StrategyName::Tpu].contains(&strategy) {
+        return Err(Failure::usage(
+            "--precision f16 needs a dynamic loss scale, which --strategy parameter-server and tpu \
+             do not have: use --precision bf16",
+        ));
+    }
+    Ok(())
+}
+
+/// The updates of a run: of `--steps`, or of its epochs.
+pub(crate) fn updates(
+    args: &TrainingArgs,
+    epochs: usize,
+    examples: usize,
+    global_batch: usize,
+) -> u64 {
+    let batches = epochs.saturating_mul(examples.div_ceil(global_batch.max(1)));
+    let updates = (batches / args.accumulate.unwrap_or(1)) as u64;
+    args.steps
+        .map_or(updates, |steps| steps.min(updates))
+        .max(1)
+}

@@ -1,0 +1,111 @@
+//! What the links of a rank are to be, and what it says of them in a handshake.
+
+use std::sync::Arc;
+
+use distribute_net::handshake::{Hello, Identity, Purpose, Secret};
+use rustls::pki_types::ServerName;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::grpc::hello::{FAILED_PRECONDITION, Refusal};
+use crate::status::GroupStatus;
+use crate::wire::HEADER_BYTES;
+
+/// The version of the messages on a lane.
+const VERSION: u32 = 2;
+
+/// The smallest limit of a message that makes sense.
+pub(crate) const MESSAGE_BYTES_MIN: usize = HEADER_BYTES + 1024;
+
+/// Certificates of data connections.
+#[derive(Clone)]
+pub(crate) struct DataTls {
+    pub(crate) client: Arc<rustls::ClientConfig>,
+    pub(crate) server: Arc<rustls::ServerConfig>,
+    /// The name in the certificate of each rank.
+    pub(crate) server_names: Vec<ServerName<'static>>,
+}
+
+/// What a Hello says about its lane.
+#[derive(Deserialize)]
+struct LaneDetails {
+    world_size: usize,
+    lane: usize,
+    lanes: usize,
+}
+
+/// What the links of a rank are to be.
+pub(crate) struct LinkConfig {
+    pub(crate) rank: usize,
+    pub(crate) world_size: usize,
+    pub(crate) generation: u64,
+    pub(crate) group: String,
+    /// Connections per pair of ranks, at least 1.
+    pub(crate) lanes: usize,
+    pub(crate) max_message_bytes: usize,
+    pub(crate) tls: Option<DataTls>,
+    /// What this rank and another one know, by its rank.
+    pub(crate) secrets: Vec<Secret>,
+    pub(crate) status: Arc<GroupStatus>,
+}
+
+impl LinkConfig {
+    /// What this rank says on a lane to another rank, which it dials at an address or not.
+    pub(super) fn hello(&self, peer: usize, lane: usize, address: &str) -> Hello {
+        let mut hello = Hello::new(Purpose::Data, VERSION, env!("CARGO_PKG_VERSION"));
+        hello.address = address.to_string();
+        hello.identity = Identity {
+            group: self.group.clone(),
+            task: self.rank as u32,
+            run: String::new(),
+            generation: self.generation,
+        };
+        hello.peer_task = Some(peer as u32);
+        hello.details = json!({
+            "world_size": self.world_size,
+            "lane": lane,
+            "lanes": self.lanes,
+        })
+        .to_string();
+        hello
+    }
+
+    /// The rank and the lane of a client that says this, before it has proven anything.
+    pub(super) fn check_client(&self, hello: &Hello) -> Result<(usize, usize), Refusal> {
+        let refuse = |what: String| Err(Refusal::new(FAILED_PRECONDITION, what));
+        let details = hello.read_details::<LaneDetails>();
+        let LaneDetails {
+            world_size,
+            lane,
+            lanes,
+        } = details.map_err(|error| Refusal::new(FAILED_PRECONDITION, error.to_string()))?;
+        let identity = &hello.identity;
+        let (rank, peer) = (identity.task as usize, hello.peer_task);
+        if identity.group != self.group {
+            let (here, there) = (&self.group, &identity.group);
+            return refuse(format!("the group here is {here}, not {there}"));
+        }
+        if identity.generation != self.generation {
+            let (here, there) = (self.generation, identity.generation);
+            return refuse(format!("the generation here is {here}, not {there}"));
+        }
+        if world_size != self.world_size {
+            let here = self.world_size;
+            return refuse(format!("the world size here is {here}, not {world_size}"));
+        }
+        if lanes != self.lanes {
+            let here = self.lanes;
+            return refuse(format!("the number of lanes here is {here}, not {lanes}"));
+        }
+        let is_higher = self.rank < rank && rank < self.world_size;
+        if !is_higher || lane >= self.lanes || peer != Some(self.rank as u32) {
+            return Err(self.unexpected(rank, lane));
+        }
+        Ok((rank, lane))
+    }
+
+    pub(super) fn unexpected(&self, rank: usize, lane: usize) -> Refusal {
+        let what = format!("rank {} expects no lane {lane} of rank {rank}", self.rank);
+        Refusal::new(FAILED_PRECONDITION, what)
+    }
+}

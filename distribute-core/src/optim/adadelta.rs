@@ -1,0 +1,60 @@
+//! Adadelta, as in Keras.
+
+use burn::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed};
+use crate::Result;
+
+/// `keras.optimizers.Adadelta` (Zeiler, 2012).
+///
+/// `a = rho * a + (1 - rho) * g * g; d = sqrt(b + epsilon) / sqrt(a + epsilon) * g;
+/// b = rho * b + (1 - rho) * d * d; w -= lr * d`.
+///
+/// Keras' defaults: a learning rate of 0.001 (the paper has 1), rho 0.95, epsilon 1e-7.
+pub type Adadelta = KerasOptimizer<AdadeltaRule>;
+
+/// The numbers of Adadelta.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AdadeltaRule {
+    rho: f64,
+    epsilon: f64,
+}
+
+impl Default for AdadeltaRule {
+    fn default() -> Self {
+        let (rho, epsilon) = (0.95, 1e-7);
+        Self { rho, epsilon }
+    }
+}
+
+impl Adadelta {
+    /// Sets the decay rate of the averages, below 1.
+    pub fn rho(mut self, rho: f64) -> Self {
+        self.rule.rho = rho;
+        self
+    }
+
+    /// Sets the number that keeps the division from zero.
+    pub fn epsilon(mut self, epsilon: f64) -> Self {
+        self.rule.epsilon = epsilon;
+        self
+    }
+}
+
+impl Rule for AdadeltaRule {
+    const NAME: &'static str = "adadelta";
+
+    fn slots(&self) -> &[&'static str] {
+        &["accumulated_gradient", "accumulated_delta"]
+    }
+
+    fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
+        let ([rate], w, g, [gradients, deltas]) = of.parts(Self::NAME)?;
+        let root = |mean_square: &Tensor<1>| mean_square.clone().add_scalar(self.epsilon).sqrt();
+        let gradients = mixed(gradients, g.clone() * g.clone(), self.rho);
+        let delta = root(&deltas) * g / root(&gradients);
+        let deltas = mixed(deltas, delta.clone() * delta.clone(), self.rho);
+        Ok((w - rate.scale(delta), vec![gradients, deltas]))
+    }
+}

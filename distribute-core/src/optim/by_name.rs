@@ -1,0 +1,237 @@
+//! Optimizers by name and configuration: what checkpoints, parameter servers and programs keep of
+//! them.
+
+use std::sync::Arc;
+
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, MovingAverage, Nadam, Optimizer, RmsProp,
+    Sgd, WeightDecay,
+};
+use crate::{Error, Result};
+
+type Build = fn(&mut Config) -> serde_json::Result<Arc<dyn Optimizer>>;
+
+/// All optimizers of this crate by name. `adamw` is Adam that decays weights by default.
+const ALL: [(&str, Build); 10] = [
+    ("adadelta", build::<Adadelta>),
+    ("adagrad", build::<Adagrad>),
+    ("adam", build::<Adam>),
+    ("adamax", build::<Adamax>),
+    ("adamw", build::<Adam>),
+    ("ftrl", build::<Ftrl>),
+    ("lion", build::<Lion>),
+    ("nadam", build::<Nadam>),
+    ("rmsprop", build::<RmsProp>),
+    ("sgd", build::<Sgd>),
+];
+
+fn build<O>(config: &mut Config) -> serde_json::Result<Arc<dyn Optimizer>>
+where
+    O: Optimizer + Default + Serialize + DeserializeOwned + 'static,
+{
+    Ok(Arc::new(config.take::<O>()?))
+}
+
+/// A configuration, of which each part takes what is its own.
+struct Config {
+    left: Map<String, Value>,
+    known: Vec<String>,
+}
+
+impl Config {
+    /// Takes the fields of `T` out of it; what is not there has its default.
+    fn take<T: Default + Serialize + DeserializeOwned>(&mut self) -> serde_json::Result<T> {
+        let mut all = serde_json::to_value(T::default())?;
+        for (name, value) in all.as_object_mut().into_iter().flatten() {
+            if let Some(given) = self.left.remove(name) {
+                *value = given;
+            }
+            self.known.push(name.clone());
+        }
+        serde_json::from_value(all)
+    }
+
+    /// Refuses what nobody has taken.
+    fn end(self) -> serde_json::Result<()> {
+        match self.left.keys().next() {
+            None => Ok(()),
+            Some(unknown) => Err(serde_json::Error::custom(format!(
+                "unknown field `{unknown}`, there are {}",
+                self.known.join(", ")
+            ))),
+        }
+    }
+}
+
+/// The arguments that every optimizer of Keras has.
+#[derive(Debug, Serialize, Deserialize)]
+struct Common {
+    weight_decay: Option<f64>,
+    exclude_from_weight_decay: Vec<String>,
+    use_ema: bool,
+    ema_momentum: f64,
+    ema_overwrite_frequency: Option<u64>,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Self {
+            weight_decay: None,
+            exclude_from_weight_decay: Vec::new(),
+            use_ema: false,
+            ema_momentum: 0.99,
+            ema_overwrite_frequency: None,
+        }
+    }
+}
+
+impl Common {
+    fn around(
+        self,
+        name: &'static str,
+        optimizer: Arc<dyn Optimizer>,
+    ) -> Result<Arc<dyn Optimizer>> {
+        let decay = match name {
+            "adamw" => Some(self.weight_decay.unwrap_or(AdamW::ADAMW)),
+            _ => self.weight_decay,
+        };
+        let optimizer = match decay {
+            None => optimizer,
+            Some(decay) => {
+                let decayed = WeightDecay::of(optimizer, decay).named(name);
+                Arc::new(decayed.exclude(self.exclude_from_weight_decay))
+            }
+        };
+        if !self.use_ema {
+            return Ok(optimizer);
+        }
+        let averaged = MovingAverage::of(optimizer, self.ema_momentum)?;
+        Ok(Arc::new(match self.ema_overwrite_frequency {
+            None => averaged,
+            Some(updates) => averaged.overwrite_every(updates)?,
+        }))
+    }
+}
+
+/// The optimizer itself, and what is around it.
+fn read(build: Build, config: &Value) -> serde_json::Result<(Arc<dyn Optimizer>, Common)> {
+    let mut config = Config {
+        left: Map::deserialize(config)?,
+        known: Vec::new(),
+    };
+    let parts = (build(&mut config)?, config.take()?);
+    config.end().map(|()| parts)
+}
+
+/// The names of all optimizers of this crate, in alphabetical order.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    ALL.iter().map(|(name, _)| *name)
+}
+
+/// The optimizer of this name with these hyper-parameters, as [`Optimizer::config`] gives them;
+/// what is not there has Keras' default.
+///
+/// Every optimizer also takes `weight_decay` and `exclude_from_weight_decay` ([`WeightDecay`]),
+/// and `use_ema`, `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]).
+///
+/// ```
+/// use distribute_core::optim::from_config;
+/// use serde_json::json;
+///
+/// let lion = from_config("lion", &json!({"learning_rate": 1e-4, "weight_decay": 0.1}))?;
+/// assert_eq!(lion.learning_rate(), 1e-4);
+/// let error = from_config("adammax", &json!({})).unwrap_err();
+/// assert!(error.to_string().contains("did you mean `adamax`?"));
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`Error::InvalidArgument`] for another name, which says the nearest one, for a hyper-parameter
+/// that the optimizer does not have, and for a value that is none.
+pub fn from_config(name: &str, config: &Value) -> Result<Arc<dyn Optimizer>> {
+    let Some((name, build)) = ALL.iter().find(|(known, _)| *known == name) else {
+        let unknown = distribute_error::unknown("optimizer", name, names());
+        return Err(Error::invalid(unknown));
+    };
+    let (optimizer, common) = read(*build, config).map_err(|error| {
+        Error::invalid(format!(
+            "the configuration {config} of the optimizer `{name}`: {error}"
+        ))
+    })?;
+    common.around(name, optimizer)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{from_config, names};
+
+    #[test]
+    fn what_an_optimizer_says_of_itself_builds_it_again() {
+        for name in names() {
+            let first = from_config(
+                name,
+                &json!({
+                    "learning_rate": 0.1,
+                    "weight_decay": 0.3,
+                    "exclude_from_weight_decay": ["bias"],
+                    "use_ema": true,
+                    "ema_momentum": 0.7,
+                    "ema_overwrite_frequency": 5,
+                }),
+            );
+            let first = first.unwrap();
+            assert_eq!(first.name(), name);
+            let again = from_config(name, &first.config()).unwrap();
+            assert_eq!(again.config(), first.config(), "{name}");
+            assert_eq!(again.slots(), first.slots(), "{name}");
+            for step in [1, 2, 5, 1000] {
+                let found = again.coefficients(0.1, step);
+                assert_eq!(found, first.coefficients(0.1, step), "{name}");
+            }
+        }
+    }
+
+    /// Checkpoints from before AMSGrad say nothing of it.
+    #[test]
+    fn a_flag_that_came_later_is_written_while_it_is_on() {
+        for (amsgrad, written) in [(false, None), (true, Some(true))] {
+            let adam = from_config("adam", &json!({"amsgrad": amsgrad})).unwrap();
+            assert_eq!(adam.config()["amsgrad"].as_bool(), written);
+            assert_eq!(adam.slots().len(), if amsgrad { 3 } else { 2 });
+        }
+        let sgd = from_config("sgd", &json!({})).unwrap().config();
+        let all = json!({"learning_rate": 0.01, "momentum": 0.0, "nesterov": false});
+        assert_eq!(sgd, all);
+    }
+
+    #[test]
+    fn what_an_optimizer_does_not_have_is_named() {
+        let error = |name, config| from_config(name, &config).unwrap_err().to_string();
+        let unknown = error("lion", json!({"rho": 0.9}));
+        assert!(
+            unknown.ends_with(
+                "`lion`: unknown field `rho`, there are beta_1, beta_2, learning_rate, \
+                 ema_momentum, ema_overwrite_frequency, exclude_from_weight_decay, use_ema, \
+                 weight_decay"
+            ),
+            "{unknown}"
+        );
+        let other = error("nadam", json!({"amsgrad": false}));
+        assert!(other.contains("unknown field `amsgrad`"), "{other}");
+        let text = error("sgd", json!("momentum"));
+        assert!(text.contains("expected a map"), "{text}");
+        let kind = error("adam", json!({"learning_rate": "fast"}));
+        assert!(kind.contains("expected f64"), "{kind}");
+        let momentum = error("sgd", json!({"use_ema": true, "ema_momentum": 1.5}));
+        assert!(momentum.contains("from 0 to 1, got 1.5"), "{momentum}");
+        let often = json!({"use_ema": true, "ema_overwrite_frequency": 0});
+        let often = error("sgd", often);
+        assert!(often.contains("got 0"), "{often}");
+    }
+}

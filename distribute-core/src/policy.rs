@@ -1,0 +1,230 @@
+//! Mixed precision: variables in `f32`, forward and backward passes in 16 bits.
+
+use std::fmt;
+use std::str::FromStr;
+
+use burn::module::Module;
+use burn::tensor::{DType, Device, FloatDType, Tensor};
+
+use crate::parameters::{self, Parameter};
+use crate::running_statistics::layer_of;
+use crate::{Error, LossScale, Result, RunningStatistics, SyncBatchNorm};
+
+/// In which type of floats a step computes (Keras: `keras.mixed_precision.Policy`). Variables,
+/// optimizer, gradients and what travels between replicas stay in `f32`.
+///
+/// A step runs a [copy of the model](Self::model) in the policy's type on
+/// [inputs](Self::cast) in that type, and computes its loss from [outputs](Self::output) in `f32`.
+/// Gradients are taken with respect to the state's own model, so they arrive as `f32`. The same
+/// calls stand in an objective of `Fit`, in evaluation and in compiled steps.
+///
+/// ```
+/// use burn::nn::{Linear, LinearConfig};
+/// use distribute_core::prelude::*;
+/// use distribute_core::Policy;
+///
+/// let policy = Policy::mixed_bfloat16();
+/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+/// let mut state = strategy.scope(|device| {
+///     TrainState::new(LinearConfig::new(4, 1).init(device), Adam::new(1e-3))
+///         .with_loss_scale(policy.loss_scale())
+/// })?;
+/// strategy.run(&mut state, |ctx, state: &mut TrainState<Linear>| {
+///     let inputs = policy.cast(Tensor::<2>::ones([8, 4], ctx.device()));
+///     let outputs = policy.model(&state.model)?.forward(inputs);
+///     let loss = policy.output(outputs).mean().div_scalar(2.0);
+///     let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+///     state.apply_gradients(ctx, gradients).map(drop)
+/// })?;
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+///
+/// | backend | `bf16` | `f16` |
+/// |---|---|---|
+/// | burn's flex, on CPUs | yes, through `f32`: no faster than it | yes, slower than `f32` |
+/// | `TpuStrategy` on XLA's CPU client | yes | yes, with a fixed loss scale |
+/// | GPUs (not run yet) | what the device says | what the device says |
+///
+/// Of burn's layers LSTM, GRU and RNN make states of `f32` by themselves, which panics under a
+/// mixed policy, and batch normalizations are refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    compute: FloatDType,
+}
+
+/// The layers that train running statistics, as burn calls them.
+const BATCH_NORMALIZATIONS: [&str; 2] = ["Struct:BatchNorm", SyncBatchNorm::CONTAINER];
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::float32()
+    }
+}
+
+impl Policy {
+    /// Everything in `f32` (Keras: `float32`).
+    pub const fn float32() -> Self {
+        Self {
+            compute: FloatDType::F32,
+        }
+    }
+
+    /// Forward and backward passes in `bf16`, which has the range of `f32` and 8 bits of mantissa
+    /// (Keras: `mixed_bfloat16`).
+    pub const fn mixed_bfloat16() -> Self {
+        Self {
+            compute: FloatDType::BF16,
+        }
+    }
+
+    /// Forward and backward passes in `f16`, which has 11 bits of mantissa and numbers up to
+    /// 65,504; train with its [loss scale](Self::loss_scale) (Keras: `mixed_float16`).
+    pub const fn mixed_float16() -> Self {
+        Self {
+            compute: FloatDType::F16,
+        }
+    }
+
+    /// Keras' name of it, which [`FromStr`] reads.
+    pub fn name(self) -> &'static str {
+        match self.compute {
+            FloatDType::BF16 => "mixed_bfloat16",
+            FloatDType::F16 => "mixed_float16",
+            _ => "float32",
+        }
+    }
+
+    /// The type of forward and backward passes (Keras: `compute_dtype`).
+    pub fn compute_dtype(self) -> FloatDType {
+        self.compute
+    }
+
+    /// The loss scale that training needs: a dynamic one for `f16`, as Keras' `compile` takes, and
+    /// 1 for the others.
+    pub fn loss_scale(self) -> LossScale {
+        match self.compute {
+            FloatDType::F16 => LossScale::dynamic(),
+            _ => LossScale::default(),
+        }
+    }
+
+    /// The model in the policy's type: gradients flow through it to the tensors of `model`. Costs a
+    /// conversion of all parameters; under [`float32`](Self::float32) it is the model itself. Call
+    /// it once in a step.
+    ///
+    /// # Errors
+    /// [`Error::Policy`] for a device that does not compute in this type, and for a model with
+    /// batch normalization, whose running statistics burn mixes with the inputs.
+    pub fn model<M: Module>(self, model: &M) -> Result<M> {
+        if self == Self::float32() {
+            return Ok(model.clone());
+        }
+        self.check(model)?;
+        parameters::map(model.clone(), |parameter: Parameter<'_>| {
+            parameter.tensor.cast_to(self.compute);
+            Ok(())
+        })
+    }
+
+    /// A tensor in the policy's type, such as the inputs of the model.
+    #[must_use]
+    pub fn cast<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
+        match self == Self::float32() {
+            true => tensor,
+            false => tensor.cast(self.compute),
+        }
+    }
+
+    /// What the model gives, in `f32`, so that a loss of it keeps its digits (Keras asks for an
+    /// output layer of `float32`).
+    #[must_use]
+    pub fn output<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
+        match self == Self::float32() {
+            true => tensor,
+            false => tensor.cast(FloatDType::F32),
+        }
+    }
+
+    fn check<M: Module>(self, model: &M) -> Result<()> {
+        let (mut is_captured, mut normalization) = (false, None);
+        parameters::visit(model, |parameter: Parameter<'_>| {
+            is_captured |= parameter.tensor.captured().is_some();
+            if BATCH_NORMALIZATIONS.contains(&parameter.container) {
+                normalization.get_or_insert_with(|| layer_of(parameter.path).to_string());
+            }
+            Ok(())
+        })?;
+        // In a captured step burn cannot tell what else has some, and its compiler refuses types.
+        if !is_captured && normalization.is_none() {
+            let statistics = RunningStatistics::of(model);
+            normalization = statistics.first_layer().map(str::to_string);
+        }
+        if let Some(layer) = normalization {
+            return Err(self.refused(
+                format!("the batch normalization `{layer}`"),
+                "a copy in another type has running statistics of its own, and burn 0.22.1 mixes \
+                 those of f32 with the inputs; use a layer or group normalization, or the policy \
+                 float32",
+            ));
+        }
+        let devices = model.devices();
+        let is_lacking = |device: &&Device| !is_captured && !device.supports_dtype(self.compute);
+        let lacking = devices.iter().find(is_lacking);
+        lacking.map_or(Ok(()), |device| Err(self.unsupported(device)))
+    }
+
+    fn unsupported(self, device: &Device) -> Error {
+        self.refused(
+            format!("a model on {device:?}"),
+            "the device does not compute in this type; use another policy or another device",
+        )
+    }
+
+    fn refused(self, what: String, why: &str) -> Error {
+        Error::Policy {
+            policy: self.name(),
+            dtype: DType::from(self.compute).name(),
+            what,
+            why: why.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = Error;
+
+    /// Reads Keras' names.
+    fn from_str(name: &str) -> Result<Self> {
+        let all = [
+            Self::float32(),
+            Self::mixed_bfloat16(),
+            Self::mixed_float16(),
+        ];
+        let found = all.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| {
+            let names = all.map(Self::name).join(", ");
+            Error::invalid(format!("unknown policy `{name}`: choose among {names}"))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// No device of a default build is without a type of floats.
+    #[test]
+    fn a_device_that_cannot_is_named() {
+        let error = Policy::mixed_float16().unsupported(&Device::flex());
+        let text = error.to_string();
+        for part in ["mixed_float16", "f16", "Flex", "another device"] {
+            assert!(text.contains(part), "{text} does not say {part}");
+        }
+    }
+}

@@ -1,0 +1,497 @@
+//! Running statistics of a model: tensors that its forward pass changes, such as the moving mean
+//! and variance of a batch normalization (burn's `RunningState`).
+//!
+//! Clones of a burn module share them, and so do forks. Every replica has its own here, as in
+//! TensorFlow, where they are variables with `ON_READ` synchronization and `MEAN` aggregation: a
+//! replica changes its own, and outside of steps they are read as the mean over all replicas.
+
+use std::any::Any;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
+use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+
+use crate::module_tensors::is_off_host;
+use crate::nest::different_structure;
+use crate::parameters::{self, Parameter};
+use crate::{Error, ReplicaContext, Result, SyncBatchNorm, scope};
+
+/// Which tensors of a model are running statistics; the model keeps its structure.
+///
+/// A strategy's [`Mirrored`](crate::Mirrored) value uses this itself. It is for code that keeps
+/// copies of a model on replicas in another way.
+///
+/// ```
+/// use burn::nn::{BatchNormConfig, LinearConfig};
+/// use distribute_core::{Device, RunningStatistics, Tensor};
+///
+/// let device = Device::flex().autodiff();
+/// let layer = BatchNormConfig::new(3).init(&device);
+/// let statistics = RunningStatistics::of(&layer);
+/// assert_eq!(statistics.paths(), ["running_mean", "running_var"]);
+/// assert!(RunningStatistics::of(&LinearConfig::new(3, 1).init(&device)).is_empty());
+///
+/// let own = statistics.own_copy(&layer);
+/// own.forward(Tensor::<2>::from_floats([[1.0, 2.0, 3.0], [3.0, 4.0, 5.0]], &device));
+/// let mean = statistics.mean(&[own, layer])?;
+/// let moved = mean[0].clone().into_data().to_vec::<f32>().unwrap();
+/// assert!((moved[0] - 0.1).abs() < 1e-6, "the mean of 0.1 x 2 and 0");
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct RunningStatistics {
+    /// Their places among the model's float parameters, in visit order.
+    places: Arc<[usize]>,
+    paths: Arc<[String]>,
+    /// The path of the first layer that keeps them as burn does.
+    first_of_burn: Option<Arc<str>>,
+}
+
+impl RunningStatistics {
+    /// Those of a model. They are found by what they are: of all tensors of a module only these are
+    /// shared by its clones.
+    pub fn of<M: Module>(model: &M) -> Self {
+        let probe = model.valid();
+        let before = floats(&probe);
+        drop(probe.clone().map(&mut Emptied));
+        let after = floats(&probe);
+        let pairs = before.into_iter().zip(after).enumerate();
+        let changed = pairs.filter(|(_, (before, after))| before.shape != after.shape);
+        let found: Vec<_> = changed.map(|(place, (float, _))| (place, float)).collect();
+        let of_burn = found.iter().find(|(_, float)| !float.is_synchronized);
+        Self {
+            first_of_burn: of_burn.map(|(_, float)| layer_of(&float.path).into()),
+            places: found.iter().map(|(place, _)| *place).collect(),
+            paths: found.into_iter().map(|(_, float)| float.path).collect(),
+        }
+    }
+
+    /// Whether the model has none.
+    pub fn is_empty(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// Their paths in visit order, `norm.running_mean` for example.
+    pub fn paths(&self) -> &[String] {
+        &self.paths
+    }
+
+    /// The path of the first layer that has some.
+    pub(crate) fn first_layer(&self) -> Option<&str> {
+        self.paths.first().map(|path| layer_of(path))
+    }
+
+    /// Refuses a step that changes the model, if it is to be captured: burn keeps new running
+    /// statistics back where no walk through the model finds them. Those of a [`SyncBatchNorm`] are
+    /// tensors of the state like its weights.
+    ///
+    /// # Errors
+    /// [`Error::NotCompilable`], which names the first layer.
+    pub(crate) fn check_capture(&self) -> Result<()> {
+        match &self.first_of_burn {
+            None => Ok(()),
+            Some(layer) => Err(Error::not_compilable(
+                format!("training the batch normalization `{layer}` of burn"),
+                "burn 0.22.1 keeps new running statistics where only operations that it refuses \
+                 in a captured step can fetch them; use a `SyncBatchNorm` or a layer or group \
+                 normalization, or pass the state as `&Mirrored` where it is only evaluated",
+            )),
+        }
+    }
+
+    /// A copy of the model with running statistics of its own; its other tensors are handles of the
+    /// same values.
+    #[must_use]
+    pub fn own_copy<M: Module>(&self, model: &M) -> M {
+        if self.is_empty() {
+            return model.clone();
+        }
+        let mut originals = Originals::default();
+        // burn makes new running states in two places only: for validation, and for training.
+        let plain = model.valid();
+        model.visit(&mut originals);
+        let copy = match originals.has_autodiff {
+            true => plain.train(),
+            false => plain,
+        };
+        copy.map(&mut originals)
+    }
+
+    /// The model `of_others` with the running statistics of `own`.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write), if the models differ in structure.
+    pub fn keep_own<M: Module>(&self, own: &M, of_others: &M) -> Result<M> {
+        let copy = self.own_copy(of_others);
+        self.write(&copy, self.read(own))?;
+        Ok(copy)
+    }
+
+    /// Their values, flat and in visit order, without autodiff.
+    pub fn read<M: Module>(&self, model: &M) -> Vec<Tensor<1>> {
+        if self.is_empty() {
+            return Vec::new();
+        }
+        settle(model);
+        let mut read = Read {
+            wanted: Wanted::new(&self.places),
+            values: Vec::with_capacity(self.places.len()),
+        };
+        model.visit(&mut read);
+        read.values
+    }
+
+    /// Replaces their values, which have the order and sizes of those of [`read`](Self::read); also
+    /// those of the model's clones.
+    ///
+    /// # Errors
+    /// For another number of values ([`Error::InvalidArgument`]), and for one of another size
+    /// ([`Error::Shape`]); nothing is replaced then.
+    pub fn write<M: Module>(&self, model: &M, values: Vec<Tensor<1>>) -> Result<()> {
+        let own = self.read(model);
+        if own.len() != values.len() {
+            return Err(different_structure());
+        }
+        for (own, new) in own.iter().zip(&values) {
+            if own.dims() != new.dims() {
+                let op = "running statistics of another model";
+                return Err(Error::shape(op, &own.dims(), &new.dims()));
+            }
+        }
+        if self.is_empty() {
+            return Ok(());
+        }
+        let mut write = Write {
+            wanted: Wanted::new(&self.places),
+            values: values.into(),
+        };
+        drop(model.clone().map(&mut write));
+        Ok(())
+    }
+
+    /// The mean of their values over the models of all replicas of this process: computed in f64,
+    /// in replica order, and rounded once.
+    ///
+    /// # Errors
+    /// If a device cannot hand them out, and for values that are not finite.
+    pub fn mean<'a, M: Module + 'a>(
+        &self,
+        models: impl IntoIterator<Item = &'a M>,
+    ) -> Result<Vec<Tensor<1>>> {
+        let mut sums = Sums::default();
+        for model in models {
+            let values = self.read(model);
+            check_finite(&self.paths, &values)?;
+            sums.add(&values)?;
+        }
+        sums.mean()
+    }
+
+    /// [`read`](Self::read), each value with its path.
+    pub(crate) fn named<M: Module>(&self, model: &M) -> Vec<(String, Tensor<1>)> {
+        let values = self.read(model).into_iter();
+        self.paths.iter().cloned().zip(values).collect()
+    }
+
+    /// [`write`](Self::write) of as many values as there are, from the front.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write).
+    pub(crate) fn take<M: Module>(
+        &self,
+        model: &M,
+        values: &mut VecDeque<Tensor<1>>,
+    ) -> Result<()> {
+        let count = self.places.len().min(values.len());
+        self.write(model, values.drain(..count).collect())
+    }
+
+    /// Brings those of a model up to date.
+    pub(crate) fn settle<M: Module>(&self, model: &M) {
+        if !self.is_empty() {
+            settle(model);
+        }
+    }
+
+    /// Looks in a step, before an update, whether they are finite. Not where they are replaced at
+    /// its end, because the replica's part of the batch is empty.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which names the first that is not.
+    pub(crate) fn check<M: Module>(&self, ctx: &ReplicaContext, model: &M) -> Result<()> {
+        let no_examples = || scope::with_step(|notes| notes.batch.is_empty()) == Some(true);
+        if self.is_empty() || ctx.trace().is_some() || no_examples() {
+            return Ok(());
+        }
+        check_finite(&self.paths, &self.read(model))
+    }
+}
+
+/// Adds up the running statistics of replicas, one after the other, in f64.
+#[derive(Default)]
+pub(crate) struct Sums {
+    sums: Vec<Vec<f64>>,
+    like: Vec<Tensor<1>>,
+    replicas: usize,
+}
+
+impl Sums {
+    /// Adds those of the next replica.
+    ///
+    /// # Errors
+    /// If a device cannot hand them out.
+    pub(crate) fn add(&mut self, values: &[Tensor<1>]) -> Result<()> {
+        let read = values.iter().map(elements).collect::<Result<Vec<_>>>()?;
+        if self.replicas == 0 {
+            self.sums = read;
+            self.like = values.to_vec();
+        } else {
+            if self.sums.len() != read.len() {
+                return Err(different_structure());
+            }
+            for (sums, own) in self.sums.iter_mut().zip(read) {
+                sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            }
+        }
+        self.replicas += 1;
+        Ok(())
+    }
+
+    /// The mean over the replicas that were added.
+    pub(crate) fn mean(self) -> Result<Vec<Tensor<1>>> {
+        let replicas = self.replicas;
+        self.mean_over(replicas)
+    }
+
+    /// The sums divided by so many replicas.
+    pub(crate) fn mean_over(self, replicas: usize) -> Result<Vec<Tensor<1>>> {
+        let count = replicas.max(1) as f64;
+        let means = self.sums.into_iter().zip(self.like).map(|(sums, like)| {
+            let mean: Vec<f64> = sums.into_iter().map(|sum| sum / count).collect();
+            let data = TensorData::new(mean, like.shape());
+            let data = data.try_cast(like.dtype()).map_err(Error::internal)?;
+            Ok(Tensor::from_data(data, (&like.device(), like.dtype())))
+        });
+        means.collect()
+    }
+
+    /// What was added up, for the sums of other workers to be added.
+    pub(crate) fn elements(&mut self) -> &mut [Vec<f64>] {
+        &mut self.sums
+    }
+}
+
+fn elements(value: &Tensor<1>) -> Result<Vec<f64>> {
+    let data = value.clone().try_into_data().map_err(Error::internal)?;
+    let data = data.try_cast(DType::F64).map_err(Error::internal)?;
+    data.try_into_vec::<f64>()
+        .map_err(|_| different_structure())
+}
+
+/// Refuses values that are not finite. Those on a GPU are not waited for.
+///
+/// # Errors
+/// [`Error::InvalidArgument`], which names the first.
+pub(crate) fn check_finite(paths: &[String], values: &[Tensor<1>]) -> Result<()> {
+    for (path, value) in paths.iter().zip(values) {
+        let is_here = !is_off_host(&value.device());
+        if is_here && !elements(value)?.iter().all(|element| element.is_finite()) {
+            return Err(not_finite(path));
+        }
+    }
+    Ok(())
+}
+
+/// The values that are finite, and those of `before` in the place of the others.
+pub(crate) fn finite_or(after: Vec<Tensor<1>>, before: &[Tensor<1>]) -> Result<Vec<Tensor<1>>> {
+    let pairs = after.into_iter().zip(before);
+    let chosen =
+        pairs.map(
+            |(after, before)| match elements(&after)?.iter().all(|x| x.is_finite()) {
+                true => Ok(after),
+                false => Ok(before.clone()),
+            },
+        );
+    chosen.collect()
+}
+
+fn not_finite(path: &str) -> Error {
+    Error::invalid(format!(
+        "the running statistics `{path}` are not finite: the layer was given NaN or infinite \
+         values, or the sum of their squares overflows; look at the inputs, or lower the learning \
+         rate"
+    ))
+}
+
+/// Brings running statistics up to date: burn keeps the last value that a thread has given until
+/// the next one, or until it makes the copy for validation.
+pub(crate) fn settle<M: Module>(model: &M) {
+    drop(model.valid());
+}
+
+/// A float parameter.
+struct Float {
+    path: String,
+    shape: Vec<usize>,
+    /// Whether it is of a [`SyncBatchNorm`].
+    is_synchronized: bool,
+}
+
+/// All float parameters.
+fn floats<M: Module>(model: &M) -> Vec<Float> {
+    let mut floats = Vec::new();
+    let outcome = parameters::visit(model, |parameter: Parameter<'_>| {
+        let spec = parameter.tensor.spec();
+        if spec.dtype.is_float() {
+            floats.push(Float {
+                path: parameter.path.to_string(),
+                shape: spec.shape,
+                is_synchronized: parameter.container == SyncBatchNorm::CONTAINER,
+            });
+        }
+        Ok(())
+    });
+    debug_assert!(outcome.is_ok(), "nothing here fails");
+    floats
+}
+
+/// The path of the layer that has a parameter.
+pub(crate) fn layer_of(path: &str) -> &str {
+    path.rsplit_once('.').map_or("", |(layer, _)| layer)
+}
+
+/// Puts a tensor of another shape in the place of every float parameter.
+struct Emptied;
+
+impl ModuleMapper for Emptied {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let (id, value, mapper) = param.consume();
+        let count = usize::from(value.shape().num_elements() == 0);
+        let other = Tensor::zeros([count; D], (&value.device(), value.dtype()));
+        Param::from_mapped_value(id, other, mapper)
+    }
+}
+
+/// The parameters and flags of a model, to be put into a copy of it.
+#[derive(Default)]
+struct Originals {
+    all: VecDeque<Box<dyn Any>>,
+    has_autodiff: bool,
+}
+
+impl Originals {
+    fn next<T: 'static>(&mut self) -> Option<T> {
+        let next = self.all.pop_front()?;
+        next.downcast::<T>().ok().map(|value| *value)
+    }
+}
+
+impl ModuleVisitor for Originals {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let value = param.base();
+        self.has_autodiff |= value.is_autodiff();
+        self.all.push_back(Box::new(value));
+    }
+
+    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
+        self.all.push_back(Box::new(param.base()));
+    }
+
+    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
+        self.all.push_back(Box::new(param.base()));
+    }
+
+    fn visit_flag(&mut self, flag: &Param<Flag>) {
+        self.all.push_back(Box::new(flag.clone()));
+    }
+}
+
+/// The parameter with the value that the model had.
+macro_rules! original {
+    ($originals:expr, $param:expr) => {{
+        let (id, value, mapper) = $param.consume();
+        let value = $originals.next().unwrap_or(value);
+        Param::from_mapped_value(id, value, mapper)
+    }};
+}
+
+impl ModuleMapper for Originals {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        original!(self, param)
+    }
+
+    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
+        original!(self, param)
+    }
+
+    fn map_bool<const D: usize>(
+        &mut self,
+        param: Param<Tensor<D, Bool>>,
+    ) -> Param<Tensor<D, Bool>> {
+        original!(self, param)
+    }
+
+    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        self.next().unwrap_or(flag)
+    }
+}
+
+/// Counts float parameters and says which of them are wanted.
+struct Wanted<'a> {
+    places: &'a [usize],
+    next: usize,
+}
+
+impl<'a> Wanted<'a> {
+    fn new(places: &'a [usize]) -> Self {
+        Self { places, next: 0 }
+    }
+
+    fn is_next(&mut self) -> bool {
+        let place = self.next;
+        self.next += 1;
+        self.places.binary_search(&place).is_ok()
+    }
+}
+
+struct Read<'a> {
+    wanted: Wanted<'a>,
+    values: Vec<Tensor<1>>,
+}
+
+impl ModuleVisitor for Read<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.wanted.is_next() {
+            let value = param.base().without_autodiff();
+            let count = value.shape().num_elements();
+            self.values.push(value.reshape([count]));
+        }
+    }
+}
+
+struct Write<'a> {
+    wanted: Wanted<'a>,
+    values: VecDeque<Tensor<1>>,
+}
+
+impl ModuleMapper for Write<'_> {
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Some(flat) = self
+            .wanted
+            .is_next()
+            .then(|| self.values.pop_front())
+            .flatten()
+        else {
+            return param;
+        };
+        let (id, old, mapper) = param.consume();
+        let value = flat.to_device(&old.device().without_autodiff());
+        let value = value.reshape::<D, _>(old.shape());
+        let value = match old.is_autodiff() {
+            true => Tensor::from_inner(value),
+            false => value,
+        };
+        Param::from_mapped_value(id, value, mapper)
+    }
+}

@@ -1,0 +1,398 @@
+//! Batch normalization over the batches of all replicas.
+
+use burn::config::Config;
+use burn::module::{Flag, Initializer, Module, Param, RunningState};
+use burn::tensor::{DType, Device, Tensor};
+use distribute_collectives::ReduceOp;
+
+use crate::trace::{captured, tracked, without_autodiff};
+use crate::{Error, ReplicaContext, Result};
+
+/// Makes a [`SyncBatchNorm`]; the defaults are Keras'.
+///
+/// ```
+/// use distribute_core::{Device, SyncBatchNormConfig};
+///
+/// let norm = SyncBatchNormConfig::new(16).with_momentum(0.9).init(&Device::flex().autodiff())?;
+/// assert_eq!(norm.moving_variance.value().dims(), [16]);
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+#[derive(Config, Debug)]
+pub struct SyncBatchNormConfig {
+    /// The number of features: the extent of axis 1 of the input.
+    pub num_features: usize,
+    /// What of the old moving statistics stays in each step (burn's momentum is one minus this).
+    #[config(default = 0.99)]
+    pub momentum: f64,
+    /// What is added to variances.
+    #[config(default = 1e-3)]
+    pub epsilon: f64,
+    /// Whether there is a trainable factor, gamma.
+    #[config(default = true)]
+    pub scale: bool,
+    /// Whether there is a trainable summand, beta.
+    #[config(default = true)]
+    pub center: bool,
+}
+
+impl SyncBatchNormConfig {
+    /// The layer with gamma and moving variance 1, beta and moving mean 0.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for no features, a momentum that is not between 0 and 1, and an
+    /// epsilon that is not positive.
+    pub fn init(&self, device: &Device) -> Result<SyncBatchNorm> {
+        let size = [self.num_features];
+        let problem = match self {
+            Self {
+                num_features: 0, ..
+            } => Some("num_features is 0, but must be 1 or more".into()),
+            Self { momentum, .. } if !(0.0..=1.0).contains(momentum) => {
+                Some(format!("momentum is {momentum}, but must be from 0 to 1"))
+            }
+            Self { epsilon, .. } if !(epsilon.is_finite() && *epsilon > 0.0) => Some(format!(
+                "epsilon is {epsilon}, but must be a positive number"
+            )),
+            _ => None,
+        };
+        if let Some(problem) = problem {
+            return Err(Error::invalid(format!("SyncBatchNorm: {problem}")));
+        }
+        let (ones, zeros) = (Initializer::Ones, Initializer::Zeros);
+        Ok(SyncBatchNorm {
+            gamma: self.scale.then(|| ones.init(size, device)),
+            beta: self.center.then(|| zeros.init(size, device)),
+            training: Param::from_bool(true),
+            moving_mean: RunningState::new(Tensor::zeros(size, device)),
+            moving_variance: RunningState::new(Tensor::ones(size, device)),
+            momentum: self.momentum,
+            epsilon: self.epsilon,
+        })
+    }
+}
+
+/// Batch normalization with the mean and variance of the examples of all replicas of all workers
+/// (Keras: `BatchNormalization(synchronized=True)`; PyTorch: `SyncBatchNorm`).
+///
+/// `y = (x - mean) / sqrt(variance + epsilon) * gamma + beta`. The input has the shape
+/// `[batch, features, ...]`; mean and variance are over all axes but the features'. Replicas may
+/// have other numbers of examples, or none: every value weighs the same, so that the layer computes
+/// what it would on one device with the whole batch.
+///
+/// In training it needs the replica's context, like all calls that all replicas make together.
+/// Each forward pass makes two all-reduces of `features` numbers: the sums with the number of
+/// values, and the sums of the squared distances from the mean, which lose no digits. Its backward
+/// pass makes two more. A replica sums its own part first (the last axis first, in f32 for f16 and
+/// bf16); the order over the replicas is that of
+/// [`all_reduce_tensor`](ReplicaContext::all_reduce_tensor). Gradients are those of the sum of all
+/// replicas' losses.
+///
+/// The moving statistics are updated by `moving * momentum + batch * (1 - momentum)`, with the
+/// variance divided by the number of values, as in Keras 3 and burn. They are equal on all
+/// replicas. A global batch without examples leaves them as they are. In a compiled step they stay
+/// on the devices, like the weights.
+///
+/// ```
+/// use distribute_core::{MirroredStrategy, PerReplica, StrategyExt, SyncBatchNormConfig, Tensor};
+///
+/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+/// let mut norm = strategy.try_scope(|device| SyncBatchNormConfig::new(1).init(device))?;
+/// let device = norm.primary()?.moving_mean.value().device();
+/// let parts = [1.0_f32, 3.0].map(|x| Tensor::<2>::full([2, 1], x, &device)).to_vec();
+/// let outputs = strategy.run((&mut norm, PerReplica::new(parts)), |ctx, (norm, x)| {
+///     norm.forward(ctx, x)
+/// })?;
+/// // The mean is 2 and the variance 1, on both replicas.
+/// let second: f32 = outputs.values()[1].clone().mean().into_scalar();
+/// assert!((second - 1.0).abs() < 1e-3);
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct SyncBatchNorm {
+    /// The trainable factor.
+    pub gamma: Option<Param<Tensor<1>>>,
+    /// The trainable summand.
+    pub beta: Option<Param<Tensor<1>>>,
+    /// Whether the layer trains; a layer that is frozen normalizes with the moving statistics.
+    pub training: Param<Flag>,
+    /// The moving mean.
+    pub moving_mean: RunningState<Tensor<1>>,
+    /// The moving variance.
+    pub moving_variance: RunningState<Tensor<1>>,
+    /// What of the old moving statistics stays in each step.
+    pub momentum: f64,
+    /// What is added to variances.
+    pub epsilon: f64,
+}
+
+impl SyncBatchNorm {
+    /// What burn calls it where it is the type of which something is a field: the only thing that a
+    /// walk through a module learns of types.
+    pub(crate) const CONTAINER: &str = "Struct:SyncBatchNorm";
+
+    /// Normalizes with the statistics of all replicas' inputs, and updates the moving ones; a layer
+    /// or an input that does not train ([`Module::valid`], or frozen) with the moving ones.
+    ///
+    /// In training it blocks until all replicas have called it, and every replica must use the
+    /// output in its loss, or none.
+    ///
+    /// # Errors
+    /// Those of [`forward_inference`](Self::forward_inference) and
+    /// [`all_reduce_tensor`](ReplicaContext::all_reduce_tensor); [`Error::InvalidArgument`] on all
+    /// replicas if the global batch has one value per feature, which has no variance.
+    pub fn forward<const D: usize>(
+        &self,
+        ctx: &ReplicaContext,
+        input: Tensor<D>,
+    ) -> Result<Tensor<D>> {
+        match self.trains(&input) {
+            true => self.normalize(ctx, input, None),
+            false => self.forward_inference(input),
+        }
+    }
+
+    /// [`forward`](Self::forward) of a batch that was filled up: the examples whose weight is 0
+    /// count in no statistic (Keras: `mask`), those of weight 1 do. The weights are `[batch]`, as
+    /// `Weighted` of `distribute-data` has them. Without it a compiled step, whose batches have one
+    /// size, would have the copies that fill the last one up in its statistics.
+    ///
+    /// ```
+    /// use distribute_core::{DefaultStrategy, StrategyExt, SyncBatchNormConfig, Tensor};
+    ///
+    /// let strategy = DefaultStrategy::new();
+    /// let mut norm = strategy.try_scope(|device| SyncBatchNormConfig::new(1).init(device))?;
+    /// strategy.run(&mut norm, |ctx, norm| {
+    ///     let x = Tensor::<2>::from_floats([[1.0], [3.0], [100.0]], ctx.device());
+    ///     let weights = Tensor::<1>::from_floats([1.0, 1.0, 0.0], ctx.device());
+    ///     norm.forward_weighted(ctx, x, weights)
+    /// })?;
+    /// let mean: f32 = norm.primary()?.moving_mean.value().into_scalar();
+    /// assert!((mean - 0.02).abs() < 1e-6, "0.99 x 0 + 0.01 x 2");
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`forward`](Self::forward), and [`Error::Shape`] for another number of weights. In
+    /// a compiled step, which cannot look at the weights, one value per feature is no error: it has
+    /// the variance 0, as in Keras.
+    pub fn forward_weighted<const D: usize>(
+        &self,
+        ctx: &ReplicaContext,
+        input: Tensor<D>,
+        weights: Tensor<1>,
+    ) -> Result<Tensor<D>> {
+        let (examples, found) = (input.dims()[0], weights.dims());
+        if found != [examples] {
+            let op = "SyncBatchNorm: the weights are those of the examples";
+            return Err(Error::shape(op, &[examples], &found));
+        }
+        match self.trains(&input) {
+            true => self.normalize(ctx, input, Some(weights)),
+            false => self.forward_inference(input),
+        }
+    }
+
+    fn trains<const D: usize>(&self, input: &Tensor<D>) -> bool {
+        self.training.is_enabled() && (tracked(input).is_some() || input.is_autodiff())
+    }
+
+    fn normalize<const D: usize>(
+        &self,
+        ctx: &ReplicaContext,
+        input: Tensor<D>,
+        weights: Option<Tensor<1>>,
+    ) -> Result<Tensor<D>> {
+        let dtype = input.dtype();
+        let shape = self.check(&input)?;
+        let features = shape[1];
+        let input = wide(input);
+        let weights = weights.map(|weights| {
+            let mut shape = [1; D];
+            shape[0] = weights.dims()[0];
+            like(without_autodiff(weights), &input).reshape(shape)
+        });
+        let counted = |values: Tensor<D>| match &weights {
+            Some(weights) => values * weights.clone(),
+            None => values,
+        };
+        let own_count = own_count(&input, weights.as_ref());
+        let sums = Tensor::cat(vec![per_feature(counted(input.clone())), own_count], 0);
+        let sums = ctx.all_reduce_tensor(ReduceOp::Sum, sums)?;
+        let Some(count) = Count::of(ctx, &input, weights.is_some(), &sums)? else {
+            // Without examples, but with the parameters' part in the gradients.
+            return Ok(self.scaled(input, shape).cast(dtype));
+        };
+        let mean = count.divide(sums.narrow(0, 0, features));
+        let centered = input - mean.clone().reshape(shape);
+        let squares = per_feature(counted(centered.clone().powi_scalar(2)));
+        let squares = ctx.all_reduce_tensor(ReduceOp::Sum, squares)?;
+        let variance = count.divide(squares);
+        self.update(&self.moving_mean, mean, &count);
+        self.update(&self.moving_variance, variance.clone(), &count);
+        let deviation = variance.add_scalar(self.epsilon).sqrt().reshape(shape);
+        Ok(self.scaled(centered / deviation, shape).cast(dtype))
+    }
+
+    /// Normalizes with the moving statistics; also outside of steps.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for an input with another number of features.
+    pub fn forward_inference<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
+        let (shape, dtype) = (self.check(&input)?, input.dtype());
+        let input = wide(input);
+        let [mean, variance] = [&self.moving_mean, &self.moving_variance].map(|state| {
+            let value = without_autodiff(state.value());
+            like(value, &input)
+        });
+        let deviation = variance.add_scalar(self.epsilon).sqrt().reshape(shape);
+        let normalized = (input - mean.reshape(shape)) / deviation;
+        Ok(self.scaled(normalized, shape).cast(dtype))
+    }
+
+    /// The shape of a tensor of features beside the input.
+    fn check<const D: usize>(&self, input: &Tensor<D>) -> Result<[usize; D]> {
+        let features = self.moving_mean.value().dims()[0];
+        let dims = input.dims();
+        if dims.get(1) != Some(&features) {
+            let mut expected = dims.to_vec();
+            match expected.get_mut(1) {
+                Some(found) => *found = features,
+                None => expected.push(features),
+            }
+            let op = "SyncBatchNorm: the input is [batch, features, ...]";
+            return Err(Error::shape(op, &expected, &dims));
+        }
+        let mut shape = [1; D];
+        shape[1] = features;
+        Ok(shape)
+    }
+
+    fn scaled<const D: usize>(&self, normalized: Tensor<D>, shape: [usize; D]) -> Tensor<D> {
+        let dtype = normalized.dtype();
+        let parameter = |param: &Param<Tensor<1>>| param.val().cast(dtype).reshape(shape);
+        let scaled = match &self.gamma {
+            Some(gamma) => normalized * parameter(gamma),
+            None => normalized,
+        };
+        match &self.beta {
+            Some(beta) => scaled + parameter(beta),
+            None => scaled,
+        }
+    }
+
+    /// Moves a statistic towards that of the batch.
+    fn update(&self, moving: &RunningState<Tensor<1>>, batch: Tensor<1>, count: &Count) {
+        let old = moving.value();
+        let batch = without_autodiff(batch).cast(old.dtype());
+        let kept = without_autodiff(old.clone()).mul_scalar(self.momentum);
+        let new = kept + batch.mul_scalar(1.0 - self.momentum);
+        let new = count.or_old(new, &old);
+        let is_plain = captured(&old).is_some() || !old.is_autodiff();
+        moving.update(match is_plain {
+            true => new,
+            false => Tensor::from_inner(new),
+        });
+        // burn keeps an update back until the thread asks for the value.
+        drop(moving.value_sync());
+    }
+}
+
+/// How many values of each feature the replica has, as a tensor beside its sums.
+fn own_count<const D: usize>(input: &Tensor<D>, weights: Option<&Tensor<D>>) -> Tensor<1> {
+    let values: usize = input.dims()[2..].iter().product();
+    match weights {
+        Some(weights) => weights.clone().sum().mul_scalar(values as f64),
+        None => {
+            let count = (input.dims()[0] * values) as f64;
+            Tensor::full([1], count, (&input.device(), input.dtype()))
+        }
+    }
+}
+
+/// How many values of each feature all replicas have together.
+enum Count {
+    Known(f64),
+    /// In a captured step, of weights; may be 0.
+    Captured(Box<Tensor<1>>),
+}
+
+impl Count {
+    /// `None` if it is known that there are no values. The count of all replicas is the last of
+    /// their `sums`.
+    fn of<const D: usize>(
+        ctx: &ReplicaContext,
+        input: &Tensor<D>,
+        is_weighted: bool,
+        sums: &Tensor<1>,
+    ) -> Result<Option<Self>> {
+        let features = input.dims()[1];
+        let count = || sums.clone().narrow(0, features, 1);
+        let known = match ctx.trace() {
+            Some(_) if is_weighted => {
+                return Ok(Some(Self::Captured(Box::new(without_autodiff(count())))));
+            }
+            // All replicas of a program have parts of one shape.
+            Some(_) => {
+                let own = input.shape().num_elements() / features;
+                (own * ctx.num_replicas_in_sync()) as f64
+            }
+            None => {
+                let count = count().try_into_data().map_err(Error::internal)?;
+                count.iter::<f64>().next().unwrap_or(0.0)
+            }
+        };
+        if known == 1.0 {
+            return Err(Error::invalid(
+                "SyncBatchNorm: the batches of all replicas have one value per feature together, \
+                 which has no variance; train with larger batches, or leave the last short one out \
+                 (`drop_remainder`)",
+            ));
+        }
+        Ok((known > 0.0).then_some(Self::Known(known)))
+    }
+
+    /// The mean of what was added up over so many values; 0 of none.
+    fn divide(&self, sums: Tensor<1>) -> Tensor<1> {
+        match self {
+            Self::Known(count) => sums.div_scalar(*count),
+            Self::Captured(count) => sums / count.as_ref().clone().clamp_min(1.0),
+        }
+    }
+
+    /// The new value of a statistic, or the old one where there are no values.
+    fn or_old(&self, new: Tensor<1>, old: &Tensor<1>) -> Tensor<1> {
+        match self {
+            Self::Known(_) => new,
+            Self::Captured(count) => {
+                let is_empty = count.as_ref().clone().equal_elem(0.0);
+                let is_empty = is_empty.expand(new.dims());
+                new.mask_where(is_empty, old.clone())
+            }
+        }
+    }
+}
+
+/// The sums over all axes but the features', of the replica's own part: the last axis first.
+fn per_feature<const D: usize>(values: Tensor<D>) -> Tensor<1> {
+    let features = values.dims()[1];
+    let axes = (0..D).rev().filter(|axis| *axis != 1);
+    let sums = axes.fold(values, |sums, axis| sums.sum_dim(axis));
+    sums.reshape([features])
+}
+
+/// Sums of half-precision numbers are f32.
+fn wide<const D: usize>(input: Tensor<D>) -> Tensor<D> {
+    match input.dtype() {
+        DType::F16 | DType::BF16 => input.cast(DType::F32),
+        _ => input,
+    }
+}
+
+/// A constant beside an input: of its type, and with autodiff where it has.
+fn like<const D: usize>(constant: Tensor<1>, input: &Tensor<D>) -> Tensor<1> {
+    let constant = constant.cast(input.dtype());
+    match captured(input).is_none() && input.is_autodiff() {
+        true => Tensor::from_inner(constant),
+        false => constant,
+    }
+}

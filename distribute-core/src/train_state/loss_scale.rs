@@ -1,0 +1,89 @@
+//! The loss scale of a training state.
+
+use burn::tensor::Tensor;
+
+use super::TrainState;
+use crate::{Error, Gradients, LossScale, Result};
+
+impl<M> TrainState<M> {
+    /// Trains with a loss scale (Keras: the optimizer inside a `LossScaleOptimizer`). Every step
+    /// passes its loss through [`scale_loss`](Self::scale_loss), and
+    /// [`apply_gradients`](Self::apply_gradients) divides the summed gradients by the scale before
+    /// it clips them. `Fit` does both.
+    ///
+    /// A dynamic scale is in checkpoints, and the same on all replicas. It needs all gradients
+    /// before the first parameter is updated, so they do not travel in packs while others are
+    /// applied. It is refused where nobody sees the sum of all gradients on the host: in compiled
+    /// steps, and for states on parameter servers.
+    ///
+    /// ```
+    /// # use burn::nn::{Linear, LinearConfig};
+    /// # use burn::tensor::Tensor;
+    /// # use distribute_core::{Adam, DefaultStrategy, LossScale, StrategyExt, TrainState};
+    /// let strategy = DefaultStrategy::new();
+    /// let mut state = strategy.scope(|device| {
+    ///     TrainState::new(LinearConfig::new(4, 1).init(device), Adam::new(1e-3))
+    ///         .with_loss_scale(LossScale::dynamic())
+    /// })?;
+    /// strategy.run(&mut state, |ctx, state: &mut TrainState<Linear>| {
+    ///     let ones = Tensor::<2>::ones([8, 4], ctx.device());
+    ///     let loss = state.model.forward(ones).mean();
+    ///     let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+    ///     state.apply_gradients(ctx, gradients).map(drop)
+    /// })?;
+    /// assert_eq!(state.primary()?.loss_scale().good_steps(), 1);
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    pub fn with_loss_scale(mut self, loss_scale: LossScale) -> Self {
+        self.loss_scale = loss_scale;
+        self
+    }
+
+    /// The loss scale: 1 unless it was [set](Self::with_loss_scale).
+    pub fn loss_scale(&self) -> &LossScale {
+        &self.loss_scale
+    }
+
+    /// The loss times the loss scale (Keras: `LossScaleOptimizer.scale_loss`): what the gradients
+    /// for [`apply_gradients`](Self::apply_gradients) are taken of. With a scale of 1 it is the
+    /// loss.
+    pub fn scale_loss(&mut self, loss: &Tensor<1>) -> Tensor<1> {
+        self.is_loss_scaled = true;
+        match self.loss_scale.is_one() {
+            true => loss.clone(),
+            false => loss.clone().mul_scalar(self.loss_scale.scale()),
+        }
+    }
+
+    /// Refuses gradients of a loss that was not scaled, which would be too small.
+    pub(super) fn check_loss_scaled(&mut self) -> Result<()> {
+        let is_scaled = std::mem::take(&mut self.is_loss_scaled);
+        match is_scaled || self.loss_scale.is_one() {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                "apply_gradients: the state has a loss scale, and the loss was not multiplied by \
+                 it; take the gradients of `state.scale_loss(&loss)`",
+            )),
+        }
+    }
+
+    /// Divides summed gradients by the loss scale and clips them. False if they are not to be
+    /// applied.
+    pub(super) fn prepare(&self, gradients: &mut Gradients) -> Result<bool> {
+        let applies = self.loss_scale.unscale(gradients)?;
+        if let (true, Some(clip)) = (applies, self.clip) {
+            gradients.apply_clip(clip)?;
+        }
+        Ok(applies)
+    }
+
+    /// Whether an update begins only when all gradients have arrived.
+    pub(super) fn needs_all_gradients(&self) -> bool {
+        self.clip.is_some() || !self.loss_scale.is_one()
+    }
+
+    /// The updates so far, also the skipped ones.
+    pub(super) fn attempts(&self) -> u64 {
+        self.step + self.loss_scale.skipped_steps()
+    }
+}

@@ -1,0 +1,199 @@
+//! Every optimizer under strategies, and with its state on the way through a checkpoint.
+
+use std::sync::Arc;
+
+use burn::module::{Module, Param};
+use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::optim::{Optimizer, from_config, names};
+use distribute_core::{
+    CentralStorageStrategy, Clip, Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica,
+    Strategy, StrategyExt, TrainState,
+};
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::json;
+
+/// Parameters of two shapes.
+#[derive(Module, Debug)]
+struct Two {
+    kernel: Param<Tensor<2>>,
+    bias: Param<Tensor<1>>,
+}
+
+const KERNEL: [usize; 2] = [3, 5];
+const BIAS: usize = 5;
+
+fn random(rng: &mut ChaCha8Rng, count: usize) -> Vec<f32> {
+    (0..count).map(|_| rng.random_range(-1.5..1.5)).collect()
+}
+
+impl Two {
+    fn new(seed: u64, device: &Device) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        let kernel = TensorData::new(random(&mut rng, KERNEL[0] * KERNEL[1]), KERNEL);
+        let bias = TensorData::new(random(&mut rng, BIAS), [BIAS]);
+        Self {
+            kernel: Param::from_tensor(Tensor::from_data(kernel, device).require_grad()),
+            bias: Param::from_tensor(Tensor::from_data(bias, device).require_grad()),
+        }
+    }
+}
+
+/// An optimizer with all that can be around it.
+fn optimizer(name: &str) -> Arc<dyn Optimizer> {
+    let config = json!({
+        "learning_rate": 0.05,
+        "weight_decay": 0.02,
+        "exclude_from_weight_decay": ["bias"],
+        "use_ema": true,
+        "ema_momentum": 0.75,
+        "ema_overwrite_frequency": 3,
+    });
+    from_config(name, &config).unwrap()
+}
+
+fn state(strategy: &impl Strategy, name: &str) -> Mirrored<TrainState<Two>> {
+    let state = strategy.scope(|device| {
+        TrainState::with_optimizer(Two::new(7, device), optimizer(name)).clip(Clip::Norm(2.0))
+    });
+    state.unwrap()
+}
+
+/// Updates with gradients that add up to the same over any number of replicas: the shares are
+/// dyadic.
+fn train(
+    strategy: &impl Strategy,
+    state: &mut Mirrored<TrainState<Two>>,
+    steps: std::ops::Range<u64>,
+) {
+    let replicas = strategy.num_replicas_in_sync();
+    for step in steps {
+        let mut rng = ChaCha8Rng::seed_from_u64(100 + step);
+        let kernel = random(&mut rng, KERNEL[0] * KERNEL[1]);
+        let bias = random(&mut rng, BIAS);
+        let share = 1.0 / replicas as f32;
+        let all = PerReplica::new(vec![share; replicas]);
+        let result = strategy.run((&mut *state, all), |ctx, (state, share)| {
+            let given = |values: &[f32], shape: &[usize]| {
+                let data = TensorData::new(values.to_vec(), shape.to_vec());
+                Tensor::<1>::from_data(data, ctx.device()).mul_scalar(share)
+            };
+            let kernel = given(&kernel, &[kernel.len()]).reshape(KERNEL);
+            let bias = given(&bias, &[BIAS]);
+            let loss =
+                (state.model.kernel.val() * kernel).sum() + (state.model.bias.val() * bias).sum();
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        });
+        result.unwrap();
+    }
+}
+
+fn all_names() -> Vec<&'static str> {
+    names().collect()
+}
+
+/// The same after 7 updates in one go and with a checkpoint after 4, on other replicas.
+#[test]
+fn a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits() {
+    for name in all_names() {
+        let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+        let mut whole = state(&strategy, name);
+        train(&strategy, &mut whole, 0..7);
+        let mut first = state(&strategy, name);
+        train(&strategy, &mut first, 0..4);
+        let (step, tensors) = first.primary().unwrap().save().unwrap();
+        for slot in optimizer(name).slots() {
+            let slot = format!("optimizer/{slot}/kernel");
+            assert!(tensors.contains_key(&slot), "{name}: {slot}");
+        }
+        let mut second = state(&strategy, name);
+        second
+            .update(|state| state.load_tensors(&tensors, step))
+            .unwrap();
+        train(&strategy, &mut second, 4..7);
+        for (whole, second) in whole.values().unwrap().iter().zip(second.values().unwrap()) {
+            let (whole, second) = (whole.to_tensors().unwrap(), second.to_tensors().unwrap());
+            assert_eq!(whole, second, "{name}");
+        }
+    }
+}
+
+/// One copy that one replica updates, and copies on any number of replicas.
+#[test]
+fn every_strategy_gives_the_same() {
+    for name in all_names() {
+        let one = OneDeviceStrategy::new("cpu:0".parse().unwrap()).unwrap();
+        let mut alone = state(&one, name);
+        train(&one, &mut alone, 0..6);
+        let wanted = alone.primary().unwrap().to_tensors().unwrap();
+        let compare = |found: &Mirrored<TrainState<Two>>| {
+            for state in found.values().unwrap() {
+                for (path, data) in state.to_tensors().unwrap() {
+                    let close = data.iter::<f64>().zip(wanted[&path].iter::<f64>());
+                    for (found, wanted) in close {
+                        assert!((found - wanted).abs() < 1e-5, "{name}: {path}");
+                    }
+                }
+            }
+        };
+        for replicas in [2, 4] {
+            let strategy = MirroredStrategy::builder().replicas(replicas);
+            let strategy = strategy.build().unwrap();
+            let mut mirrored = state(&strategy, name);
+            train(&strategy, &mut mirrored, 0..6);
+            compare(&mirrored);
+        }
+        let strategy = CentralStorageStrategy::with_replicas(2).unwrap();
+        let mut central = state(&strategy, name);
+        train(&strategy, &mut central, 0..6);
+        compare(&central);
+    }
+}
+
+#[test]
+fn averages_take_the_place_of_the_weights() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let mut averaged = state(&strategy, "adam");
+    train(&strategy, &mut averaged, 0..2);
+    let before = averaged.primary().unwrap().to_tensors().unwrap();
+    assert!(averaged.primary().unwrap().has_averages());
+    averaged.update(TrainState::apply_averages).unwrap();
+    for state in averaged.values().unwrap() {
+        let after = state.to_tensors().unwrap();
+        let values = |data: &TensorData| data.iter::<f32>().collect::<Vec<_>>();
+        for path in ["kernel", "bias"] {
+            let (weights, average) = (format!("model/{path}"), format!("optimizer/average/{path}"));
+            assert_eq!(values(&after[&weights]), values(&before[&average]));
+            assert_ne!(values(&after[&weights]), values(&before[&weights]));
+            assert_eq!(after[&average], before[&average]);
+        }
+    }
+    let plain = strategy.scope(|device| {
+        TrainState::with_optimizer(Two::new(7, device), from_config("sgd", &json!({})).unwrap())
+    });
+    let error = plain.unwrap().update(TrainState::apply_averages);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("sgd keeps no moving averages"), "{error}");
+}
+
+#[test]
+fn clipping_needs_a_positive_number() {
+    for clip in [
+        Clip::Norm(0.0),
+        Clip::Value(f64::NAN),
+        Clip::GlobalNorm(-1.0),
+    ] {
+        let strategy = OneDeviceStrategy::new("cpu:0".parse().unwrap()).unwrap();
+        let state = strategy.scope(|device| {
+            TrainState::with_optimizer(Two::new(7, device), optimizer("sgd")).clip(clip)
+        });
+        let result = strategy.run(&mut state.unwrap(), |ctx, state| {
+            let loss = state.model.bias.val().sum();
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        });
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("must be a positive number"), "{error}");
+    }
+}

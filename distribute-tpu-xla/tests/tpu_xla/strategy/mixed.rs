@@ -1,0 +1,134 @@
+//! Steps in mixed precision: compiled and on the CPU backend they learn what they learn in `f32`.
+
+use burn::prelude::*;
+use burn::tensor::DType;
+use distribute_core::{
+    Adam, LossScale, MirroredStrategy, PerReplica, Policy, ReduceOp, Replicate, Result, Strategy,
+    StrategyExt, SyncBatchNormConfig, TrainState,
+};
+use distribute_data::{AverageLoss, sparse_categorical_crossentropy};
+
+use crate::strategy::models::{Cnn, Mlp, Transformer};
+use crate::strategy::support::{Data, strategy, within};
+
+const REPLICAS: usize = 2;
+const EXAMPLES: usize = 8;
+const STEPS: usize = 60;
+
+/// A model's logits of one batch, `[examples, classes]`, and the classes.
+type Forward<M, B> = fn(Policy, &M, B) -> (Tensor<2>, Tensor<1, Int>);
+
+/// The losses of all steps, on the same batch.
+fn losses<M: Module + Sync + 'static, B: distribute_core::Nest + Send + Clone>(
+    strategy: &dyn Strategy,
+    (state, batch): (&TrainState<M>, &PerReplica<B>),
+    policy: Policy,
+    forward: Forward<M, B>,
+) -> Result<Vec<f32>> {
+    // A dynamic scale is refused in compiled steps.
+    let scale = match policy.loss_scale().is_dynamic() {
+        true => LossScale::fixed(1024.0)?,
+        false => LossScale::default(),
+    };
+    let mut state = strategy.scope(|device| state.replicate(device).with_loss_scale(scale))?;
+    let step = |_| {
+        let loss = strategy.run((&mut state, batch.clone()), |ctx, (state, batch)| {
+            let (logits, classes) = forward(policy, &policy.model(&state.model)?, batch);
+            assert_eq!(logits.dtype(), DType::from(policy.compute_dtype()));
+            let per_example = sparse_categorical_crossentropy(policy.output(logits), classes);
+            let loss = AverageLoss::new()
+                .global_batch_size(EXAMPLES * REPLICAS)
+                .of(ctx, per_example)?;
+            let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss)
+        })?;
+        Ok(strategy.reduce(ReduceOp::Sum, loss)?.into_scalar())
+    };
+    (0..STEPS).map(step).collect()
+}
+
+/// Compiled and eager, in both types: a hundredth of the first loss from `f32` at the end.
+fn compare<M: Module + Sync + 'static, B: distribute_core::Nest + Send + Clone>(
+    model: M,
+    batch: &PerReplica<B>,
+    forward: Forward<M, B>,
+) {
+    let Some(tpu) = strategy(REPLICAS) else {
+        return;
+    };
+    let cpu = MirroredStrategy::builder()
+        .replicas(REPLICAS)
+        .build()
+        .unwrap();
+    let state = TrainState::new(model, Adam::new(0.01));
+    let given = (&state, batch);
+    let reference = losses(&cpu, given, Policy::float32(), forward).unwrap();
+    let (first, last) = (reference[0], reference[STEPS - 1]);
+    assert!(last < 0.5 * first, "{reference:?}");
+    for policy in [Policy::mixed_bfloat16(), Policy::mixed_float16()] {
+        let strategies: [&dyn Strategy; 2] = [&tpu, &cpu];
+        for strategy in strategies {
+            let found = losses(strategy, given, policy, forward).unwrap();
+            let text = format!("{policy}: {found:?}, in f32 {reference:?}");
+            assert_ne!(found, reference, "{text}");
+            assert!((found[STEPS - 1] - last).abs() < 0.01 * first, "{text}");
+        }
+    }
+}
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+#[test]
+fn an_mlp() {
+    within(300, || {
+        let batch = Data::new(7, REPLICAS, &[12], 5).batch::<2>(EXAMPLES);
+        compare(Mlp::new(&device()), &batch, |policy, model, (x, y)| {
+            (model.forward(policy.cast(x)), y)
+        });
+    });
+}
+
+#[test]
+fn a_cnn() {
+    within(300, || {
+        let batch = Data::new(8, REPLICAS, &[1, 8, 8], 10).batch::<4>(EXAMPLES);
+        compare(Cnn::new(&device()), &batch, |policy, model, (x, y)| {
+            (model.forward(policy.cast(x)), y)
+        });
+    });
+}
+
+#[test]
+fn a_transformer() {
+    within(300, || {
+        let batch = Data::new(9, REPLICAS, &[], 11).tokens(EXAMPLES, 7);
+        compare(Transformer::new(&device()), &batch, |_, model, tokens| {
+            let next = tokens
+                .clone()
+                .slice([0..EXAMPLES, 6..7])
+                .squeeze_dim::<1>(1);
+            let logits = model.forward(tokens.slice([0..EXAMPLES, 0..6]));
+            (logits.slice([0..EXAMPLES, 5..6]).squeeze_dim::<2>(1), next)
+        });
+    });
+}
+
+/// In a captured step only the names of layers tell.
+#[test]
+fn a_batch_normalization_is_refused() {
+    within(60, || {
+        let Some(tpu) = strategy(1) else { return };
+        let state = tpu.try_scope(|device| {
+            let norm = SyncBatchNormConfig::new(3).init(device)?;
+            Ok(TrainState::new(norm, Adam::new(0.01)))
+        });
+        let result = tpu.run(&mut state.unwrap(), |_, state| {
+            Policy::mixed_bfloat16().model(&state.model).map(drop)
+        });
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("batch normalization"), "{error}");
+    });
+}
