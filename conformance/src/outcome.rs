@@ -61,14 +61,10 @@ reasons! {
         "Every replica gets the result; there is no destination device to name.",
     NoWorkers "no-workers"
         "No program was named that worker processes could run.",
-    LossScale "loss-scale"
-        "In a compiled step it has no value on the host whether a gradient is finite.",
     Mask "mask"
         "Normalization layers take no mask here.",
     BurnLayer "burn-layer"
         "Group normalization is burn's own layer, which refuses what does not fit by a panic.",
-    BurnStatistics "burn-statistics"
-        "burn keeps statistics of its batch normalization where no compiled step can fetch them.",
     HostInStep "host-in-step"
         "A compiled step reads and assigns nothing in host memory, and tells no replicas apart.",
     WholeInStep "whole-in-step"

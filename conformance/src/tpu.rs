@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use distribute_core::{LogicalDevice, ReduceOp, Result, Strategy};
 use distribute_tpu_xla::pjrt::Plugin;
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
+use serde_json::Value;
 
 use crate::backend::{Backend, StrategyFactory};
 use crate::case::{Case, StrategyKind};
@@ -118,8 +119,8 @@ impl StrategyFactory for Tpu {
             Some(Rule::WholeInStep)
         } else if begins(&ON_THE_HOST) {
             Some(Rule::HostInStep)
-        } else if trains_burn_norm(case) {
-            Some(Rule::BurnStatistics)
+        } else if is_uneven_burn_norm(case) {
+            Some(Rule::UnevenShapes)
         } else if is_mean_of_integers(case) {
             Some(Rule::IntegerMean)
         } else {
@@ -141,10 +142,16 @@ impl StrategyFactory for Tpu {
     }
 }
 
-/// Steps that can change the state, with a batch normalization of burn in it.
-fn trains_burn_norm(case: &Case) -> bool {
-    let is_step = ["batch_norm", "batch_norm_checkpoint"].contains(&case.op());
-    is_step && case.inputs["synchronized"] == false
+/// Parts of different sizes, which burn's batch normalization takes no weights for.
+fn is_uneven_burn_norm(case: &Case) -> bool {
+    let is_uneven = |step: &Value| {
+        let parts = step["x"].as_array().into_iter().flatten();
+        let mut shapes = parts.map(|part| &part["shape"]);
+        let first = shapes.next();
+        shapes.any(|shape| Some(shape) != first)
+    };
+    let mut steps = case.inputs["steps"].as_array().into_iter().flatten();
+    case.inputs["synchronized"] == false && steps.any(is_uneven)
 }
 
 /// In a step, a tensor of integers cannot become its mean; only data in host memory can.

@@ -11,7 +11,7 @@ use distribute_core::collectives::{CollectiveError, Interruption};
 use distribute_core::{CommunicationOptions, Error, LogicalDevice, MultiWorkerMirroredStrategy};
 
 use crate::failure::Failure;
-use crate::flags::{ClusterArgs, CommunicationName, TransportName};
+use crate::flags::{ClusterArgs, CommunicationName, TransportName, WireName};
 
 /// The secret that the workers of a job share.
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
@@ -60,7 +60,14 @@ pub(crate) fn restarts() -> Result<u64, Failure> {
 impl ClusterArgs {
     /// Refuses flags about workers where there is only this process.
     pub(crate) fn refuse_without_workers(&self) -> Result<(), Failure> {
+        if self.replicate_state.is_some() {
+            return Err(Failure::usage(
+                "--replicate-state is about workers that hold the same variables; add --strategy \
+                 multi-worker, or save with --checkpoint-steps",
+            ));
+        }
         let given = [
+            ("--total-replicas", self.total_replicas.is_some()),
             ("--cluster", self.cluster.is_some()),
             ("--cluster-spec", self.cluster_spec.is_some()),
             ("--task-type", self.task_type.is_some()),
@@ -69,6 +76,7 @@ impl ClusterArgs {
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
+            ("--wire", self.wire.is_some()),
             ("--rendezvous-timeout", self.rendezvous_timeout.is_some()),
             ("--timeout", self.timeout.is_some()),
             ("--heartbeat-timeout", self.heartbeat_timeout.is_some()),
@@ -86,7 +94,20 @@ impl ClusterArgs {
 
     /// Refuses flags about collectives, which parameter servers have no use for.
     pub(crate) fn refuse_collectives(&self) -> Result<(), Failure> {
+        if self.replicate_state.is_some() {
+            return Err(Failure::usage(
+                "--replicate-state is for --strategy multi-worker, whose workers hold all \
+                 variables; with parameter servers use --checkpoint-steps",
+            ));
+        }
+        if self.wire == Some(WireName::F16) {
+            return Err(Failure::usage(
+                "--wire f16 is for --strategy multi-worker; parameter servers take bf16, which \
+                 also holds large weights",
+            ));
+        }
         let given = [
+            ("--total-replicas", self.total_replicas.is_some()),
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
@@ -119,10 +140,10 @@ impl ClusterArgs {
         Ok((detected, cluster))
     }
 
-    /// Connects to the other workers.
+    /// Connects to the other workers, with replicas on these devices, so many on each.
     pub(crate) fn strategy(
         &self,
-        devices: Vec<LogicalDevice>,
+        (devices, per_device): (Option<Vec<LogicalDevice>>, Option<usize>),
         cluster: Option<Cluster>,
         interruption: Interruption,
     ) -> Result<MultiWorkerMirroredStrategy, Failure> {
@@ -131,12 +152,12 @@ impl ClusterArgs {
         let transport = self.transport.unwrap_or(TransportName::Auto);
         let communication = self.communication.unwrap_or(CommunicationName::Auto);
         let mut builder = MultiWorkerMirroredStrategy::builder()
-            .devices(devices)
             .cluster(cluster)
             .communication_options(CommunicationOptions {
                 bytes_per_pack: self.bytes_per_pack.unwrap_or(0),
                 timeout: Some(timeout),
                 implementation: communication.into(),
+                wire: self.wire.and_then(WireName::narrow),
             })
             .transport(transport.into())
             .security(self.security()?)
@@ -145,6 +166,15 @@ impl ClusterArgs {
             .interruption(interruption)
             .heartbeat_timeout(Duration::from_secs(self.heartbeat_timeout.unwrap_or(3)))
             .timeout(timeout);
+        if let Some(devices) = devices {
+            builder = builder.devices(devices);
+        }
+        if let Some(count) = per_device {
+            builder = builder.replicas_per_device(count);
+        }
+        if let Some(total) = self.total_replicas {
+            builder = builder.total_replicas(total);
+        }
         if let Some(directory) = &self.flight_records {
             builder = builder.flight_records(directory);
         }

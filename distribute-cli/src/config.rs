@@ -16,7 +16,10 @@ use crate::flags::{Cli, program};
 /// # Errors
 /// Everything that clap refuses, in one or two lines; help and version as `Err(Ok(text))`.
 pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Cli, Result<String, Failure>> {
-    let matches = matches(&arguments).map_err(clap_failure)?;
+    let matches = matches(&arguments).map_err(|error| match launch_failure(&error) {
+        Some(failure) => Err(failure),
+        None => clap_failure(error),
+    })?;
     let Some((name, given)) = matches.subcommand() else {
         return Err(Err(Failure::usage("a command is needed, see --help")));
     };
@@ -86,8 +89,10 @@ fn with_file(
 
 /// The flags of a command that may stand in a file.
 fn flags<'a>(command: &'a Command, subcommand: &str) -> Vec<&'a Arg> {
+    let global = command.get_arguments();
     let command = command.find_subcommand(subcommand);
     let arguments = command.into_iter().flat_map(Command::get_arguments);
+    let arguments = arguments.chain(global.filter(|flag| flag.is_global_set()));
     arguments
         .filter(|flag| {
             flag.get_long()
@@ -181,8 +186,8 @@ fn no_command(help: &str) -> Failure {
     let mut command = program_command(program);
     let names: Vec<String> = command
         .get_subcommands_mut()
+        .filter(|command| !command.is_hide_set() && command.get_name() != "help")
         .map(|command| command.get_name().to_string())
-        .filter(|name| name != "help")
         .collect();
     let after = match program.split_once(' ') {
         Some((_, command)) => format!(" after `{command}`"),
@@ -202,6 +207,37 @@ fn program_command(usage: &str) -> Command {
     })
 }
 
+/// What `launch` misses where nothing, or no `--`, stands before the command of the processes.
+fn launch_failure(error: &clap::Error) -> Option<Failure> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if !error.to_string().contains("Usage: distribute-cli launch ") {
+        return None;
+    }
+    let command = match (error.kind(), error.get(ContextKind::InvalidArg)?) {
+        (ErrorKind::UnknownArgument, ContextValue::String(word)) if !word.starts_with('-') => {
+            match program().find_subcommand(word) {
+                Some(_) => format!("distribute-cli {word}"),
+                None => word.clone(),
+            }
+        }
+        (ErrorKind::MissingRequiredArgument, ContextValue::Strings(missing))
+            if missing.iter().any(|missing| missing.contains("COMMAND")) =>
+        {
+            "distribute-cli train --strategy multi-worker".to_string()
+        }
+        _ => return None,
+    };
+    Some(Failure::usage(format!(
+        "launch needs the command that every process runs, after `--`: launch --workers 2 -- \
+         {command}; see --help"
+    )))
+}
+
+/// Whether this value of `NO_COLOR` leaves colours to the program (<https://no-color.org>).
+fn wants_colors(no_color: Option<OsString>) -> bool {
+    no_color.is_none_or(|value| value.is_empty())
+}
+
 /// Clap's error in at most two lines; help and version are not errors.
 fn clap_failure(error: clap::Error) -> Result<String, Failure> {
     use clap::error::ErrorKind;
@@ -210,10 +246,12 @@ fn clap_failure(error: clap::Error) -> Result<String, Failure> {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion
     ) {
         let text = error.render();
-        return Ok(match std::io::stdout().is_terminal() {
-            true => text.ansi().to_string(),
-            false => text.to_string(),
-        });
+        return Ok(
+            match std::io::stdout().is_terminal() && wants_colors(std::env::var_os("NO_COLOR")) {
+                true => text.ansi().to_string(),
+                false => text.to_string(),
+            },
+        );
     }
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return Err(no_command(&error.to_string()));
@@ -224,7 +262,25 @@ fn clap_failure(error: clap::Error) -> Result<String, Failure> {
         .filter(|line| !line.is_empty())
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
         .collect();
-    let message = kept.join("; ");
+    let message = kept.join("; ").replace(":; ", ": ");
     let message = message.trim_start_matches("error: ");
+    let left_out = |name: &&str| message.contains(&format!("subcommand '{name}'"));
+    if cfg!(not(feature = "full")) && ["bench", "conformance"].iter().any(left_out) {
+        return Err(Failure::usage(format!(
+            "{message}; this program was built with --no-default-features, build it without"
+        )));
+    }
     Err(Failure::usage(format!("{message}; see --help")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::wants_colors;
+
+    #[test]
+    fn any_value_of_no_color_turns_colours_off() {
+        let wanted = [None, Some(""), Some("0"), Some("1")];
+        let wanted = wanted.map(|value| wants_colors(value.map(Into::into)));
+        assert_eq!(wanted, [true, true, false, false]);
+    }
 }

@@ -14,8 +14,8 @@ use serde_json::{Map, Value};
 use crate::failure::Failure;
 use crate::flags::{
     ClusterArgs, DataArgs, DatasetName, DeviceArgs, FileArgs, FloatName, GeneralArgs,
-    ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs, TrainArgs,
-    TrainingArgs,
+    ObservingArgs, ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs,
+    TrainArgs, TrainingArgs, ValidationArgs, WireName,
 };
 use crate::schedule::updates;
 use crate::task::{EXTRA_KEY, Task, optimizer};
@@ -52,11 +52,14 @@ type Entry = (&'static str, Option<String>, Scope);
 fn entries(args: &TrainArgs) -> Vec<Entry> {
     let TrainArgs {
         general,
+        dry_run: _,
         strategy,
         devices,
         data,
         training,
+        validation,
         files,
+        observing,
         cluster,
         servers,
         tpu,
@@ -65,7 +68,9 @@ fn entries(args: &TrainArgs) -> Vec<Entry> {
     // Before what is a default of it.
     all.extend(of_data(data));
     all.extend(of_training(training, data));
+    all.extend(of_validation(validation));
     all.extend(of_files(files));
+    all.extend(of_observing(observing));
     all.extend(of_cluster(cluster));
     all.extend(of_servers(servers));
     all.extend(of_process(general, devices, tpu));
@@ -82,6 +87,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         lr_schedule,
         warmup_steps,
         weight_decay,
+        weight_decay_exclude,
         clip_norm,
         accumulate,
         ema,
@@ -96,11 +102,16 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     // What was asked for wrongly is refused where it is built.
     let rate = optimizer(args).ok().map(|built| built.learning_rate());
     vec![
-        ("--optimizer", name(*optimizer_name), Scope::Result),
+        ("--optimizer", text(Some(optimizer_name.0)), Scope::Result),
         (LEARNING_RATE, text(rate), Scope::Result),
         ("--lr-schedule", text(lr_schedule.as_ref()), Scope::Result),
         ("--warmup-steps", text(*warmup_steps), Scope::Result),
         ("--weight-decay", text(*weight_decay), Scope::Result),
+        (
+            "--weight-decay-exclude",
+            (!weight_decay_exclude.is_empty()).then(|| weight_decay_exclude.join(",")),
+            Scope::Result,
+        ),
         ("--clip-norm", text(*clip_norm), Scope::Result),
         ("--accumulate", text(*accumulate), Scope::Result),
         ("--ema", text(*ema), Scope::Result),
@@ -109,6 +120,32 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         ("--seed", text(Some(*seed)), Scope::Result),
         ("--epochs", text(Some(epochs)), Scope::Job),
         ("--steps", text(*steps), Scope::Job),
+    ]
+}
+
+fn of_validation(args: &ValidationArgs) -> Vec<Entry> {
+    let ValidationArgs {
+        validation_split,
+        early_stopping,
+        start_from_epoch,
+        restore_best,
+        reduce_lr_on_plateau,
+        monitor,
+        min_delta,
+    } = args;
+    vec![
+        ("--validation-split", text(*validation_split), Scope::Result),
+        (
+            "--reduce-lr-on-plateau",
+            text(*reduce_lr_on_plateau),
+            Scope::Result,
+        ),
+        // What was best is compared with what comes.
+        ("--monitor", text(*monitor), Scope::Result),
+        ("--min-delta", text(*min_delta), Scope::Job),
+        ("--early-stopping", text(*early_stopping), Scope::Job),
+        ("--start-from-epoch", text(*start_from_epoch), Scope::Job),
+        ("--restore-best", given(*restore_best), Scope::Job),
     ]
 }
 
@@ -139,7 +176,9 @@ fn of_files(args: &FileArgs) -> Vec<Entry> {
         resume,
         restartable,
         log_dir: _,
+        log_bits: _,
         log_steps,
+        log_histograms: _,
     } = args;
     vec![
         // Whether it is the same directory is found out there.
@@ -161,7 +200,26 @@ fn of_files(args: &FileArgs) -> Vec<Entry> {
         ("--resume", given(*resume), Scope::Together),
         ("--restartable", given(*restartable), Scope::Together),
         ("--log-dir", None, Scope::Local),
+        ("--log-bits", None, Scope::Local),
+        ("--log-histograms", None, Scope::Local),
         ("--log-steps", text(*log_steps), Scope::Together),
+    ]
+}
+
+fn of_observing(args: &ObservingArgs) -> Vec<Entry> {
+    let ObservingArgs {
+        trace,
+        metrics_addr,
+    } = args;
+    vec![
+        // Workers compare their clocks for it, and put their parts together.
+        ("--trace", given(trace.is_some()), Scope::Together),
+        // All learn whether one cannot listen.
+        (
+            "--metrics-addr",
+            given(metrics_addr.is_some()),
+            Scope::Together,
+        ),
     ]
 }
 
@@ -175,11 +233,14 @@ fn of_cluster(args: &ClusterArgs) -> Vec<Entry> {
         transport,
         communication,
         bytes_per_pack,
+        wire,
+        total_replicas,
         rendezvous_timeout: _,
         timeout: _,
         heartbeat_timeout: _,
         certs: _,
         insecure: _,
+        replicate_state,
         flight_records: _,
     } = args;
     let local = [
@@ -195,7 +256,11 @@ fn of_cluster(args: &ClusterArgs) -> Vec<Entry> {
         "--insecure",
         "--flight-records",
     ];
+    // The default is what all runs before it had.
+    let wire = wire.filter(|named| *named != WireName::F32);
     let mut all = vec![
+        // Free when a run continues: also under a strategy that sends nothing.
+        ("--wire", wire.and_then(name), Scope::Job),
         ("--transport", transport.and_then(name), Scope::Together),
         (
             "--communication",
@@ -203,6 +268,8 @@ fn of_cluster(args: &ClusterArgs) -> Vec<Entry> {
             Scope::Together,
         ),
         ("--bytes-per-pack", text(*bytes_per_pack), Scope::Together),
+        ("--total-replicas", text(*total_replicas), Scope::Together),
+        ("--replicate-state", text(*replicate_state), Scope::Together),
     ];
     all.extend(local.map(|flag| (flag, None, Scope::Local)));
     all
@@ -214,7 +281,6 @@ fn of_servers(args: &ParameterServerArgs) -> Vec<Entry> {
         stale_gradients,
         synchronous,
         non_finite,
-        wire,
         shard_bytes,
     } = args;
     vec![
@@ -226,7 +292,6 @@ fn of_servers(args: &ParameterServerArgs) -> Vec<Entry> {
         ),
         ("--synchronous", text(*synchronous), Scope::Job),
         ("--non-finite", non_finite.and_then(name), Scope::Job),
-        ("--wire", wire.and_then(name), Scope::Job),
         ("--shard-bytes", text(*shard_bytes), Scope::Job),
     ]
 }
@@ -241,6 +306,7 @@ fn of_process(general: &GeneralArgs, devices: &DeviceArgs, tpu: &TpuArgs) -> Vec
     let DeviceArgs {
         replicas: _,
         devices: _,
+        replicas_per_device: _,
     } = devices;
     let TpuArgs {
         tpu: _,
@@ -253,11 +319,13 @@ fn of_process(general: &GeneralArgs, devices: &DeviceArgs, tpu: &TpuArgs) -> Vec
     // The default is the precision of every other strategy too.
     let precision = precision_of_matmul.filter(|named| *named != PrecisionName::Highest);
     let flags = [
+        "--dry-run",
         "--config",
         "--output",
         "--verbose",
         "--replicas",
         "--devices",
+        "--replicas-per-device",
         "--tpu",
         "--pjrt-plugin",
         "--compile-only",
@@ -282,7 +350,7 @@ fn given(flag: bool) -> Option<String> {
 }
 
 /// A value as it stands on the command line.
-fn name(value: impl ValueEnum) -> Option<String> {
+pub(crate) fn name(value: impl ValueEnum) -> Option<String> {
     let value = value.to_possible_value()?;
     Some(value.get_name().to_string())
 }
@@ -461,7 +529,7 @@ mod tests {
     }
 
     /// A value of every flag that two processes could differ in.
-    const OTHERS: [&str; 32] = [
+    const OTHERS: [&str; 44] = [
         "--optimizer sgd",
         "--learning-rate 0.5",
         "--l2 0.01",
@@ -475,9 +543,13 @@ mod tests {
         "--resume",
         "--restartable",
         "--log-steps 5",
+        "--trace trace.json",
+        "--metrics-addr 0",
         "--transport grpc",
         "--communication ring",
         "--bytes-per-pack 64",
+        "--total-replicas 4",
+        "--replicate-state 2",
         "--max-staleness 4",
         "--max-staleness 4 --stale-gradients refuse",
         "--synchronous 2",
@@ -494,6 +566,14 @@ mod tests {
         "--accumulate 2",
         "--ema 0.99",
         "--precision bf16",
+        "--weight-decay 0.1 --weight-decay-exclude bias",
+        "--validation-split 0.3",
+        "--early-stopping 3",
+        "--early-stopping 3 --start-from-epoch 1",
+        "--early-stopping 3 --restore-best",
+        "--reduce-lr-on-plateau 0.5",
+        "--monitor loss",
+        "--min-delta 0.1",
     ];
 
     #[test]
@@ -522,6 +602,7 @@ mod tests {
             "--epochs 30",
             "--dataset digits",
             "--log-dir a",
+            "--wire f32",
         ] {
             let other = flags(&args(&format!("--strategy multi-worker {same}")));
             assert_eq!(other.difference(&own), None, "{same}");

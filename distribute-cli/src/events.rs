@@ -10,7 +10,6 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::flags::OutputFormat;
-use crate::notes::note;
 
 /// Writes a line. That nobody reads it any more (`| head`) is not an error.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
@@ -20,6 +19,27 @@ pub(crate) fn line(text: &str) -> Result<(), Failure> {
             "cannot write to standard output ({error}); free some space or write elsewhere"
         ))),
         _ => Ok(()),
+    }
+}
+
+/// Standard output for the lines of a table: that nobody reads them any more ends nothing.
+#[derive(Debug)]
+pub(crate) struct Rows;
+
+impl Write for Rows {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        unless_unread(io::stdout().write(bytes), bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        unless_unread(io::stdout().flush(), ())
+    }
+}
+
+fn unless_unread<T>(result: io::Result<T>, done: T) -> io::Result<T> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(done),
+        result => result,
     }
 }
 
@@ -117,8 +137,7 @@ impl Callback for StepLines {
             return Ok(());
         }
         if self.output == OutputFormat::Text {
-            note(&format!("step {}: {logs}", progress.step));
-            return Ok(());
+            return print(&format!("step {}: {logs}", progress.step));
         }
         let head = [
             ("event", json!("step")),

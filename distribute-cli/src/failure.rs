@@ -75,6 +75,11 @@ impl Failure {
         self.is_interruption
     }
 
+    /// Whether training was interrupted, on all workers after the same step, and is saved.
+    pub(crate) fn is_preemption(&self) -> bool {
+        self.code == PREEMPTED
+    }
+
     /// The same with lines that `--verbose` adds.
     pub(crate) fn with_details(mut self, details: Vec<String>) -> Self {
         self.details = details;

@@ -11,15 +11,21 @@ mod config;
 mod configuration;
 mod data;
 mod events;
+mod examples_seen;
 mod failure;
 mod flags;
 mod identity;
+mod job_progress;
 mod libtpu;
+mod log;
+mod metrics;
 mod notes;
 mod objective;
 mod option_names;
+mod output_file;
 mod parameter_server;
 mod permanent_errors;
+mod phases;
 mod schedule;
 mod signals;
 mod split;
@@ -27,11 +33,13 @@ mod strategies;
 mod task;
 mod text;
 mod tpu;
+mod validation;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use failure::Failure;
+use phases::Phases;
 
 fn main() -> ExitCode {
     allocator::keep_freed_pages();
@@ -45,12 +53,14 @@ fn main() -> ExitCode {
         }
         Err(Err(failure)) => return failure.report(false),
     };
+    let phases = cli.command.wants_phases().then(Phases::default);
+    log::install(&cli.log, phases.clone());
     let verbose = cli.command.verbose();
     if !verbose {
         // A replica's panic is reported by its strategy, any other one below.
         std::panic::set_hook(Box::new(|_| {}));
     }
-    let outcome = catch_unwind(AssertUnwindSafe(|| commands::run(cli.command)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| commands::run(cli.command, phases)));
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => failure.report(verbose),

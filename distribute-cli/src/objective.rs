@@ -27,12 +27,14 @@ fn forward(
     model: &Model,
     ((input, labels), weights): Batch,
 ) -> Result<Objective> {
-    if input.dims()[0] == 0 {
+    // In a pass that all replicas make together, a replica without examples computes with none.
+    let is_together = ctx.is_training() && model.is_synchronized();
+    if input.dims()[0] == 0 && !is_together {
         return empty(ctx, model, input);
     }
     let mut rng = ctx.rng();
     let mut mode = match ctx.is_training() {
-        true => Mode::Training(&mut rng),
+        true => Mode::training(ctx, &mut rng).weighted(weights.clone()),
         false => Mode::Inference,
     };
     // Numbers of words are none to compute with.
@@ -40,7 +42,7 @@ fn forward(
         true => input,
         false => policy.cast(input),
     };
-    let logits = policy.output(policy.model(model)?.logits(input, &mut mode));
+    let logits = policy.output(policy.model(model)?.logits(input, &mut mode)?);
     let loss = model.head().loss(logits.dims()[1]);
     let (per_example, predicted) = losses(loss, logits, labels.clone());
     let correct = (predicted.equal(labels).float() * weights.clone()).sum();

@@ -2,7 +2,7 @@
 //! programmers what to set, and who reads them here has flags.
 
 /// What the libraries say, and what the program says instead.
-const NAMES: [(&str, &str); 12] = [
+const NAMES: [(&str, &str); 13] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
@@ -35,6 +35,10 @@ const NAMES: [(&str, &str); 12] = [
         "start more parameter servers, and use --shard-bytes",
     ),
     ("; raise `WorkerOptions::max_message_bytes`", ""),
+    (
+        "set `weight_decay` beside `exclude_from_weight_decay`",
+        "add --weight-decay to --weight-decay-exclude",
+    ),
     (
         "raise the timeout of the group",
         "raise --timeout, or --heartbeat-timeout if it only pauses",

@@ -3,13 +3,10 @@
 use std::sync::Arc;
 
 use distribute_ps::partitioners::MaxSizePartitioner;
-use distribute_ps::{
-    ClientOptions, CoordinatorOptions, NonFinite, RunOptions, Staleness, StalenessPolicy,
-    WorkerOptions,
-};
+use distribute_ps::{CoordinatorOptions, NonFinite, RunOptions, Staleness, StalenessPolicy};
 
 use crate::failure::Failure;
-use crate::flags::{NonFiniteGradients, ParameterServerArgs, StaleGradients, WireType};
+use crate::flags::{NonFiniteGradients, ParameterServerArgs, StaleGradients};
 
 impl ParameterServerArgs {
     /// Names a flag that means nothing to another strategy.
@@ -19,7 +16,6 @@ impl ParameterServerArgs {
             ("--stale-gradients", self.stale_gradients.is_some()),
             ("--synchronous", self.synchronous.is_some()),
             ("--non-finite", self.non_finite.is_some()),
-            ("--wire", self.wire.is_some()),
             ("--shard-bytes", self.shard_bytes.is_some()),
         ];
         match given.iter().find(|(_, given)| *given) {
@@ -28,12 +24,6 @@ impl ParameterServerArgs {
             ))),
             None => Ok(()),
         }
-    }
-
-    fn client(&self) -> ClientOptions {
-        let mut client = ClientOptions::default();
-        client.bf16 = self.wire == Some(WireType::Bf16);
-        client
     }
 
     fn run(&self) -> RunOptions {
@@ -56,7 +46,6 @@ impl ParameterServerArgs {
     /// Of the chief.
     pub(crate) fn coordinator_options(&self) -> Result<CoordinatorOptions, Failure> {
         let mut options = CoordinatorOptions::default();
-        options.client = self.client();
         options.run = self.run();
         if let Some(bytes) = self.shard_bytes {
             let bytes = usize::try_from(bytes)
@@ -65,12 +54,5 @@ impl ParameterServerArgs {
             options.partitioner = Some(Arc::new(partitioner));
         }
         Ok(options)
-    }
-
-    /// Of a worker.
-    pub(crate) fn worker_options(&self) -> WorkerOptions {
-        let mut options = WorkerOptions::default();
-        options.client = self.client();
-        options
     }
 }

@@ -39,6 +39,9 @@ fn of_core(error: &Error) -> bool {
     match error {
         Error::DifferentConfigurations { .. }
         | Error::DifferentModels { .. }
+        | Error::TooFewReplicas { .. }
+        | Error::TooFewDevices { .. }
+        | Error::DifferentTotals { .. }
         | Error::NotShared { .. } => true,
         // `source` goes on with the cause of the error that they are made of.
         other => other.wrapped().is_some_and(is_permanent),
@@ -47,7 +50,9 @@ fn of_core(error: &Error) -> bool {
 
 fn of_fit(error: &FitError) -> bool {
     match error {
-        FitError::Resume { .. } => true,
+        FitError::Resume { .. }
+        | FitError::NoStateMemory { .. }
+        | FitError::StateNotReplicated { .. } => true,
         FitError::File { source, .. } => of_file(source),
         _ => false,
     }

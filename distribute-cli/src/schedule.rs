@@ -5,7 +5,7 @@ use std::sync::Arc;
 use distribute_core::schedule::{LearningRateSchedule, PiecewiseConstantDecay, Warmup};
 
 use crate::failure::Failure;
-use crate::flags::{OptimizerName, StrategyName, TrainingArgs};
+use crate::flags::{StrategyName, TrainingArgs};
 
 /// The schedule of a run of so many updates whose rate is `rate`; none where the rate stays.
 pub(crate) fn schedule(
@@ -23,7 +23,7 @@ pub(crate) fn schedule(
         0 => then,
         steps => Arc::new(Warmup::new(steps, then)),
     };
-    if args.optimizer == OptimizerName::Ftrl
+    if args.optimizer.0 == "ftrl"
         && let Some(update) = (0..updates).find(|update| all.rate(*update) == 0.0)
     {
         return Err(Failure::usage(format!(
@@ -44,11 +44,19 @@ pub(crate) fn check(args: &TrainingArgs, strategy: StrategyName) -> Result<(), F
              would take the gradients of its steps with it; use a larger --batch-size",
         ));
     }
+    let is_eager = ![StrategyName::ParameterServer, StrategyName::Tpu].contains(&strategy);
+    if args.optimizer.0.starts_with("burn:") && !is_eager {
+        return Err(Failure::usage(format!(
+            "--optimizer {} updates whole weights and counts the updates itself, which --strategy \
+             parameter-server and tpu cannot have: use one of Keras' optimizers",
+            args.optimizer.0
+        )));
+    }
     let has_scale = args.precision.policy().loss_scale().is_dynamic();
-    if has_scale && [StrategyName::ParameterServer, StrategyName::Tpu].contains(&strategy) {
+    if has_scale && strategy == StrategyName::ParameterServer {
         return Err(Failure::usage(
-            "--precision f16 needs a dynamic loss scale, which --strategy parameter-server and tpu \
-             do not have: use --precision bf16",
+            "--precision f16 needs a dynamic loss scale, which --strategy parameter-server does \
+             not have: use --precision bf16",
         ));
     }
     Ok(())

@@ -28,11 +28,12 @@ pub(crate) enum Parts {
     Whole(Examples),
 }
 
-/// The examples that a checkpoint's split was made of.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The examples that a checkpoint's split was made of, and which part of them was held out.
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SplitRecord {
     examples: usize,
     sha256: String,
+    held_out: f64,
 }
 
 /// The examples that `evaluate` or `predict` was asked for.
@@ -57,20 +58,32 @@ impl Parts {
     }
 
     /// What a checkpoint keeps of the split, and the digests of the examples that it is of;
-    /// nothing if the data set makes its own.
-    pub(crate) fn record(&self) -> Result<Option<(SplitRecord, RowDigests)>, ReadError> {
-        let Self::Whole(all) = self else {
-            return Ok(None);
+    /// nothing if the data set makes its own. `held_out` is the part that was asked for.
+    pub(crate) fn record(
+        &self,
+        held_out: Option<f64>,
+    ) -> Result<Option<(SplitRecord, RowDigests)>, ReadError> {
+        let (all, held_out) = match (self, held_out) {
+            (Self::Whole(all), held_out) => (all, held_out.unwrap_or(TEST_FRACTION)),
+            (Self::Given(both), Some(held_out)) => (&both.train, held_out),
+            (Self::Given(_), None) => return Ok(None),
         };
         let digests = RowDigests::of(all)?;
-        Ok(Some((SplitRecord::of(all, all.len(), &digests), digests)))
+        let record = SplitRecord::of(all, (all.len(), held_out), &digests);
+        Ok(Some((record, digests)))
     }
 
-    /// The examples to train on and to test with.
-    pub(crate) fn train_test(self, name: &DatasetName) -> Result<TrainTest, Failure> {
-        match self {
-            Self::Given(both) => Ok(both),
-            Self::Whole(all) => hold_out(&all, name),
+    /// The examples to train on and to test with. A part that is asked for is held out of the
+    /// training examples; the data's own test examples are left for `evaluate` then.
+    pub(crate) fn train_test(
+        self,
+        name: &DatasetName,
+        held_out: Option<f64>,
+    ) -> Result<TrainTest, Failure> {
+        match (self, held_out) {
+            (Self::Given(both), None) => Ok(both),
+            (Self::Given(both), Some(part)) => hold_out(&both.train, name, part),
+            (Self::Whole(all), part) => hold_out(&all, name, part.unwrap_or(TEST_FRACTION)),
         }
     }
 
@@ -83,7 +96,15 @@ impl Parts {
         (name, same): (&DatasetName, bool),
     ) -> Result<Chosen, Failure> {
         let all = match self {
-            Self::Given(both) => return given(both, wanted.unwrap_or(SplitName::Test)),
+            Self::Given(mut both) => {
+                let record = trained.filter(|_| wanted == Some(SplitName::Train));
+                if let Some(record) = record
+                    && record.begins(&both.train)?
+                {
+                    both.train = record.split(&both.train, name)?.train;
+                }
+                return given(both, wanted.unwrap_or(SplitName::Test));
+            }
             Self::Whole(all) => all,
         };
         let whole = |all: Examples| Chosen {
@@ -98,7 +119,7 @@ impl Parts {
         }
         let split = wanted.unwrap_or(SplitName::Test);
         let both = match trained {
-            None => hold_out(&all, name)?,
+            None => hold_out(&all, name, TEST_FRACTION)?,
             Some(record) if record.begins(&all)? => record.split(&all, name)?,
             Some(record) if same => return Err(record.changed(&all, name)),
             Some(_) if wanted.is_none() => {
@@ -109,7 +130,7 @@ impl Parts {
                 let note = Some(note);
                 return Ok(Chosen { note, ..whole(all) });
             }
-            Some(_) => hold_out(&all, name)?,
+            Some(_) => hold_out(&all, name, TEST_FRACTION)?,
         };
         let grown = trained.filter(|record| record.examples < all.len());
         let note = grown
@@ -149,24 +170,31 @@ fn given(both: TrainTest, split: SplitName) -> Result<Chosen, Failure> {
     })
 }
 
-/// Splits data that comes without test examples.
-fn hold_out(all: &Examples, name: &DatasetName) -> Result<TrainTest, Failure> {
-    if all.len() < MIN_EXAMPLES {
+/// Splits data that comes without test examples, or of which a part is to be held out.
+fn hold_out(all: &Examples, name: &DatasetName, part: f64) -> Result<TrainTest, Failure> {
+    if part == TEST_FRACTION && all.len() < MIN_EXAMPLES {
         return Err(Failure::refused(format!(
             "{name} has {} examples, too few to hold a fifth out for testing; at least \
              {MIN_EXAMPLES} are needed",
             all.len()
         )));
     }
-    Ok(all.train_test(TEST_FRACTION, SPLIT_SEED)?)
+    all.train_test(part, SPLIT_SEED).map_err(|error| match error {
+        ReadError::BadSplit { examples, .. } => Failure::usage(format!(
+            "--validation-split {part} leaves none of the {examples} examples of {name} to train \
+             on or to validate with; choose another part"
+        )),
+        other => other.into(),
+    })
 }
 
 impl SplitRecord {
     /// Of the first `count` examples, which have these digests.
-    fn of(all: &Examples, count: usize, digests: &RowDigests) -> Self {
+    fn of(all: &Examples, (count, held_out): (usize, f64), digests: &RowDigests) -> Self {
         Self {
             examples: count,
             sha256: digests.in_order(all.feature_shape()),
+            held_out,
         }
     }
 
@@ -176,13 +204,14 @@ impl SplitRecord {
             return Ok(false);
         }
         let digests = RowDigests::of_first(all, self.examples)?;
-        Ok(Self::of(all, self.examples, &digests) == *self)
+        let same = (self.examples, self.held_out);
+        Ok(Self::of(all, same, &digests) == *self)
     }
 
     /// The split as it was made; examples that have been added are for testing.
     fn split(&self, all: &Examples, name: &DatasetName) -> Result<TrainTest, Failure> {
         let old: Vec<usize> = (0..self.examples).collect();
-        let mut both = hold_out(&all.subset(&old)?, name)?;
+        let mut both = hold_out(&all.subset(&old)?, name, self.held_out)?;
         if all.len() > self.examples {
             let mut test = both.test.rows();
             test.extend(self.examples..all.len());
@@ -212,7 +241,11 @@ impl SplitRecord {
 
     /// For a checkpoint.
     pub(crate) fn to_json(&self) -> Value {
-        json!({ "examples": self.examples, "sha256": self.sha256 })
+        json!({
+            "examples": self.examples,
+            "sha256": self.sha256,
+            "held_out": self.held_out,
+        })
     }
 
     /// From a checkpoint.
@@ -220,6 +253,8 @@ impl SplitRecord {
         Some(Self {
             examples: usize::try_from(value["examples"].as_u64()?).ok()?,
             sha256: value["sha256"].as_str()?.to_string(),
+            // Checkpoints that do not say it had no other.
+            held_out: value["held_out"].as_f64().unwrap_or(TEST_FRACTION),
         })
     }
 }

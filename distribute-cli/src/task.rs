@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use burn::module::Module;
-use clap::ValueEnum;
 use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::{Optimizer, from_config};
 use distribute_core::{Clip, Configuration, Device, Difference, Error, TrainState};
@@ -53,31 +52,56 @@ enum Source {
 }
 
 impl Task {
-    /// The task that `train` is asked for, and its data, ready for the model.
-    pub(crate) fn from_args(args: &TrainArgs) -> Result<(Self, TrainTest), Failure> {
+    /// The task that `train` is asked for, and its data, ready for the model. A model that is not
+    /// asked for is that of the checkpoint that training goes on with.
+    pub(crate) fn from_args(
+        args: &TrainArgs,
+        continued: Option<&Metadata>,
+    ) -> Result<(Self, TrainTest), Failure> {
         let dataset = args.data.dataset.clone().unwrap_or(DatasetName::Digits);
         let dataset = dataset.with_header(args.data.csv_header)?;
-        Self::new(
-            dataset,
-            args.data.data_dir.as_deref(),
-            args.data.model.as_deref(),
-            args.training.l2,
-        )
+        let stored = continued.and_then(|metadata| stored_model(metadata.extra.get(EXTRA_KEY)?));
+        // Before the data: a wrong name is found at once.
+        let model = match (&args.data.model, stored) {
+            (None, Some(stored)) => stored,
+            (named, _) => named_model(named.as_deref().unwrap_or(dataset.default_model()))?,
+        };
+        let data_dir = args.data.data_dir.as_deref();
+        let sizes = (args.training.l2, args.validation.validation_split);
+        let (task, data) = Self::read(dataset, data_dir, model, sizes)?;
+        task.check_excluded(&args.training)?;
+        Ok((task, data))
     }
 
-    /// The task of a training run, and its data, ready for the model.
-    pub(crate) fn new(
+    /// Refuses exclusions from weight decay where there is none, or no parameter of such a name.
+    fn check_excluded(&self, args: &TrainingArgs) -> Result<(), Failure> {
+        let excluded = &args.weight_decay_exclude;
+        if excluded.is_empty() {
+            return Ok(());
+        }
+        let optimizer = optimizer(args).map_err(Failure::usage)?;
+        let state = self.state(optimizer, args.seed, &Device::flex().autodiff())?;
+        let names = state.parameter_names();
+        let unknown = |text: &&String| !names.iter().any(|name| name.contains(*text));
+        match excluded.iter().find(unknown) {
+            None => Ok(()),
+            Some(text) => Err(Failure::usage(format!(
+                "--weight-decay-exclude: no parameter has `{text}` in its name; there are {}",
+                listed(names)
+            ))),
+        }
+    }
+
+    /// A part of the examples, if one is named, is held out.
+    fn read(
         dataset: DatasetName,
         data_dir: Option<&Path>,
-        model: Option<&str>,
-        l2: Option<f64>,
+        (model, source): (String, Source),
+        (l2, held_out): (Option<f64>, Option<f64>),
     ) -> Result<(Self, TrainTest), Failure> {
-        let model = model.unwrap_or(dataset.default_model());
-        // Before the data: a wrong name is found at once.
-        let file = model_file(model)?;
         let parts = dataset.read(data_dir, model == "text")?;
-        let record = parts.record()?;
-        let mut data = parts.train_test(&dataset)?;
+        let record = parts.record(held_out)?;
+        let mut data = parts.train_test(&dataset, held_out)?;
         let identity = OnceLock::new();
         let split = record.map(|(split, digests)| {
             let identified = digests.identity(&data.train.rows(), &data.test.rows());
@@ -93,12 +117,8 @@ impl Task {
             data.train = vocabulary.encode(&data.train)?;
             data.test = vocabulary.encode(&data.test)?;
         }
-        let source = match file {
-            Some(text) => Source::Keras(text),
-            None => Source::BuiltIn,
-        };
         let task = Self::build(
-            (dataset, model, source),
+            (dataset, &model, source),
             (
                 data.train.feature_shape(),
                 data.train.classes().unwrap_or(1),
@@ -187,11 +207,11 @@ impl Task {
             _ => examples,
         };
         let plan = self.spec.plan(examples.feature_shape())?;
-        if plan.parameters() != self.plan.parameters() || plan.input != self.plan.input {
+        if plan.parameters() != self.plan.parameters() || plan.input() != self.plan.input() {
             return Err(Failure::refused(ModelError::Input {
                 model: self.spec.name.clone(),
-                expected: self.plan.input.to_string(),
-                found: plan.input.to_string(),
+                expected: self.plan.input().to_string(),
+                found: plan.input().to_string(),
             }));
         }
         self.check_labels(&examples)?;
@@ -327,40 +347,32 @@ impl Task {
             })
         };
         let extra = metadata.extra.get(EXTRA_KEY).ok_or_else(not_ours)?;
-        let text = |key: &str| extra[key].as_str();
-        let stored: Option<DatasetName> = text("dataset").and_then(|name| name.parse().ok());
+        let stored = stored_dataset(extra)?;
         let number = |value: &Value| usize::try_from(value.as_u64()?).ok();
         let features: Option<Vec<usize>> = extra["features"]
             .as_array()
             .and_then(|list| list.iter().map(number).collect());
-        let (Some(stored), Some(stored_model), Some(classes), Some(features)) =
-            (stored, text("model"), number(&extra["classes"]), features)
-        else {
+        let (Some(stored), Some(own_model), Some(classes), Some(features)) = (
+            stored,
+            stored_model(extra),
+            number(&extra["classes"]),
+            features,
+        ) else {
             return Err(not_ours());
         };
         let vocabulary = match &extra["vocabulary"] {
             Value::Null => None,
             value => Some(Vocabulary::from_json(value).ok_or_else(not_ours)?),
         };
-        let (name, source) = match (model, text("model_file")) {
-            (Some(model), _) => match model_file(model)? {
-                Some(text) => (model, Source::Keras(text)),
-                None => (model, Source::BuiltIn),
-            },
-            (None, Some(file)) => (stored_model, Source::Keras(file.to_string())),
-            (None, None) => (stored_model, Source::BuiltIn),
+        let (name, source) = match model {
+            Some(model) => named_model(model)?,
+            None => own_model,
         };
-        let header = match text("csv_header") {
-            Some("yes") => Some(CsvHeaderName::Yes),
-            Some("no") => Some(CsvHeaderName::No),
-            _ => None,
-        };
-        let stored = stored.with_header(header)?;
         let trained_on = stored.to_string();
         let dataset = dataset.unwrap_or(stored);
         let l2 = stored_l2(metadata);
         let mut task = Self::build(
-            (dataset, name, source),
+            (dataset, &name, source),
             (&features, classes),
             vocabulary,
             l2,
@@ -373,6 +385,40 @@ impl Task {
             .collect();
         Ok(task)
     }
+}
+
+/// The data set that a checkpoint names.
+fn stored_dataset(extra: &Value) -> Result<Option<DatasetName>, Failure> {
+    let name = extra["dataset"].as_str();
+    let Some(dataset) = name.and_then(|name| name.parse::<DatasetName>().ok()) else {
+        return Ok(None);
+    };
+    let header = match extra["csv_header"].as_str() {
+        Some("yes") => Some(CsvHeaderName::Yes),
+        Some("no") => Some(CsvHeaderName::No),
+        _ => None,
+    };
+    dataset.with_header(header).map(Some)
+}
+
+/// The data set of a checkpoint that this program has written.
+pub(crate) fn trained_on(metadata: &Metadata) -> Result<Option<DatasetName>, Failure> {
+    let extra = metadata.extra.get(EXTRA_KEY);
+    extra.map_or(Ok(None), stored_dataset)
+}
+
+/// The model that a checkpoint has, by its name or as its file's text.
+fn stored_model(extra: &Value) -> Option<(String, Source)> {
+    let name = extra["model"].as_str()?.to_string();
+    let file = extra["model_file"].as_str();
+    let source = file.map_or(Source::BuiltIn, |text| Source::Keras(text.to_string()));
+    Some((name, source))
+}
+
+/// The model of this name or file.
+fn named_model(model: &str) -> Result<(String, Source), Failure> {
+    let source = model_file(model)?.map_or(Source::BuiltIn, Source::Keras);
+    Ok((model.to_string(), source))
 }
 
 /// The `--l2` that a checkpoint was trained with; nothing if the model decided.
@@ -432,8 +478,10 @@ fn model_file(model: &str) -> Result<Option<String>, Failure> {
 
 fn unknown(model: &str) -> Failure {
     let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+    let nearest = distribute_error::nearest(model, names.iter().copied());
+    let nearest = nearest.map_or_else(String::new, |name| format!("did you mean `{name}`? "));
     Failure::usage(format!(
-        "unknown model `{model}`: use {} or a file that Keras' `model.to_json()` wrote",
+        "unknown model `{model}`: {nearest}Use {} or a file that Keras' `model.to_json()` wrote",
         names.join(", ")
     ))
 }
@@ -484,9 +532,13 @@ fn check_outputs(plan: &Plan) -> Result<(), Failure> {
             plan.output()
         )));
     }
-    if plan.parameters() == 0 {
+    if plan.trained_parameters() == 0 {
+        let what = match plan.parameters() {
+            0 => "add a layer with weights",
+            _ => "set `trainable` of a layer with weights, and of the models around it, to true",
+        };
         return Err(Failure::refused(format!(
-            "{}: there is nothing to train; add a layer with weights",
+            "{}: there is nothing to train; {what}",
             plan.name
         )));
     }
@@ -495,8 +547,6 @@ fn check_outputs(plan: &Plan) -> Result<(), Failure> {
 
 /// The optimizer that was asked for, with Keras' defaults.
 pub(crate) fn optimizer(args: &TrainingArgs) -> Result<Arc<dyn Optimizer>, Error> {
-    let name = args.optimizer.to_possible_value();
-    let name = name.as_ref().map_or("", |name| name.get_name());
     let mut config = json!({});
     let numbers = [
         ("learning_rate", args.learning_rate),
@@ -509,7 +559,8 @@ pub(crate) fn optimizer(args: &TrainingArgs) -> Result<Arc<dyn Optimizer>, Error
         }
     }
     config["use_ema"] = json!(args.ema.is_some());
-    from_config(name, &config)
+    config["exclude_from_weight_decay"] = json!(args.weight_decay_exclude);
+    from_config(args.optimizer.0, &config)
 }
 
 /// A state that clips its gradients to this norm, if there is one.

@@ -58,6 +58,12 @@ impl Tpu {
                 "--devices names CPUs; with --strategy tpu choose a number of --replicas",
             ));
         }
+        if devices.replicas_per_device.is_some() {
+            return Err(Failure::usage(
+                "--replicas-per-device is for devices that run a step as it is; with --strategy \
+                 tpu each device has one replica, choose a number of --replicas",
+            ));
+        }
         match &args.topology {
             Some(topology) => Self::topology(topology, args, devices.replicas, verbose),
             None => Self::devices(args, devices.replicas),

@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,7 +22,8 @@ pub struct Comm {
     pub rank: usize,
     pub size: usize,
     world: OnceLock<World>,
-    aborted: AtomicBool,
+    aborted: Mutex<bool>,
+    abort: Condvar,
     error: AtomicI32,
     /// Polls until what was begun is done.
     polls: AtomicI32,
@@ -64,7 +65,8 @@ pub fn begin(path: PathBuf, rank: usize, size: usize) -> usize {
         rank,
         size,
         world: OnceLock::new(),
-        aborted: AtomicBool::new(false),
+        aborted: Mutex::default(),
+        abort: Condvar::new(),
         error: AtomicI32::new(SUCCESS),
         polls: AtomicI32::new(settings::number("polls", 3)),
         begun: Mutex::default(),
@@ -103,7 +105,8 @@ pub fn end(handle: usize, abort: bool) -> i32 {
                 std::thread::park();
             }
         }
-        comm.aborted.store(true, Ordering::SeqCst);
+        *lock(&comm.aborted) = true;
+        comm.abort.notify_all();
     } else if comm.state() != SUCCESS {
         misuse(INVALID_USAGE);
     }
@@ -115,7 +118,12 @@ pub fn end(handle: usize, abort: bool) -> i32 {
 
 impl Comm {
     fn is_aborted(&self) -> bool {
-        self.aborted.load(Ordering::SeqCst)
+        *lock(&self.aborted)
+    }
+
+    fn wait_for_abort(&self) {
+        let waited = self.abort.wait_while(lock(&self.aborted), |is| !*is);
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// What `ncclCommGetAsyncError` says, without a poll.
@@ -157,9 +165,7 @@ impl Comm {
         stats::add("groups", 1);
         stats::largest("largest_group", works.len() as i64);
         if settings::concerns("block", self.rank, number) {
-            while !self.is_aborted() {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            self.wait_for_abort();
             return REMOTE_ERROR;
         }
         if settings::concerns("error", self.rank, number) {
@@ -181,9 +187,7 @@ impl Comm {
 
 fn hangs() -> Work {
     Box::new(|comm| {
-        while !comm.is_aborted() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        comm.wait_for_abort();
         Err(Aborted)
     })
 }

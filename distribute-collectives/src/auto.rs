@@ -26,13 +26,12 @@ pub(crate) struct Topology {
 
 /// Picks the algorithm of an all-reduce of `bytes` bytes over a transport that sends messages.
 ///
-/// The order is kept by the algorithm that runs: in canonical order, ring and halving_doubling
-/// exchange chunks in rank order instead, and hierarchical runs the chain, which crosses each
-/// border between hosts once in each direction.
+/// The order is kept by the algorithm that runs: in canonical order all but direct_exchange
+/// exchange chunks, which each rank combines in that order.
 ///
 /// What [`Algorithm::Auto`] decides from measured costs never shows in the bits of a result, so
 /// that a rerun gives the same ones on a machine that is busier: between direct_exchange and the
-/// ring in rank order, which both sum in canonical order. Whether [`Order::Fast`] means an
+/// ring's chunks in canonical order. Whether [`Order::Fast`] means an
 /// algorithm with another order (halving_doubling, hierarchical) follows from the numbers of ranks,
 /// hosts and bytes alone, with the costs of [`LinkCost::default`].
 pub(crate) fn select(
@@ -49,14 +48,14 @@ pub(crate) fn select(
         };
     }
     let of_another_order = match order {
-        Order::Fast => not_in_rank_order(world_size, bytes, topology.ranks_per_host),
+        Order::Fast => not_canonical(world_size, bytes, topology.ranks_per_host),
         Order::Canonical => None,
     };
-    of_another_order.unwrap_or_else(|| in_rank_order(world_size, bytes, &topology.cost))
+    of_another_order.unwrap_or_else(|| in_canonical_order(world_size, bytes, &topology.cost))
 }
 
 /// The algorithm that sums in an order of its own, where one is worth it.
-fn not_in_rank_order(
+fn not_canonical(
     world_size: usize,
     bytes: usize,
     ranks_per_host: Option<usize>,
@@ -77,8 +76,8 @@ fn not_in_rank_order(
     })
 }
 
-/// The cheaper one of the algorithms that sum in rank order.
-fn in_rank_order(world_size: usize, bytes: usize, cost: &LinkCost) -> Selection {
+/// The cheaper one of the algorithms that sum in canonical order.
+fn in_canonical_order(world_size: usize, bytes: usize, cost: &LinkCost) -> Selection {
     let expected = |algorithm| cost.expected(algorithm, world_size, bytes);
     let one_step = expected(Algorithm::DirectExchange) < expected(Algorithm::Ring);
     Selection {
@@ -201,9 +200,8 @@ mod tests {
 
     /// In which order a choice sums: all that the bits of a result depend on.
     fn order_of(selection: &Selection) -> Option<Algorithm> {
-        let canonical = [Algorithm::DirectExchange, Algorithm::Chain];
         let is_canonical =
-            selection.order == Order::Canonical || canonical.contains(&selection.algorithm);
+            selection.order == Order::Canonical || selection.algorithm == Algorithm::DirectExchange;
         (!is_canonical).then_some(selection.algorithm)
     }
 

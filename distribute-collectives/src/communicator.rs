@@ -57,8 +57,9 @@ pub trait Communicator: Send {
     /// Copies the buffers of rank `root` to all other ranks.
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()>;
 
-    /// Combines the buffers of all ranks in rank order; the result is in the buffers of rank
-    /// `root`. The buffers of the other ranks hold unspecified values afterwards.
+    /// Combines the buffers of all ranks in canonical order ([`tree`](crate::tree)); the result is
+    /// in the buffers of rank `root`. The buffers of the other ranks hold unspecified values
+    /// afterwards.
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()>;
 
     /// Sends the elements to rank `to`, which must call [`recv`](Self::recv) with a buffer of the

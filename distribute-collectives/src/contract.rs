@@ -24,6 +24,7 @@ use crate::communicator::{Communicator, CommunicatorExt};
 use crate::error::{CollectiveError, Result};
 use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
+use crate::terms::Terms;
 
 /// Elements of a buffer: few enough for one message, and enough for many.
 const ELEMENTS: [usize; 2] = [3, 30_000];
@@ -41,7 +42,15 @@ enum Call {
     Broadcast(Option<usize>),
     /// To a root; without one to a rank that does not exist.
     Reduce(Option<usize>),
+    /// Of ranks with a term each, but three in the first or in the second one.
+    Terms(ReduceOp, ThreeTerms),
     Barrier,
+}
+
+#[derive(Clone, Copy)]
+enum ThreeTerms {
+    InTheFirst,
+    InTheSecond,
 }
 
 /// One way in which ranks disagree; see [`cases`].
@@ -219,7 +228,9 @@ fn sum(communicator: &mut dyn Communicator) -> Result<()> {
 impl Call {
     fn kind(self) -> OperationKind {
         match self {
-            Call::AllReduce(..) | Call::AllReduceIntegers => OperationKind::AllReduce,
+            Call::AllReduce(..) | Call::AllReduceIntegers | Call::Terms(..) => {
+                OperationKind::AllReduce
+            }
             Call::ReduceScatter(_) => OperationKind::ReduceScatter,
             Call::GatherFloats | Call::GatherBytes => OperationKind::AllGather,
             Call::Broadcast(_) => OperationKind::Broadcast,
@@ -260,6 +271,22 @@ impl Call {
                 let root = root.unwrap_or(beyond);
                 communicator.reduce(ReduceOp::Sum, root, &mut [own.into()])
             }
+            Call::Terms(op, three) => {
+                let rank = communicator.rank();
+                let at = match three {
+                    ThreeTerms::InTheFirst => 0,
+                    ThreeTerms::InTheSecond => 1,
+                };
+                let counts = (0..beyond).map(|rank| if rank == at { 3 } else { 1 });
+                let terms = Terms::new(counts)?;
+                let mut parts: Vec<_> = terms
+                    .subtrees(rank)
+                    .iter()
+                    .map(|_| vec![1.0_f32; elements])
+                    .collect();
+                let parts = parts.iter_mut().map(|part| Buffer::F32(part));
+                terms.all_reduce(communicator, op, &mut parts.collect::<Vec<_>>())
+            }
             Call::Barrier => communicator.barrier(),
         }
     }
@@ -273,6 +300,9 @@ const SHORT_FIRST: Call = Call::AllReduce(ReduceOp::Sum, &[1, 2], 0);
 const LONG_FIRST: Call = Call::AllReduce(ReduceOp::Sum, &[2, 1], 0);
 const MIN_OF_SHARES: Call = Call::ReduceScatter(ReduceOp::Min);
 const MEAN_OF_SHARES: Call = Call::ReduceScatter(ReduceOp::Mean);
+const IN_THE_FIRST: Call = Call::Terms(ReduceOp::Sum, ThreeTerms::InTheFirst);
+const IN_THE_SECOND: Call = Call::Terms(ReduceOp::Sum, ThreeTerms::InTheSecond);
+const MAX_OF_TERMS: Call = Call::Terms(ReduceOp::Max, ThreeTerms::InTheFirst);
 const FROM: [Call; 3] = [
     Call::Broadcast(Some(0)),
     Call::Broadcast(Some(1)),
@@ -282,7 +312,7 @@ const TO: [Call; 2] = [Call::Reduce(Some(0)), Call::Reduce(None)];
 
 /// What differs, what all ranks but the highest call, what that one calls, and what the mismatch
 /// names.
-const CASES: [(&str, Call, Call, Option<[&str; 2]>); 14] = [
+const CASES: [(&str, Call, Call, Option<[&str; 2]>); 16] = [
     ("operation", SUM, FROM[0], Some(["all_reduce", "broadcast"])),
     (
         "kind of reduction",
@@ -317,4 +347,6 @@ const CASES: [(&str, Call, Call, Option<[&str; 2]>); 14] = [
     ("order", Call::Barrier, SUM, Some(["barrier", "all_reduce"])),
     ("root than any rank", FROM[2], FROM[2], None),
     ("root of a reduction than any rank", TO[1], TO[1], None),
+    ("distribution of terms", IN_THE_FIRST, IN_THE_SECOND, None),
+    ("reduction of terms", IN_THE_FIRST, MAX_OF_TERMS, None),
 ];

@@ -91,8 +91,9 @@ pub struct OperationHeader {
     pub count: usize,
     /// Number of buffers.
     pub buffers: usize,
-    /// Hash of the length of each buffer, so that two layouts with one total do not match. Its two
-    /// lowest bits are the [`WireType`] (0 for none).
+    /// Hash of the length of each buffer, so that two layouts with one total do not match, and of
+    /// the parts of the group if there are several. Its two lowest bits are the [`WireType`] (0 for
+    /// none).
     pub layout: u64,
 }
 
@@ -146,6 +147,18 @@ impl OperationHeader {
         });
         self.layout = hash & !WIRE_BITS;
         self
+    }
+
+    /// Notes which ranks are reduced with each other, if not all with all; after
+    /// [`with_buffers`](Self::with_buffers).
+    pub(crate) fn with_parts(self, parts: &[usize]) -> Self {
+        match parts {
+            [_] => self,
+            _ => {
+                let parts = parts.iter().map(|part| *part as u64);
+                self.with_layout(std::iter::once(self.layout).chain(parts))
+            }
+        }
     }
 
     /// Sets the reduction.
@@ -280,7 +293,7 @@ impl OperationHeader {
             .or_else(|| differ("wire type", self.wire(), other.wire(), option))
             .or_else(|| {
                 (self.layout != other.layout)
-                    .then(|| "the lengths of the single buffers differ".to_string())
+                    .then(|| "the lengths of the single buffers differ, or the parts".to_string())
             })
     }
 

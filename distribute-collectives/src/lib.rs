@@ -41,6 +41,11 @@
 #[doc = include_str!("../../docs/between-processes.md")]
 mod between_processes {}
 
+/// Compiles the program of the document.
+#[cfg(all(doctest, feature = "nccl"))]
+#[doc = include_str!("../../docs/gpu.md")]
+mod gpu {}
+
 mod algorithm;
 mod auto;
 mod bookkeeping;
@@ -73,6 +78,7 @@ pub mod mpi;
 pub mod nccl;
 mod operation;
 mod options;
+mod phase;
 mod pieces;
 #[cfg(feature = "grpc")]
 mod process_group;
@@ -83,9 +89,13 @@ mod spin_policy;
 #[cfg(feature = "grpc")]
 mod status;
 mod sync;
+mod terms;
 #[cfg(test)]
 mod testing;
 mod transport;
+pub mod tree;
+#[doc(hidden)]
+pub mod turns;
 #[cfg(feature = "grpc")]
 mod wire;
 
@@ -109,4 +119,5 @@ pub use process_group::{
     BoundProcessGroup, ProcessCommunicator, ProcessGroupOptions, ProcessTransport, loopback,
 };
 pub use reduce::ReduceOp;
+pub use terms::Terms;
 pub use transport::{SEGMENTS_IN_FLIGHT, Transport};

@@ -4,7 +4,7 @@
 //! bandwidth. The latency and the bandwidth that each algorithm gets out of the links (it includes
 //! what the algorithm computes) are measured when a group is made, by all ranks together, so that
 //! every rank chooses the same algorithm for the same size. Measured are the two algorithms that
-//! sum in rank order, because only between them does what was measured decide: see
+//! sum in canonical order, because only between them does what was measured decide: see
 //! [`select`](crate::auto::select).
 
 #[cfg(feature = "grpc")]
@@ -32,7 +32,7 @@ const CANDIDATES: [Algorithm; 3] = [
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
 ];
-/// The algorithms whose bandwidth is measured, each in rank order.
+/// The algorithms whose bandwidth is measured, each in canonical order.
 const MEASURED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::DirectExchange];
 /// What halving_doubling gets out of a link that gives 1 to the ring (measured on loopback): its
 /// partners change with every step.

@@ -1,5 +1,7 @@
 //! A communicator over any transport that sends segments.
 
+use std::ops::Range;
+
 use crate::algorithm::{
     Exchange, chain, direct_exchange, gather, halving_doubling, hierarchical, ordered,
     point_to_point, ring,
@@ -20,7 +22,8 @@ use crate::transport::Transport;
 
 /// Makes a [`Communicator`] of a [`Transport`], with the algorithms of this crate.
 ///
-/// Memory of its own: one segment in the accumulator's type. It is kept between calls.
+/// Memory of its own: a segment for each level of the [`tree`](crate::tree) over the ranks, of at
+/// least the accumulator's type. It is kept between calls.
 pub struct TransportCommunicator<T: Transport> {
     transport: T,
     options: GroupOptions,
@@ -68,8 +71,8 @@ impl<T: Transport> TransportCommunicator<T> {
     pub fn measure_links(&mut self) -> Result<LinkCost> {
         let cost = LinkCost::measure(self, |this, algorithm, buffers| {
             let options = this.options.clone();
-            // Segments of the size that suits the transport, whatever was asked for. In rank order:
-            // what is measured decides between algorithms that keep it.
+            // Segments of the size that suits the transport, whatever was asked for. In canonical
+            // order: what is measured decides between algorithms that keep it.
             this.options = GroupOptions::default()
                 .generation(options.generation)
                 .order(Order::Canonical)
@@ -128,6 +131,7 @@ impl<T: Transport> TransportCommunicator<T> {
             buffers,
             op: header.op.unwrap_or(ReduceOp::Sum),
             divisor: size,
+            first: 0,
             stride: 1,
             size,
             wire,
@@ -150,13 +154,45 @@ impl<T: Transport> TransportCommunicator<T> {
         ring::all_gather::<u8>(&mut exchange, &chunk)
     }
 
+    /// An all-reduce of the ranks of each part with each other. `parts` are numbers of ranks, of
+    /// all ranks together.
+    pub(crate) fn run_parts(
+        &mut self,
+        header: OperationHeader,
+        parts: &[usize],
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let header = header.with_wire(self.options.wire);
+        let mut own = 0..0;
+        for part in parts {
+            own = own.end..own.end + part;
+            if own.contains(&self.transport.rank()) {
+                break;
+            }
+        }
+        operate(
+            self,
+            |this| &mut this.transport,
+            &header,
+            |this| match header.dtype {
+                Some(dtype) => with_dtype!(dtype, E => this.run_typed::<E>(&header, own, buffers)),
+                None => Ok(()),
+            },
+        )
+    }
+
+    /// The part of an operation after all ranks have begun it; an all-reduce is one of the ranks
+    /// `among`.
     fn run_typed<E: Element>(
         &mut self,
         header: &OperationHeader,
+        among: Range<usize>,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
         let (wanted, order, topology) = (self.options.algorithm, self.options.order, self.topology);
         let mut exchange = self.exchange(header, E::DTYPE, buffers);
+        (exchange.first, exchange.size) = (among.start, among.len());
+        exchange.divisor = among.len();
         match (header.kind, header.root) {
             // A rank that is alone has the result already.
             _ if exchange.size < 2 => Ok(()),
@@ -165,13 +201,7 @@ impl<T: Transport> TransportCommunicator<T> {
             }
             (OperationKind::ReduceScatter, _) => ordered::reduce_scatter::<E>(&mut exchange),
             (OperationKind::Broadcast, Some(root)) => chain::broadcast::<E>(&mut exchange, root),
-            // Partial results that are rounded on the wire would depend on the algorithm.
-            (OperationKind::Reduce, Some(root))
-                if order == Order::Canonical && exchange.wire.is_some() =>
-            {
-                direct_exchange::reduce::<E>(&mut exchange, root)
-            }
-            (OperationKind::Reduce, Some(root)) => chain::reduce::<E>(&mut exchange, root),
+            (OperationKind::Reduce, Some(root)) => ordered::reduce::<E>(&mut exchange, root),
             _ => Ok(()),
         }
     }
@@ -184,19 +214,15 @@ fn all_reduce<E: Element>(
     order: Order,
     topology: &Topology,
 ) -> Result<()> {
-    let wire = exchange.wire;
-    let bytes = exchange.len * wire.map_or(size_of::<E>(), |_| WireType::SIZE_BYTES);
+    let each = exchange
+        .wire
+        .map_or(size_of::<E>(), |_| WireType::SIZE_BYTES);
+    let bytes = exchange.len * each;
     let selection = auto::select(wanted, order, exchange.size, bytes, topology);
     match (selection.algorithm, selection.order) {
-        // As for `reduce`.
-        (Algorithm::Chain | Algorithm::Hierarchical { .. }, Order::Canonical) if wire.is_some() => {
-            ordered::all_reduce::<E>(exchange)
-        }
-        (Algorithm::Chain, _) | (Algorithm::Hierarchical { .. }, Order::Canonical) => {
-            chain::all_reduce::<E>(exchange)
-        }
         (Algorithm::DirectExchange, _) => direct_exchange::all_reduce::<E>(exchange),
         (_, Order::Canonical) => ordered::all_reduce::<E>(exchange),
+        (Algorithm::Chain, _) => chain::all_reduce::<E>(exchange),
         (Algorithm::HalvingDoubling, _) => halving_doubling::all_reduce::<E>(exchange),
         (Algorithm::Hierarchical { ranks_per_host }, _) => {
             hierarchical::all_reduce::<E>(exchange, ranks_per_host)
@@ -283,16 +309,8 @@ impl<T: Transport> Engine for TransportCommunicator<T> {
     }
 
     fn run(&mut self, header: OperationHeader, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = header.with_wire(self.options.wire);
-        operate(
-            self,
-            |this| &mut this.transport,
-            &header,
-            |this| match header.dtype {
-                Some(dtype) => with_dtype!(dtype, E => this.run_typed::<E>(&header, buffers)),
-                None => Ok(()),
-            },
-        )
+        let all = [self.transport.world_size()];
+        self.run_parts(header, &all, buffers)
     }
 
     fn gather(

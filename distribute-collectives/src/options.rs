@@ -14,8 +14,9 @@ pub enum Order {
     /// other transports may round differently.
     #[default]
     Fast,
-    /// Rank 0, then rank 1, then rank 2 and so on, from left to right: the same bits for every
-    /// algorithm and transport.
+    /// That of the [`tree`](crate::tree) over the ranks, which splits at powers of two; rounded to
+    /// the type of the elements at every node. The same bits for every algorithm and transport, and
+    /// also where the terms lie in other ranks: see [`Terms`](crate::Terms).
     Canonical,
 }
 
@@ -41,7 +42,7 @@ pub enum Algorithm {
     Direct,
     /// Reduce-scatter and all-gather around a ring: fewest bytes, most steps; for big buffers.
     Ring,
-    /// Partial sums travel from rank to rank in rank order; always canonical.
+    /// Partial sums travel from rank to rank in rank order: rank 0, then rank 1, and so on.
     Chain,
     /// Recursive halving and doubling: about `2 log2(world size)` steps; for small buffers.
     HalvingDoubling,
@@ -87,10 +88,10 @@ impl fmt::Display for Algorithm {
 ///
 /// | algorithm | `R` |
 /// |---|---|
-/// | ring, chain, reduce | `P`: partial sums are rounded on each of `P - 1` hops, the result once |
+/// | ring, chain | `P`: partial sums are rounded on each of `P - 1` hops, the result once |
 /// | halving_doubling | `⌊log₂ P⌋ + 1`, one more when `P` is not a power of two |
 /// | hierarchical, `H` hosts | `H + 1` |
-/// | direct_exchange, reduce_scatter, everything in [`Order::Canonical`] | 2 |
+/// | direct_exchange, reduce, reduce_scatter, all in canonical order | `⌈log₂ P⌉ + 1`: the nodes |
 ///
 /// ([`Algorithm::Auto`] runs the ring in canonical order.)
 ///
@@ -104,9 +105,9 @@ impl fmt::Display for Algorithm {
 ///
 /// # Order
 ///
-/// In [`Order::Canonical`] the elements of every rank are rounded once, combined in rank order and
-/// the result is rounded once, so that all algorithms give the same bits; chain and hierarchical
-/// then exchange chunks as the ring does in that order.
+/// In [`Order::Canonical`] the elements of every rank are rounded once, and so is what every node
+/// of the [`tree`](crate::tree) gives, so that all algorithms give the same bits, and ranks that
+/// combine some terms among themselves as well. A mean is divided before the last rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum WireType {

@@ -3,7 +3,10 @@
 //! Rules for every kernel here:
 //!
 //! - `f32 f64 i32 i64 u8` are combined in their own type. Integer sums and products wrap around.
-//! - `f16` and `bf16` are combined in `f32`; a kernel rounds its result once, to nearest even.
+//! - `f16` and `bf16` are combined in `f32`, and what two of them give is rounded at once, to
+//!   nearest even.
+//! - More than two inputs are combined in the canonical order, that of the [`tree`] over all of
+//!   them: whoever combines some of them first gets the same bits.
 //! - [`ReduceOp::Mean`] is the sum divided by the number of ranks, as in TensorFlow
 //!   (`cross_device_ops.py`). For floats that is one division at the end, not a multiplication
 //!   by a reciprocal. For integers it is the wrapped sum divided with truncation toward zero:
@@ -20,6 +23,7 @@ use half::{bf16, f16};
 
 pub use crate::buffer::{Accumulator, Arithmetic};
 use crate::buffer::{Buffer, Element, with_dtype};
+use crate::tree;
 
 /// How the values of the ranks are combined, element by element.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -179,8 +183,8 @@ impl Arithmetic for bf16 {
     }
 }
 
-/// Elements that are converted at a time; their `f32` copies stay in the first-level cache.
-const BLOCK: usize = 512;
+/// Elements that are combined at a time; their copies stay in the first-level cache.
+pub(crate) const BLOCK: usize = 512;
 
 /// `dst[i] = f(dst[i], src[i])`.
 #[inline(always)]
@@ -312,7 +316,7 @@ pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src:
     }
 }
 
-/// Reduces the inputs of all ranks, in rank order and rounded once, into `output`.
+/// Reduces the inputs of all ranks in canonical order into `output`.
 ///
 /// ```
 /// use distribute_collectives::{ReduceOp, reduce};
@@ -320,26 +324,64 @@ pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src:
 /// let mut mean = [0.0_f32; 2];
 /// reduce::reduce_into(ReduceOp::Mean, &[&[1.0, 2.0], &[3.0, 6.0]], &mut mean);
 /// assert_eq!(mean, [2.0, 4.0]);
+///
+/// // (1e8 + 1) + (1e8 + 1): each one is lost.
+/// let mut sum = [0.0_f32];
+/// reduce::reduce_into(ReduceOp::Sum, &[&[1e8], &[1.0], &[1e8], &[1.0]], &mut sum);
+/// assert_eq!(sum, [2e8]);
 /// ```
 ///
 /// # Panics
 /// When there is no input or the lengths differ.
 pub fn reduce_into<T: Element>(op: ReduceOp, inputs: &[&[T]], output: &mut [T]) {
-    let mut acc = [zero::<T::Acc>(); BLOCK];
     for start in (0..output.len()).step_by(BLOCK) {
-        let end = output.len().min(start + BLOCK);
-        let acc = &mut acc[..end - start];
-        T::widen(&inputs[0][start..end], acc);
-        for input in &inputs[1..] {
-            accumulate_wide(op, acc, &input[start..end]);
-        }
-        finish(op, inputs.len(), acc);
-        T::narrow(acc, &mut output[start..end]);
+        let range = start..output.len().min(start + BLOCK);
+        let input = |rank: usize| &inputs[rank][range.clone()];
+        reduce_block(op, inputs.len(), &input, &mut output[range.clone()]);
     }
 }
 
-/// Reduces the slices of all ranks, in rank order and rounded once, and writes the result to
-/// every slice. Two to four ranks are done in one pass over memory.
+/// Reduces at most [`BLOCK`] elements of all `ranks` in canonical order.
+pub(crate) fn reduce_block<'a, T: Element>(
+    op: ReduceOp,
+    ranks: usize,
+    input: &impl Fn(usize) -> &'a [T],
+    output: &mut [T],
+) {
+    node(op, ranks, 0..ranks, input, output);
+}
+
+/// Reduces the inputs of a subtree of the tree over `divisor` ranks; the whole tree also ends.
+fn node<'a, T: Element>(
+    op: ReduceOp,
+    divisor: usize,
+    ranks: Range<usize>,
+    input: &impl Fn(usize) -> &'a [T],
+    output: &mut [T],
+) {
+    if ranks.len() < 2 {
+        output.copy_from_slice(input(ranks.start));
+        return;
+    }
+    let middle = ranks.start + tree::left_side(ranks.len());
+    // Sums are divided at the root.
+    let inner = if op == ReduceOp::Mean {
+        ReduceOp::Sum
+    } else {
+        op
+    };
+    node(inner, 1, ranks.start..middle, input, output);
+    if middle + 1 == ranks.end {
+        return accumulate_last(op, divisor, output, input(middle));
+    }
+    let mut right = [zero::<T>(); BLOCK];
+    let right = &mut right[..output.len()];
+    node(inner, 1, middle..ranks.end, input, right);
+    accumulate_last(op, divisor, output, right);
+}
+
+/// Reduces the slices of all ranks in canonical order and writes the result to every slice. Two to
+/// four ranks are done in one pass over memory.
 ///
 /// # Panics
 /// When the lengths differ.
@@ -356,44 +398,51 @@ pub fn reduce_all<T: Element>(op: ReduceOp, slices: &mut [&mut [T]]) {
         [a, b] if T::NATIVE => fused2(op, native(a), native(b)),
         [a, b, c] if T::NATIVE => fused3(op, native(a), native(b), native(c)),
         [a, b, c, d] if T::NATIVE => fused4(op, native(a), native(b), native(c), native(d)),
-        _ => reduce_ranks(op, slices.len(), 0..slices.len(), len, slices),
+        _ => {
+            let all = 0..slices.len();
+            reduce_ranks(op, all.clone(), all, len, slices);
+        }
     }
 }
 
 /// Access to one slice per rank, for any number of ranks without a list of slices.
 pub(crate) trait RankSlices<T> {
-    /// Elements `range` of the slice of `rank`.
-    fn slice(&mut self, rank: usize, range: Range<usize>) -> &mut [T];
+    /// Elements `range` of the slices of two ranks, the first of which is below the second.
+    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]);
 }
 
 impl<T> RankSlices<T> for [&mut [T]] {
-    fn slice(&mut self, rank: usize, range: Range<usize>) -> &mut [T] {
-        &mut self[rank][range]
+    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]) {
+        let (below, above) = self.split_at_mut(ranks.1);
+        (&mut below[ranks.0][range.clone()], &mut above[0][range])
     }
 }
 
-/// Reduces `len` elements of all ranks, in rank order and rounded once, and writes the result to
-/// the slices of the ranks `targets`.
+/// Reduces `len` elements of `ranks` in canonical order, in the ranks' slices, and writes the
+/// result to those of the ranks `targets`, which are among them. What the slices of the others hold
+/// afterwards is unspecified.
 pub(crate) fn reduce_ranks<T: Element>(
     op: ReduceOp,
-    world_size: usize,
+    ranks: Range<usize>,
     targets: Range<usize>,
     len: usize,
     slices: &mut (impl RankSlices<T> + ?Sized),
 ) {
-    let mut acc = [zero::<T::Acc>(); BLOCK];
-    let mut rounded = [zero::<T>(); BLOCK];
+    let first = ranks.start;
     for start in (0..len).step_by(BLOCK) {
         let range = start..len.min(start + BLOCK);
-        let (acc, rounded) = (&mut acc[..range.len()], &mut rounded[..range.len()]);
-        T::widen(slices.slice(0, range.clone()), acc);
-        for rank in 1..world_size {
-            accumulate_wide(op, acc, slices.slice(rank, range.clone()));
+        let (mut left, count) = (ranks.len() - 1, ranks.len());
+        for (into, from) in tree::pairs_of_terms(count) {
+            let (into, from) = slices.pair((first + into, first + from), range.clone());
+            left -= 1;
+            match left {
+                0 => accumulate_last(op, count, into, from),
+                _ => accumulate(op, into, from),
+            }
         }
-        finish(op, world_size, acc);
-        T::narrow(acc, rounded);
-        for rank in targets.clone() {
-            slices.slice(rank, range.clone()).copy_from_slice(rounded);
+        for rank in targets.clone().filter(|rank| *rank != first) {
+            let (result, copy) = slices.pair((first, rank), range.clone());
+            copy.copy_from_slice(result);
         }
     }
 }
@@ -461,7 +510,7 @@ fn fused3<A: Accumulator>(op: ReduceOp, a: &mut [A], b: &mut [A], c: &mut [A]) {
 fn fused4<A: Accumulator>(op: ReduceOp, a: &mut [A], b: &mut [A], c: &mut [A], d: &mut [A]) {
     with_op!(op, A, 4, |f, g| {
         for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
-            let value = g(f(f(f(*a, *b), *c), *d));
+            let value = g(f(f(*a, *b), f(*c, *d)));
             *a = value;
             *b = value;
             *c = value;

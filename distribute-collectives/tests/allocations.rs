@@ -73,6 +73,31 @@ fn operations(
     endpoint.barrier().unwrap();
 }
 
+/// What a process does with its own terms.
+#[test]
+fn parts_do_not_allocate_after_the_first_call() {
+    let group = in_process(3, GroupOptions::default()).unwrap();
+    std::thread::scope(|scope| {
+        for mut endpoint in group {
+            scope.spawn(move || {
+                let mut floats = vec![1.0_f32; 20_000];
+                let mut counts = [0; 2];
+                for count in &mut counts {
+                    for parts in [&[2, 1][..], &[1, 2], &[3]] {
+                        let own = &mut [(&mut floats[..]).into()];
+                        endpoint
+                            .all_reduce_parts(ReduceOp::Max, parts, own)
+                            .unwrap();
+                    }
+                    endpoint.barrier().unwrap();
+                    *count = allocations();
+                }
+                assert_eq!(counts[0], counts[1]);
+            });
+        }
+    });
+}
+
 #[test]
 fn only_the_first_call_allocates() {
     for algorithm in ALGORITHMS {

@@ -268,17 +268,17 @@ fn halves<T: TestElement>(vector: &mut [T]) -> [Buffer<'_>; 2] {
     [T::buffer(a), T::buffer(b)]
 }
 
-/// The bits of a reduction in rank order; ring may round floats differently.
+/// The bits of a reduction in canonical order; ring may round floats differently.
 fn reductions<T: TestElement>(group: &mut MpiCommunicator, seed: u64) {
     let (rank, size) = (group.rank(), group.world_size());
-    let in_rank_order = group.describe().algorithm != Algorithm::Ring || !is_float::<T>();
+    let is_canonical = group.describe().algorithm != Algorithm::Ring || !is_float::<T>();
     for op in ReduceOp::ALL {
         for len in [0, 1, 2, 5, 999, 5003] {
             let inputs = inputs::<T>(size, len, op, seed + len as u64);
             let expected = naive(op, &inputs);
             let mut vector = inputs[rank].clone();
             group.all_reduce(op, &mut halves(&mut vector)).unwrap();
-            if in_rank_order {
+            if is_canonical {
                 assert!(
                     bits(&vector) == bits(&expected),
                     "{op} {} x {len}",
@@ -343,7 +343,7 @@ fn movements(group: &mut MpiCommunicator) {
     group.barrier().unwrap();
 }
 
-/// Elements are rounded once, combined in rank order, and the result is rounded once.
+/// Elements are rounded once, and so is what every node of the tree gives.
 fn compressed(group: &mut MpiCommunicator) {
     let (rank, size) = (group.rank(), group.world_size());
     let inputs = inputs::<f32>(size, 3001, ReduceOp::Mean, 9);

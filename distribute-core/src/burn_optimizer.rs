@@ -1,8 +1,8 @@
-//! burn's own optimizers under our strategies: [`BurnTrainState`].
+//! A whole optimizer of burn, with parameter groups, under our strategies: [`BurnTrainState`].
 //!
-//! They keep their state and the step number to themselves, so they work under the eager strategies
-//! only and cannot be captured for a TPU. burn can write their state
-//! (`ModuleOptimizer::to_record`); [`BurnTrainState`] does not hand it to our checkpoints yet.
+//! It keeps its state and the step number to itself, so it works under the eager strategies only
+//! and is in no checkpoint. One rule of burn is a [`BurnOptimizer`](crate::BurnOptimizer) in a
+//! [`TrainState`](crate::TrainState), with checkpoints and all.
 
 use std::collections::VecDeque;
 
@@ -68,14 +68,15 @@ impl<M: Module> BurnTrainState<M> {
     /// Blocks until all replicas have called it.
     ///
     /// # Errors
-    /// Another replica's failure, and running statistics that are not finite.
+    /// Another replica's failure, and
+    /// [`Error::StatisticsNotFinite`](crate::Error::StatisticsNotFinite).
     pub fn apply_gradients(
         &mut self,
         ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<()> {
         gradients.refuse_rows("`apply_gradients` of a burn optimizer")?;
-        self.statistics.check(ctx, &self.model)?;
+        self.statistics.check(ctx, &self.model, self.step)?;
         gradients.all_reduce(ctx, ReduceOp::Sum)?;
         let gradients = gradients.into_params(&self.model)?;
         let model = self.model.clone();

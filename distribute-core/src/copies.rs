@@ -2,8 +2,9 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Shape, Tensor, TensorData};
 
+use crate::gradients::with_shape;
 use crate::replicate::{Replicate, ReplicateExt};
 use crate::running_statistics::{Sums, check_finite, finite_or};
 use crate::scope::BatchFacts;
@@ -40,6 +41,8 @@ struct Statistics {
 #[derive(Debug)]
 pub struct EndOfRun<'a> {
     pub(crate) workers: Option<&'a WorkerGroup>,
+    /// The number of the first replica of this process.
+    pub(crate) first_replica: usize,
     pub(crate) batches: &'a [BatchFacts],
 }
 
@@ -80,6 +83,7 @@ impl<T> Copies<T> {
         *on_device = Some(OnDevice {
             tensors,
             is_newer: was_newer || are_computed,
+            to_read: None,
         });
     }
 
@@ -124,14 +128,20 @@ impl<T: Replicate> Copies<T> {
             return Ok(fetched);
         }
         match on_device.as_ref().filter(|tensors| tensors.is_newer) {
-            None if on_device.is_none() && self.have_own_statistics() => {
-                let averaged = self.averaged()?;
-                Ok(self.fetched.get_or_init(|| averaged))
+            None if self.have_own_statistics() => {
+                let pairs = self.host.iter().zip(&self.devices);
+                let mut copies: Vec<T> =
+                    pairs.map(|(copy, device)| copy.replicate(device)).collect();
+                self.average(&mut copies)?;
+                Ok(self.fetched.get_or_init(|| copies))
             }
             None => Ok(&self.host),
             Some(newer) => {
-                let fetched = self.fetch(newer)?;
-                Ok(self.fetched.get_or_init(|| fetched))
+                let mut copies = self.fetch(newer)?;
+                if self.have_own_statistics() {
+                    self.average(&mut copies)?;
+                }
+                Ok(self.fetched.get_or_init(|| copies))
             }
         }
     }
@@ -141,18 +151,14 @@ impl<T: Replicate> Copies<T> {
         self.statistics.are_there && (self.host.len() > 1 || of_workers)
     }
 
-    /// Copies whose running statistics are the mean over the replicas.
-    fn averaged(&self) -> Result<Vec<T>> {
-        let pairs = self.host.iter().zip(&self.devices);
-        let mut copies: Vec<T> = pairs.map(|(copy, device)| copy.replicate(device)).collect();
+    /// Makes the running statistics of all copies the mean over the replicas.
+    fn average(&self, copies: &mut [T]) -> Result<()> {
         let mean = match &self.statistics.mean_of_workers {
             Some(mean) => mean.clone(),
-            None => sums_of(&mut copies)?.mean()?,
+            None => sums_of(copies)?.mean()?,
         };
-        for copy in &mut copies {
-            copy.set_all_statistics(mean.clone())?;
-        }
-        Ok(copies)
+        let mut copies = copies.iter_mut();
+        copies.try_for_each(|copy| copy.set_all_statistics(mean.clone()))
     }
 
     /// A run is about to change the copies: notes their running statistics.
@@ -164,6 +170,12 @@ impl<T: Replicate> Copies<T> {
         let before = self.host.iter_mut().map(ReplicateExt::all_statistics);
         let before = before.map(|found| Ok(found?.1)).collect::<Result<_>>();
         self.statistics.before = before?;
+        for copy in &mut self.host {
+            copy.parts(|_, part| {
+                part.begin_run();
+                Ok(())
+            })?;
+        }
         let mean = self.statistics.mean_of_workers.clone();
         self.statistics.mean_before = mean;
         Ok(())
@@ -182,11 +194,18 @@ impl<T: Replicate> Copies<T> {
         let Some(workers) = end.workers else {
             return checked;
         };
-        let sums = checked.and_then(|()| sums_of(&mut self.host));
-        let mut sums = workers.or_abort(sums)?;
-        workers.add_up(sums.elements())?;
-        let mean = sums.mean_over(workers.num_replicas())?;
-        self.statistics.mean_of_workers = Some(mean);
+        let parts = checked.and_then(|()| {
+            let mut rest = &mut self.host[..];
+            let parts = workers.parts().iter().map(|count| {
+                let count = rest.len().min(*count);
+                let (part, after) = std::mem::take(&mut rest).split_at_mut(count);
+                rest = after;
+                sums_of(part)
+            });
+            parts.collect::<Result<Vec<_>>>()
+        });
+        let sums = Sums::of_workers(workers.or_abort(parts)?, workers)?;
+        self.statistics.mean_of_workers = Some(sums.mean()?);
         Ok(())
     }
 
@@ -196,9 +215,10 @@ impl<T: Replicate> Copies<T> {
         let copies = self.host.iter_mut().zip(&self.statistics.before);
         for (replica, (copy, before)) in copies.enumerate() {
             let (paths, values) = copy.all_statistics()?;
+            let place = (end.first_replica + replica, copy.updates()?);
             match end.had_no_examples(replica) {
                 true => copy.set_all_statistics(finite_or(values, before)?)?,
-                false => check_finite(&paths, &values)?,
+                false => check_finite(&paths, &values, place)?,
             }
         }
         Ok(())
@@ -210,6 +230,41 @@ impl<T: Replicate> Copies<T> {
         let before = std::mem::take(&mut self.statistics.before);
         let mut copies = self.host.iter_mut().zip(before);
         copies.try_for_each(|(copy, before)| copy.set_all_statistics(before))
+    }
+
+    /// The running statistics that each replica has as its own, and their paths.
+    pub(crate) fn own_statistics(&self) -> Result<Vec<(Vec<String>, Vec<Tensor<1>>)>> {
+        if !self.statistics.are_there {
+            return Ok(Vec::new());
+        }
+        let on_device = lock(&self.on_device);
+        let mut copies = match on_device.as_ref().filter(|tensors| tensors.is_newer) {
+            Some(newer) => self.fetch(newer)?,
+            None => {
+                let pairs = self.host.iter().zip(&self.devices);
+                pairs.map(|(copy, device)| copy.replicate(device)).collect()
+            }
+        };
+        copies
+            .iter_mut()
+            .map(ReplicateExt::all_statistics)
+            .collect()
+    }
+
+    /// Gives each replica running statistics of its own. Those that all copies have now, as after
+    /// [`copy_first`](Self::copy_first), stay the mean that is read outside of steps, where it is
+    /// one over several workers.
+    pub(crate) fn put_own_statistics(
+        &mut self,
+        replicas: Vec<Vec<Tensor<1>>>,
+        has_workers: bool,
+    ) -> Result<()> {
+        self.take_over();
+        let (_, mean) = self.host[0].all_statistics()?;
+        let mut copies = self.host.iter_mut().zip(replicas);
+        copies.try_for_each(|(copy, own)| copy.set_all_statistics(own))?;
+        self.statistics.mean_of_workers = has_workers.then_some(mean);
+        Ok(())
     }
 
     /// Host copies of what is on the devices.
@@ -278,9 +333,40 @@ impl<T: Replicate> Copies<T> {
         })?;
         let there = on_device.insert(OnDevice {
             tensors,
-            is_newer: false,
+            ..OnDevice::default()
         });
         Ok(there.tensors.clone())
+    }
+
+    /// [`on_devices`](Self::on_devices) for a step that only reads: running statistics are the mean
+    /// over the replicas.
+    pub(crate) fn on_devices_to_read(
+        &self,
+        tracer: &dyn Tracer,
+    ) -> Result<Vec<Arc<dyn DeviceTensor>>> {
+        let mut tensors = self.on_devices(tracer)?;
+        if !self.have_own_statistics() {
+            return Ok(tensors);
+        }
+        let known = lock(&self.on_device);
+        if let Some(known) = known.as_ref().and_then(|there| there.to_read.clone()) {
+            return Ok(known);
+        }
+        drop(known);
+        let mut all = tensors.iter_mut();
+        self.first().leaves(None, |_, leaf| {
+            let tensor = all.next().ok_or_else(other_structure)?;
+            if leaf.is_running_statistic() {
+                let each = (0..self.host.len()).map(|replica| tensor.read(replica));
+                let mean = mean_of(each.collect::<Result<_>>()?, &self.devices[0])?;
+                *tensor = tracer.upload(mean)?;
+            }
+            Ok(())
+        })?;
+        if let Some(there) = lock(&self.on_device).as_mut() {
+            there.to_read = Some(tensors.clone());
+        }
+        Ok(tensors)
     }
 
     /// What each replica but the first has its own of.
@@ -300,13 +386,28 @@ impl<T: Replicate> Copies<T> {
     }
 }
 
+/// The mean of what each replica has of a running statistic.
+fn mean_of(all: Vec<TensorData>, device: &Device) -> Result<TensorData> {
+    let shape = all.first().ok_or_else(other_structure)?.shape().clone();
+    let device = device.clone().without_autodiff();
+    let own = all.into_iter().map(|own| {
+        let (count, dtype) = (own.num_elements(), own.dtype());
+        let own = with_shape(own, Shape::new([count]))?;
+        Sums::of(&[Tensor::from_data(own, (&device, dtype))])
+    });
+    let mean = Sums::of_all(own.collect::<Result<_>>()?)?
+        .mean()?
+        .pop()
+        .ok_or_else(other_structure)?;
+    with_shape(mean.try_into_data().map_err(Error::internal)?, shape)
+}
+
 /// The running statistics of all copies, added up.
 fn sums_of<T: Replicate>(copies: &mut [T]) -> Result<Sums> {
-    let mut sums = Sums::default();
-    for copy in copies {
-        sums.add(&copy.all_statistics()?.1)?;
-    }
-    Ok(sums)
+    let own = copies
+        .iter_mut()
+        .map(|copy| Sums::of(&copy.all_statistics()?.1));
+    Sums::of_all(own.collect::<Result<_>>()?)
 }
 
 fn other_structure() -> Error {

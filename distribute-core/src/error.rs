@@ -168,6 +168,39 @@ pub enum Error {
         /// The first parameter that differs.
         what: String,
     },
+    /// A number of replicas for the whole job that leaves a worker without one.
+    #[error(
+        "{replicas} replicas for {workers} workers: each worker needs at least one; ask for more \
+         replicas in all, or start fewer workers"
+    )]
+    TooFewReplicas {
+        /// The replicas of the job.
+        replicas: usize,
+        /// Its workers.
+        workers: usize,
+    },
+    /// A worker names fewer devices than it is to hold replicas.
+    #[error(
+        "{replicas} of the job's replicas are this worker's, but it names {devices} devices: name \
+         more, start more workers, or ask for fewer replicas in all"
+    )]
+    TooFewDevices {
+        /// The worker's share of the job's replicas.
+        replicas: usize,
+        /// The devices that were named.
+        devices: usize,
+    },
+    /// Workers were told different numbers of replicas for the whole job.
+    #[error(
+        "the workers hold {found} replicas in all, but this one was told that the job has {own}: \
+         tell all workers the same number"
+    )]
+    DifferentTotals {
+        /// The number that this worker was told.
+        own: usize,
+        /// The sum of what the workers hold.
+        found: usize,
+    },
     /// A worker has another configuration than the chief, so they would not train the same.
     #[error(
         "{}; run all workers with the same",
@@ -331,6 +364,21 @@ pub enum Error {
         compiled: usize,
         /// The arguments of the last call.
         last: String,
+    },
+    /// Running statistics have become NaN or infinite. The state is as it was before the step.
+    #[error(
+        "replica {replica}, after {updates} updates: the running statistics `{path}` are not \
+         finite: the layer was given NaN or infinite values, or the sum of their squares \
+         overflows; the state is as it was before the step: look at the inputs, or lower the \
+         learning rate"
+    )]
+    StatisticsNotFinite {
+        /// The statistic, `norm.running_mean` for example.
+        path: String,
+        /// The first replica that has them, from 0.
+        replica: usize,
+        /// The updates that the state had before the step; 0 of a model without an optimizer.
+        updates: u64,
     },
     /// Copying a training state from the device failed; the host's copy is an old one.
     #[error("the value is on the device and could not be read: {cause}")]

@@ -1,8 +1,8 @@
 //! Reductions and concatenations of whole values in host memory: what `reduce`, `gather` and
 //! `all_gather` do with the leaves of per-replica values.
 //!
-//! Order: element by element, component 0 + component 1 + ...; along axes in row-major order
-//! within each component first.
+//! Order: element by element, the canonical one ([`tree`](distribute_collectives::tree)) over the
+//! components; along axes the same over the rows within each component first.
 
 use burn::tensor::{DType, Element, Shape, TensorData};
 use distribute_collectives::{Element as Kernel, ReduceOp};

@@ -27,6 +27,11 @@ extern crate self as distribute_core;
 #[doc = include_str!("../../docs/many-machines.md")]
 mod many_machines {}
 
+/// Compiles the program of the document.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/same-bits.md")]
+mod same_bits {}
+
 mod burn_optimizer;
 pub mod communication;
 mod configuration;
@@ -40,6 +45,7 @@ mod error;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
+mod local_batch_norm;
 pub mod loss;
 pub mod metric;
 mod module_tensors;
@@ -89,10 +95,11 @@ pub use error::{Error, Result};
 pub use gradients::{Clip, Gradients, LossScale};
 pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
+pub use local_batch_norm::LocalBatchNorm;
 pub use nest::{Leaf, LeafVisitor, Nest, NestPath};
 pub use optim::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, MovingAverage, Nadam, RmsProp, Sgd,
-    WeightDecay,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, BurnOptimizer, Ftrl, Lion, MovingAverage, Nadam,
+    RmsProp, Sgd, WeightDecay,
 };
 pub use policy::Policy;
 pub use replica::{ReplicaContext, ReplicaRng};
@@ -114,3 +121,4 @@ pub use variable::{
     VariableOptions, VariableSynchronization, VariableValue,
 };
 pub use workers::WorkerGroup;
+pub use workers::shares::replica_range;

@@ -15,10 +15,26 @@ use crate::trace::{CapturedTape, CapturedTensor};
 pub(crate) struct Parameter<'a> {
     /// Its path, `conv1.weight` for example.
     pub(crate) path: &'a str,
-    /// What burn calls the type whose field it is: `Struct:Linear` for example.
-    pub(crate) container: &'a str,
+    /// What burn calls the types that it is in, from the outermost: `Struct:Linear` for example.
+    containers: &'a [String],
+    /// The length of each one's path.
+    lengths: &'a [usize],
     pub(crate) id: ParamId,
     pub(crate) tensor: &'a mut dyn ParameterTensor,
+}
+
+impl Parameter<'_> {
+    /// What burn calls the type whose field it is.
+    pub(crate) fn container(&self) -> &str {
+        self.containers.last().map_or("", String::as_str)
+    }
+
+    /// The path of the outermost layer of one of these types that it is in.
+    pub(crate) fn layer_of(&self, types: &[&str]) -> Option<&str> {
+        let mut containers = self.containers.iter();
+        let found = containers.position(|container| types.contains(&container.as_str()))?;
+        self.path.get(..*self.lengths.get(found)?)
+    }
 }
 
 /// The tensor of a parameter.
@@ -112,7 +128,9 @@ struct Walker<'a> {
     walk: &'a mut dyn Walk,
     /// The path of the module that was entered last.
     path: String,
-    container: String,
+    /// What burn calls the types of the modules that were entered; those behind the last of
+    /// `lengths` are left already.
+    containers: Vec<String>,
     /// How long the path was before each module that was entered and not yet left.
     lengths: Vec<usize>,
     outcome: Result<()>,
@@ -123,15 +141,20 @@ impl<'a> Walker<'a> {
         Self {
             walk,
             path: String::new(),
-            container: String::new(),
+            containers: Vec::new(),
             lengths: Vec::new(),
             outcome: Ok(()),
         }
     }
 
     fn enter(&mut self, name: &str, container: &str) {
-        self.container.clear();
-        self.container.push_str(container);
+        match self.containers.get_mut(self.lengths.len()) {
+            Some(known) => {
+                known.clear();
+                known.push_str(container);
+            }
+            None => self.containers.push(container.to_string()),
+        }
         let length = self.path.len();
         self.lengths.push(length);
         if length > 0 {
@@ -151,7 +174,8 @@ impl<'a> Walker<'a> {
         }
         self.outcome = self.walk.parameter(Parameter {
             path: &self.path,
-            container: &self.container,
+            containers: &self.containers[..self.lengths.len()],
+            lengths: &self.lengths,
             id,
             tensor,
         });

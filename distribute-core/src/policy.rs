@@ -8,7 +8,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor};
 
 use crate::parameters::{self, Parameter};
 use crate::running_statistics::layer_of;
-use crate::{Error, LossScale, Result, RunningStatistics, SyncBatchNorm};
+use crate::{Error, LocalBatchNorm, LossScale, Result, RunningStatistics, SyncBatchNorm};
 
 /// In which type of floats a step computes (Keras: `keras.mixed_precision.Policy`). Variables,
 /// optimizer, gradients and what travels between replicas stay in `f32`.
@@ -42,18 +42,33 @@ use crate::{Error, LossScale, Result, RunningStatistics, SyncBatchNorm};
 /// | backend | `bf16` | `f16` |
 /// |---|---|---|
 /// | burn's flex, on CPUs | yes, through `f32`: no faster than it | yes, slower than `f32` |
-/// | `TpuStrategy` on XLA's CPU client | yes | yes, with a fixed loss scale |
+/// | `TpuStrategy` on XLA's CPU client | yes | yes |
 /// | GPUs (not run yet) | what the device says | what the device says |
 ///
-/// Of burn's layers LSTM, GRU and RNN make states of `f32` by themselves, which panics under a
-/// mixed policy, and batch normalizations are refused.
+/// [`SyncBatchNorm`] and [`LocalBatchNorm`] stay in `f32`, as in Keras: they take inputs of the
+/// policy's type, compute their statistics in `f32` and give outputs of the policy's type. burn's
+/// own `BatchNorm` computes in the type of its inputs alone, and its LSTM, GRU and RNN make states
+/// of `f32` by themselves: models with one of them are refused under a mixed policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     compute: FloatDType,
 }
 
-/// The layers that train running statistics, as burn calls them.
-const BATCH_NORMALIZATIONS: [&str; 2] = ["Struct:BatchNorm", SyncBatchNorm::CONTAINER];
+/// The layers that stay in `f32`, as burn calls them.
+const WIDE: [&str; 2] = [SyncBatchNorm::CONTAINER, LocalBatchNorm::CONTAINER];
+
+/// The layer that normalizes in the type of its inputs, and mixes that with running statistics.
+const BATCH_NORMALIZATION: &str = "Struct:BatchNorm";
+
+/// The layers that make tensors of `f32` by themselves, whatever the type of their inputs.
+const RECURRENT: [&str; 6] = [
+    "Struct:Lstm",
+    "Struct:BiLstm",
+    "Struct:Gru",
+    "Struct:BiGru",
+    "Struct:Rnn",
+    "Struct:BiRnn",
+];
 
 impl Default for Policy {
     fn default() -> Self {
@@ -113,15 +128,18 @@ impl Policy {
     /// it once in a step.
     ///
     /// # Errors
-    /// [`Error::Policy`] for a device that does not compute in this type, and for a model with
-    /// batch normalization, whose running statistics burn mixes with the inputs.
+    /// [`Error::Policy`] for a device that does not compute in this type, and for a model with a
+    /// layer that cannot: a batch normalization or a recurrent layer of burn, and a layer of one's
+    /// own with running statistics. It names the layer and what to use.
     pub fn model<M: Module>(self, model: &M) -> Result<M> {
         if self == Self::float32() {
             return Ok(model.clone());
         }
         self.check(model)?;
         parameters::map(model.clone(), |parameter: Parameter<'_>| {
-            parameter.tensor.cast_to(self.compute);
+            if !WIDE.contains(&parameter.container()) {
+                parameter.tensor.cast_to(self.compute);
+            }
             Ok(())
         })
     }
@@ -146,31 +164,50 @@ impl Policy {
     }
 
     fn check<M: Module>(self, model: &M) -> Result<()> {
-        let (mut is_captured, mut normalization) = (false, None);
+        let (mut is_captured, mut wide) = (false, Vec::new());
         parameters::visit(model, |parameter: Parameter<'_>| {
             is_captured |= parameter.tensor.captured().is_some();
-            if BATCH_NORMALIZATIONS.contains(&parameter.container) {
-                normalization.get_or_insert_with(|| layer_of(parameter.path).to_string());
+            if WIDE.contains(&parameter.container()) {
+                wide.push(parameter.path.to_string());
             }
-            Ok(())
+            if let Some(layer) = parameter.layer_of(&[BATCH_NORMALIZATION]) {
+                return Err(self.refused_statistics(layer));
+            }
+            match parameter.layer_of(&RECURRENT) {
+                Some(layer) => Err(self.refused_recurrence(layer)),
+                None => Ok(()),
+            }
         })?;
         // In a captured step burn cannot tell what else has some, and its compiler refuses types.
-        if !is_captured && normalization.is_none() {
+        if !is_captured {
             let statistics = RunningStatistics::of(model);
-            normalization = statistics.first_layer().map(str::to_string);
-        }
-        if let Some(layer) = normalization {
-            return Err(self.refused(
-                format!("the batch normalization `{layer}`"),
-                "a copy in another type has running statistics of its own, and burn 0.22.1 mixes \
-                 those of f32 with the inputs; use a layer or group normalization, or the policy \
-                 float32",
-            ));
+            let mut others = statistics.paths().iter();
+            if let Some(other) = others.find(|path| !wide.contains(path)) {
+                return Err(self.refused_statistics(layer_of(other)));
+            }
         }
         let devices = model.devices();
         let is_lacking = |device: &&Device| !is_captured && !device.supports_dtype(self.compute);
         let lacking = devices.iter().find(is_lacking);
         lacking.map_or(Ok(()), |device| Err(self.unsupported(device)))
+    }
+
+    fn refused_statistics(self, layer: &str) -> Error {
+        self.refused(
+            format!("the batch normalization `{layer}`"),
+            "burn 0.22.1 computes its statistics in the type of the inputs and mixes them with \
+             running ones of f32; make it a `LocalBatchNorm` (`LocalBatchNorm::from(layer)`) or a \
+             `SyncBatchNorm`, which compute in f32, or use the policy float32",
+        )
+    }
+
+    fn refused_recurrence(self, layer: &str) -> Error {
+        self.refused(
+            format!("the recurrent layer `{layer}`"),
+            "burn 0.22.1 makes the states of LSTM, GRU and RNN in f32 whatever its inputs are; \
+             keep the layer in a model of its own that the policy does not see, on inputs of f32 \
+             (`policy.output`), or use the policy float32",
+        )
     }
 
     fn unsupported(self, device: &Device) -> Error {

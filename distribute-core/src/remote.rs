@@ -5,6 +5,11 @@
 //! may change it, and [`apply_gradients`](crate::TrainState::apply_gradients) pushes gradients
 //! instead of applying them. Micro-batches are added up and gradients are clipped here, where they
 //! are computed; the optimizer's slots are in the store alone.
+//!
+//! Running statistics of a batch normalization are in the store too. A worker moves its copy by the
+//! examples that it has seen, and what it has moved them by is added in the store with every push
+//! (TensorFlow: `assign_sub` of variables on the servers), so that all workers' examples count,
+//! each with the statistics that its worker had pulled.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -116,6 +121,21 @@ pub trait RemoteState: Send + Sync + Debug {
         base: &[RemoteVersion],
         rows: Vec<RowGradients>,
     ) -> Result<Pushed>;
+
+    /// Adds to tensors that are not trained, by their index in [`RemoteSpec::tensors`]: what a
+    /// step has moved running statistics by. Blocks.
+    ///
+    /// # Errors
+    /// The store's own; by default that it keeps no running statistics.
+    fn add(&self, changes: Vec<(usize, TensorData)>) -> Result<()> {
+        match changes.is_empty() {
+            true => Ok(()),
+            false => Err(Error::invalid(
+                "this store keeps no running statistics (`RemoteState::add`); use a layer or \
+                 group normalization",
+            )),
+        }
+    }
 
     /// Sets the learning rate of the next updates, whoever makes them.
     ///

@@ -94,6 +94,9 @@ pub trait StatePart {
         Ok(())
     }
 
+    /// A run that may change it begins.
+    fn begin_run(&mut self) {}
+
     /// Prepares it for where the strategy keeps variables, when a strategy's scope has built it.
     fn place(&mut self, placement: VariablePlacement) {
         let _ = placement;
@@ -247,6 +250,17 @@ pub(crate) trait ReplicateExt: Replicate {
     fn set_all_statistics(&mut self, values: Vec<Tensor<1>>) -> Result<()> {
         let mut values = VecDeque::from(values);
         self.parts(|_, part| part.set_running_statistics(&mut values))
+    }
+
+    /// The number of updates of the first training state; 0 if there is none.
+    fn updates(&mut self) -> Result<u64> {
+        let mut updates = None;
+        self.parts(|_, part| {
+            let record = part.host().map(|host| host.record());
+            updates = updates.or(record.and_then(|record| record.first().copied()));
+            Ok(())
+        })?;
+        Ok(updates.unwrap_or(0))
     }
 
     /// The parts' versions; none if one counts no updates, or there is no part.

@@ -11,11 +11,13 @@ use std::sync::Arc;
 
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
 use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use distribute_collectives::tree;
 
+use crate::local_batch_norm::is_own_statistic;
 use crate::module_tensors::is_off_host;
 use crate::nest::different_structure;
 use crate::parameters::{self, Parameter};
-use crate::{Error, ReplicaContext, Result, SyncBatchNorm, scope};
+use crate::{Error, ReplicaContext, Result, SyncBatchNorm, WorkerGroup, scope};
 
 /// Which tensors of a model are running statistics; the model keeps its structure.
 ///
@@ -44,8 +46,8 @@ pub struct RunningStatistics {
     /// Their places among the model's float parameters, in visit order.
     places: Arc<[usize]>,
     paths: Arc<[String]>,
-    /// The path of the first layer that keeps them as burn does.
-    first_of_burn: Option<Arc<str>>,
+    /// The path of the first layer that no compiled step can train.
+    first_unknown: Option<Arc<str>>,
 }
 
 impl RunningStatistics {
@@ -59,9 +61,9 @@ impl RunningStatistics {
         let pairs = before.into_iter().zip(after).enumerate();
         let changed = pairs.filter(|(_, (before, after))| before.shape != after.shape);
         let found: Vec<_> = changed.map(|(place, (float, _))| (place, float)).collect();
-        let of_burn = found.iter().find(|(_, float)| !float.is_synchronized);
+        let unknown = found.iter().find(|(_, float)| !float.is_known);
         Self {
-            first_of_burn: of_burn.map(|(_, float)| layer_of(&float.path).into()),
+            first_unknown: unknown.map(|(_, float)| layer_of(&float.path).into()),
             places: found.iter().map(|(place, _)| *place).collect(),
             paths: found.into_iter().map(|(_, float)| float.path).collect(),
         }
@@ -77,25 +79,20 @@ impl RunningStatistics {
         &self.paths
     }
 
-    /// The path of the first layer that has some.
-    pub(crate) fn first_layer(&self) -> Option<&str> {
-        self.paths.first().map(|path| layer_of(path))
-    }
-
-    /// Refuses a step that changes the model, if it is to be captured: burn keeps new running
-    /// statistics back where no walk through the model finds them. Those of a [`SyncBatchNorm`] are
-    /// tensors of the state like its weights.
+    /// Refuses a step that changes the model, if it is to be captured: the running statistics of a
+    /// layer that nobody knows. Those of burn's batch normalization, and of this crate's, are
+    /// tensors of the state like weights.
     ///
     /// # Errors
     /// [`Error::NotCompilable`], which names the first layer.
     pub(crate) fn check_capture(&self) -> Result<()> {
-        match &self.first_of_burn {
+        match &self.first_unknown {
             None => Ok(()),
             Some(layer) => Err(Error::not_compilable(
-                format!("training the batch normalization `{layer}` of burn"),
-                "burn 0.22.1 keeps new running statistics where only operations that it refuses \
-                 in a captured step can fetch them; use a `SyncBatchNorm` or a layer or group \
-                 normalization, or pass the state as `&Mirrored` where it is only evaluated",
+                format!("training the layer `{layer}`, which has running statistics,"),
+                "a compiled step knows those of burn's `BatchNorm`, `LocalBatchNorm` and \
+                 `SyncBatchNorm` only; use one of these, or pass the state as `&Mirrored` where \
+                 it is only evaluated",
             )),
         }
     }
@@ -171,21 +168,20 @@ impl RunningStatistics {
     }
 
     /// The mean of their values over the models of all replicas of this process: computed in f64,
-    /// in replica order, and rounded once.
+    /// in canonical order ([`tree`]), and rounded once.
     ///
     /// # Errors
-    /// If a device cannot hand them out, and for values that are not finite.
+    /// If a device cannot hand them out, and [`Error::StatisticsNotFinite`].
     pub fn mean<'a, M: Module + 'a>(
         &self,
         models: impl IntoIterator<Item = &'a M>,
     ) -> Result<Vec<Tensor<1>>> {
-        let mut sums = Sums::default();
-        for model in models {
+        let own = models.into_iter().enumerate().map(|(replica, model)| {
             let values = self.read(model);
-            check_finite(&self.paths, &values)?;
-            sums.add(&values)?;
-        }
-        sums.mean()
+            check_finite(&self.paths, &values, (replica, 0))?;
+            Sums::of(&values)
+        });
+        Sums::of_all(own.collect::<Result<_>>()?)?.mean()
     }
 
     /// [`read`](Self::read), each value with its path.
@@ -214,21 +210,27 @@ impl RunningStatistics {
         }
     }
 
-    /// Looks in a step, before an update, whether they are finite. Not where they are replaced at
-    /// its end, because the replica's part of the batch is empty.
+    /// Looks in a step, before the update after so many others, whether they are finite. Not where
+    /// they are replaced at its end, because the replica's part of the batch is empty.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`], which names the first that is not.
-    pub(crate) fn check<M: Module>(&self, ctx: &ReplicaContext, model: &M) -> Result<()> {
+    /// [`Error::StatisticsNotFinite`], which names the first that is not.
+    pub(crate) fn check<M: Module>(
+        &self,
+        ctx: &ReplicaContext,
+        model: &M,
+        updates: u64,
+    ) -> Result<()> {
         let no_examples = || scope::with_step(|notes| notes.batch.is_empty()) == Some(true);
         if self.is_empty() || ctx.trace().is_some() || no_examples() {
             return Ok(());
         }
-        check_finite(&self.paths, &self.read(model))
+        let replica = ctx.replica_id();
+        check_finite(&self.paths, &self.read(model), (replica, updates))
     }
 }
 
-/// Adds up the running statistics of replicas, one after the other, in f64.
+/// The running statistics of some replicas, added up in f64.
 #[derive(Default)]
 pub(crate) struct Sums {
     sums: Vec<Vec<f64>>,
@@ -237,36 +239,39 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Adds those of the next replica.
+    /// Those of one replica.
     ///
     /// # Errors
     /// If a device cannot hand them out.
-    pub(crate) fn add(&mut self, values: &[Tensor<1>]) -> Result<()> {
-        let read = values.iter().map(elements).collect::<Result<Vec<_>>>()?;
-        if self.replicas == 0 {
-            self.sums = read;
-            self.like = values.to_vec();
-        } else {
-            if self.sums.len() != read.len() {
+    pub(crate) fn of(values: &[Tensor<1>]) -> Result<Self> {
+        Ok(Self {
+            sums: values.iter().map(elements).collect::<Result<_>>()?,
+            like: values.to_vec(),
+            replicas: 1,
+        })
+    }
+
+    /// Those of several replicas, added up in canonical order.
+    pub(crate) fn of_all(replicas: Vec<Self>) -> Result<Self> {
+        let sums = tree::fold(replicas.into_iter().map(Ok), |sum: Result<Self>, other| {
+            let (mut sum, other) = (sum?, other?);
+            if sum.sums.len() != other.sums.len() {
                 return Err(different_structure());
             }
-            for (sums, own) in self.sums.iter_mut().zip(read) {
-                sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            for (sum, other) in sum.sums.iter_mut().zip(other.sums) {
+                sum.iter_mut()
+                    .zip(other)
+                    .for_each(|(sum, other)| *sum += other);
             }
-        }
-        self.replicas += 1;
-        Ok(())
+            sum.replicas += other.replicas;
+            Ok(sum)
+        });
+        sums.unwrap_or_else(|| Ok(Self::default()))
     }
 
     /// The mean over the replicas that were added.
     pub(crate) fn mean(self) -> Result<Vec<Tensor<1>>> {
-        let replicas = self.replicas;
-        self.mean_over(replicas)
-    }
-
-    /// The sums divided by so many replicas.
-    pub(crate) fn mean_over(self, replicas: usize) -> Result<Vec<Tensor<1>>> {
-        let count = replicas.max(1) as f64;
+        let count = self.replicas.max(1) as f64;
         let means = self.sums.into_iter().zip(self.like).map(|(sums, like)| {
             let mean: Vec<f64> = sums.into_iter().map(|sum| sum / count).collect();
             let data = TensorData::new(mean, like.shape());
@@ -276,9 +281,16 @@ impl Sums {
         means.collect()
     }
 
-    /// What was added up, for the sums of other workers to be added.
-    pub(crate) fn elements(&mut self) -> &mut [Vec<f64>] {
-        &mut self.sums
+    /// The sums over all replicas of all workers, from those of each part of this one.
+    pub(crate) fn of_workers(mut parts: Vec<Self>, workers: &WorkerGroup) -> Result<Self> {
+        let sums = parts.iter().map(|part| part.sums.concat()).collect();
+        let mut all = parts.swap_remove(0);
+        let mut sums = workers.add_up(sums)?.into_iter();
+        for own in &mut all.sums {
+            *own = sums.by_ref().take(own.len()).collect();
+        }
+        all.replicas = workers.num_replicas();
+        Ok(all)
     }
 }
 
@@ -289,15 +301,24 @@ fn elements(value: &Tensor<1>) -> Result<Vec<f64>> {
         .map_err(|_| different_structure())
 }
 
-/// Refuses values that are not finite. Those on a GPU are not waited for.
+/// Refuses values of a replica, after so many updates, that are not finite. Those on a GPU are not
+/// waited for.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`], which names the first.
-pub(crate) fn check_finite(paths: &[String], values: &[Tensor<1>]) -> Result<()> {
+/// [`Error::StatisticsNotFinite`], which names the first.
+pub(crate) fn check_finite(
+    paths: &[String],
+    values: &[Tensor<1>],
+    (replica, updates): (usize, u64),
+) -> Result<()> {
     for (path, value) in paths.iter().zip(values) {
         let is_here = !is_off_host(&value.device());
         if is_here && !elements(value)?.iter().all(|element| element.is_finite()) {
-            return Err(not_finite(path));
+            return Err(Error::StatisticsNotFinite {
+                path: path.clone(),
+                replica,
+                updates,
+            });
         }
     }
     Ok(())
@@ -316,14 +337,6 @@ pub(crate) fn finite_or(after: Vec<Tensor<1>>, before: &[Tensor<1>]) -> Result<V
     chosen.collect()
 }
 
-fn not_finite(path: &str) -> Error {
-    Error::invalid(format!(
-        "the running statistics `{path}` are not finite: the layer was given NaN or infinite \
-         values, or the sum of their squares overflows; look at the inputs, or lower the learning \
-         rate"
-    ))
-}
-
 /// Brings running statistics up to date: burn keeps the last value that a thread has given until
 /// the next one, or until it makes the copy for validation.
 pub(crate) fn settle<M: Module>(model: &M) {
@@ -334,8 +347,8 @@ pub(crate) fn settle<M: Module>(model: &M) {
 struct Float {
     path: String,
     shape: Vec<usize>,
-    /// Whether it is of a [`SyncBatchNorm`].
-    is_synchronized: bool,
+    /// Whether a compiled step can train it, if it is a running statistic.
+    is_known: bool,
 }
 
 /// All float parameters.
@@ -347,7 +360,8 @@ fn floats<M: Module>(model: &M) -> Vec<Float> {
             floats.push(Float {
                 path: parameter.path.to_string(),
                 shape: spec.shape,
-                is_synchronized: parameter.container == SyncBatchNorm::CONTAINER,
+                is_known: parameter.container() == SyncBatchNorm::CONTAINER
+                    || is_own_statistic(&parameter),
             });
         }
         Ok(())

@@ -2,9 +2,10 @@
 
 use burn::config::Config;
 use burn::module::{Flag, Initializer, Module, Param, RunningState};
-use burn::tensor::{DType, Device, Tensor};
+use burn::tensor::{Device, Tensor};
 use distribute_collectives::ReduceOp;
 
+use crate::local_batch_norm::{SYNCHRONIZED, check_features, wide};
 use crate::trace::{captured, tracked, without_autodiff};
 use crate::{Error, ReplicaContext, Result};
 
@@ -82,8 +83,9 @@ impl SyncBatchNormConfig {
 /// In training it needs the replica's context, like all calls that all replicas make together.
 /// Each forward pass makes two all-reduces of `features` numbers: the sums with the number of
 /// values, and the sums of the squared distances from the mean, which lose no digits. Its backward
-/// pass makes two more. A replica sums its own part first (the last axis first, in f32 for f16 and
-/// bf16); the order over the replicas is that of
+/// pass makes two more. A replica sums its own part first, in f32 for f16 and bf16: the last axis
+/// first, and the examples last, in chains of 16 whose sums are added in the same way, so that a
+/// large batch loses no digits. The order over the replicas is that of
 /// [`all_reduce_tensor`](ReplicaContext::all_reduce_tensor). Gradients are those of the sum of all
 /// replicas' losses.
 ///
@@ -126,9 +128,8 @@ pub struct SyncBatchNorm {
 }
 
 impl SyncBatchNorm {
-    /// What burn calls it where it is the type of which something is a field: the only thing that a
-    /// walk through a module learns of types.
-    pub(crate) const CONTAINER: &str = "Struct:SyncBatchNorm";
+    /// What burn calls it.
+    pub(crate) const CONTAINER: &str = SYNCHRONIZED;
 
     /// Normalizes with the statistics of all replicas' inputs, and updates the moving ones; a layer
     /// or an input that does not train ([`Module::valid`], or frozen) with the moving ones.
@@ -251,20 +252,8 @@ impl SyncBatchNorm {
 
     /// The shape of a tensor of features beside the input.
     fn check<const D: usize>(&self, input: &Tensor<D>) -> Result<[usize; D]> {
-        let features = self.moving_mean.value().dims()[0];
-        let dims = input.dims();
-        if dims.get(1) != Some(&features) {
-            let mut expected = dims.to_vec();
-            match expected.get_mut(1) {
-                Some(found) => *found = features,
-                None => expected.push(features),
-            }
-            let op = "SyncBatchNorm: the input is [batch, features, ...]";
-            return Err(Error::shape(op, &expected, &dims));
-        }
-        let mut shape = [1; D];
-        shape[1] = features;
-        Ok(shape)
+        let layer = "SyncBatchNorm: the input is [batch, features, ...]";
+        check_features(layer, &self.moving_mean.value(), input)
     }
 
     fn scaled<const D: usize>(&self, normalized: Tensor<D>, shape: [usize; D]) -> Tensor<D> {
@@ -372,20 +361,29 @@ impl Count {
     }
 }
 
-/// The sums over all axes but the features', of the replica's own part: the last axis first.
-fn per_feature<const D: usize>(values: Tensor<D>) -> Tensor<1> {
-    let features = values.dims()[1];
-    let axes = (0..D).rev().filter(|axis| *axis != 1);
-    let sums = axes.fold(values, |sums, axis| sums.sum_dim(axis));
-    sums.reshape([features])
-}
+/// Examples whose sums are added one after the other: rounding errors grow with the length of such
+/// a chain.
+const CHAIN: usize = 16;
 
-/// Sums of half-precision numbers are f32.
-fn wide<const D: usize>(input: Tensor<D>) -> Tensor<D> {
-    match input.dtype() {
-        DType::F16 | DType::BF16 => input.cast(DType::F32),
-        _ => input,
+/// The sums over all axes but the features', of the replica's own part: the last axis first. The
+/// examples are added in chains of [`CHAIN`], in their order, whose sums are added in the same way
+/// until one is left.
+fn per_feature<const D: usize>(values: Tensor<D>) -> Tensor<1> {
+    let [mut examples, features] = [values.dims()[0], values.dims()[1]];
+    let sums = (2..D).rev().fold(values, |sums, axis| sums.sum_dim(axis));
+    let mut sums = sums.reshape([examples, features]);
+    while examples > CHAIN {
+        let (chains, rest) = (examples / CHAIN, examples % CHAIN);
+        let whole = sums.clone().narrow(0, 0, chains * CHAIN);
+        let whole = whole.reshape([chains, CHAIN, features]).sum_dim(1);
+        let mut all = vec![whole.reshape([chains, features])];
+        if rest > 0 {
+            all.push(sums.narrow(0, chains * CHAIN, rest).sum_dim(0));
+        }
+        sums = Tensor::cat(all, 0);
+        examples = examples.div_ceil(CHAIN);
     }
+    sums.sum_dim(0).reshape([features])
 }
 
 /// A constant beside an input: of its type, and with autodiff where it has.

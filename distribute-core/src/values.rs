@@ -3,14 +3,16 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::copies::Copies;
+use crate::error::check_count;
+use crate::nest::different_structure;
 use crate::replicate::Replicate;
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
-use crate::{Error, Result};
+use crate::{Error, Result, WorkerGroup};
 
 /// One value per local replica, in replica order; the values may differ
 /// (TensorFlow: `tf.distribute.DistributedValues`, `PerReplica`).
@@ -212,6 +214,58 @@ impl<T: Replicate> Mirrored<T> {
         self.values()?;
         self.copies.keep_fetched();
         Ok(self.copies.host.swap_remove(0))
+    }
+
+    /// The running statistics that each local replica has as its own, in replica order, by their
+    /// paths; no lists if the value has none. [`primary`](Self::primary) has their mean. Waits
+    /// for the devices.
+    ///
+    /// # Errors
+    /// If a device cannot be read.
+    pub fn own_statistics(&self) -> Result<Vec<Vec<(String, TensorData)>>> {
+        let replicas = self.copies.own_statistics()?.into_iter();
+        let read = replicas.map(|(paths, values)| {
+            let data = values.into_iter().map(Tensor::try_into_data);
+            let named = paths.into_iter().zip(data);
+            let named = named.map(|(path, data)| Ok((path, data.map_err(Error::internal)?)));
+            named.collect()
+        });
+        read.collect()
+    }
+
+    /// Puts back what [`own_statistics`](Self::own_statistics) gave, one list for each local
+    /// replica, after the rest of the value was restored with their mean. `workers`: those of the
+    /// strategy.
+    ///
+    /// # Errors
+    /// [`Error::ReplicaCount`] for another number of lists; statistics of other paths or sizes, and
+    /// the value is to be restored anew then.
+    pub fn put_own_statistics(
+        &mut self,
+        replicas: Vec<Vec<(String, TensorData)>>,
+        workers: Option<&WorkerGroup>,
+    ) -> Result<()> {
+        let own = self.copies.own_statistics()?;
+        check_count("the running statistics", own.len(), replicas.len())?;
+        if own.is_empty() {
+            return Ok(());
+        }
+        let pairs = own.into_iter().zip(replicas);
+        let values = pairs.map(|((paths, like), new)| {
+            if !paths.iter().eq(new.iter().map(|(path, _)| path)) {
+                return Err(different_structure());
+            }
+            let values = new.into_iter().zip(like).map(|((_, data), like)| {
+                let place = (&like.device(), like.dtype());
+                match data.shape().num_elements() == like.shape().num_elements() {
+                    true => Ok(Tensor::from_data(data, place)),
+                    false => Err(different_structure()),
+                }
+            });
+            values.collect()
+        });
+        let values = values.collect::<Result<Vec<_>>>()?;
+        self.copies.put_own_statistics(values, workers.is_some())
     }
 
     /// All copies in replica order, to be changed.

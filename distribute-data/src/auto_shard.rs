@@ -16,8 +16,12 @@ pub enum AutoShardPolicy {
     Auto,
     /// Worker `i` of `n` reads the files `i`, `i + n`, ...
     File,
-    /// Every worker reads everything and keeps its parts of each global batch.
+    /// Every worker reads everything and keeps its parts of each global batch: worker `i` of `n`
+    /// the parts `i`, `i + n`, ... where all have equally many replicas.
     Data,
+    /// Every worker reads everything, and replica `r` of all gets part `r` of each global batch,
+    /// whichever worker it is in. TensorFlow has no such policy.
+    Replicas,
     /// Every worker reads everything and keeps it.
     Off,
     /// The dataset says itself where it is to be divided ([`Source::Hinted`]).
@@ -65,10 +69,10 @@ pub struct Worker {
 /// [`steps_of_worker`] adds the empty batches that it gets while others still have some.
 ///
 /// Under AUTO as DATA and DATA every global batch is cut over all replicas of all workers with
-/// [`per_replica_sizes`], and worker `i` of `n` keeps the parts `i`, `i + n`, ... Under the other
-/// policies a worker cuts its own stream into batches of the sizes
-/// [`batch_sizes_for_worker`] gives, again and again, whatever the sizes of the global batches
-/// were.
+/// [`per_replica_sizes`], and worker `i` of `n` keeps the parts `i`, `i + n`, ...; under REPLICAS
+/// those with the ids of its replicas. Under the other policies a worker cuts its own stream into
+/// batches of the sizes that [`batch_sizes_for_worker`] gives, again and again, whatever the sizes
+/// of the global batches were.
 ///
 /// # Errors
 /// [`DataError`]. With fewer files than workers only the workers that have a file report it, as
@@ -112,7 +116,7 @@ pub fn auto_shard<T: Clone>(
             Ok(cut(&dataset.batches(&every_nth(elements)), &sizes))
         }
         (_, Source::Hinted(_)) => Err(DataError::HintIgnored),
-        (AutoShardPolicy::Auto | AutoShardPolicy::Data, source) => {
+        (AutoShardPolicy::Auto | AutoShardPolicy::Data | AutoShardPolicy::Replicas, source) => {
             let batches = dataset.batches(source.all());
             let mut own = Vec::new();
             for batch in &batches {
@@ -120,7 +124,11 @@ pub fn auto_shard<T: Clone>(
                 let parts = per_replica_sizes(batch.len(), sizes.len());
                 for (part, size) in parts.into_iter().enumerate() {
                     let (taken, left) = rest.split_at(size);
-                    if part % worker.workers == worker.index {
+                    let owner = match policy {
+                        AutoShardPolicy::Replicas => part / worker.replicas_per_worker,
+                        _ => part % worker.workers,
+                    };
+                    if owner == worker.index {
                         own.push(taken.to_vec());
                     }
                     rest = left;

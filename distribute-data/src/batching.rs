@@ -21,7 +21,7 @@ pub struct Batching {
     pub(crate) pad_remainder: bool,
     pub(crate) allow_empty: bool,
     pub(crate) prefetch: usize,
-    pub(crate) auto_shard: AutoShardPolicy,
+    auto_shard: Option<AutoShardPolicy>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl Batching {
             pad_remainder: false,
             allow_empty: false,
             prefetch: 2,
-            auto_shard: AutoShardPolicy::Auto,
+            auto_shard: None,
         }
     }
 
@@ -144,21 +144,34 @@ impl Batching {
 
     /// How several workers divide the dataset (TensorFlow: `options.auto_shard_policy`).
     ///
-    /// - DATA: every worker takes its replicas' parts of each global batch, so the batches do not
-    ///   depend on the number of workers.
+    /// - REPLICAS: every worker takes its replicas' parts of each global batch, and the part of a
+    ///   replica depends on its id alone: 4 replicas of one worker read what 2 workers with 2
+    ///   replicas each do.
+    /// - DATA: the same, but which replica gets which part depends on the number of workers, as in
+    ///   TensorFlow.
     /// - FILE: every worker reads files of its own ([`Dataset::files`](crate::Dataset::files)) and
     ///   cuts its own stream.
     /// - OFF: every worker reads everything.
-    /// - AUTO, the default: FILE for datasets that say which files they are read from (none of
-    ///   this crate's readers does: they hold everything in memory), else DATA.
+    /// - AUTO: FILE for datasets that say which files they are read from (none of this crate's
+    ///   readers does: they hold everything in memory), else DATA.
+    ///
+    /// By default it is FILE where AUTO is, else REPLICAS.
     ///
     /// Under FILE and OFF a worker shuffles its own stream. All workers make the same number of
     /// steps, under every policy: one that has fewer examples, because of its files or because it
     /// was given a shorter dataset, ends with empty batches. Losses and gradients of empty batches
     /// are zeros.
     pub fn auto_shard(mut self, policy: AutoShardPolicy) -> Self {
-        self.auto_shard = policy;
+        self.auto_shard = Some(policy);
         self
+    }
+
+    /// The policy for a dataset that is read from files or not.
+    pub(crate) fn policy(&self, has_files: bool) -> AutoShardPolicy {
+        self.auto_shard.unwrap_or(match has_files {
+            true => AutoShardPolicy::File,
+            false => AutoShardPolicy::Replicas,
+        })
     }
 
     /// The steps of an epoch, if they are given.
@@ -205,13 +218,18 @@ impl Batching {
         };
         let settings = [
             ("the global batch size", global_batch_size.to_string()),
-            ("the auto-shard policy", format!("{:?}", self.auto_shard)),
+            ("the auto-shard policy", self.policy_name()),
             ("the seed of the shuffle", seed),
             ("what an epoch reads", format!("{:?}", self.length)),
             ("drop_remainder", self.drop_remainder.to_string()),
             ("pad_remainder", self.pad_remainder.to_string()),
         ];
         settings.map(|(name, value)| (name.into(), value)).into()
+    }
+
+    fn policy_name(&self) -> String {
+        let name = |policy| format!("{policy:?}");
+        self.auto_shard.map_or_else(|| "the default".into(), name)
     }
 
     pub(crate) fn global_size(&self, replicas: usize) -> Result<usize> {

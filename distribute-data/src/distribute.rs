@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicUsize;
 use distribute_core::{Device, Error, InputContext, Result, Strategy, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
+use crate::auto_shard::AutoShardPolicy;
 use crate::dataset::no_weights;
 use crate::order::LastOrder;
 use crate::worker_agreement::{AgreedSizes, agree_on_sizes};
@@ -56,7 +57,8 @@ impl<D: Dataset> DistributedDataset<D> {
         batching: Batching,
     ) -> Result<Self> {
         let num_replicas = strategy.num_replicas_in_sync();
-        let prepared = prepare(strategy, &dataset, &batching);
+        let policy = batching.policy(dataset.files().is_some());
+        let prepared = prepare(strategy, &dataset, &batching, policy);
         let workers = strategy.workers();
         let (settings, shard) = match prepared {
             Ok((shard, global_batch_size)) => {
@@ -83,7 +85,7 @@ impl<D: Dataset> DistributedDataset<D> {
             last_order: Arc::default(),
             next_epoch: Arc::default(),
             dataset: Arc::new(dataset),
-            replicas: parts_of_replicas(strategy),
+            replicas: parts_of_replicas(strategy, policy),
             num_replicas,
             global_batch_size,
             batching,
@@ -178,6 +180,7 @@ fn prepare<S: Strategy + ?Sized, D: Dataset>(
     strategy: &S,
     dataset: &D,
     batching: &Batching,
+    policy: AutoShardPolicy,
 ) -> Result<(Option<WorkerShard>, usize)> {
     let global_batch = batching.global_size(strategy.num_replicas_in_sync())?;
     if dataset.is_empty() && !batching.allow_empty {
@@ -203,7 +206,7 @@ fn prepare<S: Strategy + ?Sized, D: Dataset>(
         is_equal: has_equal_workers(strategy),
         global_batch,
     };
-    let shard = WorkerShard::new(batching.auto_shard, dataset, batching, layout)?;
+    let shard = WorkerShard::new(policy, dataset, batching, layout)?;
     Ok((shard, global_batch))
 }
 
@@ -228,15 +231,19 @@ fn local_sizes(
     }
 }
 
-/// The parts of a global batch that this process' replicas get. As under TensorFlow's policy DATA
-/// the workers take the parts in turn: worker `i` of `n` gets the parts `i`, `i + n`, ...
-fn parts_of_replicas<S: Strategy + ?Sized>(strategy: &S) -> Arc<[(usize, Device)]> {
+/// The parts of a global batch that this process' replicas get: those with their ids. Under
+/// TensorFlow's policy DATA, which AUTO may stand for, the workers take the parts in turn: worker
+/// `i` of `n` gets the parts `i`, `i + n`, ...
+fn parts_of_replicas<S: Strategy + ?Sized>(
+    strategy: &S,
+    policy: AutoShardPolicy,
+) -> Arc<[(usize, Device)]> {
     let replicas = strategy.replicas();
     let context = strategy.input_context();
     let workers = context.num_input_pipelines;
-    let equal_workers = has_equal_workers(strategy);
+    let in_turn = policy != AutoShardPolicy::Replicas && has_equal_workers(strategy);
     let parts = replicas.iter().enumerate().map(|(local, replica)| {
-        let part = if equal_workers {
+        let part = if in_turn {
             local * workers + context.input_pipeline_id
         } else {
             replica.id

@@ -83,3 +83,53 @@ pub use weighted::Weighted;
 #[cfg(doctest)]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// The programs of the book's pages are compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/quick-start.md")]
+struct QuickStart;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/strategies.md")]
+struct Strategies;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/data.md")]
+struct Data;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/losses.md")]
+struct Losses;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/checkpoints.md")]
+struct Checkpoints;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/failures.md")]
+struct Failures;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-tensorflow.md")]
+struct FromTensorFlow;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-pytorch.md")]
+struct FromPyTorch;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-horovod.md")]
+struct FromHorovod;
+
+/// As above.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/from-jax.md")]
+struct FromJax;

@@ -37,8 +37,8 @@ pub(crate) struct WorkerLayout {
 }
 
 impl WorkerShard {
-    /// The stream under this policy; `None` if the workers share every global batch (DATA, and AUTO
-    /// for a dataset that is not read from files).
+    /// The stream under this policy; `None` if the workers share every global batch (DATA,
+    /// REPLICAS, and AUTO for a dataset that is not read from files).
     ///
     /// # Errors
     /// [`DataError`]; workers with different numbers of replicas.
@@ -50,7 +50,8 @@ impl WorkerShard {
     ) -> Result<Option<Self>> {
         let files = dataset.files();
         let files = match (policy, files) {
-            (AutoShardPolicy::Data, _) | (AutoShardPolicy::Auto, None) => return Ok(None),
+            (AutoShardPolicy::Data | AutoShardPolicy::Replicas, _)
+            | (AutoShardPolicy::Auto, None) => return Ok(None),
             // A dataset of this library never says itself where it is to be divided.
             (AutoShardPolicy::Off | AutoShardPolicy::Hint, _) => None,
             (AutoShardPolicy::Auto | AutoShardPolicy::File, Some(files)) => Some(files),
@@ -59,7 +60,7 @@ impl WorkerShard {
         if !layout.is_equal {
             return Err(Error::invalid(
                 "the auto-shard policies OFF and FILE need workers with equally many replicas; \
-                 use DATA",
+                 use REPLICAS or DATA",
             ));
         }
         if let Some(files) = files.as_ref().filter(|files| files.len() < layout.workers) {

@@ -24,3 +24,8 @@ pub use strategy::{
     TpuConnection, TpuError, TpuSource, TpuStrategy, TpuStrategyBuilder, TpuSystem, lower_step,
     lower_step_for,
 };
+
+/// The programs of the document are compiled as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/tpu.md")]
+struct OnATpu;

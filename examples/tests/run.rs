@@ -90,9 +90,10 @@ fn iterators_resume_in_the_middle() {
 }
 
 /// An example as one task of a cluster.
-fn start_task(path: &str, cluster: &str, task: &str) -> Child {
+fn start_task(program: &[&str], cluster: &str, task: &str) -> Child {
     let config = format!(r#"{{"cluster": {cluster}, "task": {task}}}"#);
-    Command::new(path)
+    Command::new(program[0])
+        .args(&program[1..])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -117,7 +118,7 @@ fn end(mut child: Child) -> Output {
 
 /// Runs an example as a chief, so many parameter servers and two workers; what the chief printed.
 /// The others print nothing, and all of them succeed.
-fn output_of_chief(path: &str, servers: usize) -> String {
+fn output_of_chief(program: &[&str], servers: usize) -> String {
     let ports = ReservedPorts::new(servers + 3, Ipv4Addr::LOCALHOST.into()).unwrap();
     let addresses: Vec<String> = ports.addresses().iter().map(|at| at.to_string()).collect();
     let (servers_at, others) = addresses.split_at(servers);
@@ -127,7 +128,7 @@ fn output_of_chief(path: &str, servers: usize) -> String {
     tasks.extend([("worker", 0), ("worker", 1), ("chief", 0)]);
     let start = |(role, index): (&'static str, usize)| {
         let task = format!(r#"{{"type": "{role}", "index": {index}}}"#);
-        (role, start_task(path, &cluster, &task))
+        (role, start_task(program, &cluster, &task))
     };
     let running: Vec<_> = tasks.into_iter().map(start).collect();
     let mut printed = String::new();
@@ -147,14 +148,14 @@ fn output_of_chief(path: &str, servers: usize) -> String {
 
 #[test]
 fn parameter_server_finds_the_weights_with_two_workers() {
-    let text = output_of_chief(env!("CARGO_BIN_EXE_parameter_server"), 1);
+    let text = output_of_chief(&[env!("CARGO_BIN_EXE_parameter_server")], 1);
     let of_epoch = text.lines().find(|line| line.starts_with("epoch 5: "));
     assert!(last_number(of_epoch.unwrap()) < 0.001, "{text}");
 }
 
 #[test]
 fn embedding_learns_with_few_of_its_rows_on_their_way() {
-    let text = output_of_chief(env!("CARGO_BIN_EXE_embedding"), 2);
+    let text = output_of_chief(&[env!("CARGO_BIN_EXE_embedding")], 2);
     let epochs: Vec<&str> = text.lines().collect();
     assert_eq!(epochs.len(), 6, "{text}");
     let losses: Vec<f64> = epochs.iter().map(|line| last_number(line)).collect();
@@ -179,7 +180,12 @@ fn tracking_loss_prints_the_documented_numbers() {
 
 /// Runs an example with this plugin and two devices; ends it if it takes too long.
 fn run_with_plugin(path: &str, plugin: PathBuf) -> Output {
-    let mut child = Command::new(path)
+    run_arguments_with_plugin(&[path], plugin)
+}
+
+fn run_arguments_with_plugin(program: &[&str], plugin: PathBuf) -> Output {
+    let mut child = Command::new(program[0])
+        .args(&program[1..])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -281,6 +287,108 @@ fn transformer_learns_the_same_when_it_is_compiled() {
         loss(&text, "tpu", 3) < 0.3 * loss(&text, "tpu", 0),
         "{text}"
     );
+}
+
+/// What an example prints under each strategy that its option `--strategy` names, two replicas or
+/// workers in all but the first; the last is missing where there is no plugin.
+fn outputs_under_strategies(program: &[&str]) -> Vec<String> {
+    let with = |more: &[&'static str]| [program, more].concat();
+    let succeeded = |output: Output| {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program:?}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let ports = ReservedPorts::new(2, Ipv4Addr::LOCALHOST.into()).unwrap();
+    let addresses: Vec<String> = ports.addresses().iter().map(|at| at.to_string()).collect();
+    let workers = [0, 1].map(|index| {
+        let cluster = format!(r#"{{"worker": {addresses:?}}}"#);
+        let task = format!(r#"{{"type": "worker", "index": {index}}}"#);
+        let arguments = with(&["--strategy", "multi-worker", "--replicas", "1"]);
+        start_task(&arguments, &cluster, &task)
+    });
+    let [chief, _] = workers.map(|worker| succeeded(end(worker)));
+    let mut outputs: Vec<String> = ["one-device", "mirrored"]
+        .map(|strategy| {
+            let arguments = with(&["--strategy", strategy]);
+            let mut command = Command::new(arguments[0]);
+            succeeded(command.args(&arguments[1..]).output().unwrap())
+        })
+        .into();
+    outputs.push(chief);
+    if let Some(plugin) = cpu_plugin() {
+        let arguments = with(&["--strategy", "tpu"]);
+        outputs.push(succeeded(run_arguments_with_plugin(&arguments, plugin)));
+    }
+    outputs
+}
+
+/// The number behind `name` in each of the outputs: all are near the first.
+#[track_caller]
+fn same_number(outputs: &[String], name: &str) -> f64 {
+    let number = |text: &String| -> f64 {
+        let (_, behind) = text
+            .rsplit_once(name)
+            .unwrap_or_else(|| panic!("no {name}: {text}"));
+        let word = behind.split([' ', ',', '\n']).next().unwrap();
+        word.parse().unwrap()
+    };
+    let numbers: Vec<f64> = outputs.iter().map(number).collect();
+    let is_near = |other: &f64| (other - numbers[0]).abs() <= 2e-3;
+    assert!(numbers.iter().all(is_near), "{name}: {numbers:?}");
+    numbers[0]
+}
+
+#[test]
+fn a_resnet_trains_the_same_under_every_strategy() {
+    let program = env!("CARGO_BIN_EXE_resnet");
+    let outputs = outputs_under_strategies(&[program, "--steps", "4", "--batch", "30"]);
+    assert!(same_number(&outputs, " loss: ") < 2.6);
+    assert!(same_number(&outputs, "val_loss: ") > 0.1);
+    assert!(
+        outputs.iter().all(|text| text.contains("val_accuracy: ")),
+        "{outputs:?}"
+    );
+}
+
+#[test]
+fn a_gpt_trains_the_same_under_every_strategy() {
+    let program = [env!("CARGO_BIN_EXE_gpt"), "--steps", "20", "--batch", "8"];
+    let small = [
+        "--width", "32", "--layers", "1", "--length", "16", "--write", "20",
+    ];
+    let outputs = outputs_under_strategies(&[&program[..], &small[..]].concat());
+    let (first, last) = (
+        same_number(&outputs, "step 10: loss "),
+        same_number(&outputs, "step 20: loss "),
+    );
+    assert!(last < first, "{outputs:?}");
+    same_number(&outputs, "test loss ");
+    assert!(
+        outputs.iter().all(|text| text.contains("\nAlice ")),
+        "{outputs:?}"
+    );
+}
+
+#[test]
+fn a_recommender_trains_the_same_under_every_strategy() {
+    let program = env!("CARGO_BIN_EXE_recommender");
+    let few = ["--epochs", "2", "--steps-per-epoch", "40"];
+    let outputs = outputs_under_strategies(&[&[program][..], &few[..]].concat());
+    assert!(same_number(&outputs, "loss ") < 0.7, "{outputs:?}");
+    assert!(same_number(&outputs, "accuracy ") > 0.5, "{outputs:?}");
+}
+
+#[test]
+fn a_recommender_learns_with_its_tables_on_servers() {
+    let program = env!("CARGO_BIN_EXE_recommender");
+    let text = output_of_chief(&[program, "--on-servers", "--epochs", "4"], 2);
+    let epochs: Vec<String> = text.lines().map(str::to_owned).collect();
+    assert_eq!(epochs.len(), 4, "{text}");
+    assert!(
+        last_number(&epochs[3]) < 0.8 * last_number(&epochs[0]),
+        "{text}"
+    );
+    assert!(same_number(&epochs[3..], "accuracy ") > 0.7, "{text}");
 }
 
 /// What somebody sees of an error that `main` returns: its message with its causes, no fields.

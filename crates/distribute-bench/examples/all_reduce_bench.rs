@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if algorithms.is_empty() {
         algorithms.push(Algorithm::Direct);
     }
-    for world_size in [2, 4] {
+    for world_size in [2, 4, 8] {
         for size_mib in [1, 16, 100] {
             for &algorithm in &algorithms {
                 let bench = AllReduceBench {

@@ -41,7 +41,11 @@ impl SaveHandle {
         let manager = self.manager.clone();
         let thread = std::thread::Builder::new()
             .name("checkpoint-saver".to_string())
-            .spawn(move || manager.save(&checkpoint))
+            .spawn(move || {
+                let step = checkpoint.metadata.step;
+                let span = tracing::trace_span!(target: "distribute::phase", "write", step);
+                span.in_scope(|| manager.save(&checkpoint))
+            })
             .map_err(|source| CheckpointError::Io {
                 path: self.manager.path().to_path_buf(),
                 operation: "start a thread saving into",

@@ -110,7 +110,8 @@ impl MasterTarget {
     }
 }
 
-/// Which resolver was used, what it read and what replaced it. `Display` is one line.
+/// Which resolver was used, what it read and what replaced it. `Display` is one line, without the
+/// JSON of `TF_CONFIG`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Description {
     /// The resolver's name, such as `SLURM`.
@@ -142,7 +143,12 @@ impl Description {
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.resolver)?;
-        for (place, (name, value)) in self.variables.iter().enumerate() {
+        // A variable that the resolver is called after has been named, and holds the whole cluster.
+        let others = self
+            .variables
+            .iter()
+            .filter(|(name, _)| name != self.resolver);
+        for (place, (name, value)) in others.enumerate() {
             let start = if place == 0 { ": " } else { ", " };
             write!(f, "{start}{name}={}", shortened(value))?;
         }

@@ -13,6 +13,7 @@ use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
 use super::snapshot::{RunMetadata, snapshot};
+use super::statistics::{self, OwnStatistics};
 use super::waiting;
 use super::worker_sync::all_of;
 use super::{EpochRecord, Logs, Mode, Outcome, Position};
@@ -156,6 +157,12 @@ pub(super) trait AnyState {
     fn tensors(&self) -> Result<BTreeMap<String, TensorData>>;
     /// Whether the optimizer keeps moving averages of the weights.
     fn has_averages(&self) -> bool;
+    /// Whether the variables live on parameter servers.
+    fn is_remote(&self) -> bool;
+    /// The running statistics of each local replica.
+    fn own_statistics(&self) -> Result<Vec<OwnStatistics>>;
+    /// The updates that the loss scale has left out.
+    fn skipped_steps(&self) -> u64;
     /// Replaces all tensors after the same number of updates.
     fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()>;
     /// The gradients of micro-batches of all replicas, as a checkpoint names them; all workers call
@@ -172,6 +179,18 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
 
     fn has_averages(&self) -> bool {
         self.host_metadata().has_averages()
+    }
+
+    fn is_remote(&self) -> bool {
+        self.host_metadata().is_remote()
+    }
+
+    fn own_statistics(&self) -> Result<Vec<OwnStatistics>> {
+        Mirrored::own_statistics(self)
+    }
+
+    fn skipped_steps(&self) -> u64 {
+        self.host_metadata().loss_scale().skipped_steps()
     }
 
     fn replace(&mut self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
@@ -289,7 +308,8 @@ impl Control<'_> {
     /// the workers that do not: all of them take part in one.
     pub(super) fn take_part_in_checkpoint(&mut self) -> Result<()> {
         self.run.meter.read()?;
-        self.state.waiting(self.run.strategy.workers()).map(drop)
+        self.state.waiting(self.run.strategy.workers())?;
+        self.all_statistics().map(drop)
     }
 
     /// Whether what was trained is useless on one of the workers, all of which call it.
@@ -297,6 +317,12 @@ impl Control<'_> {
         let own = matches!(self.run.stop, Some(Outcome::NotFinite { .. }));
         let all = all_of(self.strategy(), "whether the loss is finite", own)?;
         Ok(all.into_iter().any(|useless| useless))
+    }
+
+    /// The updates so far that the loss scale has left out, because gradients were not finite; 0
+    /// without one.
+    pub fn skipped_steps(&self) -> u64 {
+        self.state.skipped_steps()
     }
 
     /// The run's strategy.
@@ -346,6 +372,16 @@ impl Control<'_> {
         self.state.has_averages()
     }
 
+    /// Whether the variables live on parameter servers.
+    pub(super) fn is_remote(&self) -> bool {
+        self.state.is_remote()
+    }
+
+    /// The running statistics of each local replica, in replica order; none of a model without any.
+    pub(super) fn own_statistics(&self) -> Result<Vec<OwnStatistics>> {
+        self.state.own_statistics()
+    }
+
     /// Replaces the model's parameters on all replicas; slots and step stay. With several workers
     /// every worker's callback must do it, with the same parameters.
     ///
@@ -366,6 +402,22 @@ impl Control<'_> {
     /// # Errors
     /// If the device cannot be read.
     pub fn checkpoint(&mut self, own: CallbackState) -> Result<Checkpoint> {
+        let mut checkpoint = self.common_checkpoint(own)?;
+        checkpoint.tensors.extend(self.all_statistics()?);
+        Ok(checkpoint)
+    }
+
+    /// The running statistics of all replicas, where they have their own.
+    fn all_statistics(&self) -> Result<BTreeMap<String, TensorData>> {
+        let strategy = &self.run.strategy;
+        if strategy.num_replicas_in_sync() == 1 || self.is_remote() {
+            return Ok(BTreeMap::new());
+        }
+        statistics::gathered(self.own_statistics()?, strategy.workers())
+    }
+
+    /// [`checkpoint`](Self::checkpoint) without what each replica has as its own.
+    pub(super) fn common_checkpoint(&mut self, own: CallbackState) -> Result<Checkpoint> {
         let sums = self.run.meter.read()?.clone();
         let workers = self.run.strategy.workers();
         let (mut checkpoint, (waiting, micro_batches)) = self.state.checkpoint(workers)?;

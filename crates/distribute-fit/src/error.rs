@@ -61,7 +61,7 @@ pub enum FitError {
         callback: &'static str,
         /// The value it looked for.
         monitor: String,
-        /// The names there are.
+        /// The names there are, and which is most like it.
         available: String,
     },
     /// The weights hold NaN or infinity, so they were not saved over good ones.
@@ -80,6 +80,74 @@ pub enum FitError {
     Resume {
         /// What differs and what to do.
         what: String,
+    },
+    /// A file of bits cannot be opened or read.
+    #[error(
+        "cannot read {} ({source}): name the file or directory that `BitLog` (`--log-bits`) wrote",
+        path.display()
+    )]
+    BitsFile {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A file of bits is damaged, or is none.
+    #[error(
+        "{}: line {line} {what}; it is damaged, or not a file of `BitLog` (`--log-bits`): write it \
+         again",
+        path.display()
+    )]
+    Bits {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1; 0 for a file without any.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// Two files of bits are not of two runs of the same training.
+    #[error("{what}; compare runs of one model with the same number of updates")]
+    OtherBits {
+        /// How they differ.
+        what: String,
+    },
+    /// The state was to be kept in memory that outlives the process, and there is none.
+    #[error(
+        "no memory outlives this process (the variable {variable} names none): start the workers \
+         with `distribute-cli launch`, on Linux, to replicate their state"
+    )]
+    NoStateMemory {
+        /// The variable by which a launcher gives it.
+        variable: &'static str,
+    },
+    /// Memory that outlives the process cannot be used.
+    #[error(
+        "cannot {operation} the memory {} that outlives this process{}: {source}; make memory free, \
+         or train without replicated state",
+        path.display(),
+        step.map(|step| format!(", at step {step}")).unwrap_or_default()
+    )]
+    StateMemory {
+        /// Its name as a file.
+        path: PathBuf,
+        /// What was attempted, a verb.
+        operation: &'static str,
+        /// The step whose state was to be written.
+        step: Option<u64>,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// A strategy whose state cannot be kept in memory of the workers.
+    #[error(
+        "the state cannot be replicated under the {strategy} strategy: {why}; use \
+         `MultiWorkerMirroredStrategy`, or save checkpoints"
+    )]
+    StateNotReplicated {
+        /// The name of the strategy.
+        strategy: &'static str,
+        /// What is in the way.
+        why: &'static str,
     },
     /// The training or validation data has no example.
     #[error("{what} has no examples: check the data, or use smaller batches")]

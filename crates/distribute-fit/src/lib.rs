@@ -79,6 +79,7 @@
 
 use distribute_core::{Nest, PerReplica, Result};
 
+mod bits;
 pub mod callbacks;
 mod control;
 mod error;
@@ -91,11 +92,14 @@ mod objective;
 mod remote;
 mod session;
 mod snapshot;
+mod state_memory;
+mod statistics;
 pub mod tensorboard;
 mod training;
 mod waiting;
 mod worker_sync;
 
+pub use bits::{BitComparison, compare_bits};
 pub use control::{Callback, CallbackState, Control, Progress};
 pub use error::FitError;
 pub use evaluation::{Evaluation, evaluate, predict};
@@ -104,7 +108,8 @@ pub use history::{EpochRecord, History, Outcome, Position};
 pub use meter::Logs;
 pub use objective::{Mode, Objective, Quantity, StepContext};
 pub use remote::{RemotePass, RemoteStep, RemoteSteps, RemoteTask, StepReport};
-pub use snapshot::{RunInfo, averaged_weights, restore, restore_weights, snapshot};
+pub use snapshot::{RunInfo, averaged_weights, best_weights, restore, restore_weights, snapshot};
+pub use state_memory::StateMemory;
 pub use training::Fit;
 
 /// The global batches of an epoch, one after the other.

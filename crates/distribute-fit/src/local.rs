@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use distribute_core::{Nest, PerReplica, Result, StrategyExt};
+use tracing::trace_span;
 
 use super::evaluation;
 use super::objective::{Forward, train_on};
 use super::session::{Engine, Part, Session};
-use super::{BatchSource, Logs, Mode, Objective, Position, worker_sync};
+use super::{BatchSource, Batches, Logs, Mode, Objective, Position, worker_sync};
 
 /// Training data, validation data, and what is trained.
 pub(super) struct Local<'d, D: BatchSource + ?Sized, F> {
@@ -39,7 +40,8 @@ where
         let strategy = Arc::clone(&session.run.strategy);
         let Position { epoch, batches } = session.run.progress.position;
         let mut part = Part::Complete;
-        for batch in worker_sync::batches(&*strategy, self.train, epoch, batches)? {
+        let mut batches = worker_sync::batches(&*strategy, self.train, epoch, batches)?;
+        while let Some(batch) = next(&mut batches) {
             if session.run.limit_reached() {
                 part = Part::Limited;
                 break;
@@ -72,7 +74,7 @@ where
         let mut batches = worker_sync::batches(&*strategy, validation, 0, 0)?;
         session.validation(|session, meter| {
             let run = &session.run;
-            let Some(batch) = batches.next().filter(|_| run.stop.is_none()) else {
+            let Some(batch) = next(&mut batches).filter(|_| run.stop.is_none()) else {
                 return Ok(false);
             };
             let pass = run.pass(Mode::Evaluate, run.progress.validation_batches);
@@ -83,6 +85,12 @@ where
     }
 }
 
+/// The next batch, for which the replicas wait.
+fn next<B>(batches: &mut Batches<'_, B>) -> Option<Result<PerReplica<B>>> {
+    let _phase = trace_span!(target: "distribute::phase", "data").entered();
+    batches.next()
+}
+
 impl<M: Module + Sync + 'static> Session<'_, M> {
     /// One step on all replicas.
     fn step<B: Nest + Send>(
@@ -91,6 +99,8 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         objective: &impl Forward<M, B, Objective>,
     ) -> Result<()> {
         let run = &mut self.run;
+        let step = run.progress.step;
+        let _phase = trace_span!(target: "distribute::phase", "step", step).entered();
         let pass = run.pass(Mode::Train, run.progress.position.batches);
         let (rate, compiled) = (run.learning_rate, run.strategy.tracer().is_some());
         if compiled {

@@ -221,6 +221,7 @@ impl Objective {
         batch: B,
         forward: &impl Forward<M, B, Self>,
     ) -> Result<Self> {
+        let _phase = tracing::trace_span!(target: "distribute::phase", "forward").entered();
         let mut given = forward(ctx, model, batch)?;
         let noted = loss::take_divisor();
         if given.divisor.is_none() {

@@ -11,7 +11,8 @@ use super::control::{Callbacks, Run};
 use super::meter::Meter;
 use super::snapshot::{self, RunMetadata, refuse};
 use super::{
-    Callback, Control, EpochRecord, History, Logs, Mode, Outcome, Position, waiting, worker_sync,
+    Callback, Control, EpochRecord, History, Logs, Mode, Outcome, Position, statistics, waiting,
+    worker_sync,
 };
 
 /// How the training part of an epoch ended.
@@ -160,6 +161,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         }
         snapshot::restore(self.state, checkpoint)?;
         self.put_waiting(checkpoint, &stored)?;
+        self.put_statistics(checkpoint, &stored)?;
         let too_large = |_| refuse("its position is out of range");
         self.run.progress.position = Position {
             epoch: usize::try_from(metadata.epoch).map_err(too_large)?,
@@ -193,6 +195,22 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         };
         own.and_then(|own| self.state.put_waiting_gradients(stored.waiting, own))
             .map_err(|error| refuse(format!("its micro-batches do not fit: {error}")))
+    }
+
+    /// Restores the running statistics that each replica had as its own, if the checkpoint is of as
+    /// many replicas. Otherwise all have their mean.
+    fn put_statistics(&mut self, checkpoint: &Checkpoint, stored: &RunMetadata) -> Result<()> {
+        let strategy = &self.run.strategy;
+        let has_all = stored.replicas == strategy.num_replicas_in_sync();
+        if !has_all || !statistics::are_in(checkpoint) {
+            return Ok(());
+        }
+        let ids = strategy.replicas().iter().map(|replica| replica.id);
+        let own = ids.zip(self.state.own_statistics()?);
+        let own = statistics::load(checkpoint, own);
+        self.state
+            .put_own_statistics(own, strategy.workers())
+            .map_err(|error| refuse(format!("its running statistics do not fit: {error}")))
     }
 
     /// Calls a method of all callbacks.
@@ -263,7 +281,8 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         let training_time = started.elapsed();
         let started = Instant::now();
         let mut validation_time = Duration::ZERO;
-        if let Some(found) = engine.validate(self)? {
+        let phase = tracing::trace_span!(target: "distribute::phase", "validation");
+        if let Some(found) = phase.in_scope(|| engine.validate(self))? {
             logs.extend_validation(&found);
             validation_time = started.elapsed();
         }

@@ -18,6 +18,9 @@ use super::objective::Sums;
 /// Where [`Metadata::extra`] keeps what only [`Fit`](super::Fit) needs.
 const EXTRA_KEY: &str = "fit";
 
+/// What the parameters that it keeps stand behind.
+pub(super) const EARLY_STOPPING: &str = "early_stopping";
+
 /// What the loop needs beyond the training state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunMetadata {
@@ -144,8 +147,11 @@ pub fn restore_weights<M: Module + 'static>(
 ) -> Result<()> {
     expect_model(state, checkpoint)?;
     let kept = checkpoint.tensors.iter();
-    let of_optimizer =
-        |name: &str| name.starts_with("optimizer/") || name.starts_with("loss_scale/");
+    let of_optimizer = |name: &str| {
+        ["optimizer/", "optimizer_record/", "loss_scale/"]
+            .iter()
+            .any(|prefix| name.starts_with(prefix))
+    };
     let kept = kept.filter(|(name, _)| !of_optimizer(name));
     let tensors = kept.map(|(name, data)| (name.clone(), data.clone()));
     let tensors: BTreeMap<String, TensorData> = tensors.collect();
@@ -161,6 +167,20 @@ pub fn averaged_weights(mut checkpoint: Checkpoint) -> Result<Checkpoint> {
     let averages = averaged(&checkpoint.tensors)?;
     checkpoint.tensors.extend(averages);
     Ok(checkpoint)
+}
+
+/// The checkpoint with the parameters of the best epoch in their place, if an
+/// [`EarlyStopping`](super::callbacks::EarlyStopping) of its run restores them: for evaluating what
+/// training ends with.
+pub fn best_weights(mut checkpoint: Checkpoint) -> Checkpoint {
+    let best = checkpoint.tensors.iter().filter_map(|(name, data)| {
+        let (callback, parameter) = name.strip_prefix("callback/")?.split_once('/')?;
+        let is_best = callback.starts_with(EARLY_STOPPING) && parameter.starts_with("model/");
+        is_best.then(|| (parameter.to_string(), data.clone()))
+    });
+    let best: Vec<_> = best.collect();
+    checkpoint.tensors.extend(best);
+    checkpoint
 }
 
 /// The model's tensors, each with its moving average in its place if there is one.

@@ -39,13 +39,14 @@ pub enum ModelError {
         /// What to do about it.
         remedy: &'static str,
     },
-    /// A model with several inputs or outputs.
+    /// A model with several inputs or outputs, where one of each is needed.
     #[error(
-        "{origin}: the model has {count} {what}; make a model of one input and one output of it \
-         (keras.Model), inside of which there may be as many as you like"
+        "{origin}: the model has {count} {what}, which only a program of your own can run \
+         (`ModelSpec::plan_all`); make a model of one input and one output of it (keras.Model), \
+         inside of which there may be as many as you like"
     )]
     SeveralTensors {
-        /// The file.
+        /// The model's name.
         origin: String,
         /// How many there are.
         count: usize,
@@ -54,8 +55,8 @@ pub enum ModelError {
     },
     /// Two layers of one model have the same name.
     #[error(
-        "{origin}: two layers have the name {layer}, so nobody can say which one an input is \
-         of; give one of them another name and write the file again"
+        "{origin}: two layers have the name {layer}, so nobody can tell which one an input or a \
+         weight is of; give one of them another name and write the file again"
     )]
     SameName {
         /// The file.
@@ -137,6 +138,16 @@ pub enum ModelError {
         expected: String,
         /// The shape of the data.
         found: String,
+    },
+    /// Another number of inputs than the model has.
+    #[error("{model}: {found} inputs were given, the model has these: {inputs}; give one of each")]
+    Inputs {
+        /// The model's name.
+        model: String,
+        /// The names of the model's inputs, in order.
+        inputs: String,
+        /// How many were given.
+        found: usize,
     },
     /// Weights that do not belong to this model.
     #[error("{model}: {what}; use the weights of the same model (`model.get_weights()`)")]

@@ -23,15 +23,21 @@ pub fn keras_json(bytes: &[u8]) {
         return;
     };
     for shape in SHAPES {
-        if let Ok(plan) = model.plan(shape) {
+        if let Ok(plan) = model.plan_all(&vec![shape; model.inputs.len()]) {
             let layers = plan.layers.iter().map(|layer| layer.parameters());
             // Every layer is called, on values that are there before it.
             for (index, call) in plan.calls.iter().enumerate() {
-                assert!(call.inputs.iter().all(|value| *value <= index));
+                let there = plan.inputs.len() + index;
+                assert!(call.inputs.iter().all(|value| *value < there));
                 assert_eq!(call.inputs.len(), call.shapes.len());
             }
             assert_eq!(plan.parameters(), layers.fold(0, usize::saturating_add));
-            assert!(!plan.output().to_string().is_empty());
+            for output in &plan.outputs {
+                assert!(output.value < plan.inputs.len() + plan.calls.len());
+                assert!(!output.shape.to_string().is_empty());
+            }
+            assert!(plan.trained_parameters() <= plan.parameters());
+            drop(plan.check_head());
         }
     }
 }

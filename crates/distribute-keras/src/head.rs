@@ -41,26 +41,27 @@ impl Head {
 }
 
 impl Plan {
-    /// Refuses a model whose outputs no loss can be computed from.
+    /// Refuses a model with outputs that no loss can be computed from.
     ///
     /// # Errors
     /// [`ModelError::Head`] for probabilities that a later layer changes, for a softmax that is
     /// not over the outputs, and for one over a single output.
     pub fn check_head(&self) -> Result<(), ModelError> {
-        self.ending().map(|_| ())
+        let mut outputs = self.outputs.iter();
+        outputs.try_for_each(|output| self.ending(output.value).map(|_| ()))
     }
 
-    /// The head, and the call that it is taken out of. Layers that change nothing may follow it.
+    /// The head of an output, and the calls from the one that it is taken out of to the output;
+    /// those behind the first change nothing.
     ///
     /// The graph is followed from the output to the inputs, as long as a layer has neither weights
     /// nor several inputs.
-    pub(crate) fn ending(&self) -> Result<(Head, Option<usize>), ModelError> {
+    pub(crate) fn ending(&self, output: usize) -> Result<(Head, Vec<usize>), ModelError> {
         let mut changed_by: Option<&PlannedLayer> = None;
-        let mut value = self.calls.len();
-        while let Some(index) = value.checked_sub(1) {
-            let Some((call, layer)) = self.call(index) else {
-                break;
-            };
+        let mut value = output;
+        let mut path = Vec::new();
+        while let Some((index, call, layer)) = self.call(value) {
+            path.insert(0, index);
             let (head, name) = match layer.spec.activation() {
                 Activation::Softmax => (Head::Softmax, "a softmax"),
                 Activation::Sigmoid => (Head::Sigmoid, "a sigmoid"),
@@ -68,7 +69,7 @@ impl Plan {
                 _ if call.inputs.len() > 1 => {
                     return self
                         .check_merged(call, layer)
-                        .map(|()| (Head::Linear, None));
+                        .map(|()| (Head::Linear, Vec::new()));
                 }
                 _ => {
                     if !changes_nothing(layer, call) {
@@ -79,16 +80,18 @@ impl Plan {
                 }
             };
             return match wrong_head(changed_by, head, name, call.output) {
-                None => Ok((head, Some(index))),
+                None => Ok((head, path)),
                 Some(what) => Err(self.no_loss(layer, what)),
             };
         }
-        Ok((Head::Linear, None))
+        Ok((Head::Linear, Vec::new()))
     }
 
-    fn call(&self, index: usize) -> Option<(&PlannedCall, &PlannedLayer)> {
+    /// The call that gives a value, which is no input, with its position and its layer.
+    fn call(&self, value: usize) -> Option<(usize, &PlannedCall, &PlannedLayer)> {
+        let index = self.call_of(value)?;
         let call = self.calls.get(index)?;
-        Some((call, self.layers.get(call.layer)?))
+        Some((index, call, self.layers.get(call.layer)?))
     }
 
     fn no_loss(&self, layer: &PlannedLayer, what: String) -> ModelError {
@@ -105,7 +108,7 @@ impl Plan {
     fn check_merged(&self, call: &PlannedCall, layer: &PlannedLayer) -> Result<(), ModelError> {
         let probabilities = |value: &usize| {
             let mut value = *value;
-            while let Some((call, layer)) = value.checked_sub(1).and_then(|i| self.call(i)) {
+            while let Some((_, call, layer)) = self.call(value) {
                 match layer.spec.activation() {
                     Activation::Softmax | Activation::Sigmoid => return true,
                     _ if call.inputs.len() == 1 && changes_nothing(layer, call) => {

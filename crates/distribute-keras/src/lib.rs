@@ -42,9 +42,12 @@ pub use init::{Initializer, Weight};
 pub use keras_json::{parse_keras_json, read_keras_json};
 pub use layers::Mode;
 pub use model::Model;
-pub use plan::{Plan, PlannedCall, PlannedLayer, PlannedWeight, Shape};
+pub use plan::{
+    Plan, PlannedCall, PlannedInput, PlannedLayer, PlannedOutput, PlannedWeight, Shape,
+};
 pub use spec::{
-    Arguments, Call, LayerSpec, Merge, ModelSpec, NamedLayer, Padding, Regularizer, Windows,
+    Arguments, Call, LayerSpec, Merge, ModelInput, ModelOutput, ModelSpec, NamedLayer, Padding,
+    Regularizer, Windows,
 };
 pub use weight_file::{parse_safetensors_weights, read_weights};
 

@@ -4,22 +4,41 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Activation, Initializer, ModelError};
 
-/// A model: a name, the shape of one example if it is known, the layers, and how they are called.
+/// A model: a name, its inputs, the layers, how they are called, and its outputs.
 ///
 /// A list of layers that feed each other is the simplest graph: [`ModelSpec::chain`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// What messages call it: the name of a built-in model, or the file's.
     pub name: String,
-    /// The shape of one example, channels last; `None` for an axis of any size. A model that was
-    /// written before it was built has none at all.
-    pub input_shape: Option<Vec<Option<usize>>>,
+    /// What the model receives, in the order of Keras' `model.inputs`.
+    pub inputs: Vec<ModelInput>,
     /// Every layer once, in the order of Keras' `model.layers`, which is that of its weights. The
     /// layers of a model inside the model stand where that model stands.
     pub layers: Vec<NamedLayer>,
-    /// The calls of the layers; each receives values that are there before it. The last one gives
-    /// the model's output.
+    /// The calls of the layers; each receives values that are there before it.
     pub calls: Vec<Call>,
+    /// What the model returns, in the order of Keras' `model.outputs`.
+    pub outputs: Vec<ModelOutput>,
+}
+
+/// An input of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInput {
+    /// The name of its `InputLayer`.
+    pub name: String,
+    /// The shape of one example, channels last; `None` for an axis of any size. A model that was
+    /// written before it was built has none at all.
+    pub shape: Option<Vec<Option<usize>>>,
+}
+
+/// An output of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelOutput {
+    /// Its key, if the model returns a dictionary, else the name of the layer that gives it.
+    pub name: String,
+    /// Which value it is, as in [`Call::inputs`].
+    pub value: usize,
 }
 
 /// A layer and its name.
@@ -29,6 +48,10 @@ pub struct NamedLayer {
     pub name: String,
     /// The layer.
     pub spec: LayerSpec,
+    /// Whether it is trained. The weights of a layer that is not (Keras: `trainable=False`, of the
+    /// layer or of a model that it stands in) stay as they are, and a `BatchNormalization` infers
+    /// even while the model trains.
+    pub trainable: bool,
 }
 
 /// One call of a layer. A layer that is called several times has its weights once.
@@ -36,7 +59,9 @@ pub struct NamedLayer {
 pub struct Call {
     /// The layer's position in [`ModelSpec::layers`].
     pub layer: usize,
-    /// What it receives: value 0 is the model's input, value `n` the output of call `n - 1`.
+    /// What it receives: the first values are the model's inputs, then come the outputs of the
+    /// calls. In a model of one input, value 0 is the input and value `n` the output of call
+    /// `n - 1`.
     pub inputs: Vec<usize>,
     /// The arguments of the call.
     pub arguments: Arguments,
@@ -226,6 +251,9 @@ pub enum LayerSpec {
     BatchNormalization {
         /// The axis of the features, as Keras counts them. It must be the last one.
         axis: i64,
+        /// Whether its statistics are those of the batches of all replicas
+        /// ([`SyncBatchNorm`](distribute_core::SyncBatchNorm)).
+        synchronized: bool,
         /// What the moving statistics keep of themselves at every step.
         momentum: f64,
         /// Added to the variance.
@@ -390,8 +418,16 @@ impl ModelSpec {
         let named = layers.into_iter().map(|spec| NamedLayer {
             name: names.next(spec.class()),
             spec,
+            trainable: true,
         });
         let layers: Vec<_> = named.collect();
+        let output = ModelOutput {
+            name: layers
+                .last()
+                .map_or("input", |layer| &layer.name)
+                .to_string(),
+            value: layers.len(),
+        };
         let calls = 0..layers.len();
         let calls = calls.map(|layer| Call {
             layer,
@@ -400,9 +436,13 @@ impl ModelSpec {
         });
         Self {
             name: name.into(),
-            input_shape: None,
+            inputs: vec![ModelInput {
+                name: "input".to_string(),
+                shape: None,
+            }],
             calls: calls.collect(),
             layers,
+            outputs: vec![output],
         }
     }
 
@@ -439,7 +479,8 @@ impl ModelSpec {
         self
     }
 
-    /// The number of tokens, if the model's input is tokens: numbers from 0 up to, but not, this.
+    /// The number of tokens, if the model's first input is tokens: numbers from 0 up to, but not,
+    /// this.
     pub fn tokens(&self) -> Option<usize> {
         let readers = self.calls.iter().filter(|call| call.inputs.contains(&0));
         let tokens = readers.filter_map(|call| match &self.layers.get(call.layer)?.spec {
@@ -449,8 +490,8 @@ impl ModelSpec {
         tokens.min()
     }
 
-    /// Refuses calls of layers that are not there, or of values that come later, and layers that
-    /// nobody calls.
+    /// Refuses a model without inputs or outputs, calls of layers that are not there, or of values
+    /// that come later, and layers that nobody calls.
     pub(crate) fn check_calls(&self) -> Result<(), ModelError> {
         let called: BTreeSet<usize> = self.calls.iter().map(|call| call.layer).collect();
         let mut layers = (0..).zip(&self.layers);
@@ -463,7 +504,8 @@ impl ModelSpec {
         }
         for (index, call) in self.calls.iter().enumerate() {
             let name = self.layers.get(call.layer).map(|layer| layer.name.clone());
-            let late = call.inputs.iter().find(|input| **input > index);
+            let there = self.inputs.len() + index;
+            let late = call.inputs.iter().find(|input| **input >= there);
             let what = match (&name, late) {
                 (None, _) => format!(
                     "call {index} is of layer {}, which is not there",
@@ -479,7 +521,29 @@ impl ModelSpec {
                 what,
             });
         }
-        Ok(())
+        self.check_ends()
+    }
+
+    fn check_ends(&self) -> Result<(), ModelError> {
+        let values = self.inputs.len() + self.calls.len();
+        let late = self.outputs.iter().find(|output| output.value >= values);
+        let (end, what) = match late {
+            Some(late) => (
+                late.name.as_str(),
+                format!(
+                    "the output is value {} of {values}, which is not there",
+                    late.value
+                ),
+            ),
+            None if self.inputs.is_empty() => ("", "the model has no input".to_string()),
+            None if self.outputs.is_empty() => ("", "the model has no output".to_string()),
+            None => return Ok(()),
+        };
+        Err(ModelError::Graph {
+            origin: self.name.clone(),
+            layer: end.to_string(),
+            what,
+        })
     }
 }
 

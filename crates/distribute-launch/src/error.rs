@@ -12,6 +12,44 @@ pub enum LaunchError {
     /// The job has no worker.
     #[error("a job needs at least one worker: ask for 1 or more")]
     NoWorkers,
+    /// The least number of workers is above the greatest.
+    #[error("{least}..{most} workers: the first number must not be above the second")]
+    EmptyRange {
+        /// The first number.
+        least: usize,
+        /// The second one.
+        most: usize,
+    },
+    /// A range of workers, and parameter servers.
+    #[error(
+        "a range of workers is for jobs without parameter servers: with them the chief goes on \
+         without a lost worker by itself; give one number"
+    )]
+    ElasticServers,
+    /// An elastic job has more hosts than workers.
+    #[error(
+        "{hosts} hosts for at most {most} workers: each host brings at least one; name fewer hosts \
+         or more workers"
+    )]
+    HostWithoutWorker {
+        /// The number of hosts.
+        hosts: usize,
+        /// The greatest number of workers.
+        most: usize,
+    },
+    /// Hosts are missing, and the workers of the others are too few for the job.
+    #[error(
+        "without the launchers of the hosts {missing:?} (counted from 0) {left} workers are left, \
+         and the job needs at least {least}: start the launchers there, or allow fewer workers"
+    )]
+    TooFewWorkers {
+        /// The numbers of the hosts.
+        missing: Vec<usize>,
+        /// The workers of the other hosts.
+        left: usize,
+        /// The least number that the job runs with.
+        least: usize,
+    },
     /// The job has no command.
     #[error("there is no command to start: name one, after `--` on a command line")]
     NoCommand,

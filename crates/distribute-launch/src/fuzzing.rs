@@ -3,7 +3,7 @@
 //!
 //! Not part of the interface of this crate; compiled for tests and with the feature `fuzzing`.
 
-use crate::hosts::posts::{Post, Posts};
+use crate::hosts::posts::{Instruction, Post, Posts};
 use crate::job::cluster::Cluster;
 use crate::report::failure_report;
 use crate::report::verdict::Verdict;
@@ -22,9 +22,14 @@ const HOSTS: usize = 2;
 
 /// A post per line, as the launcher of one host gets them from the relay. What follows from them
 /// is worked out after each, as the launcher does.
-#[expect(clippy::expect_used, reason = "a fuzz target fails by a panic")]
 pub fn posts(bytes: &[u8]) {
-    let mut posts = Posts::new(HOSTS);
+    posts_of(bytes, false);
+    posts_of(bytes, true);
+}
+
+#[expect(clippy::expect_used, reason = "a fuzz target fails by a panic")]
+fn posts_of(bytes: &[u8], is_elastic: bool) {
+    let mut posts = Posts::new(HOSTS, is_elastic);
     for line in bytes.split(|byte| *byte == b'\n') {
         let Ok(post) = serde_json::from_slice::<Post>(line) else {
             continue;
@@ -36,6 +41,10 @@ pub fn posts(bytes: &[u8]) {
         if posts.record(post).is_err() {
             return;
         }
+        if let Some(Instruction::Start(plan)) = posts.take_instruction(1) {
+            posts.begin_plan(&plan);
+            let _place = plan.place_of(plan.workers());
+        }
         decide(&posts);
     }
 }
@@ -43,6 +52,7 @@ pub fn posts(bytes: &[u8]) {
 fn decide(posts: &Posts) {
     let _signal = posts.stop_signal();
     let _done = posts.workers_are_done();
+    let _lost = posts.has_lost();
     let mut cluster = Cluster::default();
     let mut tasks = Vec::new();
     for (_, part) in posts.ready().values() {
@@ -76,8 +86,9 @@ mod tests {
     use hostile::corpus::Seeds;
 
     use super::*;
-    use crate::hosts::posts::PostBody;
+    use crate::hosts::posts::{Over, PostBody};
     use crate::job::task::{Role, Task};
+    use crate::membership::{Counts, Plan};
     use crate::report::attempt::{AttemptResult, ProcessReport};
     use crate::report::outcome::Ending;
 
@@ -153,8 +164,31 @@ mod tests {
                 job([(0, PostBody::Stop(i32::MIN))].into_iter().chain(ends())),
             ),
             ("lost", job([ready(usize::MAX), (5, PostBody::Lost)])),
+            ("elastic", job(elastic())),
             ("deep", b"[".repeat(1000)),
         ])
+    }
+
+    /// Host 1 is lost, and comes again.
+    fn elastic() -> Vec<(usize, PostBody)> {
+        let plan = |hosts: usize| Plan {
+            start: 0,
+            places: (0..hosts).map(|host| (host, vec![0, 1])).collect(),
+            counts: Counts::default(),
+        };
+        let (missing, left) = (vec![1], 2);
+        vec![
+            (0, PostBody::Came),
+            (1, PostBody::Came),
+            (0, PostBody::Plan(plan(2))),
+            (1, PostBody::Lost),
+            (0, ended(0, None)),
+            (0, PostBody::Plan(plan(1))),
+            (1, PostBody::Came),
+            (0, PostBody::Save),
+            (1, PostBody::Leave),
+            (0, PostBody::Over(Over::TooFew { missing, left })),
+        ]
     }
 
     fn reports() -> Seeds {

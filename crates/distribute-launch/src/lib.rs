@@ -23,8 +23,10 @@
 //! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
 //! | `DISTRIBUTE_FAILURE_REPORT` | a file for a [`FailureReport`] as JSON: who is to blame |
+//! | `DISTRIBUTE_PROGRESS` | the first one, if it is shown: a file for a [`Progress`] as JSON |
 //! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
 //! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
+//! | `DISTRIBUTE_STATE_MEMORY` | a worker's: two files in memory that outlive it, empty at first |
 //! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs, else nothing |
 //!
 //! Its standard input is empty, and it leads a process group of its own.
@@ -32,6 +34,10 @@
 //! Every process gets a port of its own for as long as the attempt lasts, also when it is started
 //! again alone: one between 20,000 and 32,767 that no other launcher on this host has, and that the
 //! system gives to no connection ([`ReservedPorts`]).
+//!
+//! The files of `DISTRIBUTE_STATE_MEMORY` have no name in a file system and belong to the worker's
+//! place: after a restart the worker in this place finds what the one before has written. They are
+//! gone with the launcher, however it ends. (On Linux; elsewhere the variable is not set.)
 //!
 //! # Where output goes
 //!
@@ -76,6 +82,15 @@
 //! allows it. What a stranger at the port of host 0 may cost is bounded, see
 //! [`distribute_net::pending`].
 //!
+//! # Fewer workers, and more
+//!
+//! [`Job::elastic_workers`] lets the number of workers change from start to start. A worker that is
+//! lost for good, or a host, is done without: the others are stopped and start again in a cluster
+//! without it, from what they have saved. A launcher that comes with the token is taken in: all
+//! workers get SIGTERM, are expected to save and to exit with 42, and start again with the new
+//! ones.
+//! The launcher of host 0 decides, and cannot be done without.
+//!
 //! # What cannot stay behind
 //!
 //! On Linux, processes die with the launcher even if SIGKILL ends it, and at the end of an attempt
@@ -98,6 +113,7 @@ mod events;
 pub mod fuzzing;
 mod hosts;
 mod job;
+mod membership;
 mod process;
 mod report;
 mod run;
@@ -109,9 +125,10 @@ pub use job::Job;
 pub use job::hosts::Hosts;
 pub use job::ports::ReservedPorts;
 pub use job::task::{Role, Task};
-pub use process::REPORT_VARIABLE;
 pub use process::guard::guard_main;
+pub use process::{PROGRESS_VARIABLE, REPORT_VARIABLE};
 pub use report::console::Console;
 pub use report::failure_report::FailureReport;
 pub use report::outcome::{Ending, Outcome, PREEMPTED_EXIT_CODE, RootCause};
+pub use report::progress::Progress;
 pub use run::run;

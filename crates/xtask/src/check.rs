@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
-use crate::{deny, edges, features, fuzz, miri, modules, pictures, suite, tidy, transports};
+use crate::{
+    book, deny, edges, features, miri, modules, package, pictures, suite, tidy, transports,
+};
 
 /// Which steps to run.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,7 +31,7 @@ impl Selection {
     fn includes(&self, step: &Step) -> bool {
         match self {
             Self::All => true,
-            Self::AllButTests => !matches!(step.name, "models" | "miri" | "fuzz" | "test"),
+            Self::AllButTests => !matches!(step.name, "models" | "miri" | "test"),
             Self::Only(name) => step.name == *name,
         }
     }
@@ -43,11 +45,16 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 14] = [
+const STEPS: [Step; 15] = [
     Step {
         name: "tidy",
         advice: "fix the places above; crates/xtask/README.md explains each rule",
         run: tidy_step,
+    },
+    Step {
+        name: "book",
+        advice: "change docs/SUMMARY.md or the pages above; crates/xtask/README.md says how",
+        run: book::run,
     },
     Step {
         name: "edges",
@@ -70,6 +77,11 @@ const STEPS: [Step; 14] = [
         run: deny::run,
     },
     Step {
+        name: "package",
+        advice: "add what is missing to the manifests; `Cargo.toml` has what all share",
+        run: package::run,
+    },
+    Step {
         name: "fmt",
         advice: "run `cargo fmt --all`",
         run: |root| cargo(root, "fmt --all --check"),
@@ -78,7 +90,7 @@ const STEPS: [Step; 14] = [
         name: "clippy",
         advice: "fix the warnings above; \
                  `cargo clippy --workspace --all-targets -- -D warnings` shows them again",
-        run: |root| cargo(root, "clippy --workspace --all-targets -- -D warnings"),
+        run: clippy_step,
     },
     Step {
         name: "transports",
@@ -112,11 +124,6 @@ const STEPS: [Step; 14] = [
         name: "miri",
         advice: "Miri names the access that is undefined behaviour above",
         run: miri::run,
-    },
-    Step {
-        name: "fuzz",
-        advice: "the input that fails is named above; give it to the program as its argument",
-        run: |root| fuzz::run(root, &fuzz::targets(root)?, fuzz::BRIEFLY_SECONDS),
     },
     Step {
         name: "test",
@@ -190,6 +197,15 @@ fn edges_step(root: &Path) -> Result<String, String> {
     verdict(edges::problems(&tree), tree.members.len(), "crates")
 }
 
+/// All there is, and the small program of the README's first command.
+fn clippy_step(root: &Path) -> Result<String, String> {
+    cargo(root, "clippy --workspace --all-targets -- -D warnings")?;
+    cargo(
+        root,
+        "clippy -p distribute-cli --no-default-features -- -D warnings",
+    )
+}
+
 fn modules_step(root: &Path) -> Result<String, String> {
     let tree = Tree::read(root)?;
     verdict(modules::problems(&tree), tree.members.len(), "crates")
@@ -247,10 +263,12 @@ mod tests {
     fn steps_are_selected_in_their_order() {
         let all = [
             "tidy",
+            "book",
             "edges",
             "modules",
             "features",
             "deny",
+            "package",
             "fmt",
             "clippy",
             "transports",
@@ -258,11 +276,10 @@ mod tests {
             "doc",
             "models",
             "miri",
-            "fuzz",
             "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..10]);
+        assert_eq!(names(&Selection::AllButTests), all[..12]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 

@@ -125,6 +125,16 @@ const CRATES: &[Row] = &[
         true,
     ),
     row(
+        "distribute-models",
+        MayUse::Only(&[
+            "distribute-core",
+            "distribute-data",
+            "distribute-kernels",
+            "distribute-tpu-xla",
+        ]),
+        true,
+    ),
+    row(
         "distribute-bench",
         MayUse::Only(&[
             "distribute-core",
@@ -139,11 +149,11 @@ const CRATES: &[Row] = &[
         true,
     ),
     row("distribute-cli", MayUse::All, true),
-    row("conformance", MayUse::All, true),
+    row("distribute-conformance", MayUse::All, true),
     row("examples", MayUse::All, true),
     row(
         "example-own-communicator",
-        MayUse::Only(&["distribute-collectives", "conformance"]),
+        MayUse::Only(&["distribute-collectives", "distribute-conformance"]),
         false,
     ),
     row(OF_TESTS, MayUse::Only(&[]), false),

@@ -10,9 +10,6 @@ use std::process::Command;
 
 use crate::cargo::{cargo_command, finish};
 
-/// Seconds per target in `cargo xtask check`.
-pub const BRIEFLY_SECONDS: u64 = 3;
-
 const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                      -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
                      -Cllvm-args=-sanitizer-coverage-pc-table \

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod book;
 mod cargo;
 mod check;
 mod deny;
@@ -12,6 +13,7 @@ mod fuzz;
 mod lines;
 mod miri;
 mod modules;
+mod package;
 mod pictures;
 mod same_bits;
 mod suite;
@@ -25,15 +27,17 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask check [--skip-tests] [--only STEP]
+       cargo xtask book-links [supports RENDERER]
        cargo xtask fuzz TARGET SECONDS
        cargo xtask lines [CRATE]
        cargo xtask modules [CRATE]
        cargo xtask pictures
        cargo xtask same-bits OLD [NEW]
 
-  --skip-tests   every step but `models`, `miri`, `fuzz` and `test`
-  --only STEP    one step: tidy, edges, modules, features, deny, fmt, clippy, transports, gpu, doc,
-                 models, miri, fuzz or test
+  --skip-tests   every step but `models`, `miri` and `test`
+  --only STEP    one step: tidy, book, edges, modules, features, deny, package, fmt, clippy,
+                 transports, gpu, doc, models, miri or test
+  book-links     what mdBook calls: links from pages to other files of the repository
   TARGET         a fuzz target, which is a folder of crates/fuzz/corpus, or `all`
   CRATE          whose modules are shown: how much code each has, or who imports whom, and in
                  which circles
@@ -44,6 +48,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 #[derive(Debug, PartialEq)]
 enum Task {
     Check(check::Selection),
+    BookLinks(Vec<String>),
     Fuzz(Vec<String>, u64),
     Lines(Option<String>),
     Modules(Option<String>),
@@ -55,6 +60,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match parse(&arguments) {
         Ok(Task::Check(selection)) => check::run(&workspace_root(), &selection),
+        Ok(Task::BookLinks(arguments)) => book_links(&arguments),
         Ok(Task::Fuzz(targets, seconds)) => {
             verdict("fuzz", fuzz::run(&workspace_root(), &targets, seconds))
         }
@@ -65,6 +71,17 @@ fn main() -> ExitCode {
         Err(message) => {
             eprintln!("{message}\n\n{USAGE}");
             ExitCode::from(2)
+        }
+    }
+}
+
+/// Silent where it succeeds: standard output is mdBook's.
+fn book_links(arguments: &[String]) -> ExitCode {
+    match book::preprocess(&workspace_root(), arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(reason) => {
+            eprintln!("book-links: {reason}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -97,6 +114,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
     let mut words = arguments.iter().map(String::as_str);
     match words.next() {
         Some("check") => {}
+        Some("book-links") => return Ok(Task::BookLinks(words.map(str::to_owned).collect())),
         Some("fuzz") => return parse_fuzz(words),
         Some("lines") => return Ok(Task::Lines(words.next().map(str::to_owned))),
         Some("modules") => return Ok(Task::Modules(words.next().map(str::to_owned))),
@@ -176,6 +194,10 @@ mod tests {
         assert_eq!(
             parse_words("check --only fmt"),
             Ok(Task::Check(Selection::Only("fmt")))
+        );
+        assert_eq!(
+            parse_words("book-links supports html"),
+            Ok(Task::BookLinks(vec!["supports".into(), "html".into()]))
         );
         assert_eq!(
             parse_words("same-bits old new"),

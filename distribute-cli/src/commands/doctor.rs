@@ -11,7 +11,7 @@ use super::gpus::{self, Gpus};
 use super::libraries::{Library, find_all};
 use crate::events;
 use crate::failure::Failure;
-use crate::flags::{DoctorArgs, OutputFormat};
+use crate::flags::{DoctorArgs, OutputFormat, TERMINAL_COLUMNS, VERSION};
 
 /// Variables by which a cluster tells a process who it is. None of them is a secret.
 const CLUSTER_VARIABLES: [(&str, &[&str]); 6] = [
@@ -47,6 +47,9 @@ const CLUSTER_VARIABLES: [(&str, &[&str]); 6] = [
 /// Longer values are cut.
 const MAX_VALUE: usize = 200;
 
+/// What stands before the text of a line.
+const NAME_COLUMNS: usize = 15;
+
 /// Everything that is reported.
 struct Report {
     cores: usize,
@@ -61,8 +64,10 @@ struct Report {
 
 /// What `train --strategy multi-worker` would make of the variables.
 struct Place {
-    /// From where, and what was passed over.
+    /// From where, with the variables.
     found: String,
+    /// Why from there, and what was passed over.
+    reasons: Vec<String>,
     /// This process' task, or why there is none.
     task: Result<Option<Task>, String>,
 }
@@ -160,7 +165,7 @@ impl Report {
         };
         let shared = self.shared_memory_free.map_or("unknown".to_string(), size);
         let mut lines = vec![
-            format!("distribute-cli {}", env!("CARGO_PKG_VERSION")),
+            format!("distribute-cli {VERSION}"),
             format!(
                 "machine        {} {}, {} cores for this process",
                 std::env::consts::OS,
@@ -176,26 +181,55 @@ impl Report {
                 .version
                 .as_ref()
                 .map(|version| format!(" {version}"));
-            let found = match &library.path {
-                Some(path) => format!("found{} at {}", version.unwrap_or_default(), path.display()),
-                None => format!(
+            let line = |found: String| format!("{:<14} {found}", library.name);
+            lines.push(match &library.path {
+                // In one piece: a path is copied.
+                Some(path) => line(format!(
+                    "found{} at {}",
+                    version.unwrap_or_default(),
+                    path.display()
+                )),
+                None => wrapped(&line(format!(
                     "not found ({}); searched {} places, --output json lists them",
                     library.purpose,
                     library.searched.len()
-                ),
-            };
-            lines.push(format!("{:<14} {found}", library.name));
+                ))),
+            });
         }
-        lines.extend(self.gpus.lines());
+        lines.extend(self.gpus.lines().iter().map(|line| wrapped(line)));
         if self.cluster.is_empty() {
             lines.push("cluster        none detected: this process is on its own".to_string());
         }
         for (system, name, value) in &self.cluster {
-            lines.push(format!("cluster        {system}: {name}={value}"));
+            let system = match system == name {
+                true => String::new(),
+                false => format!("{system}: "),
+            };
+            lines.push(format!("cluster        {system}{name}={value}"));
         }
         lines.extend(self.place.lines());
         lines.join("\n")
     }
+}
+
+/// A line of a name and a text, in as many lines of a terminal as it takes. A word that is longer
+/// stays whole.
+fn wrapped(line: &str) -> String {
+    let (mut text, mut width) = (String::new(), 0);
+    for (index, word) in line.split(' ').enumerate() {
+        if index > 0 && width + 1 + word.len() > TERMINAL_COLUMNS && !word.is_empty() {
+            text.truncate(text.trim_end().len());
+            text.push('\n');
+            text.extend(std::iter::repeat_n(' ', NAME_COLUMNS));
+            width = NAME_COLUMNS;
+        } else if index > 0 {
+            text.push(' ');
+            width += 1;
+        }
+        text.push_str(word);
+        width += word.len();
+    }
+    text
 }
 
 impl Place {
@@ -205,8 +239,12 @@ impl Place {
             Ok(cluster) => Ok(cluster.as_ref().map(Task::of)),
             Err(error) => Err(error.to_string()),
         };
+        let passed = detected.passed_over.iter();
+        let passed = passed.map(|it| format!("not from {}: {}", it.kind, it.why));
+        let chosen = format!("from {} ({})", detected.kind, detected.reason);
         Self {
             found: detected.to_string(),
+            reasons: [chosen].into_iter().chain(passed).collect(),
             task,
         }
     }
@@ -218,11 +256,8 @@ impl Place {
             Ok(Some(task)) => task.to_string(),
             Err(error) => format!("cannot be used: {error}"),
         };
-        let found = self
-            .found
-            .lines()
-            .map(|line| format!("               {line}"));
-        found.chain([format!("               {task}")]).collect()
+        let lines = self.reasons.iter().chain([&task]);
+        lines.map(|line| format!("               {line}")).collect()
     }
 
     fn json(&self) -> Value {
@@ -342,6 +377,18 @@ mod tests {
         let memory = memory.unwrap();
         assert_eq!((memory.total, memory.available), (2_097_152, 1_048_576));
         assert!(super::memory("MemTotal: much").is_none());
+    }
+
+    #[test]
+    fn lines_are_as_wide_as_a_terminal_but_for_long_words() {
+        let path = "x".repeat(70);
+        let line = format!("MPI            not found {path}; searched 11 places");
+        let expected = format!(
+            "MPI            not found\n{:15}{path};\n{:15}searched 11 places",
+            "", ""
+        );
+        assert_eq!(wrapped(&line), expected);
+        assert_eq!(wrapped("GPUs           none"), "GPUs           none");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use distribute_core::Policy;
 use distribute_data::fit::{evaluate, json_number};
 use serde_json::json;
 
+use super::report::Report;
 use super::restore::restored;
 use crate::events;
 use crate::failure::Failure;
@@ -19,6 +20,21 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
         objective(Policy::float32()),
     )?;
     let accuracy = result.logs.get("accuracy").unwrap_or(f64::NAN);
+    let report = match args.report || args.picture.is_some() {
+        true => Some(Report::of(&restored)?),
+        false => None,
+    };
+    if let (Some(path), Some(report)) = (&args.picture, &report) {
+        let title = format!(
+            "{} of step {} on {} ({}): accuracy {accuracy:.4}",
+            restored.task.model_name(),
+            restored.step,
+            restored.task.dataset,
+            restored.split.name()
+        );
+        report.write_picture(path, &title)?;
+    }
+    let report = report.filter(|_| args.report);
     if args.general.output == OutputFormat::Json {
         let event = events::object([
             ("event", json!("evaluation")),
@@ -34,7 +50,8 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
             ("loss", json_number(result.logs.loss())),
             ("accuracy", json_number(accuracy)),
         ]);
-        return events::line(&event);
+        events::line(&event)?;
+        return report.map_or(Ok(()), |report| events::line(&report.json()));
     }
     events::line(&format!(
         "{} of step {} on {}: accuracy {accuracy:.4}, loss {:.4} over {} examples ({})",
@@ -44,5 +61,6 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
         result.logs.loss(),
         result.examples,
         restored.split.name()
-    ))
+    ))?;
+    report.map_or(Ok(()), |report| events::line(&report.text()))
 }

@@ -102,7 +102,7 @@ struct Evaluator {
 
 impl Evaluator {
     fn new(args: &TrainArgs) -> Result<Self, Failure> {
-        let (task, data) = Task::from_args(args)?;
+        let (task, data) = Task::from_args(args, None)?;
         let strategy = DefaultStrategy::new();
         let state = strategy.try_scope(|device| {
             // The optimizer is never asked.

@@ -1,6 +1,7 @@
 //! `launch`: a job's processes on this host.
 
-use std::io;
+use std::ffi::OsStr;
+use std::io::{self, IsTerminal};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -8,25 +9,50 @@ use distribute_launch::{Console, Hosts, Job, LaunchError, guard_main, run as run
 
 use crate::cluster::{TOKEN_VARIABLE, security};
 use crate::failure::Failure;
-use crate::flags::LaunchArgs;
+use crate::flags::{LaunchArgs, program};
 
 /// Runs the job to its end. What went wrong in it has been said by then.
 pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
     let job = job(args)?;
     let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
-    let outcome = run_job(&job, &mut Console::new(&mut stdout, &mut stderr));
+    let mut console = Console::new(&mut stdout, &mut stderr);
+    if let Some(columns) = columns() {
+        console = console.terminal(columns);
+    }
+    let outcome = run_job(&job, &mut console);
     match outcome.map_err(failure)?.exit_code() {
         0 => Ok(()),
         code => Err(Failure::already_printed(code)),
     }
 }
 
+/// The columns of the terminal that standard error is, if it is one that can take lines back.
+fn columns() -> Option<usize> {
+    let can = std::env::var_os("TERM").is_none_or(|name| name != "dumb");
+    if !can || !io::stderr().is_terminal() {
+        return None;
+    }
+    let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
+    // A terminal that does not know is as wide as most are.
+    Some(match size.ws_col {
+        0 => 80,
+        columns => usize::from(columns),
+    })
+}
+
 fn job(args: LaunchArgs) -> Result<Job, Failure> {
     let hosts = hosts(&args)?;
+    let is_elastic = args.workers.start() < args.workers.end();
+    if args.shrink_after.is_some() && !is_elastic {
+        return Err(Failure::usage(
+            "--shrink-after is for jobs whose number of workers may change: give --workers \
+             MIN..MAX, or leave it out",
+        ));
+    }
     let program = std::env::current_exe()
         .map_err(|error| Failure::failed(format!("this program cannot find itself: {error}")))?;
     let mut job = Job::new(args.command)
-        .workers(args.workers)
+        .elastic_workers(args.workers)
         .gpus_per_worker(args.gpus_per_worker)
         .parameter_servers(args.ps)
         .evaluator(args.evaluator)
@@ -34,6 +60,9 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
         .prefix_output(args.all_output)
         .grace_period(Duration::from_secs(args.grace))
         .guard([program.as_os_str(), "launch-guard".as_ref()]);
+    if let Some(seconds) = args.shrink_after {
+        job = job.shrink_after(Duration::from_secs(seconds));
+    }
     if let Some(directory) = args.log_dir {
         job = job.log_directory(directory);
     }
@@ -68,7 +97,17 @@ fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
 /// What cannot be started at all is wrong usage.
 fn failure(error: LaunchError) -> Failure {
     match error {
+        LaunchError::CommandNotFound { ref command, .. } if is_own_command(command) => {
+            let name = command.to_string_lossy();
+            Failure::usage(format!(
+                "there is no program `{name}`: after `--` stands a program with its arguments, \
+                 `-- distribute-cli {name}`"
+            ))
+        }
         LaunchError::NoWorkers
+        | LaunchError::EmptyRange { .. }
+        | LaunchError::ElasticServers
+        | LaunchError::HostWithoutWorker { .. }
         | LaunchError::NoCommand
         | LaunchError::TooFewGpus { .. }
         | LaunchError::CommandNotFound { .. }
@@ -81,6 +120,12 @@ fn failure(error: LaunchError) -> Failure {
         )),
         other => Failure::failed(other),
     }
+}
+
+/// Whether it is a command of this program, which stands for no program of its own.
+fn is_own_command(name: &OsStr) -> bool {
+    name.to_str()
+        .is_some_and(|name| program().find_subcommand(name).is_some())
 }
 
 /// Ends what is left of a job when its launcher is killed.

@@ -1,38 +1,50 @@
 //! What the commands do.
 
+#[cfg(feature = "full")]
 mod bench;
 mod blame;
 mod certs;
+#[cfg(feature = "full")]
 mod conformance;
 mod doctor;
+mod dry_run;
 mod evaluate;
 mod evaluator;
 mod gpus;
 mod launch;
 mod libraries;
-mod output_file;
+mod manual;
 mod parameter_server;
 mod predict;
+mod predictions;
+mod report;
 mod restore;
+mod same_bits;
 mod start;
 mod train;
 mod training;
 
 use crate::failure::Failure;
 use crate::flags::Command;
+use crate::phases::Phases;
 
-/// Runs a command.
-pub(crate) fn run(command: Command) -> Result<(), Failure> {
+/// Runs a command; `phases` are what it collects of itself, if it asked for that.
+pub(crate) fn run(command: Command, phases: Option<Phases>) -> Result<(), Failure> {
     match command {
-        Command::Train(args) => train::run(*args),
+        Command::Train(args) => train::run(*args, &phases.unwrap_or_default()),
         Command::Evaluate(args) => evaluate::run(args),
         Command::Predict(args) => predict::run(args),
         Command::Doctor(args) => doctor::run(&args),
+        #[cfg(feature = "full")]
         Command::Bench(args) => bench::run(args.what),
+        #[cfg(feature = "full")]
         Command::Conformance(args) => conformance::run(args),
         Command::Blame(args) => blame::run(&args),
+        Command::SameBits(args) => same_bits::run(&args),
         Command::Certs(args) => certs::run(&args),
         Command::Launch(args) => launch::run(args),
+        Command::Completions(args) => manual::completions(&args),
+        Command::Man(args) => manual::pages(&args),
         Command::LaunchGuard => launch::guard(),
     }
 }

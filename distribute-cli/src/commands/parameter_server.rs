@@ -12,6 +12,7 @@ use distribute_data::{Batching, StrategyDataExt};
 use distribute_keras::Model;
 use distribute_ps::{
     ClusterCoordinator, Program, PsError, ServerOptions, SharedState, Training, TrainingData,
+    WorkerOptions,
 };
 
 use super::restore::same_model;
@@ -20,7 +21,7 @@ use super::training::{GlobalBatch, Run, check_sizes, epochs};
 use crate::configuration;
 use crate::data::{Batch, Classified};
 use crate::failure::Failure;
-use crate::flags::TrainArgs;
+use crate::flags::{TrainArgs, WireName};
 use crate::objective::objective;
 use crate::signals::Signals;
 use crate::task::{Task, clipped, optimizer};
@@ -32,10 +33,32 @@ const NAME: &str = "train";
 pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     args.tpu.refuse_without_tpu()?;
     args.cluster.refuse_collectives()?;
-    if args.devices.replicas.is_some_and(|count| count > 1) || args.devices.devices.len() > 1 {
+    let devices = &args.devices;
+    let several = |count: Option<usize>| count.is_some_and(|count| count > 1);
+    if several(devices.replicas)
+        || several(devices.replicas_per_device)
+        || devices.devices.len() > 1
+    {
         return Err(Failure::usage(
             "a worker of --strategy parameter-server has one replica; start more workers",
         ));
+    }
+    if args.files.log_bits.is_some() {
+        return Err(Failure::usage(
+            "--log-bits is not for --strategy parameter-server: its workers do not wait for each \
+             other, so no two runs have the same bits; leave it out or choose another strategy",
+        ));
+    }
+    let observing = &args.observing;
+    let given = [
+        ("--trace", observing.trace.is_some()),
+        ("--metrics-addr", observing.metrics_addr.is_some()),
+    ];
+    if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
+        return Err(Failure::usage(format!(
+            "{flag} is not for --strategy parameter-server, whose steps run in other processes \
+             than the chief's; leave it out or choose another strategy"
+        )));
     }
     let (detected, cluster) = args.cluster.resolve()?;
     let resolver = &*detected.resolver;
@@ -58,8 +81,9 @@ pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
 /// A program that knows what to trust and to expect, and nothing to train.
 fn empty(args: &TrainArgs, signals: &Signals) -> Result<Program, Failure> {
     let mut coordinator = args.servers.coordinator_options()?;
-    let mut worker = args.servers.worker_options();
-    let mut server = ServerOptions::default();
+    let (mut worker, mut server) = (WorkerOptions::default(), ServerOptions::default());
+    let bf16 = args.cluster.wire == Some(WireName::Bf16);
+    (coordinator.client.bf16, worker.client.bf16) = (bf16, bf16);
     coordinator.interruption = signals.interruption();
     worker.interruption = signals.interruption();
     server.interruption = signals.interruption();
@@ -127,7 +151,7 @@ fn worker(
     resolver: &dyn ClusterResolver,
     signals: &Signals,
 ) -> Result<(), Failure> {
-    let (task, data) = Task::from_args(args)?;
+    let (task, data) = Task::from_args(args, None)?;
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     let mut flags = configuration::flags(args);
@@ -163,7 +187,8 @@ fn chief(
     let mut flags = configuration::flags(&args);
     let start = Start::new(&args.files)?;
     refuse_other_numbers(&start, &args)?;
-    let (task, data) = Task::from_args(&args)?;
+    // The workers do not read the checkpoint, so the model is what all are asked for.
+    let (task, data) = Task::from_args(&args, None)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
@@ -200,6 +225,7 @@ fn chief(
                     .map(|worker| format!("worker:{worker}"))
                     .collect(),
                 workers: Some(coordinator.num_workers()),
+                metrics: None,
                 strategy,
             };
             train(&run, coordinator, &job, start, signals)
@@ -217,7 +243,7 @@ fn chief(
 }
 
 fn train(
-    run: &Run,
+    run: &Run<'_>,
     coordinator: &ClusterCoordinator,
     job: &Job,
     start: Start,

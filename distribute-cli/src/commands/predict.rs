@@ -3,14 +3,11 @@
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-use distribute_core::Tensor;
-use distribute_data::fit::predict;
-use distribute_keras::Mode;
-
-use super::output_file::OutputFile;
+use super::predictions::probabilities;
 use super::restore::{Restored, restored};
 use crate::failure::Failure;
 use crate::flags::PredictArgs;
+use crate::output_file::{OutputFile, cannot_write};
 
 pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
     let restored = restored(&args.restore, &args.data, &args.devices)?;
@@ -32,49 +29,6 @@ pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result.map_err(|error| cannot_write(Path::new("standard output"), &error)),
         },
-    }
-}
-
-fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure::failed(format!(
-        "cannot write {} ({error}); choose a writable path with free space",
-        path.display()
-    ))
-}
-
-/// The most likely class of every example and its probability, in the order of the data.
-fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
-    let outputs = restored.task.plan.output().elements();
-    let forward = |_: &distribute_data::fit::StepContext<'_>,
-                   model: &distribute_keras::Model,
-                   ((input, _), _): crate::data::Batch| {
-        if input.dims()[0] == 0 {
-            return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));
-        }
-        let logits = model.logits(input, &mut Mode::Inference);
-        Ok(model.probabilities(logits))
-    };
-    let rows = predict(
-        &*restored.strategy,
-        &restored.state,
-        &restored.data,
-        forward,
-    )?;
-    let values = rows.into_data().try_into_vec::<f32>();
-    let values = values.map_err(|error| Failure::failed(format!("unreadable output: {error}")))?;
-    Ok(values.chunks_exact(outputs).map(most_likely).collect())
-}
-
-/// One output is the probability of class 1.
-fn most_likely(row: &[f32]) -> (usize, f32) {
-    match row {
-        [yes] if *yes < 0.5 => (0, 1.0 - yes),
-        [yes] => (1, *yes),
-        _ => {
-            let larger = |a: (usize, f32), b: (usize, f32)| if b.1 > a.1 { b } else { a };
-            let pairs = row.iter().copied().enumerate();
-            pairs.reduce(larger).unwrap_or((0, f32::NAN))
-        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry, Newest};
 use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
-use distribute_data::fit::{averaged_weights, restore_weights};
+use distribute_data::fit::{averaged_weights, best_weights, restore_weights};
 use distribute_data::readers::Examples;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use distribute_keras::Model;
@@ -30,6 +30,8 @@ pub(crate) struct Restored {
     pub(crate) data: DistributedDataset<Data>,
     /// The row of each example in its file or set, counted from 0.
     pub(crate) rows: Vec<usize>,
+    /// The class of each example.
+    pub(crate) labels: Vec<i64>,
     /// Where the training examples end, if those of two sets were asked for.
     pub(crate) both: Option<usize>,
     pub(crate) split: SplitName,
@@ -62,7 +64,8 @@ pub(crate) fn restored(
         // The optimizer is never asked; a checkpoint of any one can be used.
         Ok(task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device)?)
     })?;
-    restore_weights(&mut state, &averaged_weights(checkpoint.clone())?)?;
+    let ended = best_weights(averaged_weights(checkpoint.clone())?);
+    restore_weights(&mut state, &ended)?;
     task.dataset = task.dataset.with_header(data.csv_header)?;
     let parts = task
         .dataset
@@ -74,6 +77,8 @@ pub(crate) fn restored(
     if let Some(text) = &chosen.note {
         note(text);
     }
+    let all: Vec<usize> = (0..examples.len()).collect();
+    let labels = examples.labels_i64(&all)?;
     let size = data.batch_size.unwrap_or(DEFAULT_BATCH_SIZE);
     let batches = Batching::per_replica(size);
     let data = strategy.distribute_dataset(Classified::weighted(examples), batches)?;
@@ -83,6 +88,7 @@ pub(crate) fn restored(
         state,
         data,
         rows: chosen.rows,
+        labels,
         both: chosen.both,
         split: chosen.split,
         checkpoint: path,

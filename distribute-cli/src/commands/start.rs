@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use distribute_core::checkpoint::{self, Checkpoint};
+use distribute_core::checkpoint::{self, Checkpoint, Metadata};
 use distribute_core::{Configuration, Strategy};
+use distribute_data::fit::StateMemory;
 use distribute_data::fit::callbacks::ModelCheckpoint;
 use distribute_data::readers::TrainTest;
 
@@ -11,8 +12,8 @@ use super::restore::usable;
 use crate::cluster::restarts;
 use crate::configuration::{of_checkpoint, same_as_stored};
 use crate::failure::Failure;
-use crate::flags::{FileArgs, TrainArgs, TrainingArgs};
-use crate::task::{Task, stored_l2};
+use crate::flags::{DataArgs, FileArgs, TrainArgs, TrainingArgs};
+use crate::task::{Task, stored_l2, trained_on};
 
 /// What the flags about files say.
 #[derive(Debug, Default)]
@@ -21,6 +22,10 @@ pub(super) struct Start {
     pub(super) saver: Option<ModelCheckpoint>,
     /// The checkpoint that `--resume` asks for, and where it is.
     pub(super) checkpoint: Option<(PathBuf, Checkpoint)>,
+    /// The memory that outlives this worker, with `--replicate-state`.
+    pub(super) memory: Option<StateMemory>,
+    /// The state in that memory, if no checkpoint is newer.
+    pub(super) recalled: Option<Checkpoint>,
 }
 
 impl Start {
@@ -47,7 +52,11 @@ impl Start {
         }
         let saver = Some(ModelCheckpoint::new(directory)?);
         let checkpoint = find(files, directory)?;
-        Ok(Self { saver, checkpoint })
+        Ok(Self {
+            saver,
+            checkpoint,
+            ..Self::default()
+        })
     }
 
     /// [`new`](Self::new) for one of several workers: the chief holds the directory, which it makes
@@ -58,7 +67,43 @@ impl Start {
         };
         let saver = Some(ModelCheckpoint::with_workers(strategy, directory)?);
         let checkpoint = find(files, directory)?;
-        Ok(Self { saver, checkpoint })
+        Ok(Self {
+            saver,
+            checkpoint,
+            ..Self::default()
+        })
+    }
+
+    /// Looks for a newer state in the memory that outlives the workers. All workers call it
+    /// together.
+    pub(super) fn recall(&mut self, strategy: &dyn Strategy) -> Result<(), Failure> {
+        let opened = StateMemory::of_launcher();
+        let mut memory = match strategy.workers() {
+            Some(workers) => workers.or_abort(opened)?,
+            None => opened?,
+        };
+        let state = memory.agree(strategy)?;
+        let saved = self.metadata().map(place);
+        self.recalled = state.filter(|state| Some(place(&state.metadata)) >= saved);
+        self.memory = Some(memory);
+        Ok(())
+    }
+
+    /// The state that the run goes on with.
+    pub(super) fn resumed(&self) -> Option<&Checkpoint> {
+        let saved = self.checkpoint.as_ref().map(|(_, checkpoint)| checkpoint);
+        self.recalled.as_ref().or(saved)
+    }
+
+    /// Takes the state that the run goes on with, and where it is on disk, if it is there.
+    pub(super) fn take_resumed(&mut self) -> (Option<PathBuf>, Option<Checkpoint>) {
+        let (path, checkpoint) = self.checkpoint.take().unzip();
+        let Some(recalled) = self.recalled.take() else {
+            return (path, checkpoint);
+        };
+        let same = |saved: Checkpoint| place(&saved.metadata) == place(&recalled.metadata);
+        let path = path.filter(|_| checkpoint.is_some_and(same));
+        (path, Some(recalled))
     }
 
     /// Holds the directory now at the latest: everything that can be refused has been checked.
@@ -79,6 +124,20 @@ impl Start {
         }
     }
 
+    /// The same of the data set; with it [`Task::from_args`] takes the checkpoint's model.
+    pub(super) fn complete_data(&self, data: &mut DataArgs) -> Result<(), Failure> {
+        if let (None, Some(stored)) = (&data.dataset, self.metadata()) {
+            data.dataset = trained_on(stored)?;
+        }
+        Ok(())
+    }
+
+    /// What the checkpoint that the run goes on with says of itself.
+    pub(super) fn metadata(&self) -> Option<&Metadata> {
+        let checkpoint = self.checkpoint.as_ref();
+        checkpoint.map(|(_, checkpoint)| &checkpoint.metadata)
+    }
+
     /// What decides the result of the run, if anything is to be saved: that of the checkpoint that
     /// it goes on with is compared with it. `global_batch` examples make a step.
     pub(super) fn configuration(
@@ -97,6 +156,12 @@ impl Start {
         }
         Ok(own)
     }
+}
+
+/// How far a run was.
+fn place(metadata: &Metadata) -> (u64, u64, u64) {
+    let position = (metadata.epoch, metadata.batches_into_epoch);
+    (metadata.step, position.0, position.1)
 }
 
 /// The directory of the checkpoints, if there is one.

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use distribute_core::Strategy;
+use distribute_core::checkpoint::Checkpoint;
 use distribute_core::cluster::{Cluster, TaskType};
+use distribute_core::{Strategy, WorkerGroup};
 
 use super::restore::same_model;
 use super::start::Start;
@@ -11,20 +12,26 @@ use super::training::{GlobalBatch, Run, check_sizes, epochs};
 use crate::configuration;
 use crate::failure::Failure;
 use crate::flags::{StrategyName, TrainArgs};
+use crate::metrics::Metrics;
+use crate::phases::{Phases, Trace};
 use crate::schedule;
 use crate::signals::Signals;
-use crate::strategies::{device_names, replica_count, strategy, worker_devices};
+use crate::strategies::{check_share, device_names, replica_count, strategy, worker_devices};
 use crate::task::{Task, optimizer};
 use crate::tpu::Tpu;
 
-pub(super) fn run(args: TrainArgs) -> Result<(), Failure> {
+pub(super) fn run(args: TrainArgs, phases: &Phases) -> Result<(), Failure> {
     let signals = Signals::catch()?;
-    let done = train(args, &signals);
+    let done = train(args, &signals, phases);
     signals.outcome(done)
 }
 
-fn train(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
+fn train(args: TrainArgs, signals: &Signals, phases: &Phases) -> Result<(), Failure> {
     schedule::check(&args.training, args.strategy)?;
+    args.validation.check()?;
+    if args.dry_run {
+        return super::dry_run::run(args);
+    }
     if args.strategy == StrategyName::ParameterServer {
         return super::parameter_server::run(args, signals);
     }
@@ -34,22 +41,40 @@ fn train(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
         return super::evaluator::run(&args, signals);
     }
     let worker = worker.map(|worker| worker.join_workers(&args, signals));
-    train_as(worker.transpose()?, args, signals)
-}
-
-/// Trains under the strategy of a worker that has joined the others, or alone.
-fn train_as(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
+    let worker = worker.transpose()?;
     let group = worker.as_ref().and_then(|(strategy, _)| strategy.workers());
     let group = group.cloned();
     if let Some(group) = &group {
         group.agree_on(&configuration::flags(&args))?;
     }
+    let trace = args.observing.trace.as_deref();
+    let trace = trace.map(|path| Trace::start(phases, path, group.as_ref()));
+    let trace = trace.transpose()?;
+    let metrics = args.observing.metrics_addr;
+    let metrics = metrics.map(|address| Metrics::serve(address, phases, group.as_ref()));
+    let metrics = metrics.transpose()?;
+    let done = train_as((worker, group), args, signals, metrics.as_ref());
+    if let Some(trace) = trace {
+        let together = done.as_ref().map_or_else(Failure::is_preemption, |()| true);
+        trace.finish(together);
+    }
+    done
+}
+
+/// Trains under the strategy of a worker that has joined the others, or alone.
+fn train_as(
+    (worker, group): (Option<Ready>, Option<WorkerGroup>),
+    mut args: TrainArgs,
+    signals: &Signals,
+    metrics: Option<&Metrics>,
+) -> Result<(), Failure> {
     let start = match &worker {
-        Some((strategy, _)) => Start::of_worker(&args.files, &**strategy)?,
+        Some((strategy, _)) => of_worker(&args, &**strategy)?,
         None => Start::new(&args.files)?,
     };
     start.complete(&mut args.training);
-    let (task, data) = Task::from_args(&args)?;
+    start.complete_data(&mut args.data)?;
+    let (task, data) = Task::from_args(&args, start.metadata())?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
@@ -70,6 +95,7 @@ fn train_as(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Re
     };
     let batch = GlobalBatch::new(args.data.batch_size, replicas, data.train.len(), &start)?;
     cluster.extend(batch.note);
+    cluster.extend(start.recalled.as_ref().map(in_memory));
     if let Some(group) = &group {
         let contents = configuration::contents(&task, &data, batch.share)?;
         group.agree_on(&contents)?;
@@ -80,6 +106,7 @@ fn train_as(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Re
         configuration,
         cluster,
         workers: None,
+        metrics,
         epochs: epochs(&args, &task),
         optimizer: optimizer(&args.training)?,
         args,
@@ -95,6 +122,20 @@ fn train_as(worker: Option<Ready>, mut args: TrainArgs, signals: &Signals) -> Re
         Some(Tpu::Topology(ahead)) => run.compile(&ahead),
         _ => run.train(start, signals),
     }
+}
+
+/// Where one of several workers starts: from what is on disk, or in the memory of the launchers.
+fn of_worker(args: &TrainArgs, strategy: &dyn Strategy) -> Result<Start, Failure> {
+    let mut start = Start::of_worker(&args.files, strategy)?;
+    if args.cluster.replicate_state.is_some() {
+        start.recall(strategy)?;
+    }
+    Ok(start)
+}
+
+fn in_memory(state: &Checkpoint) -> String {
+    let step = state.metadata.step;
+    format!("the state of step {step} was in memory of the workers that are left")
 }
 
 /// A strategy, and what there is to say about its cluster.
@@ -125,9 +166,16 @@ impl Worker {
     /// The strategy, once the other workers are there.
     fn join_workers(self, args: &TrainArgs, signals: &Signals) -> Result<Ready, Failure> {
         let devices = worker_devices(&args.devices)?;
+        if let Some(total) = args.cluster.total_replicas {
+            check_share(
+                total,
+                self.cluster.as_ref().map_or(1, Cluster::worker_count),
+            )?;
+        }
+        let layout = (devices, args.devices.replicas_per_device);
         let strategy = args
             .cluster
-            .strategy(devices, self.cluster, signals.interruption())?;
+            .strategy(layout, self.cluster, signals.interruption())?;
         let mut notes: Vec<String> = self.found.lines().map(str::to_string).collect();
         if let Some(workers) = strategy.workers() {
             notes.push(workers.describe().to_string());

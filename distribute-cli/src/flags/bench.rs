@@ -31,26 +31,32 @@ pub(crate) enum BenchOutput {
 /// Options of `bench all-reduce`.
 #[derive(Debug, Args)]
 pub(crate) struct AllReduceArgs {
-    /// Number of ranks
-    #[arg(long, default_value_t = 2)]
+    /// How many ranks take part: threads, or processes that the command starts
+    #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) world: usize,
     /// What carries the bytes between the ranks
-    #[arg(long, value_enum, default_value_t = BenchTransport::InProcess)]
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = BenchTransport::InProcess)]
     pub(crate) transport: BenchTransport,
-    /// Buffer sizes, for example 4K,1M,100M (powers of 1024 bytes)
-    #[arg(long, value_delimiter = ',', value_parser = size_bytes, default_value = "4K,64K,1M,16M,100M")]
+    /// Sizes of the buffers in bytes, for example 4K,1M,100M (K = 1024)
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        value_parser = size_bytes,
+        default_value = "4K,64K,1M,16M,100M"
+    )]
     pub(crate) bytes: Vec<usize>,
-    /// The algorithm; auto takes the best one for the transport
-    #[arg(long, value_enum, default_value_t = AlgorithmName::Auto)]
+    /// How the buffers are reduced
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = AlgorithmName::Auto)]
     pub(crate) algorithm: AlgorithmName,
-    /// The element type
-    #[arg(long, value_enum, default_value_t = TypeName::F32)]
+    /// The type of an element: a float, a signed or an unsigned integer, with its bits
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = TypeName::F32)]
     pub(crate) dtype: TypeName,
-    /// Measured operations per size [default: 15 rounds in-process, else half a second]
-    #[arg(long)]
+    /// Operations per size whose time counts [default: 15 in-process, else half a second of them]
+    #[arg(long, value_name = "N")]
     pub(crate) iterations: Option<usize>,
     /// How results are printed
-    #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = BenchOutput::Text)]
     pub(crate) output: BenchOutput,
     /// This process is one of the ranks, started by the command itself
     #[arg(long, hide = true)]
@@ -96,11 +102,17 @@ impl BenchTransport {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AlgorithmName {
+    /// The best one for the transport, the ranks and the size
     Auto,
+    /// Shared memory: every rank reduces its share of all buffers where they lie
     Direct,
+    /// Every rank sends its whole buffer to all others: one step, for the smallest buffers
     DirectExchange,
+    /// Around a ring: the fewest bytes, the most steps; for large buffers
     Ring,
+    /// Partial sums from rank to rank, in the order of the ranks
     Chain,
+    /// Halving and doubling distances: few steps; for small buffers
     HalvingDoubling,
 }
 
@@ -167,20 +179,21 @@ fn size_bytes(text: &str) -> std::result::Result<usize, String> {
 /// Options of `bench train`.
 #[derive(Debug, Args)]
 pub(crate) struct StrategiesArgs {
-    /// Images per replica and step
-    #[arg(long, default_value_t = 64)]
+    /// Images of one step of one replica
+    #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) batch_size: usize,
-    /// Numbers of replicas, of loops without exchange, and of worker processes of one replica
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2])]
+    /// How many replicas, loops without exchange and worker processes to measure, one after the
+    /// other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 2])]
     pub(crate) replicas: Vec<usize>,
-    /// Rounds; every round measures every competitor once
-    #[arg(long, default_value_t = 5)]
+    /// How often each competitor is measured: once a round, in turn with the others
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) rounds: usize,
-    /// Seconds per competitor and round
-    #[arg(long, default_value_t = 2.0)]
+    /// How long a competitor is measured in a round
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub(crate) seconds: f64,
     /// How results are printed
-    #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = BenchOutput::Text)]
     pub(crate) output: BenchOutput,
     /// This process is a worker, started by the command itself
     #[arg(long, hide = true)]
@@ -190,23 +203,23 @@ pub(crate) struct StrategiesArgs {
 /// Options of `bench parameter-server`.
 #[derive(Debug, Args)]
 pub(crate) struct ServersArgs {
-    /// Images per step of one worker
-    #[arg(long, default_value_t = 64)]
+    /// Images of one step of one worker
+    #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) batch_size: usize,
-    /// Worker processes, and processes that train alone beside them
-    #[arg(long, default_value_t = 2)]
+    /// How many worker processes, and as many processes that train alone for comparison
+    #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) workers: usize,
-    /// Parameter servers
-    #[arg(long, default_value_t = 1)]
+    /// How many processes hold the weights
+    #[arg(long, value_name = "N", default_value_t = 1)]
     pub(crate) servers: usize,
-    /// Rounds; every round measures every competitor once
-    #[arg(long, default_value_t = 5)]
+    /// How often each competitor is measured: once a round, in turn with the others
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) rounds: usize,
-    /// Seconds per competitor and round
-    #[arg(long, default_value_t = 3.0)]
+    /// How long a competitor is measured in a round
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     pub(crate) seconds: f64,
     /// How results are printed
-    #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = BenchOutput::Text)]
     pub(crate) output: BenchOutput,
     /// What this process is, started by the command itself
     #[arg(long, hide = true)]
@@ -230,23 +243,23 @@ pub(crate) struct CompiledArgs {
     /// The PJRT plugin [default: the one that `doctor` shows; docs/tpu.md has the search]
     #[arg(long, value_name = "FILE")]
     pub(crate) pjrt_plugin: Option<PathBuf>,
-    /// The model
+    /// The model that is trained
     #[arg(long, value_enum, value_name = "NAME", default_value_t = ModelName::MnistCnn)]
     pub(crate) model: ModelName,
-    /// Examples per replica and step
-    #[arg(long, default_value_t = 64)]
+    /// Examples of one step of one replica
+    #[arg(long, value_name = "N", default_value_t = 64)]
     pub(crate) batch_size: usize,
-    /// Numbers of replicas
-    #[arg(long, value_delimiter = ',', default_values_t = [1])]
+    /// How many replicas to measure, one number after the other
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1])]
     pub(crate) replicas: Vec<usize>,
-    /// Rounds; every round measures every competitor once
-    #[arg(long, default_value_t = 5)]
+    /// How often each competitor is measured: once a round, in turn with the others
+    #[arg(long, value_name = "N", default_value_t = 5)]
     pub(crate) rounds: usize,
-    /// Seconds per competitor and round
-    #[arg(long, default_value_t = 2.0)]
+    /// How long a competitor is measured in a round
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub(crate) seconds: f64,
     /// How results are printed
-    #[arg(long, value_enum, default_value_t = BenchOutput::Text)]
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = BenchOutput::Text)]
     pub(crate) output: BenchOutput,
 }
 

@@ -5,12 +5,21 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use distribute_core::CommunicationImplementation;
 use distribute_core::cluster::ClusterKind;
-use distribute_core::collectives::ProcessTransport;
+use distribute_core::collectives::{ProcessTransport, WireType};
 
 /// The worker's place among the others, and how they talk.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Several workers (--strategy multi-worker or parameter-server)")]
 pub(crate) struct ClusterArgs {
+    /// Copies of the model in the whole job, dealt out to however many workers there are
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = super::positive,
+        allow_negative_numbers = true,
+        conflicts_with_all = ["replicas", "replicas_per_device"]
+    )]
+    pub(crate) total_replicas: Option<usize>,
     /// What describes the cluster [default: what is found, see `doctor`]
     #[arg(long, value_name = "NAME")]
     pub(crate) cluster: Option<ClusterName>,
@@ -35,6 +44,9 @@ pub(crate) struct ClusterArgs {
     /// Reduce gradients in packs of about so many bytes [default: one pack]
     #[arg(long, value_name = "N")]
     pub(crate) bytes_per_pack: Option<usize>,
+    /// What gradients travel as; sums and weights are f32, and servers' values too [default: f32]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) wire: Option<WireName>,
     /// How long to wait for the other workers at the start [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     pub(crate) rendezvous_timeout: Option<u64>,
@@ -50,6 +62,16 @@ pub(crate) struct ClusterArgs {
     /// Allow addresses beyond this machine without token and certificates
     #[arg(long)]
     pub(crate) insecure: bool,
+    /// Keep the state of every N-th step in memory [N: 1]; `launch` goes on from it without a disk
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        default_missing_value = "1",
+        value_parser = super::positive_u64,
+        allow_negative_numbers = true
+    )]
+    pub(crate) replicate_state: Option<u64>,
     /// Write the last operations here when a worker fails, for `blame`
     #[arg(long, value_name = "DIR")]
     pub(crate) flight_records: Option<PathBuf>,
@@ -124,6 +146,25 @@ impl From<CommunicationName> for CommunicationImplementation {
             CommunicationName::Auto => Self::Auto,
             CommunicationName::Ring => Self::Ring,
             CommunicationName::Nccl => Self::Nccl,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum WireName {
+    F32,
+    Bf16,
+    /// Up to 65504; not for parameter servers
+    F16,
+}
+
+impl WireName {
+    /// What is narrower than f32.
+    pub(crate) fn narrow(self) -> Option<WireType> {
+        match self {
+            Self::F32 => None,
+            Self::Bf16 => Some(WireType::Bf16),
+            Self::F16 => Some(WireType::F16),
         }
     }
 }

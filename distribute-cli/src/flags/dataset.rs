@@ -19,6 +19,9 @@ pub(crate) enum DatasetName {
     Npz(PathBuf),
 }
 
+/// Data sets without a file of their own.
+const NAMES: [&str; 4] = ["digits", "mnist", "fashion-mnist", "images"];
+
 impl FromStr for DatasetName {
     type Err = String;
 
@@ -41,7 +44,12 @@ impl FromStr for DatasetName {
             }
         };
         named.or_else(from_file).ok_or_else(|| {
-            "use digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE or npz:FILE".to_string()
+            let nearest = distribute_error::nearest(text, NAMES);
+            let nearest = nearest.map_or_else(String::new, |it| format!("did you mean `{it}`? "));
+            format!(
+                "{nearest}Use {}, idx:DIR, csv:FILE or npz:FILE",
+                NAMES.join(", ")
+            )
         })
     }
 }

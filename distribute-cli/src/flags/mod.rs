@@ -1,39 +1,99 @@
 //! The command line: one struct per group of flags. Nothing here knows what they lead to.
 
+#[cfg(feature = "full")]
 mod bench;
 mod cluster;
 mod dataset;
+mod examples;
+mod observing;
 mod parameter_server;
+mod reading;
 mod schedule;
 mod tpu;
+mod validation;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
-use distribute_core::{GpuKind, LogicalDevice, Policy};
+use distribute_core::{GpuKind, LogicalDevice, Policy, optim};
 
+#[cfg(feature = "full")]
 pub(crate) use bench::{
     AllReduceArgs, BenchCommand, BenchOutput, BenchTransport, CompiledArgs, Role, ServersArgs,
     StrategiesArgs,
 };
-pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName};
+pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
 pub(crate) use dataset::{CsvHeaderName, DatasetName};
-pub(crate) use parameter_server::{
-    NonFiniteGradients, ParameterServerArgs, StaleGradients, WireType,
-};
+pub(crate) use observing::ObservingArgs;
+pub(crate) use parameter_server::{NonFiniteGradients, ParameterServerArgs, StaleGradients};
 pub(crate) use schedule::ScheduleFlag;
 pub(crate) use tpu::{PrecisionName, TpuArgs};
+pub(crate) use validation::ValidationArgs;
+
+/// The version and the features that the program was built with, each of which has the one before.
+pub(crate) const VERSION: &str = if cfg!(feature = "fusion") {
+    concat!(env!("CARGO_PKG_VERSION"), " (features: nccl, cuda, fusion)")
+} else if cfg!(feature = "cuda") {
+    concat!(env!("CARGO_PKG_VERSION"), " (features: nccl, cuda)")
+} else if cfg!(feature = "nccl") {
+    concat!(env!("CARGO_PKG_VERSION"), " (features: nccl)")
+} else if cfg!(feature = "full") {
+    concat!(env!("CARGO_PKG_VERSION"), " (features: none)")
+} else {
+    concat!(
+        env!("CARGO_PKG_VERSION"),
+        " (features: none; without bench and conformance)"
+    )
+};
+
+/// What help and reports are as wide as: also in a pipe, so that they are the same everywhere.
+pub(crate) const TERMINAL_COLUMNS: usize = 80;
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
 #[derive(Debug, Parser)]
-#[command(name = "distribute-cli", version)]
-#[command(
-    after_help = "Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 42 interrupted \
-                        after a checkpoint was saved."
-)]
+#[command(name = "distribute-cli", version = VERSION, term_width = TERMINAL_COLUMNS)]
+#[command(after_help = examples::EXIT_CODES)]
 pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) log: LogArgs,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// What is shown of the events of the libraries, whichever the command is.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Events")]
+pub(crate) struct LogArgs {
+    /// Events of the libraries to show: off, error, warn, info, debug or trace
+    #[arg(
+        long,
+        global = true,
+        value_name = "LEVEL",
+        default_value = "warn",
+        hide_possible_values = true
+    )]
+    pub(crate) log: LogLevel,
+    /// Write an event as text, or as json, one object a line
+    #[arg(
+        long,
+        global = true,
+        value_name = "FORMAT",
+        default_value = "text",
+        hide_possible_values = true
+    )]
+    pub(crate) log_format: OutputFormat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
 }
 
 #[derive(Debug, Subcommand)]
@@ -43,10 +103,15 @@ pub(crate) enum Command {
     Evaluate(EvaluateArgs),
     Predict(PredictArgs),
     Doctor(DoctorArgs),
+    #[cfg(feature = "full")]
     Bench(BenchArgs),
+    #[cfg(feature = "full")]
     Conformance(ConformanceArgs),
     Blame(BlameArgs),
+    SameBits(SameBitsArgs),
     Certs(CertsArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
     /// Runs beside a job and ends what is left of it when the launcher is killed
     #[command(hide = true)]
     LaunchGuard,
@@ -57,17 +122,16 @@ pub(crate) enum Command {
 /// Every process runs COMMAND with its own TF_CONFIG; `train --strategy multi-worker` understands
 /// it. The output of worker 0 (with --ps: of the chief) passes through unchanged, everything is in
 /// the log files. After a restart `train` continues with the newest checkpoint of its
-/// --checkpoint-dir.
+/// --checkpoint-dir. On a terminal one line says how far the whole job is.
 #[derive(Debug, Args)]
-#[command(
-    verbatim_doc_comment,
-    after_help = "Exit codes: that of the process that failed first (128 + N for signal N),\n\
-                        0 done, 42 stopped by a signal after a checkpoint was saved."
-)]
+#[command(after_help = examples::LAUNCH)]
 pub(crate) struct LaunchArgs {
-    /// How many workers to start on this host; without --ps worker 0 is the chief
-    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
-    pub(crate) workers: usize,
+    /// Workers on this host (0 is the chief); MIN..MAX of the job: it shrinks and grows
+    #[arg(long, value_name = "N|MIN..MAX", value_parser = workers, allow_negative_numbers = true)]
+    pub(crate) workers: RangeInclusive<usize>,
+    /// How long a job with MIN..MAX workers waits for a host that is missing [default: 30]
+    #[arg(long, value_name = "SECONDS", value_parser = shrink_after, allow_negative_numbers = true)]
+    pub(crate) shrink_after: Option<u64>,
     /// How many GPUs of this host each worker gets alone, as cuda:0 on [default: all see all]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(crate) gpus_per_worker: usize,
@@ -140,16 +204,20 @@ pub(crate) struct LaunchArgs {
     /// Print the chain of causes behind an error
     #[arg(long)]
     pub(crate) verbose: bool,
-    /// What every process runs, for example distribute-cli train --strategy multi-worker
+    /// After `--`: what every process runs, distribute-cli train --strategy multi-worker
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<std::ffi::OsString>,
 }
 
 /// Trains a model. Without options: a small CNN on the embedded digits, one replica per core.
 #[derive(Debug, Args)]
+#[command(after_help = examples::TRAIN)]
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
+    /// Train nothing: print what would run, on which devices, in how many steps and how much memory
+    #[arg(long)]
+    pub(crate) dry_run: bool,
     /// How the training is distributed
     #[arg(
         long,
@@ -165,7 +233,11 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) training: TrainingArgs,
     #[command(flatten)]
+    pub(crate) validation: ValidationArgs,
+    #[command(flatten)]
     pub(crate) files: FileArgs,
+    #[command(flatten)]
+    pub(crate) observing: ObservingArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     #[command(flatten)]
@@ -176,9 +248,16 @@ pub(crate) struct TrainArgs {
 
 /// Loss and accuracy of a checkpoint.
 #[derive(Debug, Args)]
+#[command(after_help = examples::EVALUATE)]
 pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
+    /// Add accuracy and precision of each class, and which class was taken for which
+    #[arg(long)]
+    pub(crate) report: bool,
+    /// Draw which class was taken for which, as SVG
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) picture: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) restore: RestoreArgs,
     #[command(flatten)]
@@ -189,6 +268,7 @@ pub(crate) struct EvaluateArgs {
 
 /// Predicted classes of a checkpoint, as CSV: index, label, probability.
 #[derive(Debug, Args)]
+#[command(after_help = examples::PREDICT)]
 pub(crate) struct PredictArgs {
     /// A TOML file whose keys are these flags; flags given here win
     #[arg(long, value_name = "FILE.toml")]
@@ -208,7 +288,9 @@ pub(crate) struct PredictArgs {
 }
 
 /// Measures competitors interleaved in one run.
+#[cfg(feature = "full")]
 #[derive(Debug, Args)]
+#[command(after_help = examples::BENCH)]
 pub(crate) struct BenchArgs {
     /// Print the chain of causes behind an error
     #[arg(long)]
@@ -228,14 +310,38 @@ pub(crate) struct BlameArgs {
     pub(crate) verbose: bool,
 }
 
+/// Says at which step and in which parameters two runs part, from what `train --log-bits` wrote.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 equal, 1 they part, 2 not to be compared: a file is missing or \
+                        damaged, of another model or of another number of updates."
+)]
+pub(crate) struct SameBitsArgs {
+    /// The file of one run, or the directory with its bits.jsonl
+    #[arg(value_name = "RUN_A")]
+    pub(crate) first: PathBuf,
+    /// That of the other
+    #[arg(value_name = "RUN_B")]
+    pub(crate) second: PathBuf,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
 /// Makes a certificate authority, a certificate per host and a job token.
 #[derive(Debug, Args)]
+#[command(after_help = examples::CERTS)]
 pub(crate) struct CertsArgs {
     /// Where to write them; must not exist
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Names or IP addresses of the hosts, as they stand in the addresses of the ranks
-    #[arg(long, value_name = "HOST", value_delimiter = ',', required = true)]
+    /// Names or IP addresses of the hosts, with commas, as in the addresses of the ranks
+    #[arg(
+        long,
+        value_name = "HOST,HOST,...",
+        value_delimiter = ',',
+        required = true
+    )]
     pub(crate) hosts: Vec<String>,
     /// Days that the certificates are valid
     #[arg(long, value_name = "DAYS", default_value_t = 365)]
@@ -245,7 +351,26 @@ pub(crate) struct CertsArgs {
     pub(crate) verbose: bool,
 }
 
+/// Prints the script by which a shell completes commands and flags.
+#[derive(Debug, Args)]
+#[command(after_help = examples::COMPLETIONS)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Writes the manual pages of the program and of its commands.
+#[derive(Debug, Args)]
+#[command(after_help = examples::MAN)]
+pub(crate) struct ManArgs {
+    /// Where to write them; made if need be
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
+}
+
 /// Compares every strategy and communicator with what TensorFlow returned.
+#[cfg(feature = "full")]
 #[derive(Debug, Args)]
 pub(crate) struct ConformanceArgs {
     /// A directory with golden files of the same schema [default: those built in]
@@ -300,9 +425,19 @@ pub(crate) struct DeviceArgs {
     /// Copies of the model in this process [default: one per core, multi-worker: one]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) replicas: Option<usize>,
-    /// The device of each replica: cpu:0,cpu:1,... or, built with the feature cuda, cuda:0,...
+    /// Each replica's device: cpu:0,cpu:1,... (a thread each, on any core); with the feature cuda
+    /// cuda:0,...
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     pub(crate) devices: Vec<LogicalDevice>,
+    /// Replicas on each device (or core), which compute one after the other [default: 1]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive,
+        allow_negative_numbers = true,
+        conflicts_with = "replicas"
+    )]
+    pub(crate) replicas_per_device: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -334,13 +469,8 @@ pub(crate) struct TrainingArgs {
     /// Ends after this many updates in all, also in the middle of an epoch
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
-    /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop or sgd
-    #[arg(
-        long,
-        value_name = "NAME",
-        default_value = "adam",
-        hide_possible_values = true
-    )]
+    /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop, sgd, or burn:NAME
+    #[arg(long, value_name = "NAME", default_value = "adam")]
     pub(crate) optimizer: OptimizerName,
     /// The size of an update [default: 0.001, for sgd 0.01]
     #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
@@ -354,6 +484,9 @@ pub(crate) struct TrainingArgs {
     /// Shrink all weights by this times the rate in every update [default: for adamw 0.004]
     #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
     pub(crate) weight_decay: Option<f64>,
+    /// Leave out parameters whose names contain one of these texts, such as bias,gamma,beta
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub(crate) weight_decay_exclude: Vec<String>,
     /// Scale the summed gradients of an update to at most this norm
     #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) clip_norm: Option<f64>,
@@ -407,9 +540,21 @@ pub(crate) struct FileArgs {
     /// Write history.jsonl, history.csv and TensorBoard files here
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// Print the averages of the epoch so far after every so many updates
+    /// Write a hash of every parameter after every update, for `same-bits`; of workers the chief
+    #[arg(long, value_name = "FILE|DIR")]
+    pub(crate) log_bits: Option<PathBuf>,
+    /// Print the averages of the epoch so far after every so many updates, and log the loss
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) log_steps: Option<u64>,
+    /// Also log the distributions of all weights after every so many epochs, for TensorBoard
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = positive,
+        allow_negative_numbers = true,
+        requires = "log_dir"
+    )]
+    pub(crate) log_histograms: Option<usize>,
 }
 
 #[derive(Debug, Args)]
@@ -426,7 +571,8 @@ pub(crate) struct RestoreArgs {
         long,
         value_name = "NAME",
         default_value = "default",
-        help_heading = "Strategy"
+        help_heading = "Strategy",
+        value_parser = reading::StrategyOfReaders
     )]
     pub(crate) strategy: StrategyName,
 }
@@ -449,18 +595,18 @@ pub(crate) enum StrategyName {
     Tpu,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum OptimizerName {
-    Adadelta,
-    Adagrad,
-    Adam,
-    Adamax,
-    Adamw,
-    Ftrl,
-    Lion,
-    Nadam,
-    Rmsprop,
-    Sgd,
+/// The name of an optimizer that there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct OptimizerName(pub(crate) &'static str);
+
+impl FromStr for OptimizerName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let all = || optim::names().chain(optim::burn_names());
+        let known = all().find(|known| *known == text).map(Self);
+        known.ok_or_else(|| distribute_error::unknown("optimizer", text, all()))
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -546,12 +692,15 @@ impl Command {
             Self::Evaluate(args) => args.general.verbose,
             Self::Predict(args) => args.verbose,
             Self::Doctor(args) => args.general.verbose,
+            #[cfg(feature = "full")]
             Self::Bench(args) => args.verbose,
+            #[cfg(feature = "full")]
             Self::Conformance(args) => args.verbose,
             Self::Blame(args) => args.verbose,
+            Self::SameBits(args) => args.verbose,
             Self::Certs(args) => args.verbose,
             Self::Launch(args) => args.verbose,
-            Self::LaunchGuard => false,
+            Self::Completions(_) | Self::Man(_) | Self::LaunchGuard => false,
         }
     }
 }
@@ -569,6 +718,26 @@ fn device(text: &str) -> distribute_core::Result<LogicalDevice> {
 fn positive(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| "a whole number from 1 on is needed".to_string())
+}
+
+/// `3`, or `2..8`: from 2 to 8.
+fn workers(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let (least, most) = text.split_once("..").unwrap_or((text, text));
+    let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
+    match (number(least), number(most)) {
+        (Some(least), Some(most)) if least <= most => Ok(least..=most),
+        (Some(least), Some(most)) => Err(format!(
+            "the least number, {least}, is above the greatest, {most}"
+        )),
+        _ => Err("a whole number from 1 on is needed, or two as in 2..8".to_string()),
+    }
+}
+
+/// `30` or `30s`.
+fn shrink_after(text: &str) -> Result<u64, String> {
+    let number = text.strip_suffix('s').unwrap_or(text).parse().ok();
+    let number = number.filter(|number| *number <= 10_000_000);
+    number.ok_or_else(|| "seconds up to 10000000 are needed, as 30 or 30s".to_string())
 }
 
 fn positive_u64(text: &str) -> Result<u64, String> {

@@ -18,9 +18,6 @@ pub(crate) struct ParameterServerArgs {
     /// What happens to a gradient with NaN or infinity [default: refuse]
     #[arg(long, value_name = "NAME")]
     pub(crate) non_finite: Option<NonFiniteGradients>,
-    /// The type of values and gradients on the wire; servers keep f32 [default: f32]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) wire: Option<WireType>,
     /// Cut variables into shards of at most so many bytes [default: whole variables]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) shard_bytes: Option<u64>,
@@ -40,10 +37,4 @@ pub(crate) enum NonFiniteGradients {
     Refuse,
     /// They are applied
     Apply,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum WireType {
-    F32,
-    Bf16,
 }

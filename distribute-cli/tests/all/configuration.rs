@@ -318,7 +318,6 @@ fn a_run_in_16_bits_goes_on_where_it_was(#[values("bf16", "f16")] precision: &st
 )]
 #[case("--precision f8", "bf16")]
 #[case("--strategy parameter-server --precision f16", "use --precision bf16")]
-#[case("--strategy tpu --precision f16", "use --precision bf16")]
 fn options_of_training_that_cannot_be_are_refused(#[case] flags: &str, #[case] said: &str) {
     let folder = tempfile::tempdir().unwrap();
     let ended = run(folder.path(), &format!("train {flags}"));

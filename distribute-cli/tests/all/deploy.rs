@@ -8,14 +8,17 @@ use serde_json::{Value, json};
 
 use crate::common;
 
-const FILES: [&str; 5] = [
+const FILES: [&str; 8] = [
+    "Dockerfile",
     "README.md",
+    "elastic-jobset.yaml",
+    "elastic.sbatch",
     "jobset.yaml",
     "slurm.sbatch",
     "tfjob.yaml",
     "two-hosts.sh",
 ];
-const SCRIPTS: [&str; 2] = ["slurm.sbatch", "two-hosts.sh"];
+const SCRIPTS: [&str; 3] = ["elastic.sbatch", "slurm.sbatch", "two-hosts.sh"];
 const PROGRAM: &str = "distribute-cli";
 const SECRET: &str = "0123456789abcdef0123456789abcdef";
 
@@ -100,6 +103,7 @@ fn run_script(folder: &Path, file: &str, code: u8, variables: &[(&str, &str)]) -
         "printf '%s\\n' \"$@\" >arguments\nprintf %s \"$DISTRIBUTE_JOB_TOKEN\" >token\nexit {code}"
     );
     let program = stub(folder, PROGRAM, &record);
+    stub(folder, "getent", "echo '192.0.2.7 STREAM node'");
     // What comes before the program are srun's own flags.
     stub(
         folder,
@@ -118,6 +122,7 @@ fn run_script(folder: &Path, file: &str, code: u8, variables: &[(&str, &str)]) -
     );
     Command::new("timeout")
         .args(["60", "bash"])
+        // An absolute path stays as it is.
         .arg(deploy().join(file))
         .args(["--model", "mlp"])
         .current_dir(folder)
@@ -190,8 +195,9 @@ fn commands_in_text_name_existing_flags() {
     assert!(flags >= 8, "only {flags} flags were found");
 }
 
-#[test]
-fn slurm_trains_and_goes_back_into_the_queue_when_it_is_told_to_stop() {
+/// What a script starts, for each way in which the training ends; the job goes back into the queue
+/// after those that a later start may mend.
+fn requeued(script: &str, more: &[(&str, &str)], check: impl Fn(&[String])) {
     for (code, restarts, again) in [
         (0, "0", false),
         (1, "0", true),
@@ -200,30 +206,115 @@ fn slurm_trains_and_goes_back_into_the_queue_when_it_is_told_to_stop() {
         (42, "9", true),
     ] {
         let folder = tempfile::tempdir().unwrap();
-        let variables = [
+        let mut variables = vec![
             ("SLURM_JOB_ID", "351"),
             ("SLURM_RESTART_COUNT", restarts),
             ("SLURMD_NODENAME", "node7"),
         ];
-        let output = run_script(folder.path(), "slurm.sbatch", code, &variables);
+        variables.extend(more);
+        let output = run_script(folder.path(), script, code, &variables);
         assert_eq!(output.status.code(), Some(i32::from(code)), "{output:?}");
         let asked = std::fs::read_to_string(folder.path().join("scontrol-arguments"));
         let wanted = again.then(|| "requeue 351 ".to_string());
         assert_eq!(asked.ok(), wanted, "exit code {code}, restart {restarts}");
         let arguments = recorded(folder.path());
-        assert!(
-            check_flags("slurm.sbatch", &arguments) >= 7,
-            "{arguments:?}"
-        );
-        check_accepted("slurm.sbatch", &arguments);
-        assert_eq!(after(&arguments, "--certs"), "certs/node7");
-        assert_eq!(after(&arguments, "--port"), "13264");
+        check(&arguments);
         assert_eq!(after(&arguments, "--model"), "mlp");
         assert!(arguments.contains(&"--restartable".to_string()));
     }
-    let text = text("slurm.sbatch");
-    for line in ["--requeue", "--signal=TERM@120", "--open-mode=append"] {
-        assert!(text.contains(&format!("\n#SBATCH {line}\n")), "{line}");
+}
+
+/// The script asks SLURM for these.
+fn asks_for(script: &str, options: &[&str]) {
+    let text = text(script);
+    for option in options {
+        assert!(text.contains(&format!("\n#SBATCH {option}\n")), "{option}");
+    }
+}
+
+#[test]
+fn slurm_trains_and_goes_back_into_the_queue_when_it_is_told_to_stop() {
+    let script = "slurm.sbatch";
+    requeued(script, &[], |arguments| {
+        assert!(check_flags(script, arguments) >= 7, "{arguments:?}");
+        check_accepted(script, arguments);
+        assert_eq!(after(arguments, "--certs"), "certs/node7");
+        assert_eq!(after(arguments, "--port"), "13264");
+    });
+    let options = ["--requeue", "--signal=TERM@120", "--open-mode=append"];
+    asks_for(script, &options);
+}
+
+/// The range of workers of `launch`, and what it starts, which the program accepts too.
+fn check_elastic(file: &str, arguments: &[String]) -> (usize, usize) {
+    assert!(check_flags(file, arguments) >= 12, "{arguments:?}");
+    check_accepted(file, arguments);
+    let inner = arguments.iter().position(|word| word == "--").unwrap() + 2;
+    check_accepted(file, &arguments[inner..]);
+    let total: usize = after(arguments, "--total-replicas").parse().unwrap();
+    let (least, most) = after(arguments, "--workers").split_once("..").unwrap();
+    let range = (least.parse().unwrap(), most.parse().unwrap());
+    assert_eq!(after(arguments, "--hosts"), most, "a worker on each host");
+    assert!(range.0 < range.1 && total >= range.1, "{range:?} {total}");
+    range
+}
+
+#[test]
+fn slurm_goes_on_without_lost_nodes_and_goes_back_into_the_queue() {
+    let script = "elastic.sbatch";
+    let place = [("SLURM_NNODES", "5"), ("SLURM_NODEID", "3")];
+    requeued(script, &place, |arguments| {
+        assert_eq!(check_elastic(script, arguments), (2, 5));
+        assert_eq!(after(arguments, "--rendezvous"), "192.0.2.7:13264");
+        assert_eq!(after(arguments, "--host"), "3");
+        assert_eq!(after(arguments, "--certs"), "certs/192.0.2.7");
+    });
+    asks_for(script, &["--requeue", "--no-kill", "--signal=TERM@120"]);
+}
+
+#[test]
+fn the_elastic_jobset_starts_a_launcher_in_each_pod() {
+    let file = "elastic-jobset.yaml";
+    let set = yaml(file);
+    assert_eq!(set["apiVersion"], "jobset.x-k8s.io/v1alpha2");
+    let name = set["metadata"]["name"].as_str().unwrap();
+    let job = &set["spec"]["replicatedJobs"][0];
+    let spec = &job["template"]["spec"];
+    assert_eq!(spec["completionMode"], "Indexed");
+    assert_eq!(spec["completions"], spec["parallelism"]);
+    let rules = &spec["podFailurePolicy"]["rules"];
+    assert_eq!(rules[0]["onExitCodes"]["values"], json!([42]));
+    assert_eq!(rules[1]["onPodConditions"][0]["type"], "DisruptionTarget");
+    let pod = &spec["template"];
+    assert_eq!(pod["spec"]["restartPolicy"], "Never", "the job starts pods");
+    let grace = pod["spec"]["terminationGracePeriodSeconds"].as_u64();
+    assert!(grace >= Some(60), "a checkpoint needs time");
+    mounted_certificates(file, pod);
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(rules[0]["onExitCodes"]["containerName"], container["name"]);
+    assert_eq!(container["command"], json!(["sh", "-c"]));
+    let script = container["args"][0].as_str().unwrap();
+    let first = format!("{name}-{}-0-0.{name}", job["name"].as_str().unwrap());
+    assert!(
+        script.contains(&format!("getent ahostsv4 {first})")),
+        "{first}"
+    );
+    for (index, address) in [("0", "192.0.2.9:9000"), ("3", "192.0.2.7:9000")] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("pod.sh");
+        std::fs::write(&path, script).unwrap();
+        let variables = [("JOB_COMPLETION_INDEX", index), ("POD_IP", "192.0.2.9")];
+        let output = run_script(folder.path(), path.to_str().unwrap(), 0, &variables);
+        assert!(output.status.success(), "{output:?}");
+        let arguments = recorded(folder.path());
+        let (least, most) = check_elastic(file, &arguments);
+        assert_eq!(
+            (least, Some(most as u64)),
+            (2, spec["completions"].as_u64())
+        );
+        assert_eq!(after(&arguments, "--rendezvous"), address);
+        assert_eq!(after(&arguments, "--host"), index);
+        assert_eq!(after(&arguments, "--host-address"), "192.0.2.9");
     }
 }
 

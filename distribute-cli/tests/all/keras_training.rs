@@ -1,10 +1,14 @@
 //! What a model file ends with decides how the program trains it.
 
 use std::fs;
+use std::path::Path;
 
+use distribute_core::checkpoint::load_latest;
+use rstest::rstest;
 use serde_json::{Value, json};
 
-use crate::common::{last_event, run, succeed};
+use crate::common::{self, Process, last_event, run, succeed};
+use crate::job;
 
 fn layer(class: &str, config: Value) -> Value {
     json!({ "class_name": class, "config": config })
@@ -112,4 +116,137 @@ fn a_graph_trains_and_its_checkpoint_is_evaluated_without_the_file() {
     let evaluated = succeed(folder.path(), "evaluate --checkpoint-dir c --output json");
     let again = last_event(&evaluated)["accuracy"].as_f64().unwrap();
     assert!((again - accuracy).abs() < 1e-6, "{again} {accuracy}");
+}
+
+/// A convolution and two normalizations that are not trained, and a `Dense` layer that is.
+fn frozen(trainable: bool) -> String {
+    let fixed = |class: &str, mut config: Value| {
+        config["trainable"] = json!(trainable);
+        layer(class, config)
+    };
+    let regularizer = json!({ "class_name": "L2", "config": { "l2": 0.01 } });
+    let conv = json!({ "filters": 4, "kernel_size": 3, "activation": "relu",
+                       "kernel_regularizer": regularizer });
+    model(&[
+        fixed("Conv2D", conv),
+        fixed("BatchNormalization", json!({ "momentum": 0.5 })),
+        fixed("LayerNormalization", json!({})),
+        layer("Flatten", json!({})),
+        dense(10, "softmax"),
+    ])
+}
+
+/// The weights in the newest checkpoint, by name.
+fn saved(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let (_, checkpoint) = load_latest(folder).unwrap().found.unwrap();
+    let tensors = checkpoint.tensors.into_iter();
+    let weights = tensors.filter(|(name, _)| name.starts_with("model/"));
+    weights
+        .map(|(name, data)| (name, data.as_bytes().to_vec()))
+        .collect()
+}
+
+/// Trains in a folder for so many steps.
+fn train_frozen(folder: &Path, strategy: &str, steps: usize) -> Vec<(String, Vec<u8>)> {
+    let flags = format!(
+        "train --model m.json --steps {steps} --optimizer adamw --weight-decay 0.1 --ema 0.9 \
+         --checkpoint-dir {strategy}-{steps} --strategy {strategy}"
+    );
+    match strategy {
+        "multi-worker" => drop(job::succeed(folder, 2, &format!("{flags} --output json"))),
+        "parameter-server" => {
+            let mut launch = common::plain(folder);
+            launch.args(["launch", "--ps", "1", "--workers", "1", "--"]);
+            launch.arg(assert_cmd::cargo::cargo_bin("distribute-cli"));
+            launch.args(flags.replace("--ema 0.9", "").split_whitespace());
+            let ended = Process::start(&mut launch, &[]).finish();
+            assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+        }
+        "default" | "one-device" => drop(succeed(folder, &flags)),
+        _ => drop(succeed(folder, &format!("{flags} --replicas 2"))),
+    }
+    saved(&folder.join(format!("{strategy}-{steps}")))
+}
+
+#[rstest]
+fn frozen_layers_keep_their_weights_under_every_strategy(
+    #[values(
+        "default",
+        "one-device",
+        "mirrored",
+        "central-storage",
+        "multi-worker",
+        "parameter-server"
+    )]
+    strategy: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("m.json"), frozen(false)).unwrap();
+    let [few, many] = [2, 5].map(|steps| train_frozen(folder.path(), strategy, steps));
+    assert_eq!(few.len(), many.len());
+    assert_eq!(few.len(), 10, "frozen weights and statistics are saved");
+    for ((name, few), (_, many)) in few.iter().zip(&many) {
+        let is_last = name.contains("layers.4");
+        assert_eq!(few != many, is_last, "{name}");
+    }
+    let trained = |steps| {
+        fs::write(folder.path().join("m.json"), frozen(true)).unwrap();
+        train_frozen(folder.path(), strategy, steps)
+    };
+    let changed = trained(3).into_iter().zip(&few);
+    let changed = changed.filter(|((_, trained), (_, frozen))| trained != frozen);
+    assert_eq!(changed.count(), 10, "the same model, trained, changes all");
+}
+
+#[test]
+fn a_model_with_nothing_to_train_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut all: Value = serde_json::from_str(&frozen(true)).unwrap();
+    all["config"]["trainable"] = json!(false);
+    fs::write(folder.path().join("m.json"), all.to_string()).unwrap();
+    let finished = run(folder.path(), "train --model m.json --steps 1");
+    assert_eq!(finished.code, Some(2));
+    insta::assert_snapshot!(finished.stderr, @"error: m.json: there is nothing to train; set `trainable` of a layer with weights, and of the models around it, to true");
+}
+
+#[test]
+fn a_model_with_several_outputs_is_for_programs_of_ones_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut model: Value = serde_json::from_str(&residual()).unwrap();
+    model["config"]["output_layers"] = json!([["e", 0, 0], ["d", 0, 0]]);
+    fs::write(folder.path().join("m.json"), model.to_string()).unwrap();
+    let finished = run(folder.path(), "train --model m.json --steps 1");
+    assert_eq!(finished.code, Some(2));
+    insta::assert_snapshot!(finished.stderr, @"error: m.json: the model has 2 outputs, which only a program of your own can run (`ModelSpec::plan_all`); make a model of one input and one output of it (keras.Model), inside of which there may be as many as you like");
+}
+
+/// The same global batches in other parts: of the digits the last one is short, and leaves a
+/// replica of eight without examples.
+#[test]
+fn synchronized_statistics_do_not_depend_on_the_number_of_replicas() {
+    let folder = tempfile::tempdir().unwrap();
+    let normalization = json!({ "synchronized": true, "momentum": 0.5 });
+    let text = model(&[
+        layer(
+            "Conv2D",
+            json!({ "filters": 4, "kernel_size": 3, "activation": "relu" }),
+        ),
+        layer("BatchNormalization", normalization),
+        layer("Flatten", json!({})),
+        dense(10, "softmax"),
+    ]);
+    fs::write(folder.path().join("m.json"), text).unwrap();
+    let losses = |replicas: usize| {
+        let train = format!(
+            "train --model m.json --replicas {replicas} --batch-size {} --epochs 1 --output json",
+            16 / replicas
+        );
+        let done = last_event(&succeed(folder.path(), &train));
+        done["val_loss"].as_f64().unwrap()
+    };
+    let one = losses(1);
+    for replicas in [2, 4, 8] {
+        let loss = losses(replicas);
+        assert!((loss - one).abs() < 2e-4, "{replicas}: {loss} {one}");
+    }
 }

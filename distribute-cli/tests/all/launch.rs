@@ -11,22 +11,22 @@ use rstest::rstest;
 use crate::common::{self, Finished, Process};
 
 /// Three workers that save every 20 steps.
-const TRAIN: &str = "train --strategy multi-worker --model mlp --output json --epochs 1000 \
+pub const TRAIN: &str = "train --strategy multi-worker --model mlp --output json --epochs 1000 \
                      --checkpoint-dir saved --checkpoint-steps 20 --steps";
 
 /// A launcher in the background.
-struct Launcher(Process);
+pub struct Launcher(pub Process);
 
 impl Launcher {
     /// `launch OPTIONS -- distribute-cli COMMAND`.
-    fn start(folder: &Path, options: &str, command: &str) -> Self {
+    pub fn start(folder: &Path, options: &str, command: &str) -> Self {
         Self(Process::start(
             &mut Self::command(folder, options, command),
             &[],
         ))
     }
 
-    fn command(folder: &Path, options: &str, command: &str) -> Command {
+    pub fn command(folder: &Path, options: &str, command: &str) -> Command {
         let mut launch = common::plain(folder);
         launch
             .arg("launch")
@@ -38,7 +38,7 @@ impl Launcher {
     }
 
     /// The process of a worker: a child whose environment says so.
-    fn worker(&self, index: usize) -> u32 {
+    pub fn worker(&self, index: usize) -> u32 {
         let id = self.0.child.id();
         let is_it = |child: &u32| {
             let environment = fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
@@ -60,7 +60,7 @@ impl Launcher {
     }
 }
 
-fn launch(folder: &Path, options: &str, command: &str) -> Finished {
+pub fn launch(folder: &Path, options: &str, command: &str) -> Finished {
     Launcher::start(folder, options, command).0.finish()
 }
 
@@ -109,7 +109,7 @@ fn too_few_gpus_are_wrong_usage() {
 }
 
 /// What a job says of its end: hash, and the epochs without what depends on time.
-fn end(finished: &Finished) -> (String, Vec<String>) {
+pub fn end(finished: &Finished) -> (String, Vec<String>) {
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
     let done = common::last_event(&finished.stdout);
     let epochs = finished
@@ -307,6 +307,19 @@ fn what_cannot_be_launched_is_said_in_a_line() {
     let folder = tempfile::tempdir().unwrap();
     let cases = [
         ("no_workers", "launch --workers 0 -- true"),
+        ("empty_range", "launch --workers 3..2 -- true"),
+        ("range_from_zero", "launch --workers 0..2 -- true"),
+        ("half_a_range", "launch --workers 2.. -- true"),
+        ("no_number", "launch --workers many -- true"),
+        ("range_and_servers", "launch --workers 1..2 --ps 1 -- true"),
+        (
+            "nothing_to_shrink",
+            "launch --workers 2 --shrink-after 30s -- true",
+        ),
+        (
+            "no_time",
+            "launch --workers 1..2 --shrink-after soon -- true",
+        ),
         ("no_command", "launch --workers 2"),
         (
             "not_found",
@@ -338,7 +351,7 @@ fn launchers_on_a_network_without_certificates_are_refused() {
     insta::assert_snapshot!("launch_not_encrypted", finished.stderr);
 }
 
-const SECRET: (&str, &str) = (
+pub const SECRET: (&str, &str) = (
     "DISTRIBUTE_JOB_TOKEN",
     "a secret of both hosts, long enough",
 );

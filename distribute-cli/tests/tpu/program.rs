@@ -7,6 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use distribute_core::checkpoint::load_latest;
 use rstest::rstest;
 use serde_json::Value;
 
@@ -106,6 +107,37 @@ fn a_checkpoint_of_one_continues_under_the_other() {
     }
 }
 
+/// Its numbers are those of the same precision in steps that run as they are, its checkpoint goes
+/// on under either, and `f16` has the loss scale in it.
+#[rstest]
+fn a_compiled_run_in_16_bits(#[values("bf16", "f16")] precision: &str) {
+    let Some(plugin) = plugin() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let tpu = format!("--strategy tpu --pjrt-plugin {plugin} --replicas 2 --batch-size 32");
+    let eager = "--replicas 2 --batch-size 32".to_string();
+    let run = format!("--model mlp --precision {precision} --clip-norm 1");
+    let (expected, _) = trained(folder.path(), &format!("{run} {eager} --steps 22"));
+    let near = |found: &Value| {
+        for name in AVERAGES {
+            let [found, expected] = [found, &expected].map(|it| it[name].as_f64().unwrap());
+            assert!(
+                (found - expected).abs() < 0.02,
+                "{name}: {found} {expected}"
+            );
+        }
+    };
+    for (first, second) in [(&tpu, &eager), (&eager, &tpu), (&tpu, &tpu)] {
+        let saved = tempfile::tempdir_in(folder.path()).unwrap();
+        let into = format!("--checkpoint-dir {}/c", saved.path().display());
+        trained(folder.path(), &format!("{run} {first} --steps 11 {into}"));
+        let (_, checkpoint) = load_latest(saved.path().join("c")).unwrap().found.unwrap();
+        let scale = checkpoint.tensors.get("loss_scale/dynamic_scale");
+        assert_eq!(scale.is_some(), precision == "f16");
+        let again = format!("{run} {second} --steps 22 --resume {into}");
+        near(&trained(folder.path(), &again).0);
+    }
+}
+
 #[test]
 fn a_texts_model_and_the_order_of_what_is_said() {
     let Some(plugin) = plugin() else { return };
@@ -129,7 +161,10 @@ fn a_texts_model_and_the_order_of_what_is_said() {
         .position(|line| *line == "Running on TPU [\"local\"]");
     assert_eq!(said[running.unwrap() + 1], "Number of accelerators: 8");
     let expected = common::run(folder.path(), &format!("{run} --replicas 2"));
-    let accuracy = |out: &str| out.split(';').next().unwrap().to_string();
+    let accuracy = |out: &str| {
+        let line = out.lines().find(|line| line.starts_with("test accuracy"));
+        line.unwrap().to_string()
+    };
     assert_eq!(accuracy(&finished.stdout), accuracy(&expected.stdout));
 }
 

@@ -11,7 +11,8 @@
 //! - Steps: `2(P - 1)`, pipelined over the segments. Bytes sent: `S` by the first and the last
 //!   rank, `2S` by the others; half types send partial results as `f32`, so `2S` forward.
 //! - With a wire type, partial results are rounded to it on every hop: `P` roundings in all.
-//! - Order: canonical. Half types are combined in `f32` and rounded once, by the last rank.
+//! - Order: rank 0, then rank 1, then rank 2 and so on, from left to right, which is the canonical
+//!   one for at most 3 ranks. Half types are combined in `f32` and rounded once, by the last rank.
 
 use crate::algorithm::exchange::{Exchange, segment_of};
 use crate::buffer::Element;
@@ -33,30 +34,6 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
             }
             if rank > 0 {
                 exchange.send::<T>(rank - 1, range)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Reduce to one rank: the forward half of the chain, then from the last rank to the root.
-///
-/// The root takes segment `s - lag` in round `s`, as in [`all_reduce`].
-pub(crate) fn reduce<T: Element>(exchange: &mut Exchange<'_, '_>, root: usize) -> Result<()> {
-    let (rank, size, vector) = (exchange.rank(), exchange.size, 0..exchange.len);
-    let segments = exchange.segments(&vector).len();
-    let last = size - 1;
-    let lag = if rank == root { last - root } else { 0 };
-    for round in 0..segments + lag {
-        if round < segments {
-            forward::<T>(exchange, round)?;
-        }
-        if root != last && round >= lag {
-            let range = segment_of(&vector, exchange.segment, round - lag);
-            if rank == last {
-                exchange.send::<T>(root, range)?;
-            } else if rank == root {
-                exchange.receive::<T>(last, range)?;
             }
         }
     }

@@ -5,13 +5,14 @@
 //! which is why it is for small buffers.
 //!
 //! The loop runs over the segments of the vector: send segment `s` to all others, then combine
-//! segment `s` of all ranks in rank order. A rank that is in round `s + 1` has segment `s` of all
-//! others, so they have sent segment `s + 1` at most and read up to `s - 1` at least: two segments
-//! per pair of ranks are in flight at most, and no send waits for a rank that waits for this one.
+//! segment `s` of all ranks in canonical order. A rank that is in round `s + 1` has segment `s` of
+//! all others, so they have sent segment `s + 1` at most and read up to `s - 1` at least: two
+//! segments per pair of ranks are in flight at most, and no send waits for a rank that waits for
+//! this one.
 //!
 //! - Steps: 1. Bytes sent per rank: `S(P - 1)`.
 //! - Order: canonical, on every rank, so all ranks end with the same bits.
-//! - Half types are combined in `f32` and rounded once.
+//! - Half types are combined in `f32` and rounded at every node of the [`tree`](crate::tree).
 
 use crate::algorithm::exchange::Exchange;
 use crate::buffer::Element;
@@ -24,23 +25,7 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
         for offset in 1..size {
             exchange.send::<T>((rank + offset) % size, range.clone())?;
         }
-        exchange.combine_in_order::<T>(range)?;
-    }
-    Ok(())
-}
-
-/// Reduce to one rank: the others send it their vectors, and it combines them in rank order.
-///
-/// The chain needs fewer bytes at the root; this is what gives the same bits as [`all_reduce`] when
-/// partial results would be rounded on the wire.
-pub(crate) fn reduce<T: Element>(exchange: &mut Exchange<'_, '_>, root: usize) -> Result<()> {
-    let (rank, vector) = (exchange.rank(), 0..exchange.len);
-    for range in exchange.segments(&vector) {
-        if rank == root {
-            exchange.combine_in_order::<T>(range)?;
-        } else {
-            exchange.send::<T>(root, range)?;
-        }
+        exchange.combine_in_tree::<T>(range)?;
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use crate::options::WireType;
 use crate::pieces;
 use crate::reduce::{self, ReduceOp};
 use crate::transport::Transport;
+use crate::tree;
 
 /// One operation of one rank: its vector, its peers and its reduction.
 pub(crate) struct Exchange<'a, 'b> {
@@ -22,14 +23,16 @@ pub(crate) struct Exchange<'a, 'b> {
     pub(crate) divisor: usize,
     /// Most elements of a segment.
     pub(crate) segment: usize,
-    /// The ranks that take part are `0, stride, 2 * stride, ...`; they are numbered from 0 here.
+    /// The ranks that take part are `first`, `first + stride`, `first + 2 * stride`, ...; they are
+    /// numbered from 0 here.
+    pub(crate) first: usize,
     pub(crate) stride: usize,
     /// Number of ranks that take part.
     pub(crate) size: usize,
     /// What `f32` elements travel as, when not as they are. Every fully reduced element is rounded
     /// to it where it is reduced, so that this rank has what the others receive.
     pub(crate) wire: Option<WireType>,
-    /// Memory for one segment in the accumulator's type.
+    /// Memory for a segment in the accumulator's type, or one for each level of the tree.
     pub(crate) scratch: &'a mut Vec<u64>,
 }
 
@@ -53,7 +56,12 @@ pub(crate) fn segments_of(
 impl Exchange<'_, '_> {
     /// This rank among those that take part.
     pub(crate) fn rank(&self) -> usize {
-        self.transport.rank() / self.stride
+        (self.transport.rank() - self.first) / self.stride
+    }
+
+    /// The number in the group of a rank that takes part.
+    fn in_group(&self, rank: usize) -> usize {
+        self.first + rank * self.stride
     }
 
     /// The segments of a range.
@@ -74,7 +82,7 @@ impl Exchange<'_, '_> {
         if range.is_empty() {
             return Ok(());
         }
-        let to = to * self.stride;
+        let to = self.in_group(to);
         let (wire, buffers) = (self.wire, &*self.buffers);
         if let (None, Some(elements)) = (wire, pieces::in_one::<T>(buffers, &range)) {
             return self
@@ -92,12 +100,11 @@ impl Exchange<'_, '_> {
         if range.is_empty() {
             return Ok(());
         }
-        let bytes = range.len() * self.element_bytes::<T>();
+        let (from, bytes) = (self.in_group(from), range.len() * self.element_bytes::<T>());
         let (wire, buffers) = (self.wire, &mut *self.buffers);
-        self.transport
-            .receive_with(from * self.stride, bytes, &mut |frame| {
-                unpack::<T>(wire, buffers, range.clone(), frame);
-            })
+        self.transport.receive_with(from, bytes, &mut |frame| {
+            unpack::<T>(wire, buffers, range.clone(), frame);
+        })
     }
 
     /// Receives elements and combines them with those of the range. `last` says that the range is
@@ -112,10 +119,10 @@ impl Exchange<'_, '_> {
             return Ok(());
         }
         let (wire, each) = (self.wire, self.element_bytes::<T>());
-        let (op, divisor) = (self.op, self.divisor);
+        let (op, divisor, from) = (self.op, self.divisor, self.in_group(from));
         let buffers = &mut *self.buffers;
         self.transport
-            .receive_with(from * self.stride, range.len() * each, &mut |frame| {
+            .receive_with(from, range.len() * each, &mut |frame| {
                 pieces::for_each_mut::<T>(buffers, range.clone(), |offset, piece| {
                     let at = offset * each;
                     let frame = &frame[at..at + piece.len() * each];
@@ -196,51 +203,88 @@ impl Exchange<'_, '_> {
         }
     }
 
-    /// Receives raw elements from a rank into the scratch accumulator: in place of what is there
-    /// when `first`, else combined with it.
-    pub(crate) fn receive_wide<T: Element>(
-        &mut self,
-        from: usize,
-        len: usize,
-        first: bool,
-    ) -> Result<()> {
-        let (wire, each) = (self.wire, self.element_bytes::<T>());
-        let acc = accumulator::<T>(self.scratch, len);
-        let op = self.op;
-        self.transport
-            .receive_with(from * self.stride, len * each, &mut |frame| {
-                for_received::<T>(wire, frame, |start, values| {
-                    let acc = &mut acc[start..start + values.len()];
-                    if first {
-                        T::widen(values, acc);
-                    } else {
-                        reduce::accumulate_wide(op, acc, values);
-                    }
-                });
-            })
-    }
-
-    /// Combines a range of this rank with the same elements that all other ranks send, in rank
-    /// order and rounded once.
-    pub(crate) fn combine_in_order<T: Element>(&mut self, own: Range<usize>) -> Result<()> {
-        let rank = self.rank();
+    /// Combines a range of this rank with the same elements that all other ranks send, in canonical
+    /// order: what comes is combined with what is left of the ranks before as soon as both belong
+    /// to one node of the [`tree`].
+    pub(crate) fn combine_in_tree<T: Element>(&mut self, own: Range<usize>) -> Result<()> {
+        let (rank, size, len) = (self.rank(), self.size, own.len());
         self.round_own::<T>(own.clone());
-        for from in 0..self.size {
-            match (from == rank, from) {
-                (true, 0) => self.load::<T>(own.clone()),
-                (true, _) => self.add_own::<T>(own.clone()),
-                (false, _) => self.receive_wide::<T>(from, own.len(), from == 0)?,
+        let mut left = 0;
+        for from in 0..size {
+            let merges = tree::merges_after(size, &(from..from + 1));
+            let is_last = from + 1 == size;
+            left += usize::from(merges == 0);
+            let step = match merges {
+                0 => Step::Keep,
+                1 if is_last => Step::End,
+                _ => Step::Combine,
+            };
+            match from == rank {
+                true => self.take_own::<T>(left, own.clone(), step),
+                false => self.take_from::<T>(from, left, len, step)?,
+            }
+            for merge in 1..merges {
+                let step = match is_last && merge + 1 == merges {
+                    true => Step::End,
+                    false => Step::Combine,
+                };
+                let rules = self.rules();
+                let (below, top) = self.top_two::<T>(left, len);
+                rules.take(step, below, top);
+                left -= 1;
             }
         }
-        self.store::<T>(own);
+        let result = slots::<T>(self.scratch, 1, len);
+        pieces::for_each_mut::<T>(self.buffers, own, |offset, piece| {
+            piece.copy_from_slice(&result[offset..offset + piece.len()]);
+        });
         Ok(())
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            op: self.op,
+            divisor: self.divisor,
+            wire: self.wire,
+        }
+    }
+
+    /// The last two of the results that are left, of `len` elements each.
+    fn top_two<T: Element>(&mut self, left: usize, len: usize) -> (&mut [T], &mut [T]) {
+        slots::<T>(self.scratch, left, len)[(left - 2) * len..].split_at_mut(len)
+    }
+
+    /// Takes the own elements of a segment to the last of the results that are left.
+    fn take_own<T: Element>(&mut self, left: usize, range: Range<usize>, step: Step) {
+        let (rules, len) = (self.rules(), range.len());
+        let top = &mut slots::<T>(self.scratch, left, len)[(left - 1) * len..];
+        pieces::for_each::<T>(self.buffers, range, |offset, piece| {
+            rules.take(step, &mut top[offset..offset + piece.len()], piece);
+        });
+    }
+
+    /// Takes the elements that a rank sends to the last of the results that are left.
+    fn take_from<T: Element>(
+        &mut self,
+        from: usize,
+        left: usize,
+        len: usize,
+        step: Step,
+    ) -> Result<()> {
+        let (rules, each, from) = (self.rules(), self.element_bytes::<T>(), self.in_group(from));
+        let top = &mut slots::<T>(self.scratch, left, len)[(left - 1) * len..];
+        self.transport.receive_with(from, len * each, &mut |frame| {
+            for_received::<T>(rules.wire, frame, |start, values| {
+                rules.take(step, &mut top[start..start + values.len()], values);
+            });
+        })
     }
 
     /// Sends the scratch accumulator as it is (half types travel as `f32`), or compressed.
     pub(crate) fn send_partial<T: Element>(&mut self, to: usize, len: usize) -> Result<()> {
         let wire = self.wire;
+        let to = self.in_group(to);
         let acc = accumulator::<T>(self.scratch, len);
-        let to = to * self.stride;
         if wire.is_none() {
             return self.transport.send_bytes(to, bytemuck::cast_slice(acc));
         }
@@ -251,13 +295,12 @@ impl Exchange<'_, '_> {
 
     /// Receives what [`send_partial`](Self::send_partial) sends.
     pub(crate) fn receive_partial<T: Element>(&mut self, from: usize, len: usize) -> Result<()> {
-        let wire = self.wire;
+        let (wire, from) = (self.wire, self.in_group(from));
         let acc = accumulator::<T>(self.scratch, len);
         let bytes = len * element_bytes::<T::Acc>(wire);
-        self.transport
-            .receive_with(from * self.stride, bytes, &mut |frame| {
-                take(wire, frame, acc);
-            })
+        self.transport.receive_with(from, bytes, &mut |frame| {
+            take(wire, frame, acc);
+        })
     }
 }
 
@@ -332,11 +375,46 @@ fn round<T: Element>(wire: Option<WireType>, values: &mut [T]) {
     }
 }
 
-/// The first `len` accumulators of the scratch memory, which grows when it is too small.
-fn accumulator<T: Element>(scratch: &mut Vec<u64>, len: usize) -> &mut [T::Acc] {
-    let words = (len * size_of::<T::Acc>()).div_ceil(size_of::<u64>());
+/// What is done with elements that come to a result.
+#[derive(Clone, Copy, PartialEq)]
+enum Step {
+    /// They are a result of their own.
+    Keep,
+    /// They are combined with it.
+    Combine,
+    /// They are combined with it, and all ranks are in it then.
+    End,
+}
+
+/// How elements are combined.
+#[derive(Clone, Copy)]
+struct Rules {
+    op: ReduceOp,
+    divisor: usize,
+    wire: Option<WireType>,
+}
+
+impl Rules {
+    fn take<T: Element>(self, step: Step, result: &mut [T], values: &[T]) {
+        match step {
+            Step::Keep => return result.copy_from_slice(values),
+            Step::Combine => reduce::accumulate(self.op, result, values),
+            Step::End => reduce::accumulate_last(self.op, self.divisor, result, values),
+        }
+        round(self.wire, result);
+    }
+}
+
+/// The memory of `count` results of `len` elements.
+fn slots<T: Element>(scratch: &mut Vec<u64>, count: usize, len: usize) -> &mut [T] {
+    let words = (count * len * size_of::<T>()).div_ceil(size_of::<u64>());
     if scratch.len() < words {
         scratch.resize(words, 0);
     }
-    &mut bytemuck::cast_slice_mut(scratch)[..len]
+    &mut bytemuck::cast_slice_mut(scratch)[..count * len]
+}
+
+/// The first `len` accumulators of the scratch memory, which grows when it is too small.
+fn accumulator<T: Element>(scratch: &mut Vec<u64>, len: usize) -> &mut [T::Acc] {
+    slots::<T::Acc>(scratch, 1, len)
 }

@@ -11,11 +11,11 @@
 //! | `halving_doubling` | Rabenseifner | `2 log2 P` (+2) | `2S(P-1)/P` (+`S`) |
 //! | `hierarchical` | host, ring of hosts, host | `2 + 2(H-1)` | a host sends `2S(H-1)/H` |
 //! | `direct_exchange` | everybody sends everything | 1 | `S(P-1)` |
-//! | `ordered` | canonical order for ring and halving_doubling | `2(P-1)` | `2S(P-1)/P` |
+//! | `ordered` | canonical order for all but direct_exchange | `2(P-1)` | `2S(P-1)/P` |
 //!
 //! With a [`WireType`](crate::WireType) two bytes travel per `f32` element, so the bytes of the
 //! table are halved; that happens in `exchange`, and no algorithm knows of it but the two that add
-//! up in rank order (see [`Exchange::round_own`]).
+//! up in canonical order (see [`Exchange::round_own`]).
 
 pub(crate) mod chain;
 mod compression;

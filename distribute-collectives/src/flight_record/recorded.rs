@@ -9,6 +9,7 @@ use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
 use crate::error::Result;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
+use crate::phase;
 use crate::reduce::ReduceOp;
 
 /// Records every call of a communicator, from its first one on. On the first fatal error, and when
@@ -26,6 +27,8 @@ use crate::reduce::ReduceOp;
 pub struct Recorded<C: Communicator> {
     inner: C,
     recorder: FlightRecorder,
+    /// What carries the bytes, for a trace.
+    transport: String,
     directory: Option<PathBuf>,
     generation: u64,
     /// Number of the next collective operation.
@@ -42,6 +45,7 @@ impl<C: Communicator> Recorded<C> {
         let (rank, world_size) = (inner.rank(), inner.world_size());
         Recorded {
             recorder: FlightRecorder::new(&description.group, generation, rank, world_size),
+            transport: description.transport,
             inner,
             directory: None,
             generation,
@@ -83,8 +87,10 @@ impl<C: Communicator> Recorded<C> {
     fn record<T>(
         &mut self,
         header: &OperationHeader,
+        bytes: Option<usize>,
         call: impl FnOnce(&mut C) -> Result<T>,
     ) -> Result<T> {
+        let _exchange = phase::exchange(header, bytes, &self.transport);
         let ticket = self.recorder.begin(header);
         let result = call(&mut self.inner);
         self.recorder.end(ticket, &result);
@@ -136,13 +142,13 @@ impl<C: Communicator> Communicator for Recorded<C> {
     fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
         let header = self.header(OperationKind::AllReduce).with_op(op);
         let header = self.with_buffers(header, buffers);
-        self.record(&header, |inner| inner.all_reduce(op, buffers))
+        self.record(&header, None, |inner| inner.all_reduce(op, buffers))
     }
 
     fn reduce_scatter(&mut self, op: ReduceOp, mut buffer: Buffer<'_>) -> Result<Range<usize>> {
         let header = self.header(OperationKind::ReduceScatter).with_op(op);
         let header = self.with_buffers(header, &[buffer.reborrow()]);
-        self.record(&header, |inner| inner.reduce_scatter(op, buffer))
+        self.record(&header, None, |inner| inner.reduce_scatter(op, buffer))
     }
 
     fn all_gather_into(
@@ -152,13 +158,15 @@ impl<C: Communicator> Communicator for Recorded<C> {
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
         let header = self.header(OperationKind::AllGather).with_dtype(dtype);
-        self.record(&header, |inner| inner.all_gather_into(dtype, input, output))
+        self.record(&header, Some(input.len()), |inner| {
+            inner.all_gather_into(dtype, input, output)
+        })
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
         let header = self.header(OperationKind::Broadcast).with_root(root);
         let header = self.with_buffers(header, buffers);
-        self.record(&header, |inner| inner.broadcast(root, buffers))
+        self.record(&header, None, |inner| inner.broadcast(root, buffers))
     }
 
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
@@ -167,24 +175,24 @@ impl<C: Communicator> Communicator for Recorded<C> {
             .with_op(op)
             .with_root(root);
         let header = self.with_buffers(header, buffers);
-        self.record(&header, |inner| inner.reduce(op, root, buffers))
+        self.record(&header, None, |inner| inner.reduce(op, root, buffers))
     }
 
     fn send(&mut self, to: usize, mut buffer: Buffer<'_>) -> Result<()> {
         let header = self.header(OperationKind::Send).with_root(to);
         let header = self.with_buffers(header, &[buffer.reborrow()]);
-        self.record(&header, |inner| inner.send(to, buffer))
+        self.record(&header, None, |inner| inner.send(to, buffer))
     }
 
     fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
         let header = self.header(OperationKind::Recv).with_root(from);
         let header = self.with_buffers(header, &[buffer.reborrow()]);
-        self.record(&header, |inner| inner.recv(from, buffer))
+        self.record(&header, None, |inner| inner.recv(from, buffer))
     }
 
     fn barrier(&mut self) -> Result<()> {
         let header = self.header(OperationKind::Barrier);
-        self.record(&header, Communicator::barrier)
+        self.record(&header, None, Communicator::barrier)
     }
 
     fn abort(&self, reason: &str) {

@@ -20,6 +20,7 @@ use crate::in_process::mailbox::{Mailbox, wait_for_change};
 use crate::in_process::raw_buffer::RawBuffer;
 use crate::operation::OperationKind;
 use crate::options::GroupOptions;
+use crate::phase;
 use crate::spin_policy::{SpinPolicy, poll_some};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sync::{Condvar, Mutex, MutexGuard};
@@ -52,6 +53,8 @@ pub(crate) struct Group {
     /// Number of operations that have started / are completed. Written under the lock.
     started: AtomicU64,
     completed: AtomicU64,
+    /// The rank that started the running operation: the last one that called it.
+    last: AtomicUsize,
     /// How often `failures` has changed: the cheap check while waiting.
     failure_count: AtomicU64,
     /// For segments; see [`mailbox`](Self::mailbox).
@@ -81,6 +84,7 @@ impl Group {
             changed: Condvar::new(),
             started: AtomicU64::new(0),
             completed: AtomicU64::new(0),
+            last: AtomicUsize::new(0),
             failure_count: AtomicU64::new(0),
             mailboxes: (0..2 * world_size * world_size)
                 .map(|_| Mailbox::default())
@@ -122,6 +126,7 @@ impl Group {
             return self.start_all(state, rank, header, blocks);
         }
         drop(state);
+        let _wait = phase::wait();
         self.poll(|| {
             self.started.load(Ordering::Acquire) > header.sequence || self.failure_count() > 0
         });
@@ -156,9 +161,16 @@ impl Group {
         if blocks == 0 {
             self.completed.store(header.sequence + 1, Ordering::Release);
         }
+        self.last.store(rank, Ordering::Relaxed);
         self.started.store(header.sequence + 1, Ordering::Release);
         self.wake(state);
         Ok(())
+    }
+
+    /// The rank that came last to the running operation. Between this rank's
+    /// [`start`](Self::start) and its next one, which the next operation needs.
+    pub(crate) fn last(&self) -> usize {
+        self.last.load(Ordering::Relaxed)
     }
 
     fn sleep_until_started(

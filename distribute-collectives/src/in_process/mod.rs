@@ -17,12 +17,16 @@ use std::sync::Arc;
 
 pub use transport::InProcessTransport;
 
+use crate::buffer::Buffer;
+use crate::engine::Engine;
 use crate::error::{CollectiveError, Result};
 use crate::forward::forward_communicator;
 #[cfg(feature = "nccl")]
 use crate::header::OperationHeader;
 use crate::messages::TransportCommunicator;
+use crate::operation::OperationKind;
 use crate::options::{Algorithm, GroupOptions};
+use crate::reduce::ReduceOp;
 use direct::DirectCommunicator;
 use group::Group;
 
@@ -62,6 +66,47 @@ pub fn in_process_transports(world_size: usize, options: &GroupOptions) -> Vec<I
 
 /// One rank's endpoint of an in-process group; see [`in_process`].
 pub struct InProcessCommunicator(Inner);
+
+impl InProcessCommunicator {
+    /// An all-reduce inside each part of the group: `parts` are numbers of ranks, and the first
+    /// part has the ranks from 0 on, the next one those after them. Every rank ends with the result
+    /// of its part; a mean is that of the part. One operation of the whole group: all ranks make it
+    /// with the same parts.
+    ///
+    /// This is how a process combines what it can of a reduction over several processes: the
+    /// [subtrees](crate::tree::subtrees) of its own terms.
+    ///
+    /// # Errors
+    /// Those of an all-reduce; [`CollectiveError::InvalidArgument`] when the parts are empty or not
+    /// those of all ranks.
+    pub fn all_reduce_parts(
+        &mut self,
+        op: ReduceOp,
+        parts: &[usize],
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        let member = match &self.0 {
+            Inner::Direct(inner) => inner.member(),
+            Inner::Messages(inner) => inner.member(),
+        };
+        if parts.contains(&0) || parts.iter().sum::<usize>() != member.world_size {
+            return Err(CollectiveError::InvalidArgument {
+                rank: member.rank,
+                op: OperationKind::AllReduce,
+                what: format!(
+                    "parts of {parts:?} ranks are not those of a group of {}",
+                    member.world_size
+                ),
+            });
+        }
+        let header = member.header(OperationKind::AllReduce).with_op(op);
+        let header = header.with_buffers(member.rank, buffers)?.with_parts(parts);
+        match &mut self.0 {
+            Inner::Direct(inner) => inner.run_parts(header, parts, buffers),
+            Inner::Messages(inner) => inner.run_parts(header, parts, buffers),
+        }
+    }
+}
 
 enum Inner {
     Direct(DirectCommunicator),

@@ -30,6 +30,8 @@ use crate::reduce::{self, RankSlices, ReduceOp};
 pub(crate) struct Plan<'a> {
     pub(crate) header: &'a OperationHeader,
     pub(crate) world_size: usize,
+    /// How many ranks are reduced with each other, one part after the other.
+    pub(crate) parts: &'a [usize],
     pub(crate) block_elements: usize,
 }
 
@@ -117,7 +119,7 @@ pub(crate) fn work(group: &Group, rank: usize, plan: &Plan<'_>, table: &[RawBuff
 fn do_block(plan: &Plan<'_>, table: &[RawBuffer], share: usize, range: Range<usize>) {
     let header = plan.header;
     let Some(dtype) = header.dtype else { return };
-    let (count, ranks) = (header.buffers, plan.world_size);
+    let count = header.buffers;
     let mut cut = pieces::cutter(range);
     for (index, buffer) in table[..count].iter().enumerate() {
         let Some((range, _)) = cut(buffer.len()) else {
@@ -126,12 +128,18 @@ fn do_block(plan: &Plan<'_>, table: &[RawBuffer], share: usize, range: Range<usi
         let at = |rank: usize| table[rank * count + index];
         match (header.op, header.root) {
             (Some(op), _) => {
-                let targets = match header.target() {
-                    Target::All => 0..ranks,
-                    Target::Root(root) => root..root + 1,
-                    Target::Shares => share..share + 1,
-                };
-                with_dtype!(dtype, T => reduce_block::<T>(op, ranks, targets, at, range));
+                let mut first = 0;
+                for part in plan.parts {
+                    let ranks = first..first + part;
+                    first = ranks.end;
+                    let targets = match header.target() {
+                        Target::All => ranks.clone(),
+                        Target::Root(root) => root..root + 1,
+                        Target::Shares => share..share + 1,
+                    };
+                    let range = range.clone();
+                    with_dtype!(dtype, T => reduce_block::<T>(op, ranks, targets, at, range));
+                }
             }
             (None, Some(root)) => with_dtype!(dtype, T => {
                 // SAFETY: the root's elements are only read; those of `share` are in this block.
@@ -152,24 +160,31 @@ struct BlockSlices<F> {
 }
 
 impl<T: Element, F: Fn(usize) -> RawBuffer> RankSlices<T> for BlockSlices<F> {
-    fn slice(&mut self, rank: usize, range: Range<usize>) -> &mut [T] {
+    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]) {
         let range = self.start + range.start..self.start + range.end;
-        // SAFETY: made for a claimed block only; `&mut self` lets one slice live at a time.
-        unsafe { (self.at)(rank).slice_mut(range) }
+        // SAFETY: made for a claimed block only; `&mut self` lets one pair live at a time, and the
+        // buffers of two ranks are two.
+        unsafe {
+            (
+                (self.at)(ranks.0).slice_mut(range.clone()),
+                (self.at)(ranks.1).slice_mut(range),
+            )
+        }
     }
 }
 
+/// Reduces a block of `ranks` with each other.
 fn reduce_block<T: Element>(
     op: ReduceOp,
-    ranks: usize,
+    ranks: Range<usize>,
     targets: Range<usize>,
     at: impl Fn(usize) -> RawBuffer,
     range: Range<usize>,
 ) {
     // SAFETY: called for a claimed block; each rank's buffer is asked for once.
-    let slice = |rank: usize| unsafe { at(rank).slice_mut::<T>(range.clone()) };
-    if T::NATIVE && targets == (0..ranks) {
-        match ranks {
+    let slice = |index: usize| unsafe { at(ranks.start + index).slice_mut::<T>(range.clone()) };
+    if T::NATIVE && targets == ranks {
+        match ranks.len() {
             2 => return reduce::reduce_all(op, &mut [slice(0), slice(1)]),
             3 => return reduce::reduce_all(op, &mut [slice(0), slice(1), slice(2)]),
             4 => {

@@ -37,9 +37,11 @@ struct Received<'a, T> {
 }
 
 impl<T> RankSlices<T> for Received<'_, T> {
-    fn slice(&mut self, rank: usize, range: Range<usize>) -> &mut [T] {
-        let start = rank * self.len;
-        &mut self.values[start + range.start..start + range.end]
+    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]) {
+        let (below, above) = self.values.split_at_mut(ranks.1 * self.len);
+        let start = ranks.0 * self.len;
+        let below = &mut below[start + range.start..start + range.end];
+        (below, &mut above[range])
     }
 }
 
@@ -119,7 +121,7 @@ impl MpiCollectives {
                 values: bytemuck::cast_slice_mut::<u8, W>(memory.incoming(bytes)),
                 len: own.len(),
             };
-            reduce::reduce_ranks(op, size, 0..1, own.len(), &mut received);
+            reduce::reduce_ranks(op, 0..size, 0..1, own.len(), &mut received);
             let memory = match target {
                 Target::Shares => {
                     let reduced = &memory.incoming(bytes)[..own.len() * each];
@@ -328,7 +330,7 @@ impl Engine for MpiCollectives {
     }
 
     fn description(&self) -> Description {
-        let reason = "MPI moves, this library combines floats in rank order";
+        let reason = "MPI moves, this library combines floats in canonical order";
         messages::describe(&self.transport, &self.options, Algorithm::Auto, reason)
     }
 }

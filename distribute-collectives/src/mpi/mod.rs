@@ -23,7 +23,7 @@
 //! - `i32` and `i64`: `MPI_Iallreduce`, whose result does not depend on the order (sums and
 //!   products are those of unsigned integers, which wrap around).
 //! - Floats, and `u8` (whose sums Open MPI 4.1 saturates where it uses AVX): `MPI_Ialltoallv` gives
-//!   every rank its share of all ranks' elements, which it combines in rank order and rounds once;
+//!   every rank its share of all ranks' elements, which it combines in canonical order;
 //!   `MPI_Iallgatherv` gives the shares to all ranks. These are the bytes of a ring,
 //!   `2S(P - 1)/P` per rank, and every element is combined in one place, so all ranks have the same
 //!   bits, those of [`Order::Canonical`](crate::Order::Canonical).

@@ -24,6 +24,7 @@ use crate::bookkeeping::RunningOperation;
 use crate::error::{CollectiveError, Result};
 use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
+use crate::phase;
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
 use crate::spin_policy::{SpinPolicy, poll_some};
@@ -171,6 +172,7 @@ impl SegmentView {
     pub(crate) fn wait_for_arrivals(&self, operation: &Operation<'_>) -> Result<()> {
         let arrivals = self.segment.long(Layout::ARRIVALS);
         let all = self.all_arrived(operation.header.sequence);
+        let _wait = phase::wait();
         self.wait(operation, LAST, Counter::Arrived, || {
             arrivals.load(Ordering::Acquire) >= all
         })

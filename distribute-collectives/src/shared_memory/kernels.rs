@@ -19,8 +19,8 @@ pub(crate) struct Inputs<F> {
 }
 
 impl<'a, T: Element, F: Fn(usize, Range<usize>) -> &'a [T]> Inputs<F> {
-    /// Combines `own` with the same elements of all other members, in rank order; the result is in
-    /// `own`, and in `copy` when there is one (of the same length).
+    /// Combines `own` with the same elements of all other members, in canonical order; the result
+    /// is in `own`, and in `copy` when there is one (of the same length).
     pub(crate) fn reduce(&self, own: &mut [T], mut copy: Option<&mut [T]>) {
         let mut mine = [<T as bytemuck::Zeroable>::zeroed(); BLOCK];
         for start in (0..own.len()).step_by(BLOCK) {
@@ -50,24 +50,21 @@ impl<'a, T: Element, F: Fn(usize, Range<usize>) -> &'a [T]> Inputs<F> {
     }
 }
 
-/// Any number of inputs, through the accumulator's type.
+/// Any number of inputs.
 fn wide<'a, T: Element>(
     op: ReduceOp,
     members: usize,
     input: impl Fn(usize) -> &'a [T],
     own: &mut [T],
 ) {
-    let mut acc = [<T::Acc as bytemuck::Zeroable>::zeroed(); BLOCK];
-    let acc = &mut acc[..own.len()];
-    T::widen(input(0), acc);
-    for member in 1..members {
-        reduce::accumulate_wide(op, acc, input(member));
+    for start in (0..own.len()).step_by(reduce::BLOCK) {
+        let range = start..own.len().min(start + reduce::BLOCK);
+        let part = |member: usize| &input(member)[range.clone()];
+        reduce::reduce_block(op, members, &part, &mut own[range.clone()]);
     }
-    reduce::finish(op, members, acc);
-    T::narrow(acc, own);
 }
 
-/// A few inputs, in one pass.
+/// Two to four inputs, in one pass.
 fn fused<T: Element, const N: usize>(op: ReduceOp, inputs: [&[T]; N], output: &mut [T]) {
     let inputs = inputs.map(|input| bytemuck::cast_slice::<T, T::Acc>(input));
     let output = bytemuck::cast_slice_mut::<T, T::Acc>(output);
@@ -89,10 +86,11 @@ fn fold<A: Accumulator, const N: usize>(
 ) {
     let inputs = inputs.map(|input| &input[..output.len()]);
     for (index, to) in output.iter_mut().enumerate() {
-        let mut value = inputs[0][index];
-        for input in &inputs[1..] {
-            value = combine(value, input[index]);
-        }
-        *to = finish(value);
+        let pair = |first: usize| combine(inputs[first][index], inputs[first + 1][index]);
+        *to = finish(match N {
+            2 => pair(0),
+            3 => combine(pair(0), inputs[2][index]),
+            _ => combine(pair(0), pair(2)),
+        });
     }
 }

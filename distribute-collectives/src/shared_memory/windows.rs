@@ -24,7 +24,7 @@
 //! the memory lives as long as any process maps it.
 //!
 //! Memory traffic of an all-reduce: every buffer is read once and written once; the slots stay in
-//! the caches. Order of the reduction: rank 0, rank 1, ...: canonical.
+//! the caches. Order of the reduction: canonical.
 
 use std::ops::Range;
 

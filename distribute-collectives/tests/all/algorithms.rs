@@ -2,32 +2,67 @@
 //! and segments.
 
 use distribute_collectives::{
-    Algorithm, Communicator, CommunicatorExt, GroupOptions, Order, ReduceOp, reduce,
+    Communicator, CommunicatorExt, GroupOptions, Order, ReduceOp, reduce,
 };
-use half::bf16;
+use half::{bf16, f16};
 
-use crate::common::{ALGORITHMS, Carrier, Random, on_ranks};
+use crate::common::{ALGORITHMS, Carrier, Random, TestElement, bits, on_ranks};
 use crate::properties;
 
 properties::hold_over!(Carrier::Threads, 200 cases);
 
-/// The order of a plain sum from rank 0 on, by hand: 1e8 + 1 - 1e8 depends on it.
+/// The order by hand: a sum from rank 0 on would be 1.
 #[test]
-fn canonical_order_starts_at_rank_0() {
-    let values = [1e8_f32, 1.0, -1e8];
-    for algorithm in [Algorithm::Direct, Algorithm::Ring, Algorithm::Chain] {
+fn canonical_order_is_a_tree() {
+    let values = [1e8_f32, 1.0, -1e8, 1.0];
+    for algorithm in ALGORITHMS {
         let options = GroupOptions::default()
             .algorithm(algorithm)
             .order(Order::Canonical);
-        let results = on_ranks(3, options, |mut endpoint| {
+        let results = on_ranks(4, options, |mut endpoint| {
             let mut vector = [values[endpoint.rank()]; 5];
             endpoint
                 .all_reduce(ReduceOp::Sum, &mut [(&mut vector[..]).into()])
                 .unwrap();
             vector
         });
-        assert_eq!(results, [[(1e8_f32 + 1.0) - 1e8; 5]; 3]);
+        assert_eq!(results, [[(1e8_f32 + 1.0) + (-1e8 + 1.0); 5]; 4]);
+        assert_eq!(results[0][0], 0.0);
     }
+}
+
+/// Every kernel has the order, for any number of ranks.
+#[test]
+fn every_kernel_has_the_bits_of_the_definition() {
+    fn check<T: TestElement>() {
+        let mut random = Random(3);
+        for ranks in 1..=17 {
+            let mut vector = |_| {
+                (0..1100)
+                    .map(|_| T::from_f64(random.uniform() * 50.0))
+                    .collect()
+            };
+            let inputs: Vec<Vec<T>> = (0..ranks).map(&mut vector).collect();
+            for op in ReduceOp::ALL {
+                let expected = bits(&properties::tree(op, &inputs, ranks));
+                let slices: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
+                let mut output = inputs[0].clone();
+                reduce::reduce_into(op, &slices, &mut output);
+                assert_eq!(bits(&output), expected, "{op} of {ranks} ranks");
+                let mut all = inputs.clone();
+                let mut slices: Vec<&mut [T]> = all.iter_mut().map(Vec::as_mut_slice).collect();
+                reduce::reduce_all(op, &mut slices);
+                for result in all {
+                    assert_eq!(bits(&result), expected, "{op} of {ranks} ranks");
+                }
+            }
+        }
+    }
+    check::<f32>();
+    check::<f64>();
+    check::<f16>();
+    check::<bf16>();
+    check::<i32>();
 }
 
 #[test]

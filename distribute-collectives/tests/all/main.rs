@@ -14,4 +14,5 @@ mod generated;
 #[cfg(feature = "shm")]
 mod loopback_groups;
 mod properties;
+mod terms;
 mod wire_compression;

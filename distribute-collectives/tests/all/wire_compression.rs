@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use distribute_collectives::{
     Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, GroupOptions, Order,
     ReduceOp, Result, Transport, TransportCommunicator, WireType, chunk_range, in_process,
-    in_process_transports, reduce,
+    in_process_transports,
 };
 use half::{bf16, f16};
 use proptest::prelude::*;
 
-use crate::common::{BeforeSend, Random, bits, on_ranks, on_threads, within_limit};
+use crate::common::{BeforeSend, Random, TestElement, bits, on_ranks, on_threads, within_limit};
+use crate::properties;
 
 #[derive(Debug, Clone)]
 struct Case {
@@ -23,22 +24,54 @@ struct Case {
     seed: u64,
 }
 
+/// How often a result is rounded at most.
+#[derive(Debug, Clone, Copy)]
+struct Roundings {
+    /// On the way of one rank's element.
+    path: usize,
+    /// All of them, whose relative errors add up in a product.
+    all: usize,
+}
+
+impl Roundings {
+    /// Where every rank's elements are rounded, and every product of two.
+    fn of_tree(ranks: usize) -> Self {
+        Self {
+            path: depth(ranks) + 1,
+            all: 2 * ranks - 1,
+        }
+    }
+}
+
 impl Case {
     /// Every algorithm that sends something, with the roundings that its documentation states.
-    fn algorithms(&self) -> Vec<(Algorithm, usize)> {
+    fn algorithms(&self) -> Vec<(Algorithm, Roundings)> {
         let (size, ranks_per_host) = (self.world_size, self.ranks_per_host);
         let pairs = usize::from(!size.is_power_of_two());
         let hosts = size.div_ceil(ranks_per_host);
+        let of_path = |path| Roundings {
+            path,
+            all: size + 1,
+        };
+        let tree = Roundings::of_tree(size);
+        // It may be any of them.
+        let auto = Roundings {
+            path: size.max(2),
+            all: tree.all.max(size + 1),
+        };
         vec![
-            (Algorithm::Ring, size),
-            (Algorithm::Chain, size),
+            (Algorithm::Ring, of_path(size)),
+            (Algorithm::Chain, of_path(size)),
             (
                 Algorithm::HalvingDoubling,
-                size.ilog2() as usize + 1 + pairs,
+                of_path(size.ilog2() as usize + 1 + pairs),
             ),
-            (Algorithm::Hierarchical { ranks_per_host }, hosts + 1),
-            (Algorithm::DirectExchange, 2),
-            (Algorithm::Auto, size.max(2)),
+            (
+                Algorithm::Hierarchical { ranks_per_host },
+                of_path(hosts + 1),
+            ),
+            (Algorithm::DirectExchange, tree),
+            (Algorithm::Auto, auto),
         ]
     }
 
@@ -84,21 +117,33 @@ impl Case {
         }
     }
 
-    /// What canonical order promises: elements rounded once, combined in rank order, rounded once.
+    /// What canonical order promises: elements and every node of the tree are rounded once.
     fn canonical(&self, inputs: &[Vec<f32>]) -> Vec<f32> {
         if self.world_size == 1 {
             return inputs[0].clone();
         }
-        let round = |vector: &Vec<f32>| vector.iter().map(|v| self.round(*v)).collect();
-        let rounded: Vec<Vec<f32>> = inputs.iter().map(round).collect();
-        let slices: Vec<&[f32]> = rounded.iter().map(Vec::as_slice).collect();
-        let mut output = vec![0.0; inputs[0].len()];
-        reduce::reduce_into(self.op, &slices, &mut output);
-        round(&output)
+        match self.wire {
+            WireType::Bf16 => self.tree(inputs, bf16::from_f32, bf16::to_f32),
+            WireType::F16 => self.tree(inputs, f16::from_f32, f16::to_f32),
+        }
+    }
+
+    fn tree<T: TestElement>(
+        &self,
+        inputs: &[Vec<f32>],
+        round: fn(f32) -> T,
+        widen: fn(T) -> f32,
+    ) -> Vec<f32> {
+        let rounded = inputs
+            .iter()
+            .map(|it| it.iter().copied().map(round).collect());
+        let rounded: Vec<Vec<T>> = rounded.collect();
+        let result = properties::tree(self.op, &rounded, inputs.len());
+        result.into_iter().map(widen).collect()
     }
 
     /// The exact result of one element, and how far `roundings` may lead away from it.
-    fn bound(&self, roundings: usize, column: &[f64]) -> (f64, f64) {
+    fn bound(&self, roundings: Roundings, column: &[f64]) -> (f64, f64) {
         let (unit, tiny): (f64, f64) = match self.wire {
             WireType::Bf16 => (2.0_f64.powi(-8), 0.0),
             WireType::F16 => (2.0_f64.powi(-11), 2.0_f64.powi(-25)),
@@ -110,12 +155,15 @@ impl Case {
         // A partial result is rounded at most once per rank and once at the end.
         let below = tiny * (ranks + 1.0);
         match self.op {
-            ReduceOp::Sum => (sum, grown(roundings) * absolute + below),
-            ReduceOp::Mean => (sum / ranks, grown(roundings) * absolute / ranks + below),
+            ReduceOp::Sum => (sum, grown(roundings.path) * absolute + below),
+            ReduceOp::Mean => (
+                sum / ranks,
+                grown(roundings.path) * absolute / ranks + below,
+            ),
             ReduceOp::Prod => {
                 let magnitude: f64 = column.iter().map(|value| value.abs().max(1.0)).product();
                 let exact = column.iter().product();
-                (exact, grown(column.len() + 1) * magnitude + below)
+                (exact, grown(roundings.all) * magnitude + below)
             }
             ReduceOp::Min | ReduceOp::Max => {
                 let pick = if self.op == ReduceOp::Min {
@@ -128,6 +176,34 @@ impl Case {
             }
         }
     }
+}
+
+impl Case {
+    fn check_bound(
+        &self,
+        algorithm: Algorithm,
+        roundings: Roundings,
+        inputs: &[Vec<f32>],
+        results: &[f32],
+    ) {
+        for (index, result) in results.iter().enumerate() {
+            let column: Vec<f64> = inputs.iter().map(|input| input[index].into()).collect();
+            let (exact, bound) = self.bound(roundings, &column);
+            let error = (f64::from(*result) - exact).abs();
+            assert!(
+                error <= bound,
+                "{algorithm} {self:?}: {result} for {exact}, bound {bound}"
+            );
+            if self.world_size > 1 {
+                assert_eq!(self.round(*result).to_bits(), result.to_bits());
+            }
+        }
+    }
+}
+
+/// Levels of the tree over so many ranks.
+fn depth(ranks: usize) -> usize {
+    ranks.next_power_of_two().ilog2() as usize
 }
 
 fn split<'a>(mut vector: &'a mut [f32], lengths: &[usize]) -> Vec<Buffer<'a>> {
@@ -184,18 +260,7 @@ fn equal_on_all_ranks_and_within_the_bound(case: &Case) {
             bits(&results[0]),
             "rerun differs: {algorithm} {case:?}"
         );
-        for (index, result) in results[0].iter().enumerate() {
-            let column: Vec<f64> = inputs.iter().map(|input| input[index].into()).collect();
-            let (exact, bound) = case.bound(roundings, &column);
-            let error = (f64::from(*result) - exact).abs();
-            assert!(
-                error <= bound,
-                "{algorithm} {case:?}: {result} for {exact}, bound {bound}"
-            );
-            if case.world_size > 1 {
-                assert_eq!(case.round(*result).to_bits(), result.to_bits());
-            }
-        }
+        case.check_bound(algorithm, roundings, &inputs, &results[0]);
     }
 }
 
@@ -203,9 +268,16 @@ fn canonical_is_the_same_bits_everywhere(case: &Case) {
     let inputs = case.inputs();
     let expected = case.canonical(&inputs);
     for (algorithm, _) in case.algorithms() {
-        for result in case.all_reduce(algorithm, Order::Canonical, &inputs) {
-            assert_eq!(bits(&result), bits(&expected), "{algorithm} {case:?}");
+        let results = case.all_reduce(algorithm, Order::Canonical, &inputs);
+        for result in &results {
+            assert_eq!(bits(result), bits(&expected), "{algorithm} {case:?}");
         }
+        case.check_bound(
+            algorithm,
+            Roundings::of_tree(case.world_size),
+            &inputs,
+            &results[0],
+        );
     }
     let root = case.seed as usize % case.world_size;
     let options = case.options(Algorithm::Ring, Order::Canonical);
@@ -240,7 +312,7 @@ fn reduce_is_within_the_bound(case: &Case) {
     });
     for (index, result) in results[root].iter().enumerate() {
         let column: Vec<f64> = inputs.iter().map(|input| input[index].into()).collect();
-        let (exact, bound) = case.bound(case.world_size, &column);
+        let (exact, bound) = case.bound(Roundings::of_tree(case.world_size), &column);
         assert!(
             (f64::from(*result) - exact).abs() <= bound,
             "{case:?}: {result} for {exact}"
@@ -262,7 +334,7 @@ proptest! {
     }
 
     #[test]
-    fn reduce_keeps_the_bound_of_the_chain(case in cases()) {
+    fn reduce_keeps_the_bound_of_the_tree(case in cases()) {
         within_limit(move || reduce_is_within_the_bound(&case));
     }
 }

@@ -2,7 +2,7 @@
 
 use distribute_collectives::nccl::{DeviceMemory, ElementType};
 use distribute_collectives::{
-    CollectiveError, Communicator, CommunicatorExt, GroupOptions, ReduceOp, chunk_range,
+    CollectiveError, Communicator, CommunicatorExt, GroupOptions, ReduceOp, WireType, chunk_range,
 };
 use half::{bf16, f16};
 use rstest::rstest;
@@ -386,5 +386,31 @@ fn wrong_arguments_leave_the_group_usable() {
         }
         rank.barrier().expect("still usable");
         assert!(rank.describe().to_string().contains("NCCL 2.27.3"));
+    });
+}
+
+/// What the control group sends is rounded on the way; what NCCL reduces has no wire type.
+#[rstest]
+fn a_wire_type_of_the_control_group_rounds_nothing_that_nccl_reduces(
+    #[values(WireType::Bf16, WireType::F16)] wire: WireType,
+) {
+    within_limit(move || {
+        let fake = Fake::new("");
+        let group = GroupOptions::default().wire(wire);
+        let ranks = fake.group_with(2, group, fake.options(0));
+        on_threads(ranks, |mut rank| {
+            // Has 12 bits of mantissa: neither wire type holds it.
+            let own = 1.0 + f32::powi(2.0, -12) * (rank.rank() + 1) as f32;
+            let sum = 2.0 + f32::powi(2.0, -12) * 3.0;
+            let mut host = vec![own; 9];
+            rank.all_reduce(ReduceOp::Sum, &mut [(&mut host[..]).into()])
+                .expect("all_reduce");
+            assert_eq!(host, [sum; 9]);
+            let mut memory = upload(&mut rank, &[own; 9]);
+            rank.all_reduce_device(ReduceOp::Sum, &mut [memory.buffer()])
+                .expect("all_reduce_device");
+            assert_eq!(download::<f32>(&mut rank, &memory), [sum; 9]);
+        });
+        fake.assert_clean();
     });
 }

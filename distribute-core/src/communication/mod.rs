@@ -1,6 +1,9 @@
 //! TensorFlow's options of a collective operation (`tf.distribute.experimental`), and its packs.
 
 pub mod pack;
+mod wire;
+
+pub(crate) use wire::Narrowed;
 
 use std::fmt;
 use std::ops::Range;
@@ -9,7 +12,7 @@ use std::time::Duration;
 
 use distribute_collectives::{
     Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, GroupOptions, ReduceOp,
-    Result,
+    Result, WireType,
 };
 
 /// Which library carries out collective operations.
@@ -70,6 +73,17 @@ pub struct CommunicationOptions {
     pub timeout: Option<Duration>,
     /// Which library carries the operations out.
     pub implementation: CommunicationImplementation,
+    /// What `f32` gradients travel as between workers; `None`, the default, is as they are.
+    ///
+    /// Only gradients are rounded, where there are several workers: those of each replica, and
+    /// every sum of two of them in canonical order, which is computed in `f32`. So the bits do not
+    /// depend on how the replicas lie in workers. All else that workers exchange stays exact:
+    /// losses and metrics, initial values, statistics of a normalization, whole values and what a
+    /// step reduces itself. Gradients of other types travel as they are, those of tables in parts
+    /// too. A sum that [`WireType::F16`] cannot hold (above 65504) is infinite, which a dynamic
+    /// [`LossScale`](crate::LossScale) skips. NCCL has no such type: gradients of GPUs go through
+    /// host memory. A worker that is alone sends nothing.
+    pub wire: Option<WireType>,
 }
 
 impl CommunicationOptions {
@@ -92,11 +106,20 @@ impl CommunicationOptions {
             bytes_per_pack,
             timeout,
             implementation,
+            wire: None,
         })
     }
 
+    /// These options with gradients that travel as this type, or as they are.
+    #[must_use]
+    pub fn wire(mut self, wire: impl Into<Option<WireType>>) -> Self {
+        self.wire = wire.into();
+        self
+    }
+
     /// These options with every field replaced that `other` sets to something else than the
-    /// default: 0 bytes, no timeout and `Auto` do not override, a timeout of zero does.
+    /// default: 0 bytes, no timeout, `Auto` and no wire type do not override, a timeout of zero
+    /// does.
     #[must_use]
     pub fn merge(&self, other: &CommunicationOptions) -> CommunicationOptions {
         let mut merged = *self;
@@ -109,11 +132,12 @@ impl CommunicationOptions {
         if other.implementation != CommunicationImplementation::Auto {
             merged.implementation = other.implementation;
         }
+        merged.wire = other.wire.or(merged.wire);
         merged
     }
 
-    /// Puts timeout and implementation into the options of a group. `bytes_per_pack` takes effect
-    /// per call, in [`batch_all_reduce`](Self::batch_all_reduce).
+    /// Puts timeout and implementation into the options of a group. `bytes_per_pack` and `wire`
+    /// take effect per call, in [`batch_all_reduce`](Self::batch_all_reduce).
     ///
     /// # Errors
     /// [`CollectiveError::BackendUnavailable`] for NCCL, which reduces GPU memory: a group of
@@ -144,7 +168,8 @@ impl CommunicationOptions {
     /// [`reversed_packs`](pack::reversed_packs)). The buffers may have different types: a pack with
     /// several types is one operation per run of buffers with one type.
     ///
-    /// Allocates the list of packs; with `bytes_per_pack` 0 and one type it is
+    /// Allocates the list of packs, and what is rounded to [`wire`](Self::wire); with
+    /// `bytes_per_pack` 0, one type and no wire type it is
     /// [`all_reduce`](Communicator::all_reduce), which does not allocate.
     ///
     /// # Errors
@@ -155,14 +180,28 @@ impl CommunicationOptions {
         op: ReduceOp,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        if self.bytes_per_pack == 0 {
-            return communicator.all_reduce_by_type(op, buffers);
+        self.through_wire(buffers, |buffers| {
+            if self.bytes_per_pack == 0 {
+                return communicator.all_reduce_by_type(op, buffers);
+            }
+            let sizes_bytes: Vec<usize> = buffers.iter().map(Buffer::size_bytes).collect();
+            for pack in self.packs(&sizes_bytes) {
+                communicator.all_reduce_by_type(op, &mut buffers[pack])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Has buffers exchanged as the wire type.
+    fn through_wire(
+        &self,
+        buffers: &mut [Buffer<'_>],
+        exchange: impl FnOnce(&mut [Buffer<'_>]) -> Result<()>,
+    ) -> Result<()> {
+        match self.wire {
+            None => exchange(buffers),
+            Some(wire) => wire::through(wire, buffers, exchange),
         }
-        let sizes_bytes: Vec<usize> = buffers.iter().map(Buffer::size_bytes).collect();
-        for pack in self.packs(&sizes_bytes) {
-            communicator.all_reduce_by_type(op, &mut buffers[pack])?;
-        }
-        Ok(())
     }
 }
 
@@ -174,9 +213,14 @@ impl fmt::Display for CommunicationOptions {
         write!(
             f,
             "Options(bytes_per_pack={},timeout_seconds={timeout}, \
-             implementation=CommunicationImplementation.{})",
+             implementation=CommunicationImplementation.{}",
             self.bytes_per_pack, self.implementation
-        )
+        )?;
+        // TensorFlow has no such option.
+        match self.wire {
+            None => f.write_str(")"),
+            Some(wire) => write!(f, ",wire={wire})"),
+        }
     }
 }
 

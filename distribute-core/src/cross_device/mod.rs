@@ -12,7 +12,7 @@ mod reduction_to_one_device;
 use std::fmt::Debug;
 
 use burn::tensor::TensorData;
-use distribute_collectives::{Buffer, Communicator, Element, ReduceOp};
+use distribute_collectives::{Buffer, Communicator, Element, ReduceOp, reduce};
 
 pub use hierarchical_copy::HierarchicalCopy;
 pub use nccl_all_reduce::NcclAllReduce;
@@ -54,8 +54,11 @@ pub trait CrossDeviceOps: Send + Sync + Debug {
 }
 
 /// The default: the group's own all-reduce. In one process every replica reduces its share of
-/// the elements over all replicas, in replica order, and writes the result to every replica's
-/// buffer.
+/// the elements over all replicas and writes the result to every replica's buffer.
+///
+/// Order: the canonical one ([`tree`](distribute_collectives::tree) over the replicas). A mean is
+/// the sum divided by the number of replicas: as in TensorFlow, the sum of half types must be in
+/// their range.
 ///
 /// Gradients of several GPUs are reduced by NCCL where that can be used
 /// ([`DeviceReduction::Auto`]).
@@ -77,16 +80,49 @@ impl CrossDeviceOps for DirectAllReduce {
         op: ReduceOp,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        Ok(communicator.all_reduce(op, buffers)?)
+        communicator.all_reduce(sum_for(op), buffers)?;
+        divide_for(op, communicator.world_size(), buffers);
+        Ok(())
+    }
+}
+
+/// What replicas do together for an operation: a mean begins with the sum, in one process and in
+/// several, so that it is rounded alike.
+pub(crate) fn sum_for(op: ReduceOp) -> ReduceOp {
+    match op {
+        ReduceOp::Mean => ReduceOp::Sum,
+        other => other,
+    }
+}
+
+/// Ends what [`sum_for`] begins, for so many replicas.
+pub(crate) fn divide_for(op: ReduceOp, replicas: usize, buffers: &mut [Buffer<'_>]) {
+    if op == ReduceOp::Mean {
+        let buffers = buffers.iter_mut();
+        buffers.for_each(|buffer| reduce::divide(buffer, replicas));
     }
 }
 
 /// Calls an operation once per element type.
 pub(crate) fn by_type(
     tensors: &mut [TensorData],
+    call: impl FnMut(&mut [Buffer<'_>]) -> Result<()>,
+) -> Result<()> {
+    lists_by_type(&mut [tensors], call)
+}
+
+/// The same for lists of tensors that have the same types: the first list's buffers of a type, then
+/// those of the second one, and so on.
+pub(crate) fn lists_by_type(
+    lists: &mut [&mut [TensorData]],
     mut call: impl FnMut(&mut [Buffer<'_>]) -> Result<()>,
 ) -> Result<()> {
-    let mut buffers = as_buffers(tensors)?;
+    let lists = lists.iter_mut().map(|tensors| as_buffers(tensors));
+    let mut buffers = lists
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>();
     while let Some(dtype) = buffers.first().map(Buffer::dtype) {
         // A stable partition: the order of the buffers within a type is the caller's.
         let (mut same, rest): (Vec<_>, Vec<_>) =

@@ -2,15 +2,15 @@
 
 use distribute_collectives::{Buffer, Communicator, ReduceOp};
 
-use super::CrossDeviceOps;
+use super::{CrossDeviceOps, divide_for, sum_for};
 use crate::Result;
 
 /// Reduces on one replica's device and copies the result to the others
 /// (TensorFlow: `tf.distribute.ReductionToOneDevice`).
 ///
-/// Order: replica 0 + replica 1 + ...; the reducing replica reads `N - 1` buffers and the others
-/// read one, so for large buffers it is slower than [`DirectAllReduce`](super::DirectAllReduce),
-/// whose replicas share the work.
+/// Order: that of [`DirectAllReduce`](super::DirectAllReduce). The reducing replica reads `N - 1`
+/// buffers and the others read one, so for large buffers it is slower than that, whose replicas
+/// share the work.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ReductionToOneDevice {
     /// The replica that reduces; replica 0 by default.
@@ -28,7 +28,9 @@ impl CrossDeviceOps for ReductionToOneDevice {
         op: ReduceOp,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        communicator.reduce(op, self.reduce_to, buffers)?;
-        Ok(communicator.broadcast(self.reduce_to, buffers)?)
+        communicator.reduce(sum_for(op), self.reduce_to, buffers)?;
+        communicator.broadcast(self.reduce_to, buffers)?;
+        divide_for(op, communicator.world_size(), buffers);
+        Ok(())
     }
 }

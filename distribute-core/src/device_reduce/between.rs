@@ -8,6 +8,10 @@ use crate::communication::CommunicationOptions;
 use crate::device::SharedGroup;
 use crate::{DeviceReduction, LogicalDevice, Result, WorkerGroup};
 
+/// Why a worker whose gradients are to travel as another type does not take NCCL.
+const WIRE: &str = "a wire type was asked for, which NCCL has not: leave it out to reduce on the \
+                    devices, or ask for AUTO or RING to reduce through host memory with it";
+
 /// What a worker tells the others before they decide together.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Offer {
@@ -37,6 +41,7 @@ impl DevicePlan {
         let refusal = match (&join, &shared) {
             _ if self.wanted == DeviceReduction::HostMemory => Some("RING was asked for"),
             (None, _) => Some("it has a replica that is not on a GPU"),
+            _ if options.wire.is_some() => Some(WIRE),
             (_, None) => Some("its group is a communicator of the caller's"),
             _ if devices.len() > 1 && !self.is_on_device() => {
                 Some("its own replicas reduce through host memory")

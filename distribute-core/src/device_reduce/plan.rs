@@ -1,5 +1,6 @@
 //! Whether a strategy reduces gradients on its devices, and why.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -63,10 +64,17 @@ impl DevicePlan {
         });
         let kinds: Vec<_> = kinds.collect();
         let gpus = kinds.len();
+        let distinct: BTreeSet<_> = devices.iter().collect();
+        let is_shared = own.is_none() && distinct.len() < devices.len();
         let by_name = matches!(wanted, DeviceReduction::Nccl | DeviceReduction::Burn);
         if by_name && own.is_none() && gpus < devices.len() {
             let reason = "it reduces the memory of GPUs, and a replica of this strategy is on a \
                           CPU; put every replica on a GPU, or use auto";
+            return Err(CollectiveError::unavailable(wanted.name(), reason).into());
+        }
+        if by_name && is_shared {
+            let reason = "it needs a GPU for each replica, and several replicas share one; put one \
+                          replica on each GPU, or use auto";
             return Err(CollectiveError::unavailable(wanted.name(), reason).into());
         }
         let reducers = match kinds.first() {
@@ -78,6 +86,7 @@ impl DevicePlan {
         let refusal = match &reducers {
             _ if wanted == DeviceReduction::HostMemory => Some("asked for by name"),
             None => Some("some replicas are on CPUs"),
+            Some(_) if is_shared => Some("several replicas share a GPU"),
             Some(_) => None,
         };
         let several = devices.len() > 1;

@@ -78,6 +78,16 @@ impl Gradients {
         self.scale_by(&Number::Host(factor))
     }
 
+    /// Divides all gradients, also in a captured step.
+    pub(super) fn divide_by(&mut self, divisor: &Number) -> Result<()> {
+        self.dense_mut().try_for_each(|it| it.divide(divisor))?;
+        let Number::Host(divisor) = divisor else {
+            return Ok(());
+        };
+        let mut rows = self.rows.iter_mut();
+        rows.try_for_each(|rows| elements::divide(&mut rows.values, *divisor))
+    }
+
     /// Clips, also in a captured step.
     pub(crate) fn apply_clip(&mut self, clip: Clip) -> Result<()> {
         match clip {
@@ -97,7 +107,7 @@ impl Gradients {
     }
 
     /// Multiplies all gradients; rows have only host numbers.
-    fn scale_by(&mut self, factor: &Number) -> Result<()> {
+    pub(super) fn scale_by(&mut self, factor: &Number) -> Result<()> {
         self.dense_mut().try_for_each(|it| it.scale(factor))?;
         let Number::Host(factor) = factor else {
             return Ok(());

@@ -34,6 +34,11 @@ pub(super) fn scale(data: &mut TensorData, factor: f64) -> Result<()> {
     map(data, |value| value * narrow, |value| value * factor)
 }
 
+pub(super) fn divide(data: &mut TensorData, divisor: f64) -> Result<()> {
+    let narrow = divisor as f32;
+    map(data, |value| value / narrow, |value| value / divisor)
+}
+
 /// NaN stays NaN.
 pub(super) fn clamp(data: &mut TensorData, limit: f64) -> Result<()> {
     let narrow = limit as f32;
@@ -52,7 +57,10 @@ fn map(
         DType::F64 => each(data, wide),
         DType::F16 => each(data, |value: f16| f16::from_f32(narrow(value.to_f32()))),
         DType::BF16 => each(data, |value: bf16| bf16::from_f32(narrow(value.to_f32()))),
-        other => Err(Error::dtype("clip (f16, bf16, f32 and f64)", other)),
+        other => Err(Error::dtype(
+            "clip or scale (f16, bf16, f32 and f64)",
+            other,
+        )),
     }
 }
 

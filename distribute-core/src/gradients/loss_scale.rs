@@ -3,8 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use burn::tensor::TensorData;
+use burn::tensor::{Tensor, TensorData};
 
+use super::residence::Number;
 use super::{Gradients, residence};
 use crate::{Error, Result};
 
@@ -194,7 +195,9 @@ impl LossScale {
     /// Divides summed gradients. Whether an update with them may be made: all are finite, or nobody
     /// asks.
     pub(crate) fn unscale(&self, gradients: &mut Gradients) -> Result<bool> {
-        gradients.scale(1.0 / self.scale)?;
+        if self.scale != 1.0 {
+            gradients.divide_by(&Number::Host(self.scale))?;
+        }
         Ok(!self.is_dynamic() || gradients.are_finite()?)
     }
 
@@ -271,6 +274,20 @@ impl LossScale {
 }
 
 impl Gradients {
+    /// Divides the summed gradients of a captured step by its loss scale, an input of shape `[1]`.
+    /// Whether all of them are finite, in a tensor of shape `[1]`: 1, or 0.
+    pub(crate) fn unscale_captured(&mut self, scale: Tensor<1>) -> Result<Option<Tensor<1>>> {
+        // A compiler may multiply by the inverse, and a device take one below 2^-126 for 0: a
+        // larger scale is divided by 4 first, and the gradients with it.
+        let is_large = scale.clone().greater_elem(LARGEST / 4.0).float();
+        let part = is_large.mul_scalar(-0.75).add_scalar(1.0);
+        self.scale_by(&Number::Captured(part.clone()))?;
+        self.divide_by(&Number::Captured(scale * part))?;
+        let dense = self.entries.iter();
+        let dense = dense.filter_map(|entry| entry.gradient.as_ref());
+        Ok(residence::captured_are_finite(dense))
+    }
+
     /// Whether no element is infinite or NaN (TensorFlow: `tf.math.is_finite`). Those on a GPU are
     /// looked at there, with one number copied to the host; waits for it.
     ///

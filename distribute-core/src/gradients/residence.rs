@@ -41,6 +41,25 @@ pub(crate) enum Number {
     Captured(Tensor<1>),
 }
 
+/// One operation with a number, wherever a gradient and the number are.
+struct Arithmetic {
+    elements: fn(&mut TensorData, f64) -> Result<()>,
+    number: fn(Tensor<1>, f64) -> Tensor<1>,
+    tensor: fn(Tensor<1>, Tensor<1>) -> Tensor<1>,
+}
+
+const MULTIPLIED: Arithmetic = Arithmetic {
+    elements: elements::scale,
+    number: |gradient, factor| gradient.mul_scalar(factor),
+    tensor: |gradient, factor| gradient * factor,
+};
+
+const DIVIDED: Arithmetic = Arithmetic {
+    elements: elements::divide,
+    number: |gradient, divisor| gradient.div_scalar(divisor),
+    tensor: |gradient, divisor| gradient / divisor,
+};
+
 impl Residence {
     pub(super) fn device(tensor: Tensor<1>, shape: Shape) -> Self {
         let copy = OnceLock::new();
@@ -108,23 +127,40 @@ impl Residence {
 
     /// Multiplies all elements.
     pub(super) fn scale(&mut self, factor: &Number) -> Result<()> {
-        match (&mut *self, factor) {
-            (Self::Host(data), Number::Host(factor)) => elements::scale(data, *factor),
-            (Self::Device(found), Number::Host(factor)) => {
-                let scaled = found.tensor.clone().mul_scalar(*factor);
-                *self = Self::device(scaled, found.shape.clone());
+        self.change(factor, &MULTIPLIED)
+    }
+
+    /// Divides all elements. What is divided by a large number needs no inverse of it, which may be
+    /// so small that a device takes it for 0.
+    pub(super) fn divide(&mut self, divisor: &Number) -> Result<()> {
+        self.change(divisor, &DIVIDED)
+    }
+
+    fn change(&mut self, number: &Number, by: &Arithmetic) -> Result<()> {
+        match (&mut *self, number) {
+            (Self::Host(data), Number::Host(number)) => (by.elements)(data, *number),
+            (Self::Device(found), Number::Host(number)) => {
+                let changed = (by.number)(found.tensor.clone(), *number);
+                *self = Self::device(changed, found.shape.clone());
                 Ok(())
             }
-            (Self::Captured(tensor), factor) => {
+            (Self::Captured(tensor), number) => {
                 let trace::TensorSpec { shape, dtype } = tensor.spec();
-                let scaled = match factor {
-                    Number::Host(factor) => tensor.flat().mul_scalar(*factor),
-                    Number::Captured(factor) => {
-                        tensor.flat() * trace::of_type(factor.clone(), dtype)
+                let changed = match number {
+                    Number::Host(number) => (by.number)(tensor.flat(), *number),
+                    Number::Captured(number) => {
+                        // In f32 for 16 bits, as on the host: the number may be too large for them.
+                        let wide = match dtype {
+                            DType::F64 => dtype,
+                            _ => DType::F32,
+                        };
+                        let [gradient, number] =
+                            [tensor.flat(), number.clone()].map(|it| trace::of_type(it, wide));
+                        trace::of_type((by.tensor)(gradient, number), dtype)
                     }
                 };
-                if let Some(scaled) = trace::captured(&scaled) {
-                    *tensor = scaled.reshaped(&shape);
+                if let Some(changed) = trace::captured(&changed) {
+                    *tensor = changed.reshaped(&shape);
                 }
                 Ok(())
             }
@@ -249,6 +285,19 @@ pub(super) fn are_finite<'a>(
     }
     let mut all = on_host.into_iter().chain(rows).map(elements::are_finite);
     all.try_fold(true, |finite, is_finite| Ok(finite && is_finite?))
+}
+
+/// Whether no element of captured gradients is infinite or NaN, as a tensor of shape `[1]`: 1, or
+/// 0. `None` if none is captured.
+pub(super) fn captured_are_finite<'a>(
+    gradients: impl Iterator<Item = &'a Residence>,
+) -> Option<Tensor<1>> {
+    let are_finite = gradients.filter_map(|gradient| match gradient {
+        Residence::Captured(tensor) if tensor.spec().shape.contains(&0) => None,
+        Residence::Captured(tensor) => Some(tensor.flat().is_finite().float().min()),
+        _ => None,
+    });
+    are_finite.reduce(|all, one| all * one)
 }
 
 /// Of shape `[1]`, in `f32`, or in `f64` if all gradients are. What is larger than 1 is squared as

@@ -51,9 +51,20 @@ pub trait Leaf {
         true
     }
 
-    /// Whether every replica has its own in a mirrored value: the gradients of micro-batches.
+    /// Whether every replica has its own in a mirrored value: the gradients of micro-batches, and
+    /// running statistics.
     fn is_per_replica(&self) -> bool {
+        self.is_running_statistic()
+    }
+
+    /// Whether every replica has its own, and outside of steps they are read as their mean.
+    fn is_running_statistic(&self) -> bool {
         false
+    }
+
+    /// Whether it is a running statistic, of each replica's own or equal on all of them.
+    fn is_statistic(&self) -> bool {
+        self.is_running_statistic()
     }
 
     /// The captured tensor, if it is one.
@@ -177,7 +188,10 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
         if K::captured(self).is_some() {
             return Err(Error::host_read("a tensor"));
         }
+        let tracking = self.tracking();
         let plain = self.extract().without_autodiff();
+        // What is left in its place is still a leaf of the graph, if the tensor was one.
+        *self = K::tracked(self.clone().without_autodiff(), tracking);
         plain.try_into_data().map_err(read_error)
     }
 

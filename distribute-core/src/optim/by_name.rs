@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use super::{
     Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, MovingAverage, Nadam, Optimizer, RmsProp,
-    Sgd, WeightDecay,
+    Sgd, WeightDecay, of_burn,
 };
 use crate::{Error, Result};
 
@@ -100,6 +100,12 @@ impl Common {
             _ => self.weight_decay,
         };
         let optimizer = match decay {
+            None if !self.exclude_from_weight_decay.is_empty() => {
+                return Err(Error::invalid(format!(
+                    "the optimizer `{name}` has no weight decay that something could be excluded \
+                     from: set `weight_decay` beside `exclude_from_weight_decay`"
+                )));
+            }
             None => optimizer,
             Some(decay) => {
                 let decayed = WeightDecay::of(optimizer, decay).named(name);
@@ -117,8 +123,26 @@ impl Common {
     }
 }
 
+/// What of an optimizer of burn is chosen by name; all else is set in a program.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct OfBurn {
+    learning_rate: Option<f64>,
+}
+
+fn build_burn(
+    (name, build): &(&'static str, of_burn::Build),
+    config: &mut Config,
+) -> serde_json::Result<Arc<dyn Optimizer>> {
+    let default = if *name == "burn:sgd" { 0.01 } else { 0.001 };
+    let OfBurn { learning_rate } = config.take()?;
+    Ok(Arc::new(build(name, learning_rate.unwrap_or(default))))
+}
+
 /// The optimizer itself, and what is around it.
-fn read(build: Build, config: &Value) -> serde_json::Result<(Arc<dyn Optimizer>, Common)> {
+fn read(
+    build: impl FnOnce(&mut Config) -> serde_json::Result<Arc<dyn Optimizer>>,
+    config: &Value,
+) -> serde_json::Result<(Arc<dyn Optimizer>, Common)> {
     let mut config = Config {
         left: Map::deserialize(config)?,
         known: Vec::new(),
@@ -132,11 +156,17 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     ALL.iter().map(|(name, _)| *name)
 }
 
+/// The names of burn's optimizers ([`BurnOptimizer`](super::BurnOptimizer)), such as `burn:lamb`.
+pub fn burn_names() -> impl Iterator<Item = &'static str> {
+    of_burn::ALL.iter().map(|(name, _)| *name)
+}
+
 /// The optimizer of this name with these hyper-parameters, as [`Optimizer::config`] gives them;
 /// what is not there has Keras' default.
 ///
 /// Every optimizer also takes `weight_decay` and `exclude_from_weight_decay` ([`WeightDecay`]),
-/// and `use_ema`, `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]).
+/// and `use_ema`, `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's
+/// ([`burn_names`]) these and the `learning_rate` can be set, all else is burn's default.
 ///
 /// ```
 /// use distribute_core::optim::from_config;
@@ -153,11 +183,18 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// [`Error::InvalidArgument`] for another name, which says the nearest one, for a hyper-parameter
 /// that the optimizer does not have, and for a value that is none.
 pub fn from_config(name: &str, config: &Value) -> Result<Arc<dyn Optimizer>> {
-    let Some((name, build)) = ALL.iter().find(|(known, _)| *known == name) else {
-        let unknown = distribute_error::unknown("optimizer", name, names());
-        return Err(Error::invalid(unknown));
+    let keras = ALL.iter().find(|(known, _)| *known == name);
+    let burns = of_burn::ALL.iter().find(|(known, _)| *known == name);
+    let (name, read) = match (keras, burns) {
+        (Some((name, build)), _) => (*name, read(build, config)),
+        (None, Some(known)) => (known.0, read(|config| build_burn(known, config), config)),
+        (None, None) => {
+            let all = names().chain(burn_names());
+            let unknown = distribute_error::unknown("optimizer", name, all);
+            return Err(Error::invalid(unknown));
+        }
     };
-    let (optimizer, common) = read(*build, config).map_err(|error| {
+    let (optimizer, common) = read.map_err(|error| {
         Error::invalid(format!(
             "the configuration {config} of the optimizer `{name}`: {error}"
         ))
@@ -169,11 +206,11 @@ pub fn from_config(name: &str, config: &Value) -> Result<Arc<dyn Optimizer>> {
 mod tests {
     use serde_json::json;
 
-    use super::{from_config, names};
+    use super::{burn_names, from_config, names};
 
     #[test]
     fn what_an_optimizer_says_of_itself_builds_it_again() {
-        for name in names() {
+        for name in names().chain(burn_names()) {
             let first = from_config(
                 name,
                 &json!({
@@ -230,6 +267,8 @@ mod tests {
         assert!(kind.contains("expected f64"), "{kind}");
         let momentum = error("sgd", json!({"use_ema": true, "ema_momentum": 1.5}));
         assert!(momentum.contains("from 0 to 1, got 1.5"), "{momentum}");
+        let decay = error("sgd", json!({"exclude_from_weight_decay": ["bias"]}));
+        assert!(decay.contains("set `weight_decay`"), "{decay}");
         let often = json!({"use_ema": true, "ema_overwrite_frequency": 0});
         let often = error("sgd", often);
         assert!(often.contains("got 0"), "{often}");

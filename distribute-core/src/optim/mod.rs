@@ -1,10 +1,9 @@
 //! Optimizers with Keras' arithmetic, written as tensor functions.
 //!
 //! An optimizer's state is tensors (its *slots*), and what changes from step to step (learning
-//! rate, bias corrections) enters as [`Coefficient`]s. burn's own optimizers bake the step number
-//! into a captured graph, so they cannot run on a TPU; ours can. burn writes their state as a
-//! record of its own (`ModuleOptimizer::to_record`), ours are slots by name, which our checkpoints,
-//! servers and workers share. Defaults are Keras', not burn's (Adam's epsilon is 1e-7 here).
+//! rate, bias corrections) enters as [`Coefficient`]s. Defaults are Keras', not burn's (Adam's
+//! epsilon is 1e-7 here). burn's own optimizers are a [`BurnOptimizer`]; they bake the step number
+//! into a captured graph, so they cannot run on a TPU.
 
 mod adadelta;
 mod adagrad;
@@ -17,6 +16,7 @@ mod lion;
 mod moments;
 mod moving_average;
 mod nadam;
+mod of_burn;
 mod rmsprop;
 mod sgd;
 mod weight_decay;
@@ -31,7 +31,7 @@ pub use adadelta::Adadelta;
 pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use adamax::Adamax;
-pub use by_name::{from_config, names};
+pub use by_name::{burn_names, from_config, names};
 pub use ftrl::Ftrl;
 pub use keras::KerasOptimizer;
 use keras::Rule;
@@ -40,6 +40,8 @@ use moments::Moments;
 pub(crate) use moving_average::AVERAGE;
 pub use moving_average::MovingAverage;
 pub use nadam::Nadam;
+pub(crate) use of_burn::RecordLeaves;
+pub use of_burn::{BurnOptimizer, BurnRecord};
 pub use rmsprop::RmsProp;
 pub use sgd::Sgd;
 pub use weight_decay::{AdamW, WeightDecay};
@@ -132,6 +134,19 @@ pub struct ParameterUpdate<'a> {
     pub gradient: Tensor<1>,
     /// Its slots, in the order of [`Optimizer::slots`].
     pub slots: Vec<Tensor<1>>,
+    /// The parameter as a whole, for optimizers of burn; `None` on parameter servers, which update
+    /// parts.
+    pub whole: Option<WholeParameter<'a>>,
+}
+
+/// What only those have who update whole parameters.
+#[derive(Debug)]
+pub struct WholeParameter<'a> {
+    /// The dimensions of the parameter.
+    pub shape: &'a [usize],
+    /// What an optimizer of burn keeps for it beside slots; `None` before the first update, and for
+    /// all other optimizers.
+    pub record: &'a mut Option<BurnRecord>,
 }
 
 /// A parameter after an update, and its slots in their order.
@@ -192,6 +207,11 @@ pub trait Optimizer: Send + Sync + Debug {
         vec![learning_rate]
     }
 
+    /// The optimizer of burn that it is, or is around, if there is one: it keeps records.
+    fn burn(&self) -> Option<&BurnOptimizer> {
+        None
+    }
+
     /// The updated parameter and slots.
     ///
     /// # Errors
@@ -223,6 +243,10 @@ impl<T: Optimizer + ?Sized> Optimizer for Arc<T> {
 
     fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         (**self).coefficients(learning_rate, step)
+    }
+
+    fn burn(&self) -> Option<&BurnOptimizer> {
+        (**self).burn()
     }
 
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Coefficient, Optimizer, ParameterUpdate, SlotStart, Updated};
+use super::{BurnOptimizer, Coefficient, Optimizer, ParameterUpdate, SlotStart, Updated};
 use crate::{Error, Result};
 
 /// The slot that has the averages.
@@ -111,6 +111,10 @@ impl<O: Optimizer> Optimizer for MovingAverage<O> {
             all.extend([f64::from(!replaces), f64::from(replaces)]);
         }
         all
+    }
+
+    fn burn(&self) -> Option<&BurnOptimizer> {
+        self.inner.burn()
     }
 
     fn update(&self, mut of: ParameterUpdate<'_>) -> Result<Updated> {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Adam, Optimizer, ParameterUpdate, SlotStart, Updated};
+use super::{Adam, BurnOptimizer, Optimizer, ParameterUpdate, SlotStart, Updated};
 use crate::{Error, Result};
 
 /// An optimizer with decoupled weight decay (Loshchilov and Hutter, 2017; the argument
@@ -118,6 +118,10 @@ impl<O: Optimizer> Optimizer for WeightDecay<O> {
         let mut all = self.inner.coefficients(learning_rate, step);
         all.push(1.0 - learning_rate * self.weight_decay);
         all
+    }
+
+    fn burn(&self) -> Option<&BurnOptimizer> {
+        self.inner.burn()
     }
 
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {

@@ -10,6 +10,7 @@ use super::differentiable::Differentiable;
 use super::host::HostPeers;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
+use super::turns::Turn;
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Gradients, Nest, Result};
 
@@ -48,6 +49,7 @@ impl Devices {
     /// Sums flattened tensors: over the replicas of the process, by replica 0 over the workers, and
     /// back to the replicas.
     fn sum(&self, mut tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
+        let _paused = self.host.turn().map(Turn::pause);
         if let Some(local) = &self.local {
             tensors = lock(local).all_reduce(ReduceOp::Sum, tensors)?;
         }
@@ -125,6 +127,7 @@ impl Peers for Devices {
             detail: i64
         ) -> Result<Option<Arc<LocalExchange>>>;
         fn take_initial_value(&self, initial: &mut TensorData) -> Result<()>;
+        fn turn(&self) -> Option<&Turn>;
         fn check_backward(&self) -> Result<()>;
         fn begin_run(&self);
         fn finish_run(&self, id: usize) -> Result<()>;

@@ -43,6 +43,7 @@ impl ReplicaContext {
     /// # Errors
     /// If the loss is not one number, or was not computed on this replica's autodiff device.
     pub fn gradient<M: Module>(&self, loss: &Tensor<1>, model: &M) -> Result<Gradients> {
+        let _phase = tracing::trace_span!(target: "distribute::phase", "backward").entered();
         let keeps = self.peers.keeps_gradients();
         let gradients = Gradients::compute(loss, model, &lock(&self.watched), keeps)?;
         self.peers.check_backward()?;

@@ -11,6 +11,7 @@ use super::differentiable::{Differentiable, HostLink};
 use super::link::Link;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
+use super::turns::{Turn, Turning};
 use crate::gradients::Flags;
 use crate::nest::at_leaf;
 use crate::sync::lock;
@@ -51,24 +52,30 @@ pub(crate) struct HostPeers {
     pub(super) local_id: usize,
     pub(super) num_local: usize,
     exchange: Arc<LocalExchange>,
+    turn: Option<Turn>,
     /// How many differentiable calls were made; equal on all replicas.
     calls: AtomicU64,
 }
 
 impl HostPeers {
-    /// Of the replica `local_id` of `num_local` in this process.
+    /// Of the replica `local_id` of `num_local` in this process; `turn` if it shares its device.
     pub(crate) fn new(
         link: Box<dyn Link>,
-        local_id: usize,
-        num_local: usize,
+        (local_id, num_local): (usize, usize),
         exchange: Arc<LocalExchange>,
+        turn: Option<Turn>,
     ) -> Self {
+        let link = match turn.clone() {
+            Some(turn) => Box::new(Turning { link, turn }),
+            None => link,
+        };
         let backward = Mutex::default();
         Self {
             shared: Arc::new(HostLink { link, backward }),
             local_id,
             num_local,
             exchange,
+            turn,
             calls: AtomicU64::new(0),
         }
     }
@@ -93,7 +100,9 @@ impl HostPeers {
             };
             Ok(vec![join(all)?; self.num_local])
         };
+        let paused = self.turn.as_ref().map(Turn::pause);
         let leaves = self.exchange.exchange(op, self.local_id, leaves, joined)?;
+        drop(paused);
         value.put_leaves(leaves)
     }
 
@@ -162,7 +171,7 @@ impl Peers for HostPeers {
 
     fn all_reduce_gradients(&self, op: ReduceOp, gradients: &mut Gradients) -> Result<()> {
         let mut buffers = gradients.take_buffers(&self.signals())?;
-        self.link().all_reduce(op, &mut buffers)?;
+        self.link().all_reduce_gradients(op, &mut buffers)?;
         let mut flags = Flags::default();
         gradients.put_buffers(0..buffers.len(), buffers, &mut flags)?;
         self.receive(&flags.take_signals());
@@ -195,9 +204,16 @@ impl Peers for HostPeers {
 
     fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
         match self.link().workers() {
-            Some(workers) => workers.take_initial_value(initial),
+            Some(workers) => {
+                let _paused = self.turn.as_ref().map(Turn::pause);
+                workers.take_initial_value(initial)
+            }
             None => Ok(()),
         }
+    }
+
+    fn turn(&self) -> Option<&Turn> {
+        self.turn.as_ref()
     }
 
     fn check_backward(&self) -> Result<()> {
@@ -206,6 +222,9 @@ impl Peers for HostPeers {
 
     fn begin_run(&self) {
         self.exchange.begin_run();
+        if let Some(turn) = &self.turn {
+            turn.begin_run();
+        }
     }
 
     /// The barrier makes a replica of this process that is still waiting for this one in a

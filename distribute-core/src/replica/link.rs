@@ -15,13 +15,18 @@ pub(crate) trait Link: Send + Sync {
     /// Reduces buffers over all replicas, in place, as one operation per element type.
     fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()>;
 
-    /// The sum of buffers over all replicas; `on_pack` is called for each run of buffers that is
+    /// The same for gradients, which may be rounded on their way between workers.
+    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
+        self.all_reduce(op, buffers)
+    }
+
+    /// The sum of gradients over all replicas; `on_pack` is called for each run of buffers that is
     /// complete, while others may be under way.
     fn sum_in_packs(&self, buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()>;
 
-    /// Sums buffers onto replica 0, in place; those of the others are used up.
+    /// Sums gradients onto replica 0, in place; those of the others are used up.
     fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
-        self.all_reduce(ReduceOp::Sum, buffers)
+        self.all_reduce_gradients(ReduceOp::Sum, buffers)
     }
 
     /// The lists of all replicas, in replica order.

@@ -12,6 +12,7 @@ mod peers;
 mod place;
 mod rng;
 mod threads;
+mod turns;
 mod workers;
 
 use std::cell::Cell;
@@ -32,6 +33,7 @@ pub(crate) use peers::Peers;
 pub use place::{Replica, VariablePlacement};
 pub use rng::ReplicaRng;
 pub(crate) use threads::Threads;
+pub(crate) use turns::{Turn, Turns};
 pub(crate) use workers::Workers;
 
 use crate::gradients::Watched;
@@ -243,6 +245,7 @@ impl ReplicaContext {
             crate::error::check_count("the result of a merge_call", 1, results.len())?;
             return results.into_iter().next().ok_or_else(different_structure);
         };
+        let _paused = self.peers.turn().map(Turn::pause);
         exchange.exchange(op, self.local_id, value, join)
     }
 

@@ -9,6 +9,7 @@ use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
 use super::local_exchange::LocalExchange;
+use super::turns::Turn;
 use crate::trace::{Receiver, Trace};
 use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result};
 
@@ -112,6 +113,11 @@ pub(crate) trait Peers: Send {
 
     /// The capture that the step is part of.
     fn capture(&self) -> Option<&Arc<Trace>> {
+        None
+    }
+
+    /// The turn of the device that the replica shares with others, if it does.
+    fn turn(&self) -> Option<&Turn> {
         None
     }
 

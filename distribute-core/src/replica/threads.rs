@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
-use distribute_collectives::{CollectiveError, Communicator, CommunicatorExt, ReduceOp};
+use distribute_collectives::{
+    CollectiveError, Communicator, CommunicatorExt, InProcessCommunicator, ReduceOp,
+};
 
 use super::link::{Link, OnPack};
 use crate::Result;
@@ -12,13 +14,13 @@ use crate::sync::lock;
 
 /// One replica's end of the group of its process.
 pub(crate) struct Threads {
-    pub(super) communicator: Mutex<Box<dyn Communicator>>,
+    pub(super) communicator: Mutex<Box<InProcessCommunicator>>,
     cross_device_ops: Arc<dyn CrossDeviceOps>,
 }
 
 impl Threads {
     pub(crate) fn new(
-        communicator: Box<dyn Communicator>,
+        communicator: Box<InProcessCommunicator>,
         cross_device_ops: Arc<dyn CrossDeviceOps>,
     ) -> Self {
         Self {

@@ -1,9 +1,14 @@
 //! The replicas of several workers: replica 0 of each process speaks for it with the others.
 //!
-//! Order of a reduction: the replicas of a worker in replica order, in the worker; then the
-//! workers' sums in the order of the group ([`WorkerGroup::describe`]): that of the workers, unless
-//! a ring was asked for. MEAN is the SUM divided by the number of replicas. Half types are rounded
-//! once per stage.
+//! Order of a reduction: the canonical one, that of the [`tree`](distribute_collectives::tree) over
+//! all replicas, however they lie in workers. The replicas of a worker combine what they can, which
+//! are the subtrees of its replicas ([`WorkerGroup::parts`]); replica 0 gets the results of all of
+//! them and hands them in. Where a ring was asked for, the replicas of a worker are added up in
+//! this order, and then the workers' sums in that of the group ([`WorkerGroup::describe`]). MEAN is
+//! the SUM divided by the number of replicas. Half types are rounded at every node, and gradients
+//! that travel as a wire type ([`CommunicationOptions::wire`](crate::CommunicationOptions::wire))
+//! are of this type from the replicas to the result, so that their bits do not depend either on how
+//! the replicas lie in workers.
 //!
 //! Gradients can travel between workers in packs: the exchange of one overlaps what the replicas do
 //! with those before. The replicas of a worker add their gradients up first, all at once. Then
@@ -13,17 +18,18 @@
 //! tens of microseconds, an exchange between processes at least hundreds.
 
 use std::ops::Range;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use burn::tensor::TensorData;
 use distribute_collectives::{
-    Buffer, CollectiveError, Communicator, CommunicatorExt, ReduceOp, reduce,
+    CollectiveError, Communicator, CommunicatorExt, InProcessCommunicator, ReduceOp,
 };
 
 use super::link::{Link, OnPack};
 use super::threads::Threads;
-use crate::cross_device::{as_buffers, by_type};
+use crate::communication::Narrowed;
+use crate::cross_device::{as_buffers, by_type, divide_for, sum_for};
 use crate::sync::lock;
 use crate::workers::encoding;
 use crate::{Error, Result, WorkerGroup};
@@ -43,30 +49,47 @@ impl Workers {
 impl Link for Workers {
     fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
         let mut local = lock(&self.local.communicator);
-        by_type(buffers, |buffers| {
-            all_reduce(local.as_mut(), &self.workers, op, buffers)
-        })
+        let local = &mut **local;
+        let mut others = reduce_parts(local, &self.workers, sum_for(op), buffers)?;
+        if local.rank() == 0 {
+            let others = others.iter_mut().map(Vec::as_mut_slice);
+            let mut lists: Vec<_> = std::iter::once(&mut *buffers).chain(others).collect();
+            self.workers.all_reduce_in_packs(sum_for(op), &mut lists)?;
+        }
+        if local.world_size() > 1 {
+            by_type(buffers, |buffers| Ok(local.broadcast(0, buffers)?))?;
+        }
+        divide_for(op, self.workers.num_replicas(), &mut as_buffers(buffers)?);
+        Ok(())
+    }
+
+    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
+        let narrowed = Narrowed::of(self.workers.options().wire, buffers)?;
+        self.all_reduce(sum_for(op), buffers)?;
+        narrowed.restore(0..buffers.len(), buffers)?;
+        divide_for(op, self.workers.num_replicas(), &mut as_buffers(buffers)?);
+        Ok(())
     }
 
     fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
         if self.workers.options().bytes_per_pack == 0 {
-            self.all_reduce(ReduceOp::Sum, &mut buffers)?;
+            self.all_reduce_gradients(ReduceOp::Sum, &mut buffers)?;
             return on_pack(0..buffers.len(), buffers);
         }
+        let narrowed = Narrowed::of(self.workers.options().wire, &mut buffers)?;
+        let on_pack: OnPack<'_> = &mut |range: Range<usize>, mut buffers: Vec<TensorData>| {
+            narrowed.restore(range.clone(), &mut buffers)?;
+            on_pack(range, buffers)
+        };
         let mut local = lock(&self.local.communicator);
-        let local = local.as_mut();
-        if local.world_size() > 1 {
-            by_type(&mut buffers, |buffers| {
-                Ok(local.all_reduce(ReduceOp::Sum, buffers)?)
-            })?;
-        }
-        let packs = split(&self.workers, buffers);
+        let local = &mut **local;
+        let others = reduce_parts(local, &self.workers, ReduceOp::Sum, &mut buffers)?;
+        let packs = split(&self.workers, buffers, others);
         if local.rank() == 0 {
             return reduce_packs(local, &self.workers, packs, on_pack);
         }
-        packs
-            .into_iter()
-            .try_for_each(|pack| broadcast_pack(local, pack, on_pack))
+        let mut packs = packs.into_iter();
+        packs.try_for_each(|(range, buffers, _)| broadcast_pack(local, (range, buffers), on_pack))
     }
 
     fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
@@ -101,54 +124,67 @@ impl Link for Workers {
     }
 }
 
-/// Reduces one replica's buffers over all replicas, in place. `local` is the replica's endpoint of
-/// the group of its process, whose rank 0 speaks for the process.
-fn all_reduce(
-    local: &mut dyn Communicator,
+/// Reduces over the replicas of each part of this process, in place, and gives replica 0 what the
+/// parts after its own have become.
+fn reduce_parts(
+    local: &mut InProcessCommunicator,
     workers: &WorkerGroup,
     op: ReduceOp,
-    buffers: &mut [Buffer<'_>],
-) -> Result<()> {
-    let step = match op {
-        ReduceOp::Mean => ReduceOp::Sum,
-        other => other,
-    };
-    let several = local.world_size() > 1;
-    if several {
+    buffers: &mut [TensorData],
+) -> Result<Vec<Vec<TensorData>>> {
+    let (rank, parts) = (local.rank(), workers.parts());
+    if local.world_size() > 1 {
         // Not `reduce`: here the replicas share the work.
-        local.all_reduce(step, buffers)?;
+        by_type(buffers, |buffers| {
+            Ok(local.all_reduce_parts(op, parts, buffers)?)
+        })?;
     }
-    if local.rank() == 0 {
-        let mut communicator = workers.communicator();
-        let options = workers.options();
-        options.batch_all_reduce(communicator.as_mut(), step, buffers)?;
-    }
-    if several {
-        local.broadcast(0, buffers)?;
-    }
-    if op == ReduceOp::Mean {
-        for buffer in buffers {
-            reduce::divide(buffer, workers.num_replicas());
+    let mut others = Vec::new();
+    let mut first = 0;
+    for part in &parts[..parts.len() - 1] {
+        first += part;
+        if rank == 0 {
+            let mut copy = buffers.to_vec();
+            let mut views = as_buffers(&mut copy)?.into_iter();
+            views.try_for_each(|view| local.recv(first, view))?;
+            others.push(copy);
+        } else if rank == first {
+            let mut views = as_buffers(buffers)?.into_iter();
+            views.try_for_each(|view| local.send(0, view))?;
         }
     }
-    Ok(())
+    Ok(others)
 }
 
 /// A run of buffers and their places in the whole list.
-type Pack = (Range<usize>, Vec<TensorData>);
+type Reduced = (Range<usize>, Vec<TensorData>);
 
-/// Cuts the list into packs, in the order in which they are reduced.
-fn split(workers: &WorkerGroup, mut buffers: Vec<TensorData>) -> Vec<Pack> {
+/// The same with what the other parts of the process have in its place.
+type Pack = (Range<usize>, Vec<TensorData>, Vec<Vec<TensorData>>);
+
+/// Cuts the lists into packs, in the order in which they are reduced.
+fn split(
+    workers: &WorkerGroup,
+    mut buffers: Vec<TensorData>,
+    mut others: Vec<Vec<TensorData>>,
+) -> Vec<Pack> {
     let sizes_bytes: Vec<usize> = buffers.iter().map(|data| data.as_bytes().len()).collect();
     let ranges = workers.options().packs(&sizes_bytes).into_iter();
     // The first pack is the end of the list.
-    let packs = ranges.map(|range| (range.clone(), buffers.split_off(range.start)));
+    let packs = ranges.map(|range| {
+        let start = range.start;
+        let others = others
+            .iter_mut()
+            .map(|list| list.split_off(start))
+            .collect();
+        (range, buffers.split_off(start), others)
+    });
     packs.collect()
 }
 
 /// Replica 0's part: its exchange thread reduces the packs, this one hands them on.
 fn reduce_packs(
-    local: &mut dyn Communicator,
+    local: &mut InProcessCommunicator,
     workers: &WorkerGroup,
     packs: Vec<Pack>,
     on_pack: OnPack<'_>,
@@ -161,8 +197,9 @@ fn reduce_packs(
             .spawn_scoped(scope, move || exchange(workers, packs, &reduced))
             .map_err(Error::internal)?;
         // Its end of the channel must be gone before the scope waits for the thread.
-        let forwarded =
-            (arrivals.into_iter()).try_for_each(|pack| broadcast_pack(local, pack, on_pack));
+        let mut arriving = std::iter::from_fn(move || next_pack(&arrivals));
+        let forwarded = arriving.try_for_each(|pack| broadcast_pack(local, pack, on_pack));
+        drop(arriving);
         let exchanged = exchange
             .join()
             .map_err(|_| Error::invalid("the thread that exchanges gradients panicked"))?;
@@ -170,12 +207,18 @@ fn reduce_packs(
     })
 }
 
+/// Blocks until the exchange thread has reduced a pack; nothing after the last one.
+fn next_pack(arrivals: &Receiver<Reduced>) -> Option<Reduced> {
+    let _phase = tracing::trace_span!(target: "distribute::phase", "wait").entered();
+    arrivals.recv().ok()
+}
+
 /// Ends early when nobody takes the packs any more.
-fn exchange(workers: &WorkerGroup, packs: Vec<Pack>, reduced: &SyncSender<Pack>) -> Result<()> {
-    for (range, mut buffers) in packs {
-        let mut communicator = workers.communicator();
-        communicator.all_reduce_by_type(ReduceOp::Sum, &mut as_buffers(&mut buffers)?)?;
-        drop(communicator);
+fn exchange(workers: &WorkerGroup, packs: Vec<Pack>, reduced: &SyncSender<Reduced>) -> Result<()> {
+    for (range, mut buffers, mut others) in packs {
+        let others = others.iter_mut().map(Vec::as_mut_slice);
+        let mut lists: Vec<_> = std::iter::once(&mut buffers[..]).chain(others).collect();
+        workers.all_reduce(ReduceOp::Sum, &mut lists)?;
         if reduced.send((range, buffers)).is_err() {
             break;
         }
@@ -185,8 +228,8 @@ fn exchange(workers: &WorkerGroup, packs: Vec<Pack>, reduced: &SyncSender<Pack>)
 
 /// Gives the other replicas of the process what replica 0 has, and goes on with it.
 fn broadcast_pack(
-    local: &mut dyn Communicator,
-    (range, mut buffers): Pack,
+    local: &mut InProcessCommunicator,
+    (range, mut buffers): Reduced,
     on_pack: OnPack<'_>,
 ) -> Result<()> {
     if local.world_size() > 1 {

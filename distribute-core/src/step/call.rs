@@ -14,8 +14,8 @@ use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Argument, CapturedTensor, Coefficients, DeviceTensor, Fingerprint, ResultLeaf, Source,
-    StateChange, StepKey, TensorSpec, Trace, Tracer,
+    Argument, CapturedTensor, Coefficients, DeviceTensor, Fingerprint, Guard, ResultLeaf, Source,
+    StateChange, StepKey, TensorSpec, Trace, Tracer, Watched, choose, equals,
 };
 use crate::{Error, Leaf, Mirrored, Nest, NestPath, Replicate, Result, host_reduce};
 
@@ -77,7 +77,10 @@ impl<'t> Call<'t> {
         mutable: bool,
     ) -> Result<()> {
         check_state(state, self.strategy, self.replicas)?;
-        let tensors = state.copies.on_devices(self.tracer)?;
+        let tensors = match mutable {
+            true => state.copies.on_devices(self.tracer)?,
+            false => state.copies.on_devices_to_read(self.tracer)?,
+        };
         self.key.state(&state.identity);
         let access = if mutable { "mut" } else { "ref" };
         self.fixed(format_args!("{access} {}", hosts.fingerprint.join(" ")));
@@ -223,12 +226,18 @@ fn copy<T: Nest>(part: &mut T) -> Option<T> {
 pub struct CapturedState<T> {
     pub(crate) value: T,
     before: Vec<Vec<u64>>,
+    /// The tensors of each part.
+    inputs: Vec<Vec<CapturedTensor>>,
+    /// The number of its first training state.
+    host: Option<usize>,
 }
 
 /// A capture, as the arguments see it.
 #[derive(Debug)]
 pub struct Capture {
     pub(crate) trace: Arc<Trace>,
+    /// The replicas of this process.
+    replicas: usize,
     /// The shapes and types of the arguments' tensors.
     specs: Vec<TensorSpec>,
     /// The inputs made so far.
@@ -237,6 +246,8 @@ pub struct Capture {
     pub(crate) names: HashMap<TensorId, String>,
     hosts: usize,
     pub(crate) states: Vec<StateChange<CapturedTensor>>,
+    /// The running statistics of the mutable ones, after the step.
+    statistics: Vec<(Watched, CapturedTensor)>,
     /// What is known of the batch.
     pub(crate) batch_facts: BatchFacts,
     /// Whether they are captured once more.
@@ -244,15 +255,17 @@ pub struct Capture {
 }
 
 impl Capture {
-    pub(crate) fn new(trace: Arc<Trace>, leaves: &[CallLeaf], keeps_arguments: bool) -> Self {
+    pub(crate) fn new(trace: Arc<Trace>, call: &Call<'_>, keeps_arguments: bool) -> Self {
         Self {
             keeps_arguments,
             trace,
-            specs: leaves.iter().map(|leaf| leaf.spec.clone()).collect(),
+            replicas: call.replicas,
+            specs: call.leaves.iter().map(|leaf| leaf.spec.clone()).collect(),
             leaves: Vec::new(),
             names: HashMap::new(),
             hosts: 0,
             states: Vec::new(),
+            statistics: Vec::new(),
             batch_facts: BatchFacts::default(),
         }
     }
@@ -265,6 +278,7 @@ impl Capture {
     ) -> Result<CapturedState<T>> {
         let mut value = state.copies.first();
         let before = read_hosts(&mut value)?.records;
+        let host = (!before.is_empty()).then_some(self.hosts);
         value.parts(|path, part| {
             if mutable {
                 part.check_capture().map_err(|error| error.at(path))?;
@@ -276,13 +290,29 @@ impl Capture {
             Ok(())
         })?;
         let device = self.trace.device().clone();
-        value.leaves(Some(&device), |path, leaf| {
-            let input = self.next_input()?;
-            self.names.insert(input.id(), path.to_string());
-            leaf.bind(input, leaf.tracking());
+        let is_alone = self.replicas == self.trace.num_replicas();
+        let mut inputs = Vec::new();
+        value.parts(|path, part| {
+            let mut of_part = Vec::new();
+            part.walk_leaves(path, Some(&device), &mut |path, leaf| {
+                if mutable && leaf.is_running_statistic() && !is_alone {
+                    return Err(of_other_processes().at(path));
+                }
+                let input = self.next_input()?;
+                self.names.insert(input.id(), path.to_string());
+                of_part.push(input.clone());
+                leaf.bind(input, leaf.tracking());
+                Ok(())
+            })?;
+            inputs.push(of_part);
             Ok(())
         })?;
-        Ok(CapturedState { value, before })
+        Ok(CapturedState {
+            value,
+            before,
+            inputs,
+            host,
+        })
     }
 
     pub(crate) fn collect_state<T: Replicate>(
@@ -295,17 +325,57 @@ impl Capture {
             Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
         let after = read_hosts(&mut captured.value)?.records;
-        let mut tensors = Vec::new();
-        captured.value.leaves(None, |_, leaf| {
-            tensors.push(leaf.captured().ok_or_else(foreign)?);
-            Ok(())
+        let is_empty = self.batch_facts.is_empty();
+        let (inputs, host) = (std::mem::take(&mut captured.inputs), captured.host);
+        let mut of_parts = inputs.iter();
+        let (mut tensors, mut applies) = (Vec::new(), Vec::new());
+        captured.value.parts(|path, part| {
+            let flag = part.host().map(|state| state.applies());
+            let is_made = flag.clone().flatten();
+            let is_made = is_made.and_then(|flag| equals(&flag.flat(), 1.0));
+            applies.extend(flag);
+            let mut old = of_parts.next().into_iter().flatten();
+            part.walk_leaves(path, None, &mut |path, leaf| {
+                let old = old.next();
+                // An empty part of a batch, whose mean is NaN, leaves running statistics as they
+                // were.
+                let kept = old.filter(|_| is_empty && leaf.is_running_statistic());
+                let kept = kept.cloned().or_else(|| leaf.captured());
+                let mut tensor = kept.ok_or_else(foreign)?;
+                if leaf.is_statistic() && !is_empty {
+                    let path = path.to_string();
+                    let statistic = (Watched { path, host }, tensor.clone());
+                    self.statistics.push(statistic);
+                    // An update that is skipped takes back what the step has moved them by.
+                    if let (Some(is_made), Some(old)) = (&is_made, old) {
+                        tensor = choose(is_made, &tensor, old);
+                    }
+                }
+                tensors.push(tensor);
+                Ok(())
+            })
         })?;
         let before = std::mem::take(&mut captured.before);
         self.states.push(StateChange {
             hosts: before.into_iter().zip(after).collect(),
+            applies,
             tensors,
+            before: inputs.concat(),
         });
         Ok(())
+    }
+
+    /// Has the program look at the running statistics of all states, if there are any, and take
+    /// everything back if one is not finite.
+    pub(crate) fn guard(&mut self) -> Result<Option<Guard<CapturedTensor>>> {
+        let statistics = std::mem::take(&mut self.statistics);
+        let states = self.states.iter_mut();
+        if statistics.is_empty() {
+            states.for_each(|state| state.before.clear());
+            return Ok(None);
+        }
+        let changes = states.map(|state| (&mut state.before, &mut state.tensors));
+        Guard::new(&self.trace, statistics, changes).map(Some)
     }
 
     /// Replica 0's part of a batch, or one like it if the arguments are captured once more.
@@ -351,6 +421,14 @@ impl Capture {
     }
 }
 
+/// Nobody reads the mean of running statistics over the devices of several processes.
+fn of_other_processes() -> Error {
+    Error::not_compilable(
+        "training running statistics of each replica's own in several processes",
+        "use a `SyncBatchNorm`, whose statistics are equal on all replicas, or one process",
+    )
+}
+
 /// What a call has made of the mutable mirrored arguments, in argument order.
 #[derive(Debug)]
 pub struct Changes<'a> {
@@ -358,6 +436,18 @@ pub struct Changes<'a> {
     leaves: &'a [CallLeaf],
     /// The program's results. If it has failed, everything that it could have changed is lost.
     outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
+    /// Whether the program has taken all changes back.
+    are_undone: bool,
+    skipped: std::slice::Iter<'a, Vec<bool>>,
+}
+
+/// What the program has found while it ran, the same in all processes.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    /// Running statistics that are not finite: it has taken all changes back.
+    pub(crate) refused: Option<Error>,
+    /// For every change whether its training states have skipped their updates.
+    pub(crate) skipped: Vec<Vec<bool>>,
 }
 
 impl<'a> Changes<'a> {
@@ -365,16 +455,19 @@ impl<'a> Changes<'a> {
         states: &'a [StateChange],
         leaves: &'a [CallLeaf],
         outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
+        verdict: &'a Verdict,
     ) -> Self {
         Self {
             states: states.iter(),
+            skipped: verdict.skipped.iter(),
             leaves,
             outputs,
+            are_undone: verdict.refused.is_some(),
         }
     }
 
     /// The new tensors of a mirrored value, or why it is lost.
-    fn tensors(&self, change: &StateChange) -> Result<Vec<Arc<dyn DeviceTensor>>, String> {
+    fn tensors(&self, new: &[ResultLeaf]) -> Result<Vec<Arc<dyn DeviceTensor>>, String> {
         let outputs = self.outputs.map_err(ToString::to_string)?;
         let tensor = |new: &ResultLeaf| match *new {
             ResultLeaf::Output(index) => outputs.get(index).cloned(),
@@ -384,14 +477,19 @@ impl<'a> Changes<'a> {
             },
             ResultLeaf::Constant(_) => None,
         };
-        let tensors: Option<Vec<_>> = change.tensors.iter().map(tensor).collect();
+        let tensors: Option<Vec<_>> = new.iter().map(tensor).collect();
         tensors.ok_or_else(|| "the program left out a tensor of the state".to_string())
     }
 
     /// Puts the next change into its value.
     pub(crate) fn apply<T: Replicate>(&mut self, state: &mut Mirrored<T>) -> Result<()> {
         let change = self.states.next().ok_or_else(different_structure)?;
-        let tensors = match self.tensors(change) {
+        let mut skipped = self.skipped.next().into_iter().flatten();
+        let new = match self.are_undone {
+            true => &change.before,
+            false => &change.tensors,
+        };
+        let tensors = match self.tensors(new) {
             Ok(tensors) => tensors,
             Err(cause) => {
                 state.copies.lose();
@@ -400,17 +498,21 @@ impl<'a> Changes<'a> {
             }
         };
         state.copies.keep_fetched();
-        let mut changes = change.hosts.iter();
+        let hosts = match self.are_undone {
+            true => &[][..],
+            false => &change.hosts,
+        };
+        let mut changes = hosts.iter();
         state.copies.host[0].parts(|_, part| {
             if let Some(state) = part.host()
                 && let Some((before, after)) = changes.next()
             {
-                state.replay(before, after);
+                state.replay(before, after, skipped.next().is_some_and(|it| *it));
             }
             Ok(())
         })?;
         let is_output = |new: &ResultLeaf| matches!(new, ResultLeaf::Output(_));
-        let are_computed = change.tensors.iter().any(is_output);
+        let are_computed = new.iter().any(is_output);
         state.copies.put_on_devices(tensors, are_computed);
         Ok(())
     }

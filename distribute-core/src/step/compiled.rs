@@ -10,16 +10,16 @@ use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
 use burn_ir::OperationIr;
 
-use super::call::{Call, Capture, Changes};
+use super::call::{Call, Capture, Changes, Verdict};
 use super::digest::digest;
 use super::{Item, StepArgs, twice};
 use crate::nest::different_structure;
 use crate::strategy::StrategyId;
 use crate::sync::{lock, panic_message};
 use crate::trace::{
-    Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Given, HostSide,
-    Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput, StepProgram,
-    Trace, Tracer, is_random, is_touch, messages,
+    Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Given, Guard,
+    HostSide, Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput,
+    StepProgram, Trace, Tracer, is_random, is_touch, messages,
 };
 use crate::{Error, Nest, NestPath, PerReplica, ReplicaContext, Result, Strategy, scope};
 
@@ -52,7 +52,8 @@ where
             };
             trace.check()?;
             A::collect(&mut captured, &mut capture)?;
-            Plan::new(capture, result)
+            let guard = capture.guard()?;
+            Plan::new(capture, guard, result)
         };
         let mut capturing = Capturing {
             call: &call,
@@ -152,7 +153,7 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
         let mut outcome = Err(Error::invalid("the step was not captured"));
         let graph = device.capture_scope(|capture_scope| {
             let trace = Arc::new(Trace::new(*device, self.num_replicas));
-            let capture = Capture::new(trace, &call.leaves, keeps);
+            let capture = Capture::new(trace, call, keeps);
             outcome = catch_unwind(AssertUnwindSafe(|| (self.record)(capture)))
                 .unwrap_or_else(|payload| Err(messages::of_panic(panic_message(&*payload))));
             // Without a graph nothing is declared.
@@ -178,9 +179,27 @@ fn execute<A: StepArgs, R: Nest + 'static>(
     let executable = program.executable.as_ref();
     let missing = || Error::invalid("a program that was not compiled");
     let outputs = executable.ok_or_else(missing)?.execute(arguments);
-    let results = outputs.as_deref();
-    args.leave(&mut Changes::new(&program.states, &call.leaves, results))?;
-    let outputs = outputs?;
+    let outputs = outputs.and_then(|outputs| {
+        let verdict = Verdict {
+            refused: not_finite(program, call, &outputs)?,
+            skipped: skipped(program, call, &outputs)?,
+        };
+        Ok((outputs, verdict))
+    });
+    let (results, verdict) = match &outputs {
+        Ok((outputs, verdict)) => (Ok(outputs.as_slice()), verdict),
+        Err(error) => (Err(error), &Verdict::default()),
+    };
+    args.leave(&mut Changes::new(
+        &program.states,
+        &call.leaves,
+        results,
+        verdict,
+    ))?;
+    let (outputs, verdict) = outputs?;
+    if let Some(error) = verdict.refused {
+        return Err(error);
+    }
     let host = program.host_side();
     let values = |leaves: &[ResultLeaf], replica: usize| -> Result<Vec<TensorData>> {
         let values = leaves.iter();
@@ -200,6 +219,46 @@ fn execute<A: StepArgs, R: Nest + 'static>(
         Ok(result)
     });
     Ok(PerReplica::new(results.collect::<Result<_>>()?))
+}
+
+/// Waits for what the program says of running statistics, if the states have any: the error if one
+/// is not finite on any replica, the same in all processes.
+fn not_finite(
+    program: &StepProgram,
+    call: &Call<'_>,
+    outputs: &[Arc<dyn DeviceTensor>],
+) -> Result<Option<Error>> {
+    let Some(guard) = &program.guard else {
+        return Ok(None);
+    };
+    let found = value_of(&guard.found, call, outputs, 0)?;
+    let first = guard.first(found.iter::<f32>());
+    Ok(first.map(|(replica, watched)| {
+        let numbers = watched.host.and_then(|host| call.coefficients.get(host));
+        Error::StatisticsNotFinite {
+            path: watched.path.clone(),
+            replica,
+            updates: numbers.map_or(0, |numbers| numbers.step),
+        }
+    }))
+}
+
+/// Waits for what the program says of updates that can be skipped, if there are any: for every
+/// change whether its training states have skipped theirs.
+fn skipped(
+    program: &StepProgram,
+    call: &Call<'_>,
+    outputs: &[Arc<dyn DeviceTensor>],
+) -> Result<Vec<Vec<bool>>> {
+    let is_skipped = |flag: &Option<ResultLeaf>| match flag {
+        None => Ok(false),
+        Some(flag) => {
+            let flag = value_of(flag, call, outputs, 0)?;
+            Ok(flag.iter::<f32>().any(|applies| applies == 0.0))
+        }
+    };
+    let of_change = |state: &StateChange| state.applies.iter().map(is_skipped).collect();
+    program.states.iter().map(of_change).collect()
 }
 
 /// The arguments in the program's order.
@@ -225,6 +284,10 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             let value = *numbers.get(index)?;
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))
+        }
+        Source::LossScale(host) => {
+            let scale = call.coefficients.get(host)?.loss_scale as f32;
+            Some(Argument::Same(TensorData::new(vec![scale], [1])))
         }
         Source::RandomKey => Some(Argument::Same(random_key(call, program))),
     };
@@ -300,12 +363,17 @@ struct Plan {
     capture: Capture,
     outputs: Vec<CapturedTensor>,
     states: Vec<StateChange>,
+    guard: Option<Guard<ResultLeaf>>,
     host: HostSide,
     skeleton: Box<dyn Any + Send>,
 }
 
 impl Plan {
-    fn new<R: Nest + Send + 'static>(capture: Capture, mut result: R) -> Result<Self> {
+    fn new<R: Nest + Send + 'static>(
+        capture: Capture,
+        guard: Option<Guard<CapturedTensor>>,
+        mut result: R,
+    ) -> Result<Self> {
         let leaves = capture.leaves.iter().enumerate();
         let mut outputs = Outputs {
             leaves: leaves.map(|(index, leaf)| (leaf.id(), index)).collect(),
@@ -313,9 +381,19 @@ impl Plan {
         };
         let states = capture.states.iter().map(|change| StateChange {
             hosts: change.hosts.clone(),
+            applies: change
+                .applies
+                .iter()
+                .map(|flag| flag.as_ref().map(|flag| outputs.add(flag)))
+                .collect(),
             tensors: change.tensors.iter().map(|new| outputs.add(new)).collect(),
+            before: change.before.iter().map(|old| outputs.add(old)).collect(),
         });
         let states = states.collect();
+        let guard = guard.map(|guard| {
+            let found = outputs.add(&guard.found);
+            guard.of_program(found)
+        });
         let skeleton = skeleton_of(&result)?;
         let mut results = Vec::new();
         result.walk(&NestPath::ROOT, &mut |path, leaf| {
@@ -332,6 +410,7 @@ impl Plan {
         };
         Ok(Self {
             capture,
+            guard,
             host,
             skeleton: Box::new(skeleton),
             outputs: outputs.tensors,
@@ -397,6 +476,7 @@ impl Plan {
             executable: None,
             arguments: inputs.iter().map(|input| input.source).collect(),
             states: self.states,
+            guard: self.guard,
             draws: Draws::default(),
             skeleton: Mutex::new(self.skeleton),
             seed: self.capture.trace.mixed_seed(),
@@ -410,7 +490,11 @@ impl Plan {
     fn donations(&self, inputs: &[Input], call: &Call<'_>) -> HashMap<usize, usize> {
         let states = || self.states.iter().flat_map(|state| &state.tensors);
         let effects = self.host.effects.iter().flat_map(|effect| &effect.leaves);
-        let kept = states().chain(&self.host.results).chain(effects);
+        let before = self.states.iter().flat_map(|state| &state.before);
+        let kept = states()
+            .chain(before)
+            .chain(&self.host.results)
+            .chain(effects);
         let needed: HashSet<usize> = kept.filter_map(ResultLeaf::argument).collect();
         let is_free = |input: &Input| match input.source {
             Source::Leaf(index) => {

@@ -30,7 +30,7 @@ pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
             Some(after.wrapping_sub(*before))
         };
         let updates: Vec<_> = state.hosts.iter().map(updates).collect();
-        let _ = writeln!(text, "{updates:?} {:?}", state.tensors);
+        let _ = writeln!(text, "{updates:?} {:?} {:?}", state.tensors, state.applies);
     }
     let _ = writeln!(text, "{:?}", program.seed);
     let host = program.host_side();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::mirrored::{distinct_or_all, replicas_on};
+use super::layout::{Layout, replicas_on};
 use super::replica_threads::ReplicaThreads;
 use super::{Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
 use crate::cross_device::ReductionToOneDevice;
@@ -28,20 +28,32 @@ impl CentralStorageStrategy {
     /// # Errors
     /// If a device is named twice, or the threads cannot be started.
     pub fn new(devices: impl IntoIterator<Item = LogicalDevice>) -> Result<Self> {
-        let devices: Vec<_> = devices.into_iter().collect();
-        Self::on((!devices.is_empty()).then_some(devices))
+        Self::on(&Layout::on_any(devices))
     }
 
-    /// `count` replicas on `cpu:0`, `cpu:1`, ...
+    /// `count` replicas on `cpu:0`, `cpu:1`, ... With more of them than cores, neighbours share a
+    /// core and take turns.
     ///
     /// # Errors
     /// As [`new`](Self::new).
     pub fn with_replicas(count: usize) -> Result<Self> {
-        Self::on(Some((0..count).map(LogicalDevice::cpu).collect()))
+        Self::on(&Layout::replicas(count))
     }
 
-    fn on(devices: Option<Vec<LogicalDevice>>) -> Result<Self> {
-        let devices = distinct_or_all(devices)?;
+    /// `count` replicas on each of these devices, where they take turns as under a
+    /// [`MirroredStrategy`](crate::MirroredStrategy); an empty list means all CPU cores.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), and for no replicas.
+    pub fn with_replicas_per_device(
+        devices: impl IntoIterator<Item = LogicalDevice>,
+        count: usize,
+    ) -> Result<Self> {
+        Self::on(&Layout::on_any(devices).per_device(count))
+    }
+
+    fn on(layout: &Layout) -> Result<Self> {
+        let devices = layout.devices()?;
         let threads = ReplicaThreads::builder()
             .variable_placement(VariablePlacement::Central)
             .cross_device_ops(Arc::new(ReductionToOneDevice::default()))

@@ -158,6 +158,7 @@ pub trait StrategyExt: Strategy {
         let results: Option<Vec<R>> = slots.into_iter().map(|slot| unlocked(slot).1).collect();
         let end = EndOfRun {
             workers: self.workers(),
+            first_replica: self.replicas().first().map_or(0, |replica| replica.id),
             batches: &poison.batches,
         };
         if let Err(error) = outcome.and_then(|()| args.end_run(&end)) {

@@ -1,14 +1,14 @@
 //! Synchronous training on all devices of one machine.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::layout::{Layout, replicas_on};
 use super::replica_threads::{ReplicaThreads, ReplicaThreadsBuilder};
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cross_device::CrossDeviceOps;
 use crate::device_reduce::DevicePlan;
-use crate::{DeviceReducers, Error, LogicalDevice, Result};
+use crate::{DeviceReducers, LogicalDevice, Result};
 
 /// One replica per device of this machine; every replica has a copy of every variable, and
 /// gradients are summed over the replicas before each update
@@ -49,27 +49,64 @@ impl MirroredStrategy {
 }
 
 /// Options of a [`MirroredStrategy`].
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 #[must_use]
 pub struct MirroredStrategyBuilder {
-    /// All CPU cores by default.
-    devices: Option<Vec<LogicalDevice>>,
+    layout: Layout,
     reducers: Option<Arc<dyn DeviceReducers>>,
     threads: ReplicaThreadsBuilder,
 }
 
+impl Default for MirroredStrategyBuilder {
+    fn default() -> Self {
+        Self {
+            layout: Layout::all_cores(),
+            reducers: None,
+            threads: ReplicaThreadsBuilder::default(),
+        }
+    }
+}
+
 impl MirroredStrategyBuilder {
-    /// `count` replicas on the logical devices `cpu:0`, `cpu:1`, ...; more than cores is allowed
-    /// and slow.
+    /// `count` replicas on the logical devices `cpu:0`, `cpu:1`, ... With more of them than
+    /// [cores](Self::cores), neighbours share a core and compute one after the other, as
+    /// [`replicas_per_device`](Self::replicas_per_device) says.
     pub fn replicas(mut self, count: usize) -> Self {
-        self.devices = Some((0..count).map(LogicalDevice::cpu).collect());
+        self.layout = self.layout.instead(Layout::replicas(count));
         self
     }
 
-    /// One replica on each of these devices, in this order. An empty list means all CPU cores.
+    /// A replica on each of these devices, in this order. An empty list means all CPU cores.
     pub fn devices(mut self, devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
-        let devices: Vec<_> = devices.into_iter().collect();
-        self.devices = (!devices.is_empty()).then_some(devices);
+        self.layout = self.layout.instead(Layout::on_any(devices));
+        self
+    }
+
+    /// `count` replicas on each device instead of one: those of the first device have the lowest
+    /// ids. With [`replicas`](Self::replicas) it divides their number.
+    ///
+    /// The replicas of a device have their own ids, random streams, parts of the batch and running
+    /// statistics, as if each had a device of its own, and give the same bits. They compute one
+    /// after the other: one runs until it waits for other replicas (its gradients are reduced, say,
+    /// or a synchronized normalization in the middle of its forward pass) and is suspended there
+    /// until all have come. So the memory of the device holds the activations of one replica
+    /// between two such calls, the gradients of all of them during a reduction, and one copy of
+    /// weights and slots once they were updated: the update is computed once per device.
+    ///
+    /// TensorFlow divides a device by `tf.config.set_logical_device_configuration`; its logical
+    /// devices each reserve a part of the memory and compute at the same time.
+    ///
+    /// A step must not wait for another replica in any other way than by calls of its context: the
+    /// other one may not have begun.
+    pub fn replicas_per_device(mut self, count: usize) -> Self {
+        self.layout = self.layout.per_device(count);
+        self
+    }
+
+    /// How many replicas on CPUs compute at once: on all cores that this process may use by
+    /// default.
+    pub fn cores(mut self, cores: usize) -> Self {
+        self.threads = self.threads.cores(cores);
         self
     }
 
@@ -89,7 +126,8 @@ impl MirroredStrategyBuilder {
 
     /// How long a replica waits for the others, in a cross-replica call or at the end of a step,
     /// before it reports which one is missing; 5 minutes by default. Longer than the difference
-    /// between the fastest and the slowest replica of a step.
+    /// between the fastest and the slowest replica of a step. Where several replicas take turns it
+    /// is the time of each of them.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.threads = self.threads.timeout(timeout);
         self
@@ -98,11 +136,13 @@ impl MirroredStrategyBuilder {
     /// Starts the replicas' threads.
     ///
     /// # Errors
-    /// If there are 0 replicas or a device is named twice, or the threads cannot be started;
+    /// If there are 0 replicas, their number is not a multiple of those
+    /// [per device](Self::replicas_per_device), a device is named twice, or the threads cannot be
+    /// started;
     /// [`BackendUnavailable`](distribute_collectives::CollectiveError::BackendUnavailable) for a
     /// device that is not there, and for a way of reduction asked for by name that cannot be used.
     pub fn build(self) -> Result<MirroredStrategy> {
-        let devices = distinct_or_all(self.devices)?;
+        let devices = self.layout.devices()?;
         let id = StrategyId::new("mirrored", devices.len());
         let threads = self.threads;
         let wanted = threads.cross_device_ops.device_reduction();
@@ -111,38 +151,6 @@ impl MirroredStrategyBuilder {
         let threads = Arc::new(threads);
         Ok(MirroredStrategy { threads, id })
     }
-}
-
-/// The devices themselves, or all CPU cores if there are none.
-///
-/// # Errors
-/// If the list is empty, or a device is named twice or is not there.
-pub(super) fn distinct_or_all(devices: Option<Vec<LogicalDevice>>) -> Result<Vec<LogicalDevice>> {
-    let Some(devices) = devices else {
-        return Ok(LogicalDevice::all_cpus());
-    };
-    if devices.is_empty() {
-        let none = "a strategy needs at least 1 replica; leave the number out for all cores";
-        return Err(Error::invalid(none));
-    }
-    let distinct: BTreeSet<_> = devices.iter().collect();
-    if distinct.len() < devices.len() {
-        let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
-        return Err(Error::invalid(format!(
-            "a device may be named once only in `devices`, got {}",
-            names.join(", ")
-        )));
-    }
-    devices.iter().try_for_each(|device| device.check())?;
-    Ok(devices)
-}
-
-/// One replica per device, numbered in order from `first`.
-pub(super) fn replicas_on(first: usize, devices: &[LogicalDevice]) -> Vec<Replica> {
-    let devices = (first..).zip(devices);
-    devices
-        .map(|(id, device)| Replica::new(id, *device))
-        .collect()
 }
 
 impl Strategy for MirroredStrategy {

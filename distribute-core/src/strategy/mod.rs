@@ -4,6 +4,7 @@ mod central_storage;
 mod default;
 mod ext;
 mod id;
+mod layout;
 mod merge;
 mod mirrored;
 mod multi_worker;

@@ -9,13 +9,14 @@ use distribute_collectives::{
     Communicator, GroupOptions, Interruption, Order, ProcessGroupOptions, ProcessTransport,
 };
 
-use super::mirrored::{distinct_or_all, replicas_on};
-use super::replica_threads::ReplicaThreads;
+use super::layout::{Layout, replicas_on};
+use super::replica_threads::{ReplicaThreads, ReplicaThreadsBuilder};
 use super::{Replica, ReplicaStep, Strategy, StrategyId};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
 use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::device::{Joined, with_handle};
 use crate::device_reduce::DevicePlan;
+use crate::workers::shares::replica_range;
 use crate::{DeviceReducers, Error, LogicalDevice, Result, WorkerGroup};
 
 /// One or more replicas in each of several worker processes; every replica has a copy of every
@@ -32,10 +33,14 @@ use crate::{DeviceReducers, Error, LogicalDevice, Result, WorkerGroup};
 /// `reduce`, `gather`, metrics' results, reading summed variables, and in a step what happens on
 /// all replicas. `run` itself and `local_results` concern one worker.
 ///
-/// Order of a reduction: the replicas of a worker in replica order, then the workers' sums in
-/// worker order, whichever algorithm the links were found best for (with the implementation RING:
-/// as a ring adds them); `reduce` outside of a step adds up in replica order over all workers.
-/// Equal settings give equal bits.
+/// Order of a reduction, in a step and outside of one: the canonical one, a
+/// [tree](distribute_collectives::tree) over all replicas. It depends on the number of replicas
+/// alone: 8 replicas in one process, in 2 workers of 4 or in workers of 5, 2 and 1 give the same
+/// bits, over every transport, whichever algorithm the links were found best for. Workers whose
+/// numbers of replicas are equal powers of two exchange the bytes of a ring; what others do is in
+/// [`Terms`](distribute_collectives::Terms). With the implementation RING the sums of the workers
+/// are added as a ring adds them, unless [`order`](MultiWorkerMirroredStrategyBuilder::order) says
+/// otherwise; NCCL between GPUs has an order of its own.
 ///
 /// When a worker fails, the others' running and later calls end with an error that names it;
 /// start all workers again from the last checkpoint (`distribute-cli launch` does).
@@ -92,10 +97,13 @@ impl MultiWorkerMirroredStrategy {
 #[derive(Debug)]
 #[must_use]
 pub struct MultiWorkerMirroredStrategyBuilder {
-    devices: Vec<LogicalDevice>,
+    layout: Option<Layout>,
+    total_replicas: Option<usize>,
+    threads: ReplicaThreadsBuilder,
     cluster: Option<Option<Cluster>>,
     communicator: Option<CustomCommunicator>,
     communication: CommunicationOptions,
+    order: Option<Order>,
     transport: ProcessTransport,
     security: Security,
     generation: u64,
@@ -125,10 +133,13 @@ impl fmt::Debug for CustomCommunicator {
 impl Default for MultiWorkerMirroredStrategyBuilder {
     fn default() -> Self {
         Self {
-            devices: vec![LogicalDevice::cpu(0)],
+            layout: None,
+            total_replicas: None,
+            threads: ReplicaThreads::builder(),
             cluster: None,
             communicator: None,
             communication: CommunicationOptions::default(),
+            order: None,
             transport: ProcessTransport::Auto,
             security: Security::default(),
             generation: 0,
@@ -144,15 +155,43 @@ impl Default for MultiWorkerMirroredStrategyBuilder {
 
 impl MultiWorkerMirroredStrategyBuilder {
     /// `count` replicas in this worker, on the logical devices `cpu:0`, `cpu:1`, ...; 1 by default.
-    /// Workers may have different numbers.
+    /// Workers may have different numbers. With more of them than [cores](Self::cores),
+    /// neighbours share a core and take turns.
     pub fn replicas(mut self, count: usize) -> Self {
-        self.devices = (0..count).map(LogicalDevice::cpu).collect();
+        self.layout = Some(self.layout().instead(Layout::replicas(count)));
         self
     }
 
-    /// One replica of this worker on each of these devices, in this order.
+    /// A replica of this worker on each of these devices, in this order.
     pub fn devices(mut self, devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
-        self.devices = devices.into_iter().collect();
+        self.layout = Some(self.layout().instead(Layout::on(devices)));
+        self
+    }
+
+    /// `count` replicas on each device of this worker, where they take turns as under a
+    /// [`MirroredStrategy`]. Workers may have different numbers.
+    ///
+    /// [`MirroredStrategy`]: crate::MirroredStrategy
+    pub fn replicas_per_device(mut self, count: usize) -> Self {
+        self.layout = Some(self.layout().per_device(count));
+        self
+    }
+
+    /// How many replicas on CPUs compute at once in this worker: on all cores that the process may
+    /// use by default.
+    pub fn cores(mut self, cores: usize) -> Self {
+        self.threads = self.threads.cores(cores);
+        self
+    }
+
+    /// So many replicas in the whole job, however many workers there are: this one holds those of
+    /// [`replica_range`], on its first [devices](Self::devices), else on `cpu:0`, `cpu:1`, ...
+    ///
+    /// The number is chosen once, so that a job can go on with fewer or more workers: global batch,
+    /// replica ids and what depends on them stay as they were. A process without a cluster, and an
+    /// evaluator, is the only worker. It takes the place of [`replicas`](Self::replicas).
+    pub fn total_replicas(mut self, total: usize) -> Self {
+        self.total_replicas = Some(total);
         self
     }
 
@@ -164,13 +203,15 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 
     /// A group of one's own between the workers instead of connections to the addresses of the
-    /// cluster: its ranks are the workers.
+    /// cluster: its ranks are the workers. Make it with [`Order::Canonical`] where it has other
+    /// algorithms too.
     pub fn communicator(mut self, communicator: Box<dyn Communicator>) -> Self {
         self.communicator = Some(CustomCommunicator(communicator));
         self
     }
 
-    /// TensorFlow's options: the size of packs, the deadline of an exchange, the implementation.
+    /// TensorFlow's options: the size of packs, the deadline of an exchange, the implementation;
+    /// and what gradients [travel as](CommunicationOptions::wire).
     ///
     /// Gradients of GPUs: AUTO uses NCCL where all workers can, and otherwise (two workers on one
     /// GPU, no NCCL) goes through host memory, by what carries other values; the reason is told
@@ -178,6 +219,15 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// one worker cannot. RING goes through host memory.
     pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
         self.communication = options;
+        self
+    }
+
+    /// In which order the sums of workers are combined in host memory: canonical by default, and
+    /// with the implementation RING as a ring does. [`Order::Canonical`] with RING gives the bits
+    /// of the default with the chunks of a ring. A [communicator](Self::communicator) of one's own
+    /// has its order already.
+    pub fn order(mut self, order: Order) -> Self {
+        self.order = Some(order);
         self
     }
 
@@ -238,7 +288,8 @@ impl MultiWorkerMirroredStrategyBuilder {
         self
     }
 
-    /// How long a replica waits for the others of this worker; 5 minutes by default. For other
+    /// How long a replica waits for the others of this worker; 5 minutes by default, for each of
+    /// those that take turns. For other
     /// workers it is the timeout of the
     /// [communication options](Self::communication_options), or else the same.
     pub fn timeout(mut self, timeout: Duration) -> Self {
@@ -251,21 +302,26 @@ impl MultiWorkerMirroredStrategyBuilder {
     ///
     /// # Errors
     /// If there are 0 replicas or a device is named twice, or threads cannot be started;
+    /// [`Error::TooFewReplicas`], [`Error::TooFewDevices`] and [`Error::DifferentTotals`] if the
+    /// [number of all replicas](Self::total_replicas) does not fit the workers;
     /// [`Error::Cluster`] if the environment describes a cluster wrongly; [`Error::Collective`] if
     /// an address cannot be used or a worker does not come (it is named).
     pub fn build(mut self) -> Result<MultiWorkerMirroredStrategy> {
-        let devices = distinct_or_all(Some(std::mem::take(&mut self.devices)))?;
         let cluster = match self.cluster.take() {
             Some(given) => given,
             None if self.communicator.is_some() => None,
             None => Cluster::resolve(&*detect(ProcessEnvironment).resolver)?,
         };
+        let devices = self.own_devices(cluster.as_ref())?;
         let joined = self.join_workers(cluster.as_ref(), &devices)?;
         let (communicator, shared) = joined.unzip();
         let workers = communicator
             .map(|group| WorkerGroup::new(group, devices.len(), self.communication))
             .transpose()?
             .map(|workers| workers.interrupted_by(self.interruption.clone()));
+        if let Some(workers) = &workers {
+            workers.or_abort(self.check_total(workers.num_replicas()))?;
+        }
         let first = workers.as_ref().map_or(0, WorkerGroup::first_replica);
         let count = workers
             .as_ref()
@@ -283,7 +339,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         };
         let wanted = self.communication.implementation.into();
         let plan = DevicePlan::new(wanted, self.reducers.clone(), &devices, timeout)?;
-        let threads = ReplicaThreads::builder()
+        let threads = (self.threads)
             .timeout(timeout)
             .workers(workers.clone())
             .devices(plan.clone())
@@ -303,6 +359,45 @@ impl MultiWorkerMirroredStrategyBuilder {
             cluster,
             inter_worker,
         })
+    }
+
+    /// What was asked for, or one replica on `cpu:0`.
+    fn layout(&self) -> Layout {
+        let one = || Layout::on([LogicalDevice::cpu(0)]);
+        self.layout.clone().unwrap_or_else(one)
+    }
+
+    /// The devices of this worker's replicas.
+    fn own_devices(&self, cluster: Option<&Cluster>) -> Result<Vec<LogicalDevice>> {
+        let Some(total) = self.total_replicas else {
+            return self.layout().devices();
+        };
+        let (workers, worker) = match (&self.communicator, cluster) {
+            (Some(CustomCommunicator(group)), _) => (group.world_size(), group.rank()),
+            (None, Some(cluster)) if cluster.task_type() != TaskType::Evaluator => {
+                (cluster.worker_count(), cluster.rank().unwrap_or(0))
+            }
+            (None, _) => (1, 0),
+        };
+        let replicas = replica_range(total, workers, worker)?.len();
+        let Some(layout) = &self.layout else {
+            return Layout::replicas(replicas).devices();
+        };
+        let mut devices = layout.devices()?;
+        if devices.len() < replicas {
+            let devices = devices.len();
+            return Err(Error::TooFewDevices { replicas, devices });
+        }
+        devices.truncate(replicas);
+        Ok(devices)
+    }
+
+    /// Finds workers that were told another number of replicas.
+    fn check_total(&self, found: usize) -> Result<()> {
+        match self.total_replicas {
+            Some(own) if own != found => Err(Error::DifferentTotals { own, found }),
+            _ => Ok(()),
+        }
     }
 
     /// Whether NCCL may be meant for the gradients of these devices.
@@ -347,13 +442,13 @@ impl MultiWorkerMirroredStrategyBuilder {
             // For gradients; everything else goes through the host.
             communication.implementation = CommunicationImplementation::Auto;
         }
-        let group = match communication.implementation {
-            // After a restart the workers may be on other hosts, which another transport or
-            // algorithm connects best: all have to give the same bits.
-            CommunicationImplementation::Auto => group.order(Order::Canonical),
-            _ => group,
-        };
-        let group = communication.apply(group)?;
+        let order = self.order.unwrap_or(match communication.implementation {
+            // After a restart the replicas may be on other hosts, in other processes: all have to
+            // give the same bits.
+            CommunicationImplementation::Auto => Order::Canonical,
+            _ => Order::Fast,
+        });
+        let group = communication.apply(group.order(order))?;
         let mut options = ProcessGroupOptions::new(rank, addresses.iter().copied())
             .group(group)
             .transport(self.transport)

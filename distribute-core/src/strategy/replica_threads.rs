@@ -9,12 +9,15 @@ use std::time::Duration;
 use distribute_collectives::GroupOptions;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
+use super::layout::shared_devices;
 use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
 use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
 use crate::device_reduce::DevicePlan;
-use crate::replica::{Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Workers};
+use crate::replica::{
+    Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Turn, Turns, Workers,
+};
 use crate::sync::{lock, panic_message, unlocked};
-use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, scope};
+use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, available_cores, scope};
 
 /// Runs a step on the calling thread, for strategies with one replica per process.
 ///
@@ -37,6 +40,7 @@ pub struct ReplicaThreadsBuilder {
     pub(super) cross_device_ops: Arc<dyn CrossDeviceOps>,
     workers: Option<WorkerGroup>,
     devices: DevicePlan,
+    cores: usize,
 }
 
 impl Default for ReplicaThreadsBuilder {
@@ -47,12 +51,14 @@ impl Default for ReplicaThreadsBuilder {
             cross_device_ops: Arc::new(DirectAllReduce),
             workers: None,
             devices: DevicePlan::default(),
+            cores: available_cores(),
         }
     }
 }
 
 impl ReplicaThreadsBuilder {
-    /// How long a replica may keep the others waiting. 5 minutes by default.
+    /// How long a replica may keep the others waiting, 5 minutes by default; times the number of
+    /// replicas where several share a device.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -76,13 +82,21 @@ impl ReplicaThreadsBuilder {
         self
     }
 
+    /// How many replicas on CPUs compute at once; by default as many as this process has cores.
+    pub fn cores(mut self, cores: usize) -> Self {
+        self.cores = cores.max(1);
+        self
+    }
+
     /// How gradients on devices are reduced.
     pub(crate) fn devices(mut self, devices: DevicePlan) -> Self {
         self.devices = devices;
         self
     }
 
-    /// Starts one thread for each replica.
+    /// Starts one thread for each replica. Replicas that share a device, or the cores of the host,
+    /// take turns: one of them computes at a time, while the others wait for it or for replicas of
+    /// other devices.
     ///
     /// # Errors
     /// If threads cannot be started, or the devices cannot be connected.
@@ -114,8 +128,8 @@ impl ReplicaThreadsBuilder {
 
 /// The replica threads of a strategy with several replicas in this process.
 ///
-/// Every replica has a thread pool of its own (of one thread), so replicas never queue behind each
-/// other's kernels.
+/// Every replica has a thread pool of its own (of one thread), so one that waits holds nobody up.
+/// Replicas that share a device take turns by themselves.
 pub struct ReplicaThreads {
     replicas: Vec<Replica>,
     options: ReplicaThreadsBuilder,
@@ -191,8 +205,11 @@ fn run_one(
     step: ReplicaStep<'_>,
 ) -> Result<()> {
     let ctx = &*ctx;
-    let _entered = scope::enter_step(strategy);
     let replica = ctx.replica_id();
+    let _phase = tracing::trace_span!(target: "distribute::phase", "run", replica).entered();
+    // Until all that the step has made is gone.
+    let _turn = ctx.peers().turn().map(Turn::hold);
+    let _entered = scope::enter_step(strategy);
     let own = |error| match error {
         Error::Replica { .. } => error,
         error => Error::Replica {
@@ -254,14 +271,20 @@ fn build_contexts(
     options: &ReplicaThreadsBuilder,
     generation: u64,
 ) -> Result<Vec<ReplicaContext>> {
-    let exchange = Arc::new(LocalExchange::new(replicas.len(), options.timeout));
+    let logical: Vec<LogicalDevice> = replicas.iter().map(|replica| replica.logical).collect();
+    let turns = Turns::new(shared_devices(&logical, options.cores));
+    // The first replica of a device waits while all others have their turns.
+    let queue = turns.as_ref().map_or(1, |turns| turns.longest_queue());
+    let timeout = options
+        .timeout
+        .saturating_mul(u32::try_from(queue).unwrap_or(u32::MAX));
+    let exchange = Arc::new(LocalExchange::new(replicas.len(), timeout));
     let group = distribute_collectives::in_process(
         replicas.len(),
         GroupOptions::default()
-            .timeout(options.timeout)
+            .timeout(timeout)
             .generation(generation),
     )?;
-    let logical: Vec<LogicalDevice> = replicas.iter().map(|replica| replica.logical).collect();
     let devices = options.devices.connect(&logical, generation)?;
     let num_local = replicas.len();
     let num_replicas = options
@@ -277,7 +300,9 @@ fn build_contexts(
                 None => Box::new(threads),
                 Some(workers) => Box::new(Workers::new(threads, workers.clone())),
             };
-            let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange));
+            let turn = turns.as_ref().map(|turns| Turn::new(turns, local_id));
+            let place = (local_id, num_local);
+            let host = HostPeers::new(link, place, Arc::clone(&exchange), turn);
             let peers: Box<dyn Peers> = if num_replicas == 1 {
                 Box::new(Alone)
             } else if reducer.is_none() && options.workers.is_none() {

@@ -81,6 +81,8 @@ pub(crate) enum Source {
         /// The learning rate that the step has set itself.
         learning_rate: Option<f64>,
     },
+    /// The loss scale of the training state with this number.
+    LossScale(usize),
     /// The key of the random numbers, another one in every call.
     RandomKey,
     /// The value of a variable, by the order in which the step used them first.
@@ -110,6 +112,8 @@ struct Notes {
     replica_id_used: bool,
     /// How often the number of updates was read and not used for random numbers.
     steps_read: usize,
+    /// Whether a loss scale that changes was read.
+    is_scale_read: bool,
     /// Whether numbers that the host draws are for the program's own seed.
     is_seeding: bool,
     /// Where the stream was asked for from which the step has drawn on the host.
@@ -205,6 +209,17 @@ impl Trace {
             self.input(source, &spec).float()
         };
         (0..count).map(input).collect()
+    }
+
+    /// The loss scale of a training state, as an input of shape `[1]`.
+    pub(crate) fn loss_scale(&self, host: usize) -> CapturedTensor {
+        let spec = TensorSpec::vector(1, DType::F32);
+        self.input(Source::LossScale(host), &spec)
+    }
+
+    /// Notes that the step has read a loss scale that changes.
+    pub(crate) fn read_loss_scale(&self) {
+        self.notes().is_scale_read = true;
     }
 
     /// Notes that the step has asked for its replica's number.
@@ -413,6 +428,13 @@ impl Trace {
             tracing::warn!(
                 "the step reads the number of updates while it is captured: the compiled program \
                  keeps the number of this call"
+            );
+        }
+        if notes.is_scale_read {
+            tracing::warn!(
+                "the step reads a dynamic loss scale while it is captured: the compiled program \
+                 keeps the number of this call; read it outside of the step, `scale_loss` is what \
+                 follows it"
             );
         }
         Ok(())

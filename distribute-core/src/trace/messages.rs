@@ -20,6 +20,14 @@ pub(crate) fn of_message(message: &str) -> Option<Error> {
     if let Some(error) = of_mixed_devices(message) {
         return Some(error);
     }
+    if message.contains("Cannot move a tensor to a capture device with autodiff") {
+        return Some(Error::not_compilable(
+            "a tensor with autodiff that is moved to a device, as a batch normalization of burn \
+             does when it is called a second time,",
+            "burn 0.22.1 cannot record the move; call the layer once in a step, on all inputs \
+             together, or use a `SyncBatchNorm`",
+        ));
+    }
     if message.contains("Capture tensors do not support autodiff") {
         return Some(Error::not_compilable(
             "`backward`, `Tensor::autodiff`, `inner` and `Module::valid` on the step's own \

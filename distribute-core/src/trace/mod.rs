@@ -22,7 +22,8 @@
 //!    the program.
 //! 3. The program runs. Its results are the new tensors of the mirrored values, which replace the
 //!    old ones on the devices and take over their memory, and the leaves of what the closure
-//!    returned.
+//!    returned. If running statistics are not finite, it leaves the old tensors behind; a state
+//!    with a dynamic loss scale keeps its own where the summed gradients are not finite.
 //! 4. [`StepArgs::leave`](crate::StepArgs::leave) hands the new tensors to the mirrored values and
 //!    makes the change of their numbers: the captured step counted one update, so this one does.
 //!
@@ -58,6 +59,7 @@ mod check;
 mod effect;
 mod exchange;
 mod gradients;
+mod guard;
 mod key;
 pub(crate) mod messages;
 mod module;
@@ -80,6 +82,7 @@ pub(crate) use check::{Check, Due};
 pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
 pub(crate) use exchange::{combine, each, not_captured, of_replica};
 pub(crate) use gradients::{CapturedTape, backward, of_type};
+pub(crate) use guard::{Guard, Watched, choose, equals};
 pub(crate) use module::walk_module;
 pub(crate) use program::{Draws, StateChange};
 pub(crate) use state::OnDevice;

@@ -3,8 +3,10 @@
 use std::collections::VecDeque;
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 
+use super::{CapturedTensor, TensorSpec};
+use crate::local_batch_norm::{is_own_statistic, is_synchronized_statistic};
 use crate::parameters::{self, Parameter, Walk};
 use crate::{Leaf, Result};
 
@@ -15,9 +17,19 @@ pub(crate) fn walk_module<M: Module>(
     capture: Option<&Device>,
     mut visit: impl FnMut(&str, &mut dyn Leaf) -> Result<()>,
 ) -> Result<()> {
-    let hand = |parameter: Parameter<'_>| visit(parameter.path, parameter.tensor);
+    let hand = |parameter: Parameter<'_>| {
+        let is_own = is_own_statistic(&parameter);
+        if !is_own && !is_synchronized_statistic(&parameter) {
+            return visit(parameter.path, parameter.tensor);
+        }
+        let leaf = parameter.tensor;
+        visit(parameter.path, &mut Statistic { leaf, is_own })
+    };
     *module = match capture {
-        None => parameters::map(module.clone(), hand)?,
+        None => {
+            settle(module)?;
+            parameters::map(module.clone(), hand)?
+        }
         Some(device) => {
             let mut tracking = Tracking::default();
             parameters::visit(module, Remember(&mut tracking))?;
@@ -28,6 +40,74 @@ pub(crate) fn walk_module<M: Module>(
         }
     };
     Ok(())
+}
+
+/// Brings the running statistics of a captured module up to date: burn keeps what a forward pass
+/// has left where `train` and `valid` alone fetch it, and `train` takes captured tensors that have
+/// autodiff already. Clones share running statistics, so the module has them afterwards.
+fn settle<M: Module>(module: &M) -> Result<()> {
+    let mut has_any = false;
+    parameters::visit(module, |parameter: Parameter<'_>| {
+        has_any |= is_own_statistic(&parameter) && parameter.tensor.captured().is_some();
+        Ok(())
+    })?;
+    if has_any {
+        let tracked = parameters::map(module.clone(), |parameter: Parameter<'_>| {
+            track(parameter, (true, false));
+            Ok(())
+        })?;
+        drop(tracked.train());
+    }
+    Ok(())
+}
+
+/// A running statistic.
+struct Statistic<'a> {
+    leaf: &'a mut dyn Leaf,
+    /// Whether each replica has its own.
+    is_own: bool,
+}
+
+impl Leaf for Statistic<'_> {
+    fn spec(&self) -> TensorSpec {
+        self.leaf.spec()
+    }
+
+    fn data(&self) -> Result<TensorData> {
+        self.leaf.data()
+    }
+
+    fn take(&mut self) -> Result<TensorData> {
+        self.leaf.take()
+    }
+
+    fn put(&mut self, data: TensorData) -> Result<()> {
+        self.leaf.put(data)
+    }
+
+    fn set_data(&mut self, data: TensorData) -> Result<()> {
+        self.leaf.set_data(data)
+    }
+
+    fn is_running_statistic(&self) -> bool {
+        self.is_own
+    }
+
+    fn is_statistic(&self) -> bool {
+        true
+    }
+
+    fn captured(&self) -> Option<CapturedTensor> {
+        self.leaf.captured()
+    }
+
+    fn tracking(&self) -> (bool, bool) {
+        self.leaf.tracking()
+    }
+
+    fn bind(&mut self, tensor: CapturedTensor, tracking: (bool, bool)) {
+        self.leaf.bind(tensor, tracking);
+    }
 }
 
 /// Whether each tensor has autodiff and keeps its gradient, and which parts of the module train

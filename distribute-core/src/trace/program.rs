@@ -10,7 +10,7 @@ use burn_capture::{CapturedGraph, TensorId};
 use super::capture::Source;
 use super::check::Check;
 use super::effect::{HostSide, ResultLeaf};
-use super::{StepKey, TensorSpec, TraceDevice};
+use super::{Guard, StepKey, TensorSpec, TraceDevice};
 use crate::sync::lock;
 use crate::{Error, Result};
 
@@ -172,6 +172,8 @@ pub struct StepProgram {
     pub(crate) arguments: Vec<Source>,
     /// The mutable mirrored arguments after the step, in argument order.
     pub(crate) states: Vec<StateChange>,
+    /// What it says of running statistics, if the states have any.
+    pub(crate) guard: Option<Guard<ResultLeaf>>,
     /// A result whose leaves are missing.
     pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
     /// Makes the random numbers of this step others than those of another.
@@ -219,6 +221,11 @@ impl StepProgram {
 pub(crate) struct StateChange<T = ResultLeaf> {
     /// The host's numbers before and after the step, per training state in it.
     pub(crate) hosts: Vec<(Vec<u64>, Vec<u64>)>,
+    /// For each of these states whether the program makes its update, see
+    /// [`HostState::applies`](super::HostState::applies).
+    pub(crate) applies: Vec<Option<T>>,
     /// The tensors after the step.
     pub(crate) tensors: Vec<T>,
+    /// Where those of before the step are after a call that a [`Guard`] has taken back.
+    pub(crate) before: Vec<T>,
 }

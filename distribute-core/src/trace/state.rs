@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{DeviceTensor, Fingerprint, Trace};
+use super::{CapturedTensor, DeviceTensor, Fingerprint, Trace};
 use crate::optim::Optimizer;
 
 /// The numbers of a training state, which stay on the host while its tensors are on the device.
@@ -19,8 +19,13 @@ pub trait HostState {
     /// The numbers that a step may change.
     fn record(&self) -> Vec<u64>;
 
-    /// Makes the change that a captured step has made between two records.
-    fn replay(&mut self, before: &[u64], after: &[u64]);
+    /// Whether the captured step makes its update, as a tensor of shape `[1]`: 1, or 0 if it leaves
+    /// out this one, because gradients are not finite. `None` if it makes every update.
+    fn applies(&self) -> Option<CapturedTensor>;
+
+    /// Makes the change that a captured step has made between two records, in a call that made its
+    /// update or has skipped it.
+    fn replay(&mut self, before: &[u64], after: &[u64], is_skipped: bool);
 }
 
 /// What a training state has on the host at the beginning of a step, and the numbers of an update
@@ -31,6 +36,8 @@ pub struct Coefficients {
     pub(crate) learning_rate: f64,
     /// The number of updates so far.
     pub(crate) step: u64,
+    /// What the loss is multiplied by.
+    pub(crate) loss_scale: f64,
     /// A number that is another one in every step, and the same again in a run that is resumed.
     pub(crate) position: u64,
 }
@@ -50,4 +57,7 @@ pub(crate) struct OnDevice {
     pub(crate) tensors: Vec<Arc<dyn DeviceTensor>>,
     /// Whether the host's copy is older.
     pub(crate) is_newer: bool,
+    /// The same for steps that only read, where these differ: with the mean of the replicas'
+    /// running statistics.
+    pub(crate) to_read: Option<Vec<Arc<dyn DeviceTensor>>>,
 }

@@ -10,6 +10,7 @@ use distribute_collectives::ReduceOp;
 use super::TrainState;
 use super::update::{Update, UpdateCoefficients};
 use crate::remote::RemoteState;
+use crate::replica::Turn;
 use crate::trace::CapturedTensor;
 use crate::{Applied, Error, Gradients, ReplicaContext, Result};
 
@@ -59,6 +60,20 @@ pub(super) trait Placement<M>: Send + Sync {
     /// The number of updates was read.
     fn read_step(&self) {}
 
+    /// A dynamic loss scale was read.
+    fn read_loss_scale(&self) {}
+
+    /// The loss scale as an input of a captured step, of shape `[1]`.
+    fn captured_loss_scale(&mut self) -> Option<CapturedTensor> {
+        None
+    }
+
+    /// Whether a captured step makes its update, see
+    /// [`HostState::applies`](crate::trace::HostState::applies).
+    fn applies(&self) -> Option<CapturedTensor> {
+        None
+    }
+
     /// The slots of a captured step as they came in.
     fn captured_slots(&mut self) -> Option<&mut CapturedSlots> {
         None
@@ -87,14 +102,18 @@ impl<M: Module + 'static> TrainState<M> {
     /// With a [loss scale](Self::with_loss_scale) the gradients are of
     /// [`scale_loss`](Self::scale_loss), and are divided here. A dynamic scale skips an update
     /// whose gradients are not finite, on all replicas: parameters, slots and the number of updates
-    /// stay as they are.
+    /// stay as they are, and running statistics go back to where they were before the run. In a
+    /// compiled step the program decides, when it runs: the result here is
+    /// [`Applied::Updated`], and [`LossScale::skipped_steps`](crate::LossScale::skipped_steps) of
+    /// the state after the run tells.
     ///
     /// With parameter servers the gradients are sent to them, and the model here changes with the
     /// next run, or with [`refresh`](Self::refresh).
     ///
     /// # Errors
     /// Another replica's failure, gradients of another model or of a loss that was not scaled,
-    /// running statistics that are not finite, and what the optimizer reports.
+    /// [`Error::StatisticsNotFinite`], what the optimizer reports, and [`Error::NotCompilable`] for
+    /// a second update in one compiled step with a dynamic loss scale.
     pub fn apply_gradients(
         &mut self,
         ctx: &ReplicaContext,
@@ -102,14 +121,19 @@ impl<M: Module + 'static> TrainState<M> {
     ) -> Result<Applied> {
         gradients.check_model("apply_gradients", &self.model)?;
         self.check_loss_scaled()?;
-        self.statistics.check(ctx, &self.model)?;
+        self.statistics.check(ctx, &self.model, self.step)?;
         if !self.is_remote() {
             gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
         }
         match self.collect(gradients)? {
             None => Ok(Applied::Accumulated),
             Some(gradients) => {
-                self.with_placement(|placement, state| placement.apply(state, ctx, gradients))
+                let apply = |placement: &mut dyn Placement<M>, state: &mut Self| {
+                    placement.apply(state, ctx, gradients)
+                };
+                let applied = self.with_placement(apply)?;
+                self.settle_statistics(applied)?;
+                Ok(applied)
             }
         }
     }
@@ -147,30 +171,33 @@ impl<M: Module + 'static> TrainState<M> {
         Ok(None)
     }
 
-    /// Applies one update with gradients that are already reduced, or skips it.
+    /// Applies one update with gradients that are already reduced, or skips it. With a turn the
+    /// replicas of its device do it together.
     pub(super) fn update(
         &mut self,
         mut gradients: Gradients,
         coefficients: UpdateCoefficients,
+        turn: Option<&Turn>,
     ) -> Result<Applied> {
         if !self.prepare(&mut gradients)? {
             self.loss_scale.count_skipped();
             return Ok(Applied::Skipped);
         }
         self.update_with(coefficients, |update| {
-            update.apply(0..update.len(), &mut gradients)
+            update.apply_with(turn, 0..update.len(), &mut gradients)
         })?;
         Ok(Applied::Updated)
     }
 
-    fn update_with(
+    pub(super) fn update_with(
         &mut self,
         coefficients: UpdateCoefficients,
         apply: impl FnOnce(&mut Update<'_>) -> Result<()>,
     ) -> Result<()> {
         let (optimizer, names) = (Arc::clone(&self.optimizer), Arc::clone(&self.names));
         let rule = (&*optimizer, coefficients);
-        let mut update = Update::new(&self.model, rule, &names, &mut self.slots)?;
+        let kept = (&mut self.slots[..], &mut self.records[..]);
+        let mut update = Update::new(&self.model, rule, &names, kept)?;
         if let Err(error) = apply(&mut update) {
             self.half_updated |= update.has_begun();
             return Err(error);
@@ -190,7 +217,7 @@ impl<M: Module + 'static> TrainState<M> {
     }
 }
 
-/// Every replica applies the same update to its copy.
+/// Every replica applies the same update to its copy; those that share a device compute it once.
 pub(super) struct Mirrored;
 
 impl<M: Module + 'static> Placement<M> for Mirrored {
@@ -205,11 +232,11 @@ impl<M: Module + 'static> Placement<M> for Mirrored {
         let coefficients = state.coefficients();
         if state.needs_all_gradients() {
             peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
-            return state.update(gradients, coefficients);
+            return state.update(gradients, coefficients, peers.turn());
         }
         state.update_with(coefficients, |update| {
             peers.sum_gradients(&mut gradients, &mut |range, gradients| {
-                update.apply(range, gradients)
+                update.apply_with(peers.turn(), range, gradients)
             })
         })?;
         Ok(Applied::Updated)
@@ -236,7 +263,7 @@ impl<M: Module + 'static> Placement<M> for Central {
         let mut mine = None;
         if is_first {
             let coefficients = state.coefficients();
-            let applied = state.update(gradients, coefficients)?;
+            let applied = state.update(gradients, coefficients, None)?;
             // Handles, not copies.
             mine = Some((applied, state.clone()));
         }
@@ -250,6 +277,7 @@ impl<M: Module + 'static> Placement<M> for Central {
             let model = state.statistics.keep_own(&state.model, &first.model)?;
             state.model = model.fork(ctx.device());
             state.slots = first.slots;
+            state.records = first.records;
             state.step = first.step;
             state.loss_scale = first.loss_scale;
         }

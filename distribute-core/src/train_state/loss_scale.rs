@@ -1,9 +1,10 @@
 //! The loss scale of a training state.
 
+use burn::module::Module;
 use burn::tensor::Tensor;
 
 use super::TrainState;
-use crate::{Error, Gradients, LossScale, Result};
+use crate::{Applied, Error, Gradients, LossScale, Result, trace};
 
 impl<M> TrainState<M> {
     /// Trains with a loss scale (Keras: the optimizer inside a `LossScaleOptimizer`). Every step
@@ -13,8 +14,9 @@ impl<M> TrainState<M> {
     ///
     /// A dynamic scale is in checkpoints, and the same on all replicas. It needs all gradients
     /// before the first parameter is updated, so they do not travel in packs while others are
-    /// applied. It is refused where nobody sees the sum of all gradients on the host: in compiled
-    /// steps, and for states on parameter servers.
+    /// applied. In a compiled step it is an input of the program, which finds by itself whether the
+    /// summed gradients are finite; one step makes one update then. States on parameter servers
+    /// have none: nobody sees the sum of all gradients there.
     ///
     /// ```
     /// # use burn::nn::{Linear, LinearConfig};
@@ -40,7 +42,13 @@ impl<M> TrainState<M> {
     }
 
     /// The loss scale: 1 unless it was [set](Self::with_loss_scale).
+    ///
+    /// In a step that is compiled a dynamic one has the numbers of the time of the capture: ask
+    /// outside of steps, and use [`scale_loss`](Self::scale_loss) inside.
     pub fn loss_scale(&self) -> &LossScale {
+        if self.loss_scale.is_dynamic() {
+            self.placement.read_loss_scale();
+        }
         &self.loss_scale
     }
 
@@ -49,6 +57,15 @@ impl<M> TrainState<M> {
     /// loss.
     pub fn scale_loss(&mut self, loss: &Tensor<1>) -> Tensor<1> {
         self.is_loss_scaled = true;
+        if self.loss_scale.is_dynamic()
+            && let Some(scale) = self.placement.captured_loss_scale()
+        {
+            let scale = match trace::tracked(loss) {
+                Some(_) => scale.tracked(false),
+                None => scale.float(),
+            };
+            return loss.clone() * trace::of_type(scale, loss.dtype());
+        }
         match self.loss_scale.is_one() {
             true => loss.clone(),
             false => loss.clone().mul_scalar(self.loss_scale.scale()),
@@ -80,6 +97,27 @@ impl<M> TrainState<M> {
     /// Whether an update begins only when all gradients have arrived.
     pub(super) fn needs_all_gradients(&self) -> bool {
         self.clip.is_some() || !self.loss_scale.is_one()
+    }
+
+    /// An update that was skipped takes back what the run has moved the running statistics by, as
+    /// servers do with gradients that they leave out.
+    pub(super) fn settle_statistics(&mut self, applied: Applied) -> Result<()>
+    where
+        M: Module,
+    {
+        if self.statistics_before.is_empty() {
+            return Ok(());
+        }
+        match applied {
+            Applied::Skipped => {
+                let before = self.statistics_before.clone();
+                self.statistics.write(&self.model, before)
+            }
+            _ => {
+                self.statistics_before = self.statistics.read(&self.model);
+                Ok(())
+            }
+        }
     }
 
     /// The updates so far, also the skipped ones.

@@ -3,6 +3,7 @@
 mod apply;
 mod averages;
 mod loss_scale;
+mod records;
 mod remote;
 mod traced;
 mod update;
@@ -18,7 +19,7 @@ use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::gradients::Clip;
-use crate::optim::Optimizer;
+use crate::optim::{BurnRecord, Optimizer};
 use crate::parameters::{self, Parameter};
 use crate::remote::{RemoteStore, tensors_of};
 use crate::replicate::{PartVisitor, StatePart, take_state};
@@ -51,6 +52,8 @@ pub struct TrainState<M> {
     optimizer: Arc<dyn Optimizer>,
     names: Arc<[String]>,
     slots: Vec<Vec<Tensor<1>>>,
+    /// What an optimizer of burn keeps beside slots.
+    records: Vec<Option<BurnRecord>>,
     step: u64,
     learning_rate: f64,
     clip: Option<Clip>,
@@ -65,6 +68,9 @@ pub struct TrainState<M> {
     half_updated: bool,
     /// What each replica has of its own in the model.
     statistics: RunningStatistics,
+    /// Those that an update which is skipped goes back to: of the last one, or of before the run.
+    /// None without a dynamic loss scale.
+    statistics_before: Vec<Tensor<1>>,
     /// Where tensors and slots live.
     placement: Box<dyn Placement<M>>,
 }
@@ -81,7 +87,8 @@ pub enum Applied {
     /// the version of the model that they were computed at. Nothing was changed.
     Dropped,
     /// The summed gradients were not finite, and the state has a dynamic
-    /// [loss scale](crate::LossScale): nothing was changed but that, which was halved.
+    /// [loss scale](crate::LossScale): nothing was changed but that, which was halved. A compiled
+    /// step never says so: see [`TrainState::apply_gradients`].
     Skipped,
 }
 
@@ -97,9 +104,11 @@ impl<M: Module + 'static> TrainState<M> {
         let slots = names.iter().map(|_| Vec::new()).collect();
         Self {
             statistics: RunningStatistics::of(&model),
+            statistics_before: Vec::new(),
             model,
             learning_rate: optimizer.learning_rate(),
             optimizer,
+            records: vec![None; names.len()],
             names: names.into(),
             slots,
             step: 0,
@@ -214,6 +223,7 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
     fn replicate(&self, device: &Device) -> Self {
         let mut copy = self.clone();
         copy.model = self.statistics.own_copy(&self.model).fork(device);
+        copy.statistics_before.clear();
         copy
     }
 
@@ -279,12 +289,18 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         self.statistics.take(&self.model, values)
     }
 
+    fn begin_run(&mut self) {
+        self.statistics_before = match self.loss_scale.is_dynamic() {
+            true => self.statistics.read(&self.model),
+            false => Vec::new(),
+        };
+    }
+
     fn check_capture(&self) -> Result<()> {
-        if self.loss_scale.is_dynamic() {
+        if self.optimizer.burn().is_some() {
             return Err(Error::not_compilable(
-                "training with a dynamic loss scale",
-                "whether a gradient is finite has no value on the host in a captured step; train \
-                 in bf16, which needs no loss scale, or with `LossScale::fixed(..)`",
+                "an optimizer of burn, which counts the updates itself",
+                "use an optimizer of `distribute_core::optim`",
             ));
         }
         self.statistics.check_capture()
@@ -311,9 +327,10 @@ fn names(model: &impl Module) -> Vec<String> {
 
 impl<M: Module + 'static> TrainState<M> {
     /// All tensors of the state by name, for a checkpoint: `model/<path>` for every parameter
-    /// (also those that are not trained, and integers and bools) and `optimizer/<slot>/<path>` for
-    /// every slot, and the numbers of a dynamic loss scale, which Keras calls
-    /// `loss_scale/dynamic_scale` and `loss_scale/step_counter`.
+    /// (also those that are not trained, and integers and bools), `optimizer/<slot>/<path>` for
+    /// every slot, `optimizer_record/<leaf>/<path>` for what an optimizer of burn keeps
+    /// ([`BurnOptimizer`](crate::BurnOptimizer)), and the numbers of a dynamic loss scale, which
+    /// Keras calls `loss_scale/dynamic_scale` and `loss_scale/step_counter`.
     ///
     /// Waits for the device, or for the parameter servers if the state lives there.
     pub fn to_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
@@ -351,6 +368,7 @@ impl<M: Module + 'static> TrainState<M> {
                 tensors.insert(format!("optimizer/{slot}/{name}"), data);
             }
         }
+        tensors.extend(self.records_to_tensors()?);
         tensors.extend(self.loss_scale.to_tensors());
         Ok(tensors)
     }
@@ -384,6 +402,7 @@ impl<M: Module + 'static> TrainState<M> {
             self.step = step;
             return Ok(());
         }
+        let records = self.records_of_tensors(tensors)?;
         let values = model.into_iter().map(|(_, value)| Some(value));
         self.statistics.settle(&self.model);
         let model = module_tensors::put(self.model.clone(), values)?;
@@ -400,6 +419,7 @@ impl<M: Module + 'static> TrainState<M> {
         }
         self.model = model;
         self.slots = slots;
+        self.records = records;
         self.loss_scale = loss_scale;
         self.step = step;
         self.accumulated = None;

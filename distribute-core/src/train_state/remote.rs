@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use burn::module::Module;
+use burn::tensor::Tensor;
 
 use super::apply::Placement;
 use super::{Applied, TrainState};
@@ -10,6 +11,7 @@ use crate::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
 };
 use crate::replicate::ReplicateExt;
+use crate::running_statistics::finite_or;
 use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy};
 
 /// The state's place in the store, and what of it is here.
@@ -19,6 +21,10 @@ pub(super) struct Remote {
     /// Of the model's tensors in visit order.
     known: Vec<RemoteVersion>,
     is_trained: Arc<[bool]>,
+    /// The running statistics as the store has them, as far as is known here, and their places
+    /// among the model's tensors.
+    statistics: Vec<Tensor<1>>,
+    places: Arc<[usize]>,
     /// A learning rate that was set here and that the store does not know yet.
     learning_rate: Option<f64>,
 }
@@ -29,6 +35,21 @@ impl Remote {
         let all = self.known.iter().zip(&*self.is_trained);
         let trained = all.filter(|(_, is_trained)| **is_trained);
         trained.map(|(version, _)| version.clone()).collect()
+    }
+
+    /// Sends what steps have moved the running statistics by. Those that are not finite were left
+    /// behind by a batch without examples, which moves nothing.
+    fn send_statistics<M: Module>(&mut self, state: &TrainState<M>) -> Result<()> {
+        let moved = finite_or(state.statistics.read(&state.model), &self.statistics)?;
+        let pairs = moved.iter().zip(&self.statistics);
+        let changes = self.places.iter().zip(pairs).map(|(place, (new, old))| {
+            let change = new.clone() - old.clone();
+            let change = change.try_into_data().map_err(Error::internal)?;
+            Ok((*place, change))
+        });
+        self.state.add(changes.collect::<Result<_>>()?)?;
+        self.statistics = moved;
+        Ok(())
     }
 
     fn send(&mut self) -> Result<()> {
@@ -53,6 +74,7 @@ impl<M: Module + 'static> Placement<M> for Remote {
         let (dense, rows) = gradients.into_values()?;
         match self.state.push(dense, &self.base(), rows)? {
             Pushed::Applied { step } => {
+                self.send_statistics(state)?;
                 state.step = state.step.max(step);
                 Ok(Applied::Updated)
             }
@@ -74,8 +96,12 @@ impl<M: Module + 'static> Placement<M> for Remote {
         let changed = pulled.changed.into_iter();
         let changed = changed.map(|(index, version, value)| ((index, version), (index, value)));
         let (versions, values): (Vec<_>, Vec<_>) = changed.unzip();
+        // What was not sent, by a step that has failed, is taken back.
+        let statistics = self.statistics.clone();
+        state.statistics.write(&state.model, statistics)?;
         if !values.is_empty() {
             state.model = with_values(state.model.clone(), self.known.len(), values)?;
+            self.statistics = state.statistics.read(&state.model);
         }
         for (index, version) in versions {
             if let Some(known) = self.known.get_mut(index) {
@@ -129,13 +155,6 @@ impl<M: Module + 'static> TrainState<M> {
 
     /// Hands the tensors to a store and takes over what it has of them.
     pub(super) fn attach(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
-        if let Some(layer) = self.statistics.first_layer() {
-            return Err(Error::invalid(format!(
-                "the layer `{layer}` is a batch normalization: its running statistics would \
-                 differ between workers that train asynchronously and are on no server; use a \
-                 layer or group normalization"
-            )));
-        }
         if self.loss_scale.is_dynamic() {
             return Err(Error::invalid(
                 "the state has a dynamic loss scale, and is on parameter servers: workers that \
@@ -143,7 +162,21 @@ impl<M: Module + 'static> TrainState<M> {
                  a strategy that keeps the state in its replicas",
             ));
         }
+        if self.optimizer.burn().is_some() {
+            return Err(Error::invalid(format!(
+                "the optimizer {} is one of burn, which updates whole parameters, and parameter \
+                 servers update parts: use an optimizer of `distribute_core::optim`",
+                self.optimizer.name()
+            )));
+        }
+        self.statistics.settle(&self.model);
         let tensors = tensors_of(&self.model)?;
+        let paths = self.statistics.paths().iter();
+        let places = paths.filter_map(|path| {
+            let name = format!("model/{path}");
+            tensors.iter().position(|tensor| tensor.name == name)
+        });
+        let places = places.collect();
         let is_trained: Arc<[bool]> = tensors.iter().map(|tensor| tensor.is_trained).collect();
         let state = store.state(RemoteSpec {
             path,
@@ -154,6 +187,8 @@ impl<M: Module + 'static> TrainState<M> {
             state,
             known: vec![RemoteVersion::new(); is_trained.len()],
             is_trained,
+            statistics: self.statistics.read(&self.model),
+            places,
             learning_rate: None,
         });
         self.refresh()

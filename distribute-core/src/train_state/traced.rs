@@ -12,8 +12,10 @@ use super::apply::{CapturedSlots, Placement};
 use super::update::{UpdateCoefficients, visit_named};
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
-use crate::trace::{CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace};
-use crate::{Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
+use crate::trace::{
+    CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace, captured, equals,
+};
+use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
 
 /// What a state knows while it is captured.
 #[derive(Clone)]
@@ -26,6 +28,10 @@ pub(super) struct Captured {
     /// The learning rate that the step itself has set.
     learning_rate: Option<f64>,
     slots: CapturedSlots,
+    /// A dynamic loss scale, once the step has used it.
+    loss_scale: Option<CapturedTensor>,
+    /// Whether the program makes the update of the step, where it may leave it out.
+    applies: Option<CapturedTensor>,
 }
 
 /// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
@@ -83,7 +89,14 @@ impl<M: Module + 'static> Placement<M> for Captured {
         ctx.peers()
             .all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
         let coefficients = self.coefficients(state);
-        state.update(gradients, coefficients)
+        if !state.loss_scale.is_dynamic() {
+            return state.update(gradients, coefficients, None);
+        }
+        let is_made = self.prepare(state, &mut gradients)?;
+        state.update_with(coefficients.only_if(is_made), |update| {
+            update.apply(0..update.len(), &mut gradients)
+        })?;
+        Ok(Applied::Updated)
     }
 
     fn boxed(&self) -> Box<dyn Placement<M>> {
@@ -102,12 +115,54 @@ impl<M: Module + 'static> Placement<M> for Captured {
         self.trace.read_step();
     }
 
+    fn read_loss_scale(&self) {
+        self.trace.read_loss_scale();
+    }
+
+    fn captured_loss_scale(&mut self) -> Option<CapturedTensor> {
+        let new = || self.trace.loss_scale(self.index);
+        Some(self.loss_scale.get_or_insert_with(new).clone())
+    }
+
+    fn applies(&self) -> Option<CapturedTensor> {
+        self.applies.clone()
+    }
+
     fn captured_slots(&mut self) -> Option<&mut CapturedSlots> {
         Some(&mut self.slots)
     }
 }
 
 impl Captured {
+    /// Divides summed gradients by a dynamic loss scale and clips them. Whether the program is to
+    /// make the update, as a bool of shape `[1]`; none if there are no gradients.
+    ///
+    /// # Errors
+    /// For the second update of a step: what its scale and its number are depends on the first.
+    fn prepare<M: Module + 'static>(
+        &mut self,
+        state: &TrainState<M>,
+        gradients: &mut Gradients,
+    ) -> Result<Option<CapturedTensor>> {
+        if state.step != self.first_step {
+            return Err(Error::not_compilable(
+                "a second update of a state with a dynamic loss scale in one step",
+                "call `run` once for each update, or take `LossScale::fixed(..)`",
+            ));
+        }
+        let scale = <Self as Placement<M>>::captured_loss_scale(self);
+        let scale = scale.map(|scale| scale.float());
+        let applies = match scale {
+            Some(scale) => gradients.unscale_captured(scale)?,
+            None => None,
+        };
+        if let Some(clip) = state.clip {
+            gradients.apply_clip(clip)?;
+        }
+        self.applies = applies.as_ref().and_then(captured);
+        Ok(applies.and_then(|applies| equals(&applies, 1.0)))
+    }
+
     /// Those of the next update, as inputs of the program.
     fn coefficients<M>(&self, state: &TrainState<M>) -> UpdateCoefficients {
         let next = state.step + 1;
@@ -191,11 +246,12 @@ impl<M: Module + 'static> HostState for TrainState<M> {
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         let (waiting, of) = self.accumulation();
         key.fixed(format_args!(
-            "{} {} clip {:?} loss scale {} accumulate {waiting}/{of} times {}",
+            "{} {} clip {:?} loss scale {:?} accumulate {waiting}/{of} times {}",
             self.optimizer.name(),
             self.optimizer.config(),
             self.clip,
-            self.loss_scale.scale(),
+            // A dynamic one is an input.
+            (!self.loss_scale.is_dynamic()).then(|| self.loss_scale.scale()),
             self.accumulation_share,
         ));
     }
@@ -205,6 +261,7 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             optimizer: Arc::clone(&self.optimizer),
             learning_rate: self.learning_rate,
             step: self.step,
+            loss_scale: self.loss_scale.scale(),
             position: self.position(),
         }
     }
@@ -216,7 +273,13 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             first_step: self.step,
             learning_rate: None,
             slots: HashMap::new(),
+            loss_scale: None,
+            applies: None,
         });
+    }
+
+    fn applies(&self) -> Option<CapturedTensor> {
+        self.placement.applies()
     }
 
     /// The number of updates, the learning rate and whether the step has set it, the micro-batches
@@ -232,11 +295,17 @@ impl<M: Module + 'static> HostState for TrainState<M> {
         record
     }
 
-    fn replay(&mut self, before: &[u64], after: &[u64]) {
+    fn replay(&mut self, before: &[u64], after: &[u64], is_skipped: bool) {
         let ([step, ..], [new_step, rate, sets_rate, rest @ ..]) = (before, after) else {
             return;
         };
-        self.step += new_step.saturating_sub(*step);
+        let updates = new_step.saturating_sub(*step);
+        if is_skipped {
+            self.loss_scale.count_skipped();
+        } else {
+            self.step += updates;
+            (0..updates).for_each(|_| self.loss_scale.count_update());
+        }
         if *sets_rate != 0 {
             self.learning_rate = f64::from_bits(*rate);
         }

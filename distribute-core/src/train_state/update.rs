@@ -4,9 +4,11 @@ use std::ops::Range;
 
 use burn::module::Module;
 use burn::tensor::Tensor;
+use tracing::trace_span;
 
-use crate::optim::{Coefficient, Optimizer, ParameterUpdate};
+use crate::optim::{BurnRecord, Coefficient, Optimizer, ParameterUpdate, WholeParameter};
 use crate::parameters::{self, TrainedTensor};
+use crate::replica::Turn;
 use crate::trace::{self, CapturedTensor};
 use crate::{Error, Gradients, Result};
 
@@ -15,11 +17,14 @@ use crate::{Error, Gradients, Result};
 pub(super) struct Update<'a> {
     optimizer: &'a dyn Optimizer,
     coefficients: Vec<Coefficient>,
+    only_if: Option<CapturedTensor>,
     /// The paths of the parameters, and their values, in visit order.
     names: &'a [String],
     parameters: Vec<Parameter>,
     updated: Vec<Option<Parameter>>,
+    shapes: Vec<Vec<usize>>,
     slots: &'a mut [Vec<Tensor<1>>],
+    records: &'a mut [Option<BurnRecord>],
     has_begun: bool,
 }
 
@@ -27,6 +32,8 @@ pub(super) struct Update<'a> {
 pub(super) struct UpdateCoefficients {
     all: Vec<Coefficient>,
     is_captured: bool,
+    /// Whether the program makes the update: a bool of shape `[1]`.
+    only_if: Option<CapturedTensor>,
 }
 
 impl UpdateCoefficients {
@@ -34,6 +41,7 @@ impl UpdateCoefficients {
         Self {
             all: numbers.into_iter().map(Coefficient::Host).collect(),
             is_captured: false,
+            only_if: None,
         }
     }
 
@@ -41,7 +49,14 @@ impl UpdateCoefficients {
         Self {
             all: inputs.into_iter().map(Coefficient::Tensor).collect(),
             is_captured: true,
+            only_if: None,
         }
+    }
+
+    /// Parameters and slots stay as they are where this bool of a captured step is not set.
+    pub(super) fn only_if(mut self, is_made: Option<CapturedTensor>) -> Self {
+        self.only_if = is_made;
+        self
     }
 }
 
@@ -53,10 +68,11 @@ impl<'a> Update<'a> {
         model: &impl Module,
         (optimizer, coefficients): (&'a dyn Optimizer, UpdateCoefficients),
         names: &'a [String],
-        slots: &'a mut [Vec<Tensor<1>>],
+        (slots, records): (&'a mut [Vec<Tensor<1>>], &'a mut [Option<BurnRecord>]),
     ) -> Result<Self> {
-        let mut parameters = Vec::new();
+        let (mut parameters, mut shapes) = (Vec::new(), Vec::new());
         visit_named(model, names, |tensor| {
+            shapes.push(tensor.spec().shape);
             parameters.push(match coefficients.is_captured {
                 false => Parameter::Here(Box::new(tensor.flat())),
                 true => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
@@ -66,10 +82,13 @@ impl<'a> Update<'a> {
         Ok(Self {
             optimizer,
             coefficients: coefficients.all,
+            only_if: coefficients.only_if,
             updated: vec![None; parameters.len()],
             names,
             parameters,
+            shapes,
             slots,
+            records,
             has_begun: false,
         })
     }
@@ -91,6 +110,50 @@ impl<'a> Update<'a> {
             .try_for_each(|index| self.apply_one(index, gradients))
     }
 
+    /// [`apply`](Self::apply) of a replica that may share its device with others: one of them
+    /// computes the new tensors, and the others take handles of them. Mirrored states hold the same
+    /// bits, so each would compute the same.
+    pub(super) fn apply_with(
+        &mut self,
+        turn: Option<&Turn>,
+        range: Range<usize>,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let parameters = range.len();
+        let span = trace_span!(target: "distribute::phase", "update", parameters);
+        let _phase = span.entered();
+        let Some(turn) = turn else {
+            return self.apply(range, gradients);
+        };
+        let key = (range.clone(), self.identity());
+        let new = turn.once(key, || {
+            self.apply(range.clone(), gradients)?;
+            let new = |index: usize| {
+                let kept = (self.slots[index].clone(), self.records[index].clone());
+                (self.updated[index].clone(), kept)
+            };
+            Ok::<_, Error>(range.clone().map(new).collect::<Vec<_>>())
+        })?;
+        for (index, (parameter, (slots, record))) in range.zip(new.iter()) {
+            self.has_begun |= parameter.is_some();
+            self.updated[index].clone_from(parameter);
+            self.slots[index].clone_from(slots);
+            self.records[index].clone_from(record);
+        }
+        Ok(())
+    }
+
+    /// What two updates of the same mirrored state have in common: where its rule and its names
+    /// are, which its copies share, and the coefficients.
+    fn identity(&self) -> (usize, usize, Vec<u64>) {
+        let rule = std::ptr::from_ref(self.optimizer).cast::<()>().addr();
+        let coefficients = self.coefficients.iter().map(|number| match number {
+            Coefficient::Host(number) => number.to_bits(),
+            Coefficient::Tensor(_) => 0,
+        });
+        (rule, self.names.as_ptr().addr(), coefficients.collect())
+    }
+
     fn apply_one(&mut self, index: usize, gradients: &mut Gradients) -> Result<()> {
         if !gradients.is_present(index) {
             return Ok(());
@@ -107,13 +170,27 @@ impl<'a> Update<'a> {
             slots = self.optimizer.new_slots(&parameter);
         }
         let coefficients = Coefficient::of_type(&self.coefficients, dtype);
-        let (parameter, slots) = self.optimizer.update(ParameterUpdate {
+        let before = self
+            .only_if
+            .is_some()
+            .then(|| (parameter.clone(), slots.clone()));
+        let (mut parameter, mut slots) = self.optimizer.update(ParameterUpdate {
             path: &self.names[index],
             coefficients: &coefficients,
             parameter,
             gradient,
             slots,
+            whole: Some(WholeParameter {
+                shape: &self.shapes[index],
+                record: &mut self.records[index],
+            }),
         })?;
+        if let (Some(is_made), Some((old, old_slots))) = (&self.only_if, before) {
+            parameter = choose(is_made, &parameter, &old)?;
+            for (slot, old) in slots.iter_mut().zip(&old_slots) {
+                *slot = choose(is_made, slot, old)?;
+            }
+        }
         self.slots[index] = slots;
         self.updated[index] = Some(self.parameters[index].with(parameter)?);
         Ok(())
@@ -191,6 +268,12 @@ pub(super) fn visit_named(
         _ => other(path, "trained", "frozen"),
     })?;
     known.next().map_or(Ok(()), |name| frozen(name))
+}
+
+/// The new value if the update is made, else the old one.
+fn choose(is_made: &CapturedTensor, new: &Tensor<1>, old: &Tensor<1>) -> Result<Tensor<1>> {
+    let of = |tensor| trace::captured(tensor).ok_or_else(foreign);
+    Ok(trace::choose(is_made, &of(new)?, &of(old)?).float())
 }
 
 fn foreign() -> Error {

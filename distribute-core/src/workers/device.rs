@@ -22,7 +22,7 @@ impl WorkerGroup {
         self.shared.device.get().is_some()
     }
 
-    /// The sum of flattened tensors over the workers; called by replica 0 of each.
+    /// The sum of flattened gradients over the workers; called by replica 0 of each.
     pub(crate) fn sum_tensors(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
         match self.shared.device.get() {
             Some(device) => lock(device).all_reduce(ReduceOp::Sum, tensors),

@@ -1,21 +1,103 @@
 //! Whole values of all workers.
 
 use burn::tensor::TensorData;
-use distribute_collectives::{Buffer, CommunicatorExt, ReduceOp};
+use distribute_collectives::{Buffer, Communicator, CommunicatorExt, ReduceOp};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::encoding::unreadable;
 use super::{WorkerGroup, encoding};
+use crate::cross_device::lists_by_type;
+use crate::nest::different_structure;
 use crate::{Error, Result};
 
+/// What the names and shapes of a worker's lists may take more than those of another one.
+const SLACK_BYTES: usize = 64 * 1024;
+
+/// Bytes behind their number.
+fn send(communicator: &mut dyn Communicator, to: usize, mut bytes: Vec<u8>) -> Result<()> {
+    let mut length = [i64::try_from(bytes.len()).map_err(Error::internal)?];
+    communicator.send(to, Buffer::I64(&mut length))?;
+    Ok(communicator.send(to, Buffer::U8(&mut bytes))?)
+}
+
+/// At most so many bytes.
+fn receive(communicator: &mut dyn Communicator, from: usize, limit: usize) -> Result<Vec<u8>> {
+    let mut length = [0];
+    communicator.recv(from, Buffer::I64(&mut length))?;
+    let length = usize::try_from(length[0]).ok();
+    let length = length.filter(|length| *length <= limit);
+    let mut bytes = vec![0; length.ok_or_else(unreadable)?];
+    communicator.recv(from, Buffer::U8(&mut bytes))?;
+    Ok(bytes)
+}
+
 impl WorkerGroup {
-    /// Adds up numbers over all workers, in place, each list as one buffer of an all-reduce.
-    pub(crate) fn add_up(&self, lists: &mut [Vec<f64>]) -> Result<()> {
-        let mut buffers: Vec<_> = lists.iter_mut().map(|list| Buffer::F64(list)).collect();
+    /// Reduces over all replicas of all workers, as one operation per element type. A worker hands
+    /// in a list for each of its [parts](Self::parts), of the same types and lengths; the first one
+    /// gets the result. Not for a mean, which is a sum that is
+    /// divided.
+    pub(crate) fn all_reduce(&self, op: ReduceOp, lists: &mut [&mut [TensorData]]) -> Result<()> {
         let mut communicator = self.communicator();
-        let options = self.options();
-        Ok(options.batch_all_reduce(communicator.as_mut(), ReduceOp::Sum, &mut buffers)?)
+        lists_by_type(lists, |buffers| {
+            self.combine(communicator.as_mut(), op, buffers)
+        })
+    }
+
+    /// [`all_reduce`](Self::all_reduce) in packs of the size that the options ask for.
+    pub(crate) fn all_reduce_in_packs(
+        &self,
+        op: ReduceOp,
+        lists: &mut [&mut [TensorData]],
+    ) -> Result<()> {
+        if self.options().bytes_per_pack == 0 {
+            return self.all_reduce(op, lists);
+        }
+        let sizes = lists.first().map_or(&[][..], |list| list);
+        let sizes: Vec<usize> = sizes.iter().map(|data| data.as_bytes().len()).collect();
+        self.options()
+            .packs(&sizes)
+            .into_iter()
+            .try_for_each(|pack| {
+                let lists = lists.iter_mut().map(|list| &mut list[pack.clone()]);
+                self.all_reduce(op, &mut lists.collect::<Vec<_>>())
+            })
+    }
+
+    /// Adds up numbers over all replicas of all workers. A worker hands in the sums of each of its
+    /// [parts](Self::parts).
+    pub(crate) fn add_up(&self, mut parts: Vec<Vec<f64>>) -> Result<Vec<f64>> {
+        let mut communicator = self.communicator();
+        let Some(terms) = self.terms().filter(|terms| !terms.is_tree_of_ranks()) else {
+            let mut sums = parts.swap_remove(0);
+            communicator.all_reduce(ReduceOp::Sum, &mut [Buffer::F64(&mut sums)])?;
+            return Ok(sums);
+        };
+        // They are few; and the processes of a TPU slice can do nothing else.
+        let width = parts[0].len();
+        let gathered = communicator.all_gather(&parts.concat())?.into_values();
+        let all = gathered.chunks(width.max(1)).map(<[f64]>::to_vec);
+        let sums = terms.combine(all.collect(), |mut sum, other| {
+            sum.iter_mut()
+                .zip(other)
+                .for_each(|(sum, other)| *sum += other);
+            sum
+        });
+        sums.filter(|sums| sums.len() == width)
+            .ok_or_else(different_structure)
+    }
+
+    fn combine(
+        &self,
+        communicator: &mut dyn Communicator,
+        op: ReduceOp,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        match self.terms() {
+            Some(terms) => terms.all_reduce(communicator, op, buffers)?,
+            None => communicator.all_reduce(op, buffers)?,
+        }
+        Ok(())
     }
 
     /// Gives every worker the lists that all workers hand in, worker by worker. A worker hands in
@@ -40,6 +122,55 @@ impl WorkerGroup {
             )));
         }
         Ok(lists.into_iter().flatten().collect())
+    }
+
+    /// Hands lists to the worker that many numbers further on (behind the last one comes worker
+    /// 0), and gives those of the worker as far back. A worker alone gets its own, and so does
+    /// each at a distance of 0. `call` says what it is for. The lists are about as large on all
+    /// workers, for each of their replicas; the distance is the same on all.
+    ///
+    /// Blocks until both of these workers have called it.
+    ///
+    /// # Errors
+    /// If the other worker does it for another call, or sends far more than this one. A worker that
+    /// was lost, ended the group or does not come before the deadline.
+    pub fn pass_on(
+        &self,
+        call: &str,
+        distance: usize,
+        lists: &[Vec<TensorData>],
+    ) -> Result<Vec<Vec<TensorData>>> {
+        let (own, count) = (self.index(), self.num_workers());
+        let distance = distance % count;
+        if distance == 0 {
+            return Ok(lists.to_vec());
+        }
+        let bytes = encoding::encode(call, lists)?;
+        let limit = (bytes.len() + SLACK_BYTES).saturating_mul(self.max_replicas());
+        let (next, before) = ((own + distance) % count, (own + count - distance) % count);
+        let mut communicator = self.communicator();
+        let communicator = communicator.as_mut();
+        // Who sends may have to wait until it is listened to. In each circle of workers that hand
+        // something on to each other the one below `distance` sends first, and the next listens.
+        let received = match (own / distance).is_multiple_of(2) {
+            true => {
+                send(communicator, next, bytes)?;
+                receive(communicator, before, limit)
+            }
+            false => {
+                let received = receive(communicator, before, limit)?;
+                send(communicator, next, bytes)?;
+                Ok(received)
+            }
+        };
+        let (found, lists) = encoding::decode(&received?)?;
+        match found == call {
+            true => Ok(lists),
+            false => Err(Error::invalid(format!(
+                "the workers made different calls: `{found}` on worker {before}, `{call}` on \
+                 worker {own}; all workers must make the same ones in the same order"
+            ))),
+        }
     }
 
     /// Gives every worker the values that all workers hand in, one each.

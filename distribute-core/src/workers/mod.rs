@@ -11,17 +11,19 @@ mod device;
 pub(crate) mod encoding;
 mod exchange;
 mod shared_directory;
+pub(crate) mod shares;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use distribute_collectives::{
-    AbortHandle, Communicator, CommunicatorExt, Description, Interruption, InterruptionHold,
+    AbortHandle, Communicator, CommunicatorExt, Description, Interruption, InterruptionHold, Order,
+    Terms,
 };
 
 use agreement::Signal;
 
-use crate::communication::CommunicationOptions;
+use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 
@@ -39,6 +41,11 @@ struct Shared {
     index: usize,
     /// The id of the first replica of each worker, and the number of replicas at the end.
     first_replicas: Vec<usize>,
+    /// How the replicas lie in the workers; `None` where workers' sums are combined in an order of
+    /// their own.
+    terms: Option<Terms>,
+    /// How many replicas of this worker are combined with each other, part by part.
+    parts: Vec<usize>,
     options: CommunicationOptions,
     stop: Signal,
     save: Signal,
@@ -69,11 +76,20 @@ impl WorkerGroup {
             replicas += usize::try_from(*count).map_err(Error::internal)?;
             first_replicas.push(replicas);
         }
+        let ring = options.implementation == CommunicationImplementation::Ring;
+        let own_order = ring && communicator.describe().order == Order::Fast;
+        let counts = first_replicas.windows(2).map(|pair| pair[1] - pair[0]);
+        let terms = (!own_order).then(|| Terms::new(counts)).transpose()?;
+        let parts = terms
+            .as_ref()
+            .map(|terms| terms.subtrees(communicator.rank()));
         let shared = Shared {
             abort: communicator.abort_handle(),
             index: communicator.rank(),
             communicator: Mutex::new(communicator),
             first_replicas,
+            parts: parts.unwrap_or_else(|| vec![local_replicas]),
+            terms,
             options,
             stop: Signal::default(),
             save: Signal::default(),
@@ -158,6 +174,17 @@ impl WorkerGroup {
     /// The id of the first replica of this worker.
     pub(crate) fn first_replica(&self) -> usize {
         self.shared.first_replicas[self.index()]
+    }
+
+    /// How many replicas of this worker are combined with each other, before those of other
+    /// workers: the first part has the replicas from 0 on, the next one those after them.
+    pub(crate) fn parts(&self) -> &[usize] {
+        &self.shared.parts
+    }
+
+    /// How the replicas lie in the workers, where all are combined in canonical order.
+    fn terms(&self) -> Option<&Terms> {
+        self.shared.terms.as_ref()
     }
 
     /// This process' endpoint of the group; nobody else uses it meanwhile.

@@ -2,11 +2,12 @@
 //! replicas agree.
 
 use burn::module::{Module, Param};
+use burn::nn::{BatchNorm, BatchNormConfig};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::{
     Applied, CentralStorageStrategy, Clip, DefaultStrategy, LossScale, Mirrored, MirroredStrategy,
     MultiWorkerMirroredStrategy, OneDeviceStrategy, PerReplica, Result, Sgd, Strategy, StrategyExt,
-    TrainState,
+    SyncBatchNorm, SyncBatchNormConfig, TrainState,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -376,4 +377,93 @@ fn numbers_that_are_no_scale_are_refused() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains(part), "{error} does not say {part}");
     }
+}
+
+/// Statistics of each replica's own, and of all together.
+#[derive(Module, Debug)]
+struct Normalized {
+    own: BatchNorm,
+    all: SyncBatchNorm,
+    last: Param<Tensor<2>>,
+}
+
+fn normalized(strategy: &impl Strategy, scale: LossScale) -> Mirrored<TrainState<Normalized>> {
+    let state = strategy.try_scope(|device| {
+        // burn's generator belongs to the process, and workers are threads here.
+        let last = Tensor::<2>::from_data([[0.5], [-0.25], [0.75]], device);
+        let model = Normalized {
+            own: BatchNormConfig::new(3).init(device),
+            all: SyncBatchNormConfig::new(3).init(device)?,
+            last: Param::from_tensor(last.require_grad()),
+        };
+        Ok(TrainState::new(model, Sgd::new(0.125)).with_loss_scale(scale))
+    });
+    state.unwrap()
+}
+
+/// A step on the inputs of this number, with a loss of this size on the last replica.
+fn normalized_step(
+    strategy: &impl Strategy,
+    state: &mut Mirrored<TrainState<Normalized>>,
+    (number, size): (usize, f32),
+) {
+    let count = strategy.num_replicas_in_sync();
+    let parts = strategy.replicas().iter().map(|replica| {
+        let value = |i: usize| ((i + 5 * replica.id + 7 * number) as f32 * 0.7).sin();
+        let rows: Vec<f32> = (0..12).map(value).collect();
+        (rows, if replica.id + 1 == count { size } else { 1.0 })
+    });
+    let parts = PerReplica::new(parts.collect::<Vec<_>>());
+    let done = strategy.run((state, parts), |ctx, (state, (rows, size))| {
+        let x = Tensor::<1>::from_data(&rows[..], ctx.device()).reshape([4, 3]);
+        let x = state.model.all.forward(ctx, state.model.own.forward(x))?;
+        let loss = x.matmul(state.model.last.val()).powi_scalar(2).sum() * size;
+        let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+        state.apply_gradients(ctx, gradients).map(drop)
+    });
+    done.unwrap();
+}
+
+/// Trains on some batches of which every third overflows; the state is that of a training without
+/// them, replica by replica, with all running statistics.
+fn statistics_stay(strategy: &impl Strategy) -> Result<()> {
+    let mut found = normalized(strategy, dynamic(1024.0, 100));
+    let mut wanted = normalized(strategy, LossScale::default());
+    for number in 0..6 {
+        let overflows = number % 3 == 1;
+        normalized_step(
+            strategy,
+            &mut found,
+            (number, if overflows { 1e37 } else { 1.0 }),
+        );
+        if !overflows {
+            normalized_step(strategy, &mut wanted, (number, 1.0));
+        }
+        let all = found.values()?.iter().zip(wanted.values()?);
+        for (replica, (found, wanted)) in all.enumerate() {
+            let mut tensors = found.to_tensors()?;
+            tensors.retain(|name, _| !name.starts_with("loss_scale/"));
+            assert_eq!(
+                tensors,
+                wanted.to_tensors()?,
+                "step {number}, replica {replica}"
+            );
+        }
+    }
+    assert_eq!(found.primary()?.loss_scale().skipped_steps(), 2);
+    let moved = found.primary()?.to_tensors()?["model/own.running_mean"].clone();
+    assert!(moved.iter::<f32>().all(|mean| mean != 0.0), "{moved:?}");
+    Ok(())
+}
+
+#[test]
+fn a_skipped_step_leaves_running_statistics_as_they_were() {
+    statistics_stay(&DefaultStrategy::new()).unwrap();
+    for replicas in [1, 2, 3] {
+        let mirrored = MirroredStrategy::builder().replicas(replicas).build();
+        statistics_stay(&mirrored.unwrap()).unwrap();
+        statistics_stay(&CentralStorageStrategy::with_replicas(replicas).unwrap()).unwrap();
+    }
+    let program = |strategy: MultiWorkerMirroredStrategy| statistics_stay(&strategy);
+    workers(THREADS, &[1, 2], program);
 }

@@ -17,4 +17,5 @@ mod shown;
 mod sync_batch_norm;
 mod trace;
 mod training;
+mod turns;
 mod variables;

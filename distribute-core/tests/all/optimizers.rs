@@ -3,11 +3,13 @@
 use std::sync::Arc;
 
 use burn::module::{Module, Param};
+use burn::optim::{AdafactorConfig, AdanConfig, ModuleOptimizer, MuonConfig, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::optim::{Optimizer, from_config, names};
+use distribute_core::optim::{Optimizer, burn_names, from_config, names};
 use distribute_core::{
-    CentralStorageStrategy, Clip, Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica,
-    Strategy, StrategyExt, TrainState,
+    BurnOptimizer, BurnTrainState, CentralStorageStrategy, Clip, Gradients, Mirrored,
+    MirroredStrategy, OneDeviceStrategy, PerReplica, ReplicaContext, Strategy, StrategyExt,
+    TrainState,
 };
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -90,7 +92,7 @@ fn train(
 }
 
 fn all_names() -> Vec<&'static str> {
-    names().collect()
+    names().chain(burn_names()).collect()
 }
 
 /// The same after 7 updates in one go and with a checkpoint after 4, on other replicas.
@@ -107,6 +109,11 @@ fn a_run_that_goes_on_from_a_checkpoint_ends_with_the_same_bits() {
             let slot = format!("optimizer/{slot}/kernel");
             assert!(tensors.contains_key(&slot), "{name}: {slot}");
         }
+        let records = tensors
+            .keys()
+            .filter(|it| it.starts_with("optimizer_record/"));
+        let is_kept = name.starts_with("burn:") && name != "burn:sgd";
+        assert_eq!(records.count() > 0, is_kept, "{name}: {:?}", tensors.keys());
         let mut second = state(&strategy, name);
         second
             .update(|state| state.load_tensors(&tensors, step))
@@ -196,4 +203,90 @@ fn clipping_needs_a_positive_number() {
         let error = result.unwrap_err().to_string();
         assert!(error.contains("must be a positive number"), "{error}");
     }
+}
+
+/// A step of one replica, on its parameters.
+fn once(ctx: &ReplicaContext, model: &Two, step: u64) -> distribute_core::Result<Gradients> {
+    let wave = ctx.device();
+    let wave =
+        Tensor::<1>::from_floats([0.3, -1.2, 0.7, 0.1, -0.4], wave).mul_scalar((step + 1) as f32);
+    let kernel = model.kernel.val() * wave.clone().unsqueeze::<2>();
+    let loss = (kernel.clone() * kernel).sum() + (model.bias.val() * wave).sum();
+    ctx.gradient(&loss, model)
+}
+
+/// burn's own loop over the model gives the same bits.
+#[test]
+fn a_rule_of_burn_is_what_burn_makes_of_it() {
+    fn compare(optimizer: BurnOptimizer, whole: ModuleOptimizer) {
+        let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+        let build = |device: &Device| TrainState::new(Two::new(3, device), optimizer.clone());
+        let mut ours = strategy.scope(build).unwrap();
+        let build = |device: &Device| BurnTrainState::new(Two::new(3, device), whole.clone(), 0.02);
+        let mut burns = strategy.scope(build).unwrap();
+        for step in 0..5 {
+            let run = strategy.run((&mut ours, &mut burns), |ctx, (ours, burns)| {
+                let gradients = once(ctx, &ours.model, step)?;
+                ours.apply_gradients(ctx, gradients)?;
+                let gradients = once(ctx, &burns.model, step)?;
+                burns.apply_gradients(ctx, gradients)
+            });
+            run.unwrap();
+        }
+        let (ours, burns) = (
+            &ours.primary().unwrap().model,
+            &burns.primary().unwrap().model,
+        );
+        assert_eq!(
+            ours.kernel.val().into_data(),
+            burns.kernel.val().into_data()
+        );
+        assert_eq!(ours.bias.val().into_data(), burns.bias.val().into_data());
+    }
+    let (sgd, adan, adafactor) = (SgdConfig::new(), AdanConfig::new(), AdafactorConfig::new());
+    compare(BurnOptimizer::new("sgd", sgd.build(), 0.02), sgd.init());
+    compare(BurnOptimizer::new("adan", adan.build(), 0.02), adan.init());
+    compare(
+        BurnOptimizer::new("adafactor", adafactor.build(), 0.02),
+        adafactor.init(),
+    );
+}
+
+/// Muon alone takes no vectors; what burn says of it is the error of the step.
+#[test]
+fn a_rule_that_does_not_fit_a_parameter_is_an_error() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let muon = BurnOptimizer::new("muon", MuonConfig::new().build(), 0.02);
+    let build = |device: &Device| TrainState::new(Two::new(3, device), muon.clone());
+    let mut state = strategy.scope(build).unwrap();
+    let result = strategy.run(&mut state, |ctx, state| {
+        let gradients = once(ctx, &state.model, 0)?;
+        state.apply_gradients(ctx, gradients).map(drop)
+    });
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("requires 2D tensors, got 1D"), "{error}");
+}
+
+#[test]
+fn a_record_that_is_not_whole_is_refused() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let mut trained = state(&strategy, "burn:adan");
+    train(&strategy, &mut trained, 0..2);
+    let (step, mut tensors) = trained.primary().unwrap().save().unwrap();
+    let time = "optimizer_record/momentum.time/kernel";
+    assert_eq!(tensors.remove(time), Some(TensorData::from([2_i64])));
+    let error = trained.update(|state| state.load_tensors(&tensors, step));
+    let error = error.unwrap_err().to_string();
+    assert!(
+        error.contains("burn:adan for the parameter `kernel` is not whole"),
+        "{error}"
+    );
+    // Without any it begins anew.
+    tensors.retain(|name, _| !name.starts_with("optimizer_record/"));
+    trained
+        .update(|state| state.load_tensors(&tensors, step))
+        .unwrap();
+    train(&strategy, &mut trained, 2..3);
+    let tensors = trained.primary().unwrap().to_tensors().unwrap();
+    assert_eq!(tensors[time], TensorData::from([1_i64]));
 }

@@ -1,15 +1,19 @@
 //! Mixed precision: variables in `f32`, forward and backward passes in 16 bits.
 
-use burn::module::{Module, Param};
+use burn::module::{Module, ModuleDisplay, Param, RunningState};
 use burn::nn::conv::{Conv2d, Conv2dConfig};
 use burn::nn::pool::MaxPool2dConfig;
-use burn::nn::{BatchNormConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig};
+use burn::nn::{
+    BatchNormConfig, BiGruConfig, BiLstmConfig, GruConfig, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig, LstmConfig, RnnConfig,
+};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use distribute_core::{
-    Adam, Applied, CentralStorageStrategy, DefaultStrategy, Error, LossScale, MirroredStrategy,
-    MultiWorkerMirroredStrategy, PerReplica, Policy, ReduceOp, Result, Sgd, Strategy, StrategyExt,
-    SyncBatchNormConfig, TrainState,
+    Adam, Applied, CentralStorageStrategy, DefaultStrategy, Error, LocalBatchNorm, LossScale,
+    MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, PerReplica, Policy, ReduceOp,
+    ReplicaContext, Result, Sgd, Strategy, StrategyExt, SyncBatchNorm, SyncBatchNormConfig,
+    TrainState,
 };
 
 use crate::multi_worker::group::{THREADS, workers};
@@ -223,23 +227,185 @@ fn a_loss_scale_keeps_small_gradients() {
     assert!(moved(policy.loss_scale()));
 }
 
-#[test]
-fn a_batch_normalization_is_refused_and_stays_as_it_is() {
-    let device = Device::flex().autodiff();
-    let refused = |error: Error| {
-        assert!(matches!(error, Error::Policy { .. }), "{error:?}");
-        let text = error.to_string();
-        assert!(text.contains("batch normalization"), "{text}");
-        assert!(text.contains("in bf16"), "{text}");
+/// Batch normalizations of all replicas' parts together and of each one's own.
+#[derive(Module, Debug)]
+struct Normalized {
+    inputs: SyncBatchNorm,
+    hidden: Linear,
+    norm: LocalBatchNorm,
+    output: Linear,
+}
+
+impl Normalized {
+    fn new(device: &Device) -> Self {
+        let linear = |inputs, outputs, seed: f32| {
+            let mut layer = LinearConfig::new(inputs, outputs).init(device);
+            layer.weight = placed(&layer.weight, seed);
+            layer.bias = layer.bias.map(|bias| placed(&bias, 0.5));
+            layer
+        };
+        let inputs = SyncBatchNormConfig::new(36).with_momentum(0.9);
+        Self {
+            inputs: inputs.init(device).unwrap(),
+            hidden: linear(36, 6, 2.0),
+            norm: BatchNormConfig::new(6).init(device).into(),
+            output: linear(6, 1, 3.0),
+        }
+    }
+
+    fn forward(&self, ctx: &ReplicaContext, x: Tensor<2>) -> Result<Tensor<2>> {
+        let x = self.hidden.forward(self.inputs.forward(ctx, x)?);
+        Ok(self.output.forward(relu(self.norm.forward(x)?)))
+    }
+
+    fn statistics(&self) -> Vec<f32> {
+        let all = [
+            &self.inputs.moving_mean,
+            &self.inputs.moving_variance,
+            &self.norm.running_mean,
+            &self.norm.running_var,
+        ];
+        let values = all.map(|state| {
+            let value = state.value_sync();
+            assert_eq!(value.dtype(), DType::F32);
+            value.into_data().iter::<f32>().collect::<Vec<_>>()
+        });
+        values.concat()
+    }
+}
+
+/// The losses of 20 steps and the statistics after them.
+fn normalized(strategy: &impl Strategy, policy: Policy) -> Result<Vec<f32>> {
+    let scale = match policy.loss_scale().is_dynamic() {
+        true => LossScale::fixed(128.0)?,
+        false => LossScale::default(),
     };
-    let policy = Policy::mixed_bfloat16();
+    let mut state = strategy.scope(|device| {
+        TrainState::new(Normalized::new(device), Sgd::new(0.05)).with_loss_scale(scale)
+    })?;
+    let replicas = strategy.num_replicas_in_sync();
+    let mut found = Vec::new();
+    for step in 0..20 {
+        let parts = strategy.replicas().iter();
+        let parts = parts.map(|replica| examples(step % 4, replica.id, replicas, &replica.device));
+        let batch = PerReplica::new(parts.collect());
+        let loss = strategy.run((&mut state, batch), |ctx, (state, (x, y))| {
+            let model = policy.model(&state.model)?;
+            assert_eq!(model.norm.gamma.val().dtype(), DType::F32);
+            let found = model.forward(ctx, policy.cast(x).flatten(1, 3))?;
+            assert_eq!(found.dtype(), DType::from(policy.compute_dtype()));
+            let error = policy.output(found) - y;
+            let loss = (error.clone() * error).sum() / GLOBAL_BATCH as f32;
+            let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss.into_scalar::<f32>())
+        })?;
+        found.push(strategy.reduce(ReduceOp::Sum, loss)?);
+    }
+    found.extend(state.primary()?.model.statistics());
+    Ok(found)
+}
+
+fn assert_near(found: &[f32], wanted: &[f32], policy: Policy) {
+    assert_ne!(found, wanted, "{policy} computes in another type");
+    assert!(wanted[19] < 0.7 * wanted[0], "it learns: {wanted:?}");
+    for (found, wanted) in found.iter().zip(wanted) {
+        let bound = 1e-2 * wanted.abs().max(1.0);
+        assert!((found - wanted).abs() < bound, "{policy}: {found} {wanted}");
+    }
+}
+
+#[test]
+fn batch_normalizations_keep_f32_in_mixed_precision() {
+    let mirrored = MirroredStrategy::builder().replicas(2).build().unwrap();
+    for policy in MIXED {
+        let one = OneDeviceStrategy::new("cpu:0".parse().unwrap()).unwrap();
+        let wanted = normalized(&one, Policy::float32()).unwrap();
+        assert_near(&normalized(&one, policy).unwrap(), &wanted, policy);
+        let wanted = normalized(&mirrored, Policy::float32()).unwrap();
+        assert_near(&normalized(&mirrored, policy).unwrap(), &wanted, policy);
+        let program = move |strategy: MultiWorkerMirroredStrategy| {
+            let wanted = normalized(&strategy, Policy::float32())?;
+            Ok((normalized(&strategy, policy)?, wanted))
+        };
+        let all = workers(THREADS, &[1, 2], program);
+        assert_eq!(all[0], all[1], "workers differ");
+        assert_near(&all[0].0, &all[0].1, policy);
+    }
+}
+
+#[test]
+fn of_f32_inputs_it_is_the_layer_of_burn() {
+    let device = Device::flex().autodiff();
+    let burn = BatchNormConfig::new(3).init(&device);
+    let ours = LocalBatchNorm::from(BatchNormConfig::new(3).init(&device));
+    for step in 0..3 {
+        let x = placed(
+            &Param::from_tensor(Tensor::<3>::ones([4, 3, 2], &device)),
+            0.1,
+        )
+        .val();
+        let x = x + step as f32;
+        let (expected, found) = (burn.forward(x.clone()), ours.forward(x).unwrap());
+        assert_eq!(found.into_data(), expected.into_data());
+    }
+    let of = |state: &RunningState<Tensor<1>>| state.value_sync().into_data();
+    assert_eq!(of(&ours.running_mean), of(&burn.running_mean));
+    assert_eq!(of(&ours.running_var), of(&burn.running_var));
+    // Inference where there are gradients, too.
+    let x = Tensor::<2>::from_floats([[1.0, 2.0, 3.0], [-0.5, 7.0, 0.25]], &device);
+    let expected = burn.valid().forward(x.clone().without_autodiff());
+    let [once, again] = [(); 2].map(|()| ours.forward_inference(x.clone()).unwrap());
+    assert!(once.is_autodiff());
+    assert_eq!(once.into_data(), expected.clone().into_data());
+    assert_eq!(again.into_data(), expected.into_data());
+    let error = ours
+        .forward(Tensor::<2>::ones([4, 2], &device))
+        .unwrap_err();
+    assert!(matches!(error, Error::Shape { .. }), "{error}");
+    let wide = Tensor::<2>::ones([4, 3], &device).cast(DType::F64);
+    let error = ours.forward(wide).unwrap_err();
+    assert!(matches!(error, Error::DType { .. }), "{error}");
+}
+
+/// A layer with a path of its own, and one of a type that only this test knows.
+#[derive(Module, Debug)]
+struct Within<L> {
+    block: Vec<L>,
+}
+
+#[derive(Module, Debug)]
+struct Counter {
+    seen: RunningState<Tensor<1>>,
+}
+
+#[test]
+fn layers_that_cannot_are_refused_by_name_and_stay_as_they_are() {
+    let device = Device::flex().autodiff();
+    fn refused<L: Module + ModuleDisplay>(layer: L, parts: &[&str]) {
+        let model = Within { block: vec![layer] };
+        for policy in MIXED {
+            let error = policy.model(&model).unwrap_err();
+            assert!(matches!(error, Error::Policy { .. }), "{error:?}");
+            let text = error.to_string();
+            for part in [&["`block.0`", policy.name(), "float32"], parts].concat() {
+                assert!(text.contains(part), "{text} does not say {part}");
+            }
+        }
+        assert!(Policy::float32().model(&model).is_ok());
+    }
     let norm = BatchNormConfig::new(3).init(&device);
-    let synchronized = SyncBatchNormConfig::new(3).init(&device).unwrap();
-    refused(policy.model(&norm).unwrap_err());
-    refused(policy.model(&synchronized).unwrap_err());
+    refused(norm.clone(), &["batch normalization", "LocalBatchNorm"]);
     // Clones share running statistics: a copy in bf16 would have changed these.
     assert_eq!(norm.running_mean.value().dtype(), DType::F32);
-    assert!(Policy::float32().model(&norm).is_ok());
+    let seen = RunningState::new(Tensor::zeros([1], &device));
+    refused(Counter { seen }, &["batch normalization"]);
+    let recurrent = ["recurrent layer", "f32"];
+    refused(LstmConfig::new(2, 3, true).init(&device), &recurrent);
+    refused(BiLstmConfig::new(2, 3, true).init(&device), &recurrent);
+    refused(GruConfig::new(2, 3, true).init(&device), &recurrent);
+    refused(BiGruConfig::new(2, 3, true).init(&device), &recurrent);
+    refused(RnnConfig::new(2, 3, true).init(&device), &recurrent);
 }
 
 #[test]

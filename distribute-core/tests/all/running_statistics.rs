@@ -241,11 +241,19 @@ fn values_that_are_not_finite_are_named_and_nothing_is_lost(#[case] replicas: us
             state.apply_gradients(ctx, gradients)?;
             Ok(())
         })
-        .unwrap_err()
-        .to_string();
+        .unwrap_err();
+    let Error::StatisticsNotFinite {
+        replica, updates, ..
+    } = error.root_cause()
+    else {
+        panic!("{error}");
+    };
+    assert_eq!((*replica, *updates), (replicas - 1, 1));
+    let error = error.to_string();
     let place = format!("replica {}", replicas - 1);
     for part in [
         &*place,
+        "after 1 updates",
         "`norm.running_mean`",
         "not finite",
         "learning rate",

@@ -362,6 +362,60 @@ fn half_precision_is_summed_in_f32() {
     assert!(output.to_data().iter::<f32>().all(f32::is_finite));
 }
 
+/// Numbers from 0 to 1 by no generator, `[examples, 2, places]`.
+fn positive(sizes: [usize; 3], seed: u32, device: &Device) -> Tensor<3> {
+    let value = |i: u32| ((i + 1).wrapping_mul(2_654_435_761 + 2 * seed) >> 8) as f32;
+    let count = sizes.iter().product::<usize>() as u32;
+    let values: Vec<f32> = (0..count).map(|i| value(i) / 16_777_216.0).collect();
+    Tensor::from_data(TensorData::new(values, sizes), device)
+}
+
+/// What is normalized in `f64`: the same formula.
+fn exact(input: &[f64], [examples, features, places]: [usize; 3], epsilon: f64) -> Vec<f64> {
+    let feature = |i: usize| i / places % features;
+    let mean_of = |value: &dyn Fn(usize) -> f64| -> Vec<f64> {
+        let mut sums = vec![0.0; features];
+        (0..input.len()).for_each(|i| sums[feature(i)] += value(i));
+        sums.iter()
+            .map(|sum| sum / (examples * places) as f64)
+            .collect()
+    };
+    let mean = mean_of(&|i| input[i]);
+    let variance = mean_of(&|i| (input[i] - mean[feature(i)]).powi(2));
+    let normalized = |i: usize| {
+        let deviation = (variance[feature(i)] + epsilon).sqrt();
+        (input[i] - mean[feature(i)]) / deviation
+    };
+    (0..input.len()).map(normalized).collect()
+}
+
+/// The statistics of many examples are as exact as those of few: a sum of one number after the
+/// other would lose more digits, the more examples there are.
+#[rstest]
+fn statistics_of_large_batches_lose_no_digits(
+    #[values([16, 2, 1], [1_000, 2, 1], [20_000, 2, 1], [4_100, 2, 3], [300, 2, 64])] //
+    sizes: [usize; 3],
+    #[values(0, 1, 2, 3)] seed: u32,
+) {
+    let strategy = DefaultStrategy::new();
+    let mut norm = strategy.try_scope(layer).unwrap();
+    let epsilon = norm.primary().unwrap().epsilon;
+    let outputs = strategy.run(&mut norm, |ctx, norm| {
+        let input = positive(sizes, seed, ctx.device());
+        Ok((input.clone(), norm.forward(ctx, input)?))
+    });
+    let (input, found) = outputs.unwrap().into_values().remove(0);
+    let [input, found] = [input, found].map(|x| x.to_data().iter::<f64>().collect::<Vec<_>>());
+    let exact = exact(&input, sizes, epsilon);
+    let errors = found
+        .iter()
+        .zip(&exact)
+        .map(|(found, exact)| (found - exact).abs());
+    let largest = errors.fold(0.0, f64::max);
+    println!("{sizes:?} {seed}: {largest:.1e}");
+    assert!(largest <= 5e-7, "{sizes:?}: {largest}");
+}
+
 #[test]
 fn bad_configurations_and_inputs_are_errors() {
     let device = Device::flex().autodiff();

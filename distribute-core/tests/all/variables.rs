@@ -41,7 +41,9 @@ fn wrong_shapes_and_types_are_refused_before_anything_is_sent() {
 /// A run that fails between the updates of two replicas must not go unnoticed.
 #[test]
 fn copies_that_a_failed_run_left_behind_are_found() {
-    let strategy = mirrored(2);
+    // The replicas meet by a barrier: they must not take turns.
+    let builder = MirroredStrategy::builder().replicas(2).cores(2);
+    let strategy = builder.build().unwrap();
     let options = VariableOptions::default().aggregation(VariableAggregation::Sum);
     let variable = strategy.variable(1_i64, options).unwrap();
     // Replica 1 fails after the all-reduce that its update consists of, before its own copy, and

@@ -5,7 +5,9 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
-use distribute_core::collectives::{CollectiveError, GroupOptions, ProcessTransport, in_process};
+use distribute_core::collectives::{
+    CollectiveError, GroupOptions, ProcessTransport, WireType, in_process,
+};
 use distribute_core::{
     CommunicationImplementation, CommunicationOptions, Error, LogicalDevice, MirroredStrategy,
     MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder, Result, Strategy,
@@ -23,6 +25,7 @@ fn options(implementation: CommunicationImplementation, pack: usize) -> Communic
         bytes_per_pack: pack,
         timeout: Some(Duration::from_secs(30)),
         implementation,
+        wire: None,
     }
 }
 
@@ -240,6 +243,78 @@ fn ring_goes_through_the_host() {
             "{:?}",
             found.told
         );
+    }
+    assert_eq!(memory.calls(), 0);
+}
+
+/// NCCL has no wire type: the gradients go through host memory, and are those of CPUs with the same
+/// wire type, bit by bit.
+#[rstest]
+fn a_wire_type_goes_through_the_host(
+    #[values(WireType::Bf16, WireType::F16)] wire: WireType,
+    #[values(1, 2)] replicas: usize,
+    #[values(0, 64)] pack: usize,
+) {
+    let (fake, memory) = (Fake::new(""), HostMemory::default());
+    let rounded = options(CommunicationImplementation::Auto, pack).wire(wire);
+    let on_cpus = workers(|_, builder| builder.replicas(replicas).communication_options(rounded));
+    // Between the replicas of a worker NCCL would add in another order, and not round.
+    let found = workers(|worker, builder| {
+        builder
+            .replicas(replicas)
+            .communication_options(rounded)
+            .device_reducers(memory.reducers_from(&fake, worker * replicas))
+    });
+    let plain = expected(2 * replicas);
+    for (found, on_cpu) in found.into_iter().zip(on_cpus) {
+        let (found, on_cpu) = (found.unwrap(), on_cpu.unwrap());
+        let reason = "a wire type was asked for, which NCCL has not";
+        let told = found.told.last().unwrap();
+        assert!(
+            told.starts_with("gradients go through host memory"),
+            "{told}"
+        );
+        assert!(told.contains(&format!("worker 0: {reason}")), "{told}");
+        match replicas {
+            1 => assert_eq!(found.weights, on_cpu.weights),
+            _ => near(&found.weights, &on_cpu.weights),
+        }
+        assert_ne!(found.weights, plain, "nothing was rounded");
+        near(&found.weights, &plain);
+    }
+    fake.assert_clean();
+}
+
+/// But for what rounding to 16 bits makes of six updates of at most 0.01.
+fn near(a: &[f32], b: &[f32]) {
+    let pairs = a.iter().zip(b);
+    pairs.for_each(|(a, b)| assert!((a - b).abs() < 0.02, "{a} {b}"));
+}
+
+/// NCCL by name and a wire type, on all workers or on one.
+#[rstest]
+fn a_wire_type_and_nccl_by_name_are_an_error_that_says_what_to_do(#[values(1, 2)] asking: usize) {
+    let (fake, memory) = (Fake::new(""), HostMemory::default());
+    let found = workers(|worker, builder| {
+        let plain = options(CommunicationImplementation::Nccl, 0);
+        let with_wire = plain.wire(WireType::Bf16);
+        builder
+            .communication_options(if worker < asking { with_wire } else { plain })
+            .device_reducers(memory.reducers_from(&fake, worker))
+    });
+    for found in found {
+        let error = found.unwrap_err();
+        let Error::Collective(CollectiveError::BackendUnavailable { .. }) = &error else {
+            panic!("{error}");
+        };
+        let text = error.to_string();
+        for part in [
+            "worker 0: a wire type was asked for, which NCCL has not",
+            "leave it out",
+            "ask for AUTO or RING",
+        ] {
+            assert!(text.contains(part), "{text} does not say {part}");
+        }
     }
     assert_eq!(memory.calls(), 0);
 }

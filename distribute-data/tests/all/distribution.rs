@@ -201,14 +201,19 @@ fn bad_arguments_are_refused() {
 #[derive(Debug, Clone)]
 struct OneWorker {
     local: MirroredStrategy,
+    replicas: Vec<Replica>,
     context: InputContext,
 }
 
 impl OneWorker {
     /// Worker `index` of so many with so many replicas each.
     fn new(index: usize, workers: usize, replicas: usize) -> Self {
+        let own = index * replicas..(index + 1) * replicas;
         Self {
             local: mirrored(replicas),
+            replicas: own
+                .map(|id| Replica::new(id, LogicalDevice::cpu(id)))
+                .collect(),
             context: InputContext {
                 num_input_pipelines: workers,
                 input_pipeline_id: index,
@@ -228,7 +233,7 @@ impl Strategy for OneWorker {
     }
 
     fn replicas(&self) -> &[Replica] {
-        self.local.replicas()
+        &self.replicas
     }
 
     fn input_context(&self) -> InputContext {
@@ -254,7 +259,8 @@ fn workers_read_their_parts_of_every_global_batch_as_under_the_policy_data() {
         let mut lengths = Vec::new();
         for index in 0..workers {
             let strategy = OneWorker::new(index, workers, replicas);
-            let found = steps(&strategy, count, Batching::global(batch));
+            let batching = Batching::global(batch).auto_shard(AutoShardPolicy::Data);
+            let found = steps(&strategy, count, batching);
             let dataset = BatchedSource {
                 source: Source::Elements((0..count).collect()),
                 global_batch_size: batch,

@@ -7,5 +7,6 @@ mod distribution;
 mod losses;
 mod padding;
 mod reported_loss;
+mod same_bits;
 mod supervised;
 mod uneven_workers;

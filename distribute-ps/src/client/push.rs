@@ -153,8 +153,8 @@ impl VariableClient {
         });
         let replies: Vec<(_, Vec<Outcome>)> =
             self.inner.driver.run(in_parallel(works.collect()))?;
-        let zeros = |count: usize| Versions(vec![0; count]);
-        let zeros: Vec<Versions> = shards.into_iter().map(zeros).collect();
+        let zeros = shards.into_iter().map(|count| Versions(vec![0; count]));
+        let zeros: Vec<Versions> = zeros.collect();
         let mut outcome = PushOutcome {
             versions: zeros.clone(),
             updates: zeros,
@@ -180,9 +180,9 @@ impl VariableClient {
     /// # Errors
     /// [`PsError::Shape`], [`PsError::DType`], [`PsError::TooLarge`].
     pub fn initialize(&self, variable: &VariableRef, value: TensorData) -> Result<Versions> {
-        let pieces = variable.cut("initialize", value, &[], false)?;
-        let outcome =
-            self.assign_pieces("initialize", Assignment::Assign, None, variable, pieces)?;
+        let op = "initialize";
+        let pieces = variable.cut(op, value, &[], false)?;
+        let outcome = self.assign_pieces(op, Assignment::Assign, None, variable, pieces)?;
         Ok(outcome.versions.into_iter().next().unwrap_or_default())
     }
 
@@ -196,7 +196,7 @@ impl VariableClient {
         variable: &VariableRef,
         value: TensorData,
     ) -> Result<PushOutcome> {
-        self.change(Assignment::Assign, update, variable, value)
+        self.change(Assignment::Assign, update, [(variable, value)])
     }
 
     /// Adds to a value, at most once per update id; integers wrap around.
@@ -209,7 +209,20 @@ impl VariableClient {
         variable: &VariableRef,
         value: TensorData,
     ) -> Result<PushOutcome> {
-        self.change(Assignment::Combine(Combine::Add), update, variable, value)
+        self.assign_add_all(update, [(variable, value)])
+    }
+
+    /// [`assign_add`](Self::assign_add) of several variables as one update, with one call to each
+    /// server.
+    ///
+    /// # Errors
+    /// Those of [`assign_add`](Self::assign_add).
+    pub fn assign_add_all<'a>(
+        &self,
+        update: UpdateId,
+        changes: impl IntoIterator<Item = (&'a VariableRef, TensorData)>,
+    ) -> Result<PushOutcome> {
+        self.change(Assignment::Combine(Combine::Add), update, changes)
     }
 
     /// Subtracts from a value, at most once per update id; integers wrap around.
@@ -222,25 +235,25 @@ impl VariableClient {
         variable: &VariableRef,
         value: TensorData,
     ) -> Result<PushOutcome> {
-        self.change(
-            Assignment::Combine(Combine::Subtract),
-            update,
-            variable,
-            value,
-        )
+        let subtract = Assignment::Combine(Combine::Subtract);
+        self.change(subtract, update, [(variable, value)])
     }
 
-    fn change(
+    fn change<'a>(
         &self,
         assignment: Assignment,
         update: UpdateId,
-        variable: &VariableRef,
-        value: TensorData,
+        changes: impl IntoIterator<Item = (&'a VariableRef, TensorData)>,
     ) -> Result<PushOutcome> {
         self.same_run(update)?;
         let op = assignment.name();
-        let pieces = variable.cut(op, value, &[], false)?;
-        self.assign_pieces(op, assignment, Some(update), variable, pieces)
+        let (mut pieces, mut shards) = (Vec::new(), Vec::new());
+        for (index, (variable, value)) in changes.into_iter().enumerate() {
+            let cut = variable.cut(op, value, &[], false)?;
+            pieces.extend(cut.into_iter().map(|piece| (index, piece)));
+            shards.push(variable.placement().shards.len());
+        }
+        self.send_assignment(op, (assignment, Some(update)), pieces, shards)
     }
 
     /// Assigns to the shards of these pieces.
@@ -252,9 +265,19 @@ impl VariableClient {
         variable: &VariableRef,
         pieces: Vec<Piece>,
     ) -> Result<PushOutcome> {
-        let (run, _) = self.in_run()?;
         let pieces = pieces.into_iter().map(|piece| (0, piece)).collect();
         let shards = vec![variable.placement().shards.len()];
+        self.send_assignment(op, (assignment, update), pieces, shards)
+    }
+
+    fn send_assignment(
+        &self,
+        op: &'static str,
+        (assignment, update): (Assignment, Option<UpdateId>),
+        pieces: Vec<(usize, Piece)>,
+        shards: Vec<usize>,
+    ) -> Result<PushOutcome> {
+        let (run, _) = self.in_run()?;
         self.send_parts(op, run, pieces, shards, |parts| {
             Request::Assign(Assign {
                 update: update.map(UpdateId::key),

@@ -39,15 +39,10 @@ impl Kernel {
     /// optimizers that are not here.
     pub(super) fn of(spec: &OptimizerSpec) -> Option<Self> {
         let number = |key: &str| spec.config.get(key).and_then(Value::as_f64);
-        let flag = |key: &str| {
-            spec.config
-                .get(key)
-                .and_then(Value::as_bool)
-                .unwrap_or(false)
-        };
-        let decays = spec.name == "adamw" || spec.config.get("weight_decay").is_some();
-        let excludes = spec.config.get("exclude_from_weight_decay").is_some();
-        if flag("use_ema") || flag("amsgrad") || excludes {
+        let flag = |key: &str| spec.config.get(key) == Some(&Value::Bool(true));
+        let has = |key: &str| spec.config.get(key).is_some();
+        let decays = spec.name == "adamw" || has("weight_decay");
+        if flag("use_ema") || flag("amsgrad") || has("exclude_from_weight_decay") {
             return None;
         }
         match spec.name.as_str() {
@@ -83,42 +78,36 @@ impl Kernel {
             }
             (Self::Sgd { momentum, nesterov }, [rate], [velocity]) => {
                 let velocity = velocity.as_chunks_mut::<4>().0;
-                let (rate, momentum) = (round(*rate), round(momentum));
+                let numbers = (round(*rate), round(momentum));
                 match nesterov {
-                    true => nesterov_sgd(rate, momentum, parameter, gradient, velocity),
-                    false => momentum_sgd(rate, momentum, parameter, gradient, velocity),
+                    true => momentum_sgd::<true>(numbers, parameter, gradient, velocity),
+                    false => momentum_sgd::<false>(numbers, parameter, gradient, velocity),
                 }
             }
-            (Self::Adam { decays, .. }, [rate, keep @ ..], [m, v])
-                if keep.len() == usize::from(decays) =>
-            {
-                // Times 1 changes nothing.
-                let numbers = self.adam_numbers(*rate, keep.first().copied().unwrap_or(1.0));
+            (
+                Self::Adam {
+                    beta_1,
+                    beta_2,
+                    epsilon,
+                    decays,
+                },
+                [rate, keep @ ..],
+                [m, v],
+            ) if keep.len() == usize::from(decays) => {
+                let numbers = AdamNumbers {
+                    rate: round(*rate),
+                    // Times 1 changes nothing.
+                    keep: round(keep.first().copied().unwrap_or(1.0)),
+                    toward_1: round(1.0 - beta_1),
+                    toward_2: round(1.0 - beta_2),
+                    epsilon: round(epsilon),
+                };
                 let (m, v) = (m.as_chunks_mut::<4>().0, v.as_chunks_mut::<4>().0);
                 adam(numbers, parameter, gradient, m, v);
             }
             _ => return false,
         }
         true
-    }
-
-    fn adam_numbers(self, rate: f64, keep: f64) -> AdamNumbers {
-        let (beta_1, beta_2, epsilon) = match self {
-            Self::Adam {
-                beta_1,
-                beta_2,
-                epsilon,
-                ..
-            } => (beta_1, beta_2, epsilon),
-            Self::Sgd { .. } => (0.0, 0.0, 0.0),
-        };
-        AdamNumbers {
-            rate: round(rate),
-            keep: round(keep),
-            toward_1: round(1.0 - beta_1),
-            toward_2: round(1.0 - beta_2),
-            epsilon: round(epsilon),
-        }
     }
 }
 
@@ -130,24 +119,8 @@ fn sgd(rate: f32, parameter: &mut [Element], gradient: &[Element]) {
 }
 
 #[inline(always)]
-fn momentum_sgd(
-    rate: f32,
-    momentum: f32,
-    parameter: &mut [Element],
-    gradient: &[Element],
-    velocity: &mut [Element],
-) {
-    for ((p, g), v) in parameter.iter_mut().zip(gradient).zip(velocity) {
-        let faster = get(*v) * momentum - get(*g) * rate;
-        *v = faster.to_le_bytes();
-        *p = (get(*p) + faster).to_le_bytes();
-    }
-}
-
-#[inline(always)]
-fn nesterov_sgd(
-    rate: f32,
-    momentum: f32,
+fn momentum_sgd<const NESTEROV: bool>(
+    (rate, momentum): (f32, f32),
     parameter: &mut [Element],
     gradient: &[Element],
     velocity: &mut [Element],
@@ -156,7 +129,11 @@ fn nesterov_sgd(
         let step = get(*g) * rate;
         let faster = get(*v) * momentum - step;
         *v = faster.to_le_bytes();
-        *p = (get(*p) + faster * momentum - step).to_le_bytes();
+        let moved = match NESTEROV {
+            true => get(*p) + faster * momentum - step,
+            false => get(*p) + faster,
+        };
+        *p = moved.to_le_bytes();
     }
 }
 
@@ -177,8 +154,7 @@ fn adam(
     m: &mut [Element],
     v: &mut [Element],
 ) {
-    let slots = m.iter_mut().zip(v);
-    for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(slots) {
+    for ((p, g), (m, v)) in parameter.iter_mut().zip(gradient).zip(m.iter_mut().zip(v)) {
         let g = get(*g);
         let first = get(*m) + (g - get(*m)) * numbers.toward_1;
         let second = get(*v) + (g * g - get(*v)) * numbers.toward_2;

@@ -156,6 +156,7 @@ impl<'a> Rule<'a> {
             parameter: self.tensor(parameter),
             gradient: self.tensor(gradient),
             slots: slots.iter().map(|slot| self.tensor(slot)).collect(),
+            whole: None,
         })?;
         put(updated, parameter)?;
         let mut updated = updated_slots.into_iter().zip(slots);

@@ -143,6 +143,17 @@ impl RemoteState for State {
         self.servers.push((pushed, versions), own)
     }
 
+    fn add(&self, changes: Vec<(usize, TensorData)>) -> Result<()> {
+        if changes.is_empty() {
+            return Ok(());
+        }
+        let Servers { client, updates } = &self.servers;
+        let drawn = updates.next()?;
+        let named = |(index, value): (usize, _)| Some((self.variables.get(index)?, value));
+        let changes = changes.into_iter().filter_map(named);
+        Ok(client.assign_add_all(drawn.id(), changes).map(drop)?)
+    }
+
     fn set_learning_rate(&self, learning_rate: f64) -> Result<()> {
         Ok(self.servers.client.set_learning_rate(learning_rate)?)
     }

@@ -90,6 +90,21 @@ impl Layer {
         Ok(Self::Local(layer))
     }
 
+    /// The moving mean and variance of a batch normalization.
+    pub(super) fn statistics(&self) -> Vec<Tensor<1>> {
+        match self {
+            Self::Local(layer) => vec![
+                layer.running_mean.value_sync(),
+                layer.running_var.value_sync(),
+            ],
+            Self::Synchronized(layer) => vec![
+                layer.moving_mean.value_sync(),
+                layer.moving_variance.value_sync(),
+            ],
+            Self::PerExample(_) | Self::Grouped(_) => Vec::new(),
+        }
+    }
+
     /// The output; with the moving statistics if it does not train. The weights are of the examples
     /// of a batch that was filled up.
     pub(super) fn forward(

@@ -10,7 +10,7 @@ use burn::module::{Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Tensor, TensorData};
 use distribute_core::{
-    Gradients, Mirrored, PerReplica, Replicated, RunningStatistics, Sgd, Strategy, StrategyExt,
+    Gradients, Mirrored, PerReplica, ReplicaContext, Replicated, Sgd, Strategy, StrategyExt,
     TrainState,
 };
 use serde_json::Value;
@@ -196,7 +196,9 @@ impl Run {
         let rows = |data: &TensorData| data.shape()[0];
         let most = inputs.iter().map(rows).max().unwrap_or(0);
         let is_even = inputs.iter().all(|x| rows(x) == most);
-        let fills_up = self.strategy.tracer().is_some() && !is_even;
+        // burn's own layer takes no weights.
+        let is_local = matches!(self.state.host_metadata().model, Layer::Local(_));
+        let fills_up = self.strategy.tracer().is_some() && !is_even && !is_local;
         let parts = inputs.iter().zip(&upstream).zip(self.strategy.replicas());
         let parts = parts.map(|((x, upstream), replica)| {
             let size = if fills_up { most } else { rows(x) };
@@ -232,42 +234,46 @@ impl Run {
     }
 
     /// The same in compiled steps, which have `ctx.gradient` and no other: one with respect to the
-    /// inputs, which leaves the state as it is, and one with respect to the parameters.
+    /// inputs, which changes no parameter, and one with respect to the parameters.
     fn run_compiled(
         &mut self,
         parts: PerReplica<Inputs>,
         trains: bool,
     ) -> Result<Vec<Own>, Failure> {
-        if let Layer::Local(_) = self.state.host_metadata().model {
-            // Refused, before a step that only reads the state would do what burn's layer does.
-            self.strategy.run(&mut self.state, |_, _| Ok(()))?;
-        }
-        let of_inputs = self.strategy.run(
-            (&self.state, &parts, trains),
-            |ctx, (state, (x, upstream), trains)| {
-                let inputs = vec![Param::initialized(ParamId::new(), x.0.clone())];
-                let y = state.model.forward(ctx, x.clone(), trains)?;
-                let loss = (y.clone() * upstream.clone()).sum();
-                Ok((y, ctx.gradient(&loss, &inputs)?))
-            },
-        )?;
+        let of_inputs = |ctx: &ReplicaContext, layer: &Layer, part: &Inputs, trains| {
+            let (x, upstream) = part.clone();
+            let inputs = vec![Param::initialized(ParamId::new(), x.0.clone())];
+            let y = layer.forward(ctx, x, trains)?;
+            ctx.gradient(&(y * upstream).sum(), &inputs)
+        };
+        // In training the statistics move once, in inference a replica has its own.
+        let of_inputs = match trains {
+            true => self.strategy.run(
+                (&self.state, &parts, trains),
+                |ctx, (state, part, trains)| of_inputs(ctx, &state.model, part, trains),
+            ),
+            false => self.strategy.run(
+                (&mut self.state, &parts, trains),
+                |ctx, (state, part, trains)| of_inputs(ctx, &state.model, part, trains),
+            ),
+        }?;
         let of_parameters = self.strategy.run(
             (&mut self.state, parts, trains),
             |ctx, (state, (x, upstream), trains)| {
                 let y = state.model.forward(ctx, x, trains)?;
-                let gradients = ctx.gradient(&(y * upstream).sum(), &state.model)?;
+                let gradients = ctx.gradient(&(y.clone() * upstream).sum(), &state.model)?;
                 let own = gradients.clone();
                 if !gradients.is_empty() {
                     state.apply_gradients(ctx, gradients)?;
                 }
-                Ok(own)
+                Ok((y, own))
             },
         )?;
         let all = of_inputs
             .into_values()
             .into_iter()
             .zip(of_parameters.into_values());
-        let all = all.map(|((y, of_x), own)| {
+        let all = all.map(|(of_x, (y, own))| {
             let y = y.into_data();
             let zeros = || TensorData::zeros::<f32, _>(y.shape().clone());
             let of_x = of_x.get(0)?.cloned().unwrap_or_else(zeros);
@@ -304,28 +310,13 @@ impl Run {
 
     /// The parameters and statistics of each replica, and the statistics that are read.
     fn add_state(&mut self, values: &mut Values) -> Result<(), Failure> {
-        let read = |model: &Layer| {
-            let values = RunningStatistics::of(model).read(model).into_iter();
-            values.map(Tensor::into_data).collect::<Vec<_>>()
-        };
-        let own = match self.strategy.tracer() {
-            None => {
-                let own = self
-                    .strategy
-                    .run(&mut self.state, |_, state| Ok(read(&state.model)));
-                own?.into_values()
-            }
-            Some(_) => self
-                .state
-                .values()?
-                .iter()
-                .map(|copy| read(&copy.model))
-                .collect(),
-        };
         let statistics = ["moving_mean", "moving_variance"];
-        for (replica, own) in own.into_iter().enumerate() {
+        let own = self
+            .strategy
+            .run(&mut self.state, |_, state| Ok(state.model.statistics()))?;
+        for (replica, own) in own.into_values().into_iter().enumerate() {
             for (name, value) in statistics.iter().zip(own) {
-                values.add(format!("{name} {replica}"), value);
+                values.add(format!("{name} {replica}"), value.into_data());
             }
         }
         for (replica, copy) in self.state.values()?.iter().enumerate() {
@@ -335,8 +326,11 @@ impl Run {
                 values.add(format!("{} {replica}", last(name)), value);
             }
         }
-        for (name, value) in statistics.iter().zip(read(&self.state.primary()?.model)) {
-            values.add(*name, value);
+        for (name, value) in statistics
+            .iter()
+            .zip(self.state.primary()?.model.statistics())
+        {
+            values.add(*name, value.into_data());
         }
         Ok(())
     }

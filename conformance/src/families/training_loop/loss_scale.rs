@@ -12,13 +12,10 @@ use crate::compare::equal;
 use crate::env::Env;
 use crate::families::support::expected;
 use crate::json::Fields;
-use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule};
+use crate::outcome::{Checked, Deviation, Failure, Outcome};
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
-    if strategy.tracer().is_some() {
-        return Ok(Outcome::NotApplicable(Rule::LossScale));
-    }
     let rule = Scale::of(case)?;
     let steps = gradients(case)?;
     let deviation = deviation(case, rule.clone(), &steps)?;

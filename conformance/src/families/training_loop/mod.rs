@@ -10,7 +10,8 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::optim::{Optimizer, from_config};
 use distribute_core::{
-    Clip, DefaultStrategy, LossScale, Mirrored, PerReplica, Strategy, StrategyExt, TrainState,
+    Clip, DefaultStrategy, LossScale, Mirrored, PerReplica, Replicated, Strategy, StrategyExt,
+    TrainState,
 };
 use serde_json::{Value, json};
 
@@ -166,8 +167,14 @@ impl<'a> Run<'a> {
             (w, b)
         });
         let gradients = PerReplica::new(gradients.collect());
+        let scale = self.state.host_metadata().loss_scale().scale() as f32;
+        // In two numbers: a program may multiply by inverses, of which that of a large scale is 0.
+        let part = scale.min(f32::powi(2.0, 64));
+        let [first, second] =
+            [part, scale / part].map(|part| Replicated(Tensor::<1>::from_data([part], &device)));
+        let given = (&mut self.state, gradients, first, second);
         self.strategy
-            .run((&mut self.state, gradients), |ctx, (state, (w, b))| {
+            .run(given, |ctx, (state, (w, b), first, second)| {
                 let mut loss = Tensor::<1>::zeros([1], ctx.device()).require_grad();
                 for (variable, gradient) in [(&state.model.w, w), (&state.model.b, b)] {
                     if let Some(gradient) = gradient {
@@ -176,7 +183,8 @@ impl<'a> Run<'a> {
                     }
                 }
                 // Powers of two: what is given arrives with the same bits.
-                let loss = loss.div_scalar(state.loss_scale().scale());
+                let device = ctx.device();
+                let loss = loss / first.to_device(device) / second.to_device(device);
                 let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
                 state.apply_gradients(ctx, gradients).map(drop)
             })?;

@@ -135,7 +135,7 @@ impl<S: Strategy> Steps for ModelUnder<S> {
         let size = self.global_batch;
         let arguments = (&mut self.state, self.batch.clone());
         let losses = self.strategy.run(arguments, |ctx, (state, (x, y))| {
-            let logits = state.model.logits(x, &mut Mode::Inference);
+            let logits = state.model.logits(x, &mut Mode::Inference)?;
             let [examples, outputs] = logits.dims();
             let per_example = match outputs {
                 1 => binary_crossentropy(logits, y.reshape([examples, 1])),

@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
-use crate::snapshot::unreadable_state;
+use crate::snapshot::{EARLY_STOPPING, unreadable_state};
 use crate::{Callback, CallbackState, Control, EpochRecord, Outcome};
 
 /// Ends training when the watched value has not improved for some epochs
-/// (Keras: `EarlyStopping`).
+/// (Keras: `EarlyStopping`). A resumed run knows the best value, its parameters and how long ago
+/// it was; one that had stopped ends again before its first step.
 ///
 /// ```
 /// use distribute_fit::callbacks::EarlyStopping;
@@ -37,6 +38,9 @@ struct Watched {
     best: Option<Exact>,
     best_epoch: usize,
     epochs_without_improvement: usize,
+    /// Training has ended for it.
+    #[serde(default)]
+    stopped: bool,
 }
 
 impl EarlyStopping {
@@ -102,9 +106,32 @@ impl EarlyStopping {
     pub fn epochs_without_improvement(&self) -> usize {
         self.progress.epochs_without_improvement
     }
+
+    fn patience_is_over(&self) -> bool {
+        self.progress.epochs_without_improvement >= self.patience.max(1)
+    }
+
+    fn stop(&mut self, run: &mut Control<'_>) {
+        self.progress.stopped = true;
+        let best = self.progress.best.map_or(f64::NAN, |best| best.0);
+        run.stop(Outcome::EarlyStopped {
+            monitor: self.monitor.name.clone(),
+            best_epoch: self.progress.best_epoch,
+            best,
+        });
+    }
 }
 
 impl Callback for EarlyStopping {
+    /// A run that had stopped is over, unless it is given more patience.
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        match self.progress.stopped && self.patience_is_over() {
+            true => self.stop(run),
+            false => self.progress.stopped = false,
+        }
+        Ok(())
+    }
+
     fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
         let value = self.monitor.value("EarlyStopping", &record.logs)?;
         // The rest of a part of an epoch may follow after a resume; it must not count twice.
@@ -128,12 +155,8 @@ impl Callback for EarlyStopping {
             }
             return Ok(());
         }
-        if progress.epochs_without_improvement >= self.patience {
-            run.stop(Outcome::EarlyStopped {
-                monitor: self.monitor.name.clone(),
-                best_epoch: progress.best_epoch,
-                best: best.unwrap_or(f64::NAN),
-            });
+        if self.patience_is_over() {
+            self.stop(run);
         }
         Ok(())
     }
@@ -146,7 +169,7 @@ impl Callback for EarlyStopping {
     }
 
     fn state_name(&self) -> Option<&'static str> {
-        Some("early_stopping")
+        Some(EARLY_STOPPING)
     }
 
     fn state(&self) -> CallbackState {

@@ -27,7 +27,8 @@ use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Po
 ///
 /// By default it saves after every epoch and when training ends in the middle of one (interrupted,
 /// step limit), and keeps everything. Gradients of micro-batches that wait for the rest of their
-/// update are saved with it, for every replica. What [`TerminateOnNan`](super::TerminateOnNan) has
+/// update are saved with it, for every replica, and so are the running statistics that each replica
+/// has as its own. What [`TerminateOnNan`](super::TerminateOnNan) has
 /// ended is not saved. A save that fails ends training with the error; checkpoints
 /// that were complete before stay so. Weights that are not finite are never saved.
 ///
@@ -170,6 +171,9 @@ impl ModelCheckpoint {
         if self.last == Some(here) || run.is_useless()? {
             return Ok(());
         }
+        let step = progress.step;
+        let _phase =
+            tracing::trace_span!(target: "distribute::phase", "checkpoint", step).entered();
         match self.manager.clone() {
             Some(manager) => self.write(manager, run)?,
             None => run.take_part_in_checkpoint()?,
@@ -369,7 +373,7 @@ impl Callback for ModelCheckpoint {
 }
 
 /// A model that has diverged never comes back, and must not push good checkpoints out.
-fn check_finite(checkpoint: &Checkpoint) -> Result<()> {
+pub(super) fn check_finite(checkpoint: &Checkpoint) -> Result<()> {
     for (name, data) in &checkpoint.tensors {
         let Some(parameter) = name.strip_prefix("model/").filter(|_| !is_finite(data)) else {
             continue;

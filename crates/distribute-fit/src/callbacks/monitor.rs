@@ -37,10 +37,13 @@ impl Monitor {
     /// The watched value.
     pub(super) fn value(&self, callback: &'static str, logs: &Logs) -> Result<f64> {
         logs.get(&self.name).ok_or_else(|| {
+            let known = logs.iter().map(|(name, _)| name);
+            let nearest = distribute_error::nearest(&self.name, known);
+            let nearest = nearest.map(|name| format!("; did you mean `{name}`?"));
             FitError::NoSuchLog {
                 callback,
                 monitor: self.name.clone(),
-                available: logs.names(),
+                available: logs.names() + &nearest.unwrap_or_default(),
             }
             .into()
         })

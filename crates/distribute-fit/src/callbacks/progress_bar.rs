@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use distribute_core::Result;
-use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar as Bar, ProgressDrawTarget, ProgressState, ProgressStyle};
 
 use super::table::{Table, short};
 use crate::{Callback, Control, EpochRecord, FitError, Outcome};
@@ -16,19 +16,23 @@ const REDRAW: Duration = Duration::from_millis(100);
 /// How often a long epoch says that it is alive where there is no terminal.
 const STILL_ALIVE: Duration = Duration::from_secs(30);
 
-const TEMPLATE: &str = "{prefix} [{bar:30}] {pos}/{len}  {per_sec}  eta {eta}  {msg}";
-const TEMPLATE_WITHOUT_LENGTH: &str = "{prefix} {spinner} {pos}  {per_sec}  {msg}";
+/// The bar takes what a terminal's line has left: of 80 columns hardly a tenth.
+const TEMPLATE: &str = "{prefix} [{wide_bar}] {pos}/{len} {rate}eta {eta} {msg}";
+const TEMPLATE_WITHOUT_LENGTH: &str = "{prefix} {spinner} {pos} {rate}{msg}";
 
 /// A progress bar for the running epoch and one line of a table per epoch.
 ///
-/// On a terminal the bar is drawn on standard error, and the table above it. Elsewhere (a file, a
-/// pipe, CI) there are plain lines only: the table, and twice a minute how far a long epoch is.
+/// The table is a result and goes to standard output; what only says that training goes on goes to
+/// standard error. On a terminal that is a bar, below the table. Elsewhere (a file, a pipe, CI) it
+/// is a plain line twice a minute that says how far a long epoch is.
 #[must_use]
 pub struct ProgressBar {
     /// Hidden where there is no terminal.
     bar: Bar,
-    /// Where the lines go.
-    output: Box<dyn Write>,
+    /// Where lines about progress go.
+    progress: Box<dyn Write>,
+    /// Where the rows of the table go, if not there too.
+    rows: Option<Box<dyn Write>>,
     table: Table,
     last_shown: Option<Instant>,
 }
@@ -40,9 +44,9 @@ impl Default for ProgressBar {
 }
 
 impl ProgressBar {
-    /// On standard error: a bar on a terminal, plain lines elsewhere.
+    /// The table on standard output, and on standard error a bar (a terminal) or plain lines.
     pub fn new() -> Self {
-        Self::on(ProgressDrawTarget::stderr(), io::stderr())
+        Self::on(ProgressDrawTarget::stderr(), io::stderr()).table_on(io::stdout())
     }
 
     /// Plain lines, without a bar, wherever `output` leads.
@@ -50,21 +54,31 @@ impl ProgressBar {
         Self::on(ProgressDrawTarget::hidden(), output)
     }
 
-    fn on(target: ProgressDrawTarget, output: impl Write + 'static) -> Self {
+    /// The same with the table wherever `output` leads.
+    pub fn table_on(mut self, output: impl Write + 'static) -> Self {
+        self.rows = Some(Box::new(output));
+        self
+    }
+
+    fn on(target: ProgressDrawTarget, progress: impl Write + 'static) -> Self {
         Self {
             bar: Bar::with_draw_target(None, target),
-            output: Box::new(output),
+            progress: Box::new(progress),
+            rows: None,
             table: Table::default(),
             last_shown: None,
         }
     }
 
-    /// Writes a line; the bar makes room for it.
+    /// Writes a line about progress.
     fn line(&mut self, line: &str) -> Result<()> {
-        let output = &mut self.output;
-        let write = || writeln!(output, "{line}").and_then(|()| output.flush());
-        let written = self.bar.suspend(write);
-        Ok(written.map_err(FitError::file(Path::new("the progress output"), "write to"))?)
+        write_line(&self.bar, &mut self.progress, line)
+    }
+
+    /// Writes a line of the table.
+    fn row(&mut self, line: &str) -> Result<()> {
+        let output = self.rows.as_mut().unwrap_or(&mut self.progress);
+        write_line(&self.bar, output, line)
     }
 
     /// Whether it is time to read the loss again.
@@ -91,22 +105,45 @@ impl fmt::Debug for ProgressBar {
     }
 }
 
+/// Writes a line; the bar makes room for it.
+fn write_line(bar: &Bar, output: &mut Box<dyn Write>, line: &str) -> Result<()> {
+    let write = || writeln!(output, "{line}").and_then(|()| output.flush());
+    let written = bar.suspend(write);
+    Ok(written.map_err(FitError::file(Path::new("the progress output"), "write to"))?)
+}
+
+/// How fast it goes, with its unit; nothing before the first batch.
+fn rate(batches_per_second: f64) -> String {
+    match batches_per_second {
+        rate if !rate.is_finite() || rate <= 0.0 => String::new(),
+        rate if rate < 10.0 => format!("{rate:.2} batches/s "),
+        rate => format!("{rate:.0} batches/s "),
+    }
+}
+
+fn write_rate(state: &ProgressState, output: &mut dyn fmt::Write) {
+    // It writes into memory, which does not fail.
+    let _ = output.write_str(&rate(state.per_sec()));
+}
+
 /// The bar of one pass over the data.
 fn start(bar: &Bar, title: String, length: Option<usize>) {
+    // First, as every change draws: the loss of the pass before is none of this one.
+    bar.set_message("");
     let template = match length {
         Some(_) => TEMPLATE,
         None => TEMPLATE_WITHOUT_LENGTH,
     };
     // A test goes through both templates, so neither is refused.
     let style = ProgressStyle::with_template(template);
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+    bar.set_style(style.with_key("rate", write_rate));
     bar.reset();
     match length {
         Some(length) => bar.set_length(length as u64),
         None => bar.unset_length(),
     }
     bar.set_prefix(title);
-    bar.set_message("");
 }
 
 impl Callback for ProgressBar {
@@ -153,7 +190,7 @@ impl Callback for ProgressBar {
 
     fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
         let lines = self.table.lines(record, run.progress().epochs);
-        lines.iter().try_for_each(|line| self.line(line))
+        lines.iter().try_for_each(|line| self.row(line))
     }
 
     fn on_train_end(&mut self, outcome: &Outcome, _: &mut Control<'_>) -> Result<()> {
@@ -167,6 +204,10 @@ impl Callback for ProgressBar {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use indicatif::TermLike;
+
     use super::*;
 
     #[test]
@@ -184,6 +225,87 @@ mod tests {
         start(&bar, "validation".to_string(), None);
         assert_eq!((bar.position(), bar.length()), (0, None));
         assert_eq!(bar.prefix(), "validation");
+    }
+
+    #[test]
+    fn a_rate_has_its_unit_and_none_is_shown_before_there_is_one() {
+        let shown = [0.0, f64::NAN, 0.25, 454.9935].map(rate);
+        assert_eq!(shown, ["", "", "0.25 batches/s ", "455 batches/s "]);
+    }
+
+    /// A terminal of 80 columns that knows what was drawn last.
+    #[derive(Debug, Default, Clone)]
+    struct Screen(Arc<Mutex<(String, String)>>);
+
+    impl Screen {
+        fn add(&self, text: &str) -> io::Result<()> {
+            self.0.lock().unwrap().0.push_str(text);
+            Ok(())
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.add(&format!("{text}\n"))
+        }
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.add(text)
+        }
+        fn clear_line(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> io::Result<()> {
+            let mut screen = self.0.lock().unwrap();
+            screen.1 = std::mem::take(&mut screen.0);
+            Ok(())
+        }
+    }
+
+    /// The line that is drawn in the middle of an epoch, and after this.
+    fn drawn(length: Option<usize>, then: impl FnOnce(&Bar)) -> String {
+        let screen = Screen::default();
+        let target = ProgressDrawTarget::term_like(Box::new(screen.clone()));
+        let bar = Bar::with_draw_target(None, target);
+        start(&bar, "epoch 10/30".to_string(), length);
+        bar.set_position(1_000);
+        bar.set_message("loss 0.1234 accuracy 0.9876");
+        then(&bar);
+        bar.force_draw();
+        let text = screen.0.lock().unwrap().1.clone();
+        text.trim_end().to_string()
+    }
+
+    #[test]
+    fn the_bar_is_one_line_of_80_columns() {
+        for length in [Some(1_875), None] {
+            let line = drawn(length, |_| {});
+            assert!(line.chars().count() <= 80, "{line:?}");
+            assert!(line.contains("accuracy 0.9876"), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn a_new_pass_shows_no_loss_of_the_pass_before() {
+        let line = drawn(Some(1_875), |bar| {
+            start(bar, "validation".to_string(), Some(6));
+        });
+        assert!(line.starts_with("validation"), "{line:?}");
+        assert!(!line.contains("loss"), "{line:?}");
     }
 
     struct Broken;

@@ -1,4 +1,5 @@
-//! The table of epochs that people read.
+//! The table of epochs that people read. With loss and accuracy of training and validation it is
+//! as wide as a terminal of 80 columns.
 
 use std::time::Duration;
 
@@ -20,10 +21,12 @@ impl Table {
             _ => "-".to_string(),
         };
         let time = duration(record.training_time + record.validation_time);
-        let mut columns = vec![("epoch", 9, format!("{}/{epochs}", record.epoch + 1))];
+        let epoch = format!("{}/{epochs}", record.epoch + 1);
+        let widest = format!("{epochs}/{epochs}").len();
+        let mut columns = vec![("epoch", widest.max(5), epoch)];
         let logs = record.logs.iter();
         columns.extend(logs.map(|(name, value)| (name, width(name), number(value))));
-        columns.extend([("examples/s", 12, rate), ("time", 8, time)]);
+        columns.extend([("examples/s", 10, rate), ("time", 9, time)]);
         let names = columns.iter().map(|(name, width, _)| (*name, *width));
         let values = columns
             .iter()
@@ -45,13 +48,14 @@ fn line<'a>(cells: impl Iterator<Item = (&'a str, usize)>) -> String {
 }
 
 fn width(name: &str) -> usize {
-    name.chars().count().max(10)
+    name.chars().count().max(9)
 }
 
-/// Four digits behind the point, or an exponent where they would not show the value.
+/// Four digits behind the point, or an exponent where they would not show the value or be too long
+/// for a column.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
-    if value == 0.0 || !value.is_finite() || (1e-3..1e5).contains(&size) {
+    if value == 0.0 || !value.is_finite() || (1e-3..1e4).contains(&size) {
         format!("{value:.4}")
     } else {
         format!("{value:.3e}")
@@ -62,7 +66,7 @@ pub(super) fn number(value: f64) -> String {
 pub(super) fn short(logs: &Logs) -> String {
     let parts = logs.iter();
     let parts = parts.map(|(name, value)| format!("{name} {}", number(value)));
-    parts.collect::<Vec<_>>().join("  ")
+    parts.collect::<Vec<_>>().join(" ")
 }
 
 fn duration(time: Duration) -> String {
@@ -111,6 +115,18 @@ mod tests {
         let mut lines = table.lines(&record(0, &first, 1.5), 10);
         lines.extend(table.lines(&record(9, &second, 600.0), 10));
         insta::assert_snapshot!(lines.join("\n"));
+    }
+
+    #[test]
+    fn a_row_of_training_and_validation_fits_80_columns() {
+        let names = ["loss", "accuracy", "val_loss", "val_accuracy"];
+        for value in [9_999.0, 123_456.7, 1.5e-7, -0.5] {
+            let mut table = Table::default();
+            let record = record(999, &names.map(|name| (name, value)), 5_999.0);
+            for line in table.lines(&record, 1_000) {
+                assert!(line.len() <= 80, "{} columns: {line}", line.len());
+            }
+        }
     }
 
     #[test]

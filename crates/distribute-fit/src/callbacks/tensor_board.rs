@@ -16,6 +16,7 @@ use crate::{Callback, Control, EpochRecord, Outcome};
 pub struct TensorBoard {
     directory: PathBuf,
     every_steps: Option<u64>,
+    histograms: Option<usize>,
     train: EventWriter,
     validation: Option<EventWriter>,
 }
@@ -31,6 +32,7 @@ impl TensorBoard {
         Ok(Self {
             directory,
             every_steps: None,
+            histograms: None,
             train,
             validation: None,
         })
@@ -41,6 +43,27 @@ impl TensorBoard {
     pub fn every_steps(mut self, steps: u64) -> Self {
         self.every_steps = (steps > 0).then_some(steps);
         self
+    }
+
+    /// Also writes the distribution of every parameter after every `epochs`-th epoch, as
+    /// `conv1.weight/histogram` (Keras: `histogram_freq`); 0 is never. Reads the parameters from
+    /// the device, which waits for it. What is not finite is left out of a distribution.
+    pub fn histograms(mut self, epochs: usize) -> Self {
+        self.histograms = (epochs > 0).then_some(epochs);
+        self
+    }
+
+    fn write_histograms(&mut self, epoch: u64, run: &Control<'_>) -> Result<()> {
+        let now = SystemTime::now();
+        for (name, data) in run.tensors()? {
+            let Some(name) = name.strip_prefix("model/") else {
+                continue;
+            };
+            let finite = data.iter::<f64>().filter(|value| value.is_finite());
+            let tag = format!("{name}/histogram");
+            self.train.histogram(&tag, finite, epoch, now)?;
+        }
+        Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {
@@ -61,7 +84,7 @@ impl Callback for TensorBoard {
         Ok(())
     }
 
-    fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
+    fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
         let now = SystemTime::now();
         let epoch = record.epoch as u64;
         for (name, value) in record.logs.iter() {
@@ -79,6 +102,10 @@ impl Callback for TensorBoard {
         }
         let rate = record.learning_rate as f32;
         self.train.scalar("epoch_learning_rate", rate, epoch, now)?;
+        let due = |every| (record.epoch + 1).is_multiple_of(every);
+        if self.histograms.is_some_and(due) {
+            self.write_histograms(epoch, run)?;
+        }
         self.flush()
     }
 

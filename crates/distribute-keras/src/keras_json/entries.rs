@@ -12,14 +12,12 @@ use crate::{Arguments, ModelError};
 pub(super) struct Graph {
     /// What stands in its list of layers, in order.
     pub(super) entries: Vec<Entry>,
-    /// Which outputs of which calls the model returns.
-    pub(super) outputs: Vec<Reference>,
+    /// Which outputs of which calls the model returns, each with its key in a dictionary.
+    pub(super) outputs: Vec<(Option<String>, Reference)>,
     /// The entries that are inputs, in the order of the model's arguments.
     pub(super) inputs: Vec<usize>,
-    /// The shape of one example, if a layer says it.
+    /// The shape of one example, if a layer says it: the first that does.
     pub(super) input_shape: Option<Vec<Option<usize>>>,
-    /// Why the input is of a type that only tokens can have, if it is.
-    pub(super) integers: Option<ModelError>,
 }
 
 /// What has a name in a model.
@@ -30,10 +28,19 @@ pub(super) struct Entry {
     pub(super) nodes: Vec<Node>,
 }
 
+/// What an input says of itself.
+#[derive(Default)]
+pub(super) struct Input {
+    /// The shape of one example.
+    pub(super) shape: Option<Vec<Option<usize>>>,
+    /// Why it is of a type that only tokens can have, if it is.
+    pub(super) integers: Option<ModelError>,
+}
+
 /// What an entry is.
 pub(super) enum Kind {
     /// An input of the model.
-    Input,
+    Input(Input),
     /// A layer, by its position among all layers.
     Layer(usize),
     /// A model inside of the model.
@@ -121,19 +128,29 @@ impl Entries<'_> {
         })
     }
 
-    /// One output of a call, or a list of them, or an object of them.
-    pub(super) fn references(&self, value: &Value, by: &str) -> Result<Vec<Reference>, ModelError> {
+    /// One output of a call, or a list of them, or an object of them, by which they get names.
+    /// Those of an object stand in the order of its keys, as Keras flattens one.
+    pub(super) fn references(
+        &self,
+        value: &Value,
+        by: &str,
+    ) -> Result<Vec<(Option<String>, Reference)>, ModelError> {
         match value {
             Value::Array(list) if list.first().is_some_and(Value::is_string) => {
-                self.reference(list, by).map(|one| vec![one])
+                self.reference(list, by).map(|one| vec![(None, one)])
             }
             Value::Array(list) if !list.is_empty() => {
                 let each = list.iter().map(|one| self.references(one, by));
                 each.collect::<Result<Vec<_>, _>>().map(|all| all.concat())
             }
             Value::Object(named) if !named.is_empty() => {
-                let each = named.values().map(|one| self.references(one, by));
-                each.collect::<Result<Vec<_>, _>>().map(|all| all.concat())
+                let sorted: BTreeMap<_, _> = named.iter().collect();
+                let mut all = Vec::new();
+                for (name, one) in sorted {
+                    let found = self.references(one, by)?;
+                    all.extend(found.into_iter().map(|(_, one)| (Some(name.clone()), one)));
+                }
+                Ok(all)
             }
             _ => {
                 let what = format!("the configuration does not say which layer is {by}");
@@ -145,6 +162,7 @@ impl Entries<'_> {
     /// The entries of [`references`](Self::references).
     pub(super) fn ends(&self, value: &Value, by: &str) -> Result<Vec<usize>, ModelError> {
         let references = self.references(value, by)?;
-        Ok(references.iter().map(|reference| reference.entry).collect())
+        let entries = references.iter().map(|(_, reference)| reference.entry);
+        Ok(entries.collect())
     }
 }

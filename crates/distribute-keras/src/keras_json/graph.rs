@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::entries::{Entries, Entry, Graph, Kind, Node, Reference};
+use super::entries::{Entries, Entry, Graph, Input, Kind, Node, Reference};
 use super::{File, layers, nodes};
 use crate::fields::{Fields, Named, Object, Place};
 use crate::spec::Names;
-use crate::{LayerSpec, ModelError, NamedLayer};
+use crate::{ModelError, NamedLayer};
 
 /// The operations on masks that Keras 3 writes beside the layers.
 const MASKS: [&str; 3] = ["NotEqual", "LogicalOr", "LogicalAnd"];
@@ -21,10 +21,11 @@ fn mask_operation(class: &str, layer: &Value) -> Option<&'static str> {
 }
 
 impl Graph {
-    /// Reads a model. `prefix` stands before the names of its layers, which come to `all`.
+    /// Reads a model. `prefix` stands before the names of its layers, which come to `all`; those of
+    /// a model that is not `trainable` are not either.
     pub(super) fn read(
         model: &Value,
-        prefix: &str,
+        (prefix, trainable): (&str, bool),
         file: File<'_>,
         all: &mut Vec<NamedLayer>,
     ) -> Result<Self, ModelError> {
@@ -45,19 +46,19 @@ impl Graph {
             config => config["layers"].as_array(),
         };
         let list = list.ok_or_else(|| file.not_a_model("the configuration has no layers"))?;
-        check_model(class, config, file)?;
+        let trainable = check_model(class, config, file)? && trainable;
         let mut reader = Reader {
             file,
             prefix,
+            trainable,
             all,
             graph: Self {
                 entries: Vec::with_capacity(list.len()),
                 outputs: Vec::new(),
                 inputs: Vec::new(),
                 input_shape: None,
-                integers: None,
             },
-            names: Names::default(),
+            unnamed: Names::default(),
         };
         for (index, layer) in list.iter().enumerate() {
             reader.entry(index, layer)?;
@@ -65,13 +66,14 @@ impl Graph {
         let entries = &reader.graph.entries;
         if !entries
             .iter()
-            .any(|entry| !matches!(entry.kind, Kind::Input))
+            .any(|entry| !matches!(entry.kind, Kind::Input(_)))
         {
             return Err(file.not_a_model("the model has no layers"));
         }
+        let names = reader.names()?;
         match is_chain {
             true => reader.chain(),
-            false => reader.functional(config, list)?,
+            false => reader.functional(config, list, &names)?,
         }
         Ok(reader.graph)
     }
@@ -80,9 +82,10 @@ impl Graph {
 struct Reader<'a> {
     file: File<'a>,
     prefix: &'a str,
+    trainable: bool,
     all: &'a mut Vec<NamedLayer>,
     graph: Graph,
-    names: Names,
+    unnamed: Names,
 }
 
 impl Reader<'_> {
@@ -95,12 +98,13 @@ impl Reader<'_> {
             return Err(self.file.not_a_model(what));
         };
         let written = layer["name"].as_str().or(layer["config"]["name"].as_str());
-        let name = written.map_or_else(|| self.names.next(class), str::to_string);
+        let name = written.map_or_else(|| self.unnamed.next(class), str::to_string);
         let full = format!("{}{name}", self.prefix);
         let kind = match class {
             "Sequential" | "Functional" | "Model" => {
                 let inner = format!("{full}/");
-                let graph = Graph::read(layer, &inner, self.file, self.all)?;
+                let inner = (inner.as_str(), self.trainable);
+                let graph = Graph::read(layer, inner, self.file, self.all)?;
                 // The first layer of a chain may be a model that says the shape.
                 if self.graph.input_shape.is_none() {
                     self.graph.input_shape.clone_from(&graph.input_shape);
@@ -109,16 +113,10 @@ impl Reader<'_> {
             }
             _ => match mask_operation(class, layer) {
                 Some(class) => Kind::Mask(class),
-                None => match self.layer(class, &full, outer)? {
-                    Some(spec) => {
-                        self.all.push(NamedLayer { name: full, spec });
-                        Kind::Layer(self.all.len() - 1)
-                    }
-                    None => Kind::Input,
-                },
+                None => self.layer(class, &full, outer)?,
             },
         };
-        if matches!(kind, Kind::Input) {
+        if matches!(kind, Kind::Input(_)) {
             self.graph.inputs.push(self.graph.entries.len());
         }
         self.graph.entries.push(Entry {
@@ -129,13 +127,8 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// A layer, or nothing for an input.
-    fn layer(
-        &mut self,
-        class: &str,
-        name: &str,
-        outer: &Object,
-    ) -> Result<Option<LayerSpec>, ModelError> {
+    /// A layer, or an input.
+    fn layer(&mut self, class: &str, name: &str, outer: &Object) -> Result<Kind, ModelError> {
         let place = Place {
             origin: self.file.origin,
             layer: name,
@@ -149,22 +142,42 @@ impl Reader<'_> {
         let shape = layers::input_shape(&mut fields)?;
         // The first layer's counts: Keras 2 repeats the key in an Embedding, without sizes.
         if self.graph.input_shape.is_none() {
-            self.graph.input_shape = shape;
+            self.graph.input_shape.clone_from(&shape);
         }
         if class == "InputLayer" {
-            self.graph.integers = layers::input_layer(fields)?.err();
-            return Ok(None);
+            let integers = layers::input_layer(fields)?.err();
+            return Ok(Kind::Input(Input { shape, integers }));
         }
-        layers::read_layer(class, fields).map(Some)
+        let (spec, trainable) = layers::read_layer(class, fields)?;
+        self.all.push(NamedLayer {
+            name: name.to_string(),
+            spec,
+            trainable: trainable && self.trainable,
+        });
+        Ok(Kind::Layer(self.all.len() - 1))
+    }
+
+    /// What the model consists of, by name.
+    fn names(&self) -> Result<BTreeMap<String, usize>, ModelError> {
+        let mut names = BTreeMap::new();
+        for (index, entry) in self.graph.entries.iter().enumerate() {
+            if names.insert(entry.name.clone(), index).is_some() {
+                return Err(ModelError::SameName {
+                    origin: self.file.origin.to_string(),
+                    layer: format!("{}{}", self.prefix, entry.name),
+                });
+            }
+        }
+        Ok(names)
     }
 
     /// Every layer receives what the one before it gives.
     fn chain(&mut self) {
         let mut before = None;
-        if !matches!(self.graph.entries[0].kind, Kind::Input) {
+        if !matches!(self.graph.entries[0].kind, Kind::Input(_)) {
             let input = Entry {
                 name: String::new(),
-                kind: Kind::Input,
+                kind: Kind::Input(Input::default()),
                 nodes: Vec::new(),
             };
             self.graph.entries.push(input);
@@ -175,7 +188,7 @@ impl Reader<'_> {
         self.graph.inputs.truncate(1);
         for (index, entry) in self.graph.entries.iter_mut().enumerate() {
             match entry.kind {
-                Kind::Input => {
+                Kind::Input(_) => {
                     entry.nodes = vec![Node::default()];
                     before = before.or(Some(index));
                 }
@@ -194,27 +207,25 @@ impl Reader<'_> {
                 }
             }
         }
-        self.graph.outputs.extend(before.map(|entry| Reference {
+        let reference = |entry| Reference {
             entry,
             node: 0,
             tensor: 0,
-        }));
+        };
+        let output = before.map(|entry| (None, reference(entry)));
+        self.graph.outputs.extend(output);
     }
 
     /// Every layer receives what its `inbound_nodes` say.
-    fn functional(&mut self, config: &Value, list: &[Value]) -> Result<(), ModelError> {
-        let mut names = BTreeMap::new();
-        for (index, entry) in self.graph.entries.iter().enumerate() {
-            if names.insert(entry.name.clone(), index).is_some() {
-                return Err(ModelError::SameName {
-                    origin: self.file.origin.to_string(),
-                    layer: format!("{}{}", self.prefix, entry.name),
-                });
-            }
-        }
+    fn functional(
+        &mut self,
+        config: &Value,
+        list: &[Value],
+        names: &BTreeMap<String, usize>,
+    ) -> Result<(), ModelError> {
         let is_mask = |entry: &Entry| matches!(entry.kind, Kind::Mask(_));
         let found = Entries {
-            names: &names,
+            names,
             masks: self.graph.entries.iter().map(is_mask).collect(),
             file: self.file,
             prefix: self.prefix,
@@ -222,7 +233,7 @@ impl Reader<'_> {
         let mut all = Vec::with_capacity(list.len());
         for (entry, layer) in self.graph.entries.iter().zip(list) {
             all.push(match entry.kind {
-                Kind::Input => vec![Node::default()],
+                Kind::Input(_) => vec![Node::default()],
                 Kind::Mask(_) => Vec::new(),
                 _ => nodes::read(layer, entry, &found)?,
             });
@@ -253,7 +264,7 @@ impl Reader<'_> {
                 }
             }
         }
-        for reference in &mut self.graph.outputs {
+        for (_, reference) in &mut self.graph.outputs {
             *reference = found.resolve(*reference, keras2, "the model's output")?;
         }
         Ok(())
@@ -334,8 +345,8 @@ impl Found<'_> {
     }
 }
 
-/// The options of the model itself.
-fn check_model(class: &str, config: &Value, file: File<'_>) -> Result<(), ModelError> {
+/// The options of the model itself: whether it is trainable.
+fn check_model(class: &str, config: &Value, file: File<'_>) -> Result<bool, ModelError> {
     let place = Place {
         origin: file.origin,
         layer: "",
@@ -345,14 +356,16 @@ fn check_model(class: &str, config: &Value, file: File<'_>) -> Result<(), ModelE
     let mut fields = Fields::new(place, String::new(), config.as_object());
     fields.neutral(&["name", "layers", "build_input_shape"]);
     fields.neutral(&["input_layers", "output_layers"]);
-    let checked = fields.must_be("trainable", true, "set it to true");
-    let checked = checked.and_then(|()| fields.float32());
-    checked
-        .and_then(|()| fields.finish())
-        .map_err(|error| match error {
-            ModelError::Unsupported { what, remedy, .. } => {
-                file.not_a_model(format!("{what} of the {class} is not supported ({remedy})"))
-            }
-            other => other,
-        })
+    let trainable = fields.flag("trainable", true);
+    let checked = trainable.and_then(|trainable| {
+        fields.float32()?;
+        fields.finish()?;
+        Ok(trainable)
+    });
+    checked.map_err(|error| match error {
+        ModelError::Unsupported { what, remedy, .. } => {
+            file.not_a_model(format!("{what} of the {class} is not supported ({remedy})"))
+        }
+        other => other,
+    })
 }

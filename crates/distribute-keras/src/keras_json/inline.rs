@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::File;
 use super::entries::{Graph, Kind, Reference};
-use crate::{Arguments, Call, LayerSpec, ModelError, ModelSpec, NamedLayer};
+use crate::{
+    Arguments, Call, LayerSpec, ModelError, ModelInput, ModelOutput, ModelSpec, NamedLayer,
+};
 
 /// The calls of a model may not be more: models inside of models that are called several times
 /// would let a small file be a model without end.
@@ -13,50 +15,80 @@ const MAX_CALLS: usize = 1 << 16;
 
 /// The model of a graph whose layers are `layers`.
 pub(super) fn model(
-    graph: Graph,
+    mut graph: Graph,
     layers: Vec<NamedLayer>,
     file: File<'_>,
 ) -> Result<ModelSpec, ModelError> {
-    for (count, what) in [
-        (graph.inputs.len(), "inputs"),
-        (graph.outputs.len(), "outputs"),
-    ] {
-        if count != 1 {
-            return Err(ModelError::SeveralTensors {
-                origin: file.origin.to_string(),
-                count,
-                what,
-            });
-        }
-    }
+    let inputs = graph.inputs.len();
     let mut inliner = Inliner {
         file,
+        inputs,
         calls: Vec::new(),
         left: MAX_CALLS,
     };
-    let outputs = inliner.inline(&graph, &[0], Arguments::default())?;
+    let received: Vec<usize> = (0..inputs).collect();
+    let found = inliner.inline(&graph, &received, Arguments::default())?;
+    let (outputs, calls) = leading_to(found, inputs, inliner.calls);
+    let named = graph.outputs.iter().zip(outputs);
     let model = ModelSpec {
         name: file.origin.to_string(),
-        input_shape: graph.input_shape,
+        inputs: graph
+            .inputs
+            .iter()
+            .map(|entry| input(&graph, *entry))
+            .collect(),
         layers,
-        calls: leading_to(outputs.first().copied().unwrap_or(0), inliner.calls),
+        calls,
+        outputs: named
+            .map(|((key, reference), value)| ModelOutput {
+                name: key
+                    .as_ref()
+                    .unwrap_or(&graph.entries[reference.entry].name)
+                    .clone(),
+                value,
+            })
+            .collect(),
     };
     model.check_calls()?;
-    if let Some(error) = graph.integers {
+    for (value, entry) in graph.inputs.iter().enumerate() {
+        let Kind::Input(input) = &mut graph.entries[*entry].kind else {
+            continue;
+        };
         let reads_tokens = |call: &Call| {
             let layer = model.layers.get(call.layer);
             let spec = layer.map(|layer| &layer.spec);
-            !call.inputs.contains(&0) || matches!(spec, Some(LayerSpec::Embedding { .. }))
+            !call.inputs.contains(&value) || matches!(spec, Some(LayerSpec::Embedding { .. }))
         };
-        if !model.calls.iter().all(reads_tokens) {
+        if let Some(error) = input.integers.take()
+            && !model.calls.iter().all(reads_tokens)
+        {
             return Err(error);
         }
     }
     Ok(model)
 }
 
+/// An input of the model. That of a model with one may be described by another layer.
+fn input(graph: &Graph, entry: usize) -> ModelInput {
+    let entry = &graph.entries[entry];
+    let shape = match (&entry.kind, graph.inputs.len()) {
+        (_, 1) => &graph.input_shape,
+        (Kind::Input(input), _) => &input.shape,
+        _ => &None,
+    };
+    ModelInput {
+        name: match entry.name.as_str() {
+            "" => "input".to_string(),
+            name => name.to_string(),
+        },
+        shape: shape.clone(),
+    }
+}
+
 struct Inliner<'a> {
     file: File<'a>,
+    /// How many inputs the whole model has, whose values are the first.
+    inputs: usize,
     calls: Vec<Call>,
     /// How many calls more there may be.
     left: usize,
@@ -108,16 +140,16 @@ impl Inliner<'_> {
                         inputs: received,
                         arguments,
                     });
-                    vec![self.calls.len()]
+                    vec![self.inputs + self.calls.len() - 1]
                 }
-                Kind::Input | Kind::Mask(_) => continue,
+                Kind::Input(_) | Kind::Mask(_) => continue,
             };
             values.insert((entry, index), outputs);
         }
         let outputs = graph
             .outputs
             .iter()
-            .filter_map(|output| find(&values, output));
+            .filter_map(|(_, output)| find(&values, output));
         Ok(outputs.collect())
     }
 
@@ -192,28 +224,31 @@ impl Inliner<'_> {
     }
 }
 
-/// The calls without which this value is not there, numbered anew. The last one gives it.
-fn leading_to(value: usize, calls: Vec<Call>) -> Vec<Call> {
-    let mut needed = vec![false; calls.len() + 1];
-    needed[value] = true;
+/// The calls without which these values are not there, and the values, numbered anew.
+fn leading_to(values: Vec<usize>, inputs: usize, calls: Vec<Call>) -> (Vec<usize>, Vec<Call>) {
+    let mut needed = vec![false; inputs + calls.len()];
+    for value in &values {
+        needed[*value] = true;
+    }
     for (index, call) in calls.iter().enumerate().rev() {
-        if needed[index + 1] {
+        if needed[inputs + index] {
             for input in &call.inputs {
                 needed[*input] = true;
             }
         }
     }
-    let mut numbers = vec![0; calls.len() + 1];
+    let mut numbers: Vec<usize> = (0..inputs).collect();
     let mut kept: Vec<Call> = Vec::new();
     for (index, mut call) in calls.into_iter().enumerate() {
-        if !needed[index + 1] {
+        numbers.push(inputs + kept.len());
+        if !needed[inputs + index] {
             continue;
         }
         for input in &mut call.inputs {
             *input = numbers[*input];
         }
         kept.push(call);
-        numbers[index + 1] = kept.len();
     }
-    kept
+    let values = values.into_iter().map(|value| numbers[value]);
+    (values.collect(), kept)
 }

@@ -48,9 +48,12 @@ pub(super) fn input_layer(mut fields: Fields<'_>) -> Result<Result<(), ModelErro
     Ok(integers)
 }
 
-/// A layer with its options.
-pub(super) fn read_layer(class: &str, mut fields: Fields<'_>) -> Result<LayerSpec, ModelError> {
-    common(&mut fields)?;
+/// A layer with its options, and whether it is trained.
+pub(super) fn read_layer(
+    class: &str,
+    mut fields: Fields<'_>,
+) -> Result<(LayerSpec, bool), ModelError> {
+    let trainable = common(&mut fields)?;
     let layer = match weighted(class, &mut fields)? {
         Some(layer) => Some(layer),
         None => match pooling(class, &mut fields)? {
@@ -70,7 +73,7 @@ pub(super) fn read_layer(class: &str, mut fields: Fields<'_>) -> Result<LayerSpe
         ));
     };
     fields.finish()?;
-    Ok(layer)
+    Ok((layer, trainable))
 }
 
 /// Layers with weights.
@@ -322,11 +325,7 @@ fn shift_and_factor(
 fn batch_normalization(fields: &mut Fields<'_>) -> Result<LayerSpec, ModelError> {
     fields.must_be("renorm", false, "set it to false")?;
     fields.neutral(&["renorm_momentum"]);
-    fields.must_be(
-        "synchronized",
-        false,
-        "set it to false: every replica normalizes its own part of the batch",
-    )?;
+    let synchronized = fields.flag("synchronized", false)?;
     // Keras 2: another kernel for the same.
     fields.neutral(&["fused"]);
     let (beta, gamma) = shift_and_factor(fields)?;
@@ -336,6 +335,7 @@ fn batch_normalization(fields: &mut Fields<'_>) -> Result<LayerSpec, ModelError>
     }
     Ok(LayerSpec::BatchNormalization {
         axis: axis(fields)?,
+        synchronized,
         momentum,
         epsilon: epsilon(fields)?,
         beta,

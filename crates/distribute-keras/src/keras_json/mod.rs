@@ -40,9 +40,8 @@ pub fn read_keras_json(path: impl AsRef<Path>) -> Result<ModelSpec, ModelError> 
 ///
 /// # Errors
 /// [`ModelError::NotAModel`] if it is not such a file, [`ModelError::Unsupported`] with the layer
-/// and the option that this program does not have, [`ModelError::SeveralTensors`] for a model with
-/// several inputs or outputs, [`ModelError::SameName`], [`ModelError::MissingLayer`] and
-/// [`ModelError::Cycle`] for layers that do not make a graph.
+/// and the option that this program does not have, [`ModelError::SameName`],
+/// [`ModelError::MissingLayer`] and [`ModelError::Cycle`] for layers that do not make a graph.
 pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelError> {
     let root: Value = serde_json::from_str(text).map_err(|error| ModelError::NotAModel {
         origin: origin.to_string(),
@@ -55,7 +54,7 @@ pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelErro
         keras2: version.is_some_and(|version| version.starts_with('2')),
     };
     let mut layers = Vec::new();
-    let graph = Graph::read(&root, "", file, &mut layers)?;
+    let graph = Graph::read(&root, ("", true), file, &mut layers)?;
     inline::model(graph, layers, file)
 }
 

@@ -6,12 +6,12 @@ use crate::fields::{Fields, Named};
 use crate::init::Fan;
 use crate::{Activation, Initializer, ModelError, Padding, Regularizer, Windows};
 
-/// Options that every layer has.
-pub(super) fn common(fields: &mut Fields<'_>) -> Result<(), ModelError> {
+/// Options that every layer has: whether it is trainable.
+pub(super) fn common(fields: &mut Fields<'_>) -> Result<bool, ModelError> {
     fields.neutral(&["name", "batch_shape", "batch_input_shape"]);
-    fields.must_be("trainable", true, "set it to true")?;
     fields.must_be("autocast", true, "set it to true")?;
-    fields.float32()
+    fields.float32()?;
+    fields.flag("trainable", true)
 }
 
 pub(super) fn channels_last(fields: &mut Fields<'_>) -> Result<(), ModelError> {
@@ -152,6 +152,7 @@ pub(super) fn activation(fields: &mut Fields<'_>) -> Result<Activation, ModelErr
             function: None,
             fields: mut options,
         } => {
+            // A layer without weights: whether it is trained changes nothing.
             common(&mut options)?;
             let found = activation_class(class, &mut options)?;
             options.finish()?;

@@ -11,8 +11,8 @@ mod plain;
 use std::fmt;
 
 use burn::module::Module;
-use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
+use distribute_core::{LocalBatchNorm, ReplicaContext, Result, SyncBatchNorm};
 use rand::Rng;
 
 pub(crate) use attention::Attention;
@@ -25,21 +25,59 @@ pub(crate) use plain::{Plain, PlainKind};
 use crate::{Arguments, Shape};
 
 /// Whether a forward pass is part of training.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there is one for each pass, on the stack"
+)]
 pub enum Mode<'a> {
     /// Evaluation and prediction: `Dropout` does nothing, `BatchNormalization` uses its moving
     /// statistics.
     Inference,
-    /// Training: `Dropout` draws its masks from this stream, see
-    /// [`ReplicaContext::rng`](distribute_core::ReplicaContext::rng). `BatchNormalization` uses
-    /// the statistics of the batch and moves its own.
-    Training(&'a mut dyn Rng),
+    /// Training, see [`training`](Self::training).
+    Training {
+        /// The replica that trains.
+        ctx: &'a ReplicaContext,
+        /// The stream of random numbers.
+        rng: &'a mut dyn Rng,
+        /// The weights of the examples, if they have some.
+        weights: Option<Tensor<1>>,
+    },
+}
+
+impl<'a> Mode<'a> {
+    /// Training: `Dropout` draws its masks from this stream, see [`ReplicaContext::rng`].
+    /// `BatchNormalization` uses the statistics of the batch and moves its own; of a
+    /// `synchronized` one the batch is that of all replicas, so all of them make the pass
+    /// together.
+    pub fn training(ctx: &'a ReplicaContext, rng: &'a mut dyn Rng) -> Self {
+        Self::Training {
+            ctx,
+            rng,
+            weights: None,
+        }
+    }
+
+    /// With the weights of a batch that was filled up, `[batch]`: the examples whose weight is 0
+    /// count in no statistics of a `synchronized` `BatchNormalization`, see
+    /// [`SyncBatchNorm::forward_weighted`]. In inference they change nothing.
+    #[must_use]
+    pub fn weighted(self, weights: Tensor<1>) -> Self {
+        match self {
+            Self::Inference => Self::Inference,
+            Self::Training { ctx, rng, .. } => Self::Training {
+                ctx,
+                rng,
+                weights: Some(weights),
+            },
+        }
+    }
 }
 
 impl fmt::Debug for Mode<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Inference => "Inference",
-            Self::Training(_) => "Training",
+            Self::Training { .. } => "Training",
         })
     }
 }
@@ -60,7 +98,7 @@ impl Pass<'_, '_> {
     /// The stream of random numbers, if this call is part of training.
     fn training(&mut self) -> Option<&mut dyn Rng> {
         match self.mode {
-            Mode::Training(rng) if !self.arguments.inference => Some(*rng),
+            Mode::Training { rng, .. } if !self.arguments.inference => Some(*rng),
             _ => None,
         }
     }
@@ -78,25 +116,35 @@ pub(crate) enum Layer {
     Embedding(Embedding),
     Plain(Plain),
     SeparableConv2d(SeparableConv2d),
-    BatchNorm(BatchNorm),
+    BatchNorm(LocalBatchNorm),
     LayerNorm(LayerNorm),
     Normalization(Normalization),
     Attention(Attention),
+    SyncBatchNorm(SyncBatchNorm),
 }
 
 impl Layer {
     /// What the layer makes of what it receives, one value or several.
-    pub(crate) fn forward(&self, inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
+    ///
+    /// # Errors
+    /// Those of [`LocalBatchNorm::forward`] and [`SyncBatchNorm::forward`].
+    pub(crate) fn forward(
+        &self,
+        inputs: Vec<Value>,
+        pass: &mut Pass<'_, '_>,
+    ) -> Result<Option<Value>> {
         match self {
             Self::Plain(Plain {
                 kind: PlainKind::Merge(merge),
-            }) => return merge::merge(*merge, pass.output, inputs),
-            Self::Attention(layer) => return layer.forward(inputs, pass),
+            }) => return Ok(merge::merge(*merge, pass.output, inputs)),
+            Self::Attention(layer) => return Ok(layer.forward(inputs, pass)),
             _ => {}
         }
-        let Value { flow: x, mask } = inputs.into_iter().next()?;
+        let Some(Value { flow: x, mask }) = inputs.into_iter().next() else {
+            return Ok(None);
+        };
         // The mask goes on where Keras' layer supports masking.
-        Some(match (self, x) {
+        Ok(Some(match (self, x) {
             (Self::Conv2d(layer), Flow::Image(x)) => Value::of(layer.forward(x, pass)),
             (Self::SeparableConv2d(layer), Flow::Image(x)) => Value::of(layer.forward(x, pass)),
             (Self::Dense(layer), x) => Value {
@@ -104,7 +152,8 @@ impl Layer {
                 mask,
             },
             (Self::Embedding(layer), Flow::Flat(tokens)) => layer.forward(tokens),
-            (Self::BatchNorm(layer), x) => Value::of(norm::batch_norm(layer, x, pass)),
+            (Self::BatchNorm(layer), x) => Value::of(norm::batch_norm(layer, x, pass)?),
+            (Self::SyncBatchNorm(layer), x) => Value::of(norm::sync_batch_norm(layer, x, pass)?),
             (Self::LayerNorm(layer), x) => Value {
                 flow: layer.forward(x),
                 mask,
@@ -114,21 +163,7 @@ impl Layer {
             // A plan never puts these on another shape.
             (Self::Conv2d(_) | Self::SeparableConv2d(_), flow)
             | (Self::Embedding(_) | Self::Attention(_), flow) => Value { flow, mask },
-        })
-    }
-
-    /// Some of the layer's trained weights, flattened.
-    pub(crate) fn any_weight(&self) -> Option<Tensor<1>> {
-        match self {
-            Self::Conv2d(layer) => Some(layer.kernel.val().flatten(0, 3)),
-            Self::SeparableConv2d(layer) => Some(layer.pointwise.kernel.val().flatten(0, 3)),
-            Self::Dense(layer) => Some(layer.kernel.val().flatten(0, 1)),
-            Self::Embedding(layer) => Some(layer.embeddings.val().flatten(0, 1)),
-            Self::Attention(layer) => Some(layer.output.kernel.val().flatten(0, 1)),
-            Self::BatchNorm(_) | Self::LayerNorm(_) | Self::Normalization(_) | Self::Plain(_) => {
-                None
-            }
-        }
+        }))
     }
 
     /// The layer's kernel losses, on the autodiff graph.
@@ -141,9 +176,11 @@ impl Layer {
             Self::Dense(layer) => vec![layer.loss()],
             Self::Embedding(layer) => vec![layer.loss()],
             Self::Attention(layer) => layer.projections().map(Dense::loss).to_vec(),
-            Self::BatchNorm(_) | Self::LayerNorm(_) | Self::Normalization(_) | Self::Plain(_) => {
-                Vec::new()
-            }
+            Self::BatchNorm(_)
+            | Self::SyncBatchNorm(_)
+            | Self::LayerNorm(_)
+            | Self::Normalization(_)
+            | Self::Plain(_) => Vec::new(),
         };
         losses.into_iter().flatten().collect()
     }

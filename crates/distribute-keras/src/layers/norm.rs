@@ -1,35 +1,68 @@
 //! Normalizations.
 
 use burn::module::{Module, Param};
-use burn::nn::BatchNorm;
 use burn::tensor::Tensor;
-use burn::tensor::module::{batch_norm as normalize, layer_norm};
+use burn::tensor::module::layer_norm;
+use distribute_core::{LocalBatchNorm, Result, SyncBatchNorm};
 
-use super::{Flow, Pass};
+use super::{Flow, Mode, Pass};
 
-/// Keras' `BatchNormalization`, by burn's. Every place of an image or a sequence is an example.
-pub(super) fn batch_norm(layer: &BatchNorm, x: Flow, pass: &mut Pass<'_, '_>) -> Flow {
-    let training = pass.training().is_some();
-    match x {
-        Flow::Image(x) => Flow::Image(batch_norm_of(layer, x, training)),
-        Flow::Flat(x) => Flow::Flat(batch_norm_of(layer, x, training)),
+/// Keras' `BatchNormalization`, by core's: in `f32` under a mixed policy. Every place of an image
+/// or a sequence is an example.
+pub(super) fn batch_norm(layer: &LocalBatchNorm, x: Flow, pass: &mut Pass<'_, '_>) -> Result<Flow> {
+    let training = pass.training().is_some() && layer.training.is_enabled();
+    Ok(match x {
+        Flow::Image(x) => Flow::Image(batch_norm_of(layer, x, training)?),
+        Flow::Flat(x) => Flow::Flat(batch_norm_of(layer, x, training)?),
         sequence @ Flow::Sequence(_) => {
             let dims = sequence.keras_dims();
-            Flow::like(&dims, batch_norm_of(layer, sequence.into_rows(), training))
+            let rows = batch_norm_of(layer, sequence.into_rows(), training)?;
+            Flow::like(&dims, rows)
         }
+    })
+}
+
+fn batch_norm_of<const D: usize>(
+    layer: &LocalBatchNorm,
+    x: Tensor<D>,
+    training: bool,
+) -> Result<Tensor<D>> {
+    match training {
+        true => layer.forward(x),
+        // On a device with gradients `forward` would train.
+        false => layer.forward_inference(x),
     }
 }
 
-fn batch_norm_of<const D: usize>(layer: &BatchNorm, x: Tensor<D>, training: bool) -> Tensor<D> {
-    if training {
-        return layer.forward(x);
+/// Keras' `BatchNormalization(synchronized=True)`, by core's.
+pub(super) fn sync_batch_norm(
+    layer: &SyncBatchNorm,
+    x: Flow,
+    pass: &mut Pass<'_, '_>,
+) -> Result<Flow> {
+    Ok(match x {
+        Flow::Image(x) => Flow::Image(sync_batch_norm_of(layer, x, pass)?),
+        Flow::Flat(x) => Flow::Flat(sync_batch_norm_of(layer, x, pass)?),
+        // The features are its second axis.
+        Flow::Sequence(x) => {
+            let normalized = sync_batch_norm_of(layer, x.swap_dims(1, 2), pass)?;
+            Flow::Sequence(normalized.swap_dims(1, 2))
+        }
+    })
+}
+
+fn sync_batch_norm_of<const D: usize>(
+    layer: &SyncBatchNorm,
+    x: Tensor<D>,
+    pass: &Pass<'_, '_>,
+) -> Result<Tensor<D>> {
+    match (&*pass.mode, pass.arguments.inference) {
+        (Mode::Training { ctx, weights, .. }, false) => match weights {
+            Some(weights) => layer.forward_weighted(ctx, x, weights.clone()),
+            None => layer.forward(ctx, x),
+        },
+        _ => layer.forward_inference(x),
     }
-    // burn's layer trains on every device with gradients.
-    let device = x.device();
-    let mean = layer.running_mean.value_sync().to_device(&device);
-    let variance = layer.running_var.value_sync().to_device(&device);
-    let (gamma, beta) = (layer.gamma.val(), layer.beta.val());
-    normalize(x, gamma, beta, mean, variance, layer.epsilon)
 }
 
 /// Keras' `LayerNormalization` over the features of every place.

@@ -1,8 +1,8 @@
 //! From planned layers and their weights to burn modules.
 
-use burn::module::{Param, ParamId, RunningState};
-use burn::nn::BatchNorm;
+use burn::module::{Module, Param, ParamId, RunningState};
 use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::{LocalBatchNorm, SyncBatchNorm};
 
 use super::layout::{channels_first_rows, depthwise, filters_first, matrix, row};
 use crate::layers::{
@@ -27,8 +27,8 @@ impl Weights<'_> {
         })
     }
 
-    fn bias(&mut self, use_bias: bool) -> Option<Param<Tensor<1>>> {
-        use_bias.then(|| {
+    fn optional(&mut self, is: bool) -> Option<Param<Tensor<1>>> {
+        is.then(|| {
             let bias = row(self.next());
             self.trained(bias)
         })
@@ -70,7 +70,7 @@ impl Weights<'_> {
     ) -> Conv2d {
         Conv2d {
             kernel: self.trained(kernel),
-            bias: self.bias(use_bias),
+            bias: self.optional(use_bias),
             options: windows,
             groups,
             activation,
@@ -79,8 +79,21 @@ impl Weights<'_> {
     }
 }
 
-/// The module of a layer that receives values of so many features.
+/// The module of a layer that receives values of so many features, frozen if it is not trained.
 pub(super) fn layer(
+    planned: &PlannedLayer,
+    features: usize,
+    weights: Vec<Weight>,
+    device: &Device,
+) -> Layer {
+    let layer = trained_layer(planned, features, weights, device);
+    match planned.trainable {
+        true => layer,
+        false => layer.freeze(),
+    }
+}
+
+fn trained_layer(
     planned: &PlannedLayer,
     features: usize,
     weights: Vec<Weight>,
@@ -106,7 +119,7 @@ pub(super) fn layer(
             let kernel = channels_first_rows(weights.next(), planned.flattened);
             Layer::Dense(Dense {
                 kernel: weights.trained(kernel),
-                bias: weights.bias(*use_bias),
+                bias: weights.optional(*use_bias),
                 activation: *activation,
                 regularizer: *kernel_regularizer,
             })
@@ -233,7 +246,7 @@ fn attention(spec: &LayerSpec, weights: &mut Weights<'_>) -> Attention {
         let kernel = matrix(weights.next(), inputs);
         Dense {
             kernel: weights.trained(kernel),
-            bias: weights.bias(use_bias),
+            bias: weights.optional(use_bias),
             activation: Activation::Linear,
             regularizer,
         }
@@ -251,6 +264,9 @@ fn attention(spec: &LayerSpec, weights: &mut Weights<'_>) -> Attention {
 fn normalization(spec: &LayerSpec, features: usize, weights: &mut Weights<'_>) -> Layer {
     match spec {
         LayerSpec::BatchNormalization {
+            synchronized: true, ..
+        } => sync_batch_norm(spec, weights),
+        LayerSpec::BatchNormalization {
             momentum,
             epsilon,
             beta,
@@ -260,13 +276,13 @@ fn normalization(spec: &LayerSpec, features: usize, weights: &mut Weights<'_>) -
             let gamma = weights.or_constant(gamma.is_some(), features, 1.0);
             let beta = weights.or_constant(beta.is_some(), features, 0.0);
             let (mean, variance) = (weights.next(), weights.next());
-            Layer::BatchNorm(BatchNorm {
+            Layer::BatchNorm(LocalBatchNorm {
                 gamma,
                 beta,
                 training: Param::from_bool(true),
                 running_mean: RunningState::new(weights.tensor(mean)),
                 running_var: RunningState::new(weights.tensor(variance)),
-                // burn's is the part of the new statistics, Keras' that of the old ones.
+                // The part of the new statistics; Keras' is that of the old ones.
                 momentum: 1.0 - momentum,
                 epsilon: *epsilon,
             })
@@ -297,6 +313,30 @@ fn normalization(spec: &LayerSpec, features: usize, weights: &mut Weights<'_>) -
             })
         }
     }
+}
+
+fn sync_batch_norm(spec: &LayerSpec, weights: &mut Weights<'_>) -> Layer {
+    let (momentum, epsilon, scale, center) = match spec {
+        LayerSpec::BatchNormalization {
+            momentum,
+            epsilon,
+            beta,
+            gamma,
+            ..
+        } => (*momentum, *epsilon, gamma.is_some(), beta.is_some()),
+        _ => (0.99, 1e-3, false, false),
+    };
+    let (gamma, beta) = (weights.optional(scale), weights.optional(center));
+    let (mean, variance) = (weights.next(), weights.next());
+    Layer::SyncBatchNorm(SyncBatchNorm {
+        gamma,
+        beta,
+        training: Param::from_bool(true),
+        moving_mean: RunningState::new(weights.tensor(mean)),
+        moving_variance: RunningState::new(weights.tensor(variance)),
+        momentum,
+        epsilon,
+    })
 }
 
 /// Numbers of an option, one for all features or one each.

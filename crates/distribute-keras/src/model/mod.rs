@@ -2,13 +2,19 @@
 
 mod build;
 mod layout;
+mod steps;
 
-use burn::module::Module;
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{Device, Tensor, activation};
+use distribute_core::{Error, Result};
 
 use crate::head::Loss;
 use crate::layers::{Flow, Layer, Pass, Value};
-use crate::{Arguments, Head, Mode, ModelError, Plan, Shape, Weight};
+use crate::plan::PlannedInput;
+use crate::{Head, Mode, ModelError, Plan, Weight};
+use steps::{Output, Step};
 
 /// A graph of layers (`keras.Model`); a chain of them is `keras.Sequential`.
 ///
@@ -22,31 +28,21 @@ use crate::{Arguments, Head, Mode, ModelError, Plan, Shape, Weight};
 /// assert_eq!(plan.parameters(), 121_930);
 /// let model = Model::initialized(&plan, 1, &Device::flex())?;
 /// let images = Tensor::<2>::zeros([4, 28 * 28], &Device::flex());
-/// assert_eq!(model.logits(images, &mut Mode::Inference).dims(), [4, 10]);
+/// assert_eq!(model.logits(images, &mut Mode::Inference)?.dims(), [4, 10]);
 /// # Ok::<(), Error>(())
 /// ```
 #[derive(Module, Debug)]
 pub struct Model {
     layers: Vec<Layer>,
     #[module(skip)]
-    calls: Vec<Step>,
+    steps: Vec<Step>,
     #[module(skip)]
-    input: Shape,
+    inputs: Vec<PlannedInput>,
     #[module(skip)]
-    head: Head,
-}
-
-/// One call of a layer.
-#[derive(Debug, Clone)]
-struct Step {
-    layer: usize,
-    inputs: Vec<usize>,
-    /// The values that nobody reads after this call.
-    last: Vec<usize>,
-    arguments: Arguments,
-    output: Shape,
-    reordered: bool,
-    without_activation: bool,
+    outputs: Vec<Output>,
+    /// Whether each layer is trained.
+    #[module(skip)]
+    trainable: Vec<bool>,
 }
 
 impl Model {
@@ -54,7 +50,11 @@ impl Model {
     ///
     /// # Errors
     /// None for a plan made by [`ModelSpec::plan`](crate::ModelSpec::plan).
-    pub fn initialized(plan: &Plan, seed: u64, device: &Device) -> Result<Self, ModelError> {
+    pub fn initialized(
+        plan: &Plan,
+        seed: u64,
+        device: &Device,
+    ) -> std::result::Result<Self, ModelError> {
         let weights = plan.weights().zip(0..);
         let draw = |((_, weight), stream): ((_, &crate::PlannedWeight), u64)| {
             weight.initializer.draw(&weight.shape, seed, stream)
@@ -66,10 +66,13 @@ impl Model {
     ///
     /// # Errors
     /// [`ModelError::Weights`] if the number of weights or a shape differs.
-    pub fn new(plan: &Plan, weights: Vec<Weight>, device: &Device) -> Result<Self, ModelError> {
+    pub fn new(
+        plan: &Plan,
+        weights: Vec<Weight>,
+        device: &Device,
+    ) -> std::result::Result<Self, ModelError> {
         check_weights(plan, &weights)?;
-        // Without a loss the activations stay where they are: `forward` gives what Keras gives.
-        let (head, strip) = plan.ending().unwrap_or((Head::Linear, None));
+        let (steps, outputs) = steps::of(plan);
         let mut weights = weights.into_iter();
         let layers = plan.layers.iter().enumerate().map(|(index, layer)| {
             let mine = weights.by_ref().take(layer.weights.len()).collect();
@@ -80,29 +83,51 @@ impl Model {
         });
         Ok(Self {
             layers: layers.collect(),
-            calls: steps(plan, strip),
-            input: plan.input,
-            head,
+            steps,
+            inputs: plan.inputs.clone(),
+            outputs,
+            trainable: plan.layers.iter().map(|layer| layer.trainable).collect(),
         })
     }
 
     /// What Keras' model returns: probabilities if it ends with a softmax or sigmoid.
     ///
     /// `input` is as for [`logits`](Self::logits). The result is `[batch, outputs]`.
-    pub fn forward<const D: usize>(&self, input: Tensor<D>, mode: &mut Mode<'_>) -> Tensor<2> {
-        let logits = self.logits(input, mode);
-        match self.head {
-            Head::Linear => logits,
-            Head::Softmax => activation::softmax(logits, 1),
-            Head::Sigmoid => activation::sigmoid(logits),
-        }
+    ///
+    /// # Errors
+    /// Those of [`logits`](Self::logits).
+    pub fn forward<const D: usize>(
+        &self,
+        input: Tensor<D>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Tensor<2>> {
+        let logits = self.logits(input, mode)?;
+        Ok(applied(self.head(), logits))
+    }
+
+    /// [`forward`](Self::forward) of a model with any number of inputs and outputs: what each
+    /// output is, `[batch, outputs]`, in the order of [`output_names`](Self::output_names).
+    ///
+    /// # Errors
+    /// Those of [`logits_all`](Self::logits_all).
+    pub fn forward_all(
+        &self,
+        inputs: Vec<Tensor<2>>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Vec<Tensor<2>>> {
+        let logits = self.logits_all(inputs, mode)?.into_iter();
+        let heads = self.outputs.iter().map(|output| output.head);
+        Ok(heads
+            .zip(logits)
+            .map(|(head, x)| applied(head, x))
+            .collect())
     }
 
     /// What the logits say of every class: `[batch, outputs]`, between 0 and 1. One output is the
     /// probability of class 1; behind a sigmoid each class has a probability of its own; else they
     /// add up to 1. This is what [`Head::loss`] compares with the labels.
     pub fn probabilities(&self, logits: Tensor<2>) -> Tensor<2> {
-        match self.head.loss(logits.dims()[1]) {
+        match self.head().loss(logits.dims()[1]) {
             Loss::Binary | Loss::BinaryPerClass => activation::sigmoid(logits),
             Loss::Categorical => activation::softmax(logits, 1),
         }
@@ -113,34 +138,157 @@ impl Model {
     /// `input` holds one example after the other, each with as many values as the plan's input
     /// shape, channels last: `[batch, height, width]`, `[batch, values]`, ...
     ///
-    /// # Panics
-    /// If it holds another number of values; the plan has checked the data set's shape.
-    pub fn logits<const D: usize>(&self, input: Tensor<D>, mode: &mut Mode<'_>) -> Tensor<2> {
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it holds another number of values, and for a model with
+    /// several inputs or outputs. In training those of
+    /// [`SyncBatchNorm::forward`](distribute_core::SyncBatchNorm::forward), if the model has a
+    /// `synchronized` layer.
+    pub fn logits<const D: usize>(
+        &self,
+        input: Tensor<D>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Tensor<2>> {
+        let ([planned], [_]) = (self.inputs.as_slice(), self.outputs.as_slice()) else {
+            return Err(Error::invalid(format!(
+                "the model has the inputs {} and the outputs {}, and takes one of each here; use \
+                 `logits_all` or `forward_all`",
+                listed(self.input_names()),
+                listed(self.output_names())
+            )));
+        };
         let device = input.device();
-        let first = Value::of(Flow::from_examples(input, self.input));
-        let mut values = Vec::with_capacity(self.calls.len() + 1);
-        values.push(Some(first));
-        for call in &self.calls {
+        let first = values(input, planned)?;
+        let mut logits = self.run(vec![first], mode)?;
+        Ok(logits
+            .pop()
+            .unwrap_or_else(|| Tensor::zeros([0, 0], &device)))
+    }
+
+    /// [`logits`](Self::logits) of a model with any number of inputs and outputs.
+    ///
+    /// `inputs` are in the order of [`input_names`](Self::input_names), see
+    /// [`in_order`](Self::in_order); each is `[batch, values]`, one example after the other. The
+    /// results are in the order of [`output_names`](Self::output_names), each `[batch, outputs]`.
+    /// Which loss belongs to which one, [`heads`](Self::heads) say.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use distribute_core::Error;
+    /// use distribute_keras::{Mode, Model, ModelOutput, built_in};
+    ///
+    /// let mut spec = built_in("mlp", 10, 0).ok_or_else(|| Error::invalid("no such model"))?;
+    /// // What the layer before the last gives is an output too.
+    /// let value = spec.outputs[0].value - 1;
+    /// spec.outputs.push(ModelOutput { name: "features".to_string(), value });
+    /// let plan = spec.plan_all(&[&[8, 8]])?;
+    /// let model = Model::initialized(&plan, 1, &Device::flex())?;
+    /// let images = Tensor::<2>::zeros([4, 64], &Device::flex());
+    /// let inputs = model.in_order([(plan.inputs[0].name.as_str(), images)])?;
+    /// let outputs = model.logits_all(inputs, &mut Mode::Inference)?;
+    /// assert_eq!(outputs[0].dims(), [4, 10]);
+    /// assert_eq!(model.output_names().nth(1), Some("features"));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of inputs, or of values in one, and for
+    /// inputs with other numbers of examples; those of [`logits`](Self::logits).
+    pub fn logits_all(
+        &self,
+        inputs: Vec<Tensor<2>>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Vec<Tensor<2>>> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::invalid(format!(
+                "{} inputs were given, the model has these: {}",
+                inputs.len(),
+                listed(self.input_names())
+            )));
+        }
+        let sizes: Vec<usize> = inputs.iter().map(|input| input.dims()[0]).collect();
+        if sizes.iter().any(|size| *size != sizes[0]) {
+            return Err(Error::invalid(format!(
+                "the inputs {} have {sizes:?} examples; give as many of each",
+                listed(self.input_names())
+            )));
+        }
+        let planned = inputs.into_iter().zip(&self.inputs);
+        let first = planned.map(|(input, planned)| values(input, planned));
+        self.run(first.collect::<Result<_>>()?, mode)
+    }
+
+    fn run(&self, inputs: Vec<Value>, mode: &mut Mode<'_>) -> Result<Vec<Tensor<2>>> {
+        let mut values: Vec<Option<Value>> = Vec::with_capacity(inputs.len() + self.steps.len());
+        values.extend(inputs.into_iter().map(Some));
+        for step in &self.steps {
             // What is read for the last time is handed over, so that its memory can be used again.
-            let mut read: Vec<Option<Value>> = Vec::with_capacity(call.inputs.len());
-            read.extend(call.inputs.iter().map(|value| values[*value].clone()));
-            for value in &call.last {
+            let mut read: Vec<Option<Value>> = Vec::with_capacity(step.inputs.len());
+            read.extend(step.inputs.iter().map(|value| values[*value].clone()));
+            for value in &step.last {
                 values[*value] = None;
             }
             let mut pass = Pass {
                 mode: &mut *mode,
-                arguments: call.arguments,
-                output: call.output,
-                without_activation: call.without_activation,
-                reordered: call.reordered,
+                arguments: step.arguments,
+                output: step.output,
+                without_activation: step.without_activation,
+                reordered: step.reordered,
             };
             let inputs = read.into_iter().flatten().collect();
-            let layer = self.layers.get(call.layer);
-            values.push(layer.and_then(|layer| layer.forward(inputs, &mut pass)));
+            values.push(match self.layers.get(step.layer) {
+                Some(layer) => layer.forward(inputs, &mut pass)?,
+                None => None,
+            });
         }
-        let output = values.pop().flatten().map(|value| value.flow);
-        // A plan has an input at least, and gives every layer what it takes.
-        output.map_or_else(|| Tensor::zeros([0, 0], &device), |x| x.flatten(true))
+        let outputs = self.outputs.iter();
+        // A plan gives every layer what it takes, so that every output is there.
+        let outputs = outputs.filter_map(|output| values.get(output.value)?.clone());
+        Ok(outputs.map(|value| value.flow.flatten(true)).collect())
+    }
+
+    /// The names of the inputs, in the order of Keras' `model.inputs`.
+    pub fn input_names(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().map(|input| input.name.as_str())
+    }
+
+    /// The names of the outputs, in the order of Keras' `model.outputs`.
+    pub fn output_names(&self) -> impl Iterator<Item = &str> {
+        self.outputs.iter().map(|output| output.name.as_str())
+    }
+
+    /// What every output ends with.
+    pub fn heads(&self) -> impl Iterator<Item = Head> {
+        self.outputs.iter().map(|output| output.head)
+    }
+
+    /// Inputs by their names, in the order that [`logits_all`](Self::logits_all) wants.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an input that is missing, given twice or not the model's.
+    pub fn in_order<'a>(
+        &self,
+        named: impl IntoIterator<Item = (&'a str, Tensor<2>)>,
+    ) -> Result<Vec<Tensor<2>>> {
+        let wrong = |name: &str, what: &str| {
+            Error::invalid(format!(
+                "the input {name} {what}; the model has these: {}",
+                listed(self.input_names())
+            ))
+        };
+        let mut given = BTreeMap::new();
+        for (name, input) in named {
+            if !self.input_names().any(|known| known == name) {
+                return Err(wrong(name, "is not the model's"));
+            }
+            if given.insert(name, input).is_some() {
+                return Err(wrong(name, "is given twice"));
+            }
+        }
+        let all = self.input_names().map(|name| {
+            let input = given.remove(name);
+            input.ok_or_else(|| wrong(name, "is missing"))
+        });
+        all.collect()
     }
 
     /// Whether the input holds numbers of words, which an embedding looks up.
@@ -149,54 +297,78 @@ impl Model {
         layers.any(|layer| matches!(layer, Layer::Embedding(_)))
     }
 
-    /// The sum of all kernel regularization losses (Keras: `sum(model.losses)`); nothing if no
-    /// layer has one.
+    /// The sum of the kernel regularization losses of all layers that are trained (Keras 3:
+    /// `sum(model.losses)`; Keras 2 also adds the constants of frozen layers); nothing if none has
+    /// one.
     pub fn regularization_loss(&self) -> Option<Tensor<1>> {
-        let losses = self.layers.iter().flat_map(Layer::regularization_losses);
+        let layers = self.layers.iter().zip(&self.trainable);
+        let trained = layers.filter(|(_, trainable)| **trainable);
+        let losses = trained.flat_map(|(layer, _)| layer.regularization_losses());
         losses.reduce(|sum, loss| sum + loss)
     }
 
-    /// The loss of no examples: 0, on the autodiff graph of the model's weights.
+    /// The loss of no examples: 0, on the autodiff graph of the weights that are trained.
     pub fn zero_loss(&self, device: &Device) -> Tensor<1> {
-        let weights = self.layers.iter().find_map(Layer::any_weight);
-        match weights {
+        let mut first = FirstTrained(None);
+        self.visit(&mut first);
+        match first.0 {
             Some(weights) => weights.narrow(0, 0, 1).mul_scalar(0.0),
             None => Tensor::zeros([1], device),
         }
     }
 
-    /// What the model ends with.
+    /// Whether all replicas must make a pass of training together, those without examples too: a
+    /// layer is `synchronized` and trained.
+    pub fn is_synchronized(&self) -> bool {
+        let mut layers = self.layers.iter().zip(&self.trainable);
+        layers.any(|(layer, trainable)| *trainable && matches!(layer, Layer::SyncBatchNorm(_)))
+    }
+
+    /// What the first output ends with.
     pub fn head(&self) -> Head {
-        self.head
+        self.heads().next().unwrap_or(Head::Linear)
     }
 }
 
-/// The calls, each with the values that are read for the last time.
-fn steps(plan: &Plan, strip: Option<usize>) -> Vec<Step> {
-    let mut read_later = vec![false; plan.calls.len() + 1];
-    let mut steps = Vec::with_capacity(plan.calls.len());
-    for (index, call) in plan.calls.iter().enumerate().rev() {
-        let mut last = Vec::new();
-        for value in &call.inputs {
-            if !std::mem::replace(&mut read_later[*value], true) {
-                last.push(*value);
-            }
+/// The first weight that is trained, in one row.
+struct FirstTrained(Option<Tensor<1>>);
+
+impl ModuleVisitor for FirstTrained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if self.0.is_none() && param.is_require_grad() {
+            self.0 = Some(param.val().reshape([-1]));
         }
-        steps.push(Step {
-            layer: call.layer,
-            inputs: call.inputs.clone(),
-            last,
-            arguments: call.arguments,
-            output: call.output,
-            reordered: call.reordered,
-            without_activation: strip == Some(index),
-        });
     }
-    steps.reverse();
-    steps
 }
 
-fn check_weights(plan: &Plan, weights: &[Weight]) -> Result<(), ModelError> {
+fn applied(head: Head, logits: Tensor<2>) -> Tensor<2> {
+    match head {
+        Head::Linear => logits,
+        Head::Softmax => activation::softmax(logits, 1),
+        Head::Sigmoid => activation::sigmoid(logits),
+    }
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// The values of an input.
+fn values<const D: usize>(input: Tensor<D>, planned: &PlannedInput) -> Result<Value> {
+    let dims = input.dims();
+    let found: usize = dims[1..].iter().product();
+    if found != planned.shape.elements() {
+        return Err(Error::invalid(format!(
+            "the input {} has the shape {dims:?}, but an example of it is {} and so has {} values",
+            planned.name,
+            planned.shape,
+            planned.shape.elements()
+        )));
+    }
+    Ok(Value::of(Flow::from_examples(input, planned.shape)))
+}
+
+fn check_weights(plan: &Plan, weights: &[Weight]) -> std::result::Result<(), ModelError> {
     let error = |what| ModelError::Weights {
         model: plan.name.clone(),
         what,

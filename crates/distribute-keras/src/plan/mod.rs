@@ -10,20 +10,41 @@ pub(crate) use shape::{pads, tensor_axis};
 pub use weights::PlannedWeight;
 
 use crate::spec::Merge;
-use crate::{Arguments, Call, LayerSpec, ModelError, ModelSpec};
+use crate::{Arguments, Call, LayerSpec, ModelError, ModelInput, ModelSpec};
 
-/// A model for inputs of one shape: what [`Model`](crate::Model) is built from.
+/// A model for inputs of known shapes: what [`Model`](crate::Model) is built from.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The model's name.
     pub name: String,
-    /// The shape of one example.
-    pub input: Shape,
+    /// What the model receives, in order.
+    pub inputs: Vec<PlannedInput>,
     /// Every layer once, with its weights.
     pub layers: Vec<PlannedLayer>,
-    /// The calls of the layers in the order in which they are made; the last one gives the model's
-    /// output.
+    /// The calls of the layers in the order in which they are made.
     pub calls: Vec<PlannedCall>,
+    /// What the model returns, in order.
+    pub outputs: Vec<PlannedOutput>,
+}
+
+/// An input of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedInput {
+    /// Its name.
+    pub name: String,
+    /// The shape of one example.
+    pub shape: Shape,
+}
+
+/// An output of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PlannedOutput {
+    /// Its name.
+    pub name: String,
+    /// Which value it is, as in [`PlannedCall::inputs`].
+    pub value: usize,
+    /// The shape of one example of it.
+    pub shape: Shape,
 }
 
 /// One layer and its weights.
@@ -35,6 +56,8 @@ pub struct PlannedLayer {
     pub spec: LayerSpec,
     /// Its weights, in Keras' order.
     pub weights: Vec<PlannedWeight>,
+    /// Whether it is trained, see [`NamedLayer::trainable`](crate::NamedLayer::trainable).
+    pub trainable: bool,
     /// For a `Dense` layer behind a flattened image: that image, whose values arrive in the order
     /// (channels, height, width) where Keras has (height, width, channels).
     pub flattened: Option<(usize, usize, usize)>,
@@ -45,7 +68,7 @@ pub struct PlannedLayer {
 pub struct PlannedCall {
     /// The layer's position in [`Plan::layers`].
     pub layer: usize,
-    /// What it receives: value 0 is the model's input, value `n` the output of call `n - 1`.
+    /// What it receives, see [`Call::inputs`].
     pub inputs: Vec<usize>,
     /// The shapes of what it receives.
     pub shapes: Vec<Shape>,
@@ -69,9 +92,28 @@ impl PlannedLayer {
 }
 
 impl Plan {
-    /// The shape of the model's output.
+    /// The shape of one example of the first input, which most models have alone.
+    pub fn input(&self) -> Shape {
+        self.inputs
+            .first()
+            .map_or(Shape::Flat(0), |input| input.shape)
+    }
+
+    /// The shape of the first output, which most models have alone.
     pub fn output(&self) -> Shape {
-        self.calls.last().map_or(self.input, |call| call.output)
+        let output = self.outputs.first();
+        output.map_or(self.input(), |output| output.shape)
+    }
+
+    /// The number of numbers in the weights that are trained (Keras:
+    /// `model.trainable_weights`).
+    pub fn trained_parameters(&self) -> usize {
+        let layers = self.layers.iter().filter(|layer| layer.trainable);
+        let trained = layers.flat_map(|layer| &layer.weights);
+        let trained = trained.filter(|weight| weight.trained);
+        trained
+            .map(PlannedWeight::elements)
+            .fold(0, usize::saturating_add)
     }
 
     /// The number of numbers in all weights (Keras: `model.count_params()`).
@@ -94,14 +136,37 @@ impl ModelSpec {
     /// An image without a channel axis has one channel if the model wants an axis more.
     ///
     /// # Errors
-    /// [`ModelError::Input`] if the model names another shape, [`ModelError::Shape`] for the
-    /// first layer that does not fit, [`ModelError::Graph`] for calls that are not those of a
-    /// model.
+    /// [`ModelError::SeveralTensors`] if the model has several inputs or outputs, and those of
+    /// [`plan_all`](Self::plan_all).
     pub fn plan(&self, features: &[usize]) -> Result<Plan, ModelError> {
+        for (count, what) in [
+            (self.inputs.len(), "inputs"),
+            (self.outputs.len(), "outputs"),
+        ] {
+            if count > 1 {
+                return Err(ModelError::SeveralTensors {
+                    origin: self.name.clone(),
+                    count,
+                    what,
+                });
+            }
+        }
+        self.plan_all(&[features])
+    }
+
+    /// [`plan`](Self::plan) of a model with any number of inputs and outputs, for examples of
+    /// these shapes, one for each of [`ModelSpec::inputs`].
+    ///
+    /// # Errors
+    /// [`ModelError::Input`] if the model has another number of inputs, or names another shape for
+    /// one, [`ModelError::Shape`] for the first layer that does not fit, [`ModelError::Graph`] for
+    /// calls that are not those of a model.
+    pub fn plan_all(&self, features: &[&[usize]]) -> Result<Plan, ModelError> {
         self.check_calls()?;
         let mut plan = Plan {
             name: self.name.clone(),
-            input: self.input(features)?,
+            inputs: self.planned_inputs(features)?,
+            outputs: Vec::with_capacity(self.outputs.len()),
             layers: Vec::with_capacity(self.layers.len()),
             calls: Vec::with_capacity(self.calls.len()),
         };
@@ -109,6 +174,7 @@ impl ModelSpec {
             name: layer.name.clone(),
             spec: layer.spec.clone(),
             weights: Vec::new(),
+            trainable: layer.trainable,
             flattened: None,
         });
         plan.layers.extend(unbuilt);
@@ -133,20 +199,49 @@ impl ModelSpec {
             plan.layers[call.layer].weights = weights;
             plan.calls.push(planned);
         }
+        for output in &self.outputs {
+            plan.outputs.push(PlannedOutput {
+                name: output.name.clone(),
+                value: output.value,
+                shape: plan.shape(output.value),
+            });
+        }
         plan.order_features();
         Ok(plan)
     }
 
+    fn planned_inputs(&self, features: &[&[usize]]) -> Result<Vec<PlannedInput>, ModelError> {
+        if features.len() != self.inputs.len() {
+            let names = self.inputs.iter().map(|input| input.name.as_str());
+            return Err(ModelError::Inputs {
+                model: self.name.clone(),
+                inputs: names.collect::<Vec<_>>().join(", "),
+                found: features.len(),
+            });
+        }
+        let inputs = self.inputs.iter().zip(features);
+        let planned = inputs.map(|(input, features)| {
+            Ok(PlannedInput {
+                name: input.name.clone(),
+                shape: self.input(input, features)?,
+            })
+        });
+        planned.collect()
+    }
+
     /// The shape of one example as the first layers see it.
-    fn input(&self, features: &[usize]) -> Result<Shape, ModelError> {
+    fn input(&self, input: &ModelInput, features: &[usize]) -> Result<Shape, ModelError> {
         let mut with_channel = features.to_vec();
         with_channel.push(1);
         let wrong = |expected| ModelError::Input {
-            model: self.name.clone(),
+            model: match self.inputs.len() {
+                1 => self.name.clone(),
+                _ => format!("{}, input {},", self.name, input.name),
+            },
             expected,
             found: tuple(features),
         };
-        if let Some(declared) = &self.input_shape {
+        if let Some(declared) = &input.shape {
             let fits = |dims: &[usize]| {
                 let pairs = declared.iter().zip(dims);
                 declared.len() == dims.len()
@@ -200,15 +295,22 @@ impl Plan {
         })
     }
 
-    /// The shape of a value: 0 is the input, `n` the output of call `n - 1`.
+    /// The call that gives a value; `None` for an input.
+    pub(crate) fn call_of(&self, value: usize) -> Option<usize> {
+        value.checked_sub(self.inputs.len())
+    }
+
     fn shape(&self, value: usize) -> Shape {
-        let call = value.checked_sub(1).and_then(|call| self.calls.get(call));
-        call.map_or(self.input, |call| call.output)
+        let call = self.call_of(value).and_then(|call| self.calls.get(call));
+        match (call, self.inputs.get(value)) {
+            (Some(call), _) => call.output,
+            (None, input) => input.map_or(self.input(), |input| input.shape),
+        }
     }
 
     /// The call of the embedding whose padding is left out of this value.
     fn mask(&self, value: usize) -> Option<usize> {
-        let call = value.checked_sub(1)?;
+        let call = self.call_of(value)?;
         self.calls.get(call)?.masked_by
     }
 }

@@ -42,8 +42,9 @@ impl Plan {
     fn dense_readers(&self, call: usize, calls_of: &[usize]) -> Option<Vec<usize>> {
         let mut readers = Vec::new();
         // Whether the features of a value stand in the other order.
-        let mut turned = vec![false; self.calls.len() + 1];
-        turned[call + 1] = true;
+        let inputs = self.inputs.len();
+        let mut turned = vec![false; inputs + self.calls.len()];
+        turned[inputs + call] = true;
         for (index, call) in self.calls.iter().enumerate().skip(call + 1) {
             if !call.inputs.iter().any(|value| turned[*value]) {
                 continue;
@@ -52,14 +53,16 @@ impl Plan {
                 LayerSpec::Dense { .. } if calls_of[call.layer] == 1 => {
                     readers.push(call.layer);
                 }
-                LayerSpec::Activation(_) | LayerSpec::Flatten => turned[index + 1] = true,
-                LayerSpec::Dropout { shared, .. } if shared.is_empty() => turned[index + 1] = true,
+                LayerSpec::Activation(_) | LayerSpec::Flatten => turned[inputs + index] = true,
+                LayerSpec::Dropout { shared, .. } if shared.is_empty() => {
+                    turned[inputs + index] = true;
+                }
                 _ => return None,
             }
         }
-        match turned.last() {
-            Some(true) => None,
-            _ => Some(readers),
+        match self.outputs.iter().any(|output| turned[output.value]) {
+            true => None,
+            false => Some(readers),
         }
     }
 }

@@ -12,6 +12,8 @@ pub struct PlannedWeight {
     pub shape: Vec<usize>,
     /// How it starts.
     pub initializer: Initializer,
+    /// Whether a layer that is trained trains it; statistics are not.
+    pub trained: bool,
 }
 
 impl PlannedWeight {
@@ -60,8 +62,8 @@ pub(super) fn weights(spec: &LayerSpec, inputs: &[Shape]) -> Vec<PlannedWeight> 
         } => {
             list.add_some("gamma", last, *gamma);
             list.add_some("beta", last, *beta);
-            list.add("moving_mean", &[last], *moving_mean_initializer);
-            list.add("moving_variance", &[last], *moving_variance_initializer);
+            list.add_fixed("moving_mean", &[last], *moving_mean_initializer);
+            list.add_fixed("moving_variance", &[last], *moving_variance_initializer);
         }
         LayerSpec::LayerNormalization { beta, gamma, .. } => {
             list.add_some("gamma", last, *gamma);
@@ -70,9 +72,9 @@ pub(super) fn weights(spec: &LayerSpec, inputs: &[Shape]) -> Vec<PlannedWeight> 
         LayerSpec::Normalization {
             statistics: None, ..
         } => {
-            list.add("mean", &[last], Initializer::ZEROS);
-            list.add("variance", &[last], Initializer::Constant(1.0));
-            list.add("count", &[], Initializer::ZEROS);
+            list.add_fixed("mean", &[last], Initializer::ZEROS);
+            list.add_fixed("variance", &[last], Initializer::Constant(1.0));
+            list.add_fixed("count", &[], Initializer::ZEROS);
         }
         _ => {}
     }
@@ -83,10 +85,25 @@ struct List(Vec<PlannedWeight>);
 
 impl List {
     fn add(&mut self, name: &'static str, shape: &[usize], initializer: Initializer) {
+        self.push(name, shape, initializer, true);
+    }
+
+    fn add_fixed(&mut self, name: &'static str, shape: &[usize], initializer: Initializer) {
+        self.push(name, shape, initializer, false);
+    }
+
+    fn push(
+        &mut self,
+        name: &'static str,
+        shape: &[usize],
+        initializer: Initializer,
+        trained: bool,
+    ) {
         self.0.push(PlannedWeight {
             name,
             shape: shape.to_vec(),
             initializer,
+            trained,
         });
     }
 

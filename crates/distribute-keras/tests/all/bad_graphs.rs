@@ -78,32 +78,45 @@ fn two_layers_of_one_name_are_refused() {
         "b",
     );
     assert!(matches!(error, ModelError::SameName { .. }));
-    insta::assert_snapshot!(error, @"m.json: two layers have the name b, so nobody can say which one an input is of; give one of them another name and write the file again");
+    insta::assert_snapshot!(error, @"m.json: two layers have the name b, so nobody can tell which one an input or a weight is of; give one of them another name and write the file again");
 }
 
 #[test]
-fn several_inputs_and_outputs_are_refused() {
-    let layers = [
-        input("a"),
-        input("b"),
-        layer("Add", "c", json!({}), &[("a", 0), ("b", 0)]),
-    ];
-    let text = model(
-        &layers,
-        json!([["a", 0, 0], ["b", 0, 0]]),
-        json!(["c", 0, 0]),
+fn two_layers_of_one_name_are_refused_in_chains_and_inner_models_too() {
+    let chain = |layers: Value| {
+        json!({ "class_name": "Sequential", "name": "inner", "config": { "layers": layers },
+                "inbound_nodes": [{ "args": [{ "class_name": "__keras_tensor__",
+                    "config": { "keras_history": ["a", 0, 0] } }], "kwargs": {} }] })
+    };
+    let twice = chain(json!([dense("b", &[]), dense("b", &[])]));
+    let alone = parse_keras_json(&twice.to_string(), "m.json").unwrap_err();
+    insta::assert_snapshot!(alone, @"m.json: two layers have the name b, so nobody can tell which one an input or a weight is of; give one of them another name and write the file again");
+    let inside = error(&[input("a"), twice], "inner");
+    assert!(
+        matches!(&inside, ModelError::SameName { layer, .. } if layer == "inner/b"),
+        "{inside}"
     );
-    let error = parse_keras_json(&text, "m.json").unwrap_err();
-    assert!(matches!(error, ModelError::SeveralTensors { .. }));
-    insta::assert_snapshot!(error, @"m.json: the model has 2 inputs; make a model of one input and one output of it (keras.Model), inside of which there may be as many as you like");
-    let layers = [input("a"), dense("b", &[("a", 0)])];
-    let text = model(
-        &layers,
-        json!(["a", 0, 0]),
-        json!([["a", 0, 0], ["b", 0, 0]]),
-    );
-    let error = parse_keras_json(&text, "m.json").unwrap_err();
-    insta::assert_snapshot!(error, @"m.json: the model has 2 outputs; make a model of one input and one output of it (keras.Model), inside of which there may be as many as you like");
+}
+
+/// Keras 2 writes a layer's inputs in another way.
+#[test]
+fn keras_2_files_of_no_graph_are_refused_alike() {
+    let model = |first: &str, second: &str| {
+        let layer = |name: &str, from: &str| {
+            json!({ "class_name": "Dense", "name": name, "config": { "units": 4 },
+                    "inbound_nodes": [[[from, 0, 0, {}]]] })
+        };
+        let a = json!({ "class_name": "InputLayer", "name": "a", "inbound_nodes": [],
+                        "config": { "batch_input_shape": [null, 4] } });
+        json!({ "class_name": "Functional", "keras_version": "2.15.0", "config": {
+            "layers": [a, layer("b", first), layer("c", second)],
+            "input_layers": [["a", 0, 0]], "output_layers": [["c", 0, 0]] } })
+    };
+    let error =
+        |first, second| parse_keras_json(&model(first, second).to_string(), "m.json").unwrap_err();
+    assert!(parse_keras_json(&model("a", "b").to_string(), "m.json").is_ok());
+    insta::assert_snapshot!(error("c", "b"), @"m.json: the layers feed each other in a circle (c -> b -> c), so none can begin; take one of these inputs away");
+    insta::assert_snapshot!(error("a", "x"), @"m.json: the layer c receives output 0 of call 0 of the layer x, which is not there; the file is damaged or was edited: write it again with `model.to_json()`");
 }
 
 #[test]
@@ -116,21 +129,26 @@ fn a_layer_that_nobody_needs_is_named() {
 }
 
 #[rstest]
-#[case::class("LSTM", json!({ "units": 4 }), json!([]))]
-#[case::option("Dense", json!({ "units": 4, "lora_rank": 2 }), json!([]))]
-#[case::argument("Dense", json!({ "units": 4 }), json!({ "training": true }))]
-#[case::mask("Dense", json!({ "units": 4 }), json!({ "mask": 3 }))]
+#[case::class("LSTM", json!({ "units": 4 }), json!([]), "LSTM")]
+#[case::option("Dense", json!({ "units": 4, "lora_rank": 2 }), json!([]), "`lora_rank` = 2")]
+#[case::trainable("Dense", json!({ "units": 4, "trainable": 1 }), json!([]), "`trainable` = 1")]
+#[case::argument("Dense", json!({ "units": 4 }), json!({ "training": true }), "`training` = true")]
+#[case::mask("Dense", json!({ "units": 4 }), json!({ "mask": 3 }), "`mask` = 3")]
 fn what_is_not_known_is_named_with_its_layer(
     #[case] class: &str,
     #[case] config: Value,
     #[case] arguments: Value,
+    #[case] named: &str,
 ) {
     let mut odd = layer(class, "odd_one", config, &[("a", 0)]);
     if arguments.is_object() {
         odd["inbound_nodes"][0]["kwargs"] = arguments;
     }
     let error = error(&[input("a"), odd], "odd_one").to_string();
-    assert!(error.contains("odd_one"), "{error}");
+    assert!(
+        error.contains("odd_one") && error.contains(named),
+        "{error}"
+    );
     assert!(error.contains("not supported"), "{error}");
 }
 
@@ -294,6 +312,8 @@ fn weights_of_another_model_are_named() {
     let device = Device::flex();
     let few = Model::new(&plan, weights(&[&[4, 4]]), &device).unwrap_err();
     insta::assert_snapshot!(few, @"m.json: 1 weights were given, the model has 2; use the weights of the same model (`model.get_weights()`)");
+    let many = Model::new(&plan, weights(&[&[4, 4], &[4], &[4]]), &device).unwrap_err();
+    insta::assert_snapshot!(many, @"m.json: 3 weights were given, the model has 2; use the weights of the same model (`model.get_weights()`)");
     let other = Model::new(&plan, weights(&[&[4, 4], &[3]]), &device).unwrap_err();
     insta::assert_snapshot!(other, @"m.json: weight 1 has the shape [3], where b/bias of the model has [4]; use the weights of the same model (`model.get_weights()`)");
 }

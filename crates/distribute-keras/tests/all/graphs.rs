@@ -35,8 +35,8 @@ fn spec(name: &str, version: &str) -> ModelSpec {
 
 pub fn plan(name: &str, version: &str) -> Plan {
     let spec = spec(name, version);
-    let declared = spec
-        .input_shape
+    let declared = spec.inputs[0]
+        .shape
         .iter()
         .flatten()
         .map(|extent| extent.unwrap());
@@ -44,7 +44,7 @@ pub fn plan(name: &str, version: &str) -> Plan {
 }
 
 /// The numbers that `graphs.py` makes of a stream.
-fn numbers(stream: u32, count: usize) -> impl Iterator<Item = f64> {
+pub fn numbers(stream: u32, count: usize) -> impl Iterator<Item = f64> {
     let mask = 0xFFFF_FFFF_u64;
     (1..=count as u64).map(move |position| {
         let start = u64::from(stream) * 0x85EB_CA6B;
@@ -87,8 +87,8 @@ pub fn weights(plan: &Plan) -> Vec<Weight> {
         .collect()
 }
 
-fn inputs(plan: &Plan, batch: usize, device: &Device) -> Tensor<2> {
-    let values = plan.input.elements();
+pub fn inputs(plan: &Plan, batch: usize, device: &Device) -> Tensor<2> {
+    let values = plan.input().elements();
     let mut all: Vec<f32> = numbers(1 << 20, batch * values).map(|u| u as f32).collect();
     if matches!(plan.layers[0].spec, LayerSpec::Embedding { .. }) {
         let token = |u: f64| ((u + 1.0) * 9.5).floor() as f32 + 1.0;
@@ -175,11 +175,68 @@ fn outputs_are_those_of_keras(#[case] name: &str, #[case] tolerance: f64) {
     let device = Device::flex();
     let model = Model::new(&plan, weights(&plan), &device).unwrap();
     let input = inputs(&plan, BATCH, &device);
-    let output = model.forward(input, &mut Mode::Inference);
+    let output = model.forward(input, &mut Mode::Inference).unwrap();
     assert_close(name, output, &EXPECTED[name]["output"], tolerance);
 }
 
-/// The losses before and after a step of SGD, and what the model says after it.
+/// Two steps of SGD from these weights: the loss of each, and the model afterwards.
+fn trained(plan: &Plan, weights: Vec<Weight>) -> ([f64; 2], TrainState<Model>) {
+    let rate = EXPECTED["rate"].as_f64().unwrap();
+    let strategy = DefaultStrategy::new();
+    let mut state = strategy
+        .try_scope(|device| {
+            let model = Model::new(plan, weights.clone(), device)?;
+            Ok(TrainState::new(model, Sgd::new(rate)))
+        })
+        .unwrap();
+    let losses = [0, 1].map(|step| {
+        let losses = strategy.run(&mut state, |ctx, state| {
+            let input = inputs(plan, TRAINED, ctx.device());
+            let mut rng = ctx.rng(1, step);
+            let mut mode = Mode::training(ctx, &mut rng);
+            let logits = state.model.logits(input, &mut mode)?;
+            let loss = loss(state.model.head(), logits);
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss)
+        });
+        f64::from(losses.unwrap().values()[0].clone().into_scalar::<f32>())
+    });
+    (losses, state.primary().unwrap().clone())
+}
+
+/// The weights, each times `1 + 2^-24` or `1 - 2^-24` by chance and rounded: what rounding to `f32`
+/// could have made of them as well.
+fn nearly(weights: &[Weight], seed: u32) -> Vec<Weight> {
+    let streams = weights.iter().zip((1 << 24) + (seed << 16)..);
+    let moved = streams.map(|(weight, stream)| {
+        let signs = numbers(stream, weight.values.len()).map(f64::signum);
+        let pairs = weight.values.iter().zip(signs);
+        let moved = pairs.map(|(x, sign)| (f64::from(*x) * (1.0 + sign * 2f64.powi(-24))) as f32);
+        Weight {
+            shape: weight.shape.clone(),
+            values: moved.collect(),
+        }
+    });
+    moved.collect()
+}
+
+/// How many runs there are from other roundings of the weights.
+const OTHERS: u32 = 6;
+
+/// Student's t for 99 of 100 and the mean of `OTHERS + 1` runs.
+const T: f64 = 3.707;
+
+/// The mean of some runs, and how far the mean of many may be from it.
+fn interval(runs: &[f64]) -> (f64, f64) {
+    let count = runs.len() as f64;
+    let mean = runs.iter().sum::<f64>() / count;
+    let squares = runs.iter().map(|run| (run - mean).powi(2)).sum::<f64>();
+    (mean, T * (squares / (count - 1.0) / count).sqrt())
+}
+
+/// The losses before and after a step of SGD, and what the model says after it. The loss after it
+/// is the mean of runs that differ in the rounding of the initial weights.
 #[rstest]
 #[case("blocks")]
 #[case("shared")]
@@ -191,43 +248,33 @@ fn outputs_are_those_of_keras(#[case] name: &str, #[case] tolerance: f64) {
 fn a_step_of_training_is_that_of_keras(#[case] name: &str) {
     let plan = plan(name, "keras3");
     let keras = &EXPECTED[name];
-    let rate = EXPECTED["rate"].as_f64().unwrap();
-    let strategy = DefaultStrategy::new();
-    let mut state = strategy
-        .try_scope(|device| {
-            let model = Model::new(&plan, weights(&plan), device)?;
-            Ok(TrainState::new(model, Sgd::new(rate)))
-        })
-        .unwrap();
-    for step in 0..2 {
-        let losses = strategy.run(&mut state, |ctx, state| {
-            let input = inputs(&plan, TRAINED, ctx.device());
-            let mut rng = ctx.rng(1, step);
-            let logits = state.model.logits(input, &mut Mode::Training(&mut rng));
-            let loss = loss(state.model.head(), logits);
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
-            Ok(loss)
-        });
-        let loss = losses.unwrap().values()[0].clone().into_scalar::<f32>();
+    let weights = weights(&plan);
+    let (losses, state) = trained(&plan, weights.clone());
+    let others = (0..OTHERS).map(|seed| trained(&plan, nearly(&weights, seed)).0[1]);
+    let after: Vec<f64> = std::iter::once(losses[1]).chain(others).collect();
+    let found = [(losses[0], 0.0), interval(&after)];
+    for (step, (loss, half)) in found.into_iter().enumerate() {
         let [exact, rounded] = [&keras["step"], &keras["step_of_32_bits"]];
-        let [exact, rounded] =
-            [exact, rounded].map(|k| k["losses"][step as usize].as_f64().unwrap());
-        // The gradients of a deep network are as far from the exact ones as Keras' own are.
+        let [exact, rounded] = [exact, rounded].map(|k| k["losses"][step].as_f64().unwrap());
+        // The gradients of a deep network are far from the exact ones in `f32`, ours and Keras'.
+        // How far the loss after an update is by the rounding of single operations is chance; the
+        // interval says what chance does to the mean of our runs. What all roundings to `f32`
+        // change in the same direction is not in it: that may be as much as it is for Keras. A
+        // large spread is no excuse: twice Keras' error is too far in any case.
+        let own = (exact - rounded).abs();
         let tolerance = match step {
             0 => 1e-4,
-            _ => (2.0 * (exact - rounded).abs()).max(1e-4),
+            _ => (half + own).min(2.0 * own).max(1e-4),
         };
-        let error = (f64::from(loss) - exact).abs();
-        println!("{name}, step {step}: {loss}, Keras has {exact} and in 32 bits {rounded}");
+        let error = (loss - exact).abs();
+        println!("{name}, step {step}: {loss} +- {half}, Keras has {exact}, in 32 bits {rounded}");
         assert!(
             error <= tolerance,
-            "{name}, step {step}: {loss}, Keras has {exact}"
+            "{name}, step {step}: {loss}, Keras has {exact}; {error} is more than {tolerance}"
         );
     }
-    let state = state.primary().unwrap();
     let input = inputs(&plan, BATCH, &Device::flex());
-    let output = state.model.forward(input, &mut Mode::Inference);
+    let output = state.model.forward(input, &mut Mode::Inference).unwrap();
     let exact = &keras["step"]["output_after"];
     let rounded = &keras["step_of_32_bits"]["output_after"];
     let apart = flat(exact).into_iter().zip(flat(rounded));
@@ -237,7 +284,7 @@ fn a_step_of_training_is_that_of_keras(#[case] name: &str) {
 }
 
 /// The labels are 0, 1, ... in turn.
-fn loss(head: Head, logits: Tensor<2>) -> Tensor<1> {
+pub fn loss(head: Head, logits: Tensor<2>) -> Tensor<1> {
     let [examples, outputs] = logits.dims();
     let device = logits.device();
     if outputs == 1 {
@@ -286,8 +333,8 @@ fn every_activation_of_keras_is_read_or_refused(#[values("keras3", "keras2")] ve
         let device = Device::flex();
         let model = Model::new(&plan, vec![row], &device).unwrap();
         let one = Tensor::<2>::from_data([[1.0_f32]], &device);
-        let output = model.forward(one, &mut Mode::Inference).into_data();
-        let output = output.try_into_vec::<f32>().unwrap();
+        let output = model.forward(one, &mut Mode::Inference).unwrap();
+        let output = output.into_data().try_into_vec::<f32>().unwrap();
         for ((x, ours), keras) in points.iter().zip(&output).zip(keras.as_array().unwrap()) {
             let keras = keras.as_f64().unwrap();
             let error = (f64::from(*ours) - keras).abs();

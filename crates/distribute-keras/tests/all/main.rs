@@ -1,9 +1,12 @@
 //! All tests of this crate's interface in one program, because linking takes longer than compiling.
 
 mod bad_graphs;
+mod frozen;
 mod graphs;
+mod mixed;
 mod models;
 mod options;
+mod several;
 mod weight_files;
 
 /// Where the files of real Keras are.

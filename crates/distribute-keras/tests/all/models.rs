@@ -40,8 +40,8 @@ fn shapes_and_parameters_are_those_of_keras(
 ) {
     let expected = expected(name);
     let spec = read_keras_json(folder().join(format!("{name}.{version}.json"))).unwrap();
-    let declared: Vec<usize> = spec
-        .input_shape
+    let declared: Vec<usize> = spec.inputs[0]
+        .shape
         .iter()
         .flatten()
         .map(|x| x.unwrap())
@@ -70,10 +70,10 @@ fn outputs_and_losses_are_those_of_keras(
     let device = Device::flex().autodiff();
     let model = Model::new(&plan, weights.iter().map(weight).collect(), &device).unwrap();
 
-    let [batch, values] = [input.shape[0], plan.input.elements()];
+    let [batch, values] = [input.shape[0], plan.input().elements()];
     let data = TensorData::new(input.values, [batch, values]);
     let input = Tensor::<2>::from_data(data, &device);
-    let output = model.forward(input, &mut Mode::Inference);
+    let output = model.forward(input, &mut Mode::Inference).unwrap();
     let keras = weight(&expected["output"]);
     assert_eq!(output.dims().to_vec(), keras.shape);
     let output = output.into_data().try_into_vec::<f32>().unwrap();
@@ -95,7 +95,7 @@ fn the_documents_cnn_is_the_built_in_mnist_cnn() {
     let mut file = read_keras_json(folder().join("documents_cnn.keras3.json")).unwrap();
     let built_in = distribute_keras::built_in("mnist-cnn", 10, 0).unwrap();
     file.name.clone_from(&built_in.name);
-    file.input_shape = None;
+    file.inputs.clone_from(&built_in.inputs);
     assert_eq!(file, built_in);
 }
 
@@ -143,7 +143,7 @@ fn layers_that_do_not_fit_are_named_with_their_shapes() {
     let error = spec.plan(&[8, 8]).unwrap_err();
     insta::assert_snapshot!(error, @"documents_cnn.keras3.json is made for inputs of shape (28, 28, 1), the data has (8, 8); choose another model or data set");
     let mut any = spec.clone();
-    any.input_shape = Some(vec![None, None, Some(1)]);
+    any.inputs[0].shape = Some(vec![None, None, Some(1)]);
     let error = any.plan(&[4, 8]).unwrap_err();
     insta::assert_snapshot!(error, @"documents_cnn.keras3.json: layer conv2d_1 (Conv2D): a window of (3, 3) does not fit into (1, 3); remove a pool or use larger images");
     assert!(any.plan(&[20, 30]).is_ok());

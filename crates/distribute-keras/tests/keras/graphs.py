@@ -273,14 +273,22 @@ def activations(keras):
     return known
 
 
-facts = {"versions": {"keras": keras3.__version__, "tf_keras": keras2.__version__}, "rate": RATE}
-facts["activations"] = {
-    "points": POINTS,
-    "keras3": activations(keras3),
-    "keras2": activations(keras2),
-}
-for name, (build, keras) in SMALL.items():
-    facts[name] = facts_of(name, build, keras)
-for name, (_, has_step) in APPLICATIONS.items():
-    facts[name] = facts_of(name, application(name), keras3 if has_step else None)
-(HERE / "graphs.expected.json").write_text(json.dumps(facts) + "\n")
+def main():
+    facts = {
+        "versions": {"keras": keras3.__version__, "tf_keras": keras2.__version__},
+        "rate": RATE,
+    }
+    facts["activations"] = {
+        "points": POINTS,
+        "keras3": activations(keras3),
+        "keras2": activations(keras2),
+    }
+    for name, (build, keras) in SMALL.items():
+        facts[name] = facts_of(name, build, keras)
+    for name, (_, has_step) in APPLICATIONS.items():
+        facts[name] = facts_of(name, application(name), keras3 if has_step else None)
+    (HERE / "graphs.expected.json").write_text(json.dumps(facts) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -33,6 +33,12 @@ use shape::Conv;
 /// the images, and in an image over the outputs in the order of rows, in chains of as many rows
 /// as have 256 outputs, or of one row.
 ///
+/// So the error is at most (the longest chain + the number of chains + 1) times 2^-24 of the sum of
+/// the absolute products: a fused multiply-add rounds once, by at most 2^-24 of the sum so far, and
+/// so does each addition of a chain's sum or of the bias. Roundings go both ways: over kernels from
+/// 1 to 7, up to 70 channels and 64 images the error is below 1e-6 of that sum, which
+/// `tests/all/conv_accuracy.rs` compares with sums in f64.
+///
 /// f32 on burn's CPU backend, in one group, on a CPU with AVX2, AVX-512 or NEON, is computed
 /// here. All else is handed to burn.
 ///

@@ -3,22 +3,27 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Instant;
 
 use distribute_net::peers::Connection;
+use signal_hook::consts::SIGINT;
 use tokio::io::AsyncRead;
 use tokio::sync::mpsc;
 
 use crate::error::{LaunchError, Result};
 use crate::events::{Event, Events};
 use crate::hosts::join::{Joined, Joining};
-use crate::hosts::posts::{Post, PostBody, Posts};
+use crate::hosts::posts::{Instruction, Over, Post, PostBody, Posts};
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Frame, receive, runtime, write};
+use crate::hosts::wire::{Frame, Terms, receive, runtime, write};
 use crate::job::cluster::{Cluster, Token};
 use crate::job::hosts::Hosts;
 use crate::job::task::{Role, Task};
+use crate::membership::lead::Lead;
+use crate::membership::{AttemptEnd, Decision, End, Plan};
 use crate::report::attempt::AttemptResult;
 use crate::report::console::Screen;
+use crate::report::outcome::Outcome;
 use crate::thread_scope::ThreadScope;
 
 const OUTBOX_MAX: usize = 1024;
@@ -29,6 +34,10 @@ pub struct LauncherGroup {
     outbox: mpsc::Sender<Frame>,
     own_address: IpAddr,
     pub posts: Posts,
+    /// On host 0 of an elastic job: who takes part.
+    lead: Option<Lead>,
+    /// The signal because of which this host leaves the job, which goes on.
+    leaving: Option<i32>,
     /// Everybody's random number, from which the tokens of the attempts are made.
     nonce: Token,
 }
@@ -41,11 +50,12 @@ pub struct AttemptCluster {
 }
 
 impl LauncherGroup {
-    /// Connects to the relay, which may not be there yet, and says what it waits for.
+    /// Connects to the relay, which may not be there yet, and says what it waits for. `lead` is
+    /// that of an elastic job on host 0.
     pub fn join(
         threads: &ThreadScope<'_, '_>,
         hosts: &Hosts,
-        restarts_max: u32,
+        (terms, lead): (Terms, Option<Lead>),
         events: &Events,
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<LauncherGroup>> {
@@ -53,7 +63,7 @@ impl LauncherGroup {
         let joining = Joining {
             runtime: &runtime,
             hosts,
-            restarts_max,
+            terms,
             received,
             screen,
         };
@@ -63,6 +73,7 @@ impl LauncherGroup {
         } = match joining.run()? {
             WaitOutcome::Done(joined) => joined,
             WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
+            WaitOutcome::HostLost => return Ok(WaitOutcome::HostLost),
         };
         let (outbox, frames) = mpsc::channel(OUTBOX_MAX);
         let events = events.clone();
@@ -73,7 +84,9 @@ impl LauncherGroup {
             hosts: hosts.clone(),
             outbox,
             own_address,
-            posts: Posts::new(hosts.count),
+            posts: Posts::new(hosts.count, terms.workers.is_some()),
+            lead,
+            leaving: None,
             nonce: Token::random()?,
         }))
     }
@@ -82,6 +95,27 @@ impl LauncherGroup {
     /// the end of the connection for the loss of this host.
     pub fn leave(&self) {
         let _gone = self.outbox.try_send(Frame::Bye);
+    }
+
+    /// The number of this host.
+    pub fn index(&self) -> usize {
+        self.hosts.index
+    }
+
+    /// Whether with this signal this host alone leaves: that of an elastic job, other than host 0,
+    /// when its scheduler takes it away. SIGINT, and a second signal, is for the whole job.
+    pub fn leaves(&mut self, signal: i32) -> bool {
+        let may_leave = self.posts.is_elastic() && self.hosts.index > 0;
+        let leaves = may_leave && self.leaving.is_none() && signal != SIGINT;
+        if leaves {
+            self.leaving = Some(signal);
+        }
+        leaves
+    }
+
+    /// The signal because of which this host leaves the job, which goes on.
+    pub fn leaving(&self) -> Option<i32> {
+        self.leaving
     }
 
     /// Where the other hosts reach this one.
@@ -100,33 +134,125 @@ impl LauncherGroup {
         })));
     }
 
+    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without.
+    pub fn record(&mut self, post: Post) -> Result<()> {
+        if let Some(lead) = &mut self.lead {
+            match post.item {
+                PostBody::Came => lead.came(post.host),
+                PostBody::Lost => lead.lost(post.host),
+                PostBody::Leave => lead.leaves(post.host),
+                _ => {}
+            }
+            if lead.wants_save() {
+                self.post(PostBody::Save);
+            }
+        }
+        self.posts.record(post)
+    }
+
+    /// The attempt of an elastic job is over.
+    pub fn ended(&mut self, end: AttemptEnd) {
+        if let Some(lead) = &mut self.lead {
+            lead.ended(end);
+        }
+    }
+
+    /// What host 0 of an elastic job tells all to do next; on host 0, says that. `outcome` is that
+    /// of the last attempt.
+    pub fn next(
+        &mut self,
+        outcome: Option<&Outcome>,
+        (received, screen): (&Receiver<Event>, &Screen<'_>),
+    ) -> Result<WaitOutcome<Instruction>> {
+        let index = self.hosts.index;
+        let mut report = WaitReport::endless();
+        let mut has_decided = false;
+        loop {
+            if let Some(signal) = self.posts.stop_signal() {
+                return Ok(WaitOutcome::Stopped(signal));
+            }
+            if let Some(instruction) = self.posts.take_instruction(index) {
+                return Ok(WaitOutcome::Done(instruction));
+            }
+            let mut until = None;
+            if let Some(lead) = self.lead.as_mut().filter(|_| !has_decided) {
+                let (decision, wait) = lead.decide();
+                has_decided = !matches!(decision, Decision::Wait(_));
+                until = wait;
+                self.tell(decision, outcome);
+            }
+            report.log_if_due(screen, || {
+                format!("host {index} waits for the next start of the job")
+            })?;
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.map_or(report.left(), |left| left.min(report.left()));
+            match received.recv_timeout(left) {
+                Ok(Event::Post(post)) => self.record(*post)?,
+                Ok(Event::Signal(signal)) if index == 0 => self.post(PostBody::Stop(signal)),
+                // No process of this host runs: the job goes on without it.
+                Ok(Event::Signal(signal)) => return Ok(WaitOutcome::Stopped(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(LaunchError::HostLost { host: 0 });
+                }
+            }
+        }
+    }
+
+    /// Tells all what was decided.
+    fn tell(&self, decision: Decision, outcome: Option<&Outcome>) {
+        match (decision, outcome) {
+            (Decision::Wait(_), _) => {}
+            (Decision::Start(plan), _) => self.post(PostBody::Plan(plan)),
+            (Decision::End(End::TooFew { missing, left }), _) => {
+                self.post(PostBody::Over(Over::TooFew { missing, left }));
+            }
+            (Decision::End(_), Some(outcome)) => {
+                self.post(PostBody::Over(Over::Outcome(outcome.clone())));
+            }
+            // No end but that of an attempt, which has an outcome.
+            (Decision::End(_), None) => {}
+        }
+    }
+
     /// Waits until all hosts are ready for an attempt.
     pub fn wait_for_hosts(
         &mut self,
-        restart: u32,
+        plan: &Plan,
         cluster: Cluster,
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<AttemptCluster>> {
-        self.posts.begin_attempt(restart);
+        let restart = plan.start;
+        match self.posts.is_elastic() {
+            true => self.posts.begin_plan(plan),
+            false => self.posts.begin_attempt(restart),
+        }
         self.post(PostBody::Ready(self.nonce.secret().to_owned(), cluster));
         let mut report = WaitReport::new(self.hosts.join_timeout);
         loop {
             if let Some(signal) = self.posts.stop_signal() {
                 return Ok(WaitOutcome::Stopped(signal));
             }
+            if self.posts.has_lost() {
+                return Ok(WaitOutcome::HostLost);
+            }
             let ready = self.posts.ready();
-            if ready.len() == self.hosts.count {
+            let hosts = self.posts.hosts().iter().copied();
+            let missing: Vec<usize> = hosts.filter(|host| !ready.contains_key(host)).collect();
+            if missing.is_empty() {
                 return self.attempt_cluster(restart, &ready).map(WaitOutcome::Done);
             }
-            let missing = (0..self.hosts.count).filter(|host| !ready.contains_key(host));
-            let missing: Vec<usize> = missing.collect();
             if report.is_over() {
                 return Err(LaunchError::HostsMissing { missing });
             }
             let here: Vec<usize> = ready.keys().copied().collect();
             report.log_if_due(screen, || self.describe(&here, &missing))?;
             match received.recv_timeout(report.left()) {
-                Ok(Event::Post(post)) => self.posts.record(*post)?,
+                Ok(Event::Post(post)) => self.record(*post)?,
+                Ok(Event::Signal(signal)) if self.leaves(signal) => {
+                    return Ok(WaitOutcome::Stopped(signal));
+                }
                 Ok(Event::Signal(signal)) => self.post(PostBody::Stop(signal)),
                 Ok(Event::Broken(error)) => return Err(error),
                 Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
@@ -143,7 +269,7 @@ impl LauncherGroup {
         format!(
             "host {index} waits for the launchers of the hosts {missing:?} to come to {address}; \
              here are {here:?} of {}",
-            self.hosts.count
+            self.posts.hosts().len()
         )
     }
 
@@ -192,7 +318,8 @@ impl LauncherGroup {
             }
             // The relay says within seconds if a host is gone, and its silence is noticed too.
             match received.recv() {
-                Ok(Event::Post(post)) => self.posts.record(*post)?,
+                Ok(Event::Post(post)) => self.record(*post)?,
+                Ok(Event::Signal(signal)) if self.leaves(signal) => {}
                 Ok(Event::Signal(signal)) => self.post(PostBody::Stop(signal)),
                 Ok(Event::Broken(error)) => return Err(error),
                 Ok(Event::Ended { .. }) => {}
@@ -214,16 +341,19 @@ async fn take_part(connection: Connection, frames: mpsc::Receiver<Frame>, events
 /// Turns posts into events until the connection ends.
 async fn read(mut reader: impl AsyncRead + Unpin, events: &Events) {
     loop {
-        let post = match receive(&mut reader).await {
-            Ok(Frame::Post(post)) => post,
+        let (post, is_last) = match receive(&mut reader).await {
+            Ok(Frame::Post(post)) => (post, false),
             Ok(_) => continue,
-            Err(_) => Box::new(Post {
-                host: 0,
-                restart: u32::MAX,
-                item: PostBody::Lost,
-            }),
+            Err(_) => {
+                let (host, restart, item) = (0, u32::MAX, PostBody::Lost);
+                let lost = Post {
+                    host,
+                    restart,
+                    item,
+                };
+                (Box::new(lost), true)
+            }
         };
-        let is_last = matches!(post.item, PostBody::Lost);
         let events = events.clone();
         // Heartbeats go on while nobody takes the event.
         let delivered = tokio::task::spawn_blocking(move || events.deliver(Event::Post(post)));

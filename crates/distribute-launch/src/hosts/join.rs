@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Frame, Settings, hello, receive, send};
+use crate::hosts::wire::{Frame, Settings, Terms, hello, receive, send};
 use crate::job::hosts::Hosts;
 use crate::report::console::Screen;
 
@@ -30,7 +30,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Joining<'a, 's> {
     pub runtime: &'a Runtime,
     pub hosts: &'a Hosts,
-    pub restarts_max: u32,
+    pub terms: Terms,
     pub received: &'a Receiver<Event>,
     pub screen: &'a Screen<'s>,
 }
@@ -73,7 +73,7 @@ impl Joining<'_, '_> {
         last: &str,
     ) -> Result<WaitOutcome<Joined>> {
         let mut joining = Box::pin(async {
-            let joined = timeout(ATTEMPT_TIMEOUT, join(self.hosts, self.restarts_max, tls)).await;
+            let joined = timeout(ATTEMPT_TIMEOUT, join(self.hosts, self.terms, tls)).await;
             joined.unwrap_or_else(|late| Err(cannot_meet(self.hosts, late)))
         });
         loop {
@@ -119,13 +119,13 @@ fn refused(why: impl ToString) -> LaunchError {
 }
 
 /// Connects to the relay and proves itself.
-async fn join(hosts: &Hosts, restarts_max: u32, tls: Option<&TlsSettings>) -> Result<Joined> {
+async fn join(hosts: &Hosts, terms: Terms, tls: Option<&TlsSettings>) -> Result<Joined> {
     let opened = Connection::open(&hosts.address.to_string(), tls).await;
     let mut connection = opened.map_err(|(why, is_final)| match is_final {
         true => refused(why),
         false => cannot_meet(hosts, io::Error::other(why)),
     })?;
-    let own_address = greet(hosts, restarts_max, &mut connection).await?;
+    let own_address = greet(hosts, terms, &mut connection).await?;
     Ok(Joined {
         connection,
         own_address,
@@ -133,12 +133,11 @@ async fn join(hosts: &Hosts, restarts_max: u32, tls: Option<&TlsSettings>) -> Re
 }
 
 /// Both sides prove that they know the token. Returns where the other hosts reach this one.
-async fn greet(hosts: &Hosts, restarts_max: u32, connection: &mut Connection) -> Result<IpAddr> {
+async fn greet(hosts: &Hosts, terms: Terms, connection: &mut Connection) -> Result<IpAddr> {
     let failed = |source: io::Error| cannot_meet(hosts, source);
     let local = connection.local_addr().map_err(failed)?.ip();
     let settings = Settings {
-        hosts: hosts.count,
-        restarts_max,
+        terms,
         own_address: hosts.own_address.unwrap_or(local),
     };
     let own = hello(hosts, hosts.address.to_string(), &settings).map_err(failed)?;

@@ -4,5 +4,7 @@ pub mod group;
 mod join;
 pub mod posts;
 pub mod relay;
+#[cfg(test)]
+mod simulation;
 pub mod wait;
-mod wire;
+pub mod wire;

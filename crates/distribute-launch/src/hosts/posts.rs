@@ -1,15 +1,16 @@
 //! What the launchers tell each other, and what it means. Decisions follow from posts alone, so
 //! they are the same on all hosts.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{LaunchError, Result};
 use crate::job::cluster::Cluster;
 use crate::job::task::Task;
+use crate::membership::Plan;
 use crate::report::attempt::AttemptResult;
-use crate::report::outcome::Ending;
+use crate::report::outcome::{Ending, Outcome};
 use crate::report::verdict::{Verdict, root_cause};
 
 /// What one launcher tells all.
@@ -39,34 +40,134 @@ pub enum PostBody {
     Ended(AttemptResult),
     /// The host's launcher is gone.
     Lost,
+    /// Of an elastic job: the host's launcher is there.
+    Came,
+    /// Of an elastic job, by host 0: a launcher waits, so the workers shall save and stop.
+    Save,
+    /// Of an elastic job: the host's launcher was told to stop. The workers shall save and stop,
+    /// and the others go on.
+    Leave,
+    /// Of an elastic job, by host 0: what the launchers of its hosts start next.
+    Plan(Plan),
+    /// Of an elastic job, by host 0: there is no other start.
+    Over(Over),
+}
+
+/// How an elastic job ended.
+#[derive(Clone, Serialize, Deserialize)]
+pub enum Over {
+    Outcome(Outcome),
+    TooFew { missing: Vec<usize>, left: usize },
+}
+
+/// What host 0 of an elastic job has told to do next.
+pub enum Instruction {
+    Start(Plan),
+    Over(Over),
 }
 
 /// The posts so far, in the order in which all launchers see them.
 pub struct Posts {
-    /// How many hosts there are.
-    hosts: usize,
+    /// The hosts that take part in the attempt.
+    hosts: BTreeSet<usize>,
+    /// Whether the job goes on without a host.
+    is_elastic: bool,
+    /// The hosts whose launchers are there, of an elastic job.
+    here: BTreeSet<usize>,
+    /// The hosts that were lost since the plan of the attempt was made.
+    lost: BTreeSet<usize>,
+    /// The same for the plan of the next attempt, once it is known.
+    lost_for_next: BTreeSet<usize>,
+    instruction: Option<Instruction>,
+    /// Whether the workers of the newest plan shall save and stop.
+    asked_to_save: bool,
     /// How often the job was restarted before the attempt that is under way.
     restart: u32,
     posts: Vec<Post>,
 }
 
 impl Posts {
-    pub fn new(hosts: usize) -> Posts {
+    /// The posts of a job on so many hosts.
+    pub fn new(hosts: usize, is_elastic: bool) -> Posts {
         Posts {
-            hosts,
+            hosts: (0..hosts).collect(),
+            is_elastic,
+            here: BTreeSet::new(),
+            lost: BTreeSet::new(),
+            lost_for_next: BTreeSet::new(),
+            instruction: None,
+            asked_to_save: false,
             restart: 0,
             posts: Vec::new(),
         }
     }
 
-    /// Remembers what a launcher has told; an error if one is gone.
+    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without.
     pub fn record(&mut self, post: Post) -> Result<()> {
-        let lost = matches!(post.item, PostBody::Lost).then_some(post.host);
-        self.posts.push(post);
-        match lost {
-            Some(host) => Err(LaunchError::HostLost { host }),
-            None => Ok(()),
+        let host = post.host;
+        match &post.item {
+            PostBody::Lost if self.is_elastic && host != 0 => {
+                self.here.remove(&host);
+                self.lost.insert(host);
+                self.lost_for_next.insert(host);
+            }
+            PostBody::Lost => return Err(LaunchError::HostLost { host }),
+            PostBody::Came => {
+                self.here.insert(host);
+            }
+            PostBody::Plan(plan) if host == 0 => {
+                let hosts = plan.places.keys().copied();
+                let lost = hosts.filter(|host| !self.here.contains(host));
+                self.lost_for_next = lost.collect();
+                self.asked_to_save = false;
+                self.instruction = Some(Instruction::Start(plan.clone()));
+            }
+            // Also while the hosts get ready for that plan.
+            PostBody::Save | PostBody::Leave => self.asked_to_save = true,
+            PostBody::Over(over) if host == 0 => {
+                self.instruction = Some(Instruction::Over(over.clone()));
+            }
+            _ => {}
         }
+        self.posts.push(post);
+        Ok(())
+    }
+
+    /// What this host is to do next, once it was told.
+    pub fn take_instruction(&mut self, own: usize) -> Option<Instruction> {
+        match self.instruction.take()? {
+            // It is for others; this host came too late.
+            Instruction::Start(plan) if !plan.places.contains_key(&own) => None,
+            instruction => Some(instruction),
+        }
+    }
+
+    /// Whether a host was lost that takes part in the attempt.
+    pub fn has_lost(&self) -> bool {
+        self.hosts.intersection(&self.lost).next().is_some()
+    }
+
+    /// Whether the workers of the newest plan were told to save and stop, because a launcher waits
+    /// or leaves.
+    pub fn is_asked_to_save(&self) -> bool {
+        self.asked_to_save
+    }
+
+    /// Whether the job goes on without a host.
+    pub fn is_elastic(&self) -> bool {
+        self.is_elastic
+    }
+
+    /// The hosts that take part in the attempt.
+    pub fn hosts(&self) -> &BTreeSet<usize> {
+        &self.hosts
+    }
+
+    /// An attempt of these hosts begins; see [`begin_attempt`](Posts::begin_attempt).
+    pub fn begin_plan(&mut self, plan: &Plan) {
+        self.hosts = plan.places.keys().copied().collect();
+        self.lost = std::mem::take(&mut self.lost_for_next);
+        self.begin_attempt(plan.start);
     }
 
     /// An attempt begins: what was told of those before it counts no more, but a signal does.
@@ -120,7 +221,7 @@ impl Posts {
             let mut posts = self.of_attempt();
             posts.any(|post| post.host == host && matches!(post.item, PostBody::WorkersDone))
         };
-        (0..self.hosts).all(is_done)
+        self.hosts.iter().copied().all(is_done)
     }
 
     /// The attempt on all hosts, and the signal that one launcher got before the last host's end.
@@ -140,11 +241,17 @@ impl Posts {
                 }
                 _ => {}
             }
-            if ended.len() == self.hosts {
+            if ended.len() == self.hosts.len() {
                 break;
             }
         }
-        if ended.len() < self.hosts {
+        let mut missing = self
+            .hosts
+            .iter()
+            .filter(|host| !ended.contains_key(host))
+            .peekable();
+        let is_broken = missing.peek().is_some();
+        if missing.any(|host| !self.lost.contains(host)) {
             return None;
         }
         let parts: Vec<AttemptResult> = ended.into_values().cloned().collect();
@@ -155,6 +262,7 @@ impl Posts {
         let failures = failures.filter_map(|(task, ending)| Some((number(task)?, *ending)));
         let failures: Vec<(usize, Ending)> = failures.collect();
         whole.verdict = match root_cause(&failures) {
+            _ if is_broken => Verdict::HostLost,
             Some(index) => Verdict::Failed(index),
             None if verdicts.iter().all(|one| *one == Verdict::Succeeded) => Verdict::Succeeded,
             None if signal.is_some() && verdicts.contains(&Verdict::Stopped) => Verdict::Stopped,

@@ -15,8 +15,9 @@ use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
 use crate::hosts::posts::{Post, PostBody};
-use crate::hosts::wire::{Frame, Settings, hello, receive, runtime, send, write};
+use crate::hosts::wire::{Frame, Settings, Terms, hello, receive, runtime, send, write};
 use crate::job::hosts::Hosts;
+use crate::job::workers::WorkerRange;
 use crate::thread_scope::ThreadScope;
 
 /// How many posts wait for one launcher before it counts as lost.
@@ -28,7 +29,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    pub fn start(threads: &ThreadScope<'_, '_>, hosts: &Hosts, restarts_max: u32) -> Result<Relay> {
+    pub fn start(threads: &ThreadScope<'_, '_>, hosts: &Hosts, terms: Terms) -> Result<Relay> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
@@ -39,11 +40,11 @@ impl Relay {
             peers::accept(listener, tls, |_, _| {}).map_err(failed)?
         };
         let greeting = Greeting {
-            hello: own_hello(hosts, restarts_max).map_err(failed)?,
+            hello: own_hello(hosts, terms).map_err(failed)?,
             secret: hosts.security.secret(),
         };
         let members = Members {
-            restarts_max,
+            terms,
             all: (0..hosts.count).map(|_| Member::default()).collect(),
             posts: Vec::new(),
         };
@@ -56,11 +57,10 @@ impl Relay {
 }
 
 /// What the relay says of itself.
-fn own_hello(hosts: &Hosts, restarts_max: u32) -> io::Result<Hello> {
+fn own_hello(hosts: &Hosts, terms: Terms) -> io::Result<Hello> {
     let address = hosts.address;
     let settings = Settings {
-        hosts: hosts.count,
-        restarts_max,
+        terms,
         own_address: address.ip(),
     };
     // One that listens at all addresses does not know which of them others dial.
@@ -130,7 +130,7 @@ impl Greeting {
 
 /// The launchers of all hosts, and what they have told.
 struct Members {
-    restarts_max: u32,
+    terms: Terms,
     all: Vec<Member>,
     /// All posts until every host has been there, for those that come later.
     posts: Vec<Post>,
@@ -179,15 +179,21 @@ impl Members {
             None => return Err(format!("there is no host {host}; count hosts from 0")),
         };
         // There is room for all that it missed.
-        let (frames, queue) = mpsc::channel(1 + 2 * POSTS_MAX);
+        let (frames, queue) = mpsc::channel(1 + 2 * POSTS_MAX + self.terms.hosts);
         let _sent = frames.try_send(Frame::Welcome);
         for post in &self.posts {
             let _sent = frames.try_send(Frame::Post(Box::new(post.clone())));
         }
         *member = Member {
             stage: Stage::Welcomed,
-            frames: Some(frames),
+            frames: Some(frames.clone()),
         };
+        if self.is_elastic() {
+            let here = self.all.iter().enumerate();
+            for (host, _) in here.filter(|(_, member)| member.stage == Stage::Here) {
+                let _sent = frames.try_send(Frame::Post(Box::new(came_or_lost(host, true))));
+            }
+        }
         Ok(queue)
     }
 
@@ -196,14 +202,21 @@ impl Members {
             let text = format!("{what} differ: host {host} has {theirs}, host 0 has {ours}");
             (theirs != ours).then_some(text)
         };
-        let (hosts, restarts) = (settings.hosts, settings.restarts_max);
-        let other_hosts = differ(
-            "the numbers of hosts",
-            hosts.to_string(),
-            self.all.len().to_string(),
-        );
-        let ours = self.restarts_max.to_string();
-        other_hosts.or_else(|| differ("the numbers of restarts", restarts.to_string(), ours))
+        let (theirs, ours) = (settings.terms, self.terms);
+        let workers = |terms: Terms| match terms.workers {
+            Some(WorkerRange { least, most }) => format!("{least}..{most}"),
+            None => "one number".to_owned(),
+        };
+        let hosts = |terms: Terms| terms.hosts.to_string();
+        let restarts = |terms: Terms| terms.restarts_max.to_string();
+        differ("the numbers of hosts", hosts(theirs), hosts(ours))
+            .or_else(|| differ("the numbers of restarts", restarts(theirs), restarts(ours)))
+            .or_else(|| differ("the ranges of workers", workers(theirs), workers(ours)))
+    }
+
+    /// Whether launchers may come later, and again.
+    fn is_elastic(&self) -> bool {
+        self.terms.workers.is_some()
     }
 
     /// Notes what a member has said, or that its connection has ended.
@@ -211,22 +224,26 @@ impl Members {
         let Some(member) = self.all.get_mut(host) else {
             return;
         };
+        let is_elastic = self.terms.workers.is_some();
         match (said, member.stage) {
+            // Of an elastic job it may come again.
+            (Some(Frame::Bye) | None, Stage::Here) if is_elastic => {
+                *member = Member::default();
+                self.publish(came_or_lost(host, false));
+            }
             (Some(Frame::Bye), _) => *member = Member::gone(),
-            (Some(frame), _) => {
+            (Some(frame), stage) => {
                 member.stage = Stage::Here;
+                if is_elastic && stage != Stage::Here {
+                    self.publish(came_or_lost(host, true));
+                }
                 if let Frame::Post(post) = frame {
                     self.publish(Post { host, ..*post });
                 }
             }
             (None, Stage::Here) => {
                 *member = Member::gone();
-                let (restart, item) = (0, PostBody::Lost);
-                self.publish(Post {
-                    host,
-                    restart,
-                    item,
-                });
+                self.publish(came_or_lost(host, false));
             }
             (None, Stage::Welcomed) => *member = Member::default(),
             (None, Stage::Awaited | Stage::Gone) => {}
@@ -236,7 +253,8 @@ impl Members {
     /// Tells all members, and keeps it for those that may still come.
     fn publish(&mut self, post: Post) {
         let may_come = |member: &Member| matches!(member.stage, Stage::Awaited | Stage::Welcomed);
-        if !self.all.iter().any(may_come) {
+        // Who comes late to an elastic job waits for its next start.
+        if self.is_elastic() || !self.all.iter().any(may_come) {
             self.posts.clear();
         } else if self.posts.len() < POSTS_MAX {
             self.posts.push(post.clone());
@@ -250,6 +268,19 @@ impl Members {
                 member.frames = None;
             }
         }
+    }
+}
+
+/// That the launcher of a host is there, or is gone.
+fn came_or_lost(host: usize, is_here: bool) -> Post {
+    let item = match is_here {
+        true => PostBody::Came,
+        false => PostBody::Lost,
+    };
+    Post {
+        host,
+        restart: 0,
+        item,
     }
 }
 
@@ -286,13 +317,17 @@ async fn serve(
             let is_last = matches!(frame, Frame::Bye);
             let _over = inbox.send((host, Some(frame))).await;
             if is_last {
-                break;
+                return true;
             }
         }
+        false
     };
-    tokio::select! {
-        () = read => {}
-        () = write(writer, frames) => {}
+    let has_left = tokio::select! {
+        has_left = read => has_left,
+        () = write(writer, frames) => false,
+    };
+    // Who has said good-bye may be there again by now.
+    if !has_left {
+        let _over = inbox.send((host, None)).await;
     }
-    let _over = inbox.send((host, None)).await;
 }

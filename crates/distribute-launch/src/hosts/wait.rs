@@ -14,22 +14,31 @@ pub enum WaitOutcome<T> {
     Done(T),
     /// A launcher got this signal.
     Stopped(i32),
+    /// A host of an elastic job was lost meanwhile.
+    HostLost,
 }
 
 /// When to say again what is waited for.
 pub struct WaitReport {
     next: Instant,
     begun: Instant,
-    until: Instant,
+    until: Option<Instant>,
 }
 
 impl WaitReport {
     pub fn new(timeout: Duration) -> WaitReport {
+        let mut report = WaitReport::endless();
+        report.until = Some(report.begun + timeout);
+        report
+    }
+
+    /// Of a wait without a deadline.
+    pub fn endless() -> WaitReport {
         let begun = Instant::now();
         WaitReport {
             next: begun + FIRST_REPORT,
             begun,
-            until: begun + timeout,
+            until: None,
         }
     }
 
@@ -41,20 +50,21 @@ impl WaitReport {
         }
         self.next = now + NEXT_REPORT;
         let waited = self.begun.elapsed().as_secs();
-        let left = self.until.saturating_duration_since(now).as_secs();
-        screen.log(&format!(
-            "{} (for {waited} s, at most {left} s more)",
-            what()
-        ))
+        let left = self.until.map(|until| {
+            let left = until.saturating_duration_since(now).as_secs();
+            format!(", at most {left} s more")
+        });
+        let left = left.unwrap_or_default();
+        screen.log(&format!("{} (for {waited} s{left})", what()))
     }
 
     pub fn is_over(&self) -> bool {
-        Instant::now() >= self.until
+        self.until.is_some_and(|until| Instant::now() >= until)
     }
 
     /// Until something is to be said, or the wait is over.
     pub fn left(&self) -> Duration {
-        let wake = self.until.min(self.next);
+        let wake = self.until.map_or(self.next, |until| until.min(self.next));
         wake.saturating_duration_since(Instant::now())
     }
 }

@@ -25,9 +25,10 @@ use tokio::time::timeout;
 use crate::error::{LaunchError, Result};
 use crate::hosts::posts::Post;
 use crate::job::hosts::Hosts;
+use crate::job::workers::WorkerRange;
 
 /// The version of what follows the handshake.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// How often each side sends a heartbeat, if it sends nothing else.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// After this long without a frame, or with one on its way, the other side is lost.
@@ -47,12 +48,20 @@ pub enum Frame {
     Bye,
 }
 
-/// What the relay compares, beside what every handshake does.
-#[derive(Serialize, Deserialize)]
-pub struct Settings {
+/// What all launchers of a job must have alike.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub struct Terms {
     /// How many hosts the job has.
     pub hosts: usize,
     pub restarts_max: u32,
+    /// The least and the greatest number of workers of an elastic job.
+    pub workers: Option<WorkerRange>,
+}
+
+/// What the relay compares, beside what every handshake does.
+#[derive(Serialize, Deserialize)]
+pub struct Settings {
+    pub terms: Terms,
     /// Where the other hosts reach the processes of this one.
     pub own_address: IpAddr,
 }

@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn tf_config_has_all_jobs_and_distinct_ports() {
         let job = Job::new(["true"]).workers(20).parameter_servers(2);
-        let tasks = job.evaluator(true).tasks();
+        let tasks = job.evaluator(true).tasks(20);
         let ports = ReservedPorts::new(tasks.len(), std::net::Ipv4Addr::LOCALHOST.into()).unwrap();
         let cluster = Cluster::with_ports(&ports, &tasks);
         let mut addresses = BTreeSet::new();
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn jobs_without_tasks_are_left_out() {
-        let tasks = Job::new(["true"]).tasks();
+        let tasks = Job::new(["true"]).tasks(1);
         let cluster = Cluster {
             worker: vec!["127.0.0.1:7".to_owned()],
             ..Cluster::default()

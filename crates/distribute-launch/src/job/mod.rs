@@ -5,8 +5,10 @@ pub mod gpus;
 pub mod hosts;
 pub mod ports;
 pub mod task;
+pub mod workers;
 
 use std::ffi::{OsStr, OsString};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,14 +16,17 @@ use crate::error::{LaunchError, Result};
 use crate::job::gpus::Gpus;
 use crate::job::hosts::Hosts;
 use crate::job::task::{Role, Task};
+use crate::job::workers::WorkerRange;
 
 const GRACE: Duration = Duration::from_secs(10);
+const SHRINK_AFTER: Duration = Duration::from_secs(30);
 
 /// What to start and how to watch it. All processes run the same command line.
 #[derive(Debug, Clone)]
 pub struct Job {
     pub(crate) command: Vec<OsString>,
-    pub(crate) workers: usize,
+    pub(crate) workers: WorkerRange,
+    pub(crate) shrink_after: Duration,
     pub(crate) gpus_per_worker: usize,
     pub(crate) parameter_servers: usize,
     pub(crate) has_evaluator: bool,
@@ -44,7 +49,8 @@ impl Job {
     {
         Job {
             command: arguments(command),
-            workers: 1,
+            workers: WorkerRange::from(1..=1),
+            shrink_after: SHRINK_AFTER,
             gpus_per_worker: 0,
             parameter_servers: 0,
             has_evaluator: false,
@@ -61,7 +67,31 @@ impl Job {
     /// How many workers to start. Worker 0 is the chief of a job without parameter servers.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Job {
-        self.workers = workers;
+        self.workers = WorkerRange::from(workers..=workers);
+        self
+    }
+
+    /// Makes the job elastic: it starts with the greatest of these numbers of workers, goes on with
+    /// fewer when some are lost for good, and is over when fewer than the least would be left
+    /// (torchrun: `--nnodes 2:8`). The numbers are of the whole job: each of several hosts brings
+    /// an even share of the greatest one, the first hosts one more. Such a job has no parameter
+    /// servers.
+    ///
+    /// A worker is lost for good when it is the reason for a failure and all
+    /// [restarts](Job::max_restarts) are used up. Programs go on from what they have saved; each
+    /// start has a new `TF_CONFIG`.
+    #[must_use]
+    pub fn elastic_workers(mut self, workers: RangeInclusive<usize>) -> Job {
+        self.workers = WorkerRange::from(workers);
+        self
+    }
+
+    /// How long an elastic job waits for a host that does not come, or is lost, before it goes on
+    /// without it (default: 30 s). A lost host is waited for only while there are
+    /// [restarts](Job::max_restarts) left.
+    #[must_use]
+    pub fn shrink_after(mut self, time: Duration) -> Job {
+        self.shrink_after = time;
         self
     }
 
@@ -164,30 +194,56 @@ impl Job {
 
     /// Finds what is wrong with the options themselves.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.workers == 0 {
+        let WorkerRange { least, most } = self.workers;
+        if least == 0 || most == 0 {
             return Err(LaunchError::NoWorkers);
+        }
+        if least > most {
+            return Err(LaunchError::EmptyRange { least, most });
+        }
+        if self.is_elastic() && self.parameter_servers > 0 {
+            return Err(LaunchError::ElasticServers);
         }
         match self.command.first() {
             Some(program) if !program.is_empty() => {}
             _ => return Err(LaunchError::NoCommand),
         }
         if let Some(gpus) = Gpus::of_this_process(self.gpus_per_worker) {
-            gpus.check(self.workers)?;
+            gpus.check(self.workers_here())?;
         }
-        self.hosts.as_ref().map_or(Ok(()), Hosts::check)
+        self.hosts.as_ref().map_or(Ok(()), Hosts::check)?;
+        match self.hosts.as_ref().map_or(1, |hosts| hosts.count) {
+            hosts if self.is_elastic() && hosts > most => {
+                Err(LaunchError::HostWithoutWorker { hosts, most })
+            }
+            _ => Ok(()),
+        }
     }
 
-    /// All tasks of this host, the first one first. Whether a job on several hosts has a chief
-    /// depends on them all, see
+    /// Whether the number of workers may change.
+    pub(crate) fn is_elastic(&self) -> bool {
+        self.workers.is_elastic()
+    }
+
+    /// How many workers this host starts when all are there.
+    pub(crate) fn workers_here(&self) -> usize {
+        match &self.hosts {
+            Some(hosts) if self.is_elastic() => self.workers.share(hosts.count, hosts.index),
+            _ => self.workers.most,
+        }
+    }
+
+    /// All tasks of this host with so many workers, the first one first. Whether a job on several
+    /// hosts has a chief depends on them all, see
     /// [`Cluster::reconcile_chief`](crate::job::cluster::Cluster::reconcile_chief).
-    pub(crate) fn tasks(&self) -> Vec<Task> {
+    pub(crate) fn tasks(&self, workers: usize) -> Vec<Task> {
         let has_chief = match &self.hosts {
             Some(hosts) => hosts.index == 0,
             None => self.parameter_servers > 0,
         };
         let counts = [
             (Role::Chief, usize::from(has_chief)),
-            (Role::Worker, self.workers),
+            (Role::Worker, workers),
             (Role::ParameterServer, self.parameter_servers),
             (Role::Evaluator, usize::from(self.has_evaluator)),
         ];

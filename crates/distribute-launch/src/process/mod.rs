@@ -3,6 +3,7 @@
 pub mod guard;
 pub mod leftovers;
 pub mod logs;
+pub mod memory;
 pub mod output;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod parent_death;
@@ -30,6 +31,9 @@ pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
 /// The file in which a process that fails because of others may say so:
 /// [`FailureReport`](crate::FailureReport).
 pub const REPORT_VARIABLE: &str = "DISTRIBUTE_FAILURE_REPORT";
+/// The file in which the first process may say how far the job is, if the launcher shows it:
+/// [`Progress`](crate::Progress).
+pub const PROGRESS_VARIABLE: &str = "DISTRIBUTE_PROGRESS";
 /// A random mark of one attempt of one launcher. (The token is no such mark: launchers of the same
 /// job may run on the same host.)
 pub const MARK_VARIABLE: &str = "DISTRIBUTE_LAUNCH_MARK";

@@ -93,6 +93,13 @@ impl AttemptResult {
         (blamed != index && !failed(&self.members[blamed])).then_some(blamed)
     }
 
+    /// The worker without which others may go on after this failure: the process with this number,
+    /// or the rank that it was lost without. None for a process that is no worker.
+    pub fn lost_rank(&self, index: usize) -> Option<usize> {
+        let lost = self.members.get(self.blamed(index).unwrap_or(index))?;
+        (lost.task.role == Role::Worker).then_some(lost.task.index)
+    }
+
     /// The block about the root cause, with one line for each of the others.
     pub fn describe(&self, index: usize, cause: &RootCause) -> String {
         let RootCause {

@@ -3,10 +3,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::LaunchError;
 
+/// Goes to the begin of the line of a terminal and empties it.
+const CLEAR: &str = "\r\x1b[2K";
+
 /// Where the launcher writes: usually the standard output and error of its own process.
 pub struct Console<'a> {
     stdout: &'a mut (dyn Write + Send),
     stderr: &'a mut (dyn Write + Send),
+    columns: Option<usize>,
 }
 
 impl<'a> Console<'a> {
@@ -14,7 +18,21 @@ impl<'a> Console<'a> {
     /// byte, and nothing else. `stderr` gets its standard error, the lines of the others, and what
     /// the launcher itself says.
     pub fn new(stdout: &'a mut (dyn Write + Send), stderr: &'a mut (dyn Write + Send)) -> Self {
-        Console { stdout, stderr }
+        Console {
+            stdout,
+            stderr,
+            columns: None,
+        }
+    }
+
+    /// `stderr` is a terminal with so many columns (default: it is none): it gets a line that says
+    /// how far the whole job is, below all that is written, if the first process tells its
+    /// [`Progress`](crate::Progress). The line is taken away when anything is written, also to
+    /// `stdout`, and at the end.
+    #[must_use]
+    pub fn terminal(mut self, columns: usize) -> Self {
+        self.columns = Some(columns);
+        self
     }
 }
 
@@ -22,12 +40,18 @@ impl<'a> Console<'a> {
 pub struct Screen<'a> {
     stdout: Mutex<&'a mut (dyn Write + Send)>,
     stderr: Mutex<Stderr<'a>>,
+    /// Those of the terminal that the line about the job is drawn on.
+    columns: Option<usize>,
 }
 
 struct Stderr<'a> {
     sink: &'a mut (dyn Write + Send),
     /// Whether the last byte ended a line, or went back to its start as progress bars do.
     is_at_line_start: bool,
+    /// The same of what goes to standard output, which may be on the same terminal.
+    is_stdout_at_line_start: bool,
+    /// Whether the line about the job is there.
+    has_status: bool,
 }
 
 /// Standard output or standard error.
@@ -44,22 +68,53 @@ impl<'a> Screen<'a> {
             stderr: Mutex::new(Stderr {
                 sink: &mut *console.stderr,
                 is_at_line_start: true,
+                is_stdout_at_line_start: true,
+                has_status: false,
             }),
+            columns: console.columns,
         }
+    }
+
+    /// The columns of the terminal, if there is one.
+    pub fn columns(&self) -> Option<usize> {
+        self.columns
+    }
+
+    /// Draws the line about the job, unless somebody is in the middle of a line.
+    pub fn show_status(&self, text: &str) {
+        let mut stderr = lock(&self.stderr);
+        if !stderr.is_at_line_start || !stderr.is_stdout_at_line_start {
+            return;
+        }
+        stderr.has_status = true;
+        // Whoever has something to say finds out whether nobody can read it.
+        let _unread = stderr.write(format!("{CLEAR}{text}").as_bytes());
+    }
+
+    /// Takes the line about the job away.
+    pub fn clear_status(&self) {
+        let _unread = lock(&self.stderr).clear_status();
     }
 
     /// Writes bytes of the first process, at once and unchanged.
     pub fn pass(&self, stream: Stream, bytes: &[u8]) -> Result<(), LaunchError> {
         match stream {
             Stream::Stdout => {
+                // Held until it is written: no line may be drawn in between.
+                let mut terminal = self.columns.map(|_| lock(&self.stderr));
+                if let Some(stderr) = &mut terminal {
+                    stderr.clear_status().map_err(broken("standard error"))?;
+                    stderr.is_stdout_at_line_start = ends_line(bytes);
+                }
                 let mut stdout = lock(&self.stdout);
                 let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
                 written.map_err(broken("standard output"))
             }
             Stream::Stderr => {
                 let mut stderr = lock(&self.stderr);
-                if let Some(last) = bytes.last() {
-                    stderr.is_at_line_start = matches!(last, b'\n' | b'\r');
+                stderr.clear_status().map_err(broken("standard error"))?;
+                if !bytes.is_empty() {
+                    stderr.is_at_line_start = ends_line(bytes);
                 }
                 stderr.write(bytes).map_err(broken("standard error"))
             }
@@ -69,6 +124,7 @@ impl<'a> Screen<'a> {
     /// Writes one line, without a line break at its end, to standard error.
     pub fn line(&self, text: &[u8]) -> Result<(), LaunchError> {
         let mut stderr = lock(&self.stderr);
+        stderr.clear_status().map_err(broken("standard error"))?;
         let mut line = Vec::with_capacity(text.len() + 2);
         if !stderr.is_at_line_start {
             line.push(b'\n');
@@ -85,7 +141,19 @@ impl<'a> Screen<'a> {
     }
 }
 
+/// Whether what follows these bytes begins a line, or one anew as progress bars do.
+fn ends_line(bytes: &[u8]) -> bool {
+    matches!(bytes.last(), None | Some(b'\n' | b'\r'))
+}
+
 impl Stderr<'_> {
+    fn clear_status(&mut self) -> io::Result<()> {
+        match std::mem::take(&mut self.has_status) {
+            true => self.write(CLEAR.as_bytes()),
+            false => Ok(()),
+        }
+    }
+
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.sink.write_all(bytes)?;
         self.sink.flush()

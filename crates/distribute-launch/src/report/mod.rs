@@ -5,4 +5,5 @@ pub mod console;
 pub mod failure_report;
 pub mod line_deduplicator;
 pub mod outcome;
+pub mod progress;
 pub mod verdict;

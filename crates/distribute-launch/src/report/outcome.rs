@@ -61,7 +61,7 @@ impl fmt::Display for Ending {
 }
 
 /// The process because of which a job failed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct RootCause {
     /// Which process it was.
@@ -77,7 +77,7 @@ pub struct RootCause {
 }
 
 /// How a job ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Outcome {
     /// All workers exited with 0; with parameter servers, the chief did.

@@ -16,6 +16,8 @@ pub enum Verdict {
     Preempted,
     /// This process failed first.
     Failed(usize),
+    /// The launcher of a host is gone, and the job goes on without it.
+    HostLost,
     /// The launcher was told to stop and its processes did not end with 0 or 42.
     Stopped,
 }

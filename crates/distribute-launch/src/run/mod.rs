@@ -1,22 +1,29 @@
 //! Runs a job to its end, restarts included.
 
 mod attempt;
+mod attempts;
+mod progress;
 mod session;
 mod signals;
 mod start;
 
+use std::time::Duration;
+
 use crate::error::{LaunchError, Result};
-use crate::events::{self, Event};
+use crate::events;
 use crate::hosts::group::LauncherGroup;
 use crate::hosts::relay::Relay;
 use crate::hosts::wait::WaitOutcome;
+use crate::hosts::wire::Terms;
 use crate::job::Job;
+use crate::job::hosts::Hosts;
+use crate::membership::Rules;
+use crate::membership::lead::Lead;
 use crate::process::guard::Guard;
 use crate::process::logs::{LogDirectory, LogPlace};
-use crate::report::attempt::AttemptResult;
+use crate::process::memory::StateMemory;
 use crate::report::console::{Console, Screen};
-use crate::report::outcome::{Outcome, RootCause, WRONG_USAGE};
-use crate::report::verdict::Verdict;
+use crate::report::outcome::Outcome;
 use crate::run::session::Session;
 use crate::run::signals::SignalWatch;
 use crate::thread_scope::ThreadScope;
@@ -62,7 +69,8 @@ fn run_with_logs(
     if logs.is_temporary {
         screen.log(&format!("log files are in {}", logs.path().display()))?;
     }
-    let tasks = job.tasks();
+    let tasks = job.tasks(job.workers_here());
+    let memory = StateMemory::new(job.workers_here());
     let (events, received) = events::channel(tasks.len());
     ThreadScope::run(|threads| {
         let _signals = match job.handles_signals {
@@ -72,14 +80,15 @@ fn run_with_logs(
         let relay = job.hosts.as_ref().filter(|hosts| hosts.index == 0);
         // Dropped after the session, whose connection to it says good-bye first.
         let _relay = relay
-            .map(|hosts| Relay::start(threads, hosts, job.restarts_max))
+            .map(|hosts| Relay::start(threads, hosts, terms(job, hosts)))
             .transpose()?;
+        let (lead, led) = lead(job);
         let joined = job
             .hosts
             .as_ref()
             .map(|hosts| {
                 let waiting = (&received, screen);
-                LauncherGroup::join(threads, hosts, job.restarts_max, &events, waiting)
+                LauncherGroup::join(threads, hosts, (terms(job, hosts), led), &events, waiting)
             })
             .transpose()?;
         let group = match joined {
@@ -88,13 +97,14 @@ fn run_with_logs(
                 let restarts = 0;
                 return Ok(Outcome::Stopped { signal, restarts });
             }
-            None => None,
+            Some(WaitOutcome::HostLost) | None => None,
         };
         let mut session = Session {
             job,
-            tasks,
+            lead,
             screen,
             logs,
+            memory: &memory,
             guard,
             group,
             events,
@@ -102,7 +112,7 @@ fn run_with_logs(
             interrupted: None,
             signals: 0,
         };
-        let outcome = attempts(&mut session)?;
+        let outcome = attempts::run(&mut session)?;
         if let Some(group) = &session.group {
             group.leave();
         }
@@ -110,69 +120,28 @@ fn run_with_logs(
     })
 }
 
-/// Starts the job until it is not to be started again.
-fn attempts(session: &mut Session<'_, '_>) -> Result<Outcome> {
-    let restarts_max = session.job.restarts_max;
-    let mut restarts = 0;
-    loop {
-        let mut ended = match attempt::run(session, restarts)? {
-            WaitOutcome::Done(ended) => ended,
-            WaitOutcome::Stopped(signal) => return Ok(Outcome::Stopped { signal, restarts }),
-        };
-        if let Some(group) = &mut session.group {
-            let whole = group.gather(ended, &session.received)?;
-            (ended, session.interrupted) = whole;
-        }
-        let outcome = outcome(&ended, restarts, session.interrupted, session.screen)?;
-        if session.group.is_none() {
-            take_signals(session);
-        }
-        let may_help = match &outcome {
-            Outcome::Preempted { .. } => true,
-            Outcome::Failed { cause, .. } => cause.ending != WRONG_USAGE,
-            Outcome::Succeeded { .. } | Outcome::Stopped { .. } => false,
-        };
-        if !may_help || session.interrupted.is_some() || restarts == restarts_max {
-            return Ok(outcome);
-        }
-        restarts += 1;
-        let reason = match &outcome {
-            Outcome::Preempted { .. } => "the processes have saved and stopped; ",
-            _ => "",
-        };
-        let note =
-            format!("{reason}starting all of them again, restart {restarts} of {restarts_max}");
-        session.screen.log(&note)?;
+/// What all launchers of a job must have alike.
+fn terms(job: &Job, hosts: &Hosts) -> Terms {
+    Terms {
+        hosts: hosts.count,
+        restarts_max: job.restarts_max,
+        workers: job.is_elastic().then_some(job.workers),
     }
 }
 
-fn outcome(
-    ended: &AttemptResult,
-    restarts: u32,
-    interrupted: Option<i32>,
-    screen: &Screen<'_>,
-) -> Result<Outcome> {
-    Ok(match (ended.verdict, interrupted) {
-        (Verdict::Succeeded, _) => Outcome::Succeeded { restarts },
-        (Verdict::Stopped, Some(signal)) => Outcome::Stopped { signal, restarts },
-        (Verdict::Preempted | Verdict::Stopped, _) => Outcome::Preempted { restarts },
-        (Verdict::Failed(index), _) => {
-            let cause: Option<RootCause> = ended.root_cause(index);
-            let Some(cause) = cause else {
-                return Ok(Outcome::Preempted { restarts });
-            };
-            screen.log(&ended.describe(index, &cause))?;
-            let cause = Box::new(cause);
-            Outcome::Failed { cause, restarts }
-        }
-    })
-}
-
-/// Signals that came after the last process had ended.
-fn take_signals(session: &mut Session<'_, '_>) {
-    while let Ok(event) = session.received.try_recv() {
-        if let Event::Signal(signal) = event {
-            session.interrupted.get_or_insert(signal);
-        }
+/// Who says which members take part: this launcher for itself; in an elastic job on several hosts
+/// that of host 0 for all, which is the second one.
+fn lead(job: &Job) -> (Option<Lead>, Option<Lead>) {
+    let hosts = job.hosts.as_ref().filter(|_| job.is_elastic());
+    let lead = Lead::new(Rules {
+        workers: job.workers,
+        hosts: hosts.map_or(1, |hosts| hosts.count),
+        restarts_max: job.restarts_max,
+        shrink_after: job.shrink_after,
+        join_timeout: hosts.map_or(Duration::ZERO, |hosts| hosts.join_timeout),
+    });
+    match hosts {
+        None => (Some(lead), None),
+        Some(hosts) => (None, (hosts.index == 0).then_some(lead)),
     }
 }

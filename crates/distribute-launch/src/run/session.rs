@@ -12,17 +12,22 @@ use crate::job::Job;
 use crate::job::cluster::{Cluster, Token};
 use crate::job::ports::ReservedPorts;
 use crate::job::task::Task;
+use crate::membership::lead::Lead;
+use crate::membership::{AttemptEnd, Plan};
 use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
+use crate::process::memory::StateMemory;
 use crate::report::console::Screen;
 
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
     pub job: &'a Job,
-    /// What this host starts, counted from 0.
-    pub tasks: Vec<Task>,
+    /// Who takes part; none where the launcher of host 0 decides.
+    pub lead: Option<Lead>,
     pub screen: &'a Screen<'s>,
     pub logs: &'a LogDirectory,
+    /// What the workers keep from attempt to attempt.
+    pub memory: &'a StateMemory,
     pub guard: &'a mut Guard,
     /// The launchers of the other hosts, if there are any.
     pub group: Option<LauncherGroup>,
@@ -35,14 +40,30 @@ pub struct Session<'a, 's> {
 }
 
 impl Session<'_, '_> {
-    /// Ports for the processes of this host.
-    pub fn ports(&self) -> Result<ReservedPorts> {
+    /// The number of this host in plans: 0 where each launcher makes its own.
+    pub fn host(&self) -> usize {
+        match (&self.lead, &self.group) {
+            (None, Some(group)) => group.index(),
+            _ => 0,
+        }
+    }
+
+    /// The attempt is over.
+    pub fn ended(&mut self, end: AttemptEnd) {
+        match (&mut self.lead, &mut self.group) {
+            (Some(lead), _) => lead.ended(end),
+            (None, Some(group)) => group.ended(end),
+            (None, None) => {}
+        }
+    }
+
+    /// Ports for so many processes of this host.
+    pub fn ports(&self, needed: usize) -> Result<ReservedPorts> {
         let loopback = Ipv4Addr::LOCALHOST.into();
         let address = self
             .group
             .as_ref()
             .map_or(loopback, LauncherGroup::own_address);
-        let needed = self.tasks.len();
         ReservedPorts::new(needed, address).map_err(|source| LaunchError::NoFreePort {
             address,
             needed,
@@ -53,17 +74,18 @@ impl Session<'_, '_> {
     /// Gives the processes of this host these ports, and finds what the other hosts have.
     pub fn attempt_cluster(
         &mut self,
-        restart: u32,
-        ports: &ReservedPorts,
+        plan: &Plan,
+        (tasks, ports): (Vec<Task>, &ReservedPorts),
     ) -> Result<WaitOutcome<AttemptCluster>> {
-        let cluster = Cluster::with_ports(ports, &self.tasks);
+        let cluster = Cluster::with_ports(ports, &tasks);
         if let Some(group) = &mut self.group {
-            return group.wait_for_hosts(restart, cluster, (&self.received, self.screen));
+            return group.wait_for_hosts(plan, cluster, (&self.received, self.screen));
         }
+        let token = Token::random()?;
         Ok(WaitOutcome::Done(AttemptCluster {
             cluster,
-            tasks: self.tasks.clone(),
-            token: Token::random()?,
+            tasks,
+            token,
         }))
     }
 
@@ -73,6 +95,17 @@ impl Session<'_, '_> {
             Some(message) => self.screen.log(&message),
             None => Ok(()),
         }
+    }
+
+    /// Whether with this signal this host alone leaves, see [`LauncherGroup::leaves`].
+    pub fn leaves(&mut self, signal: i32) -> bool {
+        let group = self.group.as_mut();
+        group.is_some_and(|group| group.leaves(signal))
+    }
+
+    /// The signal because of which this host leaves a job that goes on.
+    pub fn leaving(&self) -> Option<i32> {
+        self.group.as_ref().and_then(LauncherGroup::leaving)
     }
 
     /// This launcher got a signal.

@@ -1,6 +1,9 @@
 //! Starts the processes of an attempt, and a worker that died once more.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
 use crate::error::{LaunchError, Result};
@@ -12,14 +15,17 @@ use crate::job::gpus::{GPUS_VARIABLE, Gpus};
 use crate::job::task::{Role, Task};
 use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
+use crate::process::memory::{MEMORY_VARIABLE, StateMemory};
 use crate::process::output::{Output, View};
 use crate::process::{
-    self, CONFIG_VARIABLE, MARK_VARIABLE, Process, REPORT_VARIABLE, RESTART_VARIABLE,
-    TOKEN_VARIABLE,
+    self, CONFIG_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process, REPORT_VARIABLE,
+    RESTART_VARIABLE, TOKEN_VARIABLE,
 };
 use crate::report::console::Screen;
 use crate::report::failure_report;
 use crate::report::line_deduplicator::{self, Line};
+use crate::report::progress;
+use crate::run::progress::{Watched, show};
 use crate::run::session::Session;
 use crate::thread_scope::ThreadScope;
 
@@ -40,14 +46,21 @@ pub struct Starter<'c, 'scope, 'env, 's> {
     threads: &'c ThreadScope<'scope, 'env>,
     place: &'c AttemptCluster,
     mark: &'c Token,
+    /// The place of each worker of this host.
+    places: &'c [usize],
     /// Ends the threads that read output when nothing else does.
     stop: &'env OwnedFd,
     lines: Option<SyncSender<Line>>,
     restart: u32,
     job: &'env Job,
     logs: &'env LogDirectory,
+    memory: &'env StateMemory,
     screen: &'env Screen<'s>,
     events: Events,
+    /// Where the first process says how far the job is.
+    progress: Option<PathBuf>,
+    /// The workers of this host that have not ended.
+    alive: Arc<AtomicUsize>,
 }
 
 impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
@@ -56,24 +69,53 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         session: &Session<'a, 's>,
         (place, mark): (&'c AttemptCluster, &'c Token),
         stop: &'env OwnedFd,
-        restart: u32,
+        (restart, places): (u32, &'c [usize]),
     ) -> Result<Self> {
         let mut starter = Starter {
             threads,
             place,
             mark,
+            places,
             stop,
             lines: None,
             restart,
             job: session.job,
             logs: session.logs,
+            memory: session.memory,
             screen: session.screen,
             events: session.events.clone(),
+            progress: None,
+            alive: Arc::default(),
         };
+        if let Some(columns) = starter.screen.columns() {
+            starter.show_progress(columns)?;
+        }
         if session.job.shows_all {
             starter.lines = Some(starter.show_lines()?);
         }
         Ok(starter)
+    }
+
+    /// Starts the thread that shows how far the job is, if its first process is one of this host.
+    fn show_progress(&mut self, columns: usize) -> Result<()> {
+        if !self.place.tasks.contains(&self.place.cluster.first()) {
+            return Ok(());
+        }
+        let path = progress::path(self.logs.path());
+        self.progress = Some(path.clone());
+        let is_worker = |task: &&Task| task.role == Role::Worker;
+        let workers = self.place.tasks.iter().filter(is_worker).count();
+        let (screen, stop, restart) = (self.screen, self.stop, self.restart);
+        let alive = Arc::clone(&self.alive);
+        self.threads.spawn("show progress", move || {
+            let watched = Watched {
+                path: &path,
+                alive: &alive,
+                workers,
+                restart,
+            };
+            show(screen, columns, &watched, stop.as_fd());
+        })
     }
 
     /// Starts the thread that shows the lines of all but the first process.
@@ -102,12 +144,14 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         tasks.filter(|task| task.role == Role::Worker).count()
     }
 
-    /// Which of this host's workers the task with this number is, from 0.
-    fn worker_of_this_host(&self, index: usize) -> Option<usize> {
+    /// The place of the worker that is the task with this number: it keeps its GPUs and the
+    /// memory of its state, whichever others are lost.
+    fn place_of(&self, index: usize) -> Option<usize> {
         let is_worker = |task: &Task| task.role == Role::Worker;
         let before = self.place.tasks[..index].iter().copied();
         let worker = before.filter(is_worker).count();
-        is_worker(&self.place.tasks[index]).then_some(worker)
+        let place = self.places.get(worker).copied();
+        place.filter(|_| is_worker(&self.place.tasks[index]))
     }
 
     /// Starts the process of the task with this number, known to the guard, and its two threads.
@@ -126,9 +170,22 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
             (MARK_VARIABLE, self.mark.secret()),
             (REPORT_VARIABLE, report_text.as_ref()),
         ];
+        let progress = self.progress.as_ref().map(|path| path.to_string_lossy());
+        if let Some(path) = &progress
+            && task == self.place.cluster.first()
+        {
+            variables.push((PROGRESS_VARIABLE, path));
+        }
         let gpus = Gpus::of_this_process(self.job.gpus_per_worker);
-        let gpus = gpus.map(|gpus| gpus.share(self.worker_of_this_host(index)));
+        let gpus = gpus.map(|gpus| gpus.share(self.place_of(index)));
         variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
+        let memory = self.place_of(index);
+        let memory = memory.and_then(|place| self.memory.variable(place));
+        variables.extend(
+            memory
+                .iter()
+                .map(|memory| (MEMORY_VARIABLE, memory.as_str())),
+        );
         let files = (path, report.clone());
         let (process, pipes) = Process::start(self.job, task, &variables, files, guard.pipe())?;
         let pid = process.pid;
@@ -148,8 +205,12 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
             let _gone = sender.send(output.run(stop.as_fd()));
         })?;
         let events = self.events.clone();
+        let alive = Arc::clone(&self.alive);
+        let counts = usize::from(task.role == Role::Worker);
+        alive.fetch_add(counts, Ordering::Relaxed);
         self.threads.spawn(&format!("wait {task}"), move || {
             let ending = process::wait(pid);
+            alive.fetch_sub(counts, Ordering::Relaxed);
             events.deliver(Event::Ended { index, ending });
         })?;
         Ok(Started {

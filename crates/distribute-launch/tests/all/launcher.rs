@@ -12,11 +12,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::common::{read, script, security, within_limit};
+use crate::eventually::eventually;
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
 const SERVERS: &str = "LAUNCH_TEST_SERVERS";
 const HOST: &str = "LAUNCH_TEST_HOST";
+/// `LEAST MOST HOSTS` of an elastic job.
+const ELASTIC: &str = "LAUNCH_TEST_ELASTIC";
 const GUARDED: &str = "LAUNCH_TEST_GUARDED";
 /// The test program's arguments for playing a part without saying much.
 const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
@@ -50,7 +53,16 @@ fn as_launcher() {
     if let Ok(text) = std::env::var(HOST) {
         let (address, index) = text.split_once(' ').expect("an address and a number");
         let (address, index) = (address.parse().expect("one"), index.parse().expect("one"));
-        job = job.hosts(Hosts::new(address, 2, index, security()));
+        let mut count = 2;
+        if let Ok(text) = std::env::var(ELASTIC) {
+            let mut numbers = text
+                .split(' ')
+                .map(|number| number.parse().expect("a number"));
+            let mut next = || numbers.next().expect("three numbers");
+            job = job.elastic_workers(next()..=next());
+            count = next();
+        }
+        job = job.hosts(Hosts::new(address, count, index, security()));
     }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
@@ -189,14 +201,18 @@ impl Launcher {
         entries.map(|entry| entry.expect("one").path()).collect()
     }
 
+    /// Its processes have saved and stopped.
+    #[track_caller]
+    fn end_saved(self) {
+        let (status, lines) = self.end();
+        assert_eq!(status.code(), Some(42), "{lines:#?}");
+    }
+
     /// Its guard removes them after the processes.
     #[track_caller]
     fn assert_without_logs(&self) {
-        let until = Instant::now() + TIMEOUT;
-        while !self.log_directories().is_empty() {
-            assert!(Instant::now() < until, "log files are left");
-            std::thread::yield_now();
-        }
+        let are_gone = || self.log_directories().is_empty();
+        eventually(are_gone, || "log files are left".to_owned());
     }
 }
 
@@ -510,11 +526,8 @@ fn a_launcher_that_is_killed_at_any_moment_leaves_nothing() {
             std::thread::sleep(delay);
             launcher.send(Signal::KILL);
             launcher.wait();
-            let until = Instant::now() + TIMEOUT;
-            while is_running(&mark) {
-                assert!(Instant::now() < until, "something is left after {delay:?}");
-                std::thread::yield_now();
-            }
+            let left = || format!("something is left after {delay:?}");
+            eventually(|| !is_running(&mark), left);
             launcher.assert_without_logs();
         }
     });
@@ -576,10 +589,7 @@ fn a_signal_to_one_launcher_or_all_of_them_stops_all_hosts() {
             signalled
                 .iter()
                 .for_each(|index| launchers[*index].send(Signal::TERM));
-            for launcher in launchers {
-                let (status, lines) = launcher.end();
-                assert_eq!(status.code(), Some(42), "{lines:#?}");
-            }
+            launchers.into_iter().for_each(Launcher::end_saved);
         }
     });
 }
@@ -612,5 +622,179 @@ fn a_launcher_that_stands_still_is_named_on_the_other_host() {
         assert_eq!(status.code(), Some(1));
         let error = "the launcher of host 1 is gone";
         assert!(lines.iter().any(|line| line.contains(error)), "{lines:#?}");
+    });
+}
+
+/// An elastic job of one worker or two on each of `count` hosts.
+struct Elastic {
+    address: std::net::SocketAddr,
+    directory: tempfile::TempDir,
+    count: usize,
+}
+
+impl Elastic {
+    fn new(count: usize) -> Elastic {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        Elastic {
+            address: listener.local_addr().expect("bound"),
+            directory: tempfile::tempdir().expect("a directory"),
+            count,
+        }
+    }
+
+    /// The launcher of a host. Worker `i` of `n` makes the file `up-i-n-s` in start `s` and `of-p`
+    /// for its launcher's process `p`, saves when it is told to stop, and ends when there is the
+    /// file `done`.
+    fn start(&self, index: usize) -> Launcher {
+        let text = format!(
+            "cd '{}'; c=${{TF_CONFIG%%]*}}; n=$(echo \"$c\" | grep -o ':[0-9]*\"' | wc -l)
+            echo $DISTRIBUTE_RESTART:$i/$n >> told$i; trap 'exit 42' TERM
+            > up-$i-$n-$DISTRIBUTE_RESTART; > of-$PPID; while [ ! -e done ]; do sleep 0.05; done",
+            self.directory.path().display()
+        );
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(HOST, format!("{} {index}", self.address));
+        command.env(ELASTIC, format!("1 {} {}", 2 * self.count, self.count));
+        Launcher::start_by(command, &text, 0, false)
+    }
+
+    /// Waits until all `workers` of start `start` are up.
+    fn await_workers(&self, workers: usize, start: u32) {
+        for index in 0..workers {
+            self.await_file(&format!("up-{index}-{workers}-{start}"));
+        }
+    }
+
+    #[track_caller]
+    fn await_file(&self, name: &str) {
+        let path = self.directory.path().join(name);
+        eventually(|| path.exists(), || format!("{name} does not come"));
+    }
+
+    /// What the workers of a rank have said of their starts so far.
+    fn told(&self, rank: usize) -> String {
+        read(self.directory.path().join(format!("told{rank}")))
+    }
+
+    /// Lets the workers end; all launchers end well.
+    fn finish(&self, launchers: impl IntoIterator<Item = Launcher>) -> Vec<Vec<String>> {
+        std::fs::write(self.directory.path().join("done"), "").expect("it is written");
+        let ends = launchers.into_iter().map(|launcher| {
+            let (status, lines) = launcher.end();
+            assert_eq!(status.code(), Some(0), "{lines:#?}");
+            lines
+        });
+        ends.collect()
+    }
+}
+
+#[test]
+fn a_killed_launcher_of_an_elastic_job_is_done_without_and_may_come_again() {
+    within_limit(|| {
+        let job = Elastic::new(2);
+        let (first, second) = (job.start(0), job.start(1));
+        job.await_workers(4, 0);
+        second.send(Signal::KILL);
+        second.end();
+        job.await_workers(2, 1);
+        let again = job.start(1);
+        job.await_workers(4, 2);
+        let lines = job.finish([first, again]);
+        assert_eq!(job.told(0), "0:0/4\n1:0/2\n2:0/4\n");
+        for said in [
+            "the launcher of host 1 is gone; stopping the others",
+            "going on with 2 workers, before it were 4 (shrink 1, growth 0, restart 0 of 0)",
+            "going on with 4 workers, before it were 2 (shrink 1, growth 1, restart 0 of 0)",
+            "the job had 0 restarts, 1 shrinks and 1 growths; at last it had 4 workers",
+        ] {
+            let mut all = lines[0].iter();
+            assert!(all.any(|line| line.contains(said)), "{said}: {lines:#?}");
+        }
+    });
+}
+
+#[test]
+fn a_launcher_of_an_elastic_job_that_is_told_to_stop_leaves_and_the_others_go_on() {
+    within_limit(|| {
+        let job = Elastic::new(2);
+        let (first, second) = (job.start(0), job.start(1));
+        job.await_workers(4, 0);
+        second.send(Signal::TERM);
+        second.end_saved();
+        job.await_workers(2, 1);
+        job.finish([first]);
+
+        let job = Elastic::new(2);
+        let launchers = [job.start(0), job.start(1)];
+        job.await_workers(4, 0);
+        // A scheduler that takes all hosts away signals all of them.
+        launchers[1].send(Signal::TERM);
+        launchers[0].send(Signal::TERM);
+        launchers.into_iter().for_each(Launcher::end_saved);
+    });
+}
+
+#[test]
+fn hosts_that_are_lost_while_a_loss_is_handled_are_done_without() {
+    within_limit(|| {
+        let job = Elastic::new(3);
+        let [first, second, third] = [0, 1, 2].map(|index| job.start(index));
+        job.await_workers(6, 0);
+        for launcher in [second, third] {
+            launcher.send(Signal::KILL);
+            launcher.end();
+        }
+        job.await_file("told0");
+        let is_alone = || job.told(0).ends_with(":0/2\n");
+        eventually(is_alone, || "host 0 does not go on alone".to_owned());
+        job.finish([first]);
+    });
+}
+
+#[test]
+fn launchers_that_die_while_they_join_disturb_nobody() {
+    within_limit(|| {
+        let job = Elastic::new(2);
+        let (first, second) = (job.start(0), job.start(1));
+        job.await_workers(4, 0);
+        second.send(Signal::KILL);
+        second.end();
+        job.await_workers(2, 1);
+        for delay in (0..40).step_by(4).map(Duration::from_millis) {
+            let joiner = job.start(1);
+            std::thread::sleep(delay);
+            joiner.send(Signal::KILL);
+            joiner.end();
+        }
+        let last = job.start(1);
+        // Some of the others may have been taken in before they died.
+        job.await_file(&format!("of-{}", last.child.id()));
+        job.finish([first, last]);
+    });
+}
+
+#[test]
+fn a_host_is_lost_for_good_below_the_minimum() {
+    within_limit(|| {
+        let job = Elastic::new(2);
+        // The two workers of a host are fewer than 3.
+        let start = |index: usize| {
+            let mut command = Command::new(std::env::current_exe().expect("this program"));
+            command.env(HOST, format!("{} {index}", job.address));
+            command.env(ELASTIC, "3 4 2");
+            Launcher::start_by(command, "echo up $$ >&2; exec sleep 1000", 0, false)
+        };
+        let mut launchers = [start(0), start(1)];
+        for launcher in &mut launchers {
+            launcher.lines_with("up ", 2);
+        }
+        let [first, second] = launchers;
+        second.send(Signal::KILL);
+        second.end();
+        let (status, lines) = first.end();
+        assert_eq!(status.code(), Some(1), "{lines:#?}");
+        let said = "without the launchers of the hosts [1] (counted from 0) 2 workers are left, \
+                    and the job needs at least 3";
+        assert!(lines.iter().any(|line| line.contains(said)), "{lines:#?}");
     });
 }

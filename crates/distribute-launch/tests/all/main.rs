@@ -3,7 +3,10 @@
 mod chief;
 #[path = "../common/mod.rs"]
 mod common;
+mod elastic;
+mod eventually;
 mod hosts;
 mod jobs;
 mod launcher;
+mod progress;
 mod trust;

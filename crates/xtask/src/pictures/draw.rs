@@ -201,7 +201,7 @@ fn arrows(node: &Node, from: Place, below: Vec<(&Row, &Vec<Place>)>) -> String {
     targets.iter().map(arrow).collect()
 }
 
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;")
 }
 

@@ -1,7 +1,9 @@
 //! The pictures of ARCHITECTURE.md: drawn from a list of what is on the way, and held against the
-//! tree, so that none shows a file or a name that is gone.
+//! tree, so that none shows a file or a name that is gone. And that of docs/observing.md, which is
+//! drawn from a recorded trace.
 
 mod draw;
+mod timeline;
 mod ways;
 
 use std::path::Path;
@@ -50,11 +52,24 @@ pub fn write(root: &Path) -> Result<String, String> {
         let written = std::fs::write(path, draw::svg(picture));
         written.map_err(|error| format!("{}: {error}", picture.path))?;
     }
-    Ok(format!("{} pictures", ways::PICTURES.len()))
+    let trace = std::fs::read_to_string(root.join(timeline::TRACE));
+    let drawn = trace.map_err(|error| error.to_string());
+    let drawn = drawn.and_then(|trace| timeline::svg(&trace));
+    let named = |error: String| format!("{}: {error}", timeline::TRACE);
+    let written = std::fs::write(root.join(timeline::PICTURE), drawn.map_err(named)?);
+    written.map_err(|error| format!("{}: {error}", timeline::PICTURE))?;
+    Ok(format!("{} pictures", ways::PICTURES.len() + 1))
 }
 
 /// Finds pictures that were not drawn anew, or that show what is not in the tree.
 pub fn problems(tree: &Tree) -> Vec<String> {
+    let trace = tree.texts.get(timeline::TRACE);
+    let drawn = trace.and_then(|trace| timeline::svg(trace).ok());
+    let is_drawn = trace.is_none() || drawn.as_ref() == tree.texts.get(timeline::PICTURE);
+    let stale = (!is_drawn).then(|| {
+        let path = timeline::PICTURE;
+        format!("{path}:1: picture: is not what `cargo xtask pictures` draws")
+    });
     ways::PICTURES
         .iter()
         .flat_map(|picture| {
@@ -65,6 +80,7 @@ pub fn problems(tree: &Tree) -> Vec<String> {
             let named = |problem| format!("{}:1: picture: {problem}", picture.path);
             problems.into_iter().map(named)
         })
+        .chain(stale)
         .collect()
 }
 

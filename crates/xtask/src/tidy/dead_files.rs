@@ -27,6 +27,7 @@ pub fn dead_file(tree: &Tree) -> Vec<Problem> {
     }
     let linked: BTreeSet<String> = documents::links(tree)
         .into_iter()
+        .filter(|link| link.from != link.target)
         .map(|link| link.target)
         .collect();
     for path in tree.paths.iter().filter(|path| path.starts_with("docs/")) {

@@ -1,5 +1,7 @@
 //! A newcomer finds the way: every crate says what it is, and every link leads somewhere.
 
+use std::collections::BTreeSet;
+
 use super::Problem;
 use crate::files;
 use crate::tree::Tree;
@@ -8,8 +10,26 @@ use crate::tree::Tree;
 pub struct Link {
     pub from: String,
     pub line: usize,
-    /// Relative to the root.
+    /// Relative to the root; the file itself for a link to one of its headings.
     pub target: String,
+    /// What stands behind `#`, if anything.
+    pub anchor: Option<String>,
+    pub is_picture: bool,
+}
+
+/// Tells lines of code in a Markdown file from text, one line after the other.
+#[derive(Default)]
+pub struct Fences {
+    is_inside: bool,
+}
+
+impl Fences {
+    /// Whether the next line is code, or the fence around it.
+    pub fn is_code(&mut self, line: &str) -> bool {
+        let is_fence = line.trim_start().starts_with("```");
+        self.is_inside ^= is_fence;
+        self.is_inside || is_fence
+    }
 }
 
 /// All links between Markdown files and the repository; text in backticks is no link.
@@ -17,28 +37,45 @@ pub fn links(tree: &Tree) -> Vec<Link> {
     let mut links = Vec::new();
     for (from, text) in tree.texts.iter().filter(|(path, _)| path.ends_with(".md")) {
         let directory = from.rsplit_once('/').map_or("", |(directory, _)| directory);
-        let mut in_code = false;
+        let mut fences = Fences::default();
+        // A picture's text may begin on the line before.
+        let mut before = String::new();
         for (index, line) in text.lines().enumerate() {
-            if line.trim_start().starts_with("```") {
-                in_code = !in_code;
-            }
-            if in_code {
+            if fences.is_code(line) {
                 continue;
             }
-            for target in targets(&without_code(line)) {
-                let target = match target.strip_prefix('/') {
+            let line = without_code(line);
+            for (start, target) in targets(&line) {
+                let (path, anchor) = match target.split_once('#') {
+                    Some((path, anchor)) => (path, Some(anchor.to_owned())),
+                    None => (target.as_str(), None),
+                };
+                let target = match path.strip_prefix('/') {
+                    _ if path.is_empty() => from.clone(),
                     Some(from_root) => files::join("", from_root),
-                    None => files::join(directory, &target),
+                    None => files::join(directory, path),
                 };
                 links.push(Link {
                     from: from.clone(),
                     line: index + 1,
                     target,
+                    anchor,
+                    is_picture: is_picture(&before, &line[..start]),
                 });
             }
+            before = line;
         }
     }
     links
+}
+
+/// Whether what stands before `](` on its line, and on the line above, opens a picture.
+fn is_picture(above: &str, before: &str) -> bool {
+    let opens = |text: &str| {
+        let at = text.rfind('[')?;
+        Some(text[..at].ends_with('!'))
+    };
+    opens(before).or_else(|| opens(above)).unwrap_or_default()
 }
 
 /// Finds links to files that do not exist.
@@ -54,6 +91,46 @@ pub fn dead_link(tree: &Tree) -> Vec<Problem> {
         Problem::new("dead-link", &link.from, link.line, message)
     };
     dead.map(problem).collect()
+}
+
+/// Finds links to headings that do not exist.
+pub fn dead_anchor(tree: &Tree) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    for link in links(tree) {
+        let (Some(anchor), true) = (&link.anchor, link.target.ends_with(".md")) else {
+            continue;
+        };
+        let Some(text) = tree.texts.get(&link.target) else {
+            continue;
+        };
+        if !anchors(text).contains(anchor) {
+            let message = format!("`{}` has no heading `#{anchor}`", link.target);
+            problems.push(Problem::new("dead-anchor", &link.from, link.line, message));
+        }
+    }
+    problems
+}
+
+/// What the headings of a file are called in links, by the rule that GitHub and mdBook share.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut fences = Fences::default();
+    let mut anchors = BTreeSet::new();
+    for line in text.lines() {
+        if fences.is_code(line) || !line.starts_with('#') {
+            continue;
+        }
+        let heading = line.trim_start_matches('#').trim();
+        let kept = heading.to_lowercase().replace(char::is_whitespace, "-");
+        let is_kept = |c: &char| c.is_alphanumeric() || matches!(c, '-' | '_');
+        let anchor: String = kept.chars().filter(is_kept).collect();
+        let mut again = anchor.clone();
+        let mut count = 0;
+        while !anchors.insert(again.clone()) {
+            count += 1;
+            again = format!("{anchor}-{count}");
+        }
+    }
+    anchors
 }
 
 /// Finds crates that do not begin with their one sentence.
@@ -103,16 +180,16 @@ fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect()
 }
 
-/// The relative link targets in a line of Markdown, without their `#` part.
-fn targets(line: &str) -> Vec<String> {
+/// The relative link targets in a line of Markdown, and where each begins.
+fn targets(line: &str) -> Vec<(usize, String)> {
     let mut targets = Vec::new();
     for (opening, closing) in [("](", ')'), ("src=\"", '"'), ("href=\"", '"')] {
         for (start, _) in line.match_indices(opening) {
             let rest = &line[start + opening.len()..];
-            let target = rest.split([closing, '#', ' ']).next().unwrap_or_default();
+            let target = rest.split([closing, ' ']).next().unwrap_or_default();
             let is_elsewhere = target.contains("://") || target.starts_with("mailto:");
             if !target.is_empty() && !is_elsewhere {
-                targets.push(target.to_owned());
+                targets.push((start, target.to_owned()));
             }
         }
     }
@@ -121,7 +198,7 @@ fn targets(line: &str) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::{architecture, crate_doc, crate_readme, dead_link};
+    use super::{architecture, crate_doc, crate_readme, dead_anchor, dead_link};
     use crate::tidy::testing::{fails, found, passes};
     use crate::tree::Tree;
 
@@ -146,6 +223,22 @@ mod tests {
                 "`[x](y)`\n```\nv[i](x)\n```\n[b](/sample/README.md)",
             )],
         );
+    }
+
+    #[test]
+    fn links_to_headings_must_lead_to_one() {
+        let text = "# A page, and `code`\n```sh\n# not_one\n```\n## Twice\n## Twice\n";
+        for anchor in ["a-page-and-code", "twice", "twice-1"] {
+            let link = format!("[a](b.md#{anchor})");
+            passes(dead_anchor, &[("a.md", &link), ("b.md", text)]);
+            let own = format!("{text}[a](#{anchor})");
+            passes(dead_anchor, &[("a.md", &own)]);
+        }
+        for anchor in ["not_one", "a-page", "twice-2"] {
+            let link = format!("\n[a](b.md#{anchor})");
+            fails(dead_anchor, &[("a.md", &link), ("b.md", text)], "a.md:2");
+        }
+        passes(dead_anchor, &[("a.md", "[a](sample/src/lib.rs#L1)")]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ use std::fmt;
 
 use crate::tree::Tree;
 
+pub use documents::{Fences, links};
+
 /// One place that breaks one rule.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
@@ -44,11 +46,12 @@ impl fmt::Display for Problem {
 
 type Rule = fn(&Tree) -> Vec<Problem>;
 
-const RULES: [Rule; 10] = [
+const RULES: [Rule; 11] = [
     lines::line_length,
     leftovers::leftover,
     dead_files::dead_file,
     documents::dead_link,
+    documents::dead_anchor,
     documents::crate_doc,
     documents::crate_readme,
     documents::architecture,

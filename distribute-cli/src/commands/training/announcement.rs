@@ -1,6 +1,6 @@
 //! What is said when training begins.
 
-use distribute_core::Error;
+use distribute_core::{Error, available_cores};
 use distribute_data::fit::{Callback, Control};
 use serde_json::json;
 
@@ -28,12 +28,13 @@ impl Callback for Announcement {
     }
 }
 
-impl Run {
+impl Run<'_> {
     /// What is said once nothing can be refused any more.
     pub(super) fn announcement(&self, continued: Option<u64>) -> Announcement {
         let details = self.cluster.iter().cloned();
         let details = details.chain(self.device_reduction());
         let details = details.chain(self.short_batch(self.global_batch));
+        let details = details.chain(self.beyond_the_cores(available_cores()));
         if self.args.general.output == OutputFormat::Json {
             return Announcement {
                 event: Some(self.start_event(continued)),
@@ -107,6 +108,27 @@ impl Run {
     fn device_reduction(&self) -> Vec<String> {
         let told = self.strategy.device_reduction().into_iter();
         told.map(String::from).collect()
+    }
+
+    /// What a CPU device is where there are not as many cores.
+    fn beyond_the_cores(&self, cores: usize) -> Option<String> {
+        // The names of several workers are of machines that this one does not know.
+        let own = self.strategy.workers().is_none() && self.workers.is_none();
+        let numbers = self.devices.iter().filter(|_| own);
+        let numbers = numbers.filter_map(|name| name.strip_prefix("cpu:")?.parse().ok());
+        let numbers: Vec<usize> = numbers.collect();
+        let replicas = numbers.len();
+        if replicas > cores {
+            return Some(format!(
+                "{replicas} replicas share the {cores} cores of this machine: that trains no \
+                 faster than {cores}"
+            ));
+        }
+        let beyond = numbers.into_iter().find(|number| *number >= cores)?;
+        Some(format!(
+            "cpu:{beyond} is a thread of its own, not the core of that number: it runs on \
+             whichever of the {cores} cores is free"
+        ))
     }
 
     /// `cpu:0, cpu:1`, `cpu:0 to cpu:63`, or how many replicas on how many workers.

@@ -12,8 +12,8 @@ use std::time::Duration;
 use distribute_core::optim::Optimizer;
 use distribute_core::{Configuration, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
 use distribute_data::fit::callbacks::{
-    ApplyAverages, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint, ProgressBar,
-    TensorBoard, TerminateOnNan,
+    ApplyAverages, BitLog, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
+    ProgressBar, ReplicateState, TensorBoard, TerminateOnNan,
 };
 use distribute_data::fit::{Fit, History, Objective, StepContext};
 use distribute_data::readers::{Examples, TrainTest};
@@ -24,9 +24,12 @@ pub(super) use self::sizes::{GlobalBatch, check_sizes, epochs};
 use super::start::Start;
 use crate::configuration;
 use crate::data::{Batch, Classified, Data};
-use crate::events::{self, JsonEpochs, StepLines};
+use crate::events::{self, JsonEpochs, Rows, StepLines};
+use crate::examples_seen::ExamplesSeen;
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, TrainArgs};
+use crate::job_progress::JobProgress;
+use crate::metrics::Metrics;
 use crate::notes::Notes;
 use crate::objective::objective;
 use crate::schedule::{schedule, updates};
@@ -40,7 +43,7 @@ const CHECKPOINTS_KEPT: usize = 5;
 const NAN_CHECK_STEPS: usize = 50;
 
 /// Everything a run needs.
-pub(super) struct Run {
+pub(super) struct Run<'a> {
     pub(super) args: TrainArgs,
     pub(super) task: Task,
     pub(super) optimizer: Arc<dyn Optimizer>,
@@ -57,6 +60,8 @@ pub(super) struct Run {
     pub(super) cluster: Vec<String>,
     /// Workers that train for themselves, where there is no group of equal ones.
     pub(super) workers: Option<usize>,
+    /// What is told of the run to who asks.
+    pub(super) metrics: Option<&'a Metrics>,
 }
 
 pub(super) type Batches = DistributedDataset<Data>;
@@ -66,7 +71,7 @@ type Computed = distribute_core::Result<Objective>;
 /// The run while callbacks are added to it.
 pub(super) type Fitting<'a> = Fit<'a, dyn Strategy>;
 
-impl Run {
+impl Run<'_> {
     pub(super) fn train(&self, start: Start, signals: &Signals) -> Result<(), Failure> {
         let mut state = self.state()?;
         let (train, test) = (self.train_data()?, self.test_data()?);
@@ -85,7 +90,7 @@ impl Run {
         train: impl FnOnce(Fitting<'_>) -> distribute_core::Result<History>,
     ) -> Result<(History, Option<PathBuf>), Failure> {
         start.hold(&self.args.files)?;
-        let (path, checkpoint) = start.checkpoint.unzip();
+        let (path, checkpoint) = start.take_resumed();
         let continued = checkpoint.as_ref().map(|saved| saved.metadata.step);
         let mut saver = start.saver.map(|saver| self.describe(saver));
         let mut fit = Fit::new(&*self.strategy)
@@ -101,6 +106,9 @@ impl Run {
                 reports: self.reports(),
                 output: self.args.general.output,
             });
+        if let Some(metrics) = self.metrics {
+            fit = fit.callback(metrics.follow(self.seen()));
+        }
         fit = self.following(fit)?;
         if self.reports() {
             fit = self.reporting(
@@ -111,6 +119,10 @@ impl Run {
         if let Some(saver) = &mut saver {
             fit = fit.callback(saver);
         }
+        if let Some(memory) = start.memory {
+            let every = self.args.cluster.replicate_state.unwrap_or(1);
+            fit = fit.callback(ReplicateState::new(memory).every_steps(every));
+        }
         let history = train(fit)?;
         signals.trained();
         let saved = saver.as_ref().and_then(ModelCheckpoint::last_saved);
@@ -120,7 +132,8 @@ impl Run {
         Ok((history, saved))
     }
 
-    /// The callbacks by which the rate follows its schedule, and averages end as weights.
+    /// The callbacks by which the rate follows its schedule or the validation, training ends
+    /// early, and averages end as weights.
     fn following<'a>(&self, fit: Fitting<'a>) -> Result<Fitting<'a>, Failure> {
         let training = &self.args.training;
         let rate = self.optimizer.learning_rate();
@@ -128,6 +141,15 @@ impl Run {
         let updates = updates(training, self.epochs, examples, self.global_batch);
         let fit = match schedule(training, rate, updates)? {
             Some(schedule) => fit.callback(LearningRateScheduler::of(schedule)),
+            None => fit,
+        };
+        let validation = &self.args.validation;
+        let fit = match validation.plateau() {
+            Some(plateau) => fit.callback(plateau),
+            None => fit,
+        };
+        let fit = match validation.stopping() {
+            Some(stopping) => fit.callback(stopping),
             None => fit,
         };
         Ok(match training.ema {
@@ -142,6 +164,14 @@ impl Run {
         self.workers.is_some() || strategy.workers().is_some() || strategy.tracer().is_some()
     }
 
+    /// How examples are counted.
+    fn seen(&self) -> ExamplesSeen {
+        ExamplesSeen {
+            global_batch: self.global_batch,
+            per_epoch: self.data.train.len(),
+        }
+    }
+
     /// Whether this process says how training goes: of several workers the chief does.
     fn reports(&self) -> bool {
         let workers = self.strategy.workers();
@@ -151,10 +181,20 @@ impl Run {
     /// The callbacks that show and write how training goes. A run that begins replaces the logs of
     /// one before.
     fn reporting<'a>(&self, fit: Fitting<'a>, begins: bool) -> Result<Fitting<'a>, Failure> {
+        let fit = match JobProgress::for_launcher(self.seen()) {
+            Some(progress) => fit.callback(progress),
+            None => fit,
+        };
         let fit = match self.args.general.output {
-            OutputFormat::Text if io::stderr().is_terminal() => fit.callback(ProgressBar::new()),
-            OutputFormat::Text => fit.callback(ProgressBar::plain(Notes)),
+            OutputFormat::Text if io::stderr().is_terminal() => {
+                fit.callback(ProgressBar::new().table_on(Rows))
+            }
+            OutputFormat::Text => fit.callback(ProgressBar::plain(Notes).table_on(Rows)),
             OutputFormat::Json => fit.callback(JsonEpochs),
+        };
+        let fit = match &self.args.files.log_bits {
+            Some(path) => fit.callback(BitLog::new(path)),
+            None => fit,
         };
         let Some(directory) = &self.args.files.log_dir else {
             return Ok(fit);
@@ -162,8 +202,12 @@ impl Run {
         if begins {
             events::remove_curves(directory)?;
         }
+        let files = &self.args.files;
+        let board = TensorBoard::new(directory)?
+            .every_steps(files.log_steps.unwrap_or(0))
+            .histograms(files.log_histograms.unwrap_or(0));
         Ok(fit
-            .callback(TensorBoard::new(directory)?)
+            .callback(board)
             .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
             .callback(HistoryFile::csv(directory.join("history.csv"))))
     }

@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::flags::OutputFormat;
 use crate::notes::note;
 
-impl Run {
+impl Run<'_> {
     /// The last line, or why there is none.
     pub(in crate::commands) fn finish(
         &self,
@@ -30,12 +30,14 @@ impl Run {
         // Nothing was left to train when a finished run is resumed.
         let last = history.epochs.last();
         let logs = match last {
-            Some(record) if self.args.training.ema.is_none() => record.logs.clone(),
+            Some(record) if !self.ends_with_others() => record.logs.clone(),
             // The weights are others than those that the last epoch was validated with.
             _ => evaluate(&*self.strategy, state, test, self.objective())?.logs,
         };
         if last.is_none() && self.reports() {
             note(&self.nothing_left(&history.outcome, step));
+        } else if matches!(history.outcome, Outcome::EarlyStopped { .. }) && self.reports() {
+            note(&history.outcome.to_string());
         }
         let tensors = state.primary()?.to_tensors()?;
         let weights = tensors
@@ -56,6 +58,11 @@ impl Run {
         }
         let trained = last.and_then(|record| record.logs.get("loss"));
         self.print(&logs, trained, step, &hash)
+    }
+
+    /// Whether training ends with other weights than those after its last step.
+    fn ends_with_others(&self) -> bool {
+        self.args.training.ema.is_some() || self.args.validation.restore_best
     }
 
     /// The last line of a run, whose training ended with a loss if there was any.
@@ -84,7 +91,7 @@ impl Run {
             return events::line(&event);
         }
         events::line(&format!(
-            "test accuracy {:.4}, test loss {:.4} after {step} steps; weights {hash}",
+            "test accuracy {:.4}, test loss {:.4} after {step} steps\nweights {hash}",
             accuracy.unwrap_or(f64::NAN),
             loss.unwrap_or(f64::NAN)
         ))
@@ -94,11 +101,19 @@ impl Run {
     fn nothing_left(&self, outcome: &Outcome, step: u64) -> String {
         let (done, flag) = match outcome {
             Outcome::MaxSteps => (format!("all {step} steps"), "--steps"),
+            Outcome::EarlyStopped { .. } => {
+                let done = format!("{} epochs without improvement", self.patience());
+                (done, "--early-stopping")
+            }
             _ => (format!("all {} epochs", self.epochs), "--epochs"),
         };
         format!(
             "nothing was left to train: {done} were done before; give a larger {flag} to train on"
         )
+    }
+
+    fn patience(&self) -> usize {
+        self.args.validation.early_stopping.unwrap_or(0)
     }
 
     fn interrupted(&self, step: u64, saved: Option<&Path>) -> Failure {
@@ -118,6 +133,12 @@ impl Run {
                 "interrupted after step {step}, the chief saved into {}",
                 directory.display()
             )),
+            (None, None) if self.args.cluster.replicate_state.is_some() => {
+                Failure::failed(format!(
+                    "interrupted after step {step}; nothing is on disk, and what is in memory ends \
+                     with the launcher: use --checkpoint-dir to be able to continue then"
+                ))
+            }
             _ => Failure::failed(format!(
                 "interrupted after step {step}, nothing was saved; use --checkpoint-dir to be \
                  able to continue"

@@ -85,7 +85,7 @@ impl GlobalBatch {
             share,
             note: None,
         };
-        let Some((_, checkpoint)) = &start.checkpoint else {
+        let Some(checkpoint) = start.resumed() else {
             return Ok(new);
         };
         let run = RunInfo::of(checkpoint)?;

@@ -186,3 +186,28 @@ fn workers_with_different_log_steps() {
     let ended = two(folder.path(), ["--steps 4 --log-steps 2", "--steps 4"]);
     assert_said("different_log_steps", &ended);
 }
+
+#[test]
+fn more_workers_than_replicas() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = format!("{MULTI} --total-replicas 2");
+    let ended = finish(start(folder.path(), 3, &arguments, &[]));
+    for worker in &ended {
+        assert_eq!(worker.code, Some(2), "{}", worker.stderr);
+    }
+    assert_said("more_workers_than_replicas", &ended);
+}
+
+#[test]
+fn replicas_that_do_not_fit_their_devices() {
+    let folder = tempfile::tempdir().unwrap();
+    let arguments = format!("{MULTI} --total-replicas 5 --devices cpu:0,cpu:1");
+    let ended = finish(start(folder.path(), 1, &arguments, &[]));
+    assert_said("replicas_without_devices", &ended);
+    let both = format!("{MULTI} --total-replicas 5 --replicas 2");
+    let ended = finish(start(folder.path(), 1, &both, &[]));
+    assert_eq!(ended[0].code, Some(2), "{}", ended[0].stderr);
+    let many = format!("{MULTI} --total-replicas 5000");
+    let ended = finish(start(folder.path(), 2, &many, &[]));
+    assert_said("more_replicas_than_threads", &ended);
+}

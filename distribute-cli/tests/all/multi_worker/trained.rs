@@ -6,14 +6,19 @@ use crate::common::{self, Finished};
 use crate::job::{self, MULTI, Member, addresses, epochs, hash, succeed, tf_config};
 
 #[rstest]
-#[case("auto")]
-#[case("grpc")]
-fn workers_train_what_the_replicas_of_one_process_train(#[case] transport: &str) {
+#[case("auto", "")]
+#[case("grpc", "")]
+#[case("auto", "--optimizer burn:muon --weight-decay 0.01 --ema 0.9")]
+fn workers_train_what_the_replicas_of_one_process_train(
+    #[case] transport: &str,
+    #[case] more: &str,
+) {
     let folder = tempfile::tempdir().unwrap();
-    let arguments = format!("{MULTI} --steps 30 --transport {transport} --bytes-per-pack 4096");
+    let flags = format!("--transport {transport} --bytes-per-pack 4096");
+    let arguments = format!("{MULTI} --steps 30 {flags} {more}");
     let (chief, workers) = succeed(folder.path(), 2, &arguments);
     let mirrored = "train --strategy mirrored --model mlp --output json --replicas 2 --steps 30";
-    let one = common::succeed(folder.path(), mirrored);
+    let one = common::succeed(folder.path(), &format!("{mirrored} {more}"));
     assert_eq!(workers, hash(&one), "the sum of two has one order only");
     assert_eq!(
         epochs(&chief),
@@ -41,6 +46,70 @@ fn several_replicas_per_worker_train_too() {
         succeed(folder.path(), 3, &arguments).1,
         hash,
         "the same bits again"
+    );
+}
+
+fn loss(stdout: &str) -> f64 {
+    common::last_event(stdout)["loss"].as_f64().unwrap()
+}
+
+/// Within 1 %.
+fn assert_about(found: f64, expected: f64) {
+    let off = (found - expected).abs();
+    assert!(off < 0.01 * expected, "{found} is not about {expected}");
+}
+
+/// Gradients are rounded, and so little that training is as good; the same flag, the same bits.
+#[rstest]
+#[case("bf16", "auto")]
+#[case("bf16", "grpc --bytes-per-pack 4096")]
+#[case("f16", "grpc --communication ring")]
+fn gradients_travel_in_16_bits(#[case] wire: &str, #[case] transport: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let multi = format!("{MULTI} --epochs 8 --transport {transport}");
+    let (exact, expected) = succeed(folder.path(), 2, &multi);
+    let narrow = format!("{multi} --wire {wire}");
+    let (rounded, found) = succeed(folder.path(), 2, &narrow);
+    assert_ne!(found, expected, "it takes effect");
+    assert_about(loss(&rounded), loss(&exact));
+    // Interrupted and continued it is the same run.
+    let saved = format!("{narrow} --checkpoint-dir saved --restartable");
+    succeed(folder.path(), 2, &format!("{saved} --steps 30"));
+    assert_eq!(succeed(folder.path(), 2, &saved).1, found);
+}
+
+/// A network with convolutions and dropout. What rounding changes grows with the steps, so that one
+/// run says little: the mean of some does.
+#[test]
+fn a_network_learns_as_well_from_gradients_in_16_bits() {
+    let folder = tempfile::tempdir().unwrap();
+    let mean = |wire: &str| {
+        let losses = [1, 2, 3].map(|seed| {
+            let flags = format!("--epochs 4 --seed {seed} --wire {wire}");
+            let multi = MULTI.replace("mlp", "digits-cnn");
+            loss(&succeed(folder.path(), 2, &format!("{multi} {flags}")).0)
+        });
+        losses.iter().sum::<f64>() / 3.0
+    };
+    assert_about(mean("bf16"), mean("f32"));
+}
+
+#[test]
+fn the_replicas_of_a_job_are_the_same_in_any_number_of_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = |workers: usize, total: usize| {
+        let arguments = format!("{MULTI} --steps 25 --total-replicas {total}");
+        succeed(folder.path(), workers, &arguments)
+    };
+    let (one, expected) = train(1, 2);
+    let (two, hash) = train(2, 2);
+    assert_eq!(hash, expected, "the sum of two has one order only");
+    assert_eq!(epochs(&one), epochs(&two));
+    let (three, _) = train(3, 5);
+    let start: serde_json::Value = serde_json::from_str(three.lines().next().unwrap()).unwrap();
+    assert_eq!(
+        (start["workers"].as_u64(), start["replicas"].as_u64()),
+        (Some(3), Some(5))
     );
 }
 

@@ -279,7 +279,7 @@ fn masks(strategy: &dyn Strategy, rate: f64, image: bool, seed: u64) -> Vec<Vec<
                 (state, x): (&mut TrainState<Model>, Tensor<2>)|
      -> Result<Tensor<2>> {
         let mut rng = ctx.rng(seed, state.step());
-        let found = state.model.logits(x, &mut Mode::Training(&mut rng));
+        let found = state.model.logits(x, &mut Mode::training(ctx, &mut rng))?;
         let gradients = ctx.gradient(&found.clone().sum(), &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(found)

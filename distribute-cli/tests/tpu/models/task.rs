@@ -134,7 +134,9 @@ pub fn step(
 + Copy {
     move |ctx, (state, (input, labels))| {
         let mut rng = ctx.rng(1, state.step());
-        let logits = state.model.logits(input, &mut Mode::Training(&mut rng));
+        let logits = state
+            .model
+            .logits(input, &mut Mode::training(ctx, &mut rng))?;
         let [examples, outputs] = logits.dims();
         let per_example = match outputs {
             1 => binary_crossentropy(logits, labels.reshape([examples, 1])),

@@ -5,7 +5,9 @@
 
 mod failures;
 pub(crate) mod group;
+mod layouts;
 mod options;
 mod overlap;
 mod training;
 mod values;
+mod wire;

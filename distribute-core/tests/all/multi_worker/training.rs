@@ -70,7 +70,7 @@ fn examples(step: usize, range: Range<usize>, device: &Device) -> (Tensor<2>, Te
 }
 
 /// The bits of all weights after 50 steps, and the loss of each step.
-fn train<S: Strategy>(
+pub fn train<S: Strategy>(
     strategy: &S,
     optimizer: impl Optimizer + 'static,
 ) -> Result<(Vec<f32>, Vec<f32>)> {

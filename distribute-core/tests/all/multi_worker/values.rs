@@ -8,7 +8,9 @@ use distribute_core::{
     TensorData, VariableAggregation, VariableOptions,
 };
 
-use crate::multi_worker::group::{THREADS, workers};
+use rstest::rstest;
+
+use crate::multi_worker::group::{Between, SHARED_MEMORY, THREADS, try_workers, workers};
 
 /// Three replicas: two of worker 0, one of worker 1.
 const REPLICAS: [usize; 2] = [2, 1];
@@ -140,4 +142,64 @@ fn variables_start_with_the_chiefs_value_and_stay_together() {
     });
     let value = BTreeSet::from(["[6.0]".to_string()]);
     assert_eq!(all, [(value.clone(), 24.0, 1.0), (value, 24.0, 1.0)]);
+}
+
+/// Without a wait that never ends, whichever workers send to each other in a circle.
+#[rstest]
+fn what_a_worker_hands_on_comes_to_the_one_at_the_distance(
+    #[values(THREADS, SHARED_MEMORY)] between: Between,
+    #[values(2, 3, 4, 6)] count: usize,
+) {
+    let replicas = vec![1; count];
+    let all = workers(between, &replicas, move |strategy| {
+        let workers = strategy.workers().unwrap();
+        let mut came = Vec::new();
+        for distance in 0..=count {
+            // Larger than what any transport takes before it is read.
+            let own = TensorData::full([200_000], workers.index() as f32);
+            let lists = workers.pass_on("a test", distance, &[vec![own], Vec::new()])?;
+            let data = lists[0][0].try_to_vec::<f32>().unwrap();
+            assert_eq!((lists.len(), lists[1].len(), data.len()), (2, 0, 200_000));
+            assert!(data.iter().all(|value| *value == data[0]));
+            came.push(data[0] as usize);
+        }
+        Ok(came)
+    });
+    for (worker, came) in all.iter().enumerate() {
+        let expected = (0..=count).map(|distance| (worker + 2 * count - distance) % count);
+        assert_eq!(*came, expected.collect::<Vec<_>>(), "worker {worker}");
+    }
+}
+
+#[test]
+fn what_is_handed_on_in_another_call_is_refused() {
+    let all = try_workers(THREADS, &[1, 1], |strategy| {
+        let workers = strategy.workers().unwrap();
+        let call = ["this", "that"][workers.index()];
+        workers.pass_on(call, 1, &[]).map(drop)
+    });
+    let said: Vec<String> = all
+        .into_iter()
+        .map(|one| one.unwrap_err().to_string())
+        .collect();
+    assert!(
+        said[0].contains("`that` on worker 1, `this` on worker 0"),
+        "{said:?}"
+    );
+    assert!(
+        said[1].contains("`this` on worker 0, `that` on worker 1"),
+        "{said:?}"
+    );
+}
+
+#[test]
+fn a_worker_takes_no_more_from_another_one_than_such_lists_have() {
+    let all = try_workers(THREADS, &[1, 1], |strategy| {
+        let workers = strategy.workers().unwrap();
+        let own = TensorData::full([[10, 100_000][workers.index()]], 1.0_f32);
+        let taken = workers.pass_on("a test", 1, &[vec![own]]).map(drop);
+        workers.or_abort(taken)
+    });
+    let said = all[0].as_ref().unwrap_err().to_string();
+    assert!(said.contains("sent a value that cannot be read"), "{said}");
 }

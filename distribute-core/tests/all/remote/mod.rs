@@ -6,10 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use burn::nn::Linear;
+use burn::optim::AdamConfig;
 use burn::tensor::{Device, TensorData};
 use distribute_core::{
-    Adam, Applied, Error, LossScale, Replicate, Sgd, StrategyExt, TrainState, VariableAggregation,
-    VariableOptions,
+    Adam, Applied, BurnOptimizer, Error, LossScale, Replicate, Sgd, StrategyExt, TrainState,
+    VariableAggregation, VariableOptions,
 };
 
 use store::{Built, Remotely, layer, one_device, step};
@@ -125,6 +126,20 @@ fn a_dynamic_loss_scale_is_refused() {
     };
     let error = strategy.scope(build).unwrap_err().to_string();
     assert!(error.contains("LossScale::fixed"), "{error}");
+}
+
+#[test]
+fn an_optimizer_of_burn_is_refused() {
+    let strategy = Remotely::new(&Arc::default());
+    let build = |device: &Device| {
+        let adam = BurnOptimizer::new("burn:adam", AdamConfig::new().build(), 0.1);
+        TrainState::new(layer(device, 0.25), adam)
+    };
+    let error = strategy.scope(build).unwrap_err().to_string();
+    assert!(
+        error.contains("burn:adam is one of burn, which updates whole parameters"),
+        "{error}"
+    );
 }
 
 #[derive(Replicate)]

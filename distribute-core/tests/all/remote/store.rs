@@ -139,6 +139,7 @@ impl RemoteState for State {
                 parameter: value,
                 gradient: flat(&gradient),
                 slots,
+                whole: None,
             })?;
             let shape = inside.tensors[index].value.shape().clone();
             let data = updated.0.into_data().try_to_vec::<f32>().expect("f32");

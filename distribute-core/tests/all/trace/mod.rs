@@ -4,6 +4,8 @@
 
 mod capture;
 mod changes;
+mod loss_scale;
+mod normalization;
 mod random;
 mod refused;
 pub(crate) mod support;

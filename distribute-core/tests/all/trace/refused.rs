@@ -1,10 +1,12 @@
 //! Steps that cannot be captured end with an error that says what to do, and change nothing.
 
+use burn::module::RunningState;
 use burn::nn::{BatchNorm, BatchNormConfig};
+use burn::optim::AdamConfig;
 use burn::prelude::*;
 use distribute_core::{
-    Adam, Error, LeafVisitor, LossScale, Nest, NestPath, PerReplica, ReplicaContext, Replicated,
-    Result, Sgd, StrategyExt, TensorData, TrainState,
+    Adam, BurnOptimizer, Error, LeafVisitor, LossScale, Nest, NestPath, PerReplica, ReplicaContext,
+    Replicated, Result, Sgd, StrategyExt, TensorData, TrainState,
 };
 
 use crate::trace::support::{Mlp, Recording, batch, uneven};
@@ -145,16 +147,24 @@ fn arguments_that_a_program_cannot_take() {
     assert!(error.to_string().contains("drop_remainder"), "{error}");
 }
 
+/// A layer with running statistics of which no compiled step knows anything.
 #[test]
-fn a_batch_normalization() {
+fn running_statistics_of_an_unknown_layer() {
+    #[derive(Module, Debug)]
+    struct Counter {
+        seen: RunningState<Tensor<1>>,
+    }
     #[derive(Module, Debug)]
     struct Model {
         norm: BatchNorm,
+        counter: Counter,
     }
     let strategy = Recording::new(1);
     let build = |device: &Device| {
         let norm = BatchNormConfig::new(4).init(device);
-        TrainState::new(Model { norm }, Sgd::new(0.1))
+        let seen = RunningState::new(Tensor::zeros([4], device));
+        let counter = Counter { seen };
+        TrainState::new(Model { norm, counter }, Sgd::new(0.1))
     };
     let mut state = strategy.scope(build).unwrap();
     let mut model = strategy.scope(|device| build(device).model).unwrap();
@@ -164,7 +174,7 @@ fn a_batch_normalization() {
     ];
     for error in errors {
         let text = error.to_string();
-        for part in ["batch normalization `norm` of burn", "`SyncBatchNorm`"] {
+        for part in ["the layer `counter`", "`SyncBatchNorm`"] {
             assert!(text.contains(part), "{part} in {text}");
         }
     }
@@ -176,26 +186,62 @@ fn a_batch_normalization() {
         .unwrap();
 }
 
+/// burn moves running statistics to the device of the input, which have autodiff after the first
+/// call.
 #[test]
-fn a_dynamic_loss_scale() {
+fn a_batch_normalization_of_burn_that_is_called_twice() {
     let strategy = Recording::new(1);
+    let mut norm = strategy
+        .scope(|device| BatchNormConfig::new(4).init(device))
+        .unwrap();
+    let error = strategy.run((&mut norm, batch(1, 2)), |_, (norm, (x, _))| {
+        let x = x * norm.gamma.val().unsqueeze();
+        Ok(norm.forward(norm.forward(x)))
+    });
+    let error = error.unwrap_err();
+    assert!(matches!(error, Error::NotCompilable { .. }), "{error}");
+}
+
+/// What the second one is divided by depends on the first.
+#[test]
+fn two_updates_of_one_step_with_a_dynamic_loss_scale() {
+    let strategy = Recording::new(2);
     let build = |scale| {
         let build = |device: &Device| {
             TrainState::new(Mlp::new(device), Sgd::new(0.1)).with_loss_scale(scale)
         };
         strategy.scope(build).unwrap()
     };
+    let step = |ctx: &ReplicaContext, (state, (x, _)): (&mut TrainState<Mlp>, Batch)| {
+        for _ in 0..2 {
+            let loss = state.model.forward(x.clone()).sum();
+            let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+        }
+        Ok(())
+    };
     let mut state = build(LossScale::dynamic());
-    let error = strategy.run(&mut state, |_, _| Ok(())).unwrap_err();
-    assert!(error.to_string().contains("dynamic loss scale"), "{error}");
+    let error = strategy.run((&mut state, batch(2, 4)), step).unwrap_err();
+    assert!(matches!(error, Error::NotCompilable { .. }), "{error}");
+    assert!(error.to_string().contains("a second update"), "{error}");
+    assert!(state.poisoned().is_none(), "nothing has changed");
     // One that never changes is a number of the program.
     let mut state = build(LossScale::fixed(8.0).unwrap());
-    let step = |ctx: &ReplicaContext, (state, (x, _)): (&mut TrainState<Mlp>, Batch)| {
-        let loss = state.model.forward(x).sum();
-        let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
-        state.apply_gradients(ctx, gradients).map(drop)
-    };
-    strategy.run((&mut state, batch(1, 4)), step).unwrap();
+    strategy.run((&mut state, batch(2, 4)), step).unwrap();
+    assert_eq!(state.host_metadata().step(), 2);
+}
+
+#[test]
+fn an_optimizer_of_burn() {
+    let strategy = Recording::new(1);
+    let adam = || BurnOptimizer::new("burn:adam", AdamConfig::new().build(), 0.1);
+    let build = |device: &Device| TrainState::new(Mlp::new(device), adam());
+    let mut state = strategy.scope(build).unwrap();
+    let error = strategy.run(&mut state, |_, _| Ok(())).unwrap_err();
+    assert!(
+        error.to_string().contains("an optimizer of burn"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub struct Recorder {
     pub uploads: Mutex<usize>,
     pub arguments: Arc<Mutex<Vec<Vec<TensorData>>>>,
     pub fails: Arc<Mutex<bool>>,
+    /// What is in all results in place of ones.
+    pub result: Arc<Mutex<Option<f64>>>,
 }
 
 #[derive(Debug)]
@@ -48,6 +50,7 @@ struct Ones {
     reads: Arc<Mutex<usize>>,
     arguments: Arc<Mutex<Vec<Vec<TensorData>>>>,
     fails: Arc<Mutex<bool>>,
+    result: Arc<Mutex<Option<f64>>>,
 }
 
 impl Executable for Ones {
@@ -61,10 +64,11 @@ impl Executable for Ones {
         });
         self.arguments.lock().unwrap().push(host.collect());
         assert_eq!(arguments.len(), self.step.inputs.len());
+        let value = self.result.lock().unwrap().unwrap_or(1.0);
         let outputs = self.step.outputs.iter().map(|output| {
             let spec = &output.spec;
             Arc::new(OnHost {
-                data: TensorData::full_dtype(spec.shape.clone(), 1.0, spec.dtype),
+                data: TensorData::full_dtype(spec.shape.clone(), value, spec.dtype),
                 reads: Arc::clone(&self.reads),
             }) as Arc<dyn DeviceTensor>
         });
@@ -88,6 +92,7 @@ impl Tracer for Recorder {
             reads: Arc::clone(&self.reads),
             arguments: Arc::clone(&self.arguments),
             fails: Arc::clone(&self.fails),
+            result: Arc::clone(&self.result),
         }))
     }
 

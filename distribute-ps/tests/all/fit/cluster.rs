@@ -5,7 +5,8 @@ use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use distribute_core::{Adam, Result, TrainState};
+use burn::module::Module;
+use distribute_core::{Adam, Device, Result, TrainState};
 use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_ps::{
@@ -28,13 +29,15 @@ pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static
     value
 }
 
-pub type Objectively = dyn Fn(&StepContext<'_>, &Mlp, Batch) -> Result<Objective> + Send + Sync;
+/// The objective of a model on the points.
+pub type Objectively<M = Mlp> =
+    dyn Fn(&StepContext<'_>, &M, Batch) -> Result<Objective> + Send + Sync;
 
-/// What is trained with: the model with Adam on the points, batches of 8.
-pub struct Job {
+/// What is trained with: a model on the points, batches of 8.
+pub struct Job<M: Module + 'static = Mlp> {
     pub registry: Arc<StepRegistry>,
-    pub state: SharedState<TrainState<Mlp>>,
-    pub training: Training<Mlp, Batch>,
+    pub state: SharedState<TrainState<M>>,
+    pub training: Training<M, Batch>,
 }
 
 impl Job {
@@ -46,10 +49,18 @@ impl Job {
         objective: Arc<Objectively>,
         change: fn(TrainState<Mlp>) -> TrainState<Mlp>,
     ) -> Self {
-        let mut registry = StepRegistry::new();
-        let build = move |device: &distribute_core::Device| {
+        Self::of(objective, move |device| {
             change(TrainState::new(Mlp::new(device), Adam::new(0.02)))
-        };
+        })
+    }
+}
+
+impl<M: Module + Sync + 'static> Job<M> {
+    pub fn of(
+        objective: Arc<Objectively<M>>,
+        build: impl Fn(&Device) -> TrainState<M> + Send + Sync + 'static,
+    ) -> Self {
+        let mut registry = StepRegistry::new();
         let state = registry.state("model", build).unwrap();
         let training = registry.training(
             "points",
@@ -60,7 +71,7 @@ impl Job {
                 let test = strategy.distribute_dataset(points(TEST), batching)?;
                 Ok(TrainingData::new(train).validation(test))
             },
-            move |ctx: &StepContext<'_>, model: &Mlp, batch| objective(ctx, model, batch),
+            move |ctx: &StepContext<'_>, model: &M, batch| objective(ctx, model, batch),
         );
         Self {
             training: training.unwrap(),
@@ -112,6 +123,11 @@ impl Cluster {
     }
 
     pub fn with(job: &Job, workers: usize, options: CoordinatorOptions) -> Self {
+        Self::of(&job.registry, workers, options)
+    }
+
+    /// Of steps and states of a test's own.
+    pub fn of(registry: &Arc<StepRegistry>, workers: usize, options: CoordinatorOptions) -> Self {
         let bind = |server| {
             let mut options = ServerOptions::default();
             options.server = server;
@@ -119,10 +135,10 @@ impl Cluster {
         };
         let servers: Vec<ParameterServer> = (0..2).map(bind).collect();
         let of_servers: Vec<String> = servers.iter().map(|it| it.address().to_string()).collect();
-        let start = |worker| Worker::start(&job.registry, worker);
+        let start = |worker| Worker::start(registry, worker);
         let workers: Vec<Worker> = (0..workers).map(start).collect();
         let of_workers: Vec<&str> = workers.iter().map(|it| it.address.as_str()).collect();
-        let registry = job.registry.clone();
+        let registry = registry.clone();
         let coordinator =
             ClusterCoordinator::connect(&of_workers, &of_servers, registry, options).unwrap();
         Self {

@@ -15,6 +15,21 @@ pub const TEST: std::ops::Range<usize> = 84..104;
 
 pub type Batch = (Tensor<2>, Tensor<2>);
 
+/// A layer with fixed weights, as burn's generator belongs to the process; its bias is zero.
+pub fn filled(config: &LinearConfig, seed: f32, device: &Device) -> Linear {
+    let mut linear = config.init(device);
+    linear.weight = linear.weight.map(|weight| {
+        let shape = weight.shape();
+        let values = (0..shape.num_elements()).map(|i| ((i as f32 + seed) * 12.9).sin());
+        let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
+        Tensor::from_data(data, device).require_grad()
+    });
+    linear.bias = linear
+        .bias
+        .map(|bias| bias.map(|bias| bias.zeros_like().require_grad()));
+    linear
+}
+
 #[derive(Module, Debug)]
 pub struct Mlp {
     hidden: Linear,
@@ -23,21 +38,9 @@ pub struct Mlp {
 
 impl Mlp {
     pub fn new(device: &Device) -> Self {
-        let fill = |mut linear: Linear, seed: f32| {
-            linear.weight = linear.weight.map(|weight| {
-                let shape = weight.shape();
-                let values = (0..shape.num_elements()).map(|i| ((i as f32 + seed) * 12.9).sin());
-                let data = TensorData::new(values.collect::<Vec<f32>>(), shape);
-                Tensor::from_data(data, device).require_grad()
-            });
-            linear.bias = linear
-                .bias
-                .map(|bias| bias.map(|bias| bias.zeros_like().require_grad()));
-            linear
-        };
         Self {
-            hidden: fill(LinearConfig::new(2, 8).init(device), 1.0),
-            output: fill(LinearConfig::new(8, 1).init(device), 2.0),
+            hidden: filled(&LinearConfig::new(2, 8), 1.0, device),
+            output: filled(&LinearConfig::new(8, 1), 2.0, device),
         }
     }
 

@@ -3,6 +3,7 @@
 mod cluster;
 mod data;
 mod lost;
+mod normalized;
 mod reported;
 mod resumed;
 mod trained;

@@ -85,6 +85,7 @@ fn the_servers_compute_what_each_optimizer_computes() {
                     parameter: weights,
                     gradient: here,
                     slots,
+                    whole: None,
                 };
                 (weights, slots) = optimizer.update(update).unwrap();
                 let update = vec![(variable.clone(), Gradient::Dense(gradient))];

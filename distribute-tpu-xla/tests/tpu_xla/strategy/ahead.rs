@@ -4,8 +4,9 @@ use std::process::Command;
 
 use burn::prelude::*;
 use distribute_core::{
-    Adam, Error, Mirrored, PerReplica, Result, Strategy, StrategyExt, TrainState,
+    Adam, Error, Mirrored, PerReplica, Policy, Result, Strategy, StrategyExt, TrainState,
 };
+use distribute_data::{AverageLoss, sparse_categorical_crossentropy};
 use distribute_tpu_xla::pjrt::{LibtpuEnvironment, Plugin, Topology};
 use distribute_tpu_xla::{CompileReport, CompiledProgram, TpuCompiler, TpuError};
 
@@ -50,6 +51,41 @@ fn state<M: Module + 'static>(
     compiler.scope(build).unwrap()
 }
 
+/// A step in 16 bits, that of `f16` with a dynamic loss scale: the compiler takes it, and all of
+/// the state is donated although the program may leave the update out.
+fn check_mixed(compiler: &TpuCompiler, is_tpu: bool) {
+    let replicas = compiler.num_replicas_in_sync();
+    for (policy, name) in [
+        (Policy::mixed_bfloat16(), "bf16"),
+        (Policy::mixed_float16(), "f16"),
+    ] {
+        let build = |device: &Device| {
+            TrainState::new(Mlp::new(device), Adam::new(1e-3)).with_loss_scale(policy.loss_scale())
+        };
+        let mut state = compiler.scope(build).unwrap();
+        let batch = Data::new(1, replicas, &[12], 5).batch::<2>(8);
+        let outcome = compiler.run((&mut state, batch), |ctx, (state, (x, y))| {
+            let logits = policy.model(&state.model)?.forward(policy.cast(x));
+            let losses = sparse_categorical_crossentropy(policy.output(logits), y);
+            let loss = AverageLoss::new().global_batch_size(8 * replicas);
+            let loss = loss.of(ctx, losses)?;
+            let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        });
+        let error = outcome.unwrap_err();
+        assert!(
+            matches!(TpuError::of(&error), Some(TpuError::CompiledOnly { .. })),
+            "{policy}: {error}"
+        );
+        let program = compiler.programs().pop().unwrap();
+        assert!(program.stablehlo.contains(&format!("x{name}>")), "{policy}");
+        let donated = donated(&program.stablehlo);
+        let aliased = state_bytes(&donated, is_tpu);
+        let memory = program.executable.memory_stats().unwrap();
+        assert_eq!(memory.alias_bytes, aliased as i64, "{policy}: {memory:?}");
+    }
+}
+
 fn check(programs: &[CompiledProgram], topology: &Topology, is_tpu: bool) {
     assert_eq!(programs.len(), 3);
     for program in programs {
@@ -65,12 +101,7 @@ fn check(programs: &[CompiledProgram], topology: &Topology, is_tpu: bool) {
         assert!(program.stablehlo.contains("stablehlo.all_reduce"));
         let memory = program.executable.memory_stats().unwrap();
         let donated = donated(&program.stablehlo);
-        check_slots(&donated);
-        let bytes = |dims: &Vec<usize>| match is_tpu {
-            true => tiled_bytes(dims),
-            false => 4 * dims.iter().product::<usize>(),
-        };
-        let aliased: usize = donated.iter().map(bytes).sum();
+        let aliased = state_bytes(&donated, is_tpu);
         assert_eq!(memory.alias_bytes, aliased as i64, "{memory:?}");
         if !is_tpu {
             assert_eq!(aliased, program.donated_bytes);
@@ -78,11 +109,16 @@ fn check(programs: &[CompiledProgram], topology: &Topology, is_tpu: bool) {
     }
 }
 
-/// Adam's two slots have the dimensions of their parameter.
-fn check_slots(donated: &[Vec<usize>]) {
+/// The bytes of a donated state of Adam, whose two slots have the dimensions of their parameter.
+fn state_bytes(donated: &[Vec<usize>], is_tpu: bool) -> usize {
     let (parameters, slots) = donated.split_at(donated.len() / 3);
     let expected = parameters.iter().flat_map(|dims| [dims, dims]);
     assert!(expected.eq(slots), "{donated:?}");
+    let bytes = |dims: &Vec<usize>| match is_tpu {
+        true => tiled_bytes(dims),
+        false => 4 * dims.iter().product::<usize>(),
+    };
+    donated.iter().map(bytes).sum()
 }
 
 #[test]
@@ -102,6 +138,7 @@ fn for_eight_cpus() {
         );
         let compiler = TpuCompiler::new(topology.clone(), None).unwrap();
         check(&compile_all(&compiler), &topology, false);
+        check_mixed(&compiler, false);
     });
 }
 
@@ -123,6 +160,7 @@ fn for_tpus() {
             let topology = plugin.topology(name, &[]).unwrap();
             let compiler = TpuCompiler::new(topology.clone(), None).unwrap();
             check(&compile_all(&compiler), &topology, true);
+            check_mixed(&compiler, true);
         }
     });
 }

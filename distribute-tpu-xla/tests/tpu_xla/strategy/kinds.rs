@@ -93,6 +93,25 @@ fn integers_and_bools_are_used_and_changed() {
     within(120, || [1, 2].into_iter().for_each(chosen_and_left_out));
 }
 
+/// The gradient of `sum(x^3)` with respect to an argument that was made a leaf before the step.
+#[test]
+fn an_argument_that_is_given_away_stays_a_leaf() {
+    within(120, || {
+        let Some(tpu) = strategy(2) else { return };
+        let device = Device::flex().autodiff();
+        let part = |x: [f32; 2]| Tensor::<1>::from_floats(x, &device).require_grad();
+        let parts = PerReplica::new(vec![part([1.0, 2.0]), part([-1.0, 0.5])]);
+        let gradient = |ctx: &ReplicaContext, x: Tensor<1>| {
+            let leaf = vec![Param::initialized(ParamId::new(), x.clone())];
+            ctx.gradient(&x.powi_scalar(3).sum(), &leaf)
+        };
+        let found = tpu.run(parts, gradient).unwrap().into_values();
+        let found = found.iter().map(|one| one.get(0).unwrap().unwrap());
+        let found: Vec<Vec<f32>> = found.map(|one| one.iter().collect()).collect();
+        assert_eq!(found, [[3.0, 12.0], [3.0, 0.75]]);
+    });
+}
+
 #[derive(Module, Debug)]
 struct Weight {
     weight: Param<Tensor<1>>,

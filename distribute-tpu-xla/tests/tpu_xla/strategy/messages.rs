@@ -1,11 +1,10 @@
 //! What errors say of the place in the user's program.
 
-use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::ops::{InterpolateMode, InterpolateOptions};
 use distribute_core::{
-    Error, MirroredStrategy, Nest, PerReplica, ReplicaContext, Result, Sgd, Strategy, StrategyExt,
-    TrainState,
+    Error, Nest, PerReplica, ReplicaContext, Result, Sgd, Strategy, StrategyExt, TrainState,
 };
 use distribute_tpu_xla::TpuError;
 
@@ -109,35 +108,5 @@ fn a_read_on_the_host_says_so_in_one_sentence() {
             assert_eq!(text.matches('(').count(), text.matches(')').count());
             assert!(text.ends_with("the result of `run`"), "{text}");
         }
-    });
-}
-
-#[test]
-fn a_batch_normalization_is_evaluated_and_not_trained() {
-    #[derive(Module, Debug)]
-    struct Model {
-        norm: BatchNorm,
-    }
-    within(60, || {
-        let Some(tpu) = strategy(2) else { return };
-        let cpu = MirroredStrategy::builder().replicas(2).build().unwrap();
-        let build = |device: &Device| {
-            let norm = BatchNormConfig::new(4).with_epsilon(0.5).init(device);
-            TrainState::new(Model { norm }, Sgd::new(0.1))
-        };
-        let x = || PerReplica::new(vec![ones(); 2]);
-        let state = tpu.scope(build).unwrap();
-        let rows = tpu.run((&state, x()), |_, (state, x)| {
-            Ok(state.model.norm.forward(x))
-        });
-        let found = tpu.gather(rows.unwrap(), 0).unwrap().into_data();
-        // The model alone: a training state of it is refused there.
-        let model = cpu.scope(|device| build(device).model).unwrap();
-        let rows = cpu.run((&model, x()), |_, (model, x)| Ok(model.norm.forward(x)));
-        let expected = cpu.gather(rows.unwrap(), 0).unwrap().into_data();
-        found.assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::default());
-        let mut state = tpu.scope(build).unwrap();
-        let error = tpu.run(&mut state, |_, _| Ok(())).unwrap_err();
-        assert!(error.to_string().contains("`norm`"), "{error}");
     });
 }

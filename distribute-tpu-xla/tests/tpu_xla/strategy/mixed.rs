@@ -1,14 +1,15 @@
 //! Steps in mixed precision: compiled and on the CPU backend they learn what they learn in `f32`.
 
+use burn::nn::{BatchNorm, BatchNormConfig, Gru, GruConfig};
 use burn::prelude::*;
 use burn::tensor::DType;
 use distribute_core::{
-    Adam, LossScale, MirroredStrategy, PerReplica, Policy, ReduceOp, Replicate, Result, Strategy,
-    StrategyExt, SyncBatchNormConfig, TrainState,
+    Adam, LossScale, MirroredStrategy, PerReplica, Policy, ReduceOp, Replicate, Result, Sgd,
+    Strategy, StrategyExt, TrainState,
 };
 use distribute_data::{AverageLoss, sparse_categorical_crossentropy};
 
-use crate::strategy::models::{Cnn, Mlp, Transformer};
+use crate::strategy::models::{Cnn, Mlp, Normalized, Transformer};
 use crate::strategy::support::{Data, strategy, within};
 
 const REPLICAS: usize = 2;
@@ -25,11 +26,7 @@ fn losses<M: Module + Sync + 'static, B: distribute_core::Nest + Send + Clone>(
     policy: Policy,
     forward: Forward<M, B>,
 ) -> Result<Vec<f32>> {
-    // A dynamic scale is refused in compiled steps.
-    let scale = match policy.loss_scale().is_dynamic() {
-        true => LossScale::fixed(1024.0)?,
-        false => LossScale::default(),
-    };
+    let scale = policy.loss_scale();
     let mut state = strategy.scope(|device| state.replicate(device).with_loss_scale(scale))?;
     let step = |_| {
         let loss = strategy.run((&mut state, batch.clone()), |ctx, (state, batch)| {
@@ -116,19 +113,104 @@ fn a_transformer() {
     });
 }
 
+/// The losses of 20 steps and the statistics after them.
+fn normalized(
+    strategy: &dyn Strategy,
+    state: &TrainState<Normalized>,
+    policy: Policy,
+) -> Result<Vec<f32>> {
+    let scale = match policy.loss_scale().is_dynamic() {
+        true => LossScale::fixed(128.0)?,
+        false => LossScale::default(),
+    };
+    let mut state = strategy.scope(|device| state.replicate(device).with_loss_scale(scale))?;
+    let batch = Data::new(3, REPLICAS, &[6], 5).batch::<2>(EXAMPLES);
+    let mut found = Vec::new();
+    for _ in 0..20 {
+        let loss = strategy.run((&mut state, batch.clone()), |ctx, (state, (x, y))| {
+            let model = policy.model(&state.model)?;
+            let x = model.inputs.forward(ctx, policy.cast(x))?;
+            let x = model.norm.forward(model.hidden.forward(x))?;
+            let logits = model.output.forward(burn::tensor::activation::relu(x));
+            assert_eq!(logits.dtype(), DType::from(policy.compute_dtype()));
+            let per_example = sparse_categorical_crossentropy(policy.output(logits), y);
+            let loss = AverageLoss::new()
+                .global_batch_size(EXAMPLES * REPLICAS)
+                .of(ctx, per_example)?;
+            let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss)
+        })?;
+        found.push(strategy.reduce(ReduceOp::Sum, loss)?.into_scalar());
+    }
+    let model = &state.primary()?.model;
+    for state in [
+        &model.inputs.moving_mean,
+        &model.inputs.moving_variance,
+        &model.norm.running_mean,
+        &model.norm.running_var,
+    ] {
+        let value = state.value_sync().into_data();
+        assert_eq!(value.dtype(), DType::F32);
+        found.extend(value.iter::<f32>());
+    }
+    Ok(found)
+}
+
+#[test]
+fn batch_normalizations_keep_f32() {
+    within(300, || {
+        let Some(tpu) = strategy(REPLICAS) else {
+            return;
+        };
+        let cpu = MirroredStrategy::builder().replicas(REPLICAS).build();
+        let (cpu, device) = (cpu.unwrap(), device());
+        let model = Normalized::new(6, 5, &device);
+        let state = TrainState::new(model, Sgd::new(0.05));
+        let wanted = normalized(&cpu, &state, Policy::float32()).unwrap();
+        for policy in [
+            Policy::float32(),
+            Policy::mixed_bfloat16(),
+            Policy::mixed_float16(),
+        ] {
+            let found = normalized(&tpu, &state, policy).unwrap();
+            let bound = if policy == Policy::float32() {
+                1e-5
+            } else {
+                1e-2
+            };
+            for (found, wanted) in found.iter().zip(&wanted) {
+                let bound = bound * wanted.abs().max(1.0);
+                assert!((found - wanted).abs() < bound, "{policy}: {found} {wanted}");
+            }
+        }
+    });
+}
+
 /// In a captured step only the names of layers tell.
 #[test]
-fn a_batch_normalization_is_refused() {
+fn layers_that_cannot_are_refused_by_name() {
+    #[derive(Module, Debug)]
+    struct Model {
+        norm: BatchNorm,
+        memory: Gru,
+    }
     within(60, || {
         let Some(tpu) = strategy(1) else { return };
-        let state = tpu.try_scope(|device| {
-            let norm = SyncBatchNormConfig::new(3).init(device)?;
-            Ok(TrainState::new(norm, Adam::new(0.01)))
+        let state = tpu.scope(|device| {
+            let norm = BatchNormConfig::new(3).init(device);
+            let memory = GruConfig::new(2, 2, true).init(device);
+            TrainState::new(Model { norm, memory }, Adam::new(0.01))
         });
-        let result = tpu.run(&mut state.unwrap(), |_, state| {
-            Policy::mixed_bfloat16().model(&state.model).map(drop)
+        let mut state = state.unwrap();
+        let policy = Policy::mixed_bfloat16();
+        let result = tpu.run(&mut state, |_, state| policy.model(&state.model).map(drop));
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("the batch normalization `norm`"), "{error}");
+        let result = tpu.run(&mut state, |_, state| {
+            policy.model(&state.model.memory).map(drop)
         });
         let error = result.unwrap_err().to_string();
-        assert!(error.contains("batch normalization"), "{error}");
+        assert!(error.contains("the recurrent layer"), "{error}");
     });
 }

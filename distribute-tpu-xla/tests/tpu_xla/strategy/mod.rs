@@ -7,6 +7,8 @@ mod errors;
 mod fit;
 mod inside;
 mod kinds;
+mod local_normalization;
+mod loss_scale;
 mod messages;
 mod mixed;
 pub mod models;

@@ -7,11 +7,13 @@ use burn::nn::transformer::{
     TransformerEncoder, TransformerEncoderConfig, TransformerEncoderInput,
 };
 use burn::nn::{
-    Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
-    Relu,
+    BatchNormConfig, Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig,
+    PaddingConfig2d, Relu,
 };
 use burn::prelude::*;
-use distribute_core::{ReplicaContext, Result, TrainState};
+use distribute_core::{
+    LocalBatchNorm, ReplicaContext, Result, SyncBatchNorm, SyncBatchNormConfig, TrainState,
+};
 use distribute_data::{
     AverageLoss, l2, scale_regularization_loss, sparse_categorical_crossentropy,
 };
@@ -169,5 +171,25 @@ pub fn transformer_step(
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(loss)
+    }
+}
+
+/// Normalized over the parts of all replicas, and over each one's own.
+#[derive(Module, Debug)]
+pub struct Normalized {
+    pub inputs: SyncBatchNorm,
+    pub hidden: Linear,
+    pub norm: LocalBatchNorm,
+    pub output: Linear,
+}
+
+impl Normalized {
+    pub fn new(inputs: usize, outputs: usize, device: &Device) -> Self {
+        Self {
+            inputs: SyncBatchNormConfig::new(inputs).init(device).unwrap(),
+            hidden: LinearConfig::new(inputs, 8).init(device),
+            norm: BatchNormConfig::new(8).init(device).into(),
+            output: LinearConfig::new(8, outputs).init(device),
+        }
     }
 }

@@ -7,8 +7,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::activation::relu;
 use distribute_core::{
-    Adam, Mirrored, MirroredStrategy, PerReplica, ReplicaContext, Replicate, Result, Strategy,
-    StrategyExt, SyncBatchNorm, SyncBatchNormConfig, TensorData, TrainState, trace,
+    Adam, Error, Mirrored, MirroredStrategy, PerReplica, ReplicaContext, Replicate, Result,
+    Strategy, StrategyExt, SyncBatchNorm, SyncBatchNormConfig, TensorData, TrainState, trace,
 };
 use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
 
@@ -69,27 +69,27 @@ fn rows(indices: &[usize], device: &Device) -> Result<Tensor<2>> {
     Ok(Tensor::from_data(data, device))
 }
 
-/// Some epochs of batches of 12, the last of which is short; where the shapes are fixed and
+/// Some epochs of batches, the last of which is short; where the shapes are fixed and
 /// `pads`, it is filled up. Without padding the layers get no weights.
 fn train(
     strategy: &dyn Strategy,
     state: &mut Mirrored<TrainState<Net>>,
-    (examples, pads): (usize, bool),
+    (examples, batch, pads): (usize, usize, bool),
     epochs: Range<usize>,
 ) {
     let pads = pads && strategy.tracer().is_some();
-    let batching = Batching::global(12).shuffle(3).pad_remainder(pads);
+    let batching = Batching::global(batch).shuffle(3).pad_remainder(pads);
     let dataset = Weighted::new(FnDataset::new(examples, rows));
     let dataset = strategy.distribute_dataset(dataset, batching).unwrap();
     for epoch in epochs {
-        for batch in dataset.epoch(epoch) {
-            let arguments = (&mut *state, batch.unwrap(), pads);
+        for part in dataset.epoch(epoch) {
+            let arguments = (&mut *state, part.unwrap(), pads);
             let step = strategy.run(arguments, |ctx, (state, (x, weights), pads)| {
                 let target = x.clone().sum_dim(1).sin();
                 let given = pads.then(|| weights.clone());
                 let error = state.model.forward(ctx, x, given)? - target;
                 let losses: Tensor<1> = error.powi_scalar(2).flatten(0, 1);
-                let loss = AverageLoss::new().weights(weights).global_batch_size(12);
+                let loss = AverageLoss::new().weights(weights).global_batch_size(batch);
                 let loss = loss.of(ctx, losses)?;
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients).map(drop)
@@ -118,16 +118,19 @@ fn net() -> TrainState<Net> {
     TrainState::new(Net::new(&Device::flex().autodiff()), Adam::new(1e-2))
 }
 
-/// 45 examples leave 9 of which two replicas get 5 and 4; 40 leave 4.
+/// 45 examples leave 9 of which two replicas get 5 and 4; 40 leave 4. Of batches of 40 the examples
+/// are summed in more than one chain.
 #[test]
 fn weights_and_statistics_are_those_of_steps_that_run_as_they_are() {
     within(300, || {
-        for (replicas, examples, pads) in [
-            (1, 45, false),
-            (1, 45, true),
-            (2, 40, false),
-            (2, 45, true),
-            (4, 45, true),
+        for (replicas, examples, batch, pads) in [
+            (1, 45, 12, false),
+            (1, 45, 12, true),
+            (2, 40, 12, false),
+            (2, 45, 12, true),
+            (4, 45, 12, true),
+            (1, 90, 40, false),
+            (2, 90, 40, true),
         ] {
             let Some(tpu) = strategy(replicas) else {
                 return;
@@ -135,8 +138,8 @@ fn weights_and_statistics_are_those_of_steps_that_run_as_they_are() {
             let (cpu, start) = (mirrored(replicas), net());
             let [mut on_tpu, mut on_cpu] = [&tpu as &dyn Strategy, &cpu]
                 .map(|strategy| strategy.scope(|device| start.replicate(device)).unwrap());
-            train(&tpu, &mut on_tpu, (examples, pads), 0..5);
-            train(&cpu, &mut on_cpu, (examples, pads), 0..5);
+            train(&tpu, &mut on_tpu, (examples, batch, pads), 0..5);
+            train(&cpu, &mut on_cpu, (examples, batch, pads), 0..5);
             assert_close(&tensors(&on_tpu), &tensors(&on_cpu), 1e-5);
             // The statistics stay on the devices, in the same program.
             let programs = if pads { 1 } else { 2 };
@@ -152,7 +155,7 @@ fn a_checkpoint_goes_on_with_the_same_statistics() {
         let (Some(one), Some(two)) = (strategy(1), strategy(2)) else {
             return;
         };
-        let (cpu, start, data) = (mirrored(2), net(), (45, true));
+        let (cpu, start, data) = (mirrored(2), net(), (45, 12, true));
         let on = |strategy: &dyn Strategy| {
             let state = strategy.scope(|device| start.replicate(device));
             state.unwrap()
@@ -207,7 +210,7 @@ fn evaluation_and_frozen_layers_use_the_moving_statistics() {
     within(60, || {
         let Some(tpu) = strategy(2) else { return };
         let mut state = tpu.scope(|_| net()).unwrap();
-        train(&tpu, &mut state, (45, true), 0..1);
+        train(&tpu, &mut state, (45, 12, true), 0..1);
         let x = rows(&[4, 5, 6], &Device::flex().autodiff()).unwrap();
         let parts = || PerReplica::new(vec![x.clone(); 2]);
         let outputs = tpu.run((&state, parts()), |ctx, (state, x)| {
@@ -232,8 +235,61 @@ fn evaluation_and_frozen_layers_use_the_moving_statistics() {
         let frozen = TrainState::new(frozen, Adam::new(1e-2));
         let mut frozen = tpu.scope(|device| frozen.replicate(device)).unwrap();
         let mean = statistic(&frozen);
-        train(&tpu, &mut frozen, (45, true), 1..2);
+        train(&tpu, &mut frozen, (45, 12, true), 1..2);
         assert_eq!(statistic(&frozen), mean);
         assert_eq!(mean, statistic(&state));
+    });
+}
+
+/// The statistics are those of all replicas, so that the first one is named.
+#[test]
+fn statistics_that_are_not_finite_are_named_and_nothing_is_lost() {
+    within(120, || {
+        for replicas in [1, 2] {
+            let Some(tpu) = strategy(replicas) else {
+                return;
+            };
+            let start = net();
+            let on = || tpu.scope(|device| start.replicate(device)).unwrap();
+            let [mut found, mut expected] = [on(), on()];
+            let step = |state: &mut Mirrored<TrainState<Net>>, value: f32| {
+                let device = Device::flex().autodiff();
+                let mut parts: Vec<_> = (0..replicas)
+                    .map(|replica| rows(&[replica, replica + 3, replica + 8], &device).unwrap())
+                    .collect();
+                let last = parts.pop().unwrap();
+                let bad = Tensor::full([1, 1], value, &device);
+                parts.push(last.slice_assign([2..3, 1..2], bad));
+                let ran = tpu.run((state, PerReplica::new(parts)), |ctx, (state, x)| {
+                    let loss = state.model.forward(ctx, x, None)?.powi_scalar(2).sum();
+                    let gradients = ctx.gradient(&loss, &state.model)?;
+                    state.apply_gradients(ctx, gradients).map(drop)
+                });
+                ran.map(drop)
+            };
+            for state in [&mut found, &mut expected] {
+                step(state, 1.0).unwrap();
+            }
+            let error = step(&mut found, f32::NEG_INFINITY).unwrap_err();
+            let Error::StatisticsNotFinite {
+                path,
+                replica,
+                updates,
+            } = &error
+            else {
+                panic!("{error}");
+            };
+            assert_eq!(
+                (path.as_str(), *replica, *updates),
+                ("inputs.moving_mean", 0, 1)
+            );
+            assert_eq!(tensors(&found), tensors(&expected));
+            for state in [&mut found, &mut expected] {
+                step(state, 2.0).unwrap();
+            }
+            assert_eq!(tensors(&found), tensors(&expected));
+            let programs = tpu.statistics().programs;
+            assert_eq!(programs, 2, "one for each state");
+        }
     });
 }

@@ -8,12 +8,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs};
 
+use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::collectives::contract;
 use distribute_core::metric::Mean;
 use distribute_core::{
-    Adam, Error, PerReplica, ReduceOp, Result, Strategy, StrategyExt, TensorData, TrainState,
+    Adam, Error, LossScale, PerReplica, ReduceOp, Result, Strategy, StrategyExt, SyncBatchNorm,
+    SyncBatchNormConfig, TensorData, TrainState,
 };
 use distribute_data::fit::callbacks::ModelCheckpoint;
 use distribute_data::fit::{Callback, Control, Fit, Objective};
@@ -428,6 +430,112 @@ fn a_process_that_cannot_build_its_state_tells_the_other() {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains("the weights are not there"), "{error}");
         assert!(id == 1 || error.contains("rank 1 aborted"), "{error}");
+    });
+}
+
+/// Synchronized statistics before a layer.
+#[derive(Module, Debug)]
+struct Normalized {
+    norm: SyncBatchNorm,
+    output: Linear,
+}
+
+/// Seven steps with a dynamic loss scale, of which two overflow on the last replica of all; after
+/// each the scale, the good and the skipped steps and the updates, and all tensors.
+fn scaled(
+    tpu: &TpuStrategy,
+    initial: Option<&BTreeMap<String, TensorData>>,
+) -> Result<Vec<(String, BTreeMap<String, TensorData>)>> {
+    let all = tpu.num_replicas_in_sync();
+    let mut state = tpu.try_scope(|device| {
+        let norm = SyncBatchNormConfig::new(3).init(device)?;
+        let output = LinearConfig::new(3, 1).init(device);
+        let scale = LossScale::dynamic().initial(1024.0)?.growth_steps(2)?;
+        Ok(TrainState::new(Normalized { norm, output }, Adam::new(0.01)).with_loss_scale(scale))
+    })?;
+    if let Some(initial) = initial {
+        state.update(|state| state.load_tensors(initial, 0))?;
+    }
+    let mut found = vec![("start".to_string(), state.primary()?.to_tensors()?)];
+    for number in 0..7 {
+        let parts = tpu.replicas().iter().map(|replica| {
+            let value = |i: usize| ((i * 7 + replica.id * 31 + number * 13) as f32 * 0.37).sin();
+            let rows: Vec<f32> = (0..12).map(value).collect();
+            let overflows = [2, 3].contains(&number) && replica.id + 1 == all;
+            let device = Device::flex().autodiff();
+            let size: f32 = if overflows { 1e37 } else { 1.0 };
+            let size = Tensor::<1>::from_data([size], &device);
+            (
+                Tensor::<2>::from_data(TensorData::new(rows, [4, 3]), &device),
+                size,
+            )
+        });
+        let parts = PerReplica::new(parts.collect());
+        tpu.run((&mut state, parts), |ctx, (state, (x, size))| {
+            let x = state.model.norm.forward(ctx, x)?;
+            let loss = state.model.output.forward(x).powi_scalar(2).mean() * size;
+            let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        })?;
+        let tensors = state.primary()?.to_tensors()?;
+        let host = state.host_metadata();
+        let scale = host.loss_scale();
+        let (good, skipped) = (scale.good_steps(), scale.skipped_steps());
+        let numbers = format!("{} {good} {skipped} {}", scale.scale(), host.step());
+        found.push((numbers, tensors));
+    }
+    assert_eq!(tpu.statistics().programs, 1);
+    Ok(found)
+}
+
+#[test]
+fn all_processes_skip_the_same_updates() {
+    let test = "all_processes_skip_the_same_updates";
+    let folder = in_processes(test, 1, |process| {
+        let found = scaled(&process.strategy, None).unwrap();
+        for (step, (numbers, tensors)) in found.iter().enumerate() {
+            let file = process.folder.join(format!("{step}-{}", process.id));
+            fs::write(file, format!("{numbers}\n{}", dump(tensors))).unwrap();
+        }
+    });
+    let Some(folder) = folder else { return };
+    let read = |step: usize, id: usize| {
+        let text = fs::read_to_string(folder.path().join(format!("{step}-{id}"))).unwrap();
+        let (numbers, tensors) = text.split_once('\n').unwrap();
+        (numbers.to_string(), load(tensors))
+    };
+    let skipped: Vec<String> = (1..8).map(|step| read(step, 0).0).collect();
+    let wanted = [
+        "1024 1 0 1",
+        "2048 0 0 2",
+        "1024 0 1 2",
+        "512 0 2 2",
+        "512 1 2 3",
+        "1024 0 2 4",
+        "1024 1 2 5",
+    ];
+    assert_eq!(skipped, wanted);
+    within(150, || {
+        let tpu = TpuStrategy::new(&system(2).unwrap()).unwrap();
+        let alone = scaled(&tpu, Some(&read(0, 0).1)).unwrap();
+        for (step, (numbers, tensors)) in alone.iter().enumerate() {
+            let (found, other) = (read(step, 0), read(step, 1));
+            assert_eq!(found, other, "step {step}");
+            assert_eq!(found.0, *numbers, "step {step}");
+            assert_close(&found.1, tensors, 1e-5);
+        }
+        for skipped in [3, 4] {
+            let of_model = |step: usize| {
+                let mut tensors = read(step, 1).1;
+                tensors.retain(|name, _| !name.starts_with("loss_scale/"));
+                tensors
+            };
+            assert_eq!(of_model(skipped), of_model(2));
+        }
+        assert_ne!(
+            read(1, 0).1["model/norm.moving_mean"],
+            read(2, 0).1["model/norm.moving_mean"]
+        );
     });
 }
 

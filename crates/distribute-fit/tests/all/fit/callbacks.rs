@@ -210,7 +210,7 @@ fn a_value_that_is_not_there_is_named_with_those_that_are() {
     let error = fit
         .run(&mut state, &data, Some(&data), objective)
         .unwrap_err();
-    insta::assert_snapshot!(error, @"EarlyStopping watches `val_acc`, but the logs only have `loss`, `accuracy`, `val_loss`, `val_accuracy`");
+    insta::assert_snapshot!(error, @"EarlyStopping watches `val_acc`, but the logs only have `loss`, `accuracy`, `val_loss`, `val_accuracy`; did you mean `val_accuracy`?");
 }
 
 #[test]

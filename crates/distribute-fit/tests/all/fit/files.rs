@@ -136,10 +136,30 @@ struct Value {
     tag: String,
     #[prost(float, tag = "2")]
     simple_value: f32,
+    #[prost(message, optional, tag = "5")]
+    histogram: Option<Histogram>,
+}
+
+#[derive(Message)]
+struct Histogram {
+    #[prost(double, tag = "1")]
+    min: f64,
+    #[prost(double, tag = "2")]
+    max: f64,
+    #[prost(double, tag = "3")]
+    count: f64,
 }
 
 /// All scalars of the one event file in a directory: tag, step, value.
 fn scalars(directory: &Path) -> Vec<(String, i64, f32)> {
+    let values = values(directory).into_iter();
+    values
+        .map(|(step, value)| (value.tag, step, value.simple_value))
+        .collect()
+}
+
+/// All values of the one event file in a directory, with their steps.
+fn values(directory: &Path) -> Vec<(i64, Value)> {
     let files: Vec<_> = fs::read_dir(directory)
         .unwrap()
         .map(|f| f.unwrap().path())
@@ -153,7 +173,7 @@ fn scalars(directory: &Path) -> Vec<(String, i64, f32)> {
         let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
         let event = Event::decode(&rest[12..12 + length]).unwrap();
         for value in event.summary.into_iter().flat_map(|summary| summary.value) {
-            found.push((value.tag, event.step, value.simple_value));
+            found.push((event.step, value));
         }
         rest = &rest[12 + length + 4..];
     }
@@ -190,4 +210,40 @@ fn event_files_hold_keras_tags_over_the_epochs() {
         scalars(&directory.path().join("validation")),
         expected_validation
     );
+}
+
+#[test]
+fn event_files_hold_the_distributions_of_all_parameters() {
+    let directory = tempfile::tempdir().unwrap();
+    let strategy = DefaultStrategy::new();
+    let data = Points::new(&strategy);
+    let mut state = new_state(&strategy);
+    let board = TensorBoard::new(directory.path()).unwrap().histograms(2);
+    let fit = Fit::new(&strategy).epochs(4).callback(board);
+    fit.run(&mut state, &data, None, objective).unwrap();
+    let found = values(&directory.path().join("train")).into_iter();
+    let mut found: Vec<_> = found
+        .filter_map(|(step, value)| Some((step, value.tag, value.histogram?)))
+        .collect();
+    let last = found.split_off(found.len() / 2);
+    assert!(
+        found.iter().all(|(step, ..)| *step == 1),
+        "after the second epoch"
+    );
+    let tensors = state.primary().unwrap().to_tensors().unwrap();
+    let model = tensors
+        .iter()
+        .filter(|(name, _)| name.starts_with("model/"));
+    for ((step, tag, found), (name, data)) in last.iter().zip(model) {
+        let name = name.strip_prefix("model/").unwrap();
+        assert_eq!(
+            (*step, tag.as_str()),
+            (3, format!("{name}/histogram").as_str())
+        );
+        let values: Vec<f64> = data.iter::<f64>().collect();
+        assert_eq!(found.count, values.len() as f64);
+        assert_eq!(found.min, values.iter().copied().fold(f64::MAX, f64::min));
+        assert_eq!(found.max, values.iter().copied().fold(f64::MIN, f64::max));
+    }
+    assert_eq!((found.len(), last.len()), (4, 4));
 }

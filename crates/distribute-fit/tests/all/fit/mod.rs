@@ -2,6 +2,7 @@
 //! the same in every run.
 
 mod anywhere;
+mod bits;
 mod callbacks;
 mod files;
 mod resume;

@@ -5,7 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use distribute_core::checkpoint::{Checkpoint, Entry, list, load_latest};
+use burn::module::{Initializer, Module};
+use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::checkpoint::{Checkpoint, Entry, list, load, load_latest};
 use distribute_core::{
     Adam, DefaultStrategy, Error, LossScale, Mirrored, MirroredStrategy, MovingAverage, Result,
     RmsProp, StrategyExt, TrainState,
@@ -16,7 +19,7 @@ use distribute_fit::callbacks::{
 };
 use distribute_fit::{
     Callback, Control, EpochRecord, Fit, History, Objective, Outcome, Position, StepContext,
-    averaged_weights, restore, restore_weights, snapshot,
+    averaged_weights, best_weights, restore, restore_weights, snapshot,
 };
 use rstest::rstest;
 
@@ -468,4 +471,167 @@ fn averages_and_plateaus_go_on_where_they_were() {
         let resumed = everything(resumed.primary().unwrap());
         assert_eq!(resumed, everything(expected.primary().unwrap()), "{events}");
     }
+}
+
+/// A run that stops early after its fourth epoch: the loss falls, and larger is said to be better,
+/// so that the first epoch that is looked at stays the best.
+fn stopping_part(
+    strategy: &MirroredStrategy,
+    saver: ModelCheckpoint,
+    checkpoint: Option<Checkpoint>,
+    patience: usize,
+) -> (History, Mirrored<TrainState<Mlp>>) {
+    let data = Points::new(strategy);
+    let mut state = new_state(strategy);
+    let stopping = EarlyStopping::new("val_loss")
+        .direction(Direction::Max)
+        .patience(patience)
+        .start_from_epoch(1)
+        .restore_best(true);
+    let history = Fit::new(strategy)
+        .epochs(8)
+        .seed(7)
+        .resume_from(checkpoint)
+        .callback(saver)
+        .callback(stopping)
+        .run(&mut state, &data, Some(&data), objective)
+        .unwrap();
+    (history, state)
+}
+
+/// Killed after any save, also the one after the epoch that has stopped it.
+#[rstest]
+#[case::after_every_step(true)]
+#[case::after_every_epoch(false)]
+fn killed_after_any_save_it_stops_as_early_with_the_best_parameters(#[case] every_step: bool) {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let whole = tempfile::tempdir().unwrap();
+    let saver = |directory: &Path| {
+        let saver = ModelCheckpoint::new(directory).unwrap();
+        if every_step {
+            saver.every_steps(1)
+        } else {
+            saver
+        }
+    };
+    let (history, expected) = stopping_part(&strategy, saver(whole.path()), None, 2);
+    assert_eq!(history.position.epoch, 4);
+    let best = history.epochs[1].logs.get("val_loss").unwrap();
+    assert!(
+        matches!(&history.outcome, Outcome::EarlyStopped { best_epoch: 1, best: found, .. }
+            if *found == best),
+        "{:?}",
+        history.outcome
+    );
+    let expected = everything(expected.primary().unwrap());
+    let saves = list(whole.path()).unwrap();
+    assert!(saves.len() >= 4, "{saves:?}");
+    for save in &saves {
+        let (checkpoint, other) = (load(&save.path).unwrap(), tempfile::tempdir().unwrap());
+        let resumed = stopping_part(&strategy, saver(other.path()), Some(checkpoint), 2);
+        assert_eq!(resumed.0.outcome, history.outcome, "{save:?}");
+        assert_eq!(resumed.0.position, history.position, "{save:?}");
+        for copy in resumed.1.values().unwrap() {
+            assert_eq!(everything(copy), expected, "{save:?}");
+        }
+    }
+    // What it ends with can be read from its last checkpoint.
+    let last = newest(whole.path());
+    let weight = "model/hidden.weight";
+    let value = |name: &str, checkpoint: &Checkpoint| {
+        checkpoint.tensors[name].iter::<f32>().collect::<Vec<_>>()
+    };
+    let ended = expected.iter().find(|(name, _)| name == weight).unwrap();
+    assert_ne!(value(weight, &last), ended.1);
+    assert_eq!(value(weight, &best_weights(last.clone())), ended.1);
+    // With more patience it goes on.
+    let other = tempfile::tempdir().unwrap();
+    let (history, _) = stopping_part(&strategy, saver(other.path()), Some(last), 3);
+    assert_eq!(history.position.epoch, 5);
+}
+
+/// A model whose replicas have running statistics of their own.
+#[derive(Module, Debug)]
+struct Normalized {
+    hidden: Linear,
+    norm: BatchNorm,
+    output: Linear,
+}
+
+impl Normalized {
+    fn new(device: &Device) -> Self {
+        let layer = |inputs, outputs| {
+            let initializer = Initializer::Constant { value: 0.3 };
+            LinearConfig::new(inputs, outputs)
+                .with_initializer(initializer)
+                .init(device)
+        };
+        Self {
+            hidden: layer(2, 4),
+            norm: BatchNormConfig::new(4).init(device),
+            output: layer(4, 1),
+        }
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let hidden = self.norm.forward(self.hidden.forward(x));
+        self.output.forward(hidden)
+    }
+}
+
+type Trained = Mirrored<TrainState<Normalized>>;
+
+/// Two epochs, or as many steps; saves into the directory at the end.
+fn train_normalized(
+    strategy: &MirroredStrategy,
+    directory: &Path,
+    (checkpoint, steps): (Option<Checkpoint>, Option<u64>),
+) -> Trained {
+    let mut data = Points::new(strategy);
+    // Every replica has examples in each batch.
+    data.examples = 40;
+    let new = |device: &Device| TrainState::new(Normalized::new(device), Adam::new(0.02));
+    let mut state = strategy.scope(new).unwrap();
+    let objective = |ctx: &StepContext<'_>, model: &Normalized, (x, y): Batch| {
+        let (examples, size) = (x.dims()[0], ctx.global_batch_size().unwrap_or(1));
+        let loss = squared_error(model.forward(x), y, size);
+        Ok(Objective::new(loss).examples(examples))
+    };
+    Fit::new(strategy)
+        .epochs(2)
+        .max_steps(steps)
+        .resume_from(checkpoint)
+        .callback(ModelCheckpoint::new(directory).unwrap())
+        .run(&mut state, &data, None, objective)
+        .unwrap();
+    state
+}
+
+fn numbers(statistics: Vec<Vec<(String, TensorData)>>) -> Vec<Vec<f32>> {
+    let of_one = |own: Vec<(String, TensorData)>| {
+        let values = own
+            .into_iter()
+            .flat_map(|(_, data)| data.try_into_vec::<f32>().unwrap());
+        values.collect()
+    };
+    statistics.into_iter().map(of_one).collect()
+}
+
+#[test]
+fn each_replica_goes_on_with_its_own_running_statistics() {
+    let strategy = MirroredStrategy::builder().replicas(4).build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let train = |name: &str, from| train_normalized(&strategy, &folder.path().join(name), from);
+    let whole = train("whole", (None, None));
+    train("parts", (None, Some(7)));
+    let saved = newest(&folder.path().join("parts"));
+    let resumed = train("parts", (Some(saved.clone()), None));
+    let expected = numbers(whole.own_statistics().unwrap());
+    assert_ne!(expected[0], expected[1]);
+    assert_eq!(numbers(resumed.own_statistics().unwrap()), expected);
+    let tensors = |state: &Trained| state.primary().unwrap().to_tensors().unwrap();
+    assert_eq!(tensors(&resumed), tensors(&whole));
+    // Other replicas go on with the mean.
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    train_normalized(&strategy, &folder.path().join("parts"), (Some(saved), None));
 }

@@ -21,6 +21,7 @@ use crate::events::Event;
 use crate::hosts::posts::PostBody;
 use crate::hosts::wait::WaitOutcome;
 use crate::job::cluster::Token;
+use crate::membership::Plan;
 use crate::process::leftovers::{self, Marks};
 use crate::report::attempt::AttemptResult;
 use crate::report::console::Screen;
@@ -42,13 +43,20 @@ struct Attempt<'a, 's> {
     screen: &'a Screen<'s>,
 }
 
-/// Runs the job's processes once.
-pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<WaitOutcome<AttemptResult>> {
+/// Runs the job's processes once; `places` are those of this host's workers.
+pub fn run(
+    session: &mut Session<'_, '_>,
+    plan: &Plan,
+    places: &[usize],
+) -> Result<WaitOutcome<AttemptResult>> {
+    session.memory.keep(places);
+    let tasks = session.job.tasks(places.len());
     // Until the attempt is over: a worker that starts again alone keeps its port.
-    let ports = session.ports()?;
-    let place = match session.attempt_cluster(restart, &ports)? {
+    let ports = session.ports(tasks.len())?;
+    let place = match session.attempt_cluster(plan, (tasks, &ports))? {
         WaitOutcome::Done(place) => place,
         WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
+        WaitOutcome::HostLost => return Ok(WaitOutcome::HostLost),
     };
     let mark = Token::random()?;
     session.replace_ended_guard()?;
@@ -65,7 +73,13 @@ pub fn run(session: &mut Session<'_, '_>, restart: u32) -> Result<WaitOutcome<At
             broken: None,
             screen: session.screen,
         };
-        let starter = Starter::new(threads, session, (&place, &mark), &stop, restart);
+        let starter = Starter::new(
+            threads,
+            session,
+            (&place, &mark),
+            &stop,
+            (plan.start, places),
+        );
         let started = starter.and_then(|starter| {
             attempt.start(session, &starter)?;
             Ok(starter)
@@ -100,6 +114,11 @@ impl Attempt<'_, '_> {
             // The chief is on another host.
             session.post(PostBody::WorkersDone);
         }
+        let group = session.group.as_ref();
+        if group.is_some_and(|group| group.posts.is_asked_to_save()) {
+            // That came while the hosts got ready.
+            self.ask_to_save();
+        }
         Ok(())
     }
 
@@ -119,10 +138,7 @@ impl Attempt<'_, '_> {
             };
             match event {
                 Ok(Event::Ended { index, ending }) => self.ended(index, ending, session),
-                Ok(Event::Signal(signal)) => {
-                    session.post(PostBody::Stop(signal));
-                    self.signalled(signal, session);
-                }
+                Ok(Event::Signal(signal)) => self.signalled(signal, session),
                 Ok(Event::Post(post)) => self.handle_post(*post, session, starter.workers()),
                 Ok(Event::Broken(error)) => self.abort_job(error),
                 Err(_) if self.course.is_over() => self.phase_is_over(),
@@ -145,6 +161,7 @@ impl Attempt<'_, '_> {
         while let Ok(event) = session.received.try_recv() {
             match event {
                 Event::Broken(error) => self.abort_job(error),
+                Event::Signal(signal) if session.leaves(signal) => {}
                 Event::Signal(signal) => {
                     session.post(PostBody::Stop(signal));
                     session.note_signal(signal);

@@ -1,5 +1,7 @@
 //! What an attempt does when a launcher has told something.
 
+use rustix::process::Signal;
+
 use crate::hosts::posts::{Post, PostBody};
 use crate::job::task::Role;
 use crate::run::attempt::Attempt;
@@ -7,6 +9,13 @@ use crate::run::attempt::course::Phase;
 use crate::run::session::Session;
 
 impl Attempt<'_, '_> {
+    /// A launcher waits or leaves: the workers save and stop, and the others go on.
+    pub(super) fn ask_to_save(&mut self) {
+        self.enter(Phase::Preempting);
+        self.members
+            .ask(Signal::TERM, |task| task.role == Role::Worker);
+    }
+
     /// Acts on what a launcher has told all of them, this one included.
     pub(super) fn handle_post(
         &mut self,
@@ -17,10 +26,11 @@ impl Attempt<'_, '_> {
         let Some(group) = &mut session.group else {
             return;
         };
-        let item = post.item.clone();
-        if let Err(error) = group.posts.record(post) {
+        let (host, item) = (post.host, post.item.clone());
+        if let Err(error) = group.record(post) {
             return self.abort_job(error);
         }
+        let has_lost = group.posts.has_lost();
         match item {
             PostBody::Failed(..) => self.settle(),
             PostBody::WorkerGone(task, ending)
@@ -34,6 +44,15 @@ impl Attempt<'_, '_> {
             }
             PostBody::Preempted if self.course.phase() == Phase::Running => {
                 self.enter(Phase::Preempting);
+            }
+            PostBody::Save | PostBody::Leave if self.course.phase() == Phase::Running => {
+                self.ask_to_save();
+            }
+            PostBody::Lost if has_lost && !self.course.is_ending() => {
+                self.log(&format!(
+                    "the launcher of host {host} is gone; stopping the others"
+                ));
+                self.stop(Signal::TERM);
             }
             PostBody::WorkersDone
                 if self.course.is_under_way() && group.posts.workers_are_done() =>

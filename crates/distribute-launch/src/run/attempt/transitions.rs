@@ -3,6 +3,7 @@
 use rustix::process::Signal;
 
 use crate::error::LaunchError;
+use crate::hosts::posts::PostBody;
 use crate::job::task::Role;
 use crate::run::attempt::Attempt;
 use crate::run::attempt::course::Phase;
@@ -36,6 +37,10 @@ impl Attempt<'_, '_> {
     /// The first signal to the launcher reaches everybody once, the second one kills. A signal to
     /// the launcher of another host does not count: a scheduler signals all of them.
     pub(super) fn signalled(&mut self, signal: i32, session: &mut Session<'_, '_>) {
+        if session.leaves(signal) {
+            return session.post(PostBody::Leave);
+        }
+        session.post(PostBody::Stop(signal));
         session.note_signal(signal);
         if session.signals > 1 {
             self.kill();
@@ -80,7 +85,7 @@ impl Attempt<'_, '_> {
         logged.unwrap_or_else(|error| self.abort_job(error));
     }
 
-    fn stop(&mut self, signal: Signal) {
+    pub(super) fn stop(&mut self, signal: Signal) {
         self.enter(Phase::Stopping);
         self.members.ask(signal, |_| true);
     }

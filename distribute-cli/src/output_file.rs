@@ -4,18 +4,20 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use crate::failure::Failure;
+
 /// Written beside its place and put there when it is whole, so that a full disk or a killed
 /// process leaves what was there before. Pipes and devices are written as they are, and so is a
 /// file beside which there cannot be another one.
 #[derive(Debug)]
-pub(super) struct OutputFile {
+pub(crate) struct OutputFile {
     file: File,
     /// Where the bytes are, and where they belong; nothing for a pipe or a device.
     moves: Option<(PathBuf, PathBuf)>,
 }
 
 impl OutputFile {
-    pub(super) fn create(path: &Path) -> io::Result<Self> {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
         let before = fs::metadata(path).ok();
         if before.as_ref().is_some_and(|before| !before.is_file()) {
             let file = File::create(path)?;
@@ -51,7 +53,7 @@ impl OutputFile {
     }
 
     /// Puts it in its place.
-    pub(super) fn finish(mut self) -> io::Result<()> {
+    pub(crate) fn finish(mut self) -> io::Result<()> {
         if let Some((beside, place)) = &self.moves {
             self.file.sync_all()?;
             fs::rename(beside, place)?;
@@ -78,6 +80,14 @@ impl Drop for OutputFile {
             let _ = fs::remove_file(beside);
         }
     }
+}
+
+/// The failure of a file that cannot be written.
+pub(crate) fn cannot_write(path: &Path, error: &io::Error) -> Failure {
+    Failure::failed(format!(
+        "cannot write {} ({error}); choose a writable path with free space",
+        path.display()
+    ))
 }
 
 #[cfg(test)]

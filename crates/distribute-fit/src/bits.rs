@@ -1,0 +1,340 @@
+//! Which bits a run had after each of its updates, as a file, and where two runs part.
+//!
+//! A file has one JSON object a line. The first names the parameters in the (bytewise) order of
+//! their paths, with their shapes: `{"bits":1,"parameters":[["conv1.weight",[8,1,3,3]]]}`. Every
+//! other one has their hashes after an update: `{"step":3,"sha256":["6ef1.."]}`, each the
+//! [`weights_sha256`] of the parameter alone.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use burn::tensor::TensorData;
+use distribute_core::Result;
+use distribute_core::checkpoint::weights_sha256;
+use serde::{Deserialize, Serialize};
+
+use crate::FitError;
+
+/// What the first line says of the file.
+const VERSION: u32 = 1;
+/// The name of a file that is given as a directory.
+const FILE_NAME: &str = "bits.jsonl";
+/// The digits of a hash.
+const DIGITS: usize = 64;
+
+/// The first line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Head {
+    bits: u32,
+    parameters: Vec<(String, Vec<usize>)>,
+}
+
+/// Any other line.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Line {
+    pub(crate) step: u64,
+    sha256: Vec<String>,
+}
+
+/// The parameters among the tensors of a training state, by their paths.
+fn parameters(tensors: &BTreeMap<String, TensorData>) -> impl Iterator<Item = (&str, &TensorData)> {
+    let named = tensors.iter();
+    named.filter_map(|(name, tensor)| Some((name.strip_prefix("model/")?, tensor)))
+}
+
+impl Head {
+    pub(crate) fn of(tensors: &BTreeMap<String, TensorData>) -> Self {
+        let named = parameters(tensors);
+        let shaped = named.map(|(path, tensor)| (path.to_string(), tensor.shape().to_vec()));
+        Self {
+            bits: VERSION,
+            parameters: shaped.collect(),
+        }
+    }
+}
+
+impl Line {
+    pub(crate) fn of(step: u64, tensors: &BTreeMap<String, TensorData>) -> Result<Self> {
+        let hashes = parameters(tensors).map(|named| weights_sha256([named]));
+        Ok(Self {
+            step,
+            sha256: hashes.collect::<std::result::Result<_, _>>()?,
+        })
+    }
+}
+
+/// The file that is meant: one of a fixed name in a directory.
+pub(crate) fn file_of(path: &Path) -> PathBuf {
+    let names_directory = path.as_os_str().as_encoded_bytes().ends_with(b"/");
+    match names_directory || path.is_dir() {
+        true => path.join(FILE_NAME),
+        false => path.to_path_buf(),
+    }
+}
+
+/// Reads a file line by line.
+pub(crate) struct Reader<R> {
+    path: PathBuf,
+    lines: R,
+    /// How many lines, and how many bytes, were read.
+    number: usize,
+    bytes: u64,
+    head: Head,
+    /// The step of the line before.
+    step: Option<u64>,
+}
+
+impl Reader<BufReader<File>> {
+    /// Opens the file of a run.
+    ///
+    /// # Errors
+    /// [`FitError::File`] if it cannot be read, and those of [`new`](Self::new).
+    pub(crate) fn open(path: &Path) -> Result<Self, FitError> {
+        let path = file_of(path);
+        let file = File::open(&path).map_err(|source| FitError::BitsFile {
+            path: path.clone(),
+            source,
+        })?;
+        Self::new(path, BufReader::new(file))
+    }
+}
+
+impl<R: BufRead> Reader<R> {
+    /// Reads the first line.
+    ///
+    /// # Errors
+    /// [`FitError::Bits`] for another kind of file.
+    pub(crate) fn new(path: PathBuf, lines: R) -> Result<Self, FitError> {
+        let mut reader = Self {
+            path,
+            lines,
+            number: 0,
+            bytes: 0,
+            head: Head {
+                bits: VERSION,
+                parameters: Vec::new(),
+            },
+            step: None,
+        };
+        let head: Option<Head> = reader.read()?;
+        let head = head.ok_or_else(|| reader.damaged("is empty"))?;
+        if head.bits != VERSION {
+            let what = format!("is of version {}, this program reads {VERSION}", head.bits);
+            return Err(reader.damaged(&what));
+        }
+        reader.head = head;
+        Ok(reader)
+    }
+
+    pub(crate) fn head(&self) -> &Head {
+        &self.head
+    }
+
+    /// How many bytes were read.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The next update; `None` behind the last one.
+    ///
+    /// # Errors
+    /// [`FitError::Bits`] for a line that is cut off, or of another kind.
+    pub(crate) fn next(&mut self) -> Result<Option<Line>, FitError> {
+        let line: Option<Line> = self.read()?;
+        let Some(line) = line else {
+            return Ok(None);
+        };
+        let is_hash = |hash: &String| {
+            hash.len() == DIGITS && hash.bytes().all(|digit| digit.is_ascii_hexdigit())
+        };
+        let (found, expected) = (line.sha256.len(), self.head.parameters.len());
+        if found != expected {
+            let what = format!("has {found} hashes for {expected} parameters");
+            return Err(self.damaged(&what));
+        }
+        if !line.sha256.iter().all(is_hash) {
+            return Err(self.damaged("has a hash that is none"));
+        }
+        if let Some(before) = self.step.filter(|before| line.step <= *before) {
+            let what = format!("has step {} behind step {before}", line.step);
+            return Err(self.damaged(&what));
+        }
+        self.step = Some(line.step);
+        Ok(Some(line))
+    }
+
+    fn read<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>, FitError> {
+        let mut bytes = Vec::new();
+        let read = self.lines.read_until(b'\n', &mut bytes);
+        read.map_err(|source| FitError::BitsFile {
+            path: self.path.clone(),
+            source,
+        })?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        self.number += 1;
+        self.bytes += bytes.len() as u64;
+        if bytes.last() != Some(&b'\n') {
+            return Err(self.damaged("is cut off"));
+        }
+        let line = serde_json::from_slice(&bytes);
+        line.map(Some)
+            .map_err(|error| self.damaged(&format!("is not readable ({error})")))
+    }
+
+    fn damaged(&self, what: &str) -> FitError {
+        FitError::Bits {
+            path: self.path.clone(),
+            line: self.number,
+            what: what.to_string(),
+        }
+    }
+}
+
+/// How two runs compare.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum BitComparison {
+    /// All parameters are equal after all updates.
+    Equal {
+        /// The number of updates that were compared.
+        updates: usize,
+        /// The last one.
+        last_step: u64,
+        /// The number of parameters.
+        parameters: usize,
+    },
+    /// Some parameters differ.
+    Part {
+        /// The first update after which they do.
+        step: u64,
+        /// The update before it in the files, after which all were equal; `None` if it is the
+        /// first.
+        equal_until: Option<u64>,
+        /// The paths of all that differ after it, in (bytewise) order.
+        parameters: Vec<String>,
+        /// The number of parameters.
+        of: usize,
+    },
+}
+
+/// Where two runs part, from what [`BitLog`](crate::callbacks::BitLog) wrote of them. Reads one
+/// update of each at a time.
+///
+/// # Errors
+/// [`FitError::BitsFile`] for a file that cannot be read, [`FitError::Bits`] for one that is
+/// damaged, [`FitError::OtherBits`] for runs of other models or with other steps, and for one that
+/// is longer than the other, if all that both have is equal.
+pub fn compare_bits(
+    first: impl AsRef<Path>,
+    second: impl AsRef<Path>,
+) -> Result<BitComparison, FitError> {
+    let (first, second) = (
+        Reader::open(first.as_ref())?,
+        Reader::open(second.as_ref())?,
+    );
+    compared(first, second)
+}
+
+fn compared<R: BufRead>(
+    mut first: Reader<R>,
+    mut second: Reader<R>,
+) -> Result<BitComparison, FitError> {
+    if let Some(what) = other_model(&first, &second) {
+        return Err(FitError::OtherBits { what });
+    }
+    let of = first.head.parameters.len();
+    let (mut updates, mut equal_until) = (0, None);
+    loop {
+        let (a, b) = match (first.next()?, second.next()?) {
+            (Some(a), Some(b)) => (a, b),
+            (None, None) => break,
+            (Some(more), None) => return Err(longer(&mut first, more, &second)),
+            (None, Some(more)) => return Err(longer(&mut second, more, &first)),
+        };
+        if a.step != b.step {
+            return Err(FitError::OtherBits {
+                what: format!(
+                    "{} has step {} where {} has step {}",
+                    first.path.display(),
+                    a.step,
+                    second.path.display(),
+                    b.step
+                ),
+            });
+        }
+        if a.sha256 != b.sha256 {
+            let hashes = a.sha256.iter().zip(&b.sha256);
+            let all = first.head.parameters.iter().zip(hashes);
+            let differ = all.filter(|(_, (a, b))| a != b);
+            return Ok(BitComparison::Part {
+                step: a.step,
+                equal_until,
+                parameters: differ.map(|((path, _), _)| path.clone()).collect(),
+                of,
+            });
+        }
+        updates += 1;
+        equal_until = Some(a.step);
+    }
+    match equal_until {
+        Some(last_step) => Ok(BitComparison::Equal {
+            updates,
+            last_step,
+            parameters: of,
+        }),
+        None => Err(FitError::OtherBits {
+            what: format!(
+                "neither {} nor {} has a step",
+                first.path.display(),
+                second.path.display()
+            ),
+        }),
+    }
+}
+
+/// Why the runs are of other models, if they are.
+fn other_model<R>(first: &Reader<R>, second: &Reader<R>) -> Option<String> {
+    let both = [first, second].map(|reader| &reader.head.parameters);
+    let differ =
+        (0..both[0].len().max(both[1].len())).find(|i| both[0].get(*i) != both[1].get(*i))?;
+    let named = |index: usize| match both[index].get(differ) {
+        Some((path, shape)) => format!("{path} {shape:?}"),
+        None => "no parameter more".to_string(),
+    };
+    Some(format!(
+        "{} and {} are of other models: parameter {differ} (from 0) is {} in the one and {} in the \
+         other",
+        first.path.display(),
+        second.path.display(),
+        named(0),
+        named(1)
+    ))
+}
+
+/// That one run is longer; or why the rest of it cannot be read.
+fn longer<R: BufRead>(reader: &mut Reader<R>, more: Line, short: &Reader<R>) -> FitError {
+    let mut last = more.step;
+    loop {
+        match reader.next() {
+            Ok(Some(line)) => last = line.step,
+            Ok(None) => break,
+            Err(error) => return error,
+        }
+    }
+    let (long, short_path) = (reader.path.display(), short.path.display());
+    FitError::OtherBits {
+        what: match short.step {
+            Some(step) => format!(
+                "{long} is longer, up to step {last}; both are equal up to step {step}, where \
+                 {short_path} ends"
+            ),
+            None => format!("{short_path} has no step, {long} has some, up to step {last}"),
+        },
+    }
+}

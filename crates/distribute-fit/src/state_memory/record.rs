@@ -1,0 +1,143 @@
+//! A training state as bytes, and back: a head in JSON, then the elements of all tensors.
+
+use std::collections::BTreeSet;
+use std::io::{self, Write};
+
+use burn::tensor::{DType, TensorData};
+use distribute_core::checkpoint::{Checkpoint, Metadata};
+use distribute_core::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::snapshot::RunMetadata;
+use crate::statistics::replica_of;
+
+/// What tells states apart. Workers that hold the same one hold the same bits of all that every
+/// replica has alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(super) struct Identity {
+    pub(super) step: u64,
+    pub(super) epoch: u64,
+    pub(super) batches: u64,
+    /// Replicas in sync.
+    pub(super) replicas: usize,
+    /// CRC-32C of what every replica has alike.
+    pub(super) checksum: u32,
+}
+
+/// What somebody holds of a state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Held {
+    pub(super) identity: Identity,
+    /// The replicas whose own running statistics are there; of a model without any none are.
+    pub(super) statistics: BTreeSet<usize>,
+}
+
+impl Held {
+    pub(super) fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        let metadata = &checkpoint.metadata;
+        let names = checkpoint.tensors.keys();
+        Ok(Self {
+            identity: Identity {
+                step: metadata.step,
+                epoch: metadata.epoch,
+                batches: metadata.batches_into_epoch,
+                replicas: RunMetadata::load(checkpoint)?.replicas,
+                checksum: checksum(checkpoint)?,
+            },
+            statistics: names.filter_map(|name| replica_of(name)).collect(),
+        })
+    }
+}
+
+fn checksum(checkpoint: &Checkpoint) -> Result<u32> {
+    let metadata = serde_json::to_vec(&checkpoint.metadata).map_err(Error::internal)?;
+    let mut sum = crc32c::crc32c(&metadata);
+    let tensors = checkpoint.tensors.iter();
+    for (name, data) in tensors.filter(|(name, _)| replica_of(name).is_none()) {
+        let form = serde_json::to_vec(&Form::of(name, data)).map_err(Error::internal)?;
+        sum = crc32c::crc32c_append(sum, &form);
+        sum = crc32c::crc32c_append(sum, data.as_bytes());
+    }
+    Ok(sum)
+}
+
+/// A tensor without its elements.
+#[derive(Debug, Serialize, Deserialize)]
+struct Form {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    bytes: usize,
+}
+
+impl Form {
+    fn of(name: &str, data: &TensorData) -> Self {
+        Self {
+            name: name.to_string(),
+            dtype: data.dtype(),
+            shape: data.shape().to_vec(),
+            bytes: data.as_bytes().len(),
+        }
+    }
+
+    /// Whether so many bytes are the elements of such a tensor.
+    fn fits(&self) -> bool {
+        let mut sizes = self.shape.iter().copied();
+        let elements = sizes.try_fold(1_usize, usize::checked_mul);
+        elements.and_then(|count| count.checked_mul(self.dtype.size())) == Some(self.bytes)
+    }
+}
+
+/// What stands before the elements.
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    metadata: Metadata,
+    forms: Vec<Form>,
+}
+
+/// A state on its way into bytes.
+pub(super) struct Encoded<'a> {
+    head: Vec<u8>,
+    checkpoint: &'a Checkpoint,
+}
+
+impl<'a> Encoded<'a> {
+    pub(super) fn new(checkpoint: &'a Checkpoint) -> Result<Self> {
+        let tensors = checkpoint.tensors.iter();
+        let head = Head {
+            metadata: checkpoint.metadata.clone(),
+            forms: tensors.map(|(name, data)| Form::of(name, data)).collect(),
+        };
+        let head = serde_json::to_vec(&head).map_err(Error::internal)?;
+        Ok(Self { head, checkpoint })
+    }
+
+    pub(super) fn write_to(&self, writer: &mut impl Write) -> io::Result<()> {
+        writer.write_all(&(self.head.len() as u64).to_le_bytes())?;
+        writer.write_all(&self.head)?;
+        let mut tensors = self.checkpoint.tensors.values();
+        tensors.try_for_each(|data| writer.write_all(data.as_bytes()))
+    }
+
+    pub(super) fn into_bytes(self) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.write_to(&mut bytes).map_err(Error::internal)?;
+        Ok(bytes)
+    }
+}
+
+/// The state that bytes are of; `None` if they are of none.
+pub(super) fn decode(bytes: &[u8]) -> Option<Checkpoint> {
+    let (length, rest) = bytes.split_first_chunk::<8>()?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+    let (head, mut rest) = rest.split_at_checked(length)?;
+    let Head { metadata, forms } = serde_json::from_slice(head).ok()?;
+    let mut checkpoint = Checkpoint::new(metadata);
+    for form in forms {
+        let (elements, left) = rest.split_at_checked(form.bytes).filter(|_| form.fits())?;
+        rest = left;
+        let data = TensorData::from_bytes_vec(elements.to_vec(), form.shape, form.dtype);
+        checkpoint.tensors.insert(form.name, data);
+    }
+    rest.is_empty().then_some(checkpoint)
+}

@@ -1,0 +1,350 @@
+//! Who takes part in a job, from start to start: a state machine without processes, sockets and
+//! clocks.
+//!
+//! The machine is told which launchers come and go and how each attempt ended, and says what
+//! happens next. A start has a [`Plan`]: the hosts, and of each host the places of its workers. A
+//! worker that is lost for good loses its place; a launcher that comes brings all places of its
+//! host. Time is what has passed since the job began.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::job::workers::WorkerRange;
+
+pub mod lead;
+
+/// What a job allows.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    pub workers: WorkerRange,
+    /// How many launchers the job has when all are there.
+    pub hosts: usize,
+    pub restarts_max: u32,
+    /// How long a launcher is waited for that is missing while enough others are there.
+    pub shrink_after: Duration,
+    /// How long the job waits, at its beginning, for enough launchers.
+    pub join_timeout: Duration,
+}
+
+/// The places of the workers by host: a place is a number below the host's share.
+pub type Places = BTreeMap<usize, Vec<usize>>;
+
+/// One start of the job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// How often the job was started before.
+    pub start: u32,
+    pub places: Places,
+    pub counts: Counts,
+}
+
+impl Plan {
+    pub fn workers(&self) -> usize {
+        workers(&self.places)
+    }
+
+    /// The host and the place of a worker: ranks go through the hosts in order.
+    pub fn place_of(&self, rank: usize) -> Option<(usize, usize)> {
+        let of_host = |(host, places): (&usize, &Vec<usize>)| {
+            let host = *host;
+            places.clone().into_iter().map(move |place| (host, place))
+        };
+        self.places.iter().flat_map(of_host).nth(rank)
+    }
+}
+
+/// Why a job was started again, counted for the whole job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Starts after a failure or an unasked save, with the same workers.
+    pub restarts: u32,
+    /// Starts with fewer workers.
+    pub shrinks: u32,
+    /// Starts with more workers.
+    pub growths: u32,
+}
+
+/// How an attempt ended, on all its hosts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptEnd {
+    Succeeded,
+    /// All workers have saved and stopped.
+    Saved,
+    /// A process failed.
+    Failed {
+        /// The worker without which the job may go on; none for another process.
+        rank: Option<usize>,
+        /// Whether a restart may help.
+        may_help: bool,
+    },
+    /// The launcher of a host of the plan is gone.
+    HostLost,
+}
+
+/// What happens next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Decision {
+    Start(Plan),
+    /// Nothing, at most until then.
+    Wait(Option<Duration>),
+    End(End),
+}
+
+/// Why a job is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    Succeeded,
+    Preempted,
+    /// Because of the process that failed in the last attempt.
+    Failed,
+    /// Launchers are missing, and the workers of the others are too few.
+    TooFew {
+        missing: Vec<usize>,
+        left: usize,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Host {
+    /// Its launcher is there, with these places.
+    Here(Vec<usize>),
+    /// It is waited for until then.
+    Awaited { until: Duration },
+    /// The job goes on without it.
+    GivenUp,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Phase {
+    /// No process runs.
+    Gathering,
+    /// The processes of the last plan run, or are about to.
+    Running {
+        /// Whether they were told to save, for a launcher that waits or leaves.
+        is_asked: bool,
+    },
+    /// A launcher of the plan is gone; the others stop their processes.
+    Breaking,
+    Over(End),
+}
+
+/// The members of a job.
+#[derive(Debug)]
+pub struct Membership {
+    rules: Rules,
+    hosts: Vec<Host>,
+    phase: Phase,
+    /// The places of the last plan.
+    last: Option<Places>,
+    counts: Counts,
+    starts: u32,
+    /// Whether a launcher of the last plan was lost and has come again.
+    has_returned: bool,
+}
+
+fn workers(places: &Places) -> usize {
+    places.values().map(Vec::len).sum()
+}
+
+impl Membership {
+    /// No launcher is there yet but that of host 0, which decides.
+    pub fn new(rules: Rules) -> Membership {
+        let until = rules.shrink_after.min(rules.join_timeout);
+        let mut members = Membership {
+            hosts: vec![Host::Awaited { until }; rules.hosts],
+            rules,
+            phase: Phase::Gathering,
+            last: None,
+            counts: Counts::default(),
+            starts: 0,
+            has_returned: false,
+        };
+        members.came(0);
+        members
+    }
+
+    /// The launcher of a host is there, for the first time or again.
+    pub fn came(&mut self, host: usize) {
+        let places = (0..self.rules.workers.share(self.rules.hosts, host)).collect();
+        let Some(state) = self.hosts.get_mut(host) else {
+            return;
+        };
+        let is_back = matches!(state, Host::Awaited { .. }) && self.last.is_some();
+        self.has_returned |= is_back;
+        *state = Host::Here(places);
+    }
+
+    /// The launcher of a host is about to leave; the workers are told to save and stop before.
+    pub fn leaves(&mut self, host: usize, now: Duration) {
+        let phase = self.phase.clone();
+        self.lost(host, now);
+        self.phase = match phase {
+            Phase::Running { .. } => Phase::Running { is_asked: true },
+            other => other,
+        };
+    }
+
+    /// The launcher of a host is gone.
+    pub fn lost(&mut self, host: usize, now: Duration) {
+        let has_part = self
+            .last
+            .as_ref()
+            .is_some_and(|last| last.contains_key(&host));
+        let may_return = match &self.last {
+            Some(_) => has_part && self.counts.restarts < self.rules.restarts_max,
+            None => true,
+        };
+        let Some(state @ Host::Here(_)) = self.hosts.get_mut(host) else {
+            return;
+        };
+        let until = now + self.rules.shrink_after;
+        *state = match may_return {
+            true => Host::Awaited { until },
+            false => Host::GivenUp,
+        };
+        if has_part && matches!(self.phase, Phase::Running { .. }) {
+            self.phase = Phase::Breaking;
+        }
+    }
+
+    /// Whether the workers are to be told now to save and stop, because a launcher waits: once in
+    /// an attempt.
+    pub fn wants_save(&mut self) -> bool {
+        let has_part = |host: &usize| {
+            let last = self.last.as_ref();
+            last.is_some_and(|last| last.contains_key(host))
+        };
+        let mut here = self.here().into_keys();
+        let is_waiting = here.any(|host| !has_part(&host));
+        match &mut self.phase {
+            Phase::Running { is_asked } if is_waiting && !*is_asked => {
+                *is_asked = true;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The attempt is over on all its hosts that are left.
+    pub fn ended(&mut self, end: AttemptEnd) {
+        let is_asked = self.phase == Phase::Running { is_asked: true };
+        let is_broken = self.phase == Phase::Breaking;
+        let may_restart = self.counts.restarts < self.rules.restarts_max;
+        let over = match end {
+            AttemptEnd::Succeeded => Some(End::Succeeded),
+            AttemptEnd::Failed {
+                may_help: false, ..
+            } => Some(End::Failed),
+            // Whatever else happened follows from the loss, or from being stopped for a newcomer.
+            _ if is_broken || is_asked => None,
+            AttemptEnd::Saved if may_restart => self.restart(),
+            AttemptEnd::Saved => Some(End::Preempted),
+            AttemptEnd::Failed { .. } if may_restart => self.restart(),
+            AttemptEnd::Failed { rank, .. } => match rank.is_some_and(|rank| self.give_up(rank)) {
+                true => None,
+                false => Some(End::Failed),
+            },
+            AttemptEnd::HostLost => None,
+        };
+        self.phase = over.map_or(Phase::Gathering, Phase::Over);
+    }
+
+    fn restart(&mut self) -> Option<End> {
+        self.counts.restarts += 1;
+        None
+    }
+
+    /// Takes the place of a worker away, if enough workers are left.
+    fn give_up(&mut self, rank: usize) -> bool {
+        let (last, counts) = (self.last.clone().unwrap_or_default(), self.counts);
+        let plan = Plan {
+            start: self.starts,
+            places: last,
+            counts,
+        };
+        let Some((host, place)) = plan.place_of(rank) else {
+            return false;
+        };
+        if let Some(Host::Here(places)) = self.hosts.get_mut(host) {
+            places.retain(|one| *one != place);
+        }
+        workers(&self.here()) >= self.rules.workers.least
+    }
+
+    /// What happens next.
+    pub fn decide(&mut self, now: Duration) -> Decision {
+        match &self.phase {
+            Phase::Over(end) => return Decision::End(end.clone()),
+            Phase::Running { .. } | Phase::Breaking => return Decision::Wait(None),
+            Phase::Gathering => {}
+        }
+        if let Some(until) = self.awaited(now) {
+            return Decision::Wait(Some(until));
+        }
+        let places = self.here();
+        let (left, least) = (workers(&places), self.rules.workers.least);
+        if left >= least {
+            return Decision::Start(self.start(places));
+        }
+        let is_beginning = self.last.is_none();
+        if is_beginning && now < self.rules.join_timeout {
+            return Decision::Wait(Some(self.rules.join_timeout));
+        }
+        let missing = self.hosts.iter().enumerate();
+        let missing = missing.filter(|(_, host)| !matches!(host, Host::Here(_)));
+        let missing = missing.map(|(host, _)| host).collect();
+        let end = End::TooFew { missing, left };
+        self.phase = Phase::Over(end.clone());
+        Decision::End(end)
+    }
+
+    /// Until when a launcher is waited for; those whose time is over are given up.
+    fn awaited(&mut self, now: Duration) -> Option<Duration> {
+        for host in &mut self.hosts {
+            if matches!(host, Host::Awaited { until } if *until <= now) {
+                *host = Host::GivenUp;
+            }
+        }
+        let until = self.hosts.iter().filter_map(|host| match host {
+            Host::Awaited { until } => Some(*until),
+            _ => None,
+        });
+        until.min()
+    }
+
+    /// The places of the launchers that are there: of host 0, which decides, also if it has none.
+    fn here(&self) -> Places {
+        let hosts = self.hosts.iter().enumerate();
+        let here = hosts.filter_map(|(host, state)| match state {
+            Host::Here(places) if host == 0 || !places.is_empty() => Some((host, places.clone())),
+            _ => None,
+        });
+        here.collect()
+    }
+
+    fn start(&mut self, places: Places) -> Plan {
+        if let Some(last) = &self.last {
+            let has = |places: &Places, host: &usize, place: &usize| {
+                places.get(host).is_some_and(|own| own.contains(place))
+            };
+            let exceeds = |more: &Places, less: &Places| {
+                let mut all = more.iter();
+                all.any(|(host, own)| own.iter().any(|place| !has(less, host, place)))
+            };
+            self.counts.shrinks += u32::from(exceeds(last, &places));
+            self.counts.growths += u32::from(exceeds(&places, last));
+            self.counts.restarts += u32::from(std::mem::take(&mut self.has_returned));
+        }
+        let plan = Plan {
+            start: self.starts,
+            places: places.clone(),
+            counts: self.counts,
+        };
+        self.starts += 1;
+        self.last = Some(places);
+        self.phase = Phase::Running { is_asked: false };
+        plan
+    }
+}

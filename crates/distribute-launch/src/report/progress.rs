@@ -1,0 +1,149 @@
+//! One line about the whole job on a terminal: how far it is, as its first process says.
+//!
+//! The launcher names a file in the variable `DISTRIBUTE_PROGRESS`, where the first process may
+//! write its [`Progress`] as JSON as often as it likes, over what was there.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// A longer file is none of ours.
+const BYTES_MAX: u64 = 1 << 12;
+/// No line is wider, however wide the terminal is.
+const WIDTH_MAX: usize = 80;
+
+/// How far a job is, in the words of a program: `{"step":12,"epoch":1,"epochs":30,"loss":0.5,
+/// "examples_per_second":9000.0}`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Updates so far.
+    pub step: u64,
+    /// The running epoch, from 1.
+    pub epoch: usize,
+    /// The epochs in all.
+    pub epochs: usize,
+    /// The average loss of the epoch so far, if it is known and finite.
+    pub loss: Option<f64>,
+    /// Examples of all workers in a second.
+    pub examples_per_second: f64,
+}
+
+/// The processes of the job on this host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Alive {
+    pub(crate) workers: usize,
+    pub(crate) of: usize,
+    pub(crate) restart: u32,
+}
+
+/// The file in a directory of log files, without what an earlier process wrote there.
+pub(crate) fn path(directory: &Path) -> PathBuf {
+    let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
+    let path = directory.join("progress.json");
+    remove(&path);
+    path
+}
+
+pub(crate) fn remove(path: &Path) {
+    // Most often a program writes none.
+    let _none = fs::remove_file(path);
+}
+
+/// What the file says; nothing while it is being written.
+pub(crate) fn read(path: &Path) -> Option<Progress> {
+    let file = File::open(path).ok()?;
+    let is_file = file.metadata().is_ok_and(|data| data.is_file());
+    let mut text = Vec::new();
+    let read = is_file.then(|| file.take(BYTES_MAX).read_to_end(&mut text));
+    read?.ok()?;
+    parse(&text)
+}
+
+pub(crate) fn parse(text: &[u8]) -> Option<Progress> {
+    serde_json::from_slice(text).ok()
+}
+
+/// The line for a terminal with so many columns. The last column stays free: a terminal would go to
+/// the next line.
+pub(crate) fn line(progress: &Progress, alive: Alive, columns: usize) -> String {
+    let mut line = format!("step {}", progress.step);
+    // Writing into memory does not fail.
+    let _ = write!(line, "  epoch {}/{}", progress.epoch, progress.epochs);
+    if let Some(loss) = progress.loss {
+        let _ = write!(line, "  loss {}", short(loss));
+    }
+    let rate = short(progress.examples_per_second);
+    let _ = write!(line, "  {rate} examples/s");
+    let _ = write!(line, "  workers {}/{}", alive.workers, alive.of);
+    if alive.restart > 0 {
+        let _ = write!(line, "  restart {}", alive.restart);
+    }
+    let width = WIDTH_MAX.min(columns).saturating_sub(1);
+    line.chars().take(width).collect()
+}
+
+/// A number of at most ten characters.
+fn short(number: f64) -> String {
+    match number.abs() {
+        size if (100.0..1e9).contains(&size) => format!("{number:.0}"),
+        size if (1e-3..100.0).contains(&size) || size == 0.0 => format!("{number:.4}"),
+        _ => format!("{number:.2e}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PROGRESS: Progress = Progress {
+        step: 1234,
+        epoch: 3,
+        epochs: 30,
+        loss: Some(0.123_456),
+        examples_per_second: 45_678.9,
+    };
+    const ALIVE: Alive = Alive {
+        workers: 2,
+        of: 2,
+        restart: 0,
+    };
+
+    #[test]
+    fn the_line_says_how_far_all_are() {
+        insta::assert_snapshot!(
+            line(&PROGRESS, ALIVE, 80),
+            @"step 1234  epoch 3/30  loss 0.1235  45679 examples/s  workers 2/2"
+        );
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        let great = Progress {
+            step: u64::MAX,
+            epoch: usize::MAX,
+            epochs: usize::MAX,
+            loss: Some(-1e300),
+            examples_per_second: f64::MAX,
+        };
+        for columns in [0, 1, 20, 80, 500] {
+            let shown = line(&great, ALIVE, columns);
+            assert!(shown.len() < columns.clamp(1, WIDTH_MAX), "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_progress_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = path(folder.path());
+        assert_eq!(read(&path), None);
+        fs::write(&path, serde_json::to_string(&PROGRESS).unwrap()).unwrap();
+        assert_eq!(read(&path), Some(PROGRESS));
+        fs::write(&path, "{\"step\":1").unwrap();
+        assert_eq!(read(&path), None);
+        remove(&path);
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,187 @@
+//! The starts of a job, until there is no other one.
+
+use crate::error::{LaunchError, Result};
+use crate::events::Event;
+use crate::hosts::posts::{Instruction, Over};
+use crate::hosts::wait::WaitOutcome;
+use crate::job::Job;
+use crate::membership::{AttemptEnd, Decision, End, Plan};
+use crate::report::attempt::AttemptResult;
+use crate::report::outcome::{Outcome, WRONG_USAGE};
+use crate::report::verdict::Verdict;
+use crate::run::attempt;
+use crate::run::session::Session;
+
+/// What comes after an attempt.
+enum Next {
+    Start(Plan),
+    Over(Outcome),
+}
+
+/// The last attempt, and how it ended: nothing if it broke off because a host was lost.
+struct Last {
+    plan: Plan,
+    outcome: Option<Outcome>,
+}
+
+/// Starts the job until it is not to be started again.
+pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
+    let mut last: Option<Last> = None;
+    loop {
+        let plan = match next(session, last.as_ref())? {
+            Next::Start(plan) => plan,
+            Next::Over(outcome) => {
+                if let Some(last) = last.filter(|_| session.job.is_elastic()) {
+                    say_how_it_ended(session, &last.plan, &outcome)?;
+                }
+                return Ok(outcome);
+            }
+        };
+        if let Some(note) = change(session.job, last.as_ref(), &plan) {
+            session.screen.log(&note)?;
+        }
+        let restarts = plan.start;
+        let places = plan.places.get(&session.host()).cloned();
+        let ended = attempt::run(session, &plan, &places.unwrap_or_default())?;
+        let (outcome, end) = match ended {
+            WaitOutcome::Stopped(signal) => return Ok(Outcome::Stopped { signal, restarts }),
+            WaitOutcome::HostLost => (None, AttemptEnd::HostLost),
+            WaitOutcome::Done(ended) => judge(session, ended, restarts)?,
+        };
+        if let (Some(_), Some(outcome)) = (session.interrupted, &outcome) {
+            return Ok(outcome.clone());
+        }
+        if let Some(signal) = session.leaving() {
+            return Ok(outcome.unwrap_or(Outcome::Stopped { signal, restarts }));
+        }
+        session.ended(end);
+        last = Some(Last { plan, outcome });
+    }
+}
+
+fn next(session: &mut Session<'_, '_>, last: Option<&Last>) -> Result<Next> {
+    let least = session.job.workers.least;
+    let outcome = last.and_then(|last| last.outcome.as_ref());
+    let too_few = |missing, left| {
+        Err(LaunchError::TooFewWorkers {
+            missing,
+            left,
+            least,
+        })
+    };
+    if let Some(lead) = &mut session.lead {
+        return match (lead.decide().0, outcome) {
+            (Decision::Start(plan), _) => Ok(Next::Start(plan)),
+            (Decision::End(End::TooFew { missing, left }), _) => too_few(missing, left),
+            (_, Some(outcome)) => Ok(Next::Over(outcome.clone())),
+            // This host is always there, so there is nothing to wait for before a start.
+            (_, None) => too_few(Vec::new(), 0),
+        };
+    }
+    let restarts = last.map_or(0, |last| last.plan.start);
+    let waiting = (&session.received, session.screen);
+    let instruction = match &mut session.group {
+        Some(group) => group.next(outcome, waiting)?,
+        None => return too_few(Vec::new(), 0),
+    };
+    match instruction {
+        WaitOutcome::Done(Instruction::Start(plan)) => Ok(Next::Start(plan)),
+        WaitOutcome::Done(Instruction::Over(Over::Outcome(outcome))) => Ok(Next::Over(outcome)),
+        WaitOutcome::Done(Instruction::Over(Over::TooFew { missing, left })) => {
+            too_few(missing, left)
+        }
+        WaitOutcome::Stopped(signal) => Ok(Next::Over(Outcome::Stopped { signal, restarts })),
+        WaitOutcome::HostLost => Err(LaunchError::HostLost { host: 0 }),
+    }
+}
+
+/// What an attempt came to, on all its hosts.
+fn judge(
+    session: &mut Session<'_, '_>,
+    mut ended: AttemptResult,
+    restarts: u32,
+) -> Result<(Option<Outcome>, AttemptEnd)> {
+    if let Some(group) = &mut session.group {
+        let whole = group.gather(ended, &session.received)?;
+        (ended, session.interrupted) = whole;
+    }
+    let saved = (Outcome::Preempted { restarts }, AttemptEnd::Saved);
+    let (outcome, end) = match (ended.verdict, session.interrupted) {
+        (Verdict::Succeeded, _) => (Outcome::Succeeded { restarts }, AttemptEnd::Succeeded),
+        (Verdict::Stopped | Verdict::HostLost, Some(signal)) => {
+            (Outcome::Stopped { signal, restarts }, AttemptEnd::Saved)
+        }
+        (Verdict::HostLost, None) => return Ok((None, AttemptEnd::HostLost)),
+        (Verdict::Preempted | Verdict::Stopped, _) => saved,
+        (Verdict::Failed(index), _) => match ended.root_cause(index) {
+            Some(cause) => {
+                session.screen.log(&ended.describe(index, &cause))?;
+                let end = AttemptEnd::Failed {
+                    rank: ended.lost_rank(index),
+                    may_help: cause.ending != WRONG_USAGE,
+                };
+                let cause = Box::new(cause);
+                (Outcome::Failed { cause, restarts }, end)
+            }
+            None => saved,
+        },
+    };
+    if session.group.is_none() {
+        take_signals(session);
+    }
+    Ok((Some(outcome), end))
+}
+
+/// What is different in this start from the last one.
+fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
+    let Some(last) = last else {
+        let note = format!("this host joins the job at its restart {}", plan.start);
+        return (plan.start > 0).then_some(note);
+    };
+    let reason = match last.outcome {
+        Some(Outcome::Preempted { .. }) => "the processes have saved and stopped; ",
+        _ => "",
+    };
+    let (before, now, most) = (last.plan.counts, plan.counts, job.restarts_max);
+    let (restarts, shrinks, growths) = (now.restarts, now.shrinks, now.growths);
+    let note = if (before.shrinks, before.growths) != (shrinks, growths) {
+        format!(
+            "going on with {} workers, before it were {} (shrink {shrinks}, growth {growths}, \
+             restart {restarts} of {most})",
+            plan.workers(),
+            last.plan.workers()
+        )
+    } else if before.restarts != restarts {
+        format!("starting all of them again, restart {restarts} of {most}")
+    } else {
+        "starting all of them again".to_owned()
+    };
+    Some(format!("{reason}{note}"))
+}
+
+/// Why an elastic job is over, and how often it was started again until then.
+fn say_how_it_ended(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
+    let (least, most) = (session.job.workers.least, session.job.restarts_max);
+    if matches!(outcome, Outcome::Failed { cause, .. } if cause.ending != WRONG_USAGE) {
+        session.screen.log(&format!(
+            "no restart of {most} is left, and the job needs at least {least} workers"
+        ))?;
+    }
+    let counts = plan.counts;
+    session.screen.log(&format!(
+        "the job had {} restarts, {} shrinks and {} growths; at last it had {} workers",
+        counts.restarts,
+        counts.shrinks,
+        counts.growths,
+        plan.workers()
+    ))
+}
+
+/// Signals that came after the last process had ended.
+fn take_signals(session: &mut Session<'_, '_>) {
+    while let Ok(event) = session.received.try_recv() {
+        if let Event::Signal(signal) = event {
+            session.interrupted.get_or_insert(signal);
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! `train --dry-run`: what a run would do, found out without a step of it and without its peers.
+
+use distribute_core::cluster::Cluster;
+use distribute_core::optim::Optimizer;
+use distribute_core::{LogicalDevice, replica_range};
+use serde_json::{Value, json};
+
+use super::restore::same_model;
+use super::start::Start;
+use super::training::{GlobalBatch, check_sizes, epochs};
+use crate::events;
+use crate::failure::Failure;
+use crate::flags::{OutputFormat, StrategyName, TrainArgs};
+use crate::schedule::updates;
+use crate::strategies::{of_replicas, planned_devices, worker_devices};
+use crate::task::{Task, optimizer};
+
+/// Bytes of a number in weights, gradients and values between the layers.
+const NUMBER: usize = 4;
+
+/// What would run. Everything that `train` refuses before it meets the other processes is refused.
+struct Plan {
+    strategy: String,
+    workers: usize,
+    replicas: usize,
+    devices: Vec<String>,
+    model: String,
+    parameters: usize,
+    dataset: String,
+    train_examples: usize,
+    test_examples: usize,
+    batch_size: usize,
+    global_batch_size: usize,
+    epochs: usize,
+    steps_per_epoch: usize,
+    /// Updates in all, and those of the checkpoint that the run goes on with.
+    updates: u64,
+    done: u64,
+    optimizer: &'static str,
+    learning_rate: f64,
+    /// Bytes of this process, see [`memory`].
+    state_bytes: usize,
+    data_bytes: usize,
+    step_bytes: usize,
+}
+
+pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
+    if args.strategy == StrategyName::Tpu {
+        return Err(Failure::usage(
+            "--dry-run does not ask a TPU; use --compile-only, which says what a step costs there",
+        ));
+    }
+    let (devices, workers) = places(&args)?;
+    let replicas = (args.cluster.total_replicas).unwrap_or(devices.len().saturating_mul(workers));
+    let start = Start::new(&args.files)?;
+    start.complete(&mut args.training);
+    start.complete_data(&mut args.data)?;
+    let (task, data) = Task::from_args(&args, start.metadata())?;
+    if let Some((path, checkpoint)) = &start.checkpoint {
+        same_model(checkpoint, path, &task)?;
+    }
+    // Workers of parameter servers make steps of their own.
+    let together = match args.strategy {
+        StrategyName::ParameterServer => 1,
+        _ => replicas,
+    };
+    check_sizes(&task, &data, together)?;
+    let examples = data.train.len();
+    let batch = GlobalBatch::new(args.data.batch_size, together, examples, &start)?;
+    start.configuration(&args, &task, &data, batch.examples)?;
+    let (optimizer, epochs) = (optimizer(&args.training)?, epochs(&args, &task));
+    let share = batch.examples.div_ceil(together);
+    let (state_bytes, step_bytes) = memory(&task, &*optimizer, args.strategy, devices.len(), share);
+    let both = examples.saturating_add(data.test.len());
+    let features = data.train.feature_shape().iter().product::<usize>();
+    let plan = Plan {
+        strategy: crate::configuration::name(args.strategy).unwrap_or_default(),
+        workers,
+        replicas,
+        devices,
+        model: task.model_name().to_string(),
+        parameters: task.plan.parameters(),
+        dataset: task.dataset.to_string(),
+        train_examples: examples,
+        test_examples: data.test.len(),
+        batch_size: share,
+        global_batch_size: batch.examples,
+        epochs,
+        steps_per_epoch: examples.div_ceil(batch.examples.max(1)),
+        updates: updates(&args.training, epochs, examples, batch.examples),
+        done: start.metadata().map_or(0, |metadata| metadata.step),
+        optimizer: optimizer.name(),
+        learning_rate: optimizer.learning_rate(),
+        state_bytes,
+        data_bytes: both.saturating_mul(features).saturating_mul(NUMBER),
+        step_bytes,
+    };
+    match args.general.output {
+        OutputFormat::Json => events::line(&plan.json()),
+        OutputFormat::Text => events::line(&plan.text()),
+    }
+}
+
+/// The devices of this process, and how many such processes train.
+fn places(args: &TrainArgs) -> Result<(Vec<String>, usize), Failure> {
+    let names = |devices: Vec<LogicalDevice>| -> Vec<String> {
+        devices.iter().map(ToString::to_string).collect()
+    };
+    match args.strategy {
+        StrategyName::MultiWorker | StrategyName::ParameterServer => {
+            let (_, cluster) = args.cluster.resolve()?;
+            let workers = cluster.as_ref().map_or(1, Cluster::worker_count).max(1);
+            let rank = cluster.as_ref().and_then(Cluster::rank).unwrap_or(0);
+            let replicas = match args.cluster.total_replicas {
+                Some(total) => replica_range(total, workers, rank)?.len(),
+                None => 1,
+            };
+            let unnamed = || (0..replicas).map(LogicalDevice::cpu).collect();
+            let devices = worker_devices(&args.devices)?.unwrap_or_else(unnamed);
+            let mut devices = of_replicas(devices, &args.devices);
+            if args.cluster.total_replicas.is_some() {
+                devices.truncate(replicas);
+            }
+            Ok((names(devices), workers))
+        }
+        strategy => {
+            args.cluster.refuse_without_workers()?;
+            args.servers.refuse_without_servers()?;
+            Ok((names(planned_devices(strategy, &args.devices)?), 1))
+        }
+    }
+}
+
+/// Bytes of weights, gradients and what the optimizer keeps, and of the values between the layers
+/// in the steps of all replicas: each once for the forward and once for the backward pass, which
+/// is what no backend does without.
+fn memory(
+    task: &Task,
+    optimizer: &dyn Optimizer,
+    strategy: StrategyName,
+    replicas: usize,
+    share: usize,
+) -> (usize, usize) {
+    let numbers = |count: usize| count.saturating_mul(NUMBER);
+    let model = numbers(task.plan.parameters());
+    let copies = match strategy {
+        // Gradients and a copy to compute with for each replica, weights and slots once.
+        StrategyName::CentralStorage => 2 * replicas + 1 + optimizer.slots().len(),
+        _ => replicas.saturating_mul(2 + optimizer.slots().len()),
+    };
+    let values = task.plan.calls.iter().map(|call| call.output.elements());
+    let values = values.fold(task.plan.input().elements(), usize::saturating_add);
+    let step = numbers(values.saturating_mul(2).saturating_mul(share));
+    (model.saturating_mul(copies), step.saturating_mul(replicas))
+}
+
+impl Plan {
+    fn text(&self) -> String {
+        let places = match self.workers {
+            1 => self.devices.join(", "),
+            workers => format!("{workers} workers, each with {}", self.devices.join(", ")),
+        };
+        let left = match self.done {
+            0 => String::new(),
+            done => format!(", {done} of them done"),
+        };
+        [
+            "nothing is trained or written; without --dry-run would run:".to_string(),
+            format!("model       {}, {} parameters", self.model, self.parameters),
+            format!(
+                "data        {}, {} training and {} test examples",
+                self.dataset, self.train_examples, self.test_examples
+            ),
+            format!("strategy    {}, {} replicas", self.strategy, self.replicas),
+            format!("devices     {places}"),
+            format!(
+                "batch       {} examples of a replica, {} of a step",
+                self.batch_size, self.global_batch_size
+            ),
+            format!(
+                "steps       {} an epoch, {} epochs, {} updates{left}",
+                self.steps_per_epoch, self.epochs, self.updates
+            ),
+            format!(
+                "optimizer   {}, learning rate {}",
+                self.optimizer, self.learning_rate
+            ),
+            format!(
+                "memory      at least {} of this process:",
+                size(self.state_bytes + self.data_bytes + self.step_bytes)
+            ),
+            format!(
+                "            weights, gradients, optimizer  {}",
+                size(self.state_bytes)
+            ),
+            format!(
+                "            values between the layers     {}",
+                size(self.step_bytes)
+            ),
+            format!(
+                "            examples                       {}",
+                size(self.data_bytes)
+            ),
+        ]
+        .join("\n")
+    }
+
+    fn json(&self) -> String {
+        let fields: [(&str, Value); 20] = [
+            ("event", json!("dry-run")),
+            ("strategy", json!(self.strategy)),
+            ("workers", json!(self.workers)),
+            ("replicas", json!(self.replicas)),
+            ("devices", json!(self.devices)),
+            ("model", json!(self.model)),
+            ("parameters", json!(self.parameters)),
+            ("dataset", json!(self.dataset)),
+            ("train_examples", json!(self.train_examples)),
+            ("test_examples", json!(self.test_examples)),
+            ("batch_size", json!(self.batch_size)),
+            ("global_batch_size", json!(self.global_batch_size)),
+            ("epochs", json!(self.epochs)),
+            ("steps_per_epoch", json!(self.steps_per_epoch)),
+            ("updates", json!(self.updates)),
+            ("updates_done", json!(self.done)),
+            ("optimizer", json!(self.optimizer)),
+            ("state_bytes", json!(self.state_bytes)),
+            ("values_bytes", json!(self.step_bytes)),
+            ("examples_bytes", json!(self.data_bytes)),
+        ];
+        events::object(fields)
+    }
+}
+
+/// With the largest unit that it fills.
+fn size(bytes: usize) -> String {
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let unit = units.into_iter().find(|(_, shift)| bytes >> shift > 0);
+    match unit {
+        Some((name, shift)) => format!("{:.1} {name}", bytes as f64 / f64::from(1 << shift)),
+        None => format!("{bytes} bytes"),
+    }
+}

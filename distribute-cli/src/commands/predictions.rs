@@ -1,0 +1,57 @@
+//! What a restored model says of each example, for `predict` and for the report of `evaluate`.
+
+use distribute_core::Tensor;
+use distribute_data::fit::predict;
+use distribute_keras::Mode;
+
+use super::restore::Restored;
+use crate::failure::Failure;
+
+/// The most likely class of every example and its probability, in the order of the data.
+pub(super) fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
+    let outputs = restored.task.plan.output().elements();
+    let forward = |_: &distribute_data::fit::StepContext<'_>,
+                   model: &distribute_keras::Model,
+                   ((input, _), _): crate::data::Batch| {
+        if input.dims()[0] == 0 {
+            return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));
+        }
+        let logits = model.logits(input, &mut Mode::Inference)?;
+        Ok(model.probabilities(logits))
+    };
+    let rows = predict(
+        &*restored.strategy,
+        &restored.state,
+        &restored.data,
+        forward,
+    )?;
+    let values = rows.into_data().try_into_vec::<f32>();
+    let values = values.map_err(|error| Failure::failed(format!("unreadable output: {error}")))?;
+    Ok(values.chunks_exact(outputs).map(most_likely).collect())
+}
+
+/// One output is the probability of class 1, which it takes more than a half for, as in Keras'
+/// `BinaryAccuracy`.
+fn most_likely(row: &[f32]) -> (usize, f32) {
+    match row {
+        [yes] if *yes > 0.5 => (1, *yes),
+        [yes] => (0, 1.0 - yes),
+        _ => {
+            let larger = |a: (usize, f32), b: (usize, f32)| if b.1 > a.1 { b } else { a };
+            let pairs = row.iter().copied().enumerate();
+            pairs.reduce(larger).unwrap_or((0, f32::NAN))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::most_likely;
+
+    #[test]
+    fn the_first_of_equal_classes_is_taken_and_a_half_is_no() {
+        assert_eq!(most_likely(&[0.5]), (0, 0.5));
+        assert_eq!(most_likely(&[0.75]), (1, 0.75));
+        assert_eq!(most_likely(&[0.2, 0.4, 0.4]), (1, 0.4));
+    }
+}

@@ -1,0 +1,42 @@
+//! `same-bits`: at which step and in which parameters two runs part.
+
+use distribute_data::fit::{BitComparison, compare_bits};
+
+use crate::events::line;
+use crate::failure::Failure;
+use crate::flags::SameBitsArgs;
+
+/// Two runs that part end with this exit code.
+const PARTED: u8 = 1;
+
+/// Prints how the runs compare.
+pub(super) fn run(args: &SameBitsArgs) -> Result<(), Failure> {
+    let found = compare_bits(&args.first, &args.second).map_err(Failure::refused)?;
+    match found {
+        BitComparison::Equal {
+            updates,
+            last_step,
+            parameters,
+        } => line(&format!(
+            "equal: {parameters} parameters after {updates} updates, the last one step {last_step}"
+        )),
+        BitComparison::Part {
+            step,
+            equal_until,
+            parameters,
+            of,
+        } => {
+            let before = match equal_until {
+                Some(step) => format!("equal up to step {step}"),
+                None => "nothing before it to compare".to_string(),
+            };
+            line(&format!(
+                "the runs part at step {step} ({before}), in {} of {of} parameters:",
+                parameters.len()
+            ))?;
+            line(&parameters.join("\n"))?;
+            Err(Failure::already_printed(PARTED))
+        }
+        other => line(&format!("{other:?}")),
+    }
+}

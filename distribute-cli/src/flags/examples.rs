@@ -1,0 +1,71 @@
+//! What stands below the flags in `--help`: how a command is typed, and how it ends.
+
+pub(super) const EXIT_CODES: &str = "\
+Exit codes: 0 done, 1 failed (also: stopped by Ctrl-C with nothing saved), 2 wrong usage or \
+configuration, 42 stopped by Ctrl-C or SIGTERM after a checkpoint was saved, 130 Ctrl-C (143 \
+SIGTERM) before training began, after it has ended, or pressed twice.";
+
+pub(super) const TRAIN: &str = "\
+Examples:
+  distribute-cli train
+  distribute-cli train --checkpoint-dir saved --restartable
+  distribute-cli train --dataset mnist --data-dir DIR --model mnist-cnn --epochs 5
+  distribute-cli train --dataset csv:films.csv --model text --log-dir logs
+  distribute-cli train --dry-run --replicas 4
+  distribute-cli train --strategy one-device --steps 100 --output json > run.jsonl
+
+The first Ctrl-C ends training after the running step: with --checkpoint-dir it saves and ends with \
+42, without it nothing is kept and it ends with 1. The second one ends at once, with 130.";
+
+pub(super) const LAUNCH: &str = "\
+Examples:
+  distribute-cli launch --workers 2 -- \\
+      distribute-cli train --strategy multi-worker
+  distribute-cli launch --workers 2 --max-restarts 3 -- \\
+      distribute-cli train --strategy multi-worker --checkpoint-dir saved \\
+      --restartable
+  distribute-cli launch --workers 2 --ps 1 -- \\
+      distribute-cli train --strategy parameter-server
+
+Exit codes: that of the process that failed first (128 + N for signal N), \
+0 done, 42 stopped by a signal after a checkpoint was saved.";
+
+pub(super) const EVALUATE: &str = "\
+Examples:
+  distribute-cli evaluate --checkpoint-dir saved
+  distribute-cli evaluate --checkpoint-dir saved --split all --strategy mirrored
+  distribute-cli evaluate --checkpoint-dir saved --dataset csv:others.csv
+  distribute-cli evaluate --checkpoint-dir saved --report --picture confusion.svg";
+
+pub(super) const PREDICT: &str = "\
+Examples:
+  distribute-cli predict --checkpoint-dir saved > predictions.csv
+  distribute-cli predict --checkpoint-dir saved --split all --predictions all.csv
+  distribute-cli predict --checkpoint-dir saved --dataset csv:others.csv \\
+      --csv-header yes";
+
+pub(super) const CERTS: &str = "\
+Examples:
+  distribute-cli certs --out certs --hosts node1,node2
+  distribute-cli certs --out certs --hosts 192.0.2.10,192.0.2.11 --days 30";
+
+pub(super) const COMPLETIONS: &str = "\
+Examples:
+  distribute-cli completions bash > \\
+      ~/.local/share/bash-completion/completions/distribute-cli
+  distribute-cli completions fish > \\
+      ~/.config/fish/completions/distribute-cli.fish";
+
+pub(super) const MAN: &str = "\
+Examples:
+  distribute-cli man --out ~/.local/share/man/man1
+  man distribute-cli-train";
+
+#[cfg(feature = "full")]
+pub(super) const BENCH: &str = "\
+Every round measures each competitor once, in turn, so that what the machine does beside it slows \
+all of them alike; medians over the rounds are compared.
+
+Examples:
+  distribute-cli bench train --replicas 1,2
+  distribute-cli bench all-reduce --world 2 --transport shm --bytes 64K,1M,100M";

@@ -1,0 +1,54 @@
+//! The flags by which a run is watched from outside.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{Command, TrainArgs};
+
+/// What is told about a run while it goes on.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Observing")]
+pub(crate) struct ObservingArgs {
+    /// Write what every thread does when, for Perfetto (docs/observing.md)
+    #[arg(long, value_name = "FILE.json")]
+    pub(crate) trace: Option<PathBuf>,
+    /// Answer Prometheus on this port, worker i on the i-th above; 0: any
+    #[arg(long, value_name = "[IP:]PORT", value_parser = address)]
+    pub(crate) metrics_addr: Option<SocketAddr>,
+}
+
+impl Command {
+    /// Whether what the threads do is collected.
+    pub(crate) fn wants_phases(&self) -> bool {
+        matches!(self, Self::Train(args) if args.wants_phases())
+    }
+}
+
+impl TrainArgs {
+    fn wants_phases(&self) -> bool {
+        self.observing.trace.is_some() || self.observing.metrics_addr.is_some()
+    }
+}
+
+/// An address, or a port of this host alone.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let port = text.parse().ok();
+    let local = port.map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
+    local
+        .or_else(|| text.parse().ok())
+        .ok_or_else(|| "a port of this host or IP:PORT is needed, such as 9100".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::address;
+
+    #[test]
+    fn a_port_alone_is_of_this_host() {
+        assert_eq!(address("9100").unwrap().to_string(), "127.0.0.1:9100");
+        assert_eq!(address("0.0.0.0:1").unwrap().to_string(), "0.0.0.0:1");
+        assert!(address("here:1").is_err() && address("70000").is_err());
+    }
+}

@@ -1,0 +1,102 @@
+//! The flags about what is measured after every epoch, and what follows from it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use clap::Args;
+
+use super::{factor, learning_rate, positive, whole};
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Validation")]
+pub(crate) struct ValidationArgs {
+    /// Validate with this part of the examples [default: 0.2, or the data's own test examples]
+    #[arg(long, value_name = "F", value_parser = part, allow_negative_numbers = true)]
+    pub(crate) validation_split: Option<f64>,
+    /// End after so many epochs in which --monitor has not become better
+    #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
+    pub(crate) early_stopping: Option<usize>,
+    /// Look at no epoch before this one, from 0
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = whole,
+        allow_negative_numbers = true,
+        requires = "early_stopping"
+    )]
+    pub(crate) start_from_epoch: Option<u64>,
+    /// End with the weights of the best epoch, which `evaluate` and `predict` take too
+    #[arg(long, requires = "early_stopping", conflicts_with = "ema")]
+    pub(crate) restore_best: bool,
+    /// Multiply the rate by F when --monitor was not better for N epochs [default: for N 10]
+    #[arg(
+        long,
+        value_name = "F[,N]",
+        allow_negative_numbers = true,
+        conflicts_with_all = ["lr_schedule", "warmup_steps"]
+    )]
+    pub(crate) reduce_lr_on_plateau: Option<PlateauFlag>,
+    /// What is watched: val_loss, val_accuracy, loss or accuracy [default: val_loss]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) monitor: Option<MonitorName>,
+    /// By how much it must become better to count [default: 0, for a plateau 0.0001]
+    #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
+    pub(crate) min_delta: Option<f64>,
+}
+
+/// A value that this program measures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MonitorName(pub(crate) &'static str);
+
+impl FromStr for MonitorName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        const KNOWN: [&str; 4] = ["val_loss", "val_accuracy", "loss", "accuracy"];
+        let known = KNOWN.into_iter().find(|known| *known == text);
+        known
+            .map(Self)
+            .ok_or_else(|| distribute_error::unknown("value", text, KNOWN))
+    }
+}
+
+impl fmt::Display for MonitorName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.0)
+    }
+}
+
+/// A factor of the learning rate, and a patience in epochs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct PlateauFlag {
+    pub(crate) factor: f64,
+    pub(crate) patience: usize,
+}
+
+impl FromStr for PlateauFlag {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (factor, patience) = text.split_once(',').unwrap_or((text, "10"));
+        let below_one = |factor: &f64| *factor < 1.0;
+        let factor = learning_rate(factor).ok().filter(below_one);
+        match (factor, positive(patience)) {
+            (Some(factor), Ok(patience)) => Ok(Self { factor, patience }),
+            _ => Err(
+                "a number between 0 and 1 is needed, and behind a comma a number of epochs"
+                    .to_string(),
+            ),
+        }
+    }
+}
+
+impl fmt::Display for PlateauFlag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{},{}", self.factor, self.patience)
+    }
+}
+
+fn part(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|x: &f64| *x > 0.0 && *x < 1.0);
+    number.ok_or_else(|| "a number between 0 and 1 is needed".to_string())
+}

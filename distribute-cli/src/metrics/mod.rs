@@ -1,0 +1,266 @@
+//! `train --metrics-addr`: how a run goes, for Prometheus.
+
+mod server;
+
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use distribute_core::{Error, Result, WorkerGroup};
+use distribute_data::fit::{Callback, Control, Outcome};
+
+use self::server::Server;
+use crate::cluster::restarts;
+use crate::examples_seen::ExamplesSeen;
+use crate::failure::Failure;
+use crate::notes::note;
+use crate::phases::Phases;
+
+/// How often the loss is read, which waits for the step.
+const LOSS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What is told: kind, name and help of each, as docs/observing.md has them.
+const METRICS: [(&str, &str, &str); 9] = [
+    (
+        "counter",
+        "steps_total",
+        "Updates so far, also those before a resume.",
+    ),
+    ("gauge", "epoch", "The running epoch, from 1."),
+    (
+        "counter",
+        "examples_total",
+        "Examples that this start of the run has trained on, of all workers.",
+    ),
+    (
+        "gauge",
+        "examples_per_second",
+        "The same of the last second.",
+    ),
+    ("gauge", "loss", "The average loss of the epoch so far."),
+    (
+        "counter",
+        "skipped_steps_total",
+        "Updates that the loss scale left out.",
+    ),
+    (
+        "counter",
+        "exchange_seconds_total",
+        "Time of all threads in exchanges between replicas and workers.",
+    ),
+    (
+        "counter",
+        "waiting_seconds_total",
+        "Time of all threads waiting for others, for a turn or for a batch.",
+    ),
+    ("gauge", "restarts", "How often the job was started before."),
+];
+
+/// The metrics of this process, and the port on which they can be had until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    numbers: Arc<Numbers>,
+    _server: Server,
+}
+
+/// What is known of the run.
+#[derive(Debug)]
+struct Numbers {
+    worker: usize,
+    restarts: u64,
+    phases: Phases,
+    training: Mutex<Training>,
+}
+
+/// What changes with every step.
+#[derive(Debug, Clone, Copy, Default)]
+struct Training {
+    steps: u64,
+    epoch: usize,
+    examples: u64,
+    examples_per_second: f64,
+    /// The examples when the rate was computed.
+    examples_at_last: u64,
+    loss: Option<f64>,
+    skipped_steps: u64,
+}
+
+impl Metrics {
+    /// Listens. Worker `i` takes the port that is `i` above the one that was asked for, unless that
+    /// is 0; all workers call it together.
+    ///
+    /// # Errors
+    /// If the port cannot be had, on all workers.
+    pub(crate) fn serve(
+        asked: SocketAddr,
+        phases: &Phases,
+        workers: Option<&WorkerGroup>,
+    ) -> std::result::Result<Self, Failure> {
+        let worker = workers.map_or(0, WorkerGroup::index);
+        let numbers = Arc::new(Numbers {
+            worker,
+            restarts: restarts()?,
+            phases: phases.clone(),
+            training: Mutex::default(),
+        });
+        let shown = Arc::clone(&numbers);
+        let started = own_address(asked, worker)
+            .and_then(|address| Server::start(address, move || shown.text()));
+        let server = match workers {
+            Some(workers) => workers.or_abort(started)?,
+            None => started?,
+        };
+        note(&format!("metrics: http://{}/metrics", server.address()));
+        Ok(Self {
+            numbers,
+            _server: server,
+        })
+    }
+
+    /// What follows the steps of a run.
+    pub(crate) fn follow(&self, seen: ExamplesSeen) -> impl Callback + use<> {
+        Follower {
+            numbers: Arc::clone(&self.numbers),
+            seen,
+            before: None,
+            last: Instant::now(),
+        }
+    }
+}
+
+/// Where this worker listens.
+fn own_address(asked: SocketAddr, worker: usize) -> Result<SocketAddr> {
+    if asked.port() == 0 {
+        return Ok(asked);
+    }
+    let port = u16::try_from(worker).ok();
+    let port = port.and_then(|worker| asked.port().checked_add(worker));
+    let port = port.ok_or_else(|| {
+        Error::invalid(format!(
+            "--metrics-addr {asked}: there is no port {worker} above it for worker {worker}; give \
+             a smaller one"
+        ))
+    })?;
+    Ok(SocketAddr::new(asked.ip(), port))
+}
+
+impl Numbers {
+    fn training(&self) -> MutexGuard<'_, Training> {
+        self.training.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// In Prometheus' text format.
+    fn text(&self) -> String {
+        let training = *self.training();
+        let totals = self.phases.totals();
+        let values = [
+            Some(training.steps as f64),
+            Some(training.epoch as f64),
+            Some(training.examples as f64),
+            Some(training.examples_per_second),
+            training.loss,
+            Some(training.skipped_steps as f64),
+            Some(totals.exchange.as_secs_f64()),
+            Some(totals.waiting.as_secs_f64()),
+            Some(self.restarts as f64),
+        ];
+        let mut text = String::new();
+        for ((kind, name, help), value) in METRICS.iter().zip(values) {
+            let Some(value) = value.map(number) else {
+                continue;
+            };
+            let worker = self.worker;
+            // Writing into memory does not fail.
+            let _ = write!(
+                text,
+                "# HELP distribute_{name} {help}\n# TYPE distribute_{name} {kind}\n\
+                 distribute_{name}{{worker=\"{worker}\"}} {value}\n"
+            );
+        }
+        text
+    }
+}
+
+/// A number as Prometheus reads it.
+fn number(value: f64) -> String {
+    match value {
+        value if value.is_nan() => "NaN".to_string(),
+        value if value == f64::INFINITY => "+Inf".to_string(),
+        value if value == f64::NEG_INFINITY => "-Inf".to_string(),
+        value => value.to_string(),
+    }
+}
+
+/// Follows the steps of a run.
+struct Follower {
+    numbers: Arc<Numbers>,
+    seen: ExamplesSeen,
+    /// The examples before this run.
+    before: Option<u64>,
+    /// When the loss was read.
+    last: Instant,
+}
+
+impl Follower {
+    fn update(&mut self, run: &mut Control<'_>, is_end: bool) -> Result<()> {
+        let progress = run.progress();
+        let all = self.seen.until(progress.position);
+        let examples = all - *self.before.get_or_insert(all);
+        let since = self.last.elapsed();
+        let loss = match since >= LOSS_INTERVAL || is_end {
+            true => run.loss_so_far()?,
+            false => None,
+        };
+        let mut training = self.numbers.training();
+        if since >= LOSS_INTERVAL || is_end {
+            let new = examples - training.examples_at_last;
+            training.examples_per_second = new as f64 / since.as_secs_f64().max(1e-9);
+            training.examples_at_last = examples;
+            training.loss = loss.or(training.loss);
+            self.last = Instant::now();
+        }
+        training.steps = progress.step;
+        training.epoch = (progress.position.epoch + 1).min(progress.epochs);
+        training.examples = examples;
+        training.skipped_steps = run.skipped_steps();
+        Ok(())
+    }
+}
+
+impl Callback for Follower {
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        self.before = Some(self.seen.until(run.progress().position));
+        self.last = Instant::now();
+        self.update(run, false)
+    }
+
+    fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
+        self.update(run, false)
+    }
+
+    fn on_train_end(&mut self, _: &Outcome, run: &mut Control<'_>) -> Result<()> {
+        self.update(run, true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_worker_has_a_port_of_its_own() {
+        let asked: SocketAddr = "127.0.0.1:9100".parse().unwrap();
+        assert_eq!(own_address(asked, 3).unwrap().port(), 9103);
+        let free: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        assert_eq!(own_address(free, 3).unwrap().port(), 0);
+        let last: SocketAddr = "127.0.0.1:65535".parse().unwrap();
+        assert!(own_address(last, 1).is_err());
+    }
+
+    #[test]
+    fn numbers_are_written_as_prometheus_reads_them() {
+        let all = [1.0, 0.25, f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(number);
+        assert_eq!(all, ["1", "0.25", "NaN", "+Inf", "-Inf"]);
+    }
+}

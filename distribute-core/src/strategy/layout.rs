@@ -1,0 +1,184 @@
+//! Which devices the replicas of a process are on, and which of them take turns.
+
+use std::collections::BTreeSet;
+
+use super::Replica;
+use crate::{Error, LogicalDevice, Result};
+
+/// What a strategy was asked for.
+#[derive(Debug, Clone)]
+pub(super) struct Layout {
+    asked: Asked,
+    per_device: usize,
+}
+
+#[derive(Debug, Clone)]
+enum Asked {
+    AllCores,
+    Replicas(usize),
+    Devices(Vec<LogicalDevice>),
+}
+
+impl Layout {
+    /// One replica on each of these devices.
+    pub(super) fn on(devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
+        Self::of(Asked::Devices(devices.into_iter().collect()))
+    }
+
+    /// One replica on each core.
+    pub(super) fn all_cores() -> Self {
+        Self::of(Asked::AllCores)
+    }
+
+    /// [`on`](Self::on) where no device means all cores.
+    pub(super) fn on_any(devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
+        let devices: Vec<_> = devices.into_iter().collect();
+        match devices.is_empty() {
+            true => Self::all_cores(),
+            false => Self::on(devices),
+        }
+    }
+
+    /// So many replicas on CPUs.
+    pub(super) fn replicas(count: usize) -> Self {
+        Self::of(Asked::Replicas(count))
+    }
+
+    fn of(asked: Asked) -> Self {
+        let per_device = 1;
+        Self { asked, per_device }
+    }
+
+    /// The same with other devices.
+    pub(super) fn instead(&self, other: Self) -> Self {
+        let per_device = self.per_device;
+        Self {
+            per_device,
+            ..other
+        }
+    }
+
+    /// So many replicas on each device.
+    pub(super) fn per_device(mut self, count: usize) -> Self {
+        self.per_device = count;
+        self
+    }
+
+    /// The device of each replica, in replica order: those of one device follow one another.
+    ///
+    /// # Errors
+    /// If there are no replicas or their number is not a multiple of those of a device, or a device
+    /// is named twice or is not there.
+    pub(super) fn devices(&self) -> Result<Vec<LogicalDevice>> {
+        let per_device = self.per_device;
+        let devices = match &self.asked {
+            _ if per_device == 0 => return Err(none("a device")),
+            Asked::AllCores => LogicalDevice::all_cpus(),
+            Asked::Replicas(count) if !count.is_multiple_of(per_device) => {
+                return Err(Error::invalid(format!(
+                    "{count} replicas cannot be divided into devices of {per_device} replicas; \
+                     ask for a multiple of {per_device}, or name the devices"
+                )));
+            }
+            Asked::Replicas(count) => (0..count / per_device).map(LogicalDevice::cpu).collect(),
+            Asked::Devices(devices) => devices.clone(),
+        };
+        if devices.is_empty() {
+            return Err(none("a strategy"));
+        }
+        let distinct: BTreeSet<_> = devices.iter().collect();
+        if distinct.len() < devices.len() {
+            let names: Vec<_> = devices.iter().map(ToString::to_string).collect();
+            return Err(Error::invalid(format!(
+                "a device may be named once only in `devices`, got {}; for several replicas on \
+                 each there is `replicas_per_device`",
+                names.join(", ")
+            )));
+        }
+        devices.iter().try_for_each(|device| device.check())?;
+        let replicas = devices.into_iter();
+        Ok(replicas
+            .flat_map(|device| std::iter::repeat_n(device, per_device))
+            .collect())
+    }
+}
+
+fn none(what: &str) -> Error {
+    Error::invalid(format!(
+        "{what} needs at least 1 replica; leave the number out for all cores"
+    ))
+}
+
+/// One replica per device, numbered in order from `first`.
+pub(super) fn replicas_on(first: usize, devices: &[LogicalDevice]) -> Vec<Replica> {
+    let devices = (first..).zip(devices);
+    devices
+        .map(|(id, device)| Replica::new(id, *device))
+        .collect()
+}
+
+/// What each replica takes turns on, as indices from 0: its GPU, or the core that its CPU device
+/// shares with its neighbours where there are more of these devices than `cores`.
+pub(super) fn shared_devices(devices: &[LogicalDevice], cores: usize) -> Vec<usize> {
+    let mut distinct = Vec::new();
+    for device in devices {
+        if !distinct.contains(&device) {
+            distinct.push(device);
+        }
+    }
+    let (gpus, cpus): (Vec<_>, Vec<_>) = distinct
+        .into_iter()
+        .partition(|device| device.gpu_index().is_some());
+    let cores = cores.clamp(1, cpus.len().max(1));
+    let place = |list: &[&LogicalDevice], device| list.iter().position(|other| *other == device);
+    let shared = devices.iter().map(|device| match place(&cpus, device) {
+        Some(cpu) => cpu * cores / cpus.len(),
+        None => cores + place(&gpus, device).unwrap_or(0),
+    });
+    shared.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cpus(numbers: &[usize]) -> Vec<LogicalDevice> {
+        numbers.iter().copied().map(LogicalDevice::cpu).collect()
+    }
+
+    #[test]
+    fn replicas_of_a_device_follow_one_another() {
+        let on = Layout::on(cpus(&[0, 3])).per_device(2).devices();
+        assert_eq!(on.unwrap(), cpus(&[0, 0, 3, 3]));
+        let replicas = Layout::replicas(6).per_device(3).devices();
+        assert_eq!(replicas.unwrap(), cpus(&[0, 0, 0, 1, 1, 1]));
+        assert_eq!(Layout::replicas(3).devices().unwrap(), cpus(&[0, 1, 2]));
+        let all = Layout::on_any([]).per_device(2).devices().unwrap();
+        assert_eq!(all.len(), 2 * LogicalDevice::all_cpus().len());
+    }
+
+    #[test]
+    fn numbers_that_do_not_fit_are_refused() {
+        let refused = |layout: Layout| layout.devices().unwrap_err().to_string();
+        let uneven = refused(Layout::replicas(7).per_device(2));
+        assert!(uneven.contains("7 replicas cannot be divided"), "{uneven}");
+        let none = refused(Layout::replicas(4).per_device(0));
+        assert!(none.contains("a device needs at least 1"), "{none}");
+        assert!(refused(Layout::replicas(0)).contains("a strategy needs at least 1"));
+        assert!(refused(Layout::on([])).contains("a strategy needs at least 1"));
+        let twice = refused(Layout::on(cpus(&[1, 1])));
+        assert!(twice.contains("named once only"), "{twice}");
+        assert!(twice.contains("`replicas_per_device`"), "{twice}");
+    }
+
+    #[test]
+    fn neighbours_share_a_core_when_there_are_too_few() {
+        let eight = cpus(&[0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(shared_devices(&eight, 2), [0, 0, 0, 0, 1, 1, 1, 1]);
+        assert_eq!(shared_devices(&eight, 3), [0, 0, 0, 1, 1, 1, 2, 2]);
+        assert_eq!(shared_devices(&eight[..3], 2), [0, 0, 1]);
+        assert_eq!(shared_devices(&eight[..2], 64), [0, 1]);
+        assert_eq!(shared_devices(&cpus(&[5, 5, 2, 2]), 64), [0, 0, 1, 1]);
+        assert_eq!(shared_devices(&cpus(&[5, 5, 2, 2]), 1), [0, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,160 @@
+//! How much memory the replicas of a device take: the activations of one of them at a time, and one
+//! copy of weights and slots. Shown by counting the bytes that are allocated and not freed.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Barrier, Mutex};
+
+use burn::nn::{Linear, LinearConfig};
+use burn::tensor::activation::relu;
+use burn::tensor::{Device, Tensor};
+use distribute_core::{
+    Adam, Mirrored, MirroredStrategy, ReplicaContext, Result, StrategyExt, TrainState,
+};
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+/// Both tests count all of the process.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Counts the bytes that are allocated and not freed, and the most at any time.
+struct Counting;
+
+fn allocated(size: usize) {
+    let live = LIVE.fetch_add(size, Ordering::Relaxed) + size;
+    PEAK.fetch_max(live, Ordering::Relaxed);
+}
+
+// SAFETY: every call is passed on to the system's allocator unchanged; counting touches only
+// integers.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        allocated(layout.size());
+        // SAFETY: the caller keeps GlobalAlloc's contract, which is passed on as it is.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        allocated(layout.size());
+        // SAFETY: as above.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
+        allocated(size);
+        // SAFETY: as above.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// A layer's activations are 128 KiB for the examples of a replica.
+const WIDTH: usize = 64;
+const EXAMPLES: usize = 512;
+const LAYERS: usize = 12;
+
+type Net = Vec<Linear>;
+type State = Mirrored<TrainState<Net>>;
+
+fn state(strategy: &MirroredStrategy, layers: usize, width: usize) -> State {
+    let build = |device: &Device| {
+        let config = LinearConfig::new(width, width);
+        let layers: Net = (0..layers).map(|_| config.init(device)).collect();
+        TrainState::new(layers, Adam::new(1e-3))
+    };
+    strategy.scope(build).unwrap()
+}
+
+/// One step; `meet` is called while all activations of the replica are alive.
+fn step(
+    strategy: &MirroredStrategy,
+    state: &mut State,
+    (examples, width): (usize, usize),
+    meet: &(dyn Fn() + Sync),
+) {
+    let run = |ctx: &ReplicaContext, state: &mut TrainState<Net>| -> Result<()> {
+        let mut x = Tensor::<2>::ones([examples, width], ctx.device());
+        for layer in &state.model {
+            x = relu(layer.forward(x));
+        }
+        let loss = x.mean();
+        meet();
+        let gradients = ctx.gradient(&loss, &state.model)?;
+        state.apply_gradients(ctx, gradients).map(drop)
+    };
+    strategy.run(state, run).unwrap();
+}
+
+/// What a step takes beside what was there before.
+fn peak_of_step(strategy: &MirroredStrategy, meet: &(dyn Fn() + Sync)) -> usize {
+    let mut state = state(strategy, LAYERS, WIDTH);
+    let sizes = (EXAMPLES, WIDTH);
+    step(strategy, &mut state, sizes, &|| {});
+    let before = LIVE.load(Ordering::SeqCst);
+    PEAK.store(before, Ordering::SeqCst);
+    step(strategy, &mut state, sizes, meet);
+    PEAK.load(Ordering::SeqCst) - before
+}
+
+#[test]
+fn the_activations_of_one_replica_of_a_device_are_alive_at_a_time() {
+    let _alone = ALONE.lock();
+    let of = |replicas: usize, cores: usize| {
+        let builder = MirroredStrategy::builder().replicas(replicas);
+        builder.cores(cores).build().unwrap()
+    };
+    let nothing = || {};
+    let one = peak_of_step(&of(1, 1), &nothing);
+    let activations = LAYERS * WIDTH * EXAMPLES * 4;
+    assert!(one > activations, "{one} bytes are less than {activations}");
+    let shared = peak_of_step(&of(4, 1), &nothing);
+    // Beside the activations of one: gradients of all, 200 KiB each.
+    let gradients = 4 * LAYERS * WIDTH * (WIDTH + 1) * 4;
+    assert!(
+        shared < one + 2 * gradients,
+        "4 replicas on a device: {shared}, 1: {one}"
+    );
+    let all = Barrier::new(4);
+    let meet = || {
+        all.wait();
+    };
+    let together = peak_of_step(&of(4, 4), &meet);
+    assert!(
+        together > 3 * one,
+        "4 replicas at once: {together}, 1: {one}"
+    );
+}
+
+#[test]
+fn replicas_of_a_device_hold_one_copy_of_weights_and_slots() {
+    let _alone = ALONE.lock();
+    let width = 512;
+    let weights = width * (width + 1) * 4;
+    let live = |cores: usize| {
+        let before = LIVE.load(Ordering::SeqCst);
+        let builder = MirroredStrategy::builder().replicas(4).cores(cores);
+        let strategy = builder.build().unwrap();
+        let mut state = state(&strategy, 1, width);
+        for _ in 0..3 {
+            step(&strategy, &mut state, (2, width), &|| {});
+        }
+        LIVE.load(Ordering::SeqCst) - before
+    };
+    // What the first use of burn keeps does not count, nor what a thread has not freed yet.
+    live(1);
+    let least = |cores: usize| (0..3).map(|_| live(cores)).min().unwrap();
+    let (shared, alone) = (least(1), least(4));
+    // The weights and Adam's two slots.
+    let copies = |bytes: usize| bytes as f64 / weights as f64;
+    assert!(copies(shared) < 3.5, "{} copies", copies(shared));
+    assert!(copies(alone) > 11.5, "{} copies", copies(alone));
+}
