@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::cargo::{cargo, cargo_command, finish};
 use crate::tree::Tree;
 use crate::{
-    book, deny, edges, features, miri, modules, package, pictures, suite, tidy, transports,
+    api, book, deny, edges, features, miri, modules, package, pictures, suite, tidy, transports,
 };
 
 /// Which steps to run.
@@ -45,7 +45,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 15] = [
+const STEPS: [Step; 16] = [
     Step {
         name: "tidy",
         advice: "fix the places above; crates/xtask/README.md explains each rule",
@@ -110,6 +110,12 @@ const STEPS: [Step; 15] = [
             let mut command = cargo_command(root, "doc --workspace --no-deps");
             finish(command.env("RUSTDOCFLAGS", "-D warnings"))
         },
+    },
+    Step {
+        name: "api",
+        advice: "`cargo xtask api` writes the interfaces anew; CHANGELOG.md says what changed for \
+                 users, and the next version is a compatible one only if nothing went",
+        run: api::check,
     },
     Step {
         name: "models",

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+mod api;
 mod book;
 mod cargo;
 mod check;
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: cargo xtask check [--skip-tests] [--only STEP]
+       cargo xtask api
        cargo xtask book-links [supports RENDERER]
        cargo xtask fuzz TARGET SECONDS
        cargo xtask lines [CRATE]
@@ -36,7 +38,8 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 
   --skip-tests   every step but `models`, `miri` and `test`
   --only STEP    one step: tidy, book, edges, modules, features, deny, package, fmt, clippy,
-                 transports, gpu, doc, models, miri or test
+                 transports, gpu, doc, api, models, miri or test
+  api            writes the public interfaces that the step `api` compares anew
   book-links     what mdBook calls: links from pages to other files of the repository
   TARGET         a fuzz target, which is a folder of crates/fuzz/corpus, or `all`
   CRATE          whose modules are shown: how much code each has, or who imports whom, and in
@@ -47,6 +50,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 /// What the command line asks for.
 #[derive(Debug, PartialEq)]
 enum Task {
+    Api,
     Check(check::Selection),
     BookLinks(Vec<String>),
     Fuzz(Vec<String>, u64),
@@ -60,6 +64,7 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match parse(&arguments) {
         Ok(Task::Check(selection)) => check::run(&workspace_root(), &selection),
+        Ok(Task::Api) => verdict("api", api::write(&workspace_root())),
         Ok(Task::BookLinks(arguments)) => book_links(&arguments),
         Ok(Task::Fuzz(targets, seconds)) => {
             verdict("fuzz", fuzz::run(&workspace_root(), &targets, seconds))
@@ -114,6 +119,7 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
     let mut words = arguments.iter().map(String::as_str);
     match words.next() {
         Some("check") => {}
+        Some("api") => return Ok(Task::Api),
         Some("book-links") => return Ok(Task::BookLinks(words.map(str::to_owned).collect())),
         Some("fuzz") => return parse_fuzz(words),
         Some("lines") => return Ok(Task::Lines(words.next().map(str::to_owned))),

@@ -66,7 +66,8 @@ pub fn run(root: &Path) -> Result<String, String> {
     }
 }
 
-fn published(tree: &Tree) -> impl Iterator<Item = &Member> {
+/// Every crate that others could use.
+pub fn published(tree: &Tree) -> impl Iterator<Item = &Member> {
     let members = tree.members.iter();
     members.filter(|member| !PRIVATE.contains(&&*member.name))
 }

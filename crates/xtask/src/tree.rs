@@ -38,6 +38,13 @@ impl Member {
     pub fn path(&self, inside: &str) -> String {
         format!("{}/{inside}", self.directory)
     }
+
+    /// The name of its library in Rust.
+    pub fn library(&self) -> String {
+        let named = self.manifest.get("lib").and_then(|lib| lib.get("name"));
+        let named = named.and_then(toml::Value::as_str);
+        named.unwrap_or(&self.name).replace('-', "_")
+    }
 }
 
 /// The tracked files by path (relative to the root, `/` between the parts).
