@@ -210,6 +210,8 @@ fn of_observing(args: &ObservingArgs) -> Vec<Entry> {
     let ObservingArgs {
         trace,
         metrics_addr,
+        #[cfg(feature = "otlp")]
+        otlp_endpoint,
     } = args;
     vec![
         // Workers compare their clocks for it, and put their parts together.
@@ -218,6 +220,12 @@ fn of_observing(args: &ObservingArgs) -> Vec<Entry> {
         (
             "--metrics-addr",
             given(metrics_addr.is_some()),
+            Scope::Together,
+        ),
+        #[cfg(feature = "otlp")]
+        (
+            "--otlp-endpoint",
+            given(otlp_endpoint.is_some()),
             Scope::Together,
         ),
     ]

@@ -223,8 +223,8 @@ fn modules_step(root: &Path) -> Result<String, String> {
 /// another type with burn's fusion, which users have on by default, so it is read both ways.
 fn gpu_step(root: &Path) -> Result<String, String> {
     // The crates that have code of their own for it, with all that is not in a default build.
-    let all = "--features distribute-cli/cuda --test nccl --test nccl_device --test device_reduce \
-               --test gpu --test cuda --example gpu_bench";
+    let all = "--features distribute-cli/cuda,distribute-cli/otlp --test nccl --test nccl_device \
+               --test device_reduce --test gpu --test cuda --test otlp --example gpu_bench";
     let fused = "--features distribute-cli/fusion --test cuda";
     for what in [all, fused] {
         gpu_clippy(root, what)?;

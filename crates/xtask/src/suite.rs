@@ -18,12 +18,12 @@ use crate::cargo::{cargo_command, finish};
 const COMPUTING: [&str; 3] = ["conformance", "tpu", "tpu_xla"];
 
 /// The tests of features that are off by default: `nccl`, whose tests need no GPU or say that they
-/// are skipped, and `mpi` where there is an MPI to build with.
-const FEATURES: &str = "test --workspace --features distribute-cli/nccl --test nccl \
-                        --test nccl_device --test device_reduce --test gpu";
+/// are skipped, `otlp`, and `mpi` where there is an MPI to build with.
+const FEATURES: &str = "test --workspace --features distribute-cli/nccl,distribute-cli/otlp \
+                        --test nccl --test nccl_device --test device_reduce --test gpu --test otlp";
 const MPI: &str = " --features distribute-collectives/mpi --test mpi";
 
-/// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl` and `mpi`.
+/// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl`, `otlp` and `mpi`.
 pub fn run(root: &Path) -> Result<String, String> {
     finish(&mut cargo_command(root, "test --workspace --no-run"))?;
     let lanes = Lanes::of(&test_programs(root)?)?;

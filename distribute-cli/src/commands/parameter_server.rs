@@ -53,6 +53,8 @@ pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let given = [
         ("--trace", observing.trace.is_some()),
         ("--metrics-addr", observing.metrics_addr.is_some()),
+        #[cfg(feature = "otlp")]
+        ("--otlp-endpoint", observing.otlp_endpoint.is_some()),
     ];
     if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
         return Err(Failure::usage(format!(

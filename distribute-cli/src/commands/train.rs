@@ -50,9 +50,7 @@ fn train(args: TrainArgs, signals: &Signals, phases: &Phases) -> Result<(), Fail
     let trace = args.observing.trace.as_deref();
     let trace = trace.map(|path| Trace::start(phases, path, group.as_ref()));
     let trace = trace.transpose()?;
-    let metrics = args.observing.metrics_addr;
-    let metrics = metrics.map(|address| Metrics::serve(address, phases, group.as_ref()));
-    let metrics = metrics.transpose()?;
+    let metrics = Metrics::start(&args.observing, phases, group.as_ref())?;
     let done = train_as((worker, group), args, signals, metrics.as_ref());
     if let Some(trace) = trace {
         let together = done.as_ref().map_or_else(Failure::is_preemption, |()| true);

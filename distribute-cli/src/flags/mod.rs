@@ -32,19 +32,31 @@ pub(crate) use schedule::ScheduleFlag;
 pub(crate) use tpu::{PrecisionName, TpuArgs};
 pub(crate) use validation::ValidationArgs;
 
-/// The version and the features that the program was built with, each of which has the one before.
+/// A version with its features, without the feature `otlp` and with it.
+macro_rules! version {
+    ($without:literal, $with:literal) => {
+        if cfg!(feature = "otlp") {
+            concat!(env!("CARGO_PKG_VERSION"), " (features: ", $with, ")")
+        } else {
+            concat!(env!("CARGO_PKG_VERSION"), " (features: ", $without, ")")
+        }
+    };
+}
+
+/// The version and the features that the program was built with; of those for GPUs each has the one
+/// before.
 pub(crate) const VERSION: &str = if cfg!(feature = "fusion") {
-    concat!(env!("CARGO_PKG_VERSION"), " (features: nccl, cuda, fusion)")
+    version!("nccl, cuda, fusion", "nccl, cuda, fusion, otlp")
 } else if cfg!(feature = "cuda") {
-    concat!(env!("CARGO_PKG_VERSION"), " (features: nccl, cuda)")
+    version!("nccl, cuda", "nccl, cuda, otlp")
 } else if cfg!(feature = "nccl") {
-    concat!(env!("CARGO_PKG_VERSION"), " (features: nccl)")
+    version!("nccl", "nccl, otlp")
 } else if cfg!(feature = "full") {
-    concat!(env!("CARGO_PKG_VERSION"), " (features: none)")
+    version!("none", "otlp")
 } else {
-    concat!(
-        env!("CARGO_PKG_VERSION"),
-        " (features: none; without bench and conformance)"
+    version!(
+        "none; without bench and conformance",
+        "otlp; without bench and conformance"
     )
 };
 

@@ -17,6 +17,21 @@ pub(crate) struct ObservingArgs {
     /// Answer Prometheus on this port, worker i on the i-th above; 0: any
     #[arg(long, value_name = "[IP:]PORT", value_parser = address)]
     pub(crate) metrics_addr: Option<SocketAddr>,
+    /// Send the same to this collector of OpenTelemetry, by OTLP over gRPC
+    #[cfg(feature = "otlp")]
+    #[arg(long, value_name = "http://HOST:PORT")]
+    pub(crate) otlp_endpoint: Option<String>,
+}
+
+impl ObservingArgs {
+    /// Whether somebody is told how the run goes.
+    pub(crate) fn wants_metrics(&self) -> bool {
+        #[cfg(feature = "otlp")]
+        if self.otlp_endpoint.is_some() {
+            return true;
+        }
+        self.metrics_addr.is_some()
+    }
 }
 
 impl Command {
@@ -28,7 +43,7 @@ impl Command {
 
 impl TrainArgs {
     fn wants_phases(&self) -> bool {
-        self.observing.trace.is_some() || self.observing.metrics_addr.is_some()
+        self.observing.trace.is_some() || self.observing.wants_metrics()
     }
 }
 

@@ -1,5 +1,7 @@
-//! `train --metrics-addr`: how a run goes, for Prometheus.
+//! `train --metrics-addr`: how a run goes, for Prometheus, or for a collector of OpenTelemetry.
 
+#[cfg(feature = "otlp")]
+mod otlp;
 mod server;
 
 use std::fmt::Write as _;
@@ -14,6 +16,7 @@ use self::server::Server;
 use crate::cluster::restarts;
 use crate::examples_seen::ExamplesSeen;
 use crate::failure::Failure;
+use crate::flags::ObservingArgs;
 use crate::notes::note;
 use crate::phases::Phases;
 
@@ -57,11 +60,13 @@ const METRICS: [(&str, &str, &str); 9] = [
     ("gauge", "restarts", "How often the job was started before."),
 ];
 
-/// The metrics of this process, and the port on which they can be had until this is dropped.
+/// The metrics of this process, and what tells them until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     numbers: Arc<Numbers>,
-    _server: Server,
+    _server: Option<Server>,
+    #[cfg(feature = "otlp")]
+    _export: Option<otlp::Export>,
 }
 
 /// What is known of the run.
@@ -87,16 +92,19 @@ struct Training {
 }
 
 impl Metrics {
-    /// Listens. Worker `i` takes the port that is `i` above the one that was asked for, unless that
-    /// is 0; all workers call it together.
+    /// Listens, or begins to export; none, if neither was asked for. Worker `i` takes the port that
+    /// is `i` above the one that was asked for, unless that is 0; all workers call it together.
     ///
     /// # Errors
-    /// If the port cannot be had, on all workers.
-    pub(crate) fn serve(
-        asked: SocketAddr,
+    /// If the port cannot be had, or the endpoint is no URL, on all workers.
+    pub(crate) fn start(
+        args: &ObservingArgs,
         phases: &Phases,
         workers: Option<&WorkerGroup>,
-    ) -> std::result::Result<Self, Failure> {
+    ) -> std::result::Result<Option<Self>, Failure> {
+        if !args.wants_metrics() {
+            return Ok(None);
+        }
         let worker = workers.map_or(0, WorkerGroup::index);
         let numbers = Arc::new(Numbers {
             worker,
@@ -104,17 +112,35 @@ impl Metrics {
             phases: phases.clone(),
             training: Mutex::default(),
         });
-        let shown = Arc::clone(&numbers);
-        let started = own_address(asked, worker)
-            .and_then(|address| Server::start(address, move || shown.text()));
-        let server = match workers {
+        let started = Self::of(args, numbers);
+        let metrics = match workers {
             Some(workers) => workers.or_abort(started)?,
             None => started?,
         };
-        note(&format!("metrics: http://{}/metrics", server.address()));
+        if let Some(server) = &metrics._server {
+            note(&format!("metrics: http://{}/metrics", server.address()));
+        }
+        Ok(Some(metrics))
+    }
+
+    fn of(args: &ObservingArgs, numbers: Arc<Numbers>) -> Result<Self> {
+        let serve = |asked| {
+            let address = own_address(asked, numbers.worker)?;
+            let shown = Arc::clone(&numbers);
+            Server::start(address, move || shown.text())
+        };
+        let server = args.metrics_addr.map(serve).transpose()?;
+        #[cfg(feature = "otlp")]
+        let export = {
+            let endpoint = args.otlp_endpoint.as_deref();
+            let export = endpoint.map(|endpoint| otlp::Export::start(endpoint, &numbers));
+            export.transpose()?
+        };
         Ok(Self {
             numbers,
             _server: server,
+            #[cfg(feature = "otlp")]
+            _export: export,
         })
     }
 
@@ -150,11 +176,11 @@ impl Numbers {
         self.training.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// In Prometheus' text format.
-    fn text(&self) -> String {
+    /// The value of each metric, if it has one yet.
+    fn values(&self) -> [Option<f64>; METRICS.len()] {
         let training = *self.training();
         let totals = self.phases.totals();
-        let values = [
+        [
             Some(training.steps as f64),
             Some(training.epoch as f64),
             Some(training.examples as f64),
@@ -164,9 +190,13 @@ impl Numbers {
             Some(totals.exchange.as_secs_f64()),
             Some(totals.waiting.as_secs_f64()),
             Some(self.restarts as f64),
-        ];
+        ]
+    }
+
+    /// In Prometheus' text format.
+    fn text(&self) -> String {
         let mut text = String::new();
-        for ((kind, name, help), value) in METRICS.iter().zip(values) {
+        for ((kind, name, help), value) in METRICS.iter().zip(self.values()) {
             let Some(value) = value.map(number) else {
                 continue;
             };

@@ -221,9 +221,7 @@ mod tests {
                 stream
             })
             .collect();
-        let begin = Instant::now();
         assert!(ask(&server, GET).contains("200 OK"));
-        assert!(begin.elapsed() < CONNECTION_LIMIT * 3);
         drop(slow);
     }
 

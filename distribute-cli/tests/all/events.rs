@@ -1,5 +1,8 @@
 //! `--log`: what is shown of the events of the libraries.
 
+use std::net::Ipv4Addr;
+
+use distribute_launch::ReservedPorts;
 use serde_json::Value;
 
 use crate::common;
@@ -7,13 +10,10 @@ use crate::common;
 /// A worker of two whose fellow never comes: it says at every try that it has not joined yet.
 fn alone(flags: &str) -> (Option<i32>, String) {
     let folder = tempfile::tempdir().unwrap();
-    let ports = [(); 2].map(|()| {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    });
+    let ports = ReservedPorts::new(2, Ipv4Addr::LOCALHOST.into()).unwrap();
+    let [first, second] = [0, 1].map(|worker| ports.addresses()[worker]);
     let cluster = format!(
-        r#"{{"cluster":{{"worker":["127.0.0.1:{}","127.0.0.1:{}"]}},"task":{{"type":"worker","index":1}}}}"#,
-        ports[0], ports[1]
+        r#"{{"cluster":{{"worker":["{first}","{second}"]}},"task":{{"type":"worker","index":1}}}}"#
     );
     let train = "train --strategy multi-worker --model mlp --rendezvous-timeout 1";
     let output = common::program(folder.path())

@@ -102,7 +102,7 @@ fn after_the_loss_of_a_worker_the_job_goes_on_from_its_last_step(
     #[values("--workers 2 --max-restarts 1", "--workers 1..2")] options: &str,
     #[values(0, 1)] killed: usize,
 ) {
-    let step = 20 + random(150);
+    let step = 20 + random(100);
     let what = format!("{options}, worker {killed} killed after step {step}");
     let folder = folder();
     let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 200"));
@@ -122,7 +122,7 @@ fn a_job_whose_workers_are_killed_again_and_again_goes_on_each_time() {
     let mut job = Launcher::start(folder.path(), options, &format!("{TRAIN} 300"));
     let mut killed = Vec::new();
     for round in 0..6 {
-        let (worker, step) = (random(3) as usize, 10 + 45 * round + random(30));
+        let (worker, step) = (random(3) as usize, 10 + 45 * round + random(15));
         killed.push((worker, step));
         job.0.wait_for(&format!(r#""step":{step},"#));
         common::signal(job.worker(worker), "KILL");
@@ -140,12 +140,15 @@ fn the_state_in_memory_is_taken_before_an_older_checkpoint() {
     let folder = folder();
     let train = format!("{TRAIN} 200 --checkpoint-dir saved --checkpoint-steps 50");
     let mut job = Launcher::start(folder.path(), "--workers 2 --max-restarts 1", &train);
-    job.0.wait_for(r#""step":97,"#);
+    job.0.wait_for(r#""step":57,"#);
     common::signal(job.worker(1), "KILL");
     let finished = job.0.finish();
-    assert_goes_on(&finished, &undisturbed(200), "after step 97");
-    let said = "the state of step 9";
-    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+    assert_goes_on(&finished, &undisturbed(200), "after step 57");
+    let said = finished.stderr.split_once("the state of step ");
+    let (_, said) = said.unwrap_or_else(|| panic!("{}", finished.stderr));
+    let step: String = said.chars().take_while(char::is_ascii_digit).collect();
+    let step: u64 = step.parse().unwrap();
+    assert!(step >= 56 && step % 50 != 0, "{}", finished.stderr);
 }
 
 #[test]
@@ -158,8 +161,10 @@ fn with_a_number_the_state_of_every_so_many_steps_is_kept() {
     let finished = job.0.finish();
     let whole = undisturbed(100);
     assert_eq!(end(&finished).0, end(&whole).0);
-    assert_eq!(starts(&finished)[1].0 % 10, 0, "{:?}", starts(&finished));
-    assert!(starts(&finished)[1].0 >= 50);
+    // The end of an epoch is kept too: of 23 steps.
+    let step = starts(&finished)[1].0;
+    assert!(step % 10 == 0 || step % 23 == 0, "{:?}", starts(&finished));
+    assert!(step >= 50);
 }
 
 /// Four workers of one replica each, on so many hosts; those hosts that are killed, after a step,
@@ -192,7 +197,7 @@ fn lose_hosts(
 
 #[rstest]
 fn the_neighbour_of_a_lost_host_has_what_its_replicas_had(#[values(1, 2, 3)] lost: usize) {
-    let step = 20 + random(150);
+    let step = 20 + random(100);
     let (finished, _folder) = lose_hosts(4, &[lost], &format!("{TRAIN} 200"), step);
     let what = format!("host {lost} killed after step {step}");
     assert_goes_on(&finished, &undisturbed(200), &what);
@@ -201,7 +206,7 @@ fn the_neighbour_of_a_lost_host_has_what_its_replicas_had(#[values(1, 2, 3)] los
 
 #[test]
 fn a_host_with_several_workers_is_lost_and_the_other_has_what_they_had() {
-    let step = 20 + random(150);
+    let step = 20 + random(100);
     let (finished, _folder) = lose_hosts(2, &[1], &format!("{TRAIN} 200"), step);
     let what = format!("killed after step {step}");
     assert_goes_on(&finished, &undisturbed(200), &what);
@@ -300,7 +305,7 @@ fn is_held(files: &[(u64, u64)]) -> bool {
 #[rstest]
 fn nothing_is_left_of_the_memory(#[values("KILL", "INT", "")] signal: &str) {
     let folder = folder();
-    let steps = if signal.is_empty() { 300 } else { 1_000_000 };
+    let steps = if signal.is_empty() { 1000 } else { 1_000_000 };
     let mut job = Launcher::start(folder.path(), "--workers 2", &format!("{TRAIN} {steps}"));
     job.0.wait_for(r#""step":20,"#);
     let files = [memory(job.worker(0)), memory(job.worker(1))].concat();

@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use assert_cmd::Command;
+use rustix::process::{Pid, Signal};
 
 /// A small model, as Keras writes it.
 pub const NET: &str = r#"{"class_name":"Sequential","config":{"name":"net","layers":[
@@ -53,9 +54,7 @@ pub fn watchdog(id: u32) -> mpsc::Sender<()> {
     let (call_off, called_off) = mpsc::channel();
     std::thread::spawn(move || {
         if called_off.recv_timeout(LIMIT) == Err(mpsc::RecvTimeoutError::Timeout) {
-            let _ = std::process::Command::new("kill")
-                .args(["-KILL", &id.to_string()])
-                .status();
+            let _ = send(id, "KILL");
         }
     });
     call_off
@@ -63,11 +62,21 @@ pub fn watchdog(id: u32) -> mpsc::Sender<()> {
 
 /// Sends a signal by its name without SIG.
 pub fn signal(id: u32, name: &str) {
-    let status = std::process::Command::new("kill")
-        .args([&format!("-{name}"), &id.to_string()])
-        .status()
-        .unwrap();
-    assert!(status.success());
+    send(id, name).unwrap();
+}
+
+/// By the system call: until a program that sends it has started, what it should meet may be over.
+fn send(id: u32, name: &str) -> rustix::io::Result<()> {
+    let signal = match name {
+        "CONT" => Signal::CONT,
+        "INT" => Signal::INT,
+        "KILL" => Signal::KILL,
+        "STOP" => Signal::STOP,
+        "TERM" => Signal::TERM,
+        other => panic!("SIG{other}"),
+    };
+    let process = Pid::from_raw(i32::try_from(id).unwrap()).unwrap();
+    rustix::process::kill_process(process, signal)
 }
 
 /// What a run printed, and how it ended.

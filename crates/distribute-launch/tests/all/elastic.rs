@@ -25,7 +25,9 @@ fn a_worker_lost_for_good_leaves_the_job_with_fewer() {
     let directory = tempfile::tempdir().unwrap();
     let text = "echo $s:$i/$n >> told$i
         [ $n = 2 ] && exit 0; > up$i-$s
-        if [ $i = 1 ]; then await up0-$s; kill -9 $$; fi; exec sleep 100";
+        if [ $i = 1 ]; then
+            for j in $(seq 0 $((n - 1))); do await up$j-$s; done; kill -9 $$
+        fi; exec sleep 100";
     let job = elastic(directory.path(), text).elastic_workers(2..=4);
     let seen = see(job.max_restarts(1));
     // A restart, then without one worker, then without another one.
@@ -144,7 +146,9 @@ fn alone(directory: &Path, address: SocketAddr) -> (Job, JoinHandle<Seen>) {
     let job = elastic(directory, SAVES).elastic_workers(2..=3);
     let job = job.shrink_after(Duration::from_millis(300));
     let first = start(job.clone().hosts(host(address, 2, 0)));
-    wait_for(directory.join("up1-2"));
+    for worker in 0..2 {
+        wait_for(directory.join(format!("up{worker}-2")));
+    }
     (job, first)
 }
 

@@ -7,12 +7,13 @@ use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use distribute_launch::{Console, Hosts, guard_main, run};
+use distribute_launch::{Console, Hosts, ReservedPorts, guard_main, run};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
 use crate::common::{read, script, security, within_limit};
 use crate::eventually::eventually;
+use crate::hosts::meeting_point;
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
@@ -628,15 +629,17 @@ fn a_launcher_that_stands_still_is_named_on_the_other_host() {
 /// An elastic job of one worker or two on each of `count` hosts.
 struct Elastic {
     address: std::net::SocketAddr,
+    _ports: ReservedPorts,
     directory: tempfile::TempDir,
     count: usize,
 }
 
 impl Elastic {
     fn new(count: usize) -> Elastic {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let (address, ports) = meeting_point();
         Elastic {
-            address: listener.local_addr().expect("bound"),
+            address,
+            _ports: ports,
             directory: tempfile::tempdir().expect("a directory"),
             count,
         }
@@ -727,9 +730,11 @@ fn a_launcher_of_an_elastic_job_that_is_told_to_stop_leaves_and_the_others_go_on
         let job = Elastic::new(2);
         let launchers = [job.start(0), job.start(1)];
         job.await_workers(4, 0);
-        // A scheduler that takes all hosts away signals all of them.
-        launchers[1].send(Signal::TERM);
-        launchers[0].send(Signal::TERM);
+        // A scheduler that takes all hosts away signals all of them: none acts before the other is
+        // told.
+        for signal in [Signal::STOP, Signal::TERM, Signal::CONT] {
+            launchers.iter().for_each(|launcher| launcher.send(signal));
+        }
         launchers.into_iter().for_each(Launcher::end_saved);
     });
 }

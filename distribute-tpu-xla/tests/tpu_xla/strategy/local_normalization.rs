@@ -12,6 +12,7 @@ use distribute_core::{
     Result, Sgd, Strategy, StrategyExt, TensorData, TrainState, trace,
 };
 
+use crate::strategy::models::with_fixed_weights;
 use crate::strategy::support::{Data, assert_close, strategy, within};
 
 const EXAMPLES: usize = 6;
@@ -28,7 +29,7 @@ struct Net {
 
 impl Net {
     fn new(device: &Device) -> Self {
-        Self {
+        with_fixed_weights(Self {
             conv: Conv2dConfig::new([1, 3], [3, 3]).init(device),
             channels: BatchNormConfig::new(3).with_momentum(0.3).init(device),
             hidden: LinearConfig::new(3 * 16, 8).init(device),
@@ -37,7 +38,7 @@ impl Net {
                 .init(device)
                 .into(),
             output: LinearConfig::new(8, 1).init(device),
-        }
+        })
     }
 
     fn forward(&self, x: Tensor<4>) -> Result<Tensor<2>> {

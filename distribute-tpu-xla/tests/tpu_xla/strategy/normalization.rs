@@ -12,6 +12,7 @@ use distribute_core::{
 };
 use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
 
+use crate::strategy::models::with_fixed_weights;
 use crate::strategy::support::{assert_close, strategy, within};
 
 /// A layer on the inputs, whose batch is nothing that is trained, and one on channels of two.
@@ -26,12 +27,12 @@ struct Net {
 impl Net {
     fn new(device: &Device) -> Self {
         let norm = |features| SyncBatchNormConfig::new(features).with_momentum(0.9);
-        Self {
+        with_fixed_weights(Self {
             inputs: norm(3).init(device).unwrap(),
             first: LinearConfig::new(3, 8).init(device),
             norm: norm(4).with_center(false).init(device).unwrap(),
             last: LinearConfig::new(8, 1).init(device),
-        }
+        })
     }
 
     /// With the weights of the examples where batches are filled up.
