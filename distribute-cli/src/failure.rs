@@ -9,11 +9,11 @@ use std::process::ExitCode;
 use distribute_core::Error;
 use distribute_core::collectives::CollectiveError;
 use distribute_launch::{FailureReport, REPORT_VARIABLE};
-use distribute_ps::PsError;
 
 use crate::notes::note;
 use crate::option_names::in_flags;
 use crate::permanent_errors::is_permanent;
+use crate::server_errors::{ServerError, server_error};
 
 /// What is printed, and what the program ends with.
 #[derive(Debug)]
@@ -161,12 +161,13 @@ impl Failure {
 }
 
 fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
-    let of_servers = |error: &PsError| matches!(error.root_cause(), PsError::Interrupted { .. });
-    let is_it = |error: &Error| {
-        let wrapped = error.wrapped().and_then(|error| error.downcast_ref());
-        wrapped.map_or_else(|| error.is_interruption(), of_servers)
+    let is_it = |error: &Error| match error.wrapped().and_then(|error| server_error(error)) {
+        Some(error) => matches!(error, ServerError::Interrupted),
+        None => error.is_interruption(),
     };
-    any_cause(error, is_it, of_servers)
+    any_cause(error, is_it, |error| {
+        matches!(error, ServerError::Interrupted)
+    })
 }
 
 /// The ranks that an error says were lost or did not come.
@@ -196,13 +197,13 @@ fn lost(error: &(dyn StdError + 'static)) -> Vec<usize> {
 fn any_cause(
     error: &(dyn StdError + 'static),
     is_it: impl Fn(&Error) -> bool,
-    of_servers: impl Fn(&PsError) -> bool,
+    of_servers: impl Fn(&ServerError<'_>) -> bool,
 ) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
-        let found = match error.downcast_ref::<PsError>() {
-            Some(PsError::Core(core)) => is_it(core),
-            Some(error) => of_servers(error),
+        let found = match server_error(error) {
+            Some(ServerError::Core(core)) => is_it(core),
+            Some(error) => of_servers(&error),
             None => error.downcast_ref::<Error>().is_some_and(&is_it),
         };
         if found {
@@ -214,7 +215,7 @@ fn any_cause(
 }
 
 macro_rules! failure_from {
-    ($($error:ty),*) => {$(
+    ($($error:ty),* $(,)?) => {$(
         impl From<$error> for Failure {
             fn from(error: $error) -> Self {
                 Self::caused_by(error)
@@ -229,9 +230,9 @@ failure_from!(
     distribute_core::checkpoint::CheckpointError,
     distribute_data::readers::ReadError,
     distribute_keras::ModelError,
-    distribute_ps::PsError,
-    distribute_tpu_xla::TpuError
 );
+#[cfg(feature = "full")]
+failure_from!(distribute_ps::PsError, distribute_tpu_xla::TpuError);
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,6 +6,7 @@
 mod allocator;
 mod cluster;
 mod commands;
+#[cfg(feature = "full")]
 mod compile_watch;
 mod config;
 mod configuration;
@@ -16,6 +17,9 @@ mod failure;
 mod flags;
 mod identity;
 mod job_progress;
+#[cfg(not(feature = "full"))]
+mod left_out;
+#[cfg(feature = "full")]
 mod libtpu;
 mod log;
 mod metrics;
@@ -23,15 +27,18 @@ mod notes;
 mod objective;
 mod option_names;
 mod output_file;
+#[cfg(feature = "full")]
 mod parameter_server;
 mod permanent_errors;
 mod phases;
 mod schedule;
+mod server_errors;
 mod signals;
 mod split;
 mod strategies;
 mod task;
 mod text;
+#[cfg(feature = "full")]
 mod tpu;
 mod validation;
 
@@ -39,6 +46,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
 use failure::Failure;
+#[cfg(not(feature = "full"))]
+use left_out::tpu;
 use phases::Phases;
 
 fn main() -> ExitCode {

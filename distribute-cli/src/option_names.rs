@@ -51,7 +51,7 @@ pub(crate) fn in_flags(message: &str) -> String {
     NAMES.into_iter().fold(message.to_string(), replace)
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "full"))]
 mod tests {
     use std::time::Duration;
 

@@ -9,23 +9,6 @@ use crate::failure::Failure;
 use crate::flags::{NonFiniteGradients, ParameterServerArgs, StaleGradients};
 
 impl ParameterServerArgs {
-    /// Names a flag that means nothing to another strategy.
-    pub(crate) fn refuse_without_servers(&self) -> Result<(), Failure> {
-        let given = [
-            ("--max-staleness", self.max_staleness.is_some()),
-            ("--stale-gradients", self.stale_gradients.is_some()),
-            ("--synchronous", self.synchronous.is_some()),
-            ("--non-finite", self.non_finite.is_some()),
-            ("--shard-bytes", self.shard_bytes.is_some()),
-        ];
-        match given.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Failure::usage(format!(
-                "{flag} is for --strategy parameter-server"
-            ))),
-            None => Ok(()),
-        }
-    }
-
     fn run(&self) -> RunOptions {
         let mut run = RunOptions::default();
         run.staleness = self.max_staleness.map(|bound| Staleness {

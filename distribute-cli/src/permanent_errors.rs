@@ -9,7 +9,8 @@ use distribute_core::checkpoint::CheckpointError;
 use distribute_data::fit::FitError;
 use distribute_data::readers::ReadError;
 use distribute_keras::ModelError;
-use distribute_ps::PsError;
+
+use crate::server_errors::{ServerError, server_error};
 
 /// Whether an error, or what caused it, is that of flags, models, data or checkpoints that are not
 /// there, are damaged or do not fit each other or those of another process.
@@ -26,7 +27,7 @@ pub(crate) fn is_permanent(error: &(dyn StdError + 'static)) -> bool {
 
 fn known(error: &(dyn StdError + 'static)) -> bool {
     let own = error.downcast_ref::<Error>().map(of_core);
-    let servers = || error.downcast_ref::<PsError>().map(of_servers);
+    let servers = || of_servers(error);
     let data = || error.downcast_ref::<ReadError>().map(of_data);
     let model = || error.downcast_ref::<ModelError>().map(of_model);
     let checkpoint = || error.downcast_ref::<CheckpointError>().map(of_checkpoint);
@@ -58,8 +59,9 @@ fn of_fit(error: &FitError) -> bool {
     }
 }
 
-fn of_servers(error: &PsError) -> bool {
-    matches!(error, PsError::Core(core) if of_core(core))
+fn of_servers(error: &(dyn StdError + 'static)) -> Option<bool> {
+    let error = server_error(error)?;
+    Some(matches!(error, ServerError::Core(core) if of_core(core)))
 }
 
 fn of_data(error: &ReadError) -> bool {
@@ -137,7 +139,8 @@ mod tests {
         };
         for error in [models, shared, Error::from(resume())] {
             assert!(is_permanent(&error), "{error}");
-            assert!(is_permanent(&PsError::from(error)));
+            #[cfg(feature = "full")]
+            assert!(is_permanent(&distribute_ps::PsError::from(error)));
         }
         let missing = || CheckpointError::Missing {
             path: PathBuf::from("saved"),

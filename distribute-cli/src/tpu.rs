@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::compile_watch::{CompileWatch, compiler_bytes};
 use crate::events::{line, object};
 use crate::failure::Failure;
-use crate::flags::{DeviceArgs, OutputFormat, TpuArgs};
+use crate::flags::{DeviceArgs, OutputFormat, PrecisionName, TpuArgs};
 use crate::libtpu::in_own_process;
 use crate::notes::note;
 use crate::strategies::device_names;
@@ -24,18 +24,14 @@ impl TpuArgs {
         let given = self.precision_of_matmul;
         given.map_or(Precision::Highest, Precision::from)
     }
+}
 
-    /// Names a flag that means nothing to another strategy.
-    pub(crate) fn refuse_without_tpu(&self) -> Result<(), Failure> {
-        let given = [
-            ("--tpu", self.tpu.is_some()),
-            ("--pjrt-plugin", self.pjrt_plugin.is_some()),
-            ("--compile-only", self.compile_only),
-            ("--precision-of-matmul", self.precision_of_matmul.is_some()),
-        ];
-        match given.iter().find(|(_, given)| *given) {
-            Some((flag, _)) => Err(Failure::usage(format!("{flag} is for --strategy tpu"))),
-            None => Ok(()),
+impl From<PrecisionName> for Precision {
+    fn from(name: PrecisionName) -> Self {
+        match name {
+            PrecisionName::Default => Self::Default,
+            PrecisionName::High => Self::High,
+            PrecisionName::Highest => Self::Highest,
         }
     }
 }

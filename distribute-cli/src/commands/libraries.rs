@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+#[cfg(feature = "full")]
 use distribute_tpu_xla::pjrt::{PjrtError, PluginSearch};
 
 /// A library that some strategy or communicator can use.
@@ -67,10 +68,13 @@ const FOLDERS: [&str; 9] = [
 pub(crate) fn find_all(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Library> {
     let folders = folders(variable);
     let found = WANTED.iter().map(|wanted| find(wanted, &folders, variable));
-    found.chain([pjrt_plugin(variable)]).collect()
+    #[cfg(feature = "full")]
+    let found = found.chain([pjrt_plugin(variable)]);
+    found.collect()
 }
 
 /// By the search that `--strategy tpu` makes.
+#[cfg(feature = "full")]
 fn pjrt_plugin(variable: &dyn Fn(&str) -> Option<OsString>) -> Library {
     let found = PluginSearch::new(None).environment(variable).find();
     let searched = match &found {

@@ -14,6 +14,7 @@ mod gpus;
 mod launch;
 mod libraries;
 mod manual;
+#[cfg(feature = "full")]
 mod parameter_server;
 mod predict;
 mod predictions;
@@ -26,6 +27,8 @@ mod training;
 
 use crate::failure::Failure;
 use crate::flags::Command;
+#[cfg(not(feature = "full"))]
+use crate::left_out::parameter_server;
 use crate::phases::Phases;
 
 /// Runs a command; `phases` are what it collects of itself, if it asked for that.

@@ -116,10 +116,11 @@ fn train_as(
         },
         strategy,
     };
-    match tpu {
-        Some(Tpu::Topology(ahead)) => run.compile(&ahead),
-        _ => run.train(start, signals),
+    #[cfg(feature = "full")]
+    if let Some(Tpu::Topology(ahead)) = &tpu {
+        return run.compile(ahead);
     }
+    run.train(start, signals)
 }
 
 /// Where one of several workers starts: from what is on disk, or in the memory of the launchers.

@@ -55,8 +55,8 @@ pub(crate) const VERSION: &str = if cfg!(feature = "fusion") {
     version!("none", "otlp")
 } else {
     version!(
-        "none; without bench and conformance",
-        "otlp; without bench and conformance"
+        "none; without default features",
+        "otlp; without default features"
     )
 };
 

@@ -2,7 +2,13 @@
 
 use clap::{Args, ValueEnum};
 
+use crate::failure::Failure;
+
 #[derive(Debug, Args)]
+#[cfg_attr(
+    not(feature = "full"),
+    expect(dead_code, reason = "there is no such strategy in this build")
+)]
 #[command(next_help_heading = "Parameter servers (--strategy parameter-server)")]
 pub(crate) struct ParameterServerArgs {
     /// The most updates between a worker's weights and its gradient [default: no bound]
@@ -37,4 +43,23 @@ pub(crate) enum NonFiniteGradients {
     Refuse,
     /// They are applied
     Apply,
+}
+
+impl ParameterServerArgs {
+    /// Names a flag that means nothing to another strategy.
+    pub(crate) fn refuse_without_servers(&self) -> Result<(), Failure> {
+        let given = [
+            ("--max-staleness", self.max_staleness.is_some()),
+            ("--stale-gradients", self.stale_gradients.is_some()),
+            ("--synchronous", self.synchronous.is_some()),
+            ("--non-finite", self.non_finite.is_some()),
+            ("--shard-bytes", self.shard_bytes.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Failure::usage(format!(
+                "{flag} is for --strategy parameter-server"
+            ))),
+            None => Ok(()),
+        }
+    }
 }

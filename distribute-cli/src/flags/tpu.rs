@@ -4,9 +4,14 @@ use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
-use distribute_tpu_xla::stablehlo::Precision;
+
+use crate::failure::Failure;
 
 #[derive(Debug, Default, Args)]
+#[cfg_attr(
+    not(feature = "full"),
+    expect(dead_code, reason = "there is no such strategy in this build")
+)]
 #[command(next_help_heading = "TPU")]
 pub(crate) struct TpuArgs {
     /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or that of this machine]
@@ -45,12 +50,18 @@ pub(crate) enum PrecisionName {
     Highest,
 }
 
-impl From<PrecisionName> for Precision {
-    fn from(name: PrecisionName) -> Self {
-        match name {
-            PrecisionName::Default => Self::Default,
-            PrecisionName::High => Self::High,
-            PrecisionName::Highest => Self::Highest,
+impl TpuArgs {
+    /// Names a flag that means nothing to another strategy.
+    pub(crate) fn refuse_without_tpu(&self) -> Result<(), Failure> {
+        let given = [
+            ("--tpu", self.tpu.is_some()),
+            ("--pjrt-plugin", self.pjrt_plugin.is_some()),
+            ("--compile-only", self.compile_only),
+            ("--precision-of-matmul", self.precision_of_matmul.is_some()),
+        ];
+        match given.iter().find(|(_, given)| *given) {
+            Some((flag, _)) => Err(Failure::usage(format!("{flag} is for --strategy tpu"))),
+            None => Ok(()),
         }
     }
 }

@@ -153,6 +153,28 @@ impl Metrics {
             last: Instant::now(),
         }
     }
+
+    /// For curves over the epochs: what each one's exchanges and waits took on all threads, in
+    /// seconds, and the updates that it left out.
+    pub(crate) fn of_epochs(&self) -> impl FnMut() -> [(&'static str, f64); 3] + use<> {
+        let numbers = Arc::clone(&self.numbers);
+        let mut before = [0.0; 3];
+        move || {
+            let totals = numbers.phases.totals();
+            let now = [
+                totals.exchange.as_secs_f64(),
+                totals.waiting.as_secs_f64(),
+                numbers.training().skipped_steps as f64,
+            ];
+            let [exchange, waiting, skipped] = [0, 1, 2].map(|i| now[i] - before[i]);
+            before = now;
+            [
+                ("exchange_seconds", exchange),
+                ("waiting_seconds", waiting),
+                ("skipped_steps", skipped),
+            ]
+        }
+    }
 }
 
 /// Where this worker listens.

@@ -1,5 +1,6 @@
 //! Curves for TensorBoard.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -8,8 +9,17 @@ use distribute_core::Result;
 use crate::tensorboard::EventWriter;
 use crate::{Callback, Control, EpochRecord, Outcome};
 
-/// Writes event files as Keras does: `epoch_loss`, `epoch_accuracy` and so on, and
-/// `epoch_learning_rate`, over the epochs (from 0); training under `<log directory>/train`,
+/// What else is read at the end of an epoch.
+struct Readings(Box<dyn FnMut() -> Vec<(&'static str, f64)> + Send>);
+
+impl fmt::Debug for Readings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Readings")
+    }
+}
+
+/// Writes event files as Keras does: `epoch_loss`, `epoch_accuracy` and so on,
+/// `epoch_learning_rate` and `epoch_examples_per_second`, over the epochs (from 0); training under `<log directory>/train`,
 /// validation under `<log directory>/validation`. Flushed after every epoch.
 #[derive(Debug)]
 #[must_use]
@@ -17,6 +27,7 @@ pub struct TensorBoard {
     directory: PathBuf,
     every_steps: Option<u64>,
     histograms: Option<usize>,
+    readings: Option<Readings>,
     train: EventWriter,
     validation: Option<EventWriter>,
 }
@@ -33,6 +44,7 @@ impl TensorBoard {
             directory,
             every_steps: None,
             histograms: None,
+            readings: None,
             train,
             validation: None,
         })
@@ -50,6 +62,17 @@ impl TensorBoard {
     /// the device, which waits for it. What is not finite is left out of a distribution.
     pub fn histograms(mut self, epochs: usize) -> Self {
         self.histograms = (epochs > 0).then_some(epochs);
+        self
+    }
+
+    /// Also writes what this gives at the end of every epoch: a name, and a value, as
+    /// `epoch_<name>`.
+    pub fn readings<T>(mut self, read: impl FnMut() -> T + Send + 'static) -> Self
+    where
+        T: IntoIterator<Item = (&'static str, f64)>,
+    {
+        let mut read = read;
+        self.readings = Some(Readings(Box::new(move || read().into_iter().collect())));
         self
     }
 
@@ -102,6 +125,12 @@ impl Callback for TensorBoard {
         }
         let rate = record.learning_rate as f32;
         self.train.scalar("epoch_learning_rate", rate, epoch, now)?;
+        let readings = self.readings.as_mut().map(|readings| (readings.0)());
+        let speed = ("examples_per_second", record.examples_per_second());
+        for (name, value) in [speed].into_iter().chain(readings.into_iter().flatten()) {
+            let name = format!("epoch_{name}");
+            self.train.scalar(&name, value as f32, epoch, now)?;
+        }
         let due = |every| (record.epoch + 1).is_multiple_of(every);
         if self.histograms.is_some_and(due) {
             self.write_histograms(epoch, run)?;

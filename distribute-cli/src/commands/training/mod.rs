@@ -35,6 +35,7 @@ use crate::objective::objective;
 use crate::schedule::{schedule, updates};
 use crate::signals::Signals;
 use crate::task::{Task, clipped};
+#[cfg(feature = "full")]
 use crate::tpu::{self, Ahead};
 
 /// Older checkpoints are removed once a newer one is safe.
@@ -206,6 +207,10 @@ impl Run<'_> {
         let board = TensorBoard::new(directory)?
             .every_steps(files.log_steps.unwrap_or(0))
             .histograms(files.log_histograms.unwrap_or(0));
+        let board = match self.metrics {
+            Some(metrics) => board.readings(metrics.of_epochs()),
+            None => board,
+        };
         Ok(fit
             .callback(board)
             .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
@@ -247,6 +252,7 @@ impl Run<'_> {
         Ok(self.strategy.distribute_dataset(examples, batching)?)
     }
 
+    #[cfg(feature = "full")]
     /// Compiles the step that training would make, and ends.
     pub(super) fn compile(&self, ahead: &Ahead) -> Result<(), Failure> {
         let (mut state, train) = (self.state()?, self.train_data()?);

@@ -1,5 +1,6 @@
 //! Whole programs as processes whose chief is killed, comes back, or never comes.
 
+use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -53,6 +54,9 @@ fn task(first: Duration, orphan: Duration) -> Result<()> {
         strategy.run((), |ctx, ()| counter.assign_add(ctx, 1_i64))?;
         Ok(())
     });
+    program.step("who", |worker: &WorkerContext, (): ()| {
+        Ok(worker.worker_index())
+    });
     let steps: u64 = std::env::var(STEPS)
         .unwrap_or_default()
         .parse()
@@ -62,6 +66,7 @@ fn task(first: Duration, orphan: Duration) -> Result<()> {
             coordinator.schedule("count", ())?;
             if step == 20 {
                 coordinator.join()?;
+                both_are_there(coordinator)?;
                 println!("trains");
             }
         }
@@ -71,6 +76,21 @@ fn task(first: Duration, orphan: Duration) -> Result<()> {
         println!("counted {count}");
         Ok(())
     })
+}
+
+/// Waits until both workers have run a closure: one that starts slowly would wait for a first chief,
+/// and not for one that is gone.
+fn both_are_there(coordinator: &ClusterCoordinator) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    while seen.len() < 2 {
+        let asked: Vec<_> = (0..8)
+            .map(|_| coordinator.schedule("who", ()))
+            .collect::<Result<_>>()?;
+        for value in asked {
+            seen.insert(value.fetch::<usize>()?);
+        }
+    }
+    Ok(())
 }
 
 /// One chief, two workers and two servers, at ports that are free.

@@ -186,7 +186,12 @@ fn event_files_hold_keras_tags_over_the_epochs() {
     let strategy = DefaultStrategy::new();
     let data = Points::new(&strategy);
     let mut state = new_state(&strategy);
+    let mut readings = 0.0;
     let board = TensorBoard::new(directory.path()).unwrap().every_steps(4);
+    let board = board.readings(move || {
+        readings += 0.5;
+        [("readings", readings)]
+    });
     let fit = Fit::new(&strategy).epochs(2).callback(board);
     let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
     let mut train = scalars(&directory.path().join("train"));
@@ -202,6 +207,10 @@ fn event_files_hold_keras_tags_over_the_epochs() {
         expected_train.push(("epoch_loss".to_string(), epoch, value("loss")));
         expected_train.push(("epoch_accuracy".to_string(), epoch, value("accuracy")));
         expected_train.push(("epoch_learning_rate".to_string(), epoch, 0.02));
+        let speed = record.examples_per_second() as f32;
+        expected_train.push(("epoch_examples_per_second".to_string(), epoch, speed));
+        let read = 0.5 * (epoch + 1) as f32;
+        expected_train.push(("epoch_readings".to_string(), epoch, read));
         expected_validation.push(("epoch_loss".to_string(), epoch, value("val_loss")));
         expected_validation.push(("epoch_accuracy".to_string(), epoch, value("val_accuracy")));
     }
