@@ -161,7 +161,7 @@ impl Failure {
 }
 
 fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
-    let is_it = |error: &Error| match error.wrapped().and_then(|error| server_error(error)) {
+    let is_it = |error: &Error| match error.wrapped().and_then(server_error) {
         Some(error) => matches!(error, ServerError::Interrupted),
         None => error.is_interruption(),
     };
