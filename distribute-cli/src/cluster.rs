@@ -92,6 +92,7 @@ impl ClusterArgs {
         }
     }
 
+    #[cfg(feature = "full")]
     /// Refuses flags about collectives, which parameter servers have no use for.
     pub(crate) fn refuse_collectives(&self) -> Result<(), Failure> {
         if self.replicate_state.is_some() {

@@ -80,6 +80,7 @@ impl Failure {
         self.code == PREEMPTED
     }
 
+    #[cfg(feature = "full")]
     /// The same with lines that `--verbose` adds.
     pub(crate) fn with_details(mut self, details: Vec<String>) -> Self {
         self.details = details;

@@ -27,7 +27,9 @@ pub(crate) use bench::{
 pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
 pub(crate) use dataset::{CsvHeaderName, DatasetName};
 pub(crate) use observing::ObservingArgs;
-pub(crate) use parameter_server::{NonFiniteGradients, ParameterServerArgs, StaleGradients};
+pub(crate) use parameter_server::ParameterServerArgs;
+#[cfg(feature = "full")]
+pub(crate) use parameter_server::{NonFiniteGradients, StaleGradients};
 pub(crate) use schedule::ScheduleFlag;
 pub(crate) use tpu::{PrecisionName, TpuArgs};
 pub(crate) use validation::ValidationArgs;

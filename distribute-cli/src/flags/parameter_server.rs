@@ -5,10 +5,6 @@ use clap::{Args, ValueEnum};
 use crate::failure::Failure;
 
 #[derive(Debug, Args)]
-#[cfg_attr(
-    not(feature = "full"),
-    expect(dead_code, reason = "there is no such strategy in this build")
-)]
 #[command(next_help_heading = "Parameter servers (--strategy parameter-server)")]
 pub(crate) struct ParameterServerArgs {
     /// The most updates between a worker's weights and its gradient [default: no bound]

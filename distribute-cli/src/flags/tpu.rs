@@ -8,10 +8,6 @@ use clap::{Args, ValueEnum};
 use crate::failure::Failure;
 
 #[derive(Debug, Default, Args)]
-#[cfg_attr(
-    not(feature = "full"),
-    expect(dead_code, reason = "there is no such strategy in this build")
-)]
 #[command(next_help_heading = "TPU")]
 pub(crate) struct TpuArgs {
     /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or that of this machine]
