@@ -118,11 +118,11 @@ fn a_collector_that_is_not_there_fails_no_run_and_a_wrong_url_is_named() {
     let run = format!("{quick} --otlp-endpoint http://{address}");
     let finished = common::run(folder.path(), &run);
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
-    let finished = common::run(folder.path(), &format!("{quick} --otlp-endpoint :::"));
-    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
-    assert!(
-        finished.stderr.contains("--otlp-endpoint :::"),
-        "{}",
-        finished.stderr
-    );
+    for wrong in [":::", "127.0.0.1:4317", "https://127.0.0.1:4317"] {
+        let finished = common::run(folder.path(), &format!("{quick} --otlp-endpoint {wrong}"));
+        assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+        for part in [wrong, "--otlp-endpoint", "http://127.0.0.1:4317"] {
+            assert!(finished.stderr.contains(part), "{}", finished.stderr);
+        }
+    }
 }

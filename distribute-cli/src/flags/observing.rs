@@ -19,7 +19,7 @@ pub(crate) struct ObservingArgs {
     pub(crate) metrics_addr: Option<SocketAddr>,
     /// Send the same to this collector of OpenTelemetry, by OTLP over gRPC
     #[cfg(feature = "otlp")]
-    #[arg(long, value_name = "http://HOST:PORT")]
+    #[arg(long, value_name = "http://HOST:PORT", value_parser = endpoint)]
     pub(crate) otlp_endpoint: Option<String>,
 }
 
@@ -44,6 +44,17 @@ impl Command {
 impl TrainArgs {
     fn wants_phases(&self) -> bool {
         self.observing.trace.is_some() || self.observing.wants_metrics()
+    }
+}
+
+/// The gRPC port of a collector, without TLS.
+#[cfg(feature = "otlp")]
+fn endpoint(text: &str) -> Result<String, String> {
+    let is_endpoint =
+        |uri: &hyper::Uri| uri.scheme_str() == Some("http") && uri.authority().is_some();
+    match text.parse().is_ok_and(|uri| is_endpoint(&uri)) {
+        true => Ok(text.to_string()),
+        false => Err("http://HOST:PORT is needed, such as http://127.0.0.1:4317".to_string()),
     }
 }
 
