@@ -20,7 +20,8 @@ const COMPUTING: [&str; 3] = ["conformance", "tpu", "tpu_xla"];
 /// The tests of features that are off by default: `nccl`, whose tests need no GPU or say that they
 /// are skipped, `otlp`, and `mpi` where there is an MPI to build with.
 const FEATURES: &str = "test --workspace --features distribute-cli/nccl,distribute-cli/otlp \
-                        --test nccl --test nccl_device --test device_reduce --test gpu --test otlp";
+                        --test nccl --test nccl_device --test device_reduce --test gpu \
+                        --test otlp";
 const MPI: &str = " --features distribute-collectives/mpi --test mpi";
 
 /// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl`, `otlp` and `mpi`.

@@ -19,8 +19,9 @@ impl fmt::Debug for Readings {
 }
 
 /// Writes event files as Keras does: `epoch_loss`, `epoch_accuracy` and so on,
-/// `epoch_learning_rate` and `epoch_examples_per_second`, over the epochs (from 0); training under `<log directory>/train`,
-/// validation under `<log directory>/validation`. Flushed after every epoch.
+/// `epoch_learning_rate` and `epoch_examples_per_second`, over the epochs (from 0); training under
+/// `<log directory>/train`, validation under `<log directory>/validation`. Flushed after every
+/// epoch.
 #[derive(Debug)]
 #[must_use]
 pub struct TensorBoard {

@@ -78,8 +78,8 @@ fn task(first: Duration, orphan: Duration) -> Result<()> {
     })
 }
 
-/// Waits until both workers have run a closure: one that starts slowly would wait for a first chief,
-/// and not for one that is gone.
+/// Waits until both workers have run a closure: one that starts slowly would wait for a first
+/// chief, and not for one that is gone.
 fn both_are_there(coordinator: &ClusterCoordinator) -> Result<()> {
     let mut seen = BTreeSet::new();
     while seen.len() < 2 {
