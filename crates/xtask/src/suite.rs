@@ -24,7 +24,8 @@ const FEATURES: &str = "test --workspace --features distribute-cli/nccl,distribu
                         --test otlp";
 const MPI: &str = " --features distribute-collectives/mpi --test mpi";
 
-/// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl`, `otlp` and `mpi`.
+/// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl`, `otlp` and
+/// `mpi`.
 pub fn run(root: &Path) -> Result<String, String> {
     finish(&mut cargo_command(root, "test --workspace --no-run"))?;
     let lanes = Lanes::of(&test_programs(root)?)?;
