@@ -11,10 +11,11 @@ use crate::cargo::{cargo_command, finish, output};
 use crate::package;
 use crate::tree::{Member, Tree};
 
-/// Whose rustdoc writes the form of JSON that `public-api` reads; another one's would differ in
-/// texts too.
+/// Whose rustdoc writes the form of JSON that `crates/public-interfaces` reads; another one's would
+/// differ in texts too.
 const COMPILER: &str = "rustc 1.95.";
-const FOLDER: &str = "crates/xtask/api";
+const LISTER: &str = "crates/public-interfaces/Cargo.toml";
+const FOLDER: &str = "crates/public-interfaces/listings";
 /// As many lines of a difference say what has changed.
 const SHOWN: usize = 40;
 
@@ -115,19 +116,28 @@ fn listings(root: &Path) -> Result<Option<BTreeMap<String, String>>, String> {
         .filter(|member| tree.paths.contains(&member.path("src/lib.rs")))
         .collect();
     document(root, target, &libraries)?;
+    let folder = target.join("public-interfaces");
+    list(root, target, &folder, &libraries)?;
     let mut found = BTreeMap::new();
     for member in libraries {
-        let file = format!("doc/{}.json", member.library());
-        let items = public_api::Builder::from_rustdoc_json(target.join(file))
-            .omit_blanket_impls(true)
-            .omit_auto_trait_impls(true)
-            .omit_auto_derived_impls(true)
-            .build()
-            .map_err(|error| format!("{}: {error}", member.name))?;
-        let lines = items.items().map(|item| format!("{item}\n"));
-        found.insert(member.name.clone(), lines.collect());
+        let file = folder.join(format!("{}.txt", member.library()));
+        let text = fs::read_to_string(&file);
+        let text = text.map_err(|error| format!("{}: {error}", file.display()))?;
+        found.insert(member.name.clone(), text);
     }
     Ok(Some(found))
+}
+
+/// Turns the JSON of rustdoc into lines.
+fn list(root: &Path, target: &Path, folder: &Path, libraries: &[&Member]) -> Result<(), String> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let run = format!("run --quiet --locked --manifest-path {LISTER} --");
+    let mut command = cargo_command(root, &run);
+    command.env("CARGO_TARGET_DIR", folder.join("target"));
+    command.arg(folder);
+    let json = |member: &&Member| target.join(format!("doc/{}.json", member.library()));
+    command.args(libraries.iter().map(json));
+    finish(&mut command).map(drop)
 }
 
 /// Runs rustdoc for what it writes as JSON. That is a feature of nightly compilers, which this one
