@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::memory::{self, INVALID_VALUE};
@@ -38,7 +38,8 @@ thread_local! {
 #[derive(Default)]
 struct Event {
     recorded: AtomicU64,
-    reached: AtomicU64,
+    reached: Mutex<u64>,
+    further: Condvar,
 }
 
 /// Writes a result to where the caller wants it.
@@ -208,9 +209,8 @@ extern "C" fn cuStreamWaitEvent(stream: Handle, mark: Handle, _flags: c_uint) ->
     };
     let until = event.recorded.load(Ordering::SeqCst);
     let wait = move || {
-        while event.reached.load(Ordering::SeqCst) < until {
-            std::thread::sleep(Duration::from_micros(20));
-        }
+        let is_before = |reached: &mut u64| *reached < until;
+        drop(event.further.wait_while(lock(&event.reached), is_before));
     };
     enqueue(stream.addr(), Box::new(wait))
 }
@@ -244,7 +244,9 @@ extern "C" fn cuEventRecord(mark: Handle, stream: Handle) -> c_int {
     };
     let number = event.recorded.fetch_add(1, Ordering::SeqCst) + 1;
     let reach = move || {
-        event.reached.fetch_max(number, Ordering::SeqCst);
+        let mut reached = lock(&event.reached);
+        *reached = number.max(*reached);
+        event.further.notify_all();
     };
     enqueue(stream.addr(), Box::new(reach))
 }
@@ -255,7 +257,7 @@ extern "C" fn cuEventQuery(mark: Handle) -> c_int {
         None => INVALID_HANDLE,
         Some(event) => {
             let recorded = event.recorded.load(Ordering::SeqCst);
-            match event.reached.load(Ordering::SeqCst) >= recorded {
+            match *lock(&event.reached) >= recorded {
                 true => SUCCESS,
                 false => NOT_READY,
             }

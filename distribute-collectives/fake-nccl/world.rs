@@ -160,6 +160,7 @@ impl World {
     }
 }
 
+/// Asks again and again, as what is waited for is a word in a file that other processes write.
 fn wait(aborted: &dyn Fn() -> bool, ready: impl Fn() -> bool) -> Result<(), Aborted> {
     while !ready() {
         if aborted() {

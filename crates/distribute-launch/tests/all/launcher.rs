@@ -645,6 +645,19 @@ impl Elastic {
         }
     }
 
+    /// The first launcher of two, once the second one has ended by a signal.
+    fn left_alone_by(&self, signal: Signal) -> Launcher {
+        let (first, second) = (self.start(0), self.start(1));
+        self.await_workers(4, 0);
+        second.send(signal);
+        match signal {
+            Signal::TERM => second.end_saved(),
+            _ => drop(second.end()),
+        }
+        self.await_workers(2, 1);
+        first
+    }
+
     /// The launcher of a host. Worker `i` of `n` makes the file `up-i-n-s` in start `s` and `of-p`
     /// for its launcher's process `p`, saves when it is told to stop, and ends when there is the
     /// file `done`.
@@ -695,11 +708,7 @@ impl Elastic {
 fn a_killed_launcher_of_an_elastic_job_is_done_without_and_may_come_again() {
     within_limit(|| {
         let job = Elastic::new(2);
-        let (first, second) = (job.start(0), job.start(1));
-        job.await_workers(4, 0);
-        second.send(Signal::KILL);
-        second.end();
-        job.await_workers(2, 1);
+        let first = job.left_alone_by(Signal::KILL);
         let again = job.start(1);
         job.await_workers(4, 2);
         let lines = job.finish([first, again]);
@@ -720,12 +729,7 @@ fn a_killed_launcher_of_an_elastic_job_is_done_without_and_may_come_again() {
 fn a_launcher_of_an_elastic_job_that_is_told_to_stop_leaves_and_the_others_go_on() {
     within_limit(|| {
         let job = Elastic::new(2);
-        let (first, second) = (job.start(0), job.start(1));
-        job.await_workers(4, 0);
-        second.send(Signal::TERM);
-        second.end_saved();
-        job.await_workers(2, 1);
-        job.finish([first]);
+        job.finish([job.left_alone_by(Signal::TERM)]);
 
         let job = Elastic::new(2);
         let launchers = [job.start(0), job.start(1)];
@@ -760,11 +764,7 @@ fn hosts_that_are_lost_while_a_loss_is_handled_are_done_without() {
 fn launchers_that_die_while_they_join_disturb_nobody() {
     within_limit(|| {
         let job = Elastic::new(2);
-        let (first, second) = (job.start(0), job.start(1));
-        job.await_workers(4, 0);
-        second.send(Signal::KILL);
-        second.end();
-        job.await_workers(2, 1);
+        let first = job.left_alone_by(Signal::KILL);
         for delay in (0..40).step_by(4).map(Duration::from_millis) {
             let joiner = job.start(1);
             std::thread::sleep(delay);

@@ -87,6 +87,34 @@ impl Enlarged {
     }
 }
 
+/// The loss of each step on the batches of one epoch.
+fn course<S: Strategy, M: Module + Sync + 'static, D: Dataset>(
+    strategy: &S,
+    state: &mut Mirrored<TrainState<M>>,
+    (data, global_batch): (D, usize),
+    loss: impl Fn(&ReplicaContext, &M, D::Batch) -> Result<Tensor<1>> + Sync,
+) -> Result<Vec<f32>>
+where
+    D::Batch: Nest,
+{
+    let data = strategy.distribute_dataset(data, Batching::global(global_batch))?;
+    let mut losses = Vec::new();
+    for batch in data.epoch(0) {
+        let reported = strategy.run((&mut *state, batch?), |ctx, (state, batch)| {
+            let loss = loss(ctx, &state.model, batch)?;
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients)?;
+            Ok(loss)
+        })?;
+        losses.push(
+            strategy
+                .reduce(ReduceOp::Sum, reported)?
+                .into_scalar::<f32>(),
+        );
+    }
+    Ok(losses)
+}
+
 fn resnet<S: Strategy>(
     strategy: &S,
     (config, rate): (&ResNetConfig, f64),
@@ -97,21 +125,17 @@ fn resnet<S: Strategy>(
     let data = FnDataset::new(steps * batch, move |indices: &[usize], device: &Device| {
         images.batch(indices, device)
     });
-    let data = strategy.distribute_dataset(data, Batching::global(batch))?;
     let optimizer = Sgd::new(rate).momentum(0.9);
     let mut state = strategy.try_scope(|device| started(config.init(device)?, optimizer))?;
-    let mut losses = Vec::new();
-    for batch in data.epoch(0) {
-        let loss = strategy.run((&mut state, batch?), |ctx, (state, (images, labels))| {
-            let logits = state.model.forward(ctx, images)?;
-            let loss = average_loss(ctx, sparse_categorical_crossentropy(logits, labels))?;
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
-            Ok(loss)
-        })?;
-        losses.push(strategy.reduce(ReduceOp::Sum, loss)?.into_scalar::<f32>());
-    }
-    Ok(losses)
+    course(
+        strategy,
+        &mut state,
+        (data, batch),
+        |ctx, model, (images, labels)| {
+            let logits = model.forward(ctx, images)?;
+            average_loss(ctx, sparse_categorical_crossentropy(logits, labels))
+        },
+    )
 }
 
 fn gpt<S: Strategy>(strategy: &S, steps: usize) -> Result<Vec<f32>> {
@@ -122,43 +146,37 @@ fn gpt<S: Strategy>(strategy: &S, steps: usize) -> Result<Vec<f32>> {
         let indices: Vec<usize> = indices.iter().map(|i| i % windows.len()).collect();
         windows.batch(&indices, device)
     });
-    let data = strategy.distribute_dataset(data, Batching::global(batch))?;
     let config = GptConfig::new(text.vocabulary());
     let mut state = strategy.try_scope(|device| started(config.init(device)?, Adam::new(3e-4)))?;
-    let mut losses = Vec::new();
-    for batch in data.epoch(0) {
-        let loss = strategy.run((&mut state, batch?), |ctx, (state, (tokens, next))| {
-            let per_token = sparse_categorical_crossentropy(state.model.forward(tokens)?, next);
-            let loss = average_loss(ctx, per_token.mean_dim(1))?;
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
-            Ok(loss)
-        })?;
-        losses.push(strategy.reduce(ReduceOp::Sum, loss)?.into_scalar::<f32>());
-    }
-    Ok(losses)
+    course(
+        strategy,
+        &mut state,
+        (data, batch),
+        |ctx, model, (tokens, next)| {
+            let per_token = sparse_categorical_crossentropy(model.forward(tokens)?, next);
+            average_loss(ctx, per_token.mean_dim(1))
+        },
+    )
 }
 
 fn two_towers<S: Strategy>(strategy: &S, steps: usize) -> Result<Vec<f32>> {
     let batch = 64;
     let visits = Visits::new(200, 100, steps * batch)?;
-    let data = strategy.distribute_dataset(visits, Batching::global(batch))?;
     let config = RecommenderConfig::new(200, 100, TwoTowersConfig::new(1, 1));
     let mut state = strategy.try_scope(|device| started(config.init(device), Adam::new(0.003)))?;
-    let mut losses = Vec::new();
-    for batch in data.epoch(0) {
-        let loss = strategy.run((&mut state, batch?), |ctx, (state, batch)| {
-            let logits = state.model.forward(batch.users, batch.items)?;
+    course(
+        strategy,
+        &mut state,
+        (visits, batch),
+        |ctx, model, batch| {
+            let logits = model.forward(batch.users, batch.items)?;
             let column = |values: Tensor<1>| values.unsqueeze_dim::<2>(1);
-            let per_visit = binary_crossentropy(column(logits), column(batch.liked));
-            let loss = average_loss(ctx, per_visit)?;
-            let gradients = ctx.gradient(&loss, &state.model)?;
-            state.apply_gradients(ctx, gradients)?;
-            Ok(loss)
-        })?;
-        losses.push(strategy.reduce(ReduceOp::Sum, loss)?.into_scalar::<f32>());
-    }
-    Ok(losses)
+            average_loss(
+                ctx,
+                binary_crossentropy(column(logits), column(batch.liked)),
+            )
+        },
+    )
 }
 
 /// A state whose weights are those of the rule: of a tensor with two or more axes element `i` is
