@@ -280,12 +280,13 @@ mod tests {
             "transports",
             "gpu",
             "doc",
+            "api",
             "models",
             "miri",
             "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..12]);
+        assert_eq!(names(&Selection::AllButTests), all[..13]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 

@@ -48,6 +48,7 @@ impl ModuleMapper for Formula {
             }
         }
         let other = Tensor::from_data(TensorData::new(drawn, dims), &value.device());
+        let other = other.set_require_grad(value.is_require_grad());
         Param::from_mapped_value(id, other, mapper)
     }
 }
