@@ -18,34 +18,36 @@ use distribute_core::{
 use distribute_data::{
     AverageLoss, l2, scale_regularization_loss, sparse_categorical_crossentropy,
 };
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
-/// The same model with weights by a formula: burn's generator belongs to the process, so what is
-/// drawn depends on the tests beside this one. What has one number everywhere, such as the scale
-/// of a normalization, stays.
+/// The same model with weights of a generator of its own: burn's belongs to the process, so what
+/// it draws depends on the tests beside this one. What has one number everywhere, such as the
+/// scale of a normalization, stays.
 pub fn with_fixed_weights<M: Module>(model: M) -> M {
-    model.map(&mut Formula(0))
+    model.map(&mut Drawn(ChaCha8Rng::seed_from_u64(1)))
 }
 
-/// The number of values that were given before.
-struct Formula(usize);
+struct Drawn(ChaCha8Rng);
 
-impl ModuleMapper for Formula {
+impl ModuleMapper for Drawn {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let (id, value, mapper) = param.consume();
         let dims = value.dims();
         let mut drawn = value.to_data().iter::<f32>().collect::<Vec<_>>();
         if drawn.iter().any(|other| *other != drawn[0]) {
-            // About as large as what burn draws.
-            let inputs = drawn.len() / dims[0].max(dims[D - 1]);
-            let bound = if D == 1 {
-                0.2
+            // About as large as what burn draws: an embedding has the variance 1.
+            let inputs = if D == 2 {
+                dims[0]
             } else {
-                (inputs as f32).sqrt().recip()
+                drawn.len() / dims[0]
             };
-            for value in &mut drawn {
-                *value = (self.0 as f32 * 12.9898).sin() * bound;
-                self.0 += 1;
-            }
+            let bound = match drawn.iter().any(|value| value.abs() > 1.0) {
+                true => 3_f32.sqrt(),
+                false if D == 1 => 0.2,
+                false => (inputs as f32).sqrt().recip(),
+            };
+            drawn.fill_with(|| self.0.random_range(-bound..bound));
         }
         let other = Tensor::from_data(TensorData::new(drawn, dims), &value.device());
         let other = other.set_require_grad(value.is_require_grad());
