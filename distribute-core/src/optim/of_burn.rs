@@ -15,7 +15,7 @@ use burn::optim::{
     SgdConfig, StateSink, StateSource,
 };
 use burn::tensor::{Device, Tensor, TensorData};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{Coefficient, Optimizer, ParameterUpdate, Updated, WholeParameter};
 use crate::{Error, Result};
@@ -189,7 +189,7 @@ pub struct BurnOptimizer {
     matrices: Option<Arc<dyn AnyRank>>,
     others: Arc<dyn AnyRank>,
     learning_rate: f64,
-    config: Value,
+    config: Map<String, Value>,
 }
 
 impl BurnOptimizer {
@@ -201,7 +201,7 @@ impl BurnOptimizer {
             matrices: None,
             others: Arc::new(optimizer),
             learning_rate,
-            config: json!({}),
+            config: Map::new(),
         }
     }
 
@@ -212,7 +212,7 @@ impl BurnOptimizer {
     }
 
     /// Hyper-parameters for checkpoints, beside the learning rate.
-    pub fn described(mut self, config: Value) -> Self {
+    pub fn described(mut self, config: Map<String, Value>) -> Self {
         self.config = config;
         self
     }
@@ -264,8 +264,8 @@ impl Optimizer for BurnOptimizer {
 
     fn config(&self) -> Value {
         let mut config = self.config.clone();
-        config["learning_rate"] = json!(self.learning_rate);
-        config
+        config.insert("learning_rate".to_string(), json!(self.learning_rate));
+        Value::Object(config)
     }
 
     fn burn(&self) -> Option<&BurnOptimizer> {

@@ -41,6 +41,9 @@ impl Devices {
     /// Whether gradients are reduced in the memory of the devices; the same on all replicas.
     fn reduces(&self) -> bool {
         match self.host.link().workers() {
+            // NCCL does not round, and adds in an order of its own: the bits would depend on how
+            // the replicas lie in workers.
+            Some(workers) if workers.options().wire.is_some() => false,
             Some(workers) if self.host.num_local == 1 => workers.has_device_reducer(),
             _ => self.local.is_some(),
         }

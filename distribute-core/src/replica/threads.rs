@@ -39,11 +39,12 @@ impl Link for Threads {
         })
     }
 
+    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
+        self.all_reduce(op, buffers)
+    }
+
     fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
-        by_type(&mut buffers, |buffers| {
-            let (ops, mut communicator) = (&self.cross_device_ops, lock(&self.communicator));
-            ops.all_reduce(communicator.as_mut(), ReduceOp::Sum, buffers)
-        })?;
+        self.all_reduce(ReduceOp::Sum, &mut buffers)?;
         on_pack(0..buffers.len(), buffers)
     }
 

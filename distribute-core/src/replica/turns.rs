@@ -22,6 +22,11 @@ impl Link for Turning {
         self.link.all_reduce(op, buffers)
     }
 
+    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
+        let _paused = self.turn.pause();
+        self.link.all_reduce_gradients(op, buffers)
+    }
+
     fn sum_in_packs(&self, buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
         let _paused = self.turn.pause();
         let mut on_pack = |range: Range<usize>, pack| {

@@ -144,10 +144,12 @@ fn reduce_parts(
     for part in &parts[..parts.len() - 1] {
         first += part;
         if rank == 0 {
-            let mut copy = buffers.to_vec();
-            let mut views = as_buffers(&mut copy)?.into_iter();
+            let room =
+                |data: &TensorData| TensorData::full_dtype(data.shape().clone(), 0, data.dtype());
+            let mut received: Vec<TensorData> = buffers.iter().map(room).collect();
+            let mut views = as_buffers(&mut received)?.into_iter();
             views.try_for_each(|view| local.recv(first, view))?;
-            others.push(copy);
+            others.push(received);
         } else if rank == first {
             let mut views = as_buffers(buffers)?.into_iter();
             views.try_for_each(|view| local.send(0, view))?;

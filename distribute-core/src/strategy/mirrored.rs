@@ -97,7 +97,8 @@ impl MirroredStrategyBuilder {
     /// devices each reserve a part of the memory and compute at the same time.
     ///
     /// A step must not wait for another replica in any other way than by calls of its context: the
-    /// other one may not have begun.
+    /// other one may not have begun. It must not give one copy of a mirrored model other weights
+    /// than the others before the update either, or those on its device get them too.
     pub fn replicas_per_device(mut self, count: usize) -> Self {
         self.layout = self.layout.per_device(count);
         self

@@ -289,9 +289,9 @@ impl MultiWorkerMirroredStrategyBuilder {
     }
 
     /// How long a replica waits for the others of this worker; 5 minutes by default, for each of
-    /// those that take turns. For other
-    /// workers it is the timeout of the
-    /// [communication options](Self::communication_options), or else the same.
+    /// those that take turns. For other workers it is the timeout of the
+    /// [communication options](Self::communication_options), or else the same: it must be longer
+    /// than all turns of a step of the worker that has the most replicas on a device.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

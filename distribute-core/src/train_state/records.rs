@@ -7,6 +7,7 @@ use burn::tensor::TensorData;
 
 use super::TrainState;
 use super::update::visit_named;
+use crate::checkpoint::CheckpointError;
 use crate::optim::{BurnRecord, RecordLeaves};
 use crate::{Error, Result};
 
@@ -40,14 +41,11 @@ impl<M: Module + 'static> TrainState<M> {
     /// Those of a checkpoint; without any they begin anew.
     ///
     /// # Errors
-    /// If that of a parameter is not whole.
+    /// If that of a parameter is not whole, or there is one and the optimizer is none of burn's.
     pub(super) fn records_of_tensors(
         &self,
         tensors: &BTreeMap<String, TensorData>,
     ) -> Result<Vec<Option<BurnRecord>>> {
-        let Some(burn) = self.optimizer.burn() else {
-            return Ok(vec![None; self.names.len()]);
-        };
         let mut leaves: BTreeMap<&str, RecordLeaves> = BTreeMap::new();
         for (name, data) in tensors {
             let parts = name.strip_prefix(PREFIX).and_then(|it| it.split_once('/'));
@@ -56,6 +54,22 @@ impl<M: Module + 'static> TrainState<M> {
                 of_path.insert(leaf.to_string(), data.clone());
             }
         }
+        let Some(burn) = self.optimizer.burn() else {
+            return match self
+                .names
+                .iter()
+                .find(|name| leaves.contains_key(name.as_str()))
+            {
+                None => Ok(vec![None; self.names.len()]),
+                Some(name) => Err(CheckpointError::WrongOptimizer {
+                    saved_by: "one of burn's optimizers".to_string(),
+                    found: format!("{PREFIX}..{name}"),
+                    optimizer: self.optimizer.name().to_string(),
+                    expected: self.optimizer.slots().join(", "),
+                }
+                .into()),
+            };
+        };
         let device = self.model.devices().into_iter().next().unwrap_or_default();
         let device = device.without_autodiff();
         let each = self.names.iter().zip(self.shapes()?).map(|(name, shape)| {

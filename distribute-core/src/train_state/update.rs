@@ -22,6 +22,7 @@ pub(super) struct Update<'a> {
     names: &'a [String],
     parameters: Vec<Parameter>,
     updated: Vec<Option<Parameter>>,
+    /// Theirs, for an optimizer of burn; of no parameter for others, which see one row.
     shapes: Vec<Vec<usize>>,
     slots: &'a mut [Vec<Tensor<1>>],
     records: &'a mut [Option<BurnRecord>],
@@ -72,7 +73,9 @@ impl<'a> Update<'a> {
     ) -> Result<Self> {
         let (mut parameters, mut shapes) = (Vec::new(), Vec::new());
         visit_named(model, names, |tensor| {
-            shapes.push(tensor.spec().shape);
+            if optimizer.burn().is_some() {
+                shapes.push(tensor.spec().shape);
+            }
             parameters.push(match coefficients.is_captured {
                 false => Parameter::Here(Box::new(tensor.flat())),
                 true => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
@@ -180,8 +183,8 @@ impl<'a> Update<'a> {
             parameter,
             gradient,
             slots,
-            whole: Some(WholeParameter {
-                shape: &self.shapes[index],
+            whole: self.shapes.get(index).map(|shape| WholeParameter {
+                shape,
                 record: &mut self.records[index],
             }),
         })?;

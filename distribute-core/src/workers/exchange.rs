@@ -133,18 +133,28 @@ impl WorkerGroup {
     ///
     /// # Errors
     /// If the other worker does it for another call, or sends far more than this one. A worker that
-    /// was lost, ended the group or does not come before the deadline.
+    /// was lost, ended the group or does not come before the deadline. An error ends the group.
     pub fn pass_on(
         &self,
         call: &str,
         distance: usize,
         lists: &[Vec<TensorData>],
     ) -> Result<Vec<Vec<TensorData>>> {
-        let (own, count) = (self.index(), self.num_workers());
-        let distance = distance % count;
+        let distance = distance % self.num_workers();
         if distance == 0 {
             return Ok(lists.to_vec());
         }
+        self.or_abort(self.hand_on(call, distance, lists))
+    }
+
+    /// [`pass_on`](Self::pass_on) over a distance that is not 0.
+    fn hand_on(
+        &self,
+        call: &str,
+        distance: usize,
+        lists: &[Vec<TensorData>],
+    ) -> Result<Vec<Vec<TensorData>>> {
+        let (own, count) = (self.index(), self.num_workers());
         let bytes = encoding::encode(call, lists)?;
         let limit = (bytes.len() + SLACK_BYTES).saturating_mul(self.max_replicas());
         let (next, before) = ((own + distance) % count, (own + count - distance) % count);
@@ -155,15 +165,15 @@ impl WorkerGroup {
         let received = match (own / distance).is_multiple_of(2) {
             true => {
                 send(communicator, next, bytes)?;
-                receive(communicator, before, limit)
+                receive(communicator, before, limit)?
             }
             false => {
                 let received = receive(communicator, before, limit)?;
                 send(communicator, next, bytes)?;
-                Ok(received)
+                received
             }
         };
-        let (found, lists) = encoding::decode(&received?)?;
+        let (found, lists) = encoding::decode(&received)?;
         match found == call {
             true => Ok(lists),
             false => Err(Error::invalid(format!(

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::optim::{AdafactorConfig, AdanConfig, ModuleOptimizer, MuonConfig, SgdConfig};
 use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::checkpoint::CheckpointError;
 use distribute_core::optim::{Optimizer, burn_names, from_config, names};
 use distribute_core::{
     BurnOptimizer, BurnTrainState, CentralStorageStrategy, Clip, Gradients, Mirrored,
@@ -265,6 +266,23 @@ fn a_rule_that_does_not_fit_a_parameter_is_an_error() {
     });
     let error = result.unwrap_err().to_string();
     assert!(error.contains("requires 2D tensors, got 1D"), "{error}");
+}
+
+#[test]
+fn what_an_optimizer_of_burn_keeps_is_refused_by_others() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let mut trained = state(&strategy, "burn:adam");
+    train(&strategy, &mut trained, 0..2);
+    let (step, tensors) = trained.primary().unwrap().save().unwrap();
+    for name in ["adam", "sgd"] {
+        let mut other = state(&strategy, name);
+        let error = other.update(|state| state.load_tensors(&tensors, step));
+        let error = error.unwrap_err();
+        let cause = error.root_cause().wrapped();
+        let cause = cause.and_then(|it| it.downcast_ref::<CheckpointError>());
+        let wrong = matches!(cause, Some(CheckpointError::WrongOptimizer { .. }));
+        assert!(wrong, "{name}: {error}");
+    }
 }
 
 #[test]

@@ -258,7 +258,6 @@ fn a_wire_type_goes_through_the_host(
     let (fake, memory) = (Fake::new(""), HostMemory::default());
     let rounded = options(CommunicationImplementation::Auto, pack).wire(wire);
     let on_cpus = workers(|_, builder| builder.replicas(replicas).communication_options(rounded));
-    // Between the replicas of a worker NCCL would add in another order, and not round.
     let found = workers(|worker, builder| {
         builder
             .replicas(replicas)
@@ -275,10 +274,7 @@ fn a_wire_type_goes_through_the_host(
             "{told}"
         );
         assert!(told.contains(&format!("worker 0: {reason}")), "{told}");
-        match replicas {
-            1 => assert_eq!(found.weights, on_cpu.weights),
-            _ => near(&found.weights, &on_cpu.weights),
-        }
+        assert_eq!(found.weights, on_cpu.weights);
         assert_ne!(found.weights, plain, "nothing was rounded");
         near(&found.weights, &plain);
     }

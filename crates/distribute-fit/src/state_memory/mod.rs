@@ -165,11 +165,14 @@ fn exchanged(
     let is_giver = agreement::first_holder(all, chosen) == Some(workers.index());
     let gives_all = is_giver && agreement::is_missing(all, chosen);
     let part = own.as_ref().map(|own| {
-        let mut part = own.clone();
-        part.tensors.retain(|name, _| match replica_of(name) {
+        let is_given = |(name, _): &(&String, &TensorData)| match replica_of(name) {
             Some(replica) => given.contains(&replica),
             None => gives_all,
-        });
+        };
+        let tensors = own.tensors.iter().filter(is_given);
+        let mut part = Checkpoint::new(own.metadata.clone());
+        part.tensors
+            .extend(tensors.map(|(name, data)| (name.clone(), data.clone())));
         Encoded::new(&part)?.into_bytes()
     });
     let part = workers.or_abort(part.transpose())?.unwrap_or_default();

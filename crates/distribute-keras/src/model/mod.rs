@@ -309,9 +309,11 @@ impl Model {
 
     /// The loss of no examples: 0, on the autodiff graph of the weights that are trained.
     pub fn zero_loss(&self, device: &Device) -> Tensor<1> {
-        let mut first = FirstTrained(None);
-        self.visit(&mut first);
-        match first.0 {
+        let mut first = FirstTrained::default();
+        let layers = self.layers.iter().zip(&self.trainable);
+        let trained = layers.filter(|(_, trainable)| **trainable);
+        trained.for_each(|(layer, _)| layer.visit(&mut first));
+        match first.leaf.or(first.any) {
             Some(weights) => weights.narrow(0, 0, 1).mul_scalar(0.0),
             None => Tensor::zeros([1], device),
         }
@@ -330,14 +332,21 @@ impl Model {
     }
 }
 
-/// The first weight that is trained, in one row.
-struct FirstTrained(Option<Tensor<1>>);
+/// The first weight of layers that are trained, in one row.
+#[derive(Default)]
+struct FirstTrained {
+    leaf: Option<Tensor<1>>,
+    /// For a model of another type than its variables, none of whose weights is a leaf.
+    any: Option<Tensor<1>>,
+}
 
 impl ModuleVisitor for FirstTrained {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.0.is_none() && param.is_require_grad() {
-            self.0 = Some(param.val().reshape([-1]));
-        }
+        let place = match param.is_require_grad() {
+            true => &mut self.leaf,
+            false => &mut self.any,
+        };
+        place.get_or_insert_with(|| param.val().reshape([-1]));
     }
 }
 

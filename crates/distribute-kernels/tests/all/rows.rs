@@ -224,8 +224,13 @@ fn documented(name: &str) -> Option<[bool; 2]> {
     let line = DOCUMENT
         .lines()
         .find(|line| line.starts_with(&format!("| {name} |")))?;
-    let mut cells = line.split('|').skip(2).map(|cell| cell.trim() == "equal");
-    Some([cells.next()?, cells.next()?])
+    let word = |cell: &str| match cell.trim() {
+        "equal" => Some(true),
+        "differs" => Some(false),
+        _ => None,
+    };
+    let mut cells = line.split('|').skip(2).map(word);
+    Some([cells.next()??, cells.next()??])
 }
 
 /// A kernel that the table calls equal is equal. One that it calls different may be equal on

@@ -182,14 +182,16 @@ fn what_is_handed_on_in_another_call_is_refused() {
         .into_iter()
         .map(|one| one.unwrap_err().to_string())
         .collect();
-    assert!(
-        said[0].contains("`that` on worker 1, `this` on worker 0"),
-        "{said:?}"
-    );
-    assert!(
-        said[1].contains("`this` on worker 0, `that` on worker 1"),
-        "{said:?}"
-    );
+    // Who is slower may get the other one's reason.
+    for said in said {
+        for part in [
+            "made different calls",
+            "`this` on worker 0",
+            "`that` on worker 1",
+        ] {
+            assert!(said.contains(part), "{said} does not say {part}");
+        }
+    }
 }
 
 #[test]
@@ -197,9 +199,10 @@ fn a_worker_takes_no_more_from_another_one_than_such_lists_have() {
     let all = try_workers(THREADS, &[1, 1], |strategy| {
         let workers = strategy.workers().unwrap();
         let own = TensorData::full([[10, 100_000][workers.index()]], 1.0_f32);
-        let taken = workers.pass_on("a test", 1, &[vec![own]]).map(drop);
-        workers.or_abort(taken)
+        workers.pass_on("a test", 1, &[vec![own]]).map(drop)
     });
-    let said = all[0].as_ref().unwrap_err().to_string();
-    assert!(said.contains("sent a value that cannot be read"), "{said}");
+    for one in all {
+        let said = one.unwrap_err().to_string();
+        assert!(said.contains("sent a value that cannot be read"), "{said}");
+    }
 }

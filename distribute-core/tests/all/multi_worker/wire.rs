@@ -110,6 +110,32 @@ fn a_gradient_is_rounded_at_every_node_of_the_tree(
     }
 }
 
+/// Clipping reduces gradients before the update, and replicas that take turns do it by a way of
+/// their own: the bits are those of replicas with a core each, and not those of `f32`.
+#[test]
+fn clipped_gradients_of_replicas_that_take_turns_are_rounded_too() {
+    let program = |strategy: MultiWorkerMirroredStrategy| {
+        let mut state = strategy.scope(|device| {
+            TrainState::new(model(device, 1.0), Sgd::new(1.0)).clip_by_global_norm(0.37)
+        })?;
+        strategy.run(&mut state, |ctx, state| {
+            let factor = 0.333_33 * (1 + ctx.replica_id()) as f32;
+            let loss = (state.model[0].val() * factor).powi_scalar(2).sum();
+            let gradients = ctx.gradient(&loss, &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        })?;
+        Ok(state.primary()?.model[0].val().into_data())
+    };
+    let rounded = workers_with(THREADS, &[2, 1], program, |builder| bf16(builder).cores(2));
+    let in_turns = workers_with(THREADS, &[2, 1], program, |builder| bf16(builder).cores(1));
+    assert_eq!(in_turns, rounded);
+    assert_ne!(
+        workers(THREADS, &[2, 1], program),
+        rounded,
+        "it takes effect"
+    );
+}
+
 /// Numbers that no 16 bits hold.
 const FINE: [f32; 2] = [1.000_123_4, 100.015_625];
 

@@ -61,6 +61,8 @@ impl Net {
             ("inputs.moving_variance", read(&self.inputs.moving_variance)),
             ("local.running_mean", read(&self.local.running_mean)),
             ("local.running_var", read(&self.local.running_var)),
+            ("burns.running_mean", read(&self.burns.running_mean)),
+            ("burns.running_var", read(&self.burns.running_var)),
         ])
     }
 }

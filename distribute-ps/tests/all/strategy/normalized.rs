@@ -174,6 +174,7 @@ fn what_every_worker_has_moved_them_by_is_added() {
             "inputs.moving_mean",
             "inputs.moving_variance",
             "output.running_mean",
+            "output.running_var",
         ] {
             let name = format!("model/{name}");
             let mut farthest = 0.0_f32;
