@@ -16,6 +16,10 @@ pub(crate) mod parameter_server {
     use crate::flags::TrainArgs;
     use crate::signals::Signals;
 
+    pub(crate) fn refuse_flags(_: &TrainArgs) -> Result<(), Failure> {
+        Err(left_out("--strategy parameter-server"))
+    }
+
     pub(crate) fn run(_: TrainArgs, _: &Signals) -> Result<(), Failure> {
         Err(left_out("--strategy parameter-server"))
     }

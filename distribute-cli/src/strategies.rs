@@ -18,23 +18,14 @@ pub(crate) fn strategy(
     name: StrategyName,
     args: &DeviceArgs,
 ) -> Result<Arc<dyn Strategy>, Failure> {
-    let devices = devices(args)?;
+    let devices = devices_for(name, args)?;
     let per_device = per_device(args);
     Ok(match name {
-        StrategyName::Default | StrategyName::OneDevice if per_device > 1 => {
-            return Err(one_replica(name, per_device));
+        StrategyName::Default => Arc::new(DefaultStrategy::new()),
+        StrategyName::OneDevice => {
+            let device = devices.first().copied().unwrap_or(LogicalDevice::cpu(0));
+            Arc::new(OneDeviceStrategy::new(device)?)
         }
-        StrategyName::Default => {
-            let device = single(name, &devices)?;
-            if device.gpu_index().is_some() {
-                return Err(Failure::usage(format!(
-                    "the default strategy runs on the CPU, not on {device}; use --strategy \
-                     one-device"
-                )));
-            }
-            Arc::new(DefaultStrategy::new())
-        }
-        StrategyName::OneDevice => Arc::new(OneDeviceStrategy::new(single(name, &devices)?)?),
         StrategyName::Mirrored => {
             let builder = MirroredStrategy::builder().devices(devices);
             Arc::new(builder.replicas_per_device(per_device).build()?)
@@ -63,24 +54,29 @@ pub(crate) fn strategy(
     })
 }
 
-/// The device of a strategy with one replica.
-fn single(name: StrategyName, devices: &[LogicalDevice]) -> Result<LogicalDevice, Failure> {
-    match devices {
-        [] => Ok(LogicalDevice::cpu(0)),
-        [device] => Ok(*device),
-        more => Err(one_replica(name, more.len())),
-    }
-}
-
-/// Refuses several replicas where there is one.
-fn one_replica(name: StrategyName, asked: usize) -> Failure {
+/// The devices that were asked for, if this strategy can have them; none means all.
+fn devices_for(name: StrategyName, args: &DeviceArgs) -> Result<Vec<LogicalDevice>, Failure> {
+    let devices = devices(args)?;
     let what = match name {
         StrategyName::Default => "default",
-        _ => "one-device",
+        StrategyName::OneDevice => "one-device",
+        _ => return Ok(devices),
     };
-    Failure::usage(format!(
-        "the {what} strategy has one replica, {asked} were asked for; use --strategy mirrored"
-    ))
+    let asked = devices.len().max(1) * per_device(args);
+    if asked > 1 {
+        return Err(Failure::usage(format!(
+            "the {what} strategy has one replica, {asked} were asked for; use --strategy mirrored"
+        )));
+    }
+    match devices
+        .first()
+        .filter(|device| device.gpu_index().is_some())
+    {
+        Some(device) if name == StrategyName::Default => Err(Failure::usage(format!(
+            "the default strategy runs on the CPU, not on {device}; use --strategy one-device"
+        ))),
+        _ => Ok(devices),
+    }
 }
 
 /// How many replicas a device has.
@@ -96,39 +92,20 @@ pub(crate) fn of_replicas(devices: Vec<LogicalDevice>, args: &DeviceArgs) -> Vec
         .collect()
 }
 
-/// The replicas that [`strategy`] would start.
-pub(crate) fn replica_count(name: StrategyName, args: &DeviceArgs) -> Result<usize, Failure> {
-    let asked = devices(args)?.len();
-    Ok(match name {
-        StrategyName::Default | StrategyName::OneDevice | StrategyName::ParameterServer => 1,
-        StrategyName::Tpu => asked.max(1),
-        StrategyName::MultiWorker => asked.max(1) * per_device(args),
-        StrategyName::Mirrored | StrategyName::CentralStorage if asked == 0 => {
-            available_cores() * per_device(args)
-        }
-        StrategyName::Mirrored | StrategyName::CentralStorage => asked * per_device(args),
-    })
-}
-
-/// The devices that [`strategy`] would use.
+/// The device of each replica that [`strategy`] would start here.
 pub(crate) fn planned_devices(
     name: StrategyName,
     args: &DeviceArgs,
 ) -> Result<Vec<LogicalDevice>, Failure> {
-    let devices = devices(args)?;
+    let mut devices = devices_for(name, args)?;
     if devices.is_empty() {
-        let replicas = replica_count(name, args)?;
-        let each = match name {
-            StrategyName::Mirrored | StrategyName::CentralStorage => per_device(args),
+        let count = match name {
+            StrategyName::Mirrored | StrategyName::CentralStorage => available_cores(),
             _ => 1,
         };
-        let devices = (0..replicas / each).map(LogicalDevice::cpu);
-        return Ok(of_replicas(devices.collect(), args));
+        devices = (0..count).map(LogicalDevice::cpu).collect();
     }
-    match name {
-        StrategyName::Default | StrategyName::OneDevice => Ok(vec![single(name, &devices)?]),
-        _ => Ok(of_replicas(devices, args)),
-    }
+    Ok(of_replicas(devices, args))
 }
 
 /// The devices of a worker, if they are named.
@@ -190,4 +167,49 @@ pub(crate) fn device_names(strategy: &dyn Strategy) -> Vec<String> {
     replicas
         .map(|replica| replica.logical.to_string())
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use burn::tensor::Device;
+    use distribute_core::{DeviceReducers, DeviceReduction, GpuKind, Result};
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Pretended;
+
+    impl GpuKind for Pretended {
+        fn name(&self) -> &'static str {
+            "pretended"
+        }
+
+        fn burn_device(&self, _: usize) -> Device {
+            Device::flex()
+        }
+
+        fn check(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+
+        fn reducers(&self, _: DeviceReduction, _: Duration) -> Arc<dyn DeviceReducers> {
+            unreachable!("nothing is reduced")
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_planned_only_where_it_would_be_used() {
+        let args = DeviceArgs {
+            replicas: None,
+            devices: vec![LogicalDevice::Gpu(&Pretended, 0)],
+            replicas_per_device: None,
+        };
+        let refused = planned_devices(StrategyName::Default, &args).unwrap_err();
+        assert!(refused.to_string().contains("runs on the CPU"), "{refused}");
+        assert!(strategy(StrategyName::Default, &args).is_err());
+        let planned = planned_devices(StrategyName::OneDevice, &args).unwrap();
+        assert_eq!(planned, args.devices);
+    }
 }

@@ -71,8 +71,7 @@ fn unknown(root: &Path, found: &BTreeMap<String, String>) -> Result<Vec<PathBuf>
     Ok(files.filter(|file| !is_known(file)).collect())
 }
 
-/// The lines that went and came; both texts are sorted by where items stand, so a moved line is one
-/// that went and came too.
+/// The lines that went and came, or that the same ones stand in another order.
 fn difference(file: &str, kept: &str, found: &str) -> Option<String> {
     if kept == found {
         return None;
@@ -92,6 +91,9 @@ fn difference(file: &str, kept: &str, found: &str) -> Option<String> {
     let mut lines: Vec<String> = changed
         .map(|(line, times)| format!("  {} {line}", if *times > 0 { '+' } else { '-' }))
         .collect();
+    if lines.is_empty() {
+        return Some(format!("{file}: the same items in another order"));
+    }
     let more = lines.len().saturating_sub(SHOWN);
     lines.truncate(SHOWN);
     if more > 0 {
@@ -173,6 +175,9 @@ mod tests {
             said,
             "a.txt: another interface\n  - pub fn a::one()\n  + pub fn a::one(u8)"
         );
+        let moved = "pub mod a\npub fn a::two()\npub fn a::one()\n";
+        let said = difference("a.txt", kept, moved).unwrap();
+        assert_eq!(said, "a.txt: the same items in another order");
         let many: String = (0..50).map(|i| format!("pub fn a::f{i}()\n")).collect();
         let said = difference("a.txt", "", &many).unwrap();
         assert_eq!(said.lines().count(), 1 + SHOWN + 1);

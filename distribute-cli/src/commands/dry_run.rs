@@ -12,7 +12,7 @@ use crate::events;
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, StrategyName, TrainArgs};
 use crate::schedule::updates;
-use crate::strategies::{of_replicas, planned_devices, worker_devices};
+use crate::strategies::{check_share, of_replicas, planned_devices, worker_devices};
 use crate::task::{Task, optimizer};
 
 /// Bytes of a number in weights, gradients and values between the layers.
@@ -53,20 +53,26 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let (devices, workers) = places(&args)?;
     let replicas = (args.cluster.total_replicas).unwrap_or(devices.len().saturating_mul(workers));
     let start = Start::new(&args.files)?;
+    let is_served = args.strategy == StrategyName::ParameterServer;
+    match is_served {
+        true => start.refuse_other_numbers(&args)?,
+        false => start.complete_data(&mut args.data)?,
+    }
     start.complete(&mut args.training);
-    start.complete_data(&mut args.data)?;
-    let (task, data) = Task::from_args(&args, start.metadata())?;
+    let stored = start.metadata().filter(|_| !is_served);
+    let (task, data) = Task::from_args(&args, stored)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
-    // Workers of parameter servers make steps of their own.
-    let together = match args.strategy {
-        StrategyName::ParameterServer => 1,
-        _ => replicas,
-    };
+    // Workers of parameter servers make steps of their own, and do not read the checkpoint.
+    let (together, nothing) = (if is_served { 1 } else { replicas }, Start::default());
     check_sizes(&task, &data, together)?;
     let examples = data.train.len();
-    let batch = GlobalBatch::new(args.data.batch_size, together, examples, &start)?;
+    let continued = if is_served { &nothing } else { &start };
+    let batch = GlobalBatch::new(args.data.batch_size, together, examples, continued)?;
+    if is_served {
+        start.refuse_other_batch(batch.examples)?;
+    }
     start.configuration(&args, &task, &data, batch.examples)?;
     let (optimizer, epochs) = (optimizer(&args.training)?, epochs(&args, &task));
     let share = batch.examples.div_ceil(together);
@@ -112,7 +118,10 @@ fn places(args: &TrainArgs) -> Result<(Vec<String>, usize), Failure> {
             let workers = cluster.as_ref().map_or(1, Cluster::worker_count).max(1);
             let rank = cluster.as_ref().and_then(Cluster::rank).unwrap_or(0);
             let replicas = match args.cluster.total_replicas {
-                Some(total) => replica_range(total, workers, rank)?.len(),
+                Some(total) => {
+                    check_share(total, workers)?;
+                    replica_range(total, workers, rank)?.len()
+                }
                 None => 1,
             };
             let unnamed = || (0..replicas).map(LogicalDevice::cpu).collect();
@@ -123,11 +132,7 @@ fn places(args: &TrainArgs) -> Result<(Vec<String>, usize), Failure> {
             }
             Ok((names(devices), workers))
         }
-        strategy => {
-            args.cluster.refuse_without_workers()?;
-            args.servers.refuse_without_servers()?;
-            Ok((names(planned_devices(strategy, &args.devices)?), 1))
-        }
+        strategy => Ok((names(planned_devices(strategy, &args.devices)?), 1)),
     }
 }
 
@@ -156,6 +161,8 @@ fn memory(
 
 impl Plan {
     fn text(&self) -> String {
+        let bytes = self.state_bytes.saturating_add(self.data_bytes);
+        let bytes = bytes.saturating_add(self.step_bytes);
         let places = match self.workers {
             1 => self.devices.join(", "),
             workers => format!("{workers} workers, each with {}", self.devices.join(", ")),
@@ -185,10 +192,7 @@ impl Plan {
                 "optimizer   {}, learning rate {}",
                 self.optimizer, self.learning_rate
             ),
-            format!(
-                "memory      at least {} of this process:",
-                size(self.state_bytes + self.data_bytes + self.step_bytes)
-            ),
+            format!("memory      at least {} of this process:", size(bytes)),
             format!(
                 "            weights, gradients, optimizer  {}",
                 size(self.state_bytes)

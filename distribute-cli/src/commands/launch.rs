@@ -19,6 +19,9 @@ pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
     if let Some(columns) = columns() {
         console = console.terminal(columns);
     }
+    if !io::stdout().is_terminal() {
+        console = console.stdout_elsewhere();
+    }
     let outcome = run_job(&job, &mut console);
     match outcome.map_err(failure)?.exit_code() {
         0 => Ok(()),

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
 use distribute_core::{Strategy, StrategyExt, TrainState};
-use distribute_data::fit::RunInfo;
 use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_keras::Model;
@@ -29,9 +28,8 @@ use crate::task::{Task, clipped, optimizer};
 /// What all processes of the job register under.
 const NAME: &str = "train";
 
-/// Does what this process' role is, and blocks until the job is done.
-pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
-    args.tpu.refuse_without_tpu()?;
+/// Refuses what has no meaning where workers do not wait for each other.
+pub(super) fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     args.cluster.refuse_collectives()?;
     let devices = &args.devices;
     let several = |count: Option<usize>| count.is_some_and(|count| count > 1);
@@ -56,12 +54,17 @@ pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
         #[cfg(feature = "otlp")]
         ("--otlp-endpoint", observing.otlp_endpoint.is_some()),
     ];
-    if let Some((flag, _)) = given.into_iter().find(|(_, given)| *given) {
-        return Err(Failure::usage(format!(
+    match given.into_iter().find(|(_, given)| *given) {
+        Some((flag, _)) => Err(Failure::usage(format!(
             "{flag} is not for --strategy parameter-server, whose steps run in other processes \
              than the chief's; leave it out or choose another strategy"
-        )));
+        ))),
+        None => Ok(()),
     }
+}
+
+/// Does what this process' role is, and blocks until the job is done.
+pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let (detected, cluster) = args.cluster.resolve()?;
     let resolver = &*detected.resolver;
     match cluster.as_ref().map(Cluster::task_type) {
@@ -188,7 +191,7 @@ fn chief(
     // As they were asked for: the workers do not read the checkpoint.
     let mut flags = configuration::flags(&args);
     let start = Start::new(&args.files)?;
-    refuse_other_numbers(&start, &args)?;
+    start.refuse_other_numbers(&args)?;
     // The workers do not read the checkpoint, so the model is what all are asked for.
     let (task, data) = Task::from_args(&args, None)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
@@ -203,7 +206,7 @@ fn chief(
     );
     check_sizes(&task, &data, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
-    refuse_other_batch(&start, batch.examples)?;
+    start.refuse_other_batch(batch.examples)?;
     let own = start.configuration(&args, &task, &data, batch.examples)?;
     let mut program = empty(&args, signals)?;
     program.configuration(&flags);
@@ -266,32 +269,4 @@ fn described(coordinator: &ClusterCoordinator, found: &str) -> Vec<String> {
     let mut lines: Vec<String> = found.lines().map(str::to_string).collect();
     lines.push(format!("{servers} parameter servers hold the weights"));
     lines
-}
-
-/// The workers do not read the checkpoint, so what they need to know must be in the flags.
-fn refuse_other_numbers(start: &Start, args: &TrainArgs) -> Result<(), Failure> {
-    let Some((path, checkpoint)) = &start.checkpoint else {
-        return Ok(());
-    };
-    match crate::task::stored_l2(&checkpoint.metadata) {
-        Some(l2) if args.training.l2.is_none() => Err(Failure::usage(format!(
-            "{} was trained with --l2 {l2}; give all processes the same flag",
-            path.display()
-        ))),
-        _ => Ok(()),
-    }
-}
-
-fn refuse_other_batch(start: &Start, examples: usize) -> Result<(), Failure> {
-    let Some((path, checkpoint)) = &start.checkpoint else {
-        return Ok(());
-    };
-    match RunInfo::of(checkpoint)?.global_batch_size {
-        Some(before) if before != examples => Err(Failure::usage(format!(
-            "{} is of a run with {before} examples a step, this one has {examples}; give all \
-             processes --batch-size {before}",
-            path.display()
-        ))),
-        _ => Ok(()),
-    }
 }

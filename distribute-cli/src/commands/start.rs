@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use distribute_core::checkpoint::{self, Checkpoint, Metadata};
 use distribute_core::{Configuration, Strategy};
-use distribute_data::fit::StateMemory;
 use distribute_data::fit::callbacks::ModelCheckpoint;
+use distribute_data::fit::{RunInfo, StateMemory};
 use distribute_data::readers::TrainTest;
 
 use super::restore::usable;
@@ -136,6 +136,36 @@ impl Start {
     pub(super) fn metadata(&self) -> Option<&Metadata> {
         let checkpoint = self.checkpoint.as_ref();
         checkpoint.map(|(_, checkpoint)| &checkpoint.metadata)
+    }
+
+    /// The workers of parameter servers do not read the checkpoint, so what they need to know must
+    /// be in the flags.
+    pub(super) fn refuse_other_numbers(&self, args: &TrainArgs) -> Result<(), Failure> {
+        let Some((path, checkpoint)) = &self.checkpoint else {
+            return Ok(());
+        };
+        match stored_l2(&checkpoint.metadata) {
+            Some(l2) if args.training.l2.is_none() => Err(Failure::usage(format!(
+                "{} was trained with --l2 {l2}; give all processes the same flag",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// The same of the examples of a step.
+    pub(super) fn refuse_other_batch(&self, examples: usize) -> Result<(), Failure> {
+        let Some((path, checkpoint)) = &self.checkpoint else {
+            return Ok(());
+        };
+        match RunInfo::of(checkpoint)?.global_batch_size {
+            Some(before) if before != examples => Err(Failure::usage(format!(
+                "{} is of a run with {before} examples a step, this one has {examples}; give all \
+                 processes --batch-size {before}",
+                path.display()
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// What decides the result of the run, if anything is to be saved: that of the checkpoint that

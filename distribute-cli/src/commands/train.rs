@@ -16,7 +16,7 @@ use crate::metrics::Metrics;
 use crate::phases::{Phases, Trace};
 use crate::schedule;
 use crate::signals::Signals;
-use crate::strategies::{check_share, device_names, replica_count, strategy, worker_devices};
+use crate::strategies::{check_share, device_names, planned_devices, strategy, worker_devices};
 use crate::task::{Task, optimizer};
 use crate::tpu::Tpu;
 
@@ -29,13 +29,13 @@ pub(super) fn run(args: TrainArgs, phases: &Phases) -> Result<(), Failure> {
 fn train(args: TrainArgs, signals: &Signals, phases: &Phases) -> Result<(), Failure> {
     schedule::check(&args.training, args.strategy)?;
     args.validation.check()?;
+    refuse_flags(&args)?;
     if args.dry_run {
         return super::dry_run::run(args);
     }
     if args.strategy == StrategyName::ParameterServer {
         return super::parameter_server::run(args, signals);
     }
-    args.servers.refuse_without_servers()?;
     let worker = Worker::of(&args)?;
     if worker.as_ref().is_some_and(Worker::is_evaluator) {
         return super::evaluator::run(&args, signals);
@@ -59,6 +59,19 @@ fn train(args: TrainArgs, signals: &Signals, phases: &Phases) -> Result<(), Fail
     done
 }
 
+/// Refuses what the strategy has no use for or cannot do, also in a dry run.
+fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
+    if args.strategy != StrategyName::Tpu {
+        args.tpu.refuse_without_tpu()?;
+    }
+    match args.strategy {
+        StrategyName::ParameterServer => return super::parameter_server::refuse_flags(args),
+        StrategyName::MultiWorker => {}
+        _ => args.cluster.refuse_without_workers()?,
+    }
+    args.servers.refuse_without_servers()
+}
+
 /// Trains under the strategy of a worker that has joined the others, or alone.
 fn train_as(
     (worker, group): (Option<Ready>, Option<WorkerGroup>),
@@ -78,13 +91,13 @@ fn train_as(
     }
     let tpu = match args.strategy {
         StrategyName::Tpu => Some(Tpu::open(&args.tpu, &args.devices, args.general.verbose)?),
-        _ => args.tpu.refuse_without_tpu().map(|()| None)?,
+        _ => None,
     };
     let ready = worker.or_else(|| tpu.as_ref().map(|tpu| (tpu.strategy(), tpu.description())));
     // Before the replicas' threads are started.
     let replicas = match &ready {
         Some((strategy, _)) => strategy.num_replicas_in_sync(),
-        None => replica_count(args.strategy, &args.devices)?,
+        None => planned_devices(args.strategy, &args.devices)?.len(),
     };
     check_sizes(&task, &data, replicas)?;
     let (strategy, mut cluster) = match ready {
@@ -150,7 +163,7 @@ impl Worker {
     /// `None` for strategies of one process.
     fn of(args: &TrainArgs) -> Result<Option<Self>, Failure> {
         if args.strategy != StrategyName::MultiWorker {
-            return args.cluster.refuse_without_workers().map(|()| None);
+            return Ok(None);
         }
         let (detected, cluster) = args.cluster.resolve()?;
         let found = detected.to_string();

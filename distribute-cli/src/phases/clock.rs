@@ -40,13 +40,19 @@ struct Reading {
 /// Workers of one host share a clock. Of others the offset is bounded by what must follow what: no
 /// worker leaves an exchange before all have entered it.
 pub(super) fn compare(workers: &WorkerGroup) -> Result<(Offset, String)> {
-    let (clock, run) = (name(), format!("{}-{}", std::process::id(), now()));
+    compare_as(workers, &name())
+}
+
+/// [`compare`] with a clock of this name.
+fn compare_as(workers: &WorkerGroup, clock: &str) -> Result<(Offset, String)> {
+    let run = format!("{}-{}", std::process::id(), now());
     let mut bounds = Bounds::default();
     let mut after = None;
     let mut of_chief = String::new();
+    let mut has_clock_of_chief = false;
     for round in 0..=ROUNDS {
         let own = Reading {
-            clock: clock.clone(),
+            clock: clock.to_owned(),
             run: run.clone(),
             before: now(),
             after,
@@ -56,6 +62,7 @@ pub(super) fn compare(workers: &WorkerGroup) -> Result<(Offset, String)> {
         let Some(chief) = all.first() else { break };
         if round == 0 {
             of_chief.clone_from(&chief.run);
+            has_clock_of_chief = chief.clock == clock;
             if all.iter().all(|other| other.clock == chief.clock) {
                 return Ok((Offset::default(), of_chief));
             }
@@ -65,7 +72,8 @@ pub(super) fn compare(workers: &WorkerGroup) -> Result<(Offset, String)> {
         bounds.last_before = Some(own.before);
         after = Some(left);
     }
-    match workers.is_chief() {
+    // The chief itself, and who made the rounds for the workers of other hosts only.
+    match has_clock_of_chief {
         true => Ok((Offset::default(), of_chief)),
         false => Ok((bounds.offset(), of_chief)),
     }
@@ -125,6 +133,9 @@ fn name() -> String {
 
 #[cfg(test)]
 mod tests {
+    use distribute_core::CommunicationOptions;
+    use distribute_core::collectives::{GroupOptions, in_process};
+
     use super::*;
 
     /// The offset that a worker finds whose clock is ahead of the chief's by so much, in exchanges
@@ -157,6 +168,25 @@ mod tests {
             assert!(off <= offset.error, "{ahead}: {offset:?}");
             assert!(offset.error <= 80.0, "{ahead}: {offset:?}");
         }
+    }
+
+    #[test]
+    fn a_worker_with_the_clock_of_the_chief_is_exact_beside_one_of_another_host() {
+        let clocks = ["here", "here", "there"];
+        let group = in_process(clocks.len(), GroupOptions::default()).unwrap();
+        let workers = group.into_iter().zip(clocks).map(|(endpoint, clock)| {
+            std::thread::spawn(move || {
+                let options = CommunicationOptions::default();
+                let workers = WorkerGroup::new(Box::new(endpoint), 1, options).unwrap();
+                compare_as(&workers, clock).unwrap()
+            })
+        });
+        let workers: Vec<_> = workers.collect();
+        let found = workers.into_iter().map(|worker| worker.join().unwrap());
+        let (offsets, runs): (Vec<_>, Vec<_>) = found.unzip();
+        assert_eq!(offsets[..2], [Offset::default(); 2]);
+        assert!(offsets[2].error > 0.0, "{offsets:?}");
+        assert!(runs.iter().all(|run| *run == runs[0]), "{runs:?}");
     }
 
     #[test]

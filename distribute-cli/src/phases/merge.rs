@@ -31,6 +31,7 @@ struct Part {
 struct Last {
     rank: u32,
     at: f64,
+    error: f64,
 }
 
 /// Writes what the parts of this run have together; which ranks it has. Parts that are not there or
@@ -53,6 +54,7 @@ pub(super) fn merge(parts: &[PathBuf], run: &str, path: &Path) -> io::Result<Vec
                 let own = Last {
                     rank: part.rank as u32,
                     at,
+                    error: part.error,
                 };
                 let known = last.entry(sequence).or_insert(own);
                 if known.at < own.at {
@@ -101,7 +103,7 @@ fn exchange(event: &Value) -> Option<(u64, f64)> {
 /// Adds for whom and how long a worker has waited, if it is certain that it has.
 fn waited(event: &mut Value, part: &Part, last: Last, at: f64) {
     let waited = last.at - at;
-    if last.rank as usize == part.rank || waited <= part.error {
+    if last.rank as usize == part.rank || waited <= part.error + last.error {
         return;
     }
     if let Some(arguments) = event["args"].as_object_mut() {
@@ -178,11 +180,11 @@ mod tests {
     use super::*;
 
     /// A part with exchanges that begin at these microseconds of its clock.
-    fn part(path: &Path, rank: usize, offset: f64, exchanges: &[(u64, f64)]) {
+    fn part(path: &Path, rank: usize, (offset, error): (f64, f64), exchanges: &[(u64, f64)]) {
         let mut file = TraceFile::create(path).unwrap();
         let head = json!({
             "run": "run", "rank": rank, "start_us": 100.0 + offset,
-            "offset_us": offset, "error_us": 2.0,
+            "offset_us": offset, "error_us": error,
         });
         file.add(&metadata(rank, 0, HEAD, &head)).unwrap();
         for (sequence, at) in exchanges {
@@ -200,8 +202,10 @@ mod tests {
     fn parts_are_on_one_clock_and_say_who_came_last() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
-        part(&path("0"), 0, 0.0, &[(7, 110.0), (8, 220.0)]);
-        part(&path("1"), 1, 1e6, &[(7, 1e6 + 140.0), (8, 1e6 + 219.0)]);
+        let of_chief = [(7, 110.0), (8, 220.0), (9, 330.0)];
+        let of_other = [(7, 1e6 + 140.0), (8, 1e6 + 219.0), (9, 1e6 + 331.0)];
+        part(&path("0"), 0, (0.0, 0.0), &of_chief);
+        part(&path("1"), 1, (1e6, 2.0), &of_other);
         // Of another run, and one that nobody wrote.
         std::fs::write(path("2"), "[\n{\"name\":\"x\",\"args\":{}}\n]\n").unwrap();
         let parts = ["0", "1", "2", "3"].map(path);
@@ -223,10 +227,12 @@ mod tests {
             .collect();
         let expected = [
             (0, 10.0, Some(1), Some(30.0)),
+            // The clocks are not known that well: either may have come last.
             (0, 120.0, None, None),
+            (0, 230.0, None, None),
             (1, 40.0, None, None),
-            // It may as well have come last: the clocks are not known that well.
             (1, 119.0, None, None),
+            (1, 231.0, None, None),
         ];
         assert_eq!(found, expected);
     }
@@ -235,7 +241,7 @@ mod tests {
     fn a_line_that_is_not_whole_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("0");
-        part(&path, 0, 0.0, &[(1, 101.0)]);
+        part(&path, 0, (0.0, 0.0), &[(1, 101.0)]);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(
             &path,

@@ -200,15 +200,93 @@ fn a_dry_run_knows_the_workers_and_refuses_what_the_run_would() {
         text.lines().all(|line| line.chars().count() <= 80),
         "{text}"
     );
+    assert_refused("--strategy tpu --dry-run", "--compile-only");
     for (flags, part) in [
-        ("--strategy tpu", "--compile-only"),
         ("--replicas 2000", "at most 1024"),
         ("--strategy one-device --replicas 2", "has one replica"),
+        (
+            "--strategy one-device --replicas-per-device 2",
+            "has one replica, 2 were",
+        ),
+        (
+            "--strategy default --replicas-per-device 2",
+            "has one replica, 2 were",
+        ),
+        (
+            "--strategy multi-worker --total-replicas 1000000000000",
+            "at most 1024",
+        ),
+        (
+            "--strategy multi-worker --max-staleness 3",
+            "is for --strategy parameter-server",
+        ),
+        (
+            "--strategy multi-worker --tpu here",
+            "is for --strategy tpu",
+        ),
+        ("--pjrt-plugin none.so", "is for --strategy tpu"),
         ("--model nothing", "unknown model"),
         ("--resume --checkpoint-dir none", "holds no checkpoint"),
     ] {
-        let refused = run(folder.path(), &format!("train --dry-run {flags}"));
+        assert_refused(flags, part);
+        assert_refused(&format!("{flags} --dry-run"), part);
+    }
+}
+
+/// A training is refused as wrong usage that says this.
+#[track_caller]
+fn assert_refused(flags: &str, part: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = run(folder.path(), &format!("train {flags}"));
+    assert_eq!(refused.code, Some(2), "{flags}: {}", refused.stderr);
+    assert!(refused.stderr.contains(part), "{flags}: {}", refused.stderr);
+}
+
+#[cfg(feature = "full")]
+#[rstest]
+#[case("--pjrt-plugin none.so", "is for --strategy tpu")]
+#[case("--total-replicas 2", "gradients that workers exchange")]
+#[case("--replicas 2", "has one replica")]
+#[case("--log-bits bits", "--log-bits is not for")]
+#[case("--trace trace.json", "--trace is not for")]
+#[case("--metrics-addr 0", "--metrics-addr is not for")]
+fn a_dry_run_refuses_what_parameter_servers_do(#[case] flags: &str, #[case] part: &str) {
+    let flags = format!("--strategy parameter-server {flags}");
+    assert_refused(&flags, part);
+    assert_refused(&format!("{flags} --dry-run"), part);
+}
+
+/// The chief of parameter servers takes neither model nor batches from the checkpoint, because the
+/// workers do not read it.
+#[cfg(feature = "full")]
+#[test]
+fn a_dry_run_of_parameter_servers_goes_on_with_what_the_flags_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let saved = "--replicas 1 --checkpoint-dir saved --l2 0.01";
+    let train = "--model mlp --batch-size 16";
+    succeed(folder.path(), &format!("train {saved} {train} --steps 2"));
+    let again = "train --strategy parameter-server --checkpoint-dir saved --resume --dry-run";
+    for (flags, part) in [
+        ("--model mlp --batch-size 16", "was trained with --l2 0.01"),
+        ("--l2 0.01 --batch-size 16", "holds the model"),
+        (
+            "--l2 0.01 --model mlp --batch-size 8",
+            "give all processes --batch-size 16",
+        ),
+    ] {
+        let refused = run(folder.path(), &format!("{again} {flags}"));
         assert_eq!(refused.code, Some(2), "{flags}: {}", refused.stderr);
         assert!(refused.stderr.contains(part), "{flags}: {}", refused.stderr);
     }
+    let text = succeed(folder.path(), &format!("{again} --l2 0.01 {train}"));
+    assert!(text.contains("2 of them done"), "{text}");
+}
+
+#[test]
+fn a_dry_run_of_a_batch_beyond_memory_says_how_much_it_takes() {
+    let folder = tempfile::tempdir().unwrap();
+    let batch = usize::MAX;
+    let flags = format!("train --dry-run --model mlp --replicas 1 --batch-size {batch}");
+    let text = succeed(folder.path(), &flags);
+    assert!(text.contains("memory      at least"), "{text}");
 }

@@ -268,6 +268,29 @@ fn where_the_state_cannot_be_held_it_is_wrong_usage(#[case] strategy: &str, #[ca
     assert!(finished.stderr.contains(said), "{}", finished.stderr);
 }
 
+/// The workers could only say that there is none.
+#[test]
+fn a_launcher_without_memory_for_the_state_says_why() {
+    let folder = folder();
+    let mut limited = std::process::Command::new("sh");
+    limited
+        .current_dir(folder.path())
+        .env("TMPDIR", folder.path());
+    let script = r#"ulimit -n 64; exec "$0" launch --workers 40 -- true"#;
+    limited
+        .args(["-c", script])
+        .arg(assert_cmd::cargo::cargo_bin("distribute-cli"));
+    let finished = Process::start(&mut limited, &[]).finish();
+    let said = "warning: no memory outlives the workers, as --replicate-state needs it: ";
+    let warnings: Vec<&str> = finished.stderr.split(said).skip(1).collect();
+    assert_eq!(warnings.len(), 1, "{}", finished.stderr);
+    assert!(
+        warnings[0].starts_with("Too many open files"),
+        "{}",
+        finished.stderr
+    );
+}
+
 #[test]
 fn workers_that_keep_the_state_of_other_steps_refuse_each_other() {
     let folder = folder();

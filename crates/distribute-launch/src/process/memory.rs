@@ -1,29 +1,32 @@
 //! Memory for the training state of workers that outlives them: two files without a name for each
 //! place of a worker, which the launcher holds. They are gone with it, however it ends.
 
+use std::io;
 use std::path::PathBuf;
 
 /// Where a worker finds its two files, separated as in `PATH`.
 pub const MEMORY_VARIABLE: &str = "DISTRIBUTE_STATE_MEMORY";
 
 /// The memory of all places of this host. It takes no more than what workers write into it.
+#[derive(Default)]
 pub struct StateMemory {
-    /// None where the system gives none: a worker that wants it says so.
-    places: Vec<Option<[system::File; 2]>>,
+    /// Empty where there is none: a worker that wants it says so.
+    places: Vec<[system::File; 2]>,
 }
 
 impl StateMemory {
-    /// For so many places.
-    pub fn new(places: usize) -> StateMemory {
-        let places = (0..places).map(|_| system::pair());
-        StateMemory {
-            places: places.collect(),
-        }
+    /// For so many places, whether or not their command wants it, which the launcher cannot know.
+    /// All or none: where file descriptors run out, the processes need those that are left.
+    pub fn new(places: usize) -> io::Result<StateMemory> {
+        let places = (0..places).filter_map(|_| system::pair().transpose());
+        Ok(StateMemory {
+            places: places.collect::<io::Result<_>>()?,
+        })
     }
 
     /// The value of the variable for the worker in a place; none where there is no such memory.
     pub fn variable(&self, place: usize) -> Option<String> {
-        let files = self.places.get(place)?.as_ref()?;
+        let files = self.places.get(place)?;
         let paths = files.each_ref().map(system::path);
         let paths = std::env::join_paths::<_, PathBuf>(paths).ok()?;
         paths.into_string().ok()
@@ -33,13 +36,14 @@ impl StateMemory {
     pub fn keep(&self, places: &[usize]) {
         let all = self.places.iter().enumerate();
         let lost = all.filter(|(place, _)| !places.contains(place));
-        let files = lost.flat_map(|(_, files)| files.iter().flatten());
+        let files = lost.flat_map(|(_, files)| files);
         files.for_each(system::empty);
     }
 }
 
 #[cfg(target_os = "linux")]
 mod system {
+    use std::io;
     use std::os::fd::{AsRawFd, OwnedFd};
     use std::path::PathBuf;
 
@@ -47,9 +51,9 @@ mod system {
 
     pub type File = OwnedFd;
 
-    pub fn pair() -> Option<[File; 2]> {
-        let file = || memfd_create("distribute-state", MemfdFlags::CLOEXEC).ok();
-        Some([file()?, file()?])
+    pub fn pair() -> io::Result<Option<[File; 2]>> {
+        let file = || memfd_create("distribute-state", MemfdFlags::CLOEXEC);
+        Ok(Some([file()?, file()?]))
     }
 
     /// By which processes of the same user open it, as long as the launcher lives.
@@ -70,12 +74,13 @@ mod system {
 #[cfg(not(target_os = "linux"))]
 mod system {
     use std::convert::Infallible;
+    use std::io;
     use std::path::PathBuf;
 
     pub type File = Infallible;
 
-    pub fn pair() -> Option<[File; 2]> {
-        None
+    pub fn pair() -> io::Result<Option<[File; 2]>> {
+        Ok(None)
     }
 
     pub fn path(file: &File) -> PathBuf {
@@ -95,7 +100,7 @@ mod tests {
 
     #[test]
     fn each_place_has_two_files_that_live_as_long_as_the_launcher() {
-        let memory = StateMemory::new(2);
+        let memory = StateMemory::new(2).unwrap();
         let paths = |place| {
             let variable = memory.variable(place).unwrap();
             let paths: Vec<PathBuf> = std::env::split_paths(&variable).collect();

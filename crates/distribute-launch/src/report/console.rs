@@ -11,6 +11,7 @@ pub struct Console<'a> {
     stdout: &'a mut (dyn Write + Send),
     stderr: &'a mut (dyn Write + Send),
     columns: Option<usize>,
+    is_stdout_elsewhere: bool,
 }
 
 impl<'a> Console<'a> {
@@ -22,6 +23,7 @@ impl<'a> Console<'a> {
             stdout,
             stderr,
             columns: None,
+            is_stdout_elsewhere: false,
         }
     }
 
@@ -34,6 +36,14 @@ impl<'a> Console<'a> {
         self.columns = Some(columns);
         self
     }
+
+    /// `stdout` does not go to the terminal of `stderr` (default: it does): the line about the job
+    /// stays while `stdout` is written, and who writes to `stderr` does not wait for its reader.
+    #[must_use]
+    pub fn stdout_elsewhere(mut self) -> Self {
+        self.is_stdout_elsewhere = true;
+        self
+    }
 }
 
 /// A console that several threads write to.
@@ -42,6 +52,7 @@ pub struct Screen<'a> {
     stderr: Mutex<Stderr<'a>>,
     /// Those of the terminal that the line about the job is drawn on.
     columns: Option<usize>,
+    is_stdout_elsewhere: bool,
 }
 
 struct Stderr<'a> {
@@ -72,6 +83,7 @@ impl<'a> Screen<'a> {
                 has_status: false,
             }),
             columns: console.columns,
+            is_stdout_elsewhere: console.is_stdout_elsewhere,
         }
     }
 
@@ -100,8 +112,10 @@ impl<'a> Screen<'a> {
     pub fn pass(&self, stream: Stream, bytes: &[u8]) -> Result<(), LaunchError> {
         match stream {
             Stream::Stdout => {
-                // Held until it is written: no line may be drawn in between.
-                let mut terminal = self.columns.map(|_| lock(&self.stderr));
+                // On one terminal held until it is written: no line may be drawn in between. A
+                // pipe that nobody reads must not keep the launcher from what it has to say.
+                let shares_terminal = self.columns.is_some() && !self.is_stdout_elsewhere;
+                let mut terminal = shares_terminal.then(|| lock(&self.stderr));
                 if let Some(stderr) = &mut terminal {
                     stderr.clear_status().map_err(broken("standard error"))?;
                     stderr.is_stdout_at_line_start = ends_line(bytes);
@@ -167,4 +181,48 @@ fn broken(stream: &'static str) -> impl FnOnce(io::Error) -> LaunchError {
 /// A writer that panicked has written what it could; the next one goes on behind it.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A pipe whose reader comes late.
+    struct Pipe {
+        is_full: Sender<()>,
+        is_read: Receiver<()>,
+    }
+
+    impl Write for Pipe {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let _nobody_waits = self.is_full.send(());
+            let is_read = self.is_read.recv_timeout(Duration::from_secs(10));
+            is_read.map(|()| bytes.len()).map_err(io::Error::other)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_launcher_speaks_while_nobody_reads_standard_output() {
+        let (is_full, filled) = channel();
+        let (read, is_read) = channel();
+        let (mut stdout, mut stderr) = (Pipe { is_full, is_read }, Vec::new());
+        let mut console = Console::new(&mut stdout, &mut stderr).terminal(80);
+        console = console.stdout_elsewhere();
+        let screen = Screen::new(&mut console);
+        std::thread::scope(|threads| {
+            let passed = threads.spawn(|| screen.pass(Stream::Stdout, b"data"));
+            filled.recv().unwrap();
+            screen.log("a process has failed").unwrap();
+            read.send(()).unwrap();
+            passed.join().unwrap().unwrap();
+        });
+        assert_eq!(stderr, b"distribute: a process has failed\n");
+    }
 }

@@ -5,6 +5,7 @@ use crate::events::Event;
 use crate::hosts::posts::{Instruction, Over};
 use crate::hosts::wait::WaitOutcome;
 use crate::job::Job;
+use crate::job::task::Role;
 use crate::membership::{AttemptEnd, Decision, End, Plan};
 use crate::report::attempt::AttemptResult;
 use crate::report::outcome::{Outcome, WRONG_USAGE};
@@ -162,10 +163,15 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
 /// Why an elastic job is over, and how often it was started again until then.
 fn say_how_it_ended(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
     let (least, most) = (session.job.workers.least, session.job.restarts_max);
-    if matches!(outcome, Outcome::Failed { cause, .. } if cause.ending != WRONG_USAGE) {
-        session.screen.log(&format!(
-            "no restart of {most} is left, and the job needs at least {least} workers"
-        ))?;
+    if let Outcome::Failed { cause, .. } = outcome
+        && cause.ending != WRONG_USAGE
+    {
+        let mut text = format!("no restart of {most} is left");
+        // With more workers it would have gone on without this one; without another process never.
+        if cause.task.role == Role::Worker && plan.workers() <= least {
+            text += &format!(", and the job needs at least {least} workers");
+        }
+        session.screen.log(&text)?;
     }
     let counts = plan.counts;
     session.screen.log(&format!(

@@ -70,7 +70,12 @@ fn run_with_logs(
         screen.log(&format!("log files are in {}", logs.path().display()))?;
     }
     let tasks = job.tasks(job.workers_here());
-    let memory = StateMemory::new(job.workers_here());
+    let memory = StateMemory::new(job.workers_here()).or_else(|error| {
+        screen.log(&format!(
+            "warning: no memory outlives the workers, as --replicate-state needs it: {error}"
+        ))?;
+        Ok::<_, LaunchError>(StateMemory::default())
+    })?;
     let (events, received) = events::channel(tasks.len());
     ThreadScope::run(|threads| {
         let _signals = match job.handles_signals {

@@ -88,6 +88,9 @@ fn wrong_usage_and_other_processes_do_not_shrink_a_job() {
     let job = elastic(directory.path(), text).elastic_workers(1..=3);
     let seen = see(job.evaluator(true));
     assert_eq!(seen.outcome().exit_code(), 9, "{}", seen.stderr);
+    // Enough workers were there.
+    let said = "distribute: no restart of 0 is left\n";
+    assert!(seen.stderr.contains(said), "{}", seen.stderr);
     assert!(matches!(
         seen.outcome(),
         Outcome::Failed { restarts: 0, .. }
