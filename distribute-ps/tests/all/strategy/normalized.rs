@@ -52,7 +52,7 @@ fn step(strategy: &dyn Strategy, state: &mut Built, number: usize) -> Result<()>
             .model
             .inputs
             .forward(ctx, examples(number, ctx.device()))?;
-        let y = state.model.output.forward(x + 0.25)?;
+        let y = state.model.output.forward(x * 1.5 + 0.25)?;
         let loss = (y - 0.5).powf_scalar(2.0).mean();
         let gradients = ctx.gradient(&loss, &state.model)?;
         let applied = state.apply_gradients(ctx, gradients)?;
@@ -163,7 +163,7 @@ fn what_every_worker_has_moved_them_by_is_added() {
                 .model
                 .inputs
                 .forward(ctx, examples(number, ctx.device()))?;
-            let y = state.model.output.forward(x + 0.25)?;
+            let y = state.model.output.forward(x * 1.5 + 0.25)?;
             let gradients = ctx.gradient(&y.mean(), &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         });
