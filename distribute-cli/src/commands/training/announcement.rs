@@ -96,7 +96,7 @@ impl Run<'_> {
                      worker"
                 ),
                 None => format!(
-                    "{strategy} strategy on {}: {} examples a step each, {global} together",
+                    "{strategy} strategy on {}: {} examples each, {global} a step",
                     self.places(),
                     self.share(),
                 ),
