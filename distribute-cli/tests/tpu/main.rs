@@ -1,4 +1,5 @@
 //! `--strategy tpu`. These tests compute, so they are not among those that wait.
+#![cfg(feature = "full")]
 
 #[path = "../common/mod.rs"]
 mod common;
