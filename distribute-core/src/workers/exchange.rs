@@ -176,10 +176,16 @@ impl WorkerGroup {
         let (found, lists) = encoding::decode(&received)?;
         match found == call {
             true => Ok(lists),
-            false => Err(Error::invalid(format!(
-                "the workers made different calls: `{found}` on worker {before}, `{call}` on \
-                 worker {own}; all workers must make the same ones in the same order"
-            ))),
+            false => {
+                // In the same words on both sides.
+                let mut calls = [(before, found.as_str()), (own, call)];
+                calls.sort_unstable();
+                let [(first, one), (second, other)] = calls;
+                Err(Error::invalid(format!(
+                    "the workers made different calls: `{one}` on worker {first}, `{other}` on \
+                     worker {second}; all workers must make the same ones in the same order"
+                )))
+            }
         }
     }
 

@@ -2,8 +2,8 @@
 
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::{
-    CentralStorageStrategy, DefaultStrategy, MirroredStrategy, MovingAverage, Sgd, Strategy,
-    StrategyExt, TrainState, WeightDecay,
+    CentralStorageStrategy, DefaultStrategy, MirroredStrategy, MovingAverage, Policy, Sgd,
+    Strategy, StrategyExt, TrainState, WeightDecay,
 };
 use distribute_keras::{Mode, Model, ModelSpec, Plan, parse_keras_json};
 use rstest::rstest;
@@ -134,16 +134,30 @@ fn the_kernels_of_frozen_layers_are_not_in_the_loss() {
     assert!(loss(true) && !loss(false));
 }
 
-/// A replica without examples has gradients of 0 of what the others train.
-#[test]
-fn the_loss_of_no_examples_is_on_the_graph_of_the_trained_weights() {
-    let plan = model(true, false).plan(&[4]).unwrap();
+/// A model of one layer, none of whose weights stays `f32` under a mixed policy.
+fn dense() -> ModelSpec {
+    let layers = [layer("Dense", "only", json!({ "units": 3 }), true)];
+    let text = json!({ "class_name": "Sequential", "config": { "layers": layers } });
+    parse_keras_json(&text.to_string(), "m.json").unwrap()
+}
+
+/// A replica without examples has gradients of 0 of what the others train, also behind weights
+/// that were cast.
+#[rstest]
+#[case(model(true, false), Policy::float32())]
+#[case(dense(), Policy::mixed_bfloat16())]
+fn the_loss_of_no_examples_is_on_the_graph_of_the_trained_weights(
+    #[case] spec: ModelSpec,
+    #[case] policy: Policy,
+) {
+    let plan = spec.plan(&[4]).unwrap();
     let strategy = DefaultStrategy::new();
     let mut model = strategy
         .try_scope(|device| Ok(Model::new(&plan, weights(&plan), device)?))
         .unwrap();
     let zeros = strategy.run(&mut model, |ctx, model| {
-        let gradients = ctx.gradient(&model.zero_loss(ctx.device()), &*model)?;
+        let loss = policy.model(&*model)?.zero_loss(ctx.device());
+        let gradients = ctx.gradient(&loss, &*model)?;
         let given = (0..gradients.len()).filter_map(|index| gradients.get(index).unwrap());
         let values = given.flat_map(|gradient| gradient.iter::<f32>().collect::<Vec<_>>());
         Ok(values.collect::<Vec<_>>())

@@ -108,31 +108,6 @@ fn batch_normalizations_train_in_16_bits_with_statistics_of_32(
     }
 }
 
-/// A replica without examples has gradients of 0 of the variables behind the cast weights.
-#[test]
-fn the_loss_of_no_examples_is_on_the_graph_of_cast_weights() {
-    let layers = json!([{ "class_name": "Dense", "config": { "units": 3 } }]);
-    let text = json!({ "class_name": "Sequential", "config": { "layers": layers } }).to_string();
-    let spec = parse_keras_json(&text, "m.json").unwrap();
-    let plan = spec.plan(&[4]).unwrap();
-    let strategy = DefaultStrategy::new();
-    let mut model = strategy
-        .try_scope(|device| Ok(Model::new(&plan, weights(&plan), device)?))
-        .unwrap();
-    let zeros = strategy.run(&mut model, |ctx, model| {
-        let cast = Policy::mixed_bfloat16().model(&*model)?;
-        let gradients = ctx.gradient(&cast.zero_loss(ctx.device()), &*model)?;
-        let given = (0..gradients.len()).filter_map(|index| gradients.get(index).unwrap());
-        let values = given.flat_map(|gradient| gradient.iter::<f32>().collect::<Vec<_>>());
-        Ok(values.collect::<Vec<_>>())
-    });
-    let zeros = zeros.unwrap().into_values().remove(0);
-    assert!(
-        !zeros.is_empty() && zeros.iter().all(|x| *x == 0.0),
-        "{zeros:?}"
-    );
-}
-
 /// An input of `f32` beside a layer of `f32`, whatever the policy of the others: no type is mixed.
 #[test]
 fn an_input_that_is_not_cast_is_normalized_in_its_type() {
