@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::cluster::{Cluster, TaskType};
+use distribute_core::collectives::Description;
 use distribute_core::{Strategy, WorkerGroup};
 
 use super::restore::same_model;
@@ -153,6 +154,16 @@ fn in_memory(state: &Checkpoint) -> String {
 /// A strategy, and what there is to say about its cluster.
 type Ready = (Arc<dyn Strategy>, Vec<String>);
 
+/// How the workers work together.
+fn described(group: &Description) -> [String; 2] {
+    let (ranks, transport) = (group.world_size, &group.transport);
+    let (algorithm, order, generation) = (group.algorithm, group.order, group.generation);
+    [
+        format!("{ranks} ranks over {transport}, {order} order (generation {generation})"),
+        format!("{algorithm} all-reduce: {}", group.reason),
+    ]
+}
+
 /// This process' place in a cluster.
 struct Worker {
     cluster: Option<Cluster>,
@@ -190,7 +201,7 @@ impl Worker {
             .strategy(layout, self.cluster, signals.interruption())?;
         let mut notes: Vec<String> = self.found.lines().map(str::to_string).collect();
         if let Some(workers) = strategy.workers() {
-            notes.push(workers.describe().to_string());
+            notes.extend(described(&workers.describe()));
         }
         Ok((Arc::new(strategy), notes))
     }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use rustix::process::{Pid, Signal};
@@ -159,6 +159,31 @@ impl Process {
 
     pub fn signal(&self, name: &str) {
         signal(self.child.id(), name);
+    }
+
+    /// Waits until it waits itself: it has used no processor for a while, longer than a worker
+    /// watches its memory before it sleeps.
+    pub fn wait_until_it_waits(&self) {
+        let begun = Instant::now();
+        let (mut used, mut since) = (self.processor_ticks(), begun);
+        while since.elapsed() < Duration::from_millis(300) {
+            assert!(begun.elapsed() < LIMIT, "it is still busy");
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.processor_ticks();
+            if now != used {
+                (used, since) = (now, Instant::now());
+            }
+        }
+    }
+
+    /// What the system has counted for it, in hundredths of a second.
+    fn processor_ticks(&self) -> u64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // The name, which may contain anything, is in parentheses; `utime` and `stime` are the
+        // fields 14 and 15 of all, the first of which are the number and the name.
+        let after_name = stat.rsplit_once(')').unwrap().1;
+        let fields = after_name.split_whitespace().skip(11).take(2);
+        fields.map(|field| field.parse::<u64>().unwrap()).sum()
     }
 
     /// How it ended, and all it wrote.

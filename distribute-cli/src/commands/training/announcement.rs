@@ -7,7 +7,7 @@ use serde_json::json;
 use super::Run;
 use crate::events;
 use crate::flags::OutputFormat;
-use crate::notes::note;
+use crate::notes::{note, wrapped};
 
 /// Says what is trained, as soon as the run has accepted its checkpoint.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(super) struct Announcement {
 impl Callback for Announcement {
     fn on_train_begin(&mut self, _: &mut Control<'_>) -> distribute_core::Result<()> {
         for text in &self.notes {
-            note(text);
+            note(&wrapped(text));
         }
         match &self.event {
             Some(event) => events::line(event).map_err(|failure| Error::step(failure.to_string())),

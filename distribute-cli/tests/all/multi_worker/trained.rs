@@ -129,10 +129,13 @@ fn the_chief_says_what_was_detected() {
         "{said}"
     );
     assert!(said.contains("cluster from TF_CONFIG"), "{said}");
-    assert!(
-        said.contains("2 ranks, direct all-reduce over shared-memory"),
-        "{said}"
-    );
+    for part in [
+        "2 ranks over shared-memory, canonical order (generation 0)\n",
+        "direct all-reduce: all ranks are processes of one host\n",
+    ] {
+        assert!(said.contains(part), "{said}");
+    }
+    assert!(said.lines().all(|line| line.len() <= 80), "{said}");
     assert_eq!(ended[1].stderr.lines().count(), 1, "{}", ended[1].stderr);
 }
 

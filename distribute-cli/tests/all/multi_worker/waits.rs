@@ -72,6 +72,9 @@ fn training_that_waits_for_a_stopped_worker_ends_at_a_signal(
     let mut members = start(folder.path(), 3, &line, &[]);
     members[0].wait_for(r#""epoch":2"#);
     members[stopped].signal("STOP");
+    for (_, waiting) in members.iter().enumerate().filter(|(rank, _)| *rank != stopped) {
+        waiting.wait_until_it_waits();
+    }
     let mut names = vec![0, 1, 2];
     names.retain(|rank| ![signalled, stopped].contains(rank));
     let mut members: Vec<Option<Process>> = members.into_iter().map(Some).collect();
@@ -108,6 +111,8 @@ fn a_signal_to_all_ends_those_that_wait_for_a_stopped_one() {
     let mut members = start(folder.path(), 3, &line, &[]);
     members[0].wait_for(r#""epoch":2"#);
     members[1].signal("STOP");
+    // Else the first one that is told could still end the step with the last one.
+    [0, 2].map(|waiting| members[waiting].wait_until_it_waits());
     let begun = Instant::now();
     members.iter().for_each(|member| member.signal("TERM"));
     let _stopped = members.remove(1);
@@ -252,6 +257,7 @@ fn who_works_with_a_stopped_process_ends_at_a_signal(#[case] stopped: &str, #[ca
     let index = place(stopped, &job).unwrap();
     job[index].1.signal("STOP");
     let index = place(asked, &job).unwrap();
+    job[index].1.wait_until_it_waits();
     let (_, process) = job.remove(index);
     let begun = Instant::now();
     process.signal("TERM");
