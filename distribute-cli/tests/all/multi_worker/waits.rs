@@ -112,7 +112,8 @@ fn a_signal_to_all_ends_those_that_wait_for_a_stopped_one() {
     members[0].wait_for(r#""epoch":2"#);
     members[1].signal("STOP");
     // Else the first one that is told could still end the step with the last one.
-    [0, 2].map(|waiting| members[waiting].wait_until_it_waits());
+    members[0].wait_until_it_waits();
+    members[2].wait_until_it_waits();
     let begun = Instant::now();
     members.iter().for_each(|member| member.signal("TERM"));
     let _stopped = members.remove(1);
