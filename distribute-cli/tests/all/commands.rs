@@ -321,12 +321,12 @@ fn a_batch_beyond_the_data_is_one_short_step_and_said_so() {
     let train = "train --model mlp --replicas 2 --epochs 2 --batch-size 1000";
     let text = run(folder.path(), train);
     assert_eq!(text.code, Some(0), "{}", text.stderr);
-    let told = text.stderr.replace("\n    ", " ");
+    let told = text.told();
     let line = told.lines().find(|line| line.contains("short batch"));
     insta::assert_snapshot!(line.unwrap(), @"all 1438 training examples are one short batch, so an epoch is one step; its loss is divided by 2000, use a smaller --batch-size for more steps");
     let json = run(folder.path(), &format!("{train} --output json"));
     assert_eq!(last_event(&json.stdout)["steps"], 2);
-    assert_eq!(json.stderr.lines().next(), line);
+    assert_eq!(json.told().lines().next(), line);
     let whole = run(folder.path(), &train.replace("1000", "719"));
     assert!(!whole.stderr.contains("short batch"), "{}", whole.stderr);
 }

@@ -86,6 +86,13 @@ pub struct Finished {
     pub stderr: String,
 }
 
+impl Finished {
+    /// Standard error, with the lines whole again that were broken to fit into a terminal.
+    pub fn told(&self) -> String {
+        self.stderr.replace("\n    ", " ")
+    }
+}
+
 /// Runs `distribute-cli` with these arguments, separated by blanks.
 pub fn run(folder: &Path, arguments: &str) -> Finished {
     let output = program(folder)

@@ -126,7 +126,7 @@ fn another_number_of_workers_keeps_the_global_batch_and_says_so() {
     assert_eq!(ended[0].code, Some(0), "{}", ended[0].stderr);
     let said = "continuing a run of 3 replicas with 2: 48 examples a step together as before, 24 \
                 each";
-    assert!(ended[0].stderr.contains(said), "{}", ended[0].stderr);
+    assert!(ended[0].told().contains(said), "{}", ended[0].stderr);
     let start: serde_json::Value =
         serde_json::from_str(ended[0].stdout.lines().next().unwrap()).unwrap();
     assert_eq!(start["global_batch_size"], 48);
