@@ -201,6 +201,21 @@ proptest! {
     }
 }
 
+/// One of these values lies so near the middle of two `bf16` that its lowest bits decide.
+#[test]
+fn terms_are_rounded_by_all_of_their_bits() {
+    let case = Case {
+        counts: vec![3, 6],
+        lengths: vec![164],
+        op: ReduceOp::Prod,
+        dtype: DType::F32,
+        wire: Some(WireType::Bf16),
+        algorithm: Algorithm::Auto,
+        seed: 369_920_779_911_072_739,
+    };
+    within_limit(move || holds(&case, Carrier::Threads));
+}
+
 /// The same eight terms in every way that the workers of a job may hold them.
 #[test]
 fn eight_terms_give_the_same_bits_wherever_they_lie() {
