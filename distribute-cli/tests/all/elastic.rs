@@ -55,7 +55,7 @@ fn a_training_whose_worker_is_lost_for_good_goes_on_with_the_others(#[values(0, 
     assert_eq!(end(&finished).0, end(&uninterrupted).0);
     assert_eq!(losses(&finished), losses(&uninterrupted));
     assert_eq!(starts(&finished), [(2, 2), (2, 1)]);
-    let said = "the job had 0 restarts, 1 shrinks and 0 growths; at last it had 1 workers";
+    let said = "workers at the end: 1; restarts: 0, shrinks: 1, growths: 0";
     assert!(finished.stderr.contains(said), "{}", finished.stderr);
     assert_eq!(newest_step(folder.path()), 300);
 }
@@ -138,7 +138,7 @@ fn a_launcher_that_comes_is_taken_in_and_the_bits_stay() {
     assert_eq!(end(&first).0, end(&uninterrupted).0);
     assert_eq!(losses(&first), losses(&uninterrupted));
     assert_eq!(starts(&first), [(2, 1), (2, 2)]);
-    let said = "the job had 0 restarts, 0 shrinks and 1 growths; at last it had 2 workers";
+    let said = "workers at the end: 2; restarts: 0, shrinks: 0, growths: 1";
     assert!(first.stderr.contains(said), "{}", first.stderr);
 }
 

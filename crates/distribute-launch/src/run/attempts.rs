@@ -175,11 +175,11 @@ fn say_how_it_ended(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -
     }
     let counts = plan.counts;
     session.screen.log(&format!(
-        "the job had {} restarts, {} shrinks and {} growths; at last it had {} workers",
+        "workers at the end: {}; restarts: {}, shrinks: {}, growths: {}",
+        plan.workers(),
         counts.restarts,
         counts.shrinks,
-        counts.growths,
-        plan.workers()
+        counts.growths
     ))
 }
 

@@ -40,7 +40,7 @@ fn a_worker_lost_for_good_leaves_the_job_with_fewer() {
         "starting all of them again, restart 1 of 1\n",
         "going on with 3 workers, before it were 4 (shrink 1, growth 0, restart 1 of 1)",
         "going on with 2 workers, before it were 3 (shrink 2, growth 0, restart 1 of 1)",
-        "the job had 1 restarts, 2 shrinks and 0 growths; at last it had 2 workers",
+        "workers at the end: 2; restarts: 1, shrinks: 2, growths: 0",
     ] {
         assert!(seen.stderr.contains(said), "{said}: {}", seen.stderr);
     }

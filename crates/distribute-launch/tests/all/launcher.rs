@@ -717,7 +717,7 @@ fn a_killed_launcher_of_an_elastic_job_is_done_without_and_may_come_again() {
             "the launcher of host 1 is gone; stopping the others",
             "going on with 2 workers, before it were 4 (shrink 1, growth 0, restart 0 of 0)",
             "going on with 4 workers, before it were 2 (shrink 1, growth 1, restart 0 of 0)",
-            "the job had 0 restarts, 1 shrinks and 1 growths; at last it had 4 workers",
+            "workers at the end: 4; restarts: 0, shrinks: 1, growths: 1",
         ] {
             let mut all = lines[0].iter();
             assert!(all.any(|line| line.contains(said)), "{said}: {lines:#?}");
