@@ -72,10 +72,14 @@ pub fn reduce(op: i32, dtype: i32, inputs: &[Vec<u8>]) -> Option<Vec<u8>> {
         4 => integers!(op, inputs, i64),
         5 => integers!(op, inputs, u64),
         // Not by their own `from_f64`: it drops bits that decide where a value rounds to.
-        6 => floats!(op, inputs, f16, f16::to_f64, |value: f64| f16::from_f32(value as f32)),
+        6 => floats!(op, inputs, f16, f16::to_f64, |value: f64| f16::from_f32(
+            value as f32
+        )),
         7 => floats!(op, inputs, f32, f64::from, |value: f64| value as f32),
         8 => floats!(op, inputs, f64, |value: f64| value, |value: f64| value),
-        9 => floats!(op, inputs, bf16, bf16::to_f64, |value: f64| bf16::from_f32(value as f32)),
+        9 => floats!(op, inputs, bf16, bf16::to_f64, |value: f64| bf16::from_f32(
+            value as f32
+        )),
         _ => return None,
     })
 }

@@ -72,7 +72,11 @@ fn training_that_waits_for_a_stopped_worker_ends_at_a_signal(
     let mut members = start(folder.path(), 3, &line, &[]);
     members[0].wait_for(r#""epoch":2"#);
     members[stopped].signal("STOP");
-    for (_, waiting) in members.iter().enumerate().filter(|(rank, _)| *rank != stopped) {
+    for (_, waiting) in members
+        .iter()
+        .enumerate()
+        .filter(|(rank, _)| *rank != stopped)
+    {
         waiting.wait_until_it_waits();
     }
     let mut names = vec![0, 1, 2];
