@@ -44,10 +44,11 @@ pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
     }
     write(&directory.join("token"), &token()?, true)?;
     line(&format!(
-        "{}: ca.pem, token, and a certificate with its key for {}; valid for {} days",
+        "{}: ca.pem, token, and a certificate with its key for each host\n\
+         valid for {} days: {}",
         directory.display(),
-        args.hosts.join(", "),
         args.days,
+        args.hosts.join(", "),
     ))
 }
 
