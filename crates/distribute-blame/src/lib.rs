@@ -29,7 +29,7 @@ use record::Record;
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BlameError {
     /// A directory cannot be read.
-    #[error("{path}: {reason}")]
+    #[error("{path}: {reason}; ranks write flight records when their group has failed")]
     Io {
         /// The directory.
         path: String,
@@ -37,7 +37,11 @@ pub enum BlameError {
         reason: String,
     },
     /// The directory has no record that can be read.
-    #[error("{path} has no flight record that can be read{}", in_brackets(notes))]
+    #[error(
+        "{path} has no flight record that can be read{}; ranks write them when their group has \
+         failed",
+        in_brackets(notes)
+    )]
     NoRecords {
         /// The directory.
         path: String,

@@ -6,6 +6,8 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use rstest::rstest;
+
 use crate::common::{self, QUICK, run, succeed};
 
 const MODEL: &str = r#"{"class_name":"Sequential","config":{"name":"net","layers":[
@@ -54,6 +56,29 @@ fn a_loss_that_is_no_number_is_a_failure_also_in_short_epochs() {
         "{}",
         finished.stderr
     );
+}
+
+/// With the mean of a single value everything is normalized to 0, and nothing is learned.
+#[rstest]
+fn one_replica_cannot_normalize_a_batch_of_one_example(
+    #[values("", r#","synchronized":true"#)] kind: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let norm = format!(r#"{{"class_name":"BatchNormalization","config":{{"axis":-1{kind}}}}},"#);
+    let last = r#"{"class_name":"Dense","config":{"units":10"#;
+    let model = common::NET.replace(last, &format!("{norm}{last}"));
+    fs::write(folder.path().join("net.json"), model).unwrap();
+    let train = |replicas: usize| {
+        let sizes = format!("--replicas {replicas} --batch-size 1 --steps 2");
+        run(folder.path(), &format!("train --model net.json {sizes}"))
+    };
+    let refused = train(1);
+    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    for part in ["one value per feature", "larger batches"] {
+        assert!(refused.stderr.contains(part), "{}", refused.stderr);
+    }
+    let two = train(2);
+    assert_eq!(two.code, Some(0), "{}", two.stderr);
 }
 
 #[test]

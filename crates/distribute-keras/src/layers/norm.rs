@@ -3,20 +3,19 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn::tensor::module::layer_norm;
-use distribute_core::{LocalBatchNorm, Result, SyncBatchNorm};
+use distribute_core::{Error, LocalBatchNorm, ReplicaContext, Result, SyncBatchNorm};
 
 use super::{Flow, Mode, Pass};
 
 /// Keras' `BatchNormalization`, by core's: in `f32` under a mixed policy. Every place of an image
 /// or a sequence is an example.
 pub(super) fn batch_norm(layer: &LocalBatchNorm, x: Flow, pass: &mut Pass<'_, '_>) -> Result<Flow> {
-    let training = pass.training().is_some() && layer.training.is_enabled();
     Ok(match x {
-        Flow::Image(x) => Flow::Image(batch_norm_of(layer, x, training)?),
-        Flow::Flat(x) => Flow::Flat(batch_norm_of(layer, x, training)?),
+        Flow::Image(x) => Flow::Image(batch_norm_of(layer, x, pass)?),
+        Flow::Flat(x) => Flow::Flat(batch_norm_of(layer, x, pass)?),
         sequence @ Flow::Sequence(_) => {
             let dims = sequence.keras_dims();
-            let rows = batch_norm_of(layer, sequence.into_rows(), training)?;
+            let rows = batch_norm_of(layer, sequence.into_rows(), pass)?;
             Flow::like(&dims, rows)
         }
     })
@@ -25,13 +24,30 @@ pub(super) fn batch_norm(layer: &LocalBatchNorm, x: Flow, pass: &mut Pass<'_, '_
 fn batch_norm_of<const D: usize>(
     layer: &LocalBatchNorm,
     x: Tensor<D>,
-    training: bool,
+    pass: &Pass<'_, '_>,
 ) -> Result<Tensor<D>> {
-    match training {
-        true => layer.forward(x),
+    let is_frozen = pass.arguments.inference || !layer.training.is_enabled();
+    match &*pass.mode {
+        Mode::Training { ctx, .. } if !is_frozen => {
+            refuse_one_value(ctx, &x)?;
+            layer.forward(x)
+        }
         // On a device with gradients `forward` would train.
-        false => layer.forward_inference(x),
+        _ => layer.forward_inference(x),
     }
+}
+
+/// Refuses a batch without a variance. The part of one of several replicas may be one, as in
+/// TensorFlow: who has how many examples of a short batch is nobody's choice.
+fn refuse_one_value<const D: usize>(ctx: &ReplicaContext, x: &Tensor<D>) -> Result<()> {
+    let dims = x.dims();
+    if ctx.num_replicas_in_sync() > 1 || dims[0] * dims[2..].iter().product::<usize>() != 1 {
+        return Ok(());
+    }
+    Err(Error::invalid(
+        "BatchNormalization: the batch has one value per feature, which has no variance; train \
+         with larger batches, or leave the last short one out (`drop_remainder`)",
+    ))
 }
 
 /// Keras' `BatchNormalization(synchronized=True)`, by core's.
