@@ -2,31 +2,31 @@
 
 use std::io::{self, Write};
 
+use crate::flags::TERMINAL_COLUMNS;
+
 /// Writes a line for people to standard error. If nobody can read it (closed, a full disk), the
 /// work goes on: results and exit codes do not depend on it.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(Notes, "{text}");
 }
 
-/// The text in lines that fit into a terminal of 80 columns, broken between words. A word that is
-/// longer has a line of its own.
-pub(crate) fn wrapped(text: &str) -> String {
-    const COLUMNS: usize = 80;
-    const INDENT: &str = "\n    ";
-    let mut lines = String::with_capacity(text.len());
-    let mut column = 0;
-    for word in text.split(' ') {
+/// The text in lines that fit into a terminal, broken between words; the lines after the first are
+/// indented by so many columns. A word that is longer stays whole.
+pub(crate) fn wrapped(text: &str, indent: usize) -> String {
+    let (mut lines, mut width) = (String::with_capacity(text.len()), 0);
+    for (index, word) in text.split(' ').enumerate() {
         let length = word.chars().count();
-        if column == 0 {
-            column = length;
-        } else if column + 1 + length <= COLUMNS {
+        if index > 0 && width + 1 + length > TERMINAL_COLUMNS && !word.is_empty() {
+            lines.truncate(lines.trim_end().len());
+            lines.push('\n');
+            lines.extend(std::iter::repeat_n(' ', indent));
+            width = indent;
+        } else if index > 0 {
             lines.push(' ');
-            column += 1 + length;
-        } else {
-            lines.push_str(INDENT);
-            column = INDENT.len() - 1 + length;
+            width += 1;
         }
         lines.push_str(word);
+        width += length;
     }
     lines
 }
@@ -55,15 +55,27 @@ mod tests {
     #[test]
     fn a_line_breaks_before_the_word_that_does_not_fit() {
         let fits = format!("{} end", "a".repeat(76));
-        assert_eq!(wrapped(&fits), fits);
+        assert_eq!(wrapped(&fits, 4), fits);
         let wider = format!("{} end", "a".repeat(77));
-        assert_eq!(wrapped(&wider), wider.replace(' ', "\n    "));
+        assert_eq!(wrapped(&wider, 4), wider.replace(' ', "\n    "));
+    }
+
+    #[test]
+    fn a_long_word_stays_whole_and_columns_stay_apart() {
+        let path = "x".repeat(70);
+        let line = format!("MPI            not found {path}; searched 11 places");
+        let expected = format!(
+            "MPI            not found\n{:15}{path};\n{:15}searched 11 places",
+            "", ""
+        );
+        assert_eq!(wrapped(&line, 15), expected);
+        assert_eq!(wrapped("GPUs           none", 15), "GPUs           none");
     }
 
     proptest! {
         #[test]
         fn nothing_is_lost_and_every_line_fits(text in "[a-z:ä]{1,30}( [a-z;]{1,30}){0,30}") {
-            let lines = wrapped(&text);
+            let lines = wrapped(&text, 4);
             prop_assert!(lines.lines().all(|line| line.chars().count() <= 80), "{}", lines);
             prop_assert_eq!(lines.replace("\n    ", " "), text);
         }

@@ -11,7 +11,8 @@ use super::gpus::{self, Gpus};
 use super::libraries::{Library, find_all};
 use crate::events;
 use crate::failure::Failure;
-use crate::flags::{DoctorArgs, OutputFormat, TERMINAL_COLUMNS, VERSION};
+use crate::flags::{DoctorArgs, OutputFormat, VERSION};
+use crate::notes::wrapped;
 
 /// Variables by which a cluster tells a process who it is. None of them is a secret.
 const CLUSTER_VARIABLES: [(&str, &[&str]); 6] = [
@@ -189,14 +190,22 @@ impl Report {
                     version.unwrap_or_default(),
                     path.display()
                 )),
-                None => wrapped(&line(format!(
-                    "not found ({}); searched {} places, --output json lists them",
-                    library.purpose,
-                    library.searched.len()
-                ))),
+                None => {
+                    let text = line(format!(
+                        "not found ({}); searched {} places, --output json lists them",
+                        library.purpose,
+                        library.searched.len()
+                    ));
+                    wrapped(&text, NAME_COLUMNS)
+                }
             });
         }
-        lines.extend(self.gpus.lines().iter().map(|line| wrapped(line)));
+        lines.extend(
+            self.gpus
+                .lines()
+                .iter()
+                .map(|line| wrapped(line, NAME_COLUMNS)),
+        );
         if self.cluster.is_empty() {
             lines.push("cluster        none detected: this process is on its own".to_string());
         }
@@ -210,26 +219,6 @@ impl Report {
         lines.extend(self.place.lines());
         lines.join("\n")
     }
-}
-
-/// A line of a name and a text, in as many lines of a terminal as it takes. A word that is longer
-/// stays whole.
-fn wrapped(line: &str) -> String {
-    let (mut text, mut width) = (String::new(), 0);
-    for (index, word) in line.split(' ').enumerate() {
-        if index > 0 && width + 1 + word.len() > TERMINAL_COLUMNS && !word.is_empty() {
-            text.truncate(text.trim_end().len());
-            text.push('\n');
-            text.extend(std::iter::repeat_n(' ', NAME_COLUMNS));
-            width = NAME_COLUMNS;
-        } else if index > 0 {
-            text.push(' ');
-            width += 1;
-        }
-        text.push_str(word);
-        width += word.len();
-    }
-    text
 }
 
 impl Place {
@@ -377,18 +366,6 @@ mod tests {
         let memory = memory.unwrap();
         assert_eq!((memory.total, memory.available), (2_097_152, 1_048_576));
         assert!(super::memory("MemTotal: much").is_none());
-    }
-
-    #[test]
-    fn lines_are_as_wide_as_a_terminal_but_for_long_words() {
-        let path = "x".repeat(70);
-        let line = format!("MPI            not found {path}; searched 11 places");
-        let expected = format!(
-            "MPI            not found\n{:15}{path};\n{:15}searched 11 places",
-            "", ""
-        );
-        assert_eq!(wrapped(&line), expected);
-        assert_eq!(wrapped("GPUs           none"), "GPUs           none");
     }
 
     #[test]

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::events::line;
 use crate::failure::Failure;
 use crate::flags::{AllReduceArgs, BenchOutput, BenchTransport};
+use crate::notes::wrapped;
 
 /// Measured operations of each size on GPUs.
 #[cfg(feature = "nccl")]
@@ -79,7 +80,7 @@ fn print_header(args: &AllReduceArgs) -> Result<(), Failure> {
         return Ok(());
     }
     line(&format!(
-        "{:<20} {:>3} {:>12} {:>12} {:>10} {:>10} {:>12} {:>12}",
+        "{:<12} {:>2} {:>9} {:>10} {:>10} {:>10} {:>10} {:>10}",
         "impl", "n", "bytes", "median us", "algbw GB/s", "busbw GB/s", "cpu us", "memory MiB"
     ))
 }
@@ -87,7 +88,7 @@ fn print_header(args: &AllReduceArgs) -> Result<(), Failure> {
 /// Which algorithm ran, and why, below the table.
 fn print_selection(args: &AllReduceArgs, selection: &str) -> Result<(), Failure> {
     match args.output {
-        BenchOutput::Text => line(selection),
+        BenchOutput::Text => line(&wrapped(selection, 4)),
         BenchOutput::Json => Ok(()),
     }
 }
@@ -106,7 +107,7 @@ fn print_size(args: &AllReduceArgs, report: &SizeReport) -> Result<(), Failure> 
         return line(&object.to_string());
     }
     line(&format!(
-        "{name:<20} {:>3} {:>12} {:>12.1} {algbw:>10.2} {busbw:>10.2} {:>12.1} {:>12.1}",
+        "{name:<12} {:>2} {:>9} {:>10.1} {algbw:>10.2} {busbw:>10.2} {:>10.1} {:>10.1}",
         args.world,
         report.size_bytes,
         report.median_us,
@@ -118,7 +119,7 @@ fn print_size(args: &AllReduceArgs, report: &SizeReport) -> Result<(), Failure> 
 fn between_threads(args: &AllReduceArgs) -> Result<(), Failure> {
     if args.output == BenchOutput::Text {
         line(&format!(
-            "{:<20} {:>3} {:>12} {:>12} {:>10} {:>10} {:>12} {:>9}",
+            "{:<12} {:>2} {:>9} {:>10} {:>10} {:>10} {:>10} {:>8}",
             "impl", "n", "bytes", "median us", "algbw GB/s", "busbw GB/s", "cpu us", "to sum"
         ))?;
     }
@@ -156,7 +157,7 @@ fn print_samples(
         return line(&object.to_string());
     }
     line(&format!(
-        "{:<20} {:>3} {bytes:>12} {:>12.1} {algbw:>10.2} {busbw:>10.2} {:>12.1} {ratio:>9.3}",
+        "{:<12} {:>2} {bytes:>9} {:>10.1} {algbw:>10.2} {busbw:>10.2} {:>10.1} {ratio:>8.3}",
         samples.implementation,
         args.world,
         samples.median_us(),

@@ -19,7 +19,7 @@ pub(super) struct Announcement {
 impl Callback for Announcement {
     fn on_train_begin(&mut self, _: &mut Control<'_>) -> distribute_core::Result<()> {
         for text in &self.notes {
-            note(&wrapped(text));
+            note(&wrapped(text, 4));
         }
         match &self.event {
             Some(event) => events::line(event).map_err(|failure| Error::step(failure.to_string())),
