@@ -63,7 +63,7 @@ impl FromStr for ScheduleFlag {
     }
 }
 
-/// A number, a list of them or a truth value.
+/// A number, a list of them or a boolean.
 fn value_of(text: &str) -> Option<Value> {
     match text {
         "true" => return Some(json!(true)),

@@ -14,7 +14,7 @@ pub fn coverage_markdown() -> String {
          operations of burn; one that is not covered is an error that names it and where in the\n\
          model it came from. This page is generated from the table that dispatches.\n\n\
          {covered} of {} operations are covered. `Base` and `Numeric` operations are covered for\n\
-         floats and integers alike, `Base` ones for truth values too.\n",
+         floats and integers alike, `Base` ones for booleans too.\n",
         table.len(),
     );
     let mut family = "";

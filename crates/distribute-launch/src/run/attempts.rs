@@ -147,7 +147,7 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
     let (restarts, shrinks, growths) = (now.restarts, now.shrinks, now.growths);
     let note = if (before.shrinks, before.growths) != (shrinks, growths) {
         format!(
-            "going on with {} workers, before it were {} (shrink {shrinks}, growth {growths}, \
+            "going on with {} workers instead of {} (shrink {shrinks}, growth {growths}, \
              restart {restarts} of {most})",
             plan.workers(),
             last.plan.workers()

@@ -38,8 +38,8 @@ fn a_worker_lost_for_good_leaves_the_job_with_fewer() {
     assert_eq!(told, "0:3/4\n1:3/4\n", "there is no rank 3 of 3");
     for said in [
         "starting all of them again, restart 1 of 1\n",
-        "going on with 3 workers, before it were 4 (shrink 1, growth 0, restart 1 of 1)",
-        "going on with 2 workers, before it were 3 (shrink 2, growth 0, restart 1 of 1)",
+        "going on with 3 workers instead of 4 (shrink 1, growth 0, restart 1 of 1)",
+        "going on with 2 workers instead of 3 (shrink 2, growth 0, restart 1 of 1)",
         "workers at the end: 2; restarts: 1, shrinks: 2, growths: 0",
     ] {
         assert!(seen.stderr.contains(said), "{said}: {}", seen.stderr);
@@ -172,7 +172,7 @@ fn a_launcher_that_comes_later_is_taken_in_at_the_next_checkpoint() {
     }
     assert_eq!(read(directory.path().join("told0")), "0:0/2\n1:0/3\n");
     assert_eq!(read(directory.path().join("told2")), "1:2/3\n");
-    let said = "the processes have saved and stopped; going on with 3 workers, before it were 2 \
+    let said = "the processes have saved and stopped; going on with 3 workers instead of 2 \
                 (shrink 0, growth 1, restart 0 of 0)";
     assert!(first.stderr.contains(said), "{}", first.stderr);
     assert!(

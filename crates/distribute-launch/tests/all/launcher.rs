@@ -715,8 +715,8 @@ fn a_killed_launcher_of_an_elastic_job_is_done_without_and_may_come_again() {
         assert_eq!(job.told(0), "0:0/4\n1:0/2\n2:0/4\n");
         for said in [
             "the launcher of host 1 is gone; stopping the others",
-            "going on with 2 workers, before it were 4 (shrink 1, growth 0, restart 0 of 0)",
-            "going on with 4 workers, before it were 2 (shrink 1, growth 1, restart 0 of 0)",
+            "going on with 2 workers instead of 4 (shrink 1, growth 0, restart 0 of 0)",
+            "going on with 4 workers instead of 2 (shrink 1, growth 1, restart 0 of 0)",
             "workers at the end: 4; restarts: 0, shrinks: 1, growths: 1",
         ] {
             let mut all = lines[0].iter();
