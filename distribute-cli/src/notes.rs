@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-use crate::flags::TERMINAL_COLUMNS;
+/// What help and reports are as wide as: also in a pipe, so that they are the same everywhere.
+pub(crate) const TERMINAL_COLUMNS: usize = 80;
 
 /// Writes a line for people to standard error. If nobody can read it (closed, a full disk), the
 /// work goes on: results and exit codes do not depend on it.

@@ -34,6 +34,8 @@ pub(crate) use schedule::ScheduleFlag;
 pub(crate) use tpu::{PrecisionName, TpuArgs};
 pub(crate) use validation::ValidationArgs;
 
+use crate::notes::TERMINAL_COLUMNS;
+
 /// A version with its features, without the feature `otlp` and with it.
 macro_rules! version {
     ($without:literal, $with:literal) => {
@@ -61,9 +63,6 @@ pub(crate) const VERSION: &str = if cfg!(feature = "fusion") {
         "otlp; without default features"
     )
 };
-
-/// What help and reports are as wide as: also in a pipe, so that they are the same everywhere.
-pub(crate) const TERMINAL_COLUMNS: usize = 80;
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
 #[derive(Debug, Parser)]
