@@ -168,5 +168,6 @@ fn replicas_of_a_device_hold_one_copy_of_weights_and_slots() {
     // The weights and Adam's two slots.
     let copies = |bytes: usize| bytes as f64 / weights as f64;
     assert!(copies(shared) < 3.5, "{} copies", copies(shared));
-    assert!(copies(alone) > 11.5, "{} copies", copies(alone));
+    // Four of each, less what the runs before have left until a step frees it.
+    assert!(copies(alone) > 10.5, "{} copies", copies(alone));
 }
