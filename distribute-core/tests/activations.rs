@@ -162,7 +162,7 @@ fn replicas_of_a_device_hold_one_copy_of_weights_and_slots() {
         }
         settled() - before
     };
-    // What the first use of burn keeps does not count, nor what every replica has for its gradients.
+    // What the first use of burn keeps does not count, nor what each replica has for gradients.
     live(1);
     let (shared, alone) = (live(1), live(4));
     let copies = alone.saturating_sub(shared) as f64 / weights as f64;
