@@ -10,7 +10,7 @@ use distribute_core::Error;
 use distribute_core::collectives::CollectiveError;
 use distribute_launch::{FailureReport, REPORT_VARIABLE};
 
-use crate::notes::note;
+use crate::notes::{note, sentences};
 use crate::option_names::in_flags;
 use crate::permanent_errors::is_permanent;
 use crate::server_errors::{ServerError, server_error};
@@ -142,7 +142,7 @@ impl Failure {
                 true => "",
                 false => " (--verbose lists them)",
             };
-            note(&format!("{kind}{message}{more}"));
+            sentences(&format!("{kind}{message}{more}"));
         }
         let mut cause = self
             .source

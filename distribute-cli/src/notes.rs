@@ -1,6 +1,6 @@
 //! What goes to standard error: lines for people.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 /// What help and reports are as wide as: also in a pipe, so that they are the same everywhere.
 pub(crate) const TERMINAL_COLUMNS: usize = 80;
@@ -9,6 +9,14 @@ pub(crate) const TERMINAL_COLUMNS: usize = 80;
 /// work goes on: results and exit codes do not depend on it.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(Notes, "{text}");
+}
+
+/// Writes the sentences of an error: broken for a terminal, else as one line, which others read.
+pub(crate) fn sentences(text: &str) {
+    match io::stderr().is_terminal() {
+        true => note(&wrapped(text, 4)),
+        false => note(text),
+    }
 }
 
 /// The text in lines that fit into a terminal, broken between words; the lines after the first are
