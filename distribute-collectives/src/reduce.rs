@@ -12,8 +12,10 @@
 //!   by a reciprocal. For integers it is the wrapped sum divided with truncation toward zero:
 //!   TensorFlow returns floats there, so convert before the call when the fraction matters.
 //! - [`ReduceOp::Min`] and [`ReduceOp::Max`] return NaN when any value is NaN (IEEE 754-2019
-//!   `minimum`/`maximum`). The payload of a NaN is unspecified, as is the sign of a zero when
-//!   both zeros occur.
+//!   `minimum`/`maximum`). Which NaN, and which zero when both occur, follows from the canonical
+//!   order; otherwise it is unspecified.
+//! - A sum or a product that is NaN is `f32::NAN` or `f64::NAN`: which of two NaNs an addition
+//!   returns is up to the compiler, and all ranks must have the same one.
 
 use std::fmt;
 use std::ops::Range;
@@ -82,12 +84,22 @@ macro_rules! native_arithmetic {
 }
 native_arithmetic!(f32, f64, i32, i64, u8);
 
+/// `value`, or `nan` where it is one.
+#[inline(always)]
+fn one_nan<F: PartialOrd>(value: F, nan: F) -> F {
+    if value.partial_cmp(&value).is_some() {
+        value
+    } else {
+        nan
+    }
+}
+
 macro_rules! float_accumulator {
     ($($type:ty),*) => {$(
         impl Accumulator for $type {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
-                self + other
+                one_nan(self + other, <$type>::NAN)
             }
 
             // `other != other` is true for NaN only; written so that it becomes a compare and
@@ -104,7 +116,7 @@ macro_rules! float_accumulator {
 
             #[inline(always)]
             fn product(self, other: Self) -> Self {
-                self * other
+                one_nan(self * other, <$type>::NAN)
             }
 
             #[inline(always)]
@@ -186,11 +198,25 @@ impl Arithmetic for bf16 {
 /// Elements that are combined at a time; their copies stay in the first-level cache.
 pub(crate) const BLOCK: usize = 512;
 
-/// `dst[i] = f(dst[i], src[i])`.
+/// Which side of a node of the [`tree`] comes to the other one. It shows in minima and maxima alone:
+/// in the sign of a zero and in which NaN it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// What comes is the left side.
+    Left,
+    /// What comes is the right side.
+    Right,
+}
+
+/// `dst[i] = f(dst[i], src[i])`, or `f(src[i], dst[i])` where `src` is the left side. The elements of
+/// `src` need not be aligned: a frame lies where its transport has received it.
 #[inline(always)]
-fn zip<A: Copy>(dst: &mut [A], src: &[A], f: impl Fn(A, A) -> A) {
-    for (d, s) in dst.iter_mut().zip(src) {
-        *d = f(*d, *s);
+fn zip<A: Accumulator>(dst: &mut [A], src: &[u8], side: Side, f: impl Fn(A, A) -> A) {
+    let pairs = dst.iter_mut().zip(src.chunks_exact(size_of::<A>()));
+    let pairs = pairs.map(|(d, s)| (d, bytemuck::pod_read_unaligned(s)));
+    match side {
+        Side::Left => pairs.for_each(|(d, s)| *d = f(s, *d)),
+        Side::Right => pairs.for_each(|(d, s)| *d = f(*d, s)),
     }
 }
 
@@ -199,17 +225,25 @@ fn zip<A: Copy>(dst: &mut [A], src: &[A], f: impl Fn(A, A) -> A) {
 /// # Panics
 /// When the lengths differ.
 pub fn combine<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[A]) {
+    combine_bytes(op, acc, bytemuck::cast_slice(src), Side::Right);
+}
+
+fn combine_bytes<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[u8], side: Side) {
+    assert_same_length(acc, src);
+    match op {
+        ReduceOp::Sum | ReduceOp::Mean => zip(acc, src, side, A::sum),
+        ReduceOp::Min => zip(acc, src, side, A::minimum),
+        ReduceOp::Max => zip(acc, src, side, A::maximum),
+        ReduceOp::Prod => zip(acc, src, side, A::product),
+    }
+}
+
+fn assert_same_length<T>(dst: &[T], src: &[u8]) {
     assert_eq!(
-        acc.len(),
+        size_of_val(dst),
         src.len(),
         "both sides of a reduction have one length"
     );
-    match op {
-        ReduceOp::Sum | ReduceOp::Mean => zip(acc, src, A::sum),
-        ReduceOp::Min => zip(acc, src, A::minimum),
-        ReduceOp::Max => zip(acc, src, A::maximum),
-        ReduceOp::Prod => zip(acc, src, A::product),
-    }
 }
 
 /// The last step of a reduction over `world_size` ranks: divides for [`ReduceOp::Mean`], does
@@ -256,13 +290,18 @@ fn divide_slice<T: Element>(values: &mut [T], world_size: usize) {
 /// # Panics
 /// When the lengths differ.
 pub fn accumulate<T: Element>(op: ReduceOp, dst: &mut [T], src: &[T]) {
+    accumulate_bytes(op, dst, bytemuck::cast_slice(src));
+}
+
+/// [`accumulate`] with elements as they came, which need not be aligned.
+pub(crate) fn accumulate_bytes<T: Element>(op: ReduceOp, dst: &mut [T], src: &[u8]) {
     // A world size of 1 divides by one: no change, and no second rounding.
     let op = if op == ReduceOp::Mean {
         ReduceOp::Sum
     } else {
         op
     };
-    accumulate_last(op, 1, dst, src);
+    accumulate_last_bytes(op, 1, dst, src, Side::Right);
 }
 
 /// The last [`accumulate`] of a reduction over `world_size` ranks: also divides for
@@ -271,24 +310,35 @@ pub fn accumulate<T: Element>(op: ReduceOp, dst: &mut [T], src: &[T]) {
 /// # Panics
 /// When the lengths differ.
 pub fn accumulate_last<T: Element>(op: ReduceOp, world_size: usize, dst: &mut [T], src: &[T]) {
-    assert_eq!(
-        dst.len(),
-        src.len(),
-        "both sides of a reduction have one length"
-    );
+    accumulate_last_bytes(op, world_size, dst, bytemuck::cast_slice(src), Side::Right);
+}
+
+/// [`accumulate_last`] with elements as they came, which need not be aligned and are the given side.
+pub(crate) fn accumulate_last_bytes<T: Element>(
+    op: ReduceOp,
+    world_size: usize,
+    dst: &mut [T],
+    src: &[u8],
+    side: Side,
+) {
+    assert_same_length(dst, src);
     if T::NATIVE {
         let dst = bytemuck::cast_slice_mut::<T, T::Acc>(dst);
-        combine(op, dst, bytemuck::cast_slice(src));
+        combine_bytes(op, dst, src, side);
         finish(op, world_size, dst);
         return;
     }
     let mut acc = [zero::<T::Acc>(); BLOCK];
     let mut wide = [zero::<T::Acc>(); BLOCK];
-    for (dst, src) in dst.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
+    let mut aligned = [zero::<T>(); BLOCK];
+    let blocks = src.chunks(BLOCK * size_of::<T>());
+    for (dst, src) in dst.chunks_mut(BLOCK).zip(blocks) {
         let (acc, wide) = (&mut acc[..dst.len()], &mut wide[..dst.len()]);
+        let aligned = &mut aligned[..dst.len()];
+        bytemuck::cast_slice_mut(aligned).copy_from_slice(src);
         T::widen(dst, acc);
-        T::widen(src, wide);
-        combine(op, acc, wide);
+        T::widen(aligned, wide);
+        combine_bytes(op, acc, bytemuck::cast_slice(wide), side);
         finish(op, world_size, acc);
         T::narrow(acc, dst);
     }
@@ -299,15 +349,14 @@ pub fn accumulate_last<T: Element>(op: ReduceOp, world_size: usize, dst: &mut [T
 /// # Panics
 /// When the lengths differ.
 pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src: &[T]) {
+    if T::NATIVE {
+        return combine(op, acc, bytemuck::cast_slice(src));
+    }
     assert_eq!(
         acc.len(),
         src.len(),
         "both sides of a reduction have one length"
     );
-    if T::NATIVE {
-        combine(op, acc, bytemuck::cast_slice(src));
-        return;
-    }
     let mut wide = [zero::<T::Acc>(); BLOCK];
     for (acc, src) in acc.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
         let wide = &mut wide[..src.len()];
@@ -519,16 +568,41 @@ fn fused4<A: Accumulator>(op: ReduceOp, a: &mut [A], b: &mut [A], c: &mut [A], d
     });
 }
 
-/// Calls `f` with typed blocks of `bytes`, which need not be aligned for `T`, and the index of
-/// the first element of each block.
-pub(crate) fn for_typed<T: Element>(bytes: &[u8], mut f: impl FnMut(usize, &[T])) {
-    if let Ok(typed) = bytemuck::try_cast_slice(bytes) {
-        return f(0, typed);
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn left_comes_to_right<T: Element>(ones: &[T], others: &[T]) {
+        let mut pairs: Vec<(T, T)> = Vec::new();
+        for one in ones {
+            pairs.extend(others.iter().map(|other| (*one, *other)));
+        }
+        // Longer than a block, so that vectorized loops and their ends are both taken.
+        let pairs = pairs.iter().cycle().take(2 * BLOCK + 3);
+        let (left, right): (Vec<T>, Vec<T>) = pairs.copied().unzip();
+        let mut frame = vec![0; 1];
+        frame.extend_from_slice(bytemuck::cast_slice(&left));
+        for op in ReduceOp::ALL {
+            let (mut expected, mut found) = (left.clone(), right.clone());
+            accumulate_last(op, 2, &mut expected, &right);
+            accumulate_last_bytes(op, 2, &mut found, &frame[1..], Side::Left);
+            let bytes = |values| bytemuck::cast_slice::<T, u8>(values).to_vec();
+            assert_eq!(bytes(&found), bytes(&expected), "{op} of {}", T::DTYPE);
+        }
     }
-    let mut aligned = [zero::<T>(); BLOCK];
-    for (block, bytes) in bytes.chunks(BLOCK * size_of::<T>()).enumerate() {
-        let aligned = &mut aligned[..bytes.len() / size_of::<T>()];
-        bytemuck::cast_slice_mut(aligned).copy_from_slice(bytes);
-        f(block * BLOCK, aligned);
+
+    #[test]
+    fn both_sides_give_the_same_bits() {
+        let (nan, quiet) = (f32::from_bits(0x7fc0_0001), f32::from_bits(0xffc0_0002));
+        let values = [0.0, -0.0, 1.5, -3.0, f32::INFINITY, 1e-40, nan, quiet];
+        left_comes_to_right(&values, &values);
+        let values = values.map(f64::from);
+        left_comes_to_right(&values, &values);
+        let values = values.map(half::bf16::from_f64);
+        left_comes_to_right(&values, &values);
+        let values = values.map(|value| half::f16::from_f32(value.to_f32()));
+        left_comes_to_right(&values, &values);
+        left_comes_to_right(&[i64::MIN, -1, 7], &[i64::MAX, 0, 3]);
+        left_comes_to_right(&[0_u8, 200], &[100_u8, 255]);
     }
 }

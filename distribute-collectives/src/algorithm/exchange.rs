@@ -7,7 +7,7 @@ use crate::buffer::{Buffer, Element};
 use crate::error::Result;
 use crate::options::WireType;
 use crate::pieces;
-use crate::reduce::{self, ReduceOp};
+use crate::reduce::{self, ReduceOp, Side};
 use crate::transport::Transport;
 use crate::tree;
 
@@ -115,25 +115,37 @@ impl Exchange<'_, '_> {
         range: Range<usize>,
         last: bool,
     ) -> Result<()> {
+        let Rules { op, divisor, wire } = self.rules();
+        self.receive_each::<T>(from, range, |piece, values| {
+            if last {
+                reduce::accumulate_last_bytes(op, divisor, piece, values, Side::Right);
+                round(wire, piece);
+            } else {
+                reduce::accumulate_bytes(op, piece, values);
+            }
+        })
+    }
+
+    /// Receives elements for a range: `f` gets those of the range, piece by piece, and the bytes of
+    /// those that came for them.
+    fn receive_each<T: Element>(
+        &mut self,
+        from: usize,
+        range: Range<usize>,
+        mut f: impl FnMut(&mut [T], &[u8]),
+    ) -> Result<()> {
         if range.is_empty() {
             return Ok(());
         }
-        let (wire, each) = (self.wire, self.element_bytes::<T>());
-        let (op, divisor, from) = (self.op, self.divisor, self.in_group(from));
+        let (wire, each, from) = (self.wire, self.element_bytes::<T>(), self.in_group(from));
         let buffers = &mut *self.buffers;
         self.transport
             .receive_with(from, range.len() * each, &mut |frame| {
                 pieces::for_each_mut::<T>(buffers, range.clone(), |offset, piece| {
                     let at = offset * each;
                     let frame = &frame[at..at + piece.len() * each];
-                    for_received::<T>(wire, frame, |start, values| {
-                        let piece = &mut piece[start..start + values.len()];
-                        if last {
-                            reduce::accumulate_last(op, divisor, piece, values);
-                            round(wire, piece);
-                        } else {
-                            reduce::accumulate(op, piece, values);
-                        }
+                    for_received(wire, frame, |start, values| {
+                        f(part_of(piece, start, values), values);
                     });
                 });
             })
@@ -209,6 +221,9 @@ impl Exchange<'_, '_> {
     pub(crate) fn combine_in_tree<T: Element>(&mut self, own: Range<usize>) -> Result<()> {
         let (rank, size, len) = (self.rank(), self.size, own.len());
         self.round_own::<T>(own.clone());
+        if size == 2 {
+            return self.combine_two::<T>(1 - rank, own);
+        }
         let mut left = 0;
         for from in 0..size {
             let merges = tree::merges_after(size, &(from..from + 1));
@@ -230,7 +245,7 @@ impl Exchange<'_, '_> {
                 };
                 let rules = self.rules();
                 let (below, top) = self.top_two::<T>(left, len);
-                rules.take(step, below, top);
+                rules.take(step, below, bytemuck::cast_slice(top));
                 left -= 1;
             }
         }
@@ -239,6 +254,19 @@ impl Exchange<'_, '_> {
             piece.copy_from_slice(&result[offset..offset + piece.len()]);
         });
         Ok(())
+    }
+
+    /// The tree over two ranks: what comes is combined where the own elements are.
+    fn combine_two<T: Element>(&mut self, from: usize, own: Range<usize>) -> Result<()> {
+        let Rules { op, divisor, wire } = self.rules();
+        let side = match from {
+            0 => Side::Left,
+            _ => Side::Right,
+        };
+        self.receive_each::<T>(from, own, |piece, values| {
+            reduce::accumulate_last_bytes(op, divisor, piece, values, side);
+            round(wire, piece);
+        })
     }
 
     fn rules(&self) -> Rules {
@@ -259,7 +287,8 @@ impl Exchange<'_, '_> {
         let (rules, len) = (self.rules(), range.len());
         let top = &mut slots::<T>(self.scratch, left, len)[(left - 1) * len..];
         pieces::for_each::<T>(self.buffers, range, |offset, piece| {
-            rules.take(step, &mut top[offset..offset + piece.len()], piece);
+            let top = &mut top[offset..offset + piece.len()];
+            rules.take(step, top, bytemuck::cast_slice(piece));
         });
     }
 
@@ -274,8 +303,8 @@ impl Exchange<'_, '_> {
         let (rules, each, from) = (self.rules(), self.element_bytes::<T>(), self.in_group(from));
         let top = &mut slots::<T>(self.scratch, left, len)[(left - 1) * len..];
         self.transport.receive_with(from, len * each, &mut |frame| {
-            for_received::<T>(rules.wire, frame, |start, values| {
-                rules.take(step, &mut top[start..start + values.len()], values);
+            for_received(rules.wire, frame, |start, values| {
+                rules.take(step, part_of(top, start, values), values);
             });
         })
     }
@@ -358,14 +387,20 @@ fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
     }
 }
 
-/// Calls `f` with typed blocks of a frame and the index of the first element of each block.
-fn for_received<T: Element>(wire: Option<WireType>, frame: &[u8], mut f: impl FnMut(usize, &[T])) {
+/// Calls `f` with elements of a frame, as bytes that need not be aligned, and the index of the
+/// first one.
+fn for_received(wire: Option<WireType>, frame: &[u8], mut f: impl FnMut(usize, &[u8])) {
     match wire {
         Some(wire) => compression::expand(wire, frame, |start, values| {
             f(start, bytemuck::cast_slice(values));
         }),
-        None => reduce::for_typed::<T>(frame, f),
+        None => f(0, frame),
     }
+}
+
+/// Those elements that `values` came for, from `start` on.
+fn part_of<'a, T>(elements: &'a mut [T], start: usize, values: &[u8]) -> &'a mut [T] {
+    &mut elements[start..start + values.len() / size_of::<T>()]
 }
 
 /// Rounds finished elements to what the other ranks receive.
@@ -395,11 +430,14 @@ struct Rules {
 }
 
 impl Rules {
-    fn take<T: Element>(self, step: Step, result: &mut [T], values: &[T]) {
+    fn take<T: Element>(self, step: Step, result: &mut [T], values: &[u8]) {
         match step {
-            Step::Keep => return result.copy_from_slice(values),
-            Step::Combine => reduce::accumulate(self.op, result, values),
-            Step::End => reduce::accumulate_last(self.op, self.divisor, result, values),
+            Step::Keep => return bytemuck::cast_slice_mut(result).copy_from_slice(values),
+            Step::Combine => reduce::accumulate_bytes(self.op, result, values),
+            Step::End => {
+                let (op, divisor) = (self.op, self.divisor);
+                reduce::accumulate_last_bytes(op, divisor, result, values, Side::Right);
+            }
         }
         round(self.wire, result);
     }
