@@ -84,22 +84,14 @@ macro_rules! native_arithmetic {
 }
 native_arithmetic!(f32, f64, i32, i64, u8);
 
-/// `value`, or `nan` where it is one.
-#[inline(always)]
-fn one_nan<F: PartialOrd>(value: F, nan: F) -> F {
-    if value.partial_cmp(&value).is_some() {
-        value
-    } else {
-        nan
-    }
-}
-
 macro_rules! float_accumulator {
     ($($type:ty),*) => {$(
         impl Accumulator for $type {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
-                one_nan(self + other, <$type>::NAN)
+                let sum = self + other;
+                // True for NaN only.
+                if sum != sum { <$type>::NAN } else { sum }
             }
 
             // `other != other` is true for NaN only; written so that it becomes a compare and
@@ -116,12 +108,21 @@ macro_rules! float_accumulator {
 
             #[inline(always)]
             fn product(self, other: Self) -> Self {
-                one_nan(self * other, <$type>::NAN)
+                let product = self * other;
+                if product != product { <$type>::NAN } else { product }
             }
 
             #[inline(always)]
             fn divide(self, world_size: usize) -> Self {
                 self / world_size as $type
+            }
+
+            #[inline(always)]
+            fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self) {
+                let (src, _) = src.as_chunks::<{ size_of::<$type>() }>();
+                for (d, s) in dst.iter_mut().zip(src) {
+                    *d = f(*d, <$type>::from_ne_bytes(*s));
+                }
             }
         }
     )*};
@@ -155,6 +156,14 @@ macro_rules! integer_accumulator {
             fn divide(self, world_size: usize) -> Self {
                 // The quotient is never larger than `self`, so it fits.
                 (self as $wide / world_size as $wide) as $type
+            }
+
+            #[inline(always)]
+            fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self) {
+                let (src, _) = src.as_chunks::<{ size_of::<$type>() }>();
+                for (d, s) in dst.iter_mut().zip(src) {
+                    *d = f(*d, <$type>::from_ne_bytes(*s));
+                }
             }
         }
     )*};
@@ -208,15 +217,12 @@ pub(crate) enum Side {
     Right,
 }
 
-/// `dst[i] = f(dst[i], src[i])`, or `f(src[i], dst[i])` where `src` is the left side. The elements of
-/// `src` need not be aligned: a frame lies where its transport has received it.
+/// `dst[i] = f(dst[i], src[i])`, or `f(src[i], dst[i])` where `src` is the left side.
 #[inline(always)]
 fn zip<A: Accumulator>(dst: &mut [A], src: &[u8], side: Side, f: impl Fn(A, A) -> A) {
-    let pairs = dst.iter_mut().zip(src.chunks_exact(size_of::<A>()));
-    let pairs = pairs.map(|(d, s)| (d, bytemuck::pod_read_unaligned(s)));
     match side {
-        Side::Left => pairs.for_each(|(d, s)| *d = f(s, *d)),
-        Side::Right => pairs.for_each(|(d, s)| *d = f(*d, s)),
+        Side::Left => A::zip(dst, src, |right, left| f(left, right)),
+        Side::Right => A::zip(dst, src, f),
     }
 }
 

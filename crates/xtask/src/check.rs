@@ -223,9 +223,12 @@ fn modules_step(root: &Path) -> Result<String, String> {
 /// another type with burn's fusion, which users have on by default, so it is read both ways.
 fn gpu_step(root: &Path) -> Result<String, String> {
     // The crates that have code of their own for it, with all that is not in a default build.
-    let all = "--features distribute-cli/cuda,distribute-cli/otlp --test nccl --test nccl_device \
-               --test device_reduce --test gpu --test cuda --test otlp --example gpu_bench";
-    let fused = "--features distribute-cli/fusion --test cuda";
+    let all = "--workspace --features distribute-cli/cuda,distribute-cli/otlp --test nccl \
+               --test nccl_device --test device_reduce --test gpu --test cuda --test otlp \
+               --example gpu_bench";
+    // Above these two, what a device is made of shows nowhere.
+    let fused = "-p distribute-cuda -p distribute-data --features distribute-data/fusion --lib \
+                 --test cuda";
     for what in [all, fused] {
         gpu_clippy(root, what)?;
     }
@@ -233,7 +236,7 @@ fn gpu_step(root: &Path) -> Result<String, String> {
 }
 
 fn gpu_clippy(root: &Path, what: &str) -> Result<String, String> {
-    let mut command = cargo_command(root, &format!("clippy --workspace {what} -- -D warnings"));
+    let mut command = cargo_command(root, &format!("clippy {what} -- -D warnings"));
     command.env("DOCS_RS", "1");
     if std::env::var_os("CUDARC_CUDA_VERSION").is_none() {
         command.env("CUDARC_CUDA_VERSION", "13000");
