@@ -102,8 +102,8 @@ pub trait Accumulator: Element<Acc = Self> {
     /// `self * other`; integers wrap around.
     #[must_use]
     fn product(self, other: Self) -> Self;
-    /// `dst[i] = f(dst[i], src[i])` for the elements whose bytes are `src`. They need not be aligned:
-    /// a frame lies where its transport has received it.
+    /// `dst[i] = f(dst[i], src[i])` for the elements whose bytes are `src`. They need not be
+    /// aligned: a frame lies where its transport has received it.
     fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self);
     /// `self / world_size`; integers truncate toward zero.
     #[must_use]

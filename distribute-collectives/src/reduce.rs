@@ -207,8 +207,8 @@ impl Arithmetic for bf16 {
 /// Elements that are combined at a time; their copies stay in the first-level cache.
 pub(crate) const BLOCK: usize = 512;
 
-/// Which side of a node of the [`tree`] comes to the other one. It shows in minima and maxima alone:
-/// in the sign of a zero and in which NaN it is.
+/// Which side of a node of the [`tree`] comes to the other one. It shows in minima and maxima
+/// alone: in the sign of a zero and in which NaN it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// What comes is the left side.
@@ -319,7 +319,8 @@ pub fn accumulate_last<T: Element>(op: ReduceOp, world_size: usize, dst: &mut [T
     accumulate_last_bytes(op, world_size, dst, bytemuck::cast_slice(src), Side::Right);
 }
 
-/// [`accumulate_last`] with elements as they came, which need not be aligned and are the given side.
+/// [`accumulate_last`] with elements as they came, which need not be aligned and are the given
+/// side.
 pub(crate) fn accumulate_last_bytes<T: Element>(
     op: ReduceOp,
     world_size: usize,
