@@ -90,7 +90,7 @@ pub trait Element: bytemuck::Pod + Send + Sync + Arithmetic + sealed::Sealed {
 
 /// A type that reductions are computed in.
 pub trait Accumulator: Element<Acc = Self> {
-    /// `self + other`; integers wrap around.
+    /// `self + other`, and `NAN` where that is NaN; integers wrap around.
     #[must_use]
     fn sum(self, other: Self) -> Self;
     /// The smaller value; NaN wins.
@@ -99,11 +99,12 @@ pub trait Accumulator: Element<Acc = Self> {
     /// The larger value; NaN wins.
     #[must_use]
     fn maximum(self, other: Self) -> Self;
-    /// `self * other`; integers wrap around.
+    /// `self * other`, and `NAN` where that is NaN; integers wrap around.
     #[must_use]
     fn product(self, other: Self) -> Self;
     /// `dst[i] = f(dst[i], src[i])` for the elements whose bytes are `src`. They need not be
-    /// aligned: a frame lies where its transport has received it.
+    /// aligned: a frame lies where its transport has received it. The shorter side decides, and a
+    /// part of an element at the end is left out.
     fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self);
     /// `self / world_size`; integers truncate toward zero.
     #[must_use]

@@ -13,9 +13,10 @@
 //!   TensorFlow returns floats there, so convert before the call when the fraction matters.
 //! - [`ReduceOp::Min`] and [`ReduceOp::Max`] return NaN when any value is NaN (IEEE 754-2019
 //!   `minimum`/`maximum`). Which NaN, and which zero when both occur, follows from the canonical
-//!   order; otherwise it is unspecified.
-//! - A sum or a product that is NaN is `f32::NAN` or `f64::NAN`: which of two NaNs an addition
-//!   returns is up to the compiler, and all ranks must have the same one.
+//!   order; in another order it is unspecified.
+//! - A sum, mean or product of several values that is NaN is the type's `NAN`: which of two NaNs an
+//!   addition returns is up to the compiler, and all ranks must have the same one. This is said of
+//!   reductions here, in host memory; NCCL, devices and parameter servers add by themselves.
 
 use std::fmt;
 use std::ops::Range;
@@ -84,6 +85,18 @@ macro_rules! native_arithmetic {
 }
 native_arithmetic!(f32, f64, i32, i64, u8);
 
+macro_rules! zip_unaligned {
+    ($type:ty) => {
+        #[inline(always)]
+        fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self) {
+            let (src, _) = src.as_chunks::<{ size_of::<$type>() }>();
+            for (d, s) in dst.iter_mut().zip(src) {
+                *d = f(*d, <$type>::from_ne_bytes(*s));
+            }
+        }
+    };
+}
+
 macro_rules! float_accumulator {
     ($($type:ty),*) => {$(
         impl Accumulator for $type {
@@ -117,13 +130,7 @@ macro_rules! float_accumulator {
                 self / world_size as $type
             }
 
-            #[inline(always)]
-            fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self) {
-                let (src, _) = src.as_chunks::<{ size_of::<$type>() }>();
-                for (d, s) in dst.iter_mut().zip(src) {
-                    *d = f(*d, <$type>::from_ne_bytes(*s));
-                }
-            }
+            zip_unaligned!($type);
         }
     )*};
 }
@@ -158,13 +165,7 @@ macro_rules! integer_accumulator {
                 (self as $wide / world_size as $wide) as $type
             }
 
-            #[inline(always)]
-            fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self) {
-                let (src, _) = src.as_chunks::<{ size_of::<$type>() }>();
-                for (d, s) in dst.iter_mut().zip(src) {
-                    *d = f(*d, <$type>::from_ne_bytes(*s));
-                }
-            }
+            zip_unaligned!($type);
         }
     )*};
 }
@@ -337,14 +338,19 @@ pub(crate) fn accumulate_last_bytes<T: Element>(
     }
     let mut acc = [zero::<T::Acc>(); BLOCK];
     let mut wide = [zero::<T::Acc>(); BLOCK];
-    let mut aligned = [zero::<T>(); BLOCK];
+    let mut copy = [zero::<T>(); BLOCK];
     let blocks = src.chunks(BLOCK * size_of::<T>());
     for (dst, src) in dst.chunks_mut(BLOCK).zip(blocks) {
         let (acc, wide) = (&mut acc[..dst.len()], &mut wide[..dst.len()]);
-        let aligned = &mut aligned[..dst.len()];
-        bytemuck::cast_slice_mut(aligned).copy_from_slice(src);
         T::widen(dst, acc);
-        T::widen(aligned, wide);
+        match bytemuck::try_cast_slice(src) {
+            Ok(aligned) => T::widen(aligned, wide),
+            Err(_) => {
+                let copy = &mut copy[..dst.len()];
+                bytemuck::cast_slice_mut(copy).copy_from_slice(src);
+                T::widen(copy, wide);
+            }
+        }
         combine_bytes(op, acc, bytemuck::cast_slice(wide), side);
         finish(op, world_size, acc);
         T::narrow(acc, dst);
@@ -600,8 +606,8 @@ mod tests {
 
     #[test]
     fn both_sides_give_the_same_bits() {
-        let (nan, quiet) = (f32::from_bits(0x7fc0_0001), f32::from_bits(0xffc0_0002));
-        let values = [0.0, -0.0, 1.5, -3.0, f32::INFINITY, 1e-40, nan, quiet];
+        let (nan, negative) = (f32::from_bits(0x7fc0_0001), f32::from_bits(0xffc0_0002));
+        let values = [0.0, -0.0, 1.5, -3.0, f32::INFINITY, 1e-40, nan, negative];
         left_comes_to_right(&values, &values);
         let values = values.map(f64::from);
         left_comes_to_right(&values, &values);
@@ -610,6 +616,7 @@ mod tests {
         let values = values.map(|value| half::f16::from_f32(value.to_f32()));
         left_comes_to_right(&values, &values);
         left_comes_to_right(&[i64::MIN, -1, 7], &[i64::MAX, 0, 3]);
+        left_comes_to_right(&[i32::MIN, -1, 7], &[i32::MAX, 0, 3]);
         left_comes_to_right(&[0_u8, 200], &[100_u8, 255]);
     }
 }

@@ -217,16 +217,17 @@ fn modules_step(root: &Path) -> Result<String, String> {
     verdict(modules::problems(&tree), tree.members.len(), "crates")
 }
 
-/// Reads the types of what only a machine with a GPU can run. In the workspace's own set of
-/// features and beside the checks of the step `clippy`, so that only burn's CUDA backend comes on
-/// top; its compiler for the other kind of kernels is not downloaded (`DOCS_RS`). Tensors are of
-/// another type with burn's fusion, which users have on by default, so it is read both ways.
+/// Reads the types of what only a machine with a GPU can run. Beside the checks of the step `clippy`,
+/// in the workspace's own set of features, so that only burn's CUDA backend comes on top; its
+/// compiler for the other kind of kernels is not downloaded (`DOCS_RS`). Tensors are of another
+/// type with burn's fusion, which users have on by default, so the crates that name the type are
+/// read both ways.
 fn gpu_step(root: &Path) -> Result<String, String> {
     // The crates that have code of their own for it, with all that is not in a default build.
     let all = "--workspace --features distribute-cli/cuda,distribute-cli/otlp --test nccl \
                --test nccl_device --test device_reduce --test gpu --test cuda --test otlp \
                --example gpu_bench";
-    // Above these two, what a device is made of shows nowhere.
+    // Above these two nothing names the type.
     let fused = "-p distribute-cuda -p distribute-data --features distribute-data/fusion --lib \
                  --test cuda";
     for what in [all, fused] {

@@ -65,6 +65,58 @@ fn every_kernel_has_the_bits_of_the_definition() {
     check::<i32>();
 }
 
+/// Zeros of both signs, infinities and NaNs, which the ranks have in different orders.
+fn special<T: TestElement>(rank: usize) -> Vec<T> {
+    let values = [
+        0.0,
+        -0.0,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        f64::NAN,
+        -f64::NAN,
+        1.5,
+    ];
+    let mut state = rank;
+    let mut next = || {
+        // Each pair of values meets in each order, whatever two ranks are looked at.
+        state = (state * 5 + 3 * rank + 1) % (7 * 11);
+        T::from_f64(values[state % 7])
+    };
+    (0..231).map(|_| next()).collect()
+}
+
+#[test]
+fn special_values_are_the_same_bits_on_all_ranks() {
+    fn check<T: TestElement>() {
+        for (ranks, op) in (2..=5).flat_map(|ranks| ReduceOp::ALL.map(|op| (ranks, op))) {
+            let inputs: Vec<Vec<T>> = (0..ranks).map(special).collect();
+            let slices: Vec<&[T]> = inputs.iter().map(Vec::as_slice).collect();
+            let mut expected = inputs[0].clone();
+            reduce::reduce_into(op, &slices, &mut expected);
+            for algorithm in ALGORITHMS {
+                let options = GroupOptions::default()
+                    .algorithm(algorithm)
+                    .order(Order::Canonical)
+                    .segment_bytes(64);
+                let results = on_ranks(ranks, options, |mut endpoint| {
+                    let mut vector = inputs[endpoint.rank()].clone();
+                    let buffers = &mut [T::buffer(&mut vector)];
+                    endpoint.all_reduce(op, buffers).unwrap();
+                    vector
+                });
+                for result in results {
+                    let (found, expected) = (bits(&result), bits(&expected));
+                    assert_eq!(found, expected, "{op} of {ranks} ranks, {algorithm}");
+                }
+            }
+        }
+    }
+    check::<f32>();
+    check::<f64>();
+    check::<f16>();
+    check::<bf16>();
+}
+
 #[test]
 fn every_kernel_propagates_nan() {
     for op in [ReduceOp::Min, ReduceOp::Max, ReduceOp::Sum] {
