@@ -99,15 +99,37 @@ fn test_programs(root: &Path) -> Result<BTreeSet<String>, String> {
 
 fn programs_of(metadata: &Value) -> BTreeSet<String> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
-    packages
-        .flat_map(|package| package["targets"].as_array().into_iter().flatten())
-        .filter(|target| {
-            let kinds = target["kind"].as_array().into_iter().flatten();
-            let needs = target["required-features"].as_array();
-            kinds.clone().any(|kind| kind == "test") && needs.is_none_or(Vec::is_empty)
-        })
-        .filter_map(|target| target["name"].as_str().map(str::to_owned))
-        .collect()
+    let mut programs = BTreeSet::new();
+    for package in packages {
+        let defaults = default_features(package);
+        for target in package["targets"].as_array().into_iter().flatten() {
+            let is_test = words(&target["kind"]).any(|kind| kind == "test");
+            let is_built = words(&target["required-features"]).all(|need| defaults.contains(need));
+            if let Some(name) = target["name"].as_str().filter(|_| is_test && is_built) {
+                programs.insert(name.to_owned());
+            }
+        }
+    }
+    programs
+}
+
+/// The features that a build of a package has by default, those that they bring included.
+fn default_features(package: &Value) -> BTreeSet<&str> {
+    let mut found = BTreeSet::new();
+    let mut open = vec!["default"];
+    while let Some(feature) = open.pop() {
+        if found.insert(feature) {
+            open.extend(words(&package["features"][feature]));
+        }
+    }
+    found
+}
+
+fn words(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
 }
 
 /// Runs commands one after the other and counts their results.
@@ -353,11 +375,18 @@ mod tests {
                 {"name": "tpu_xla", "kind": ["test"]},
                 {"name": "bench", "kind": ["example"]},
             ]},
+            {
+                "features": {"default": ["shm"], "shm": ["sockets"], "sockets": [], "mpi": []},
+                "targets": [
+                    {"name": "processes", "kind": ["test"], "required-features": ["sockets"]},
+                    {"name": "mpi", "kind": ["test"], "required-features": ["shm", "mpi"]},
+                ],
+            },
         ]});
         let mut programs = programs_of(&metadata);
         let lanes = Lanes::of(&programs);
         let expected = Lanes {
-            waiting: vec!["test --workspace --lib --bins --test all".to_owned()],
+            waiting: vec!["test --workspace --lib --bins --test all --test processes".to_owned()],
             computing: vec![
                 "test --workspace --test conformance --test tpu --test tpu_xla".to_owned(),
                 "test --workspace --doc".to_owned(),

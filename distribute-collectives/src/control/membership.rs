@@ -216,6 +216,22 @@ impl State {
         }
     }
 
+    /// Notes a peer that claims a rank and does not prove it, and returns whether that is new: one
+    /// for each rank that there is, however many a stranger thinks of.
+    pub(super) fn note_unproven(&mut self, rank: usize, refusal: Refusal) -> bool {
+        let is_new = rank < self.links.len()
+            && self.phase == Phase::Joining
+            && self.unproven_claims.iter().all(|claim| claim.rank != rank);
+        if is_new {
+            self.unproven_claims.push(UnprovenClaim {
+                since: Instant::now(),
+                rank,
+                refusal,
+            });
+        }
+        is_new
+    }
+
     pub(super) fn open_links(&self) -> impl Iterator<Item = &Link> {
         self.links.iter().flatten().filter(|link| link.open)
     }

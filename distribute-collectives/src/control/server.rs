@@ -6,7 +6,6 @@ use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use distribute_net::peers::{self, ConnectionGuard};
 use tokio::sync::mpsc;
@@ -22,7 +21,7 @@ use tonic_prost::ProstCodec;
 use crate::control::client::{self, MESSAGE_MAX_BYTES};
 use crate::control::generated::Envelope;
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
-use crate::control::membership::{Membership, Phase, QUEUE, Sender, UnprovenClaim};
+use crate::control::membership::{Membership, QUEUE, Sender};
 #[cfg(feature = "reflection")]
 use crate::control::reflection;
 use crate::control::{JOIN_PATH, SERVICE_NAME};
@@ -143,17 +142,9 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
             }
         }
         HandshakeFailure::Unproven(reason) => {
-            let mut state = shared.state();
-            let known = |claim: &UnprovenClaim| claim.rank == rank;
-            if state.phase == Phase::Joining && !state.unproven_claims.iter().any(known) {
-                let reason = format!("{reason} (a connection from {remote} as rank {rank})");
-                let refusal = HandshakeFailure::Unproven(reason).refusal(address);
-                state.unproven_claims.push(UnprovenClaim {
-                    since: Instant::now(),
-                    rank,
-                    refusal,
-                });
-                drop(state);
+            let reason = format!("{reason} (a connection from {remote} as rank {rank})");
+            let refusal = HandshakeFailure::Unproven(reason).refusal(address);
+            if shared.state().note_unproven(rank, refusal) {
                 shared.changed.notify_one();
             }
         }

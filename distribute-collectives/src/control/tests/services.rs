@@ -15,7 +15,7 @@ use serde_json::json;
 use super::*;
 use crate::control::client::call_join;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{Envelope, Handshake, Heartbeat};
+use crate::control::generated::{Envelope, Handshake, Heartbeat, Refusal};
 use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::envelope;
 
@@ -245,6 +245,15 @@ fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
 }
 
 /// It knows the token: here the difference in the version is worth ending the join at once.
+#[test]
+fn a_stranger_that_claims_any_rank_fills_no_memory() {
+    let shared = simulation::membership(0);
+    let claims = (0..10_000).chain(0..10).chain([usize::MAX]);
+    let new = claims.filter(|rank| shared.state().note_unproven(*rank, Refusal::default()));
+    assert_eq!(new.collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+    assert_eq!(shared.state().unproven_claims.len(), 8);
+}
+
 #[test]
 fn a_member_of_another_version_is_refused_by_both_at_once() {
     within_limit(|| {

@@ -161,7 +161,7 @@ static SESSION_KEY: LazyLock<SessionKey> = LazyLock::new(|| {
     proven.judge().unwrap().session_key
 });
 
-fn membership(rank: usize) -> Arc<Membership> {
+pub(super) fn membership(rank: usize) -> Arc<Membership> {
     let parts = Parts {
         rank,
         addresses: (0..RANKS).map(|rank| format!("rank-{rank}:1")).collect(),
