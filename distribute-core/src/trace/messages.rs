@@ -1,6 +1,6 @@
 //! What burn's own errors and panics say of a captured step.
 //!
-//! Here alone a text decides: burn's capture backend reports what it cannot do by panics, and by
+//! A text decides here: burn's capture backend reports what it cannot do by panics, and by
 //! errors whose only content is a string, so that there is no type to tell them apart by.
 
 use crate::Error;
