@@ -217,9 +217,9 @@ fn modules_step(root: &Path) -> Result<String, String> {
     verdict(modules::problems(&tree), tree.members.len(), "crates")
 }
 
-/// Reads the types of what only a machine with a GPU can run. Beside the checks of the step `clippy`,
-/// in the workspace's own set of features, so that only burn's CUDA backend comes on top; its
-/// compiler for the other kind of kernels is not downloaded (`DOCS_RS`). Tensors are of another
+/// Reads the types of what only a machine with a GPU can run. Beside the checks of the step
+/// `clippy`, in the workspace's own set of features, so that only burn's CUDA backend comes on top;
+/// its compiler for the other kind of kernels is not downloaded (`DOCS_RS`). Tensors are of another
 /// type with burn's fusion, which users have on by default, so the crates that name the type are
 /// read both ways.
 fn gpu_step(root: &Path) -> Result<String, String> {
