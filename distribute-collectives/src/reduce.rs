@@ -297,18 +297,18 @@ fn divide_slice<T: Element>(values: &mut [T], world_size: usize) {
 /// # Panics
 /// When the lengths differ.
 pub fn accumulate<T: Element>(op: ReduceOp, dst: &mut [T], src: &[T]) {
-    accumulate_bytes(op, dst, bytemuck::cast_slice(src));
+    accumulate_bytes(op, dst, bytemuck::cast_slice(src), Side::Right);
 }
 
-/// [`accumulate`] with elements as they came, which need not be aligned.
-pub(crate) fn accumulate_bytes<T: Element>(op: ReduceOp, dst: &mut [T], src: &[u8]) {
+/// [`accumulate`] with elements as they came, which need not be aligned and are the given side.
+pub(crate) fn accumulate_bytes<T: Element>(op: ReduceOp, dst: &mut [T], src: &[u8], side: Side) {
     // A world size of 1 divides by one: no change, and no second rounding.
     let op = if op == ReduceOp::Mean {
         ReduceOp::Sum
     } else {
         op
     };
-    accumulate_last_bytes(op, 1, dst, src, Side::Right);
+    accumulate_last_bytes(op, 1, dst, src, side);
 }
 
 /// The last [`accumulate`] of a reduction over `world_size` ranks: also divides for
@@ -338,7 +338,6 @@ pub(crate) fn accumulate_last_bytes<T: Element>(
     }
     let mut acc = [zero::<T::Acc>(); BLOCK];
     let mut wide = [zero::<T::Acc>(); BLOCK];
-    let mut copy = [zero::<T>(); BLOCK];
     let blocks = src.chunks(BLOCK * size_of::<T>());
     for (dst, src) in dst.chunks_mut(BLOCK).zip(blocks) {
         let (acc, wide) = (&mut acc[..dst.len()], &mut wide[..dst.len()]);
@@ -346,7 +345,7 @@ pub(crate) fn accumulate_last_bytes<T: Element>(
         match bytemuck::try_cast_slice(src) {
             Ok(aligned) => T::widen(aligned, wide),
             Err(_) => {
-                let copy = &mut copy[..dst.len()];
+                let copy = &mut [zero::<T>(); BLOCK][..dst.len()];
                 bytemuck::cast_slice_mut(copy).copy_from_slice(src);
                 T::widen(copy, wide);
             }
@@ -362,14 +361,15 @@ pub(crate) fn accumulate_last_bytes<T: Element>(
 /// # Panics
 /// When the lengths differ.
 pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src: &[T]) {
-    if T::NATIVE {
-        return combine(op, acc, bytemuck::cast_slice(src));
-    }
     assert_eq!(
         acc.len(),
         src.len(),
         "both sides of a reduction have one length"
     );
+    if T::NATIVE {
+        combine(op, acc, bytemuck::cast_slice(src));
+        return;
+    }
     let mut wide = [zero::<T::Acc>(); BLOCK];
     for (acc, src) in acc.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
         let wide = &mut wide[..src.len()];

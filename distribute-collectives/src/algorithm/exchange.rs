@@ -121,7 +121,7 @@ impl Exchange<'_, '_> {
                 reduce::accumulate_last_bytes(op, divisor, piece, values, Side::Right);
                 round(wire, piece);
             } else {
-                reduce::accumulate_bytes(op, piece, values);
+                reduce::accumulate_bytes(op, piece, values, Side::Right);
             }
         })
     }
@@ -217,56 +217,53 @@ impl Exchange<'_, '_> {
 
     /// Combines a range of this rank with the same elements that all other ranks send, in canonical
     /// order: what comes is combined with what is left of the ranks before as soon as both belong
-    /// to one node of the [`tree`].
+    /// to one node of the [`tree`]. The own elements are combined where they lie, and what a
+    /// neighbour sends in one node with them is combined there too.
     pub(crate) fn combine_in_tree<T: Element>(&mut self, own: Range<usize>) -> Result<()> {
         let (rank, size, len) = (self.rank(), self.size, own.len());
+        let merges_of = |term: usize| tree::merges_after(size, &(term..term + 1));
+        let step_of = |term: usize, merged: usize| match merged {
+            0 => Step::Keep,
+            _ if term + 1 == size && merged == merges_of(term) => Step::End,
+            _ => Step::Combine,
+        };
+        let meets_own = |from| from + 1 == rank && merges_of(from) == 0 && merges_of(rank) > 0;
         self.round_own::<T>(own.clone());
-        if size == 2 {
-            return self.combine_two::<T>(1 - rank, own);
-        }
-        let mut left = 0;
+        // Results that are left, and the number of the one that lies in the vector.
+        let (mut left, mut own_at) = (0, None);
         for from in 0..size {
-            let merges = tree::merges_after(size, &(from..from + 1));
-            let is_last = from + 1 == size;
-            left += usize::from(merges == 0);
-            let step = match merges {
-                0 => Step::Keep,
-                1 if is_last => Step::End,
-                _ => Step::Combine,
-            };
-            match from == rank {
-                true => self.take_own::<T>(left, own.clone(), step),
-                false => self.take_from::<T>(from, left, len, step)?,
+            let merges = merges_of(from);
+            let step = step_of(from, merges.min(1));
+            if meets_own(from) || (from == rank && merges == 0) {
+                own_at = Some(left);
             }
-            for merge in 1..merges {
-                let step = match is_last && merge + 1 == merges {
-                    true => Step::End,
-                    false => Step::Combine,
-                };
-                let rules = self.rules();
-                let (below, top) = self.top_two::<T>(left, len);
-                rules.take(step, below, bytemuck::cast_slice(top));
+            left += usize::from(merges == 0);
+            if from == rank && own_at.is_none() {
+                own_at = Some(left - 1);
+                self.take_left::<T>(&own, left - 1, Side::Left, step);
+            } else if meets_own(from) {
+                self.receive_own::<T>(from, &own, Side::Left, step_of(rank, 1))?;
+            } else if from != rank && own_at == Some(left - 1) {
+                self.receive_own::<T>(from, &own, Side::Right, step)?;
+            } else if from != rank {
+                self.receive_left::<T>(from, left, len, step)?;
+            }
+            for merged in 2..=merges {
+                let (step, below) = (step_of(from, merged), left - 2);
+                if own_at == Some(below + 1) {
+                    own_at = Some(below);
+                    self.take_left::<T>(&own, below, Side::Left, step);
+                } else if own_at == Some(below) {
+                    self.take_left::<T>(&own, below + 1, Side::Right, step);
+                } else {
+                    let rules = self.rules();
+                    let (below, top) = self.top_two::<T>(left, len);
+                    rules.take(step, Side::Right, below, bytemuck::cast_slice(top));
+                }
                 left -= 1;
             }
         }
-        let result = slots::<T>(self.scratch, 1, len);
-        pieces::for_each_mut::<T>(self.buffers, own, |offset, piece| {
-            piece.copy_from_slice(&result[offset..offset + piece.len()]);
-        });
         Ok(())
-    }
-
-    /// The tree over two ranks: what comes is combined where the own elements are.
-    fn combine_two<T: Element>(&mut self, from: usize, own: Range<usize>) -> Result<()> {
-        let Rules { op, divisor, wire } = self.rules();
-        let side = match from {
-            0 => Side::Left,
-            _ => Side::Right,
-        };
-        self.receive_each::<T>(from, own, |piece, values| {
-            reduce::accumulate_last_bytes(op, divisor, piece, values, side);
-            round(wire, piece);
-        })
     }
 
     fn rules(&self) -> Rules {
@@ -282,18 +279,32 @@ impl Exchange<'_, '_> {
         slots::<T>(self.scratch, left, len)[(left - 2) * len..].split_at_mut(len)
     }
 
-    /// Takes the own elements of a segment to the last of the results that are left.
-    fn take_own<T: Element>(&mut self, left: usize, range: Range<usize>, step: Step) {
-        let (rules, len) = (self.rules(), range.len());
-        let top = &mut slots::<T>(self.scratch, left, len)[(left - 1) * len..];
-        pieces::for_each::<T>(self.buffers, range, |offset, piece| {
-            let top = &mut top[offset..offset + piece.len()];
-            rules.take(step, top, bytemuck::cast_slice(piece));
+    /// Combines the own elements of a range with the result of this number of those that are left.
+    fn take_left<T: Element>(&mut self, own: &Range<usize>, at: usize, side: Side, step: Step) {
+        let (rules, len) = (self.rules(), own.len());
+        let other = &slots::<T>(self.scratch, at + 1, len)[at * len..];
+        pieces::for_each_mut::<T>(self.buffers, own.clone(), |offset, piece| {
+            let other = &other[offset..offset + piece.len()];
+            rules.take(step, side, piece, bytemuck::cast_slice(other));
         });
     }
 
+    /// Combines the own elements of a range with those that a rank sends.
+    fn receive_own<T: Element>(
+        &mut self,
+        from: usize,
+        own: &Range<usize>,
+        side: Side,
+        step: Step,
+    ) -> Result<()> {
+        let rules = self.rules();
+        self.receive_each::<T>(from, own.clone(), |piece, values| {
+            rules.take(step, side, piece, values);
+        })
+    }
+
     /// Takes the elements that a rank sends to the last of the results that are left.
-    fn take_from<T: Element>(
+    fn receive_left<T: Element>(
         &mut self,
         from: usize,
         left: usize,
@@ -304,7 +315,7 @@ impl Exchange<'_, '_> {
         let top = &mut slots::<T>(self.scratch, left, len)[(left - 1) * len..];
         self.transport.receive_with(from, len * each, &mut |frame| {
             for_received(rules.wire, frame, |start, values| {
-                rules.take(step, part_of(top, start, values), values);
+                rules.take(step, Side::Right, part_of(top, start, values), values);
             });
         })
     }
@@ -430,14 +441,13 @@ struct Rules {
 }
 
 impl Rules {
-    fn take<T: Element>(self, step: Step, result: &mut [T], values: &[u8]) {
+    /// Takes values, which need not be aligned, to the other side of a node.
+    fn take<T: Element>(self, step: Step, side: Side, result: &mut [T], values: &[u8]) {
+        let (op, divisor) = (self.op, self.divisor);
         match step {
             Step::Keep => return bytemuck::cast_slice_mut(result).copy_from_slice(values),
-            Step::Combine => reduce::accumulate_bytes(self.op, result, values),
-            Step::End => {
-                let (op, divisor) = (self.op, self.divisor);
-                reduce::accumulate_last_bytes(op, divisor, result, values, Side::Right);
-            }
+            Step::Combine => reduce::accumulate_bytes(op, result, values, side),
+            Step::End => reduce::accumulate_last_bytes(op, divisor, result, values, side),
         }
         round(self.wire, result);
     }

@@ -12,7 +12,7 @@
 //!
 //! - Steps: `2(P - 1)`; to one rank `P`. Bytes sent per rank: `2S(P - 1)/P`; to one rank `S`.
 //! - Order: canonical. Half types are combined in `f32` and rounded at every node.
-//! - Memory: a segment for each level of the tree; none between two ranks.
+//! - Memory: at most a segment for each level of the tree; none between two ranks.
 
 use crate::algorithm::exchange::{Exchange, segment_of};
 use crate::algorithm::ring;

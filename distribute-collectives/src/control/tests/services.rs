@@ -244,7 +244,6 @@ fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
     });
 }
 
-/// It knows the token: here the difference in the version is worth ending the join at once.
 #[test]
 fn a_stranger_that_claims_any_rank_fills_no_memory() {
     let shared = simulation::membership(0);
@@ -254,6 +253,7 @@ fn a_stranger_that_claims_any_rank_fills_no_memory() {
     assert_eq!(shared.state().unproven_claims.len(), 8);
 }
 
+/// It knows the token: here the difference in the version is worth ending the join at once.
 #[test]
 fn a_member_of_another_version_is_refused_by_both_at_once() {
     within_limit(|| {
