@@ -90,7 +90,7 @@ pub trait Element: bytemuck::Pod + Send + Sync + Arithmetic + sealed::Sealed {
 
 /// A type that reductions are computed in.
 pub trait Accumulator: Element<Acc = Self> {
-    /// `self + other`, and `NAN` where that is NaN; integers wrap around.
+    /// `self + other`; integers wrap around.
     #[must_use]
     fn sum(self, other: Self) -> Self;
     /// The smaller value; NaN wins.
@@ -99,7 +99,7 @@ pub trait Accumulator: Element<Acc = Self> {
     /// The larger value; NaN wins.
     #[must_use]
     fn maximum(self, other: Self) -> Self;
-    /// `self * other`, and `NAN` where that is NaN; integers wrap around.
+    /// `self * other`; integers wrap around.
     #[must_use]
     fn product(self, other: Self) -> Self;
     /// `dst[i] = f(dst[i], src[i])` for the elements whose bytes are `src`. They need not be
@@ -109,6 +109,9 @@ pub trait Accumulator: Element<Acc = Self> {
     /// `self / world_size`; integers truncate toward zero.
     #[must_use]
     fn divide(self, world_size: usize) -> Self;
+    /// The number itself, and the NaN whose bits are all set for every NaN.
+    #[must_use]
+    fn one_nan(self) -> Self;
 }
 
 /// How an element type is turned into the type it is accumulated in, and back.

@@ -14,9 +14,10 @@
 //! - [`ReduceOp::Min`] and [`ReduceOp::Max`] return NaN when any value is NaN (IEEE 754-2019
 //!   `minimum`/`maximum`). Which NaN, and which zero when both occur, follows from the canonical
 //!   order; in another order it is unspecified.
-//! - A sum, mean or product of several values that is NaN is the type's `NAN`: which of two NaNs an
-//!   addition returns is up to the compiler, and all ranks must have the same one. This is said of
-//!   reductions here, in host memory; NCCL, devices and parameter servers add by themselves.
+//! - A sum, mean or product of several values that is NaN is the NaN whose bits are all set
+//!   ([`Accumulator::one_nan`]): which of two NaNs an addition returns is up to the compiler, and
+//!   all ranks must have the same one. This is said of reductions here, in host memory; NCCL,
+//!   devices and parameter servers add by themselves.
 
 use std::fmt;
 use std::ops::Range;
@@ -102,9 +103,7 @@ macro_rules! float_accumulator {
         impl Accumulator for $type {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
-                let sum = self + other;
-                // True for NaN only.
-                if sum != sum { <$type>::NAN } else { sum }
+                self + other
             }
 
             // `other != other` is true for NaN only; written so that it becomes a compare and
@@ -121,13 +120,18 @@ macro_rules! float_accumulator {
 
             #[inline(always)]
             fn product(self, other: Self) -> Self {
-                let product = self * other;
-                if product != product { <$type>::NAN } else { product }
+                self * other
             }
 
             #[inline(always)]
             fn divide(self, world_size: usize) -> Self {
                 self / world_size as $type
+            }
+
+            // Of all NaNs the cheapest to put there: the result of the comparison.
+            #[inline(always)]
+            fn one_nan(self) -> Self {
+                if self != self { <$type>::from_bits(!0) } else { self }
             }
 
             zip_unaligned!($type);
@@ -163,6 +167,11 @@ macro_rules! integer_accumulator {
             fn divide(self, world_size: usize) -> Self {
                 // The quotient is never larger than `self`, so it fits.
                 (self as $wide / world_size as $wide) as $type
+            }
+
+            #[inline(always)]
+            fn one_nan(self) -> Self {
+                self
             }
 
             zip_unaligned!($type);
@@ -238,10 +247,10 @@ pub fn combine<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[A]) {
 fn combine_bytes<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[u8], side: Side) {
     assert_same_length(acc, src);
     match op {
-        ReduceOp::Sum | ReduceOp::Mean => zip(acc, src, side, A::sum),
+        ReduceOp::Sum | ReduceOp::Mean => zip(acc, src, side, |a, b| a.sum(b).one_nan()),
         ReduceOp::Min => zip(acc, src, side, A::minimum),
         ReduceOp::Max => zip(acc, src, side, A::maximum),
-        ReduceOp::Prod => zip(acc, src, side, A::product),
+        ReduceOp::Prod => zip(acc, src, side, |a, b| a.product(b).one_nan()),
     }
 }
 
@@ -525,11 +534,11 @@ macro_rules! with_op {
         }
         match $op {
             ReduceOp::Sum => {
-                let ($f, $g) = ($A::sum, id);
+                let ($f, $g) = ($A::sum, $A::one_nan);
                 $body
             }
             ReduceOp::Mean => {
-                let ($f, $g) = ($A::sum, |value: $A| value.divide($world_size));
+                let ($f, $g) = ($A::sum, |sum: $A| sum.one_nan().divide($world_size));
                 $body
             }
             ReduceOp::Min => {
@@ -541,7 +550,7 @@ macro_rules! with_op {
                 $body
             }
             ReduceOp::Prod => {
-                let ($f, $g) = ($A::product, id);
+                let ($f, $g) = ($A::product, $A::one_nan);
                 $body
             }
         }

@@ -69,11 +69,11 @@ fn fused<T: Element, const N: usize>(op: ReduceOp, inputs: [&[T]; N], output: &m
     let inputs = inputs.map(|input| bytemuck::cast_slice::<T, T::Acc>(input));
     let output = bytemuck::cast_slice_mut::<T, T::Acc>(output);
     match op {
-        ReduceOp::Sum => fold(inputs, output, T::Acc::sum, |value| value),
-        ReduceOp::Mean => fold(inputs, output, T::Acc::sum, |value| value.divide(N)),
+        ReduceOp::Sum => fold(inputs, output, T::Acc::sum, T::Acc::one_nan),
+        ReduceOp::Mean => fold(inputs, output, T::Acc::sum, |sum| sum.one_nan().divide(N)),
         ReduceOp::Min => fold(inputs, output, T::Acc::minimum, |value| value),
         ReduceOp::Max => fold(inputs, output, T::Acc::maximum, |value| value),
-        ReduceOp::Prod => fold(inputs, output, T::Acc::product, |value| value),
+        ReduceOp::Prod => fold(inputs, output, T::Acc::product, T::Acc::one_nan),
     }
 }
 
