@@ -58,7 +58,8 @@ enum ThreeTerms {
 pub struct Case {
     name: &'static str,
     usual: Call,
-    /// What the highest rank calls.
+    /// What one rank calls: with few elements the highest, with many the one in the middle (of two
+    /// ranks the lower).
     odd: Call,
     /// What the mismatch names; none where the call is refused and the group goes on.
     values: Option<[&'static str; 2]>,
@@ -132,19 +133,19 @@ pub fn cases() -> impl Iterator<Item = Case> {
 }
 
 impl Case {
-    /// Plays one rank of a new group of at least two; all ranks play the same case. The highest
-    /// rank is the one that differs.
+    /// Plays one rank of a new group of at least two; all ranks play the same case. One rank
+    /// differs: the highest, and with many elements the one in the middle.
     ///
     /// # Errors
     /// [`ContractError`], which says what this rank got in the place of what it must get.
     pub fn check(self, communicator: &mut dyn Communicator) -> Result<(), ContractError> {
         let (rank, size) = (communicator.rank(), communicator.world_size());
         sum(communicator).map_err(|cause| self.no_group(cause))?;
-        let call = if rank + 1 == size {
-            self.odd
-        } else {
-            self.usual
+        let odd = match self.elements == ELEMENTS[0] {
+            true => size - 1,
+            false => (size - 1) / 2,
         };
+        let call = if rank == odd { self.odd } else { self.usual };
         let Err(error) = call.make(communicator, self.elements) else {
             return Err(self.outcome(rank, "a result"));
         };
@@ -160,7 +161,13 @@ impl Case {
                 },
             ) => {
                 let named = values.iter().all(|value| what.contains(value));
-                rank_a < rank_b && rank_b + 1 == size && *op == self.usual.kind() && named
+                // It is named by the lower rank's call.
+                let kind = match *rank_a == odd {
+                    true => self.odd.kind(),
+                    false => self.usual.kind(),
+                };
+                let is_named = [*rank_a, *rank_b].contains(&odd);
+                rank_a < rank_b && is_named && *op == kind && named
             }
             (None, CollectiveError::InvalidArgument { op, .. }) => *op == self.usual.kind(),
             _ => false,
@@ -185,8 +192,8 @@ impl Case {
         let kind = self.usual.kind();
         let expected = match self.values {
             Some([a, b]) => format!(
-                "a mismatch in {kind} with the highest rank that names {a:?} and {b:?}, and then \
-                 the same cause again"
+                "a mismatch of the rank that differs, in the operation of the lower of two ranks, \
+                 with a text that names {a:?} and {b:?}, and then the same cause again"
             ),
             None => format!("a refusal of {kind}, and then a sum"),
         };
@@ -310,7 +317,7 @@ const FROM: [Call; 3] = [
 ];
 const TO: [Call; 2] = [Call::Reduce(Some(0)), Call::Reduce(None)];
 
-/// What differs, what all ranks but the highest call, what that one calls, and what the mismatch
+/// What differs, what all ranks but one call, what that one calls, and what the mismatch
 /// names.
 const CASES: [(&str, Call, Call, Option<[&str; 2]>); 16] = [
     ("operation", SUM, FROM[0], Some(["all_reduce", "broadcast"])),

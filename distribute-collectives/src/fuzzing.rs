@@ -6,10 +6,12 @@
 mod corpus_tests;
 
 use bytes::Bytes;
+use distribute_net::handshake::Hello;
 use prost::Message as _;
 
 use crate::control::convert;
 use crate::control::generated::{self as message, envelope};
+use crate::grpc::config::LinkConfig;
 use crate::grpc::frames::Assembler;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
@@ -21,8 +23,9 @@ use crate::wire::{self, FrameHeader, HEADER_BYTES, PREFIX_BYTES};
 type Target = (&'static str, fn(&[u8]));
 
 /// The targets by their names.
-pub const TARGETS: [Target; 4] = [
+pub const TARGETS: [Target; 5] = [
     ("operation_header", operation_header),
+    ("data_hello", data_hello),
     ("data_frames", data_frames),
     ("control_message", control_message),
     ("shared_memory_welcome", shared_memory_welcome),
@@ -52,6 +55,19 @@ pub fn operation_header(bytes: &[u8]) {
         let other = OperationHeader::new(OperationKind::Barrier, 0, 0);
         let difference = decoded.operation.first_difference(&other);
         assert_eq!(difference.is_none(), decoded.operation == other);
+    }
+}
+
+/// What a rank says first on a data connection, before it has proven anything, to the rank in the
+/// middle: refused, or a rank and a lane that there are.
+pub fn data_hello(bytes: &[u8]) {
+    let config = LinkConfig::example(WORLD_SIZE / 2, WORLD_SIZE);
+    let Ok(hello) = serde_json::from_slice::<Hello>(bytes) else {
+        return;
+    };
+    if let Some((rank, lane)) = config.admits(&hello) {
+        assert!(config.rank < rank && rank < WORLD_SIZE);
+        assert!(lane < config.lanes);
     }
 }
 

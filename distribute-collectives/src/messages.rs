@@ -269,7 +269,7 @@ pub(crate) fn transfer(
     let segment = segment.min(transport.max_segment_bytes());
     let begun = transport.begin(header);
     let result = begun.and_then(|()| match header.kind {
-        OperationKind::Send => point_to_point::send(transport, peer, buffer, segment),
+        OperationKind::Send => point_to_point::send(transport, header, peer, buffer, segment),
         _ => point_to_point::recv(transport, header, peer, buffer, segment),
     });
     transport.end(header, result)

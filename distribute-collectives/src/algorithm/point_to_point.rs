@@ -1,44 +1,34 @@
-//! `send` and `recv`: the two ranks first agree on type and length.
+//! `send` and `recv`: the two ranks first agree on type, length and generation.
 //!
-//! The sender describes its buffer, the receiver compares and answers, then the segments follow.
-//! So a difference is an error on both sides before any element is overwritten, and a `send`
-//! returns only when the receiver is there.
+//! The sender describes its buffer by the header that all operations have, the receiver compares
+//! and answers, then the segments follow. So a difference is an error on both sides before any
+//! element is overwritten, and a `send` returns only when the receiver is there.
 
-use crate::buffer::{Buffer, DType};
+use crate::buffer::Buffer;
 use crate::error::Result;
 use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::transport::Transport;
 
-/// A buffer's type (1 byte) and length (8 bytes) on the wire.
-const DESCRIPTION_BYTES: usize = 9;
-
-fn describe(buffer: &Buffer<'_>) -> [u8; DESCRIPTION_BYTES] {
-    let mut description = [buffer.dtype() as u8; DESCRIPTION_BYTES];
-    description[1..].copy_from_slice(&(buffer.len() as u64).to_le_bytes());
-    description
-}
-
-fn in_words(description: [u8; DESCRIPTION_BYTES]) -> String {
-    let dtype = DType::ALL
-        .iter()
-        .find(|dtype| **dtype as u8 == description[0]);
-    let mut len = [0; 8];
-    len.copy_from_slice(&description[1..]);
-    let len = u64::from_le_bytes(len);
-    dtype.map_or_else(
-        || "unknown".to_string(),
-        |dtype| format!("{len} elements of {dtype}"),
-    )
+/// The call as its sender describes it, on both sides.
+fn described(header: &OperationHeader, buffer: &Buffer<'_>) -> OperationHeader {
+    OperationHeader {
+        kind: OperationKind::Send,
+        dtype: Some(buffer.dtype()),
+        count: buffer.len(),
+        buffers: 1,
+        ..*header
+    }
 }
 
 pub(crate) fn send(
     transport: &mut dyn Transport,
+    header: &OperationHeader,
     to: usize,
     buffer: &Buffer<'_>,
     segment_bytes: usize,
 ) -> Result<()> {
-    let description = describe(buffer);
-    transport.send_bytes(to, &description)?;
+    transport.send_bytes(to, &described(header, buffer).encode())?;
     transport.receive_with(to, 1, &mut |_| {})?;
     for segment in buffer.as_bytes().chunks(segment_bytes) {
         transport.send_bytes(to, segment)?;
@@ -53,26 +43,35 @@ pub(crate) fn recv(
     buffer: &mut Buffer<'_>,
     segment_bytes: usize,
 ) -> Result<()> {
-    let expected = describe(buffer);
-    let mut found = expected;
-    transport.receive_with(from, DESCRIPTION_BYTES, &mut |frame| {
-        found.copy_from_slice(frame)
-    })?;
-    if found != expected {
-        let rank = transport.rank();
-        let what = format!(
-            "rank {from} sent {}, rank {rank} expects {}",
-            in_words(found),
-            in_words(expected)
-        );
-        let error = header.mismatch(rank, from, what);
+    let own = described(header, buffer);
+    let mut theirs = own.encode();
+    let bytes = theirs.len();
+    transport.receive_with(from, bytes, &mut |frame| theirs.copy_from_slice(frame))?;
+    // The group has failed only by a difference: the loss of the sender is the receiver's alone.
+    agree(&own, transport.rank(), &theirs, from).inspect_err(|error| {
         transport.fail(error.clone());
-        return Err(error);
-    }
+    })?;
     transport.send_with(from, 1, &mut |_| {})?;
     for segment in buffer.as_bytes_mut().chunks_mut(segment_bytes) {
         let bytes = segment.len();
         transport.receive_with(from, bytes, &mut |frame| segment.copy_from_slice(frame))?;
     }
     Ok(())
+}
+
+/// Compares the sender's header with the own one, but for the number of the next collective
+/// operation, which is not this one's.
+fn agree(
+    own: &OperationHeader,
+    rank: usize,
+    theirs: &[u8; OperationHeader::BYTES],
+    from: usize,
+) -> Result<()> {
+    match OperationHeader::decode(theirs) {
+        Ok(mut theirs) => {
+            theirs.sequence = own.sequence;
+            own.compare(rank, &theirs, from)
+        }
+        Err(error) => Err(own.mismatch(rank, from, error.to_string())),
+    }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use hostile::corpus::Seeds;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::DType;
@@ -16,12 +17,55 @@ fn the_corpus_has_the_seeds_and_no_target_fails_with_a_file_of_it() {
     for target in TARGETS {
         let seeds = match target.0 {
             "operation_header" => headers(),
+            "data_hello" => hellos(),
             "data_frames" => streams(),
             "control_message" => messages_of_control(),
             _ => welcomes(),
         };
         hostile::corpus::check(target, &seeds);
     }
+}
+
+/// What ranks say on lanes to the rank in the middle of [`WORLD_SIZE`].
+fn hellos() -> Seeds {
+    let hello = |rank: usize, change: fn(&mut Value)| {
+        let config = LinkConfig::example(rank, WORLD_SIZE);
+        let hello = config.hello(WORLD_SIZE / 2, 0, "127.0.0.1:1");
+        let mut hello = serde_json::to_value(hello).unwrap();
+        change(&mut hello);
+        hello.to_string().into_bytes()
+    };
+    BTreeMap::from([
+        ("valid", hello(WORLD_SIZE - 1, |_| {})),
+        ("rank-lower", hello(0, |_| {})),
+        ("rank-own", hello(WORLD_SIZE / 2, |_| {})),
+        (
+            "rank-giant",
+            hello(5, |it| it["identity"]["task"] = json!(u32::MAX)),
+        ),
+        (
+            "generation-other",
+            hello(5, |it| it["identity"]["generation"] = json!(8)),
+        ),
+        (
+            "group-other",
+            hello(5, |it| it["identity"]["group"] = json!("\0")),
+        ),
+        ("peer-none", hello(5, |it| it["peer_task"] = Value::Null)),
+        ("details-none", hello(5, |it| it["details"] = json!(""))),
+        (
+            "lane-giant",
+            hello(5, |it| {
+                it["details"] = json!(r#"{"world_size":8,"lane":18446744073709551615,"lanes":1}"#);
+            }),
+        ),
+        (
+            "lane-negative",
+            hello(5, |it| {
+                it["details"] = json!(r#"{"world_size":8,"lane":-1,"lanes":1}"#)
+            }),
+        ),
+    ])
 }
 
 /// A message with its prefix.

@@ -12,7 +12,7 @@ use crate::status::GroupStatus;
 use crate::wire::HEADER_BYTES;
 
 /// The version of the messages on a lane.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The smallest limit of a message that makes sense.
 pub(crate) const MESSAGE_BYTES_MIN: usize = HEADER_BYTES + 1024;
@@ -50,8 +50,23 @@ pub(crate) struct LinkConfig {
 }
 
 impl LinkConfig {
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn example(rank: usize, world_size: usize) -> LinkConfig {
+        LinkConfig {
+            rank,
+            world_size,
+            generation: 7,
+            group: "tests".to_string(),
+            lanes: 1,
+            max_message_bytes: 1 << 20,
+            tls: None,
+            secrets: vec![Secret::new("let me in"); world_size],
+            status: Arc::default(),
+        }
+    }
+
     /// What this rank says on a lane to another rank, which it dials at an address or not.
-    pub(super) fn hello(&self, peer: usize, lane: usize, address: &str) -> Hello {
+    pub(crate) fn hello(&self, peer: usize, lane: usize, address: &str) -> Hello {
         let mut hello = Hello::new(Purpose::Data, VERSION, env!("CARGO_PKG_VERSION"));
         hello.address = address.to_string();
         hello.identity = Identity {
@@ -68,6 +83,12 @@ impl LinkConfig {
         })
         .to_string();
         hello
+    }
+
+    /// As [`check_client`](Self::check_client), without the reason.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn admits(&self, hello: &Hello) -> Option<(usize, usize)> {
+        self.check_client(hello).ok()
     }
 
     /// The rank and the lane of a client that says this, before it has proven anything.

@@ -27,7 +27,7 @@
 //! them: a segment is one DATA frame, so they stay in the cache.
 // Used by the groups between processes.
 
-mod config;
+pub(crate) mod config;
 mod connect;
 pub(crate) mod frames;
 mod handshake;

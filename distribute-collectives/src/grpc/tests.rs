@@ -38,17 +38,7 @@ impl AbortTarget for NoAbort {
 }
 
 fn config(rank: usize, world_size: usize) -> LinkConfig {
-    LinkConfig {
-        rank,
-        world_size,
-        generation: 7,
-        group: "tests".to_string(),
-        lanes: 1,
-        max_message_bytes: 1 << 20,
-        tls: None,
-        secrets: vec![Secret::new("let me in"); world_size],
-        status: Arc::default(),
-    }
+    LinkConfig::example(rank, world_size)
 }
 
 fn listener() -> (DataListener, SocketAddr) {

@@ -46,7 +46,7 @@ use crate::shared_memory::segment::Segment;
 use crate::status::GroupStatus;
 
 /// The version of what stands in a segment.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Bytes of a name, and of the nonce.
 const NAME_BYTES: usize = 16;
 const NONCE_BYTES: usize = 32;

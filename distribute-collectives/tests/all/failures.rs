@@ -364,6 +364,40 @@ fn send_and_recv(#[values(Algorithm::Direct, Algorithm::Ring)] algorithm: Algori
     });
 }
 
+/// Of those that are not threads of one group.
+#[cfg(feature = "grpc")]
+#[rstest]
+#[cfg_attr(feature = "shm", case(Carrier::SharedMemory))]
+#[case(Carrier::Grpc)]
+fn a_call_with_a_rank_that_has_left_ends_no_call_of_others(#[case] carrier: Carrier) {
+    within_limit(move || {
+        let [failed, over] = [3, 3].map(std::sync::Barrier::new);
+        on_ranks_over(carrier, 4, options(Algorithm::Ring), |mut endpoint| {
+            let rank = endpoint.rank();
+            if rank == 0 {
+                return;
+            }
+            let mut message = [rank as i64];
+            if rank == 1 {
+                let error = endpoint.recv(0, Buffer::from(&mut message[..]));
+                assert!(
+                    matches!(error, Err(CollectiveError::PeerLost { rank: 0, .. })),
+                    "{error:?}"
+                );
+            }
+            failed.wait();
+            for _ in 0..20 {
+                match rank {
+                    2 => endpoint.send(3, Buffer::from(&mut message[..])).unwrap(),
+                    3 => endpoint.recv(2, Buffer::from(&mut message[..])).unwrap(),
+                    _ => {}
+                }
+            }
+            over.wait();
+        });
+    });
+}
+
 /// Also where the receiver learns that the sender has left before it has looked for the message
 /// again, and where it hears of another rank's leaving while it waits.
 #[rstest]
@@ -407,7 +441,10 @@ fn a_receiver_with_another_type_is_a_mismatch_on_both_ranks() {
         });
         assert_eq!(errors[0], errors[1]);
         let text = errors[0].to_string();
-        assert!(text.contains("rank 0 sent 4 elements of f32"), "{text}");
+        assert!(
+            text.contains("dtype is f32 on one and i32 on the other"),
+            "{text}"
+        );
     });
 }
 
