@@ -47,7 +47,7 @@ fn main() -> Result<()> {
         .epochs(12)
         .callback(ProgressBar::new())
         .callback(EarlyStopping::new("val_loss").patience(2))
-        .run(&mut state, &train, Some(&test), &objective)?;
+        .run_with_validation(&mut state, &train, &test, &objective)?;
     println!("trained for {} epochs", history.epochs.len());
 
     let report = evaluate(&strategy, &state, &test, objective)?;

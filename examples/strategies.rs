@@ -27,7 +27,7 @@ impl Kind {
                 Arc::new(builder.replicas(replicas).build()?)
             }
             Self::Tpu => {
-                let system = TpuClusterResolver::new(None)?.connect()?.initialize()?;
+                let system = TpuClusterResolver::from_env()?.connect()?.initialize()?;
                 Arc::new(TpuStrategy::builder(&system).replicas(replicas).build()?)
             }
         })

@@ -50,9 +50,9 @@ fn test_step(_: &ReplicaContext, (state, batch): (&State, Batch)) -> Result<Tens
     Ok((predicted.equal(labels).float() * weights).sum())
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<()> {
     // The argument, COLAB_TPU_ADDR, TPU_NAME, or the TPU of this machine.
-    let resolver = TpuClusterResolver::new(std::env::args().nth(1).as_deref())?;
+    let resolver = TpuClusterResolver::new(&std::env::args().nth(1).unwrap_or_default())?;
     let system = resolver.connect().and_then(|tpu| tpu.initialize());
     let system = system.unwrap_or_else(|error| {
         eprintln!("{error}");

@@ -85,9 +85,9 @@ fn train<S: Strategy>(strategy: &S) -> Result<()> {
     Ok(())
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+fn main() -> Result<()> {
     train(&MirroredStrategy::builder().replicas(2).build()?)?;
-    let plugin = TpuClusterResolver::new(None)?.connect();
+    let plugin = TpuClusterResolver::from_env()?.connect();
     match plugin.and_then(|plugin| plugin.initialize()) {
         Ok(system) => train(&TpuStrategy::builder(&system).replicas(2).build()?)?,
         Err(error) => println!("not under TpuStrategy: {error}"),

@@ -53,7 +53,7 @@ pub enum SelectionError {
 
 distribute_error::debug_as_message!(SelectionError);
 
-distribute_core::wrap_errors!(Step: SelectionError);
+distribute_core::wrap_errors!(Input: SelectionError);
 
 impl Selection {
     /// Runs the selected cases. Takes some seconds for all of them.

@@ -67,7 +67,7 @@ pub(crate) fn plugin() -> std::result::Result<PathBuf, String> {
 
 /// `TpuStrategy` on the devices of this plugin.
 pub(crate) fn backend(plugin: &Path) -> std::result::Result<Backend, TpuError> {
-    let connection = TpuClusterResolver::new(Some("local"))?.connect_with(Some(plugin))?;
+    let connection = TpuClusterResolver::new("local")?.connect_with(Some(plugin))?;
     Ok(Backend::new(Tpu {
         system: connection.initialize()?,
         strategies: Mutex::default(),

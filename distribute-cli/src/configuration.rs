@@ -537,7 +537,7 @@ mod tests {
     }
 
     /// A value of every flag that two processes could differ in.
-    const OTHERS: [&str; 44] = [
+    const OTHERS: &[&str] = &[
         "--optimizer sgd",
         "--learning-rate 0.5",
         "--l2 0.01",
@@ -553,6 +553,8 @@ mod tests {
         "--log-steps 5",
         "--trace trace.json",
         "--metrics-addr 0",
+        #[cfg(feature = "otlp")]
+        "--otlp-endpoint http://127.0.0.1:1",
         "--transport grpc",
         "--communication ring",
         "--bytes-per-pack 64",
@@ -587,7 +589,7 @@ mod tests {
     #[test]
     fn another_value_of_a_flag_is_a_difference_that_names_it() {
         let own = flags(&args("--strategy multi-worker"));
-        for other in OTHERS {
+        for &other in OTHERS {
             let line = match other.contains("--strategy") {
                 true => other.to_string(),
                 false => format!("--strategy multi-worker {other}"),

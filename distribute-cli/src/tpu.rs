@@ -67,7 +67,7 @@ impl Tpu {
     }
 
     fn devices(args: &TpuArgs, replicas: Option<usize>) -> Result<Self, Failure> {
-        let resolver = TpuClusterResolver::new(args.tpu.as_deref())?;
+        let resolver = TpuClusterResolver::new(args.tpu.as_deref().unwrap_or_default())?;
         let system = connect(&resolver, args.pjrt_plugin.as_deref())?.initialize()?;
         let said = vec![
             format!("Running on TPU {:?}", resolver.addresses()),

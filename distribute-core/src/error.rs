@@ -6,8 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use burn::tensor::DType;
+use distribute_collectives::contract::ContractError;
 use distribute_collectives::flight_record::FlightRecordError;
-use distribute_collectives::{CollectiveError, ReduceOp};
+use distribute_collectives::{CollectiveError, HeaderError, ReduceOp};
+use distribute_net::NetError;
+use distribute_net::exchange::ExchangeError;
+use distribute_net::handshake::HandshakeError;
 
 use crate::checkpoint::CheckpointError;
 
@@ -407,6 +411,12 @@ pub enum Error {
     /// The cluster, or this process' place in it, cannot be worked out.
     #[error(transparent)]
     Cluster(#[from] crate::cluster::ClusterError),
+    /// Credentials or an address cannot be used, or a handshake failed.
+    #[error(transparent)]
+    Connection(Wrapped),
+    /// The processes of a job could not be started, or the job failed.
+    #[error(transparent)]
+    Launch(Wrapped),
     /// A checkpoint could not be written or read.
     #[error(transparent)]
     Checkpoint(Wrapped),
@@ -463,8 +473,9 @@ macro_rules! wrap_errors {
 
 wrap_errors!(Checkpoint: CheckpointError);
 wrap_errors!(Input: FlightRecordError);
-// A file or a socket of the caller's own step.
-wrap_errors!(Step: std::io::Error);
+// A file or a socket of the caller's own step, and a test of the caller's own communicator.
+wrap_errors!(Step: std::io::Error, ContractError, HeaderError);
+wrap_errors!(Connection: NetError, HandshakeError, ExchangeError);
 
 impl Error {
     /// An [`Error::InvalidArgument`].
@@ -523,6 +534,8 @@ impl Error {
     pub fn wrapped(&self) -> Option<&(dyn StdError + 'static)> {
         match self.root_cause() {
             Self::Checkpoint(error)
+            | Self::Connection(error)
+            | Self::Launch(error)
             | Self::Input(error)
             | Self::Fit(error)
             | Self::Step(error)

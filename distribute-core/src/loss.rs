@@ -102,9 +102,11 @@ pub fn take_divisor() -> Result<Option<f64>> {
 impl ReplicaContext {
     /// The examples of a full global batch, if the step was handed a part of one that knows: what
     /// losses are divided by. Batches of `distribute-data` know, and those of `Fit`; others are
-    /// told by [`PerReplica::of_global_batch`](crate::PerReplica::of_global_batch). `None` also for
-    /// parts of batches of different sizes.
-    pub fn global_batch_size(&self) -> Option<usize> {
-        global_batch_size().ok().flatten()
+    /// told by [`PerReplica::of_global_batch`](crate::PerReplica::of_global_batch).
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for parts of batches of different sizes.
+    pub fn global_batch_size(&self) -> Result<Option<usize>> {
+        global_batch_size()
     }
 }

@@ -4,8 +4,8 @@
 #[cfg(feature = "cuda")]
 pub use distribute_cuda::{all_gpus, cuda};
 pub use distribute_fit::callbacks::{
-    EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint, ProgressBar,
-    TensorBoard, TerminateOnNan,
+    ApplyAverages, BitLog, EarlyStopping, HistoryFile, Interrupt, LearningRateScheduler,
+    ModelCheckpoint, ProgressBar, ReduceLrOnPlateau, ReplicateState, TensorBoard, TerminateOnNan,
 };
 pub use distribute_fit::{
     BatchSource, Callback, Fit, History, Objective, StepContext, evaluate, predict,

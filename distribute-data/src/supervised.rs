@@ -29,7 +29,8 @@ use crate::loss::{BatchAccuracy, BatchLoss};
 /// let objective = Supervised::new(forward, SparseCategoricalCrossentropy::default())
 ///     .accuracy()
 ///     .objective();
-/// let history = Fit::new(&strategy).epochs(2).run(&mut state, &train, Some(&test), objective)?;
+/// let fit = Fit::new(&strategy).epochs(2);
+/// let history = fit.run_with_validation(&mut state, &train, &test, objective)?;
 /// assert!(history.last_logs().get("val_accuracy").is_some_and(|accuracy| accuracy > 0.8));
 /// # Ok::<(), distribute_core::Error>(())
 /// ```

@@ -136,7 +136,7 @@ fn train(strategy: &dyn Strategy, options: &Options) -> Result<()> {
         fit = fit.callback(HistoryFile::json_lines(path));
     }
     let objective = objective(options.policy);
-    let history = fit.run(&mut state, &train, Some(&test), objective)?;
+    let history = fit.run_with_validation(&mut state, &train, &test, objective)?;
     println!("{}: {}", strategy.name(), history.last_logs());
     Ok(())
 }

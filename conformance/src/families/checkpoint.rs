@@ -391,7 +391,7 @@ fn interrupted_fit(case: &Case, env: &Env<'_>) -> Checked {
             fit = fit.callback(ModelCheckpoint::new(directory.path())?);
         }
         let fit = fit.callback(Interrupter { begun, fail_at });
-        let outcome = fit.run(&mut state, &data, None, objective);
+        let outcome = fit.run(&mut state, &data, objective);
         Ok((state, outcome.err()))
     };
     let same = |key: &str, state: &State| {

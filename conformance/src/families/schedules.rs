@@ -344,7 +344,7 @@ fn fit<C: Callback>(
     Fit::new(strategy)
         .epochs(metrics.len())
         .callback(&mut watcher)
-        .run(&mut state, &data, Some(&data), objective)?;
+        .run_with_validation(&mut state, &data, &data, objective)?;
     let weight = first_of(&state.primary()?.to_tensors()?["model/w"])?;
     Ok((weight, watcher.epochs))
 }

@@ -481,7 +481,7 @@ fn fit_with(values: &[f32], callback: impl Callback) -> distribute_core::Result<
     Fit::new(&strategy)
         .epochs(values.len())
         .callback(callback)
-        .run(&mut state, &data, Some(&data), objective)
+        .run_with_validation(&mut state, &data, &data, objective)
 }
 
 /// In Keras NaN stays the best value, and training ends after the patience.

@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use burn::module::{Module, Param};
 use burn::tensor::{Int, TensorData};
-use distribute_collectives::CollectiveError;
+use distribute_collectives::contract::ContractError;
 use distribute_collectives::flight_record::FlightRecordError;
+use distribute_collectives::{CollectiveError, HeaderError};
 use distribute_core::checkpoint::{CheckpointError, CheckpointManager};
 use distribute_core::cluster::ClusterError;
 use distribute_core::{
@@ -19,6 +20,9 @@ use distribute_core::{
 };
 use distribute_data::fit::FitError;
 use distribute_data::readers;
+use distribute_net::NetError;
+use distribute_net::exchange::ExchangeError;
+use distribute_net::handshake::HandshakeError;
 use distribute_ps::PsError;
 use distribute_tpu_xla::TpuError;
 use distribute_tpu_xla::lower::LowerError;
@@ -49,6 +53,34 @@ where
         assert_ne!(*cause, message);
         assert!(!causes[..index].contains(cause), "{printed}");
     }
+}
+
+/// What credentials and connections fail with.
+#[test]
+fn errors_of_connections_are_passed_on() {
+    let net = || NetError::InvalidOption {
+        what: "the token is too short".to_string(),
+    };
+    passed_on(net());
+    passed_on(HandshakeError::WrongProof);
+    passed_on(HandshakeError::from(net()));
+    passed_on(ExchangeError::Refused(HandshakeError::WrongProof));
+    passed_on(ExchangeError::Broken(full()));
+    assert!(matches!(Error::from(net()), Error::Connection(_)));
+}
+
+/// What a test of a communicator of one's own fails with.
+#[test]
+fn errors_of_communicators_are_passed_on() {
+    passed_on(HeaderError::Number);
+    passed_on(ContractError::Group {
+        case: "sum".to_string(),
+        cause: CollectiveError::Aborted {
+            rank: 1,
+            reason: "enough".to_string(),
+        },
+    });
+    assert!(matches!(Error::from(HeaderError::Number), Error::Step(_)));
 }
 
 /// A cause that the message of the error around it tells, too.
@@ -101,10 +133,12 @@ fn errors_of_jobs_are_passed_on() {
             reason: "enough".to_string(),
         }),
     });
-    passed_on(distribute_launch::LaunchError::LogDirectory {
+    let launch = || distribute_launch::LaunchError::LogDirectory {
         path: PathBuf::from("some/file"),
         source: full(),
-    });
+    };
+    passed_on(launch());
+    assert!(matches!(Error::from(launch()), Error::Launch(_)));
     passed_on(PsError::Closure {
         closure: 3,
         step: "train".to_string(),

@@ -16,6 +16,6 @@ fn main() -> Result<()> {
         let loss = average_loss(ctx, sparse_categorical_crossentropy(logits, labels))?;
         Ok(Objective::new(loss).examples(images.dims()[0]))
     };
-    Fit::new(&strategy).run(&mut state, &train, None, objective)?;
+    Fit::new(&strategy).run(&mut state, &train, objective)?;
     Ok(())
 }

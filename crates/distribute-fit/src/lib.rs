@@ -53,7 +53,7 @@
 //!     let loss = (error.clone() * error).sum() / 4.0;
 //!     Ok(Objective::new(loss).examples(x.dims()[0]))
 //! };
-//! let history = Fit::new(&strategy).epochs(100).run(&mut state, &data, None, objective)?;
+//! let history = Fit::new(&strategy).epochs(100).run(&mut state, &data, objective)?;
 //! assert!(history.last_logs().loss() < 1e-2);
 //! assert!(evaluate(&strategy, &state, &data, objective)?.logs.loss() < 1e-2);
 //! # Ok::<(), distribute_core::Error>(())

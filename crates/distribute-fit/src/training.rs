@@ -81,10 +81,10 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         self
     }
 
-    /// Trains, and validates after every epoch if there is validation data. Blocks until the end.
+    /// Trains. Blocks until the end.
     ///
     /// # Errors
-    /// Those of the data sources, the objective, the replicas and the callbacks; training ends
+    /// Those of the data source, the objective, the replicas and the callbacks; training ends
     /// with the first. [`FitError::Resume`](super::FitError::Resume) if the checkpoint is not from
     /// a run like this one, [`FitError::NoExamples`](super::FitError::NoExamples) for an empty
     /// epoch.
@@ -92,7 +92,6 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         self,
         state: &mut Mirrored<TrainState<M>>,
         train: &D,
-        validation: Option<&dyn BatchSource<Batch = D::Batch>>,
         objective: F,
     ) -> Result<History>
     where
@@ -100,6 +99,32 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         D: BatchSource + ?Sized,
         F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
     {
+        let validation = None;
+        let engine = Local {
+            train,
+            validation,
+            objective,
+        };
+        self.run_on(state, engine)
+    }
+
+    /// [`run`](Self::run) that validates after every epoch (Keras: `validation_data`).
+    ///
+    /// # Errors
+    /// As `run`, those of the validation data too.
+    pub fn run_with_validation<M, D, F>(
+        self,
+        state: &mut Mirrored<TrainState<M>>,
+        train: &D,
+        validation: &dyn BatchSource<Batch = D::Batch>,
+        objective: F,
+    ) -> Result<History>
+    where
+        M: Module + Sync + 'static,
+        D: BatchSource + ?Sized,
+        F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
+    {
+        let validation = Some(validation);
         let engine = Local {
             train,
             validation,

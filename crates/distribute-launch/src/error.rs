@@ -194,6 +194,18 @@ pub enum LaunchError {
         /// The host's number.
         host: usize,
     },
+    /// The launcher of a host has sent more than there is to tell of its processes. The job was
+    /// stopped.
+    #[error(
+        "the launcher of host {host} has sent more than {most} posts, which a launcher of this \
+         build does not; the job was stopped: run the same build on all hosts"
+    )]
+    TooManyPosts {
+        /// The host's number.
+        host: usize,
+        /// How many are kept of a host.
+        most: usize,
+    },
     /// The system lacks something the launcher needs: threads, pipes, random numbers.
     #[error("{what}: {source}; start fewer processes, or raise the limits of the system")]
     System {
@@ -207,7 +219,7 @@ pub enum LaunchError {
 distribute_error::debug_as_message!(LaunchError);
 
 #[cfg(feature = "core")]
-distribute_core::wrap_errors!(Step: LaunchError);
+distribute_core::wrap_errors!(Launch: LaunchError);
 
 /// The result of what can fail in this crate.
 pub type Result<T, E = LaunchError> = std::result::Result<T, E>;

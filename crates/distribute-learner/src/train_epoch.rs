@@ -19,19 +19,19 @@ impl<M: LearnerModel> Run<'_, M> {
         let mut iteration = 0;
         let mut waiting = 0;
         loop {
-            let (dealt, is_last) = match self.deal(&mut *batches) {
-                Ok(dealt) => dealt,
+            let (taken, is_last) = match self.next_batches(&mut *batches) {
+                Ok(taken) => taken,
                 Err(error) => return interrupter.fail(error),
             };
-            let exhausted = dealt < self.replicas.len();
-            if dealt == 0 && waiting == 0 {
+            let exhausted = taken < self.replicas.len();
+            if taken == 0 && waiting == 0 {
                 return;
             }
             waiting += 1;
             // The progress tells one step earlier than the missing batch that it was the last
             // one. Not every loader's does; then the update takes a step without batches.
             let update = exhausted || is_last || waiting >= accumulation;
-            if let Err(error) = self.step(dealt, update) {
+            if let Err(error) = self.step(taken, update) {
                 return interrupter.fail(training_error(&error));
             }
             if update {
@@ -46,18 +46,18 @@ impl<M: LearnerModel> Run<'_, M> {
 
     /// Gives each replica its next batch; says how many there were, fewer than replicas once the
     /// loader is exhausted, and whether the loader calls one the last.
-    fn deal(
+    fn next_batches(
         &mut self,
         batches: &mut dyn DataLoaderIterator<<M as TrainStep>::Input>,
     ) -> Result<(usize, bool), DatasetError> {
-        let mut dealt = (0, false);
+        let mut taken = (0, false);
         for replica in &mut self.replicas {
             let Some(input) = batches.next() else { break };
             let (input, progress) = (input?, batches.progress());
-            dealt = (dealt.0 + 1, Progress::is_completed(&progress));
+            taken = (taken.0 + 1, Progress::is_completed(&progress));
             replica.input = Some((input, progress));
         }
-        Ok(dealt)
+        Ok(taken)
     }
 
     /// Runs one step on all replicas, also on those that have no batch.

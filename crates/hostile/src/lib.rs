@@ -1,4 +1,5 @@
-//! What tests share about foreign bytes: seeds of fuzz targets, and strangers that flood a port.
+//! What tests share about a hostile world: seeds of fuzz targets, strangers that flood a port, and
+//! signals that are ignored.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::expect_used,
@@ -12,3 +13,4 @@ pub mod alone;
 pub mod corpus;
 pub mod descriptors;
 pub mod flood;
+pub mod signals;

@@ -61,6 +61,7 @@ const CRATES: &[Row] = &[
             "distribute-collectives",
             "distribute-core-derive",
             "distribute-error",
+            "distribute-net",
         ]),
         true,
     ),

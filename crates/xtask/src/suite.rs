@@ -17,36 +17,37 @@ use crate::cargo::{cargo_command, finish};
 /// `conformance` makes groups whose ranks have to be heard of every 3 seconds.
 const COMPUTING: [&str; 3] = ["conformance", "tpu", "tpu_xla"];
 
-/// The tests of features that are off by default: `nccl`, whose tests need no GPU or say that they
-/// are skipped, `otlp`, and `mpi` where there is an MPI to build with.
-const FEATURES: &str = "test --workspace --features distribute-cli/nccl,distribute-cli/otlp \
-                        --test nccl --test nccl_device --test device_reduce --test gpu \
-                        --test otlp";
-const MPI: &str = " --features distribute-collectives/mpi --test mpi";
+/// Features that are off by default and build on any machine. Their tests run with all others, so
+/// that everything is built once; those of `nccl` need no GPU, or say that they are skipped. The
+/// step `clippy` compiles all tests as `cargo test --workspace` does.
+const FEATURES: [&str; 2] = ["distribute-cli/nccl", "distribute-cli/otlp"];
+/// Where there is an MPI to build with.
+const MPI: &str = "distribute-collectives/mpi";
 
-/// Runs all that `cargo test --workspace` runs, and the tests of the features `nccl`, `otlp` and
-/// `mpi`.
+/// Runs all tests that `cargo test --workspace` runs, with the features `nccl`, `otlp` and `mpi`
+/// and their tests.
 pub fn run(root: &Path) -> Result<String, String> {
-    finish(&mut cargo_command(root, "test --workspace --no-run"))?;
-    let lanes = Lanes::of(&test_programs(root)?)?;
-    let mut counts = std::thread::scope(|scope| {
-        let computing = scope.spawn(|| run_lane(root, &lanes.computing, true));
-        let waiting = run_lane(root, &lanes.waiting, false);
-        let computing = computing.join().map_err(|_| "a lane of tests panicked")?;
-        Ok::<_, String>(waiting?.and(&computing?))
-    })?;
-    let mut features = FEATURES.to_owned();
+    let mut counts = Counts::default();
+    let mut features = FEATURES.to_vec();
     if starts("mpicc") && starts("mpirun") {
-        features.push_str(MPI);
+        features.push(MPI);
     } else {
         let skipped = "SKIPPED: mpi: needs Open MPI and libclang \
                        (openmpi-bin libopenmpi-dev libclang-dev)";
         println!("{skipped}");
         counts.read(skipped);
     }
-    // Not beside the lanes: it replaces the program that their tests run.
-    counts = counts.and(&run_lane(root, &[features], false)?);
-    counts.verdict()
+    let programs = test_programs(root, &features)?;
+    let base = format!("test --workspace --features {}", features.join(","));
+    finish(&mut cargo_command(root, &format!("{base} --no-run")))?;
+    let lanes = Lanes::of(&base, &programs)?;
+    let of_lanes = std::thread::scope(|scope| {
+        let computing = scope.spawn(|| run_lane(root, &lanes.computing, true));
+        let waiting = run_lane(root, &lanes.waiting, false);
+        let computing = computing.join().map_err(|_| "a lane of tests panicked")?;
+        Ok::<_, String>(waiting?.and(&computing?))
+    })?;
+    counts.and(&of_lanes).verdict()
 }
 
 /// Whether there is such a program.
@@ -55,7 +56,7 @@ fn starts(program: &str) -> bool {
     version.is_ok_and(|output| output.status.success())
 }
 
-/// The commands of cargo that together do what `cargo test --workspace` does.
+/// The commands of cargo that together do what one `cargo test` does.
 #[derive(Debug, PartialEq, Eq)]
 struct Lanes {
     waiting: Vec<String>,
@@ -63,14 +64,14 @@ struct Lanes {
 }
 
 impl Lanes {
-    fn of(programs: &BTreeSet<String>) -> Result<Self, String> {
+    fn of(base: &str, programs: &BTreeSet<String>) -> Result<Self, String> {
         if let Some(gone) = COMPUTING.iter().find(|name| !programs.contains(**name)) {
             return Err(format!(
                 "COMPUTING in suite.rs: `{gone}` is no test program"
             ));
         }
         let command = |kinds: &str, computing: bool| {
-            let mut command = format!("test --workspace{kinds}");
+            let mut command = format!("{base}{kinds}");
             for program in programs {
                 if COMPUTING.contains(&program.as_str()) == computing {
                     command.push_str(" --test ");
@@ -81,30 +82,35 @@ impl Lanes {
         };
         Ok(Self {
             waiting: vec![command(" --lib --bins", false)],
-            computing: vec![command("", true), "test --workspace --doc".to_owned()],
+            computing: vec![command("", true), format!("{base} --doc")],
         })
     }
 }
 
-/// The names of the workspace's test programs that its default features build.
-fn test_programs(root: &Path) -> Result<BTreeSet<String>, String> {
+/// The names of the workspace's test programs that its default features and these build.
+fn test_programs(root: &Path, features: &[&str]) -> Result<BTreeSet<String>, String> {
     let mut command = cargo_command(root, "metadata --no-deps --format-version 1");
     let output = command
         .output()
         .map_err(|error| format!("cannot start cargo: {error}"))?;
     let metadata = serde_json::from_slice(&output.stdout)
         .map_err(|error| format!("cargo metadata: {error}"))?;
-    Ok(programs_of(&metadata))
+    Ok(programs_of(&metadata, features))
 }
 
-fn programs_of(metadata: &Value) -> BTreeSet<String> {
+/// A feature of one package turns on those of the same name below it.
+fn programs_of(metadata: &Value, features: &[&str]) -> BTreeSet<String> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
+    let more: Vec<&str> = features
+        .iter()
+        .filter_map(|it| Some(it.split_once('/')?.1))
+        .collect();
     let mut programs = BTreeSet::new();
     for package in packages {
-        let defaults = default_features(package);
+        let enabled = enabled_features(package, &more);
         for target in package["targets"].as_array().into_iter().flatten() {
             let is_test = words(&target["kind"]).any(|kind| kind == "test");
-            let is_built = words(&target["required-features"]).all(|need| defaults.contains(need));
+            let is_built = words(&target["required-features"]).all(|need| enabled.contains(need));
             if let Some(name) = target["name"].as_str().filter(|_| is_test && is_built) {
                 programs.insert(name.to_owned());
             }
@@ -113,10 +119,12 @@ fn programs_of(metadata: &Value) -> BTreeSet<String> {
     programs
 }
 
-/// The features that a build of a package has by default, those that they bring included.
-fn default_features(package: &Value) -> BTreeSet<&str> {
+/// The features that a build of a package has by default and with these, those that they bring
+/// included.
+fn enabled_features<'a>(package: &'a Value, more: &[&'a str]) -> BTreeSet<&'a str> {
     let mut found = BTreeSet::new();
     let mut open = vec!["default"];
+    open.extend(more);
     while let Some(feature) = open.pop() {
         if found.insert(feature) {
             open.extend(words(&package["features"][feature]));
@@ -362,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn every_test_program_of_the_default_features_is_in_one_lane() {
+    fn every_test_program_of_the_features_is_in_one_lane() {
         let metadata = json!({"packages": [
             {"targets": [
                 {"name": "one", "kind": ["lib"]},
@@ -383,18 +391,28 @@ mod tests {
                 ],
             },
         ]});
-        let mut programs = programs_of(&metadata);
-        let lanes = Lanes::of(&programs);
+        let computing = [
+            "test -q --test conformance --test tpu --test tpu_xla",
+            "test -q --doc",
+        ]
+        .map(str::to_owned);
+        let by_default = programs_of(&metadata, &[]);
+        let waiting = "test -q --lib --bins --test all --test processes";
         let expected = Lanes {
-            waiting: vec!["test --workspace --lib --bins --test all --test processes".to_owned()],
-            computing: vec![
-                "test --workspace --test conformance --test tpu --test tpu_xla".to_owned(),
-                "test --workspace --doc".to_owned(),
-            ],
+            waiting: vec![waiting.to_owned()],
+            computing: computing.to_vec(),
         };
-        assert_eq!(lanes, Ok(expected));
+        assert_eq!(Lanes::of("test -q", &by_default), Ok(expected));
+        let mut programs = programs_of(&metadata, &["cli/nccl", "of-mpi/mpi"]);
+        let waiting = "test -q --lib --bins --test all --test mpi --test nccl --test processes";
+        let expected = Lanes {
+            waiting: vec![waiting.to_owned()],
+            computing: computing.to_vec(),
+        };
+        assert_eq!(Lanes::of("test -q", &programs), Ok(expected));
         programs.remove("tpu");
-        assert!(Lanes::of(&programs).is_err_and(|error| error.contains("`tpu`")));
+        let refused = Lanes::of("test -q", &programs);
+        assert!(refused.is_err_and(|error| error.contains("`tpu`")));
     }
 
     #[test]

@@ -104,18 +104,20 @@ fn every_command_has_a_manual_page() {
 fn the_version_names_the_features() {
     let folder = tempfile::tempdir().unwrap();
     let version = succeed(folder.path(), "--version");
-    let features = match (
-        cfg!(feature = "fusion"),
-        cfg!(feature = "cuda"),
-        cfg!(feature = "nccl"),
-    ) {
-        (true, ..) => "nccl, cuda, fusion",
-        (_, true, _) => "nccl, cuda",
-        (.., true) => "nccl",
-        _ => "none",
+    let features = [
+        (cfg!(feature = "nccl"), "nccl"),
+        (cfg!(feature = "cuda"), "cuda"),
+        (cfg!(feature = "fusion"), "fusion"),
+        (cfg!(feature = "otlp"), "otlp"),
+    ];
+    let named = features.iter().filter(|(is_on, _)| *is_on);
+    let named: Vec<&str> = named.map(|(_, name)| *name).collect();
+    let named = match named[..] {
+        [] => "none".to_string(),
+        _ => named.join(", "),
     };
     let expected = format!(
-        "distribute-cli {} (features: {features})\n",
+        "distribute-cli {} (features: {named})\n",
         env!("CARGO_PKG_VERSION")
     );
     assert_eq!(version, expected);

@@ -31,6 +31,7 @@ pub const LIMIT: Duration = Duration::from_secs(120);
 
 /// The program, in a folder of its own and without the variables of the machine.
 pub fn program(folder: &Path) -> Command {
+    hostile::signals::as_in_a_terminal().unwrap();
     let mut command = Command::cargo_bin("distribute-cli").unwrap();
     command.current_dir(folder).timeout(LIMIT);
     for name in [
@@ -218,6 +219,7 @@ impl Drop for Process {
 /// The program as [`Process`] wants it, in a folder of its own, where the log files of a launched
 /// job that fails stay too.
 pub fn plain(folder: &Path) -> std::process::Command {
+    hostile::signals::as_in_a_terminal().unwrap();
     let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin("distribute-cli"));
     command.current_dir(folder).env("TMPDIR", folder);
     command

@@ -103,17 +103,9 @@ pub(crate) fn divide_for(op: ReduceOp, replicas: usize, buffers: &mut [Buffer<'_
     }
 }
 
-/// Calls an operation once per element type.
+/// Calls an operation once per element type of lists of tensors that have the same types: with the
+/// first list's buffers of a type, then those of the second one, and so on.
 pub(crate) fn by_type(
-    tensors: &mut [TensorData],
-    call: impl FnMut(&mut [Buffer<'_>]) -> Result<()>,
-) -> Result<()> {
-    lists_by_type(&mut [tensors], call)
-}
-
-/// The same for lists of tensors that have the same types: the first list's buffers of a type, then
-/// those of the second one, and so on.
-pub(crate) fn lists_by_type(
     lists: &mut [&mut [TensorData]],
     mut call: impl FnMut(&mut [Buffer<'_>]) -> Result<()>,
 ) -> Result<()> {

@@ -225,20 +225,12 @@ impl Gradients {
     /// # Errors
     /// If they are not of the same model.
     pub fn accumulate(&mut self, other: Gradients) -> Result<()> {
-        if self.entries.len() != other.entries.len() {
-            return Err(Error::invalid(
-                "accumulate: the gradients are of different models",
-            ));
-        }
+        self.check_same_model(&other)?;
         other
             .rows
             .into_iter()
             .try_for_each(|rows| self.add_rows(rows))?;
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
-            if mine.spec.shape != theirs.spec.shape {
-                let (expected, found) = (&mine.spec.shape, &theirs.spec.shape);
-                return Err(Error::shape("accumulate", expected, found));
-            }
             mine.gradient = match (mine.gradient.take(), theirs.gradient) {
                 (Some(sum), Some(other)) => Some(sum.add(other)?),
                 (mine, theirs) => mine.or(theirs),

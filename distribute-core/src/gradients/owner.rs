@@ -42,4 +42,28 @@ impl Gradients {
             ))),
         }
     }
+
+    /// Looks whether other gradients are of the same model's parameters.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which says in what the models differ.
+    pub(super) fn check_same_model(&self, other: &Self) -> Result<()> {
+        let (own, others) = (self.len(), other.len());
+        let mut pairs = self.entries.iter().zip(&other.entries);
+        let differs = pairs.position(|(mine, theirs)| {
+            mine.id != theirs.id || mine.spec.shape != theirs.spec.shape
+        });
+        let what = match differs {
+            Some(index) => format!(
+                "parameter {index} is another one: of shape {:?} here and {:?} there",
+                self.entries[index].spec.shape, other.entries[index].spec.shape
+            ),
+            None if own != others => format!("{own} parameters here and {others} there"),
+            None => return Ok(()),
+        };
+        Err(Error::invalid(format!(
+            "accumulate: the gradients are of different models ({what}); add up those of one \
+             model, and begin anew when another one is trained"
+        )))
+    }
 }

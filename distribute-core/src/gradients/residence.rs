@@ -140,25 +140,18 @@ impl Residence {
         match (&mut *self, number) {
             (Self::Host(data), Number::Host(number)) => (by.elements)(data, *number),
             (Self::Device(found), Number::Host(number)) => {
-                let changed = (by.number)(found.tensor.clone(), *number);
+                let changed = in_wide(found.tensor.clone(), |it, _| (by.number)(it, *number));
                 *self = Self::device(changed, found.shape.clone());
                 Ok(())
             }
             (Self::Captured(tensor), number) => {
-                let trace::TensorSpec { shape, dtype } = tensor.spec();
-                let changed = match number {
-                    Number::Host(number) => (by.number)(tensor.flat(), *number),
+                let shape = tensor.spec().shape;
+                let changed = in_wide(tensor.flat(), |it, wide| match number {
+                    Number::Host(number) => (by.number)(it, *number),
                     Number::Captured(number) => {
-                        // In f32 for 16 bits, as on the host: the number may be too large for them.
-                        let wide = match dtype {
-                            DType::F64 => dtype,
-                            _ => DType::F32,
-                        };
-                        let [gradient, number] =
-                            [tensor.flat(), number.clone()].map(|it| trace::of_type(it, wide));
-                        trace::of_type((by.tensor)(gradient, number), dtype)
+                        (by.tensor)(it, trace::of_type(number.clone(), wide))
                     }
-                };
+                });
                 if let Some(changed) = trace::captured(&changed) {
                     *tensor = changed.reshaped(&shape);
                 }
@@ -187,6 +180,17 @@ impl Residence {
             Self::Compiled => Err(not_here()),
         }
     }
+}
+
+/// Changes a gradient in `f32` if its elements have 16 bits, as on the host: a number may be too
+/// large for them, or not exact.
+fn in_wide(gradient: Tensor<1>, change: impl FnOnce(Tensor<1>, DType) -> Tensor<1>) -> Tensor<1> {
+    let dtype = gradient.dtype();
+    let wide = match dtype {
+        DType::F64 => dtype,
+        _ => DType::F32,
+    };
+    trace::of_type(change(trace::of_type(gradient, wide), wide), dtype)
 }
 
 impl Number {
@@ -344,4 +348,31 @@ pub(crate) fn with_shape(data: TensorData, shape: Shape) -> Result<TensorData> {
 
 fn not_here() -> Error {
     Error::invalid("a gradient that is not on the host")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Also where the number is no number of their type: f16 ends at 65504.
+    #[test]
+    fn gradients_of_16_bits_are_changed_alike_in_both_memories() {
+        let values = TensorData::from([1.0_f32, -3.0, 0.1, 60_000.0]);
+        for dtype in [DType::F16, DType::BF16, DType::F32, DType::F64] {
+            let data = values.clone().convert_dtype(dtype);
+            let tensor = Tensor::from_data(data.clone(), (&Device::flex(), dtype));
+            let shape = data.shape().clone();
+            for number in [1.0 / 3.0, 65_536.0, 1e-4].map(Number::Host) {
+                for change in [Residence::scale, Residence::divide] {
+                    let mut host = Residence::Host(data.clone());
+                    let mut device = Residence::device(tensor.clone(), shape.clone());
+                    change(&mut host, &number).unwrap();
+                    change(&mut device, &number).unwrap();
+                    let found = device.into_host().unwrap();
+                    assert_eq!(found.dtype(), dtype);
+                    assert_eq!(host.host().unwrap(), &found, "{number:?}");
+                }
+            }
+        }
+    }
 }

@@ -32,9 +32,8 @@ impl Threads {
 
 impl Link for Threads {
     fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
-        let mut communicator = lock(&self.communicator);
-        by_type(buffers, |buffers| {
-            let ops = &self.cross_device_ops;
+        let (ops, mut communicator) = (&self.cross_device_ops, lock(&self.communicator));
+        by_type(&mut [buffers], |buffers| {
             ops.all_reduce(communicator.as_mut(), op, buffers)
         })
     }
@@ -50,7 +49,7 @@ impl Link for Threads {
 
     fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
         let mut communicator = lock(&self.communicator);
-        by_type(buffers, |buffers| {
+        by_type(&mut [buffers], |buffers| {
             Ok(communicator.reduce(ReduceOp::Sum, 0, buffers)?)
         })
     }

@@ -57,7 +57,7 @@ impl Link for Workers {
             self.workers.all_reduce_in_packs(sum_for(op), &mut lists)?;
         }
         if local.world_size() > 1 {
-            by_type(buffers, |buffers| Ok(local.broadcast(0, buffers)?))?;
+            by_type(&mut [buffers], |buffers| Ok(local.broadcast(0, buffers)?))?;
         }
         divide_for(op, self.workers.num_replicas(), &mut as_buffers(buffers)?);
         Ok(())
@@ -135,7 +135,7 @@ fn reduce_parts(
     let (rank, parts) = (local.rank(), workers.parts());
     if local.world_size() > 1 {
         // Not `reduce`: here the replicas share the work.
-        by_type(buffers, |buffers| {
+        by_type(&mut [buffers], |buffers| {
             Ok(local.all_reduce_parts(op, parts, buffers)?)
         })?;
     }
@@ -235,7 +235,9 @@ fn broadcast_pack(
     on_pack: OnPack<'_>,
 ) -> Result<()> {
     if local.world_size() > 1 {
-        by_type(&mut buffers, |buffers| Ok(local.broadcast(0, buffers)?))?;
+        by_type(&mut [&mut buffers], |buffers| {
+            Ok(local.broadcast(0, buffers)?)
+        })?;
     }
     on_pack(range, buffers)
 }

@@ -128,26 +128,15 @@ impl<M: Module + 'static> TrainState<M> {
         match self.collect(gradients)? {
             None => Ok(Applied::Accumulated),
             Some(gradients) => {
-                let apply = |placement: &mut dyn Placement<M>, state: &mut Self| {
-                    placement.apply(state, ctx, gradients)
-                };
-                let applied = self.with_placement(apply)?;
+                // A copy: a panic leaves the state where it was.
+                let mut placement = self.placement.clone();
+                let applied = placement.apply(self, ctx, gradients);
+                self.placement = placement;
+                let applied = applied?;
                 self.settle_statistics(applied)?;
                 Ok(applied)
             }
         }
-    }
-
-    /// Calls something of the placement that changes the state. A panic in it leaves the state
-    /// where it was.
-    pub(super) fn with_placement<R>(
-        &mut self,
-        call: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
-    ) -> R {
-        let mut placement = self.placement.clone();
-        let result = call(&mut *placement, self);
-        self.placement = placement;
-        result
     }
 
     /// Adds micro-batches up; gives the sum out when there are enough.

@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 
 use super::encoding::unreadable;
 use super::{WorkerGroup, encoding};
-use crate::cross_device::lists_by_type;
+use crate::cross_device::by_type;
 use crate::nest::different_structure;
 use crate::{Error, Result};
 
@@ -39,7 +39,7 @@ impl WorkerGroup {
     /// divided.
     pub(crate) fn all_reduce(&self, op: ReduceOp, lists: &mut [&mut [TensorData]]) -> Result<()> {
         let mut communicator = self.communicator();
-        lists_by_type(lists, |buffers| {
+        by_type(lists, |buffers| {
             self.combine(communicator.as_mut(), op, buffers)
         })
     }
@@ -124,8 +124,9 @@ impl WorkerGroup {
         Ok(lists.into_iter().flatten().collect())
     }
 
-    /// Hands lists to the worker that many numbers further on (behind the last one comes worker
-    /// 0), and gives those of the worker as far back. A worker alone gets its own, and so does
+    /// Sends lists to the worker that many numbers further on (behind the last one comes worker
+    /// 0), and gives those of the worker as far back (MPI: `MPI_Cart_shift` and `MPI_Sendrecv`).
+    /// A worker alone gets its own, and so does
     /// each at a distance of 0. `call` says what it is for. The lists are about as large on all
     /// workers, for each of their replicas; the distance is the same on all.
     ///
@@ -134,7 +135,7 @@ impl WorkerGroup {
     /// # Errors
     /// If the other worker does it for another call, or sends far more than this one. A worker that
     /// was lost, ended the group or does not come before the deadline. An error ends the group.
-    pub fn pass_on(
+    pub fn shift(
         &self,
         call: &str,
         distance: usize,
@@ -144,11 +145,11 @@ impl WorkerGroup {
         if distance == 0 {
             return Ok(lists.to_vec());
         }
-        self.or_abort(self.hand_on(call, distance, lists))
+        self.or_abort(self.shift_by(call, distance, lists))
     }
 
-    /// [`pass_on`](Self::pass_on) over a distance that is not 0.
-    fn hand_on(
+    /// [`shift`](Self::shift) over a distance that is not 0.
+    fn shift_by(
         &self,
         call: &str,
         distance: usize,
@@ -160,8 +161,8 @@ impl WorkerGroup {
         let (next, before) = ((own + distance) % count, (own + count - distance) % count);
         let mut communicator = self.communicator();
         let communicator = communicator.as_mut();
-        // Who sends may have to wait until it is listened to. In each circle of workers that hand
-        // something on to each other the one below `distance` sends first, and the next listens.
+        // Who sends may have to wait until it is listened to. In each circle of workers that send
+        // to each other the one below `distance` sends first, and the next listens.
         let received = match (own / distance).is_multiple_of(2) {
             true => {
                 send(communicator, next, bytes)?;

@@ -1,11 +1,16 @@
 //! Training with each of the cross-device ops. Their results are compared with TensorFlow's by the
 //! crate `conformance`.
 
+use std::backtrace::Backtrace;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
+use distribute_collectives::{Buffer, Communicator, ReduceOp};
 use distribute_core::{
-    CrossDeviceOps, DirectAllReduce, HierarchicalCopy, MirroredStrategy, ReductionToOneDevice, Sgd,
-    StrategyExt, TrainState,
+    CrossDeviceOps, DirectAllReduce, HierarchicalCopy, MirroredStrategy, ReductionToOneDevice,
+    Result, Sgd, StrategyExt, TrainState,
 };
 
 /// A step with a hand-made gradient per replica; the weights after three updates, of all copies.
@@ -52,4 +57,75 @@ fn training_gives_the_same_weights_with_every_cross_device_ops() {
             assert_eq!(trained(replicas, HierarchicalCopy { num_packs }), expected);
         }
     }
+}
+
+/// Notes by which functions a gradient has come here.
+#[derive(Debug, Clone, Default)]
+struct Traced(Arc<Mutex<String>>);
+
+impl CrossDeviceOps for Traced {
+    fn name(&self) -> &str {
+        "traced"
+    }
+
+    fn all_reduce(
+        &self,
+        communicator: &mut dyn Communicator,
+        op: ReduceOp,
+        buffers: &mut [Buffer<'_>],
+    ) -> Result<()> {
+        *self.0.lock().unwrap() = Backtrace::force_capture().to_string();
+        DirectAllReduce.all_reduce(communicator, op, buffers)
+    }
+}
+
+/// The functions of this library that a gradient passes, innermost first, and their files, where
+/// the build notes lines. A closure is of the function that it stands in.
+fn passed(backtrace: &str) -> (Vec<String>, BTreeSet<String>) {
+    let (mut functions, mut files) = (Vec::new(), BTreeSet::new());
+    let mut lines = backtrace.lines().peekable();
+    while let Some(line) = lines.next() {
+        let name = line.trim().split_once(": ").map_or("", |(_, name)| name);
+        if !name.starts_with("distribute_core::") && !name.starts_with("<distribute_core::") {
+            continue;
+        }
+        let name = name
+            .replace("::{{closure}}", "")
+            .replace("::{closure#0}", "");
+        let place = lines
+            .peek()
+            .and_then(|next| next.trim().strip_prefix("at "));
+        files.extend(
+            place
+                .and_then(|at| at.split(".rs:").next())
+                .map(str::to_owned),
+        );
+        let is_first = name.ends_with("apply_gradients");
+        if !functions.contains(&name) {
+            functions.push(name);
+        }
+        if is_first {
+            break;
+        }
+    }
+    (functions, files)
+}
+
+/// What comes in between is read by everybody who asks what happens to a gradient.
+#[test]
+fn a_gradient_passes_at_most_eight_functions_of_four_files() {
+    let traced = Traced::default();
+    trained(2, traced.clone());
+    let (mut functions, files) = passed(&traced.0.lock().unwrap());
+    let first = functions
+        .last()
+        .is_some_and(|it| it.ends_with("apply_gradients"));
+    assert!(first, "{functions:#?}");
+    // In the place of `Traced`; it stands in a file that is passed anyway.
+    functions.push("DirectAllReduce::all_reduce".to_owned());
+    assert!(functions.len() <= 8, "{functions:#?}");
+    if files.is_empty() {
+        println!("SKIPPED: the build has no line numbers");
+    }
+    assert!(files.len() <= 4, "{files:#?}");
 }

@@ -12,7 +12,7 @@ struct Two {
     right: Param<Tensor<1>>,
 }
 
-/// A model of this type, and gradients with these values of its parameters.
+/// Gradients with these values, of one model, whose parameters have this type.
 fn gradients(dtype: FloatDType, left: [f32; 2], right: [f32; 1]) -> Gradients {
     let device = Device::flex();
     let typed = |data: TensorData| {
@@ -21,8 +21,8 @@ fn gradients(dtype: FloatDType, left: [f32; 2], right: [f32; 1]) -> Gradients {
     };
     let tracked = |data| Tensor::from_inner(typed(data)).require_grad();
     let model = Two {
-        left: Param::initialized(ParamId::new(), tracked(TensorData::from(left))),
-        right: Param::initialized(ParamId::new(), tracked(TensorData::from(right))),
+        left: Param::initialized(ParamId::from(1), tracked(TensorData::from(left))),
+        right: Param::initialized(ParamId::from(2), tracked(TensorData::from(right))),
     };
     let mut params = GradientsParams::new();
     params.register(model.left.id, typed(TensorData::from(left)));

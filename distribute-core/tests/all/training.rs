@@ -308,8 +308,9 @@ fn gradients_of_another_model_are_refused_with_the_first_that_differs() {
         let texts = vec![
             text(state.apply_gradients(ctx, equal.clone()).map(drop)),
             text(state.apply_gradients(ctx, smaller.clone()).map(drop)),
-            text(equal.into_params(&state.model).map(drop)),
+            text(equal.clone().into_params(&state.model).map(drop)),
             text(own.clone().accumulate(smaller)),
+            text(own.clone().accumulate(equal.clone())),
         ];
         own.clone().accumulate(own.clone())?;
         state.apply_gradients(ctx, own)?;
@@ -320,7 +321,8 @@ fn gradients_of_another_model_are_refused_with_the_first_that_differs() {
         "apply_gradients: in the place of `",
         "of shape [1, 1]; compute them with `ctx.gradient(&loss, &state.model)`",
         "into_params: in the place of `",
-        "accumulate: the gradients are of different models",
+        "accumulate: the gradients are of different models (parameter 0 is another one",
+        "accumulate: the gradients are of different models (parameter 0 is another one",
     ]) {
         assert!(text.contains(expected), "{text}");
     }

@@ -236,7 +236,7 @@ fn trained<S: Strategy>(strategy: &S, count: usize, pad: bool) -> (Vec<f32>, [Lo
         .unwrap();
     let train = data(batching.shuffle(3));
     let fit = Fit::new(strategy).epochs(2);
-    let history = fit.run(&mut state, &train, None, objective).unwrap();
+    let history = fit.run(&mut state, &train, objective).unwrap();
     let test = data(batching);
     let found = evaluate(strategy, &state, &test, objective).unwrap();
     assert_eq!(found.examples, count as u64);

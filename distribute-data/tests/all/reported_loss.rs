@@ -103,7 +103,7 @@ fn reported<S: Strategy>(strategy: &S, count: usize, batching: Batching, by: By)
         .unwrap();
     let objective = |ctx: &StepContext<'_>, model: &Linear, batch| objective(by, ctx, model, batch);
     let fit = Fit::new(strategy).epochs(1);
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     let found = evaluate(strategy, &state, &data, objective).unwrap();
     [history.last_logs().loss(), found.logs.loss()]
 }
@@ -212,7 +212,7 @@ fn reported_by_object<S: Strategy>(
     };
     let history = Fit::new(strategy)
         .epochs(1)
-        .run(&mut state, &data, None, objective)?;
+        .run(&mut state, &data, objective)?;
     Ok(history.last_logs().loss())
 }
 

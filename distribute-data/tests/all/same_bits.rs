@@ -355,7 +355,9 @@ fn training_and_evaluation_report_the_same() {
         };
         let before = evaluate(strategy, &state, &data, objective).unwrap();
         let fit = Fit::new(strategy).epochs(2);
-        let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+        let history = fit
+            .run_with_validation(&mut state, &data, &data, objective)
+            .unwrap();
         let rows = predict(strategy, &state, &data, |_, model: &Linear, (x, _)| {
             Ok(model.forward(x).into_data())
         });

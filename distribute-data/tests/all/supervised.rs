@@ -51,9 +51,11 @@ fn a_ready_objective_trains_and_reports_as_one_that_is_written_by_hand() {
         .objective();
     let fit = || Fit::new(&strategy).epochs(2);
     let expected = fit()
-        .run(&mut theirs, &train, Some(&train), by_hand)
+        .run_with_validation(&mut theirs, &train, &train, by_hand)
         .unwrap();
-    let found = fit().run(&mut ours, &train, Some(&train), &ready).unwrap();
+    let found = fit()
+        .run_with_validation(&mut ours, &train, &train, &ready)
+        .unwrap();
     for (found, expected) in found.epochs.iter().zip(&expected.epochs) {
         assert_eq!(found.logs, expected.logs);
         assert!(found.logs.get("accuracy").is_some_and(|share| share > 0.5));

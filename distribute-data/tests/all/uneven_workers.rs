@@ -343,7 +343,7 @@ fn fitted(lengths: &'static [usize], from_function: bool) -> Vec<(u64, Vec<f32>)
                 let sizes = (0..rows.div_ceil(2)).map(move |at| 2.min(rows - 2 * at));
                 Ok(sizes.map(|size| Ok(batch(size))))
             });
-            fit.run(&mut state, &input, None, objective)
+            fit.run(&mut state, &input, objective)
         } else {
             let rows = Rows {
                 files: vec![lengths[index]],
@@ -351,7 +351,7 @@ fn fitted(lengths: &'static [usize], from_function: bool) -> Vec<(u64, Vec<f32>)
             };
             let batching = Batching::global(4).allow_empty(true).shuffle(1);
             let data = strategy.distribute_dataset(rows, batching).unwrap();
-            fit.run(&mut state, &data, Some(&data), objective)
+            fit.run_with_validation(&mut state, &data, &data, objective)
         };
         for record in history.unwrap().epochs {
             assert!(record.logs.loss().is_finite(), "{record:?}");

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_core::collectives::Interruption;
+use distribute_net::handshake::Purpose::ParameterServer;
 use serde::de::DeserializeOwned;
 
 use crate::client::ClientOptions;
@@ -57,12 +58,9 @@ impl Server {
         options: &ClientOptions,
         pool: Arc<Pool>,
     ) -> Self {
-        let rpc = RpcOptions {
-            security: options.security.clone(),
-            keepalive_interval: options.keepalive_interval,
-            keepalive_timeout: options.keepalive_timeout,
-            ..RpcOptions::default()
-        };
+        let mut rpc = RpcOptions::new(ParameterServer, Some(index), options.security.clone());
+        rpc.keepalive_interval = options.keepalive_interval;
+        rpc.keepalive_timeout = options.keepalive_timeout;
         Self {
             index,
             address,

@@ -91,14 +91,9 @@ pub(super) fn snapshot(client: &VariableClient) -> Result<Snapshot> {
 /// Adds one variable to a snapshot.
 fn put_together(snapshot: &mut Snapshot, variable: &VariableRef, states: Vec<ShardTensors>) {
     let name = variable.name().to_string();
-    let versions = states
-        .iter()
-        .map(|(header, _)| header.counts.version)
-        .collect();
-    let updates = states
-        .iter()
-        .map(|(header, _)| header.counts.updates)
-        .collect();
+    let counts = || states.iter().map(|(header, _)| &header.counts);
+    let versions = counts().map(|counts| counts.version).collect();
+    let updates = counts().map(|counts| counts.updates).collect();
     snapshot.versions.insert(name.clone(), Versions(versions));
     snapshot.updates.insert(name.clone(), Versions(updates));
     if !states.iter().all(|(header, _)| header.is_initialized) {

@@ -13,7 +13,7 @@ pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A connection to the worker, past the handshake.
 pub(super) async fn dial(scheduler: &Scheduler, worker: usize) -> Result<Channel, ConnectError> {
     let options = &scheduler.options;
-    let mut rpc = RpcOptions::new(Purpose::Worker, options.security.clone());
+    let mut rpc = RpcOptions::new(Purpose::Worker, Some(worker), options.security.clone());
     rpc.keepalive_interval = options.keepalive_interval;
     rpc.keepalive_timeout = options.keepalive_timeout;
     Channel::connect(&scheduler.addresses[worker], &rpc, HANDSHAKE_TIMEOUT).await

@@ -59,6 +59,12 @@ fn tasks<'a>(cluster: &'a Cluster, job: &str) -> Vec<&'a str> {
     tasks.into_iter().flatten().collect()
 }
 
+/// The number of this process among those of its job that there are.
+fn own_number(cluster: &Cluster, job: &str) -> Option<usize> {
+    let tasks = cluster.spec().job_tasks(job).unwrap_or_default();
+    Some(tasks.iter().take(cluster.task_id()).flatten().count())
+}
+
 /// The chief's address, for messages.
 fn chief(cluster: &Cluster) -> Option<String> {
     tasks(cluster, "chief").first().map(ToString::to_string)
@@ -97,14 +103,14 @@ pub(super) fn work(
     registry: Arc<StepRegistry>,
     mut options: WorkerOptions,
 ) -> Result<()> {
-    options.worker = cluster.task_id();
+    options.worker = own_number(cluster, "worker");
     options.chief = chief(cluster).or(options.chief);
     WorkerServer::bind(own_address(cluster)?, registry, options)?.serve()
 }
 
 /// A parameter server.
 pub(super) fn hold(cluster: &Cluster, mut options: ServerOptions) -> Result<()> {
-    options.server = cluster.task_id();
+    options.server = own_number(cluster, "ps");
     options.chief = chief(cluster).or(options.chief);
     let server = ParameterServer::bind(own_address(cluster)?, options)?;
     server.wait(None)?;

@@ -1,6 +1,7 @@
 //! Why there is no connection, and how one ended.
 
 use std::io;
+use std::io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
 
 use serde::{Deserialize, Serialize};
 
@@ -33,8 +34,7 @@ pub(crate) enum ConnectionEnd {
 
 impl ConnectionEnd {
     pub(crate) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
-        let is_timeout = |error: &hyper::Error| error.is_timeout();
-        if error.downcast_ref::<hyper::Error>().is_some_and(is_timeout) {
+        if error.downcast_ref().is_some_and(hyper::Error::is_timeout) {
             return Self::Silent;
         }
         let chain = || std::iter::successors(Some(error), |error| error.source());
@@ -44,11 +44,7 @@ impl ConnectionEnd {
             found.map(io::Error::kind)
         };
         match chain().find_map(io_kind) {
-            Some(
-                io::ErrorKind::ConnectionReset
-                | io::ErrorKind::BrokenPipe
-                | io::ErrorKind::UnexpectedEof,
-            ) => Self::Gone,
+            Some(ConnectionReset | BrokenPipe | UnexpectedEof) => Self::Gone,
             _ => chain()
                 .last()
                 .map_or(Self::Gone, |innermost| Self::Broken(innermost.to_string())),

@@ -30,19 +30,29 @@ pub(super) async fn listen(
     // One that listens everywhere does not know under which addresses it is known, and without a
     // token nothing is proven anyway: who forwards such a port may.
     let is_known = !address.ip().is_unspecified() && options.security.has_token();
-    let own = hello(options, is_known.then_some(address));
+    let mut own = hello(options, is_known.then_some(address));
+    if let Some(task) = options.task {
+        (own.identity.group, own.identity.task) = (options.purpose.to_string(), task as u32);
+    }
     let secret = options.security.secret();
-    exchange::listen(connection, own, &secret).await.map(drop)
+    let peer = exchange::listen(connection, own.clone(), &secret)
+        .await?
+        .peer;
+    Ok(own.answers(&peer)?)
 }
 
-/// The dialling side.
+/// The dialling side. A process of the right kind with another number is refused: what is divided
+/// over all of them would get to the wrong ones.
 pub(super) async fn dial(
     connection: &mut Connection,
     options: &RpcOptions,
 ) -> Result<(), ConnectError> {
-    let own = hello(options, Some(connection.guard().remote()));
-    let dialled = exchange::dial(connection, own, &options.security.secret()).await;
-    dialled.map(drop).map_err(connect_error)
+    let mut own = hello(options, Some(connection.guard().remote()));
+    own.peer_task = options.task.map(|task| task as u32);
+    let secret = options.security.secret();
+    let dialled = exchange::dial(connection, own.clone(), &secret).await;
+    let answered = dialled.and_then(|it| Ok(it.peer.answers(&own)?));
+    answered.map_err(connect_error)
 }
 
 /// Why a process that dialled is turned away. Nothing for one that never was of a job.
@@ -103,9 +113,9 @@ mod tests {
     fn servers_and_workers_of_another_version_are_refused_by_both_versions() {
         let begun = Instant::now();
         let other = |purpose| {
-            let mut options = RpcOptions::new(purpose, Security::default());
+            let mut options = RpcOptions::new(purpose, None, Security::default());
             options.protocol_version = 77;
-            let listener = RpcListener::bind(0, "127.0.0.1:0", options).unwrap();
+            let listener = RpcListener::bind("127.0.0.1:0", options).unwrap();
             listener.serve(no_calls).unwrap()
         };
         let (server, worker) = (other(Purpose::ParameterServer), other(Purpose::Worker));
@@ -147,8 +157,8 @@ mod tests {
     /// A worker, as somebody sees it who wants something else or makes no handshake.
     #[test]
     fn a_worker_refuses_other_kinds_and_what_is_no_handshake() {
-        let options = RpcOptions::new(Purpose::Worker, Security::default());
-        let listener = RpcListener::bind(0, "127.0.0.1:0", options.clone()).unwrap();
+        let options = RpcOptions::new(Purpose::Worker, None, Security::default());
+        let listener = RpcListener::bind("127.0.0.1:0", options.clone()).unwrap();
         let address = listener.address().to_string();
         let server = listener.serve(no_calls).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -182,7 +192,7 @@ mod tests {
             );
             let noted = server.last_refusal().unwrap();
             assert!(noted.contains("its token is another one"), "{noted}");
-            let other = RpcOptions::default();
+            let other = RpcOptions::new(Purpose::ParameterServer, None, Security::default());
             match Channel::connect(&address, &other, LIMIT).await {
                 Err(ConnectError::Refused(what)) => {
                     assert!(

@@ -18,12 +18,11 @@ use tokio_stream::StreamExt;
 
 use crate::error::{PsError, Result};
 use crate::rpc::driver::Driver;
-use crate::rpc::handshake;
 use crate::rpc::message::{Outgoing, Reader};
 use crate::rpc::peer::Peer;
 use crate::rpc::{
-    CONCURRENT_CALLS_MAX, CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions,
-    SEND_BUFFER, STREAM_WINDOW,
+    self, CONCURRENT_CALLS_MAX, CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions,
+    SEND_BUFFER, STREAM_WINDOW, handshake,
 };
 
 /// The answer to a call.
@@ -36,24 +35,20 @@ type Handler = Arc<dyn Fn(Reader<Incoming>, Arc<Peer>) -> Answer + Send + Sync>;
 #[derive(Debug)]
 pub(crate) struct RpcListener {
     listener: PeerListener,
-    task: usize,
     options: RpcOptions,
 }
 
 impl RpcListener {
-    /// Listens at `host:port`; port 0 takes a free one. `task` is the number of the process among
-    /// those of its kind, for messages.
+    /// Listens at `host:port`; port 0 takes a free one.
     ///
     /// # Errors
     /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used.
-    pub(crate) fn bind(task: usize, address: &str, options: RpcOptions) -> Result<Self> {
-        let listener = PeerListener::bind(task, address, &options.security)
-            .map_err(|error| PsError::invalid(format!("{} {task}: {error}", options.purpose)))?;
-        Ok(Self {
-            listener,
-            task,
-            options,
-        })
+    pub(crate) fn bind(address: &str, options: RpcOptions) -> Result<Self> {
+        let task = options.task.unwrap_or_default();
+        let name = rpc::name(options.purpose, options.task);
+        let failed = |error| PsError::invalid(format!("{name}: {error}"));
+        let listener = PeerListener::bind(task, address, &options.security).map_err(failed)?;
+        Ok(Self { listener, options })
     }
 
     /// The address, with the port that is in use.
@@ -70,7 +65,7 @@ impl RpcListener {
         handler: impl Fn(Reader<Incoming>, Arc<Peer>) -> Answer + Send + Sync + 'static,
     ) -> Result<RpcServer> {
         let address = self.address();
-        let name = format!("{} {}", self.options.purpose, self.task);
+        let name = rpc::name(self.options.purpose, self.options.task);
         let service = Arc::new(Service {
             address,
             options: self.options,

@@ -53,6 +53,9 @@ pub(crate) struct RpcOptions {
     pub(crate) keepalive_timeout: Duration,
     /// What the listening process is.
     pub(crate) purpose: Purpose,
+    /// Its number among those of its kind, where it is known: the listening side says it, and the
+    /// dialling side compares.
+    pub(crate) task: Option<usize>,
     /// Bytes of payloads that the calls of one connection may hold in the server's memory before
     /// they are used; 4 GiB by default.
     pub(crate) connection_bytes: u64,
@@ -60,26 +63,25 @@ pub(crate) struct RpcOptions {
     pub(crate) protocol_version: u32,
 }
 
-impl Default for RpcOptions {
-    fn default() -> Self {
+impl RpcOptions {
+    /// The defaults for a process of this kind and number with these credentials.
+    pub(crate) fn new(purpose: Purpose, task: Option<usize>, security: Security) -> Self {
         Self {
-            security: Security::default(),
+            security,
             keepalive_interval: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(3),
-            purpose: Purpose::ParameterServer,
+            purpose,
+            task,
             connection_bytes: 4 << 30,
             protocol_version: PROTOCOL_VERSION,
         }
     }
 }
 
-impl RpcOptions {
-    /// The defaults for a process of this kind with these credentials.
-    pub(crate) fn new(purpose: Purpose, security: Security) -> Self {
-        Self {
-            security,
-            purpose,
-            ..Self::default()
-        }
+/// What a process is called in messages: "worker 1", or "worker" where its number is not known.
+pub(crate) fn name(purpose: Purpose, task: Option<usize>) -> String {
+    match task {
+        Some(task) => format!("{purpose} {task}"),
+        None => purpose.to_string(),
     }
 }

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use distribute_core::collectives::Interruption;
+use distribute_net::handshake::Purpose;
 
 use crate::error::{PsError, Result};
-use crate::rpc::POLL_INTERVAL;
+use crate::rpc::{self, POLL_INTERVAL};
 use crate::server::ServerOptions;
 
 /// How long those wait who wait for ever, before they look again.
@@ -100,7 +101,7 @@ pub(super) struct CoordinatorWatch {
 impl CoordinatorWatch {
     pub(super) fn new(options: &ServerOptions) -> Self {
         let timeouts = CoordinatorTimeouts {
-            task: format!("parameter server {}", options.server),
+            task: rpc::name(Purpose::ParameterServer, options.server),
             chief: chief(options.chief.as_deref()),
             first: (
                 options.coordinator_timeout,
@@ -157,6 +158,7 @@ mod tests {
 
     fn options(first: Duration, orphan: Duration) -> ServerOptions {
         ServerOptions {
+            server: Some(0),
             coordinator_timeout: first,
             orphan_timeout: orphan,
             chief: Some("chief:1".to_string()),

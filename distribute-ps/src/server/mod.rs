@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 use distribute_core::collectives::Interruption;
 use distribute_core::collectives::control::security::Security;
 use distribute_core::optim::Optimizer;
+use distribute_net::handshake::Purpose;
 
 use crate::error::Result;
 use crate::rpc::{RpcListener, RpcOptions, RpcServer};
@@ -50,8 +51,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerOptions {
-    /// The number of the server in the cluster, for messages.
-    pub server: usize,
+    /// The number of the server in the cluster. A client that takes it for another one refuses it,
+    /// for it would look for other variables there. Nothing by default: that is not compared.
+    pub server: Option<usize>,
     /// Token and certificates; none by default.
     pub security: Security,
     /// The largest shard in bytes; 4 GiB by default.
@@ -85,7 +87,7 @@ pub struct ServerOptions {
 impl Default for ServerOptions {
     fn default() -> Self {
         Self {
-            server: 0,
+            server: None,
             security: Security::default(),
             max_shard_bytes: 4 << 30,
             max_request_bytes: 4 << 30,
@@ -107,7 +109,7 @@ impl ServerOptions {
     /// The defaults for server number `server` with these credentials.
     pub fn new(server: usize, security: Security) -> Self {
         Self {
-            server,
+            server: Some(server),
             security,
             ..Self::default()
         }
@@ -142,14 +144,12 @@ impl ParameterServer {
     /// [`PsError::InvalidArgument`]: crate::PsError::InvalidArgument
     /// [`PsError::System`]: crate::PsError::System
     pub fn bind(address: &str, options: ServerOptions) -> Result<Self> {
-        let rpc = RpcOptions {
-            security: options.security.clone(),
-            keepalive_interval: options.keepalive_interval,
-            keepalive_timeout: options.keepalive_timeout,
-            connection_bytes: options.connection_bytes,
-            ..RpcOptions::default()
-        };
-        let listener = RpcListener::bind(options.server, address, rpc)?;
+        let kind = Purpose::ParameterServer;
+        let mut rpc = RpcOptions::new(kind, options.server, options.security.clone());
+        rpc.keepalive_interval = options.keepalive_interval;
+        rpc.keepalive_timeout = options.keepalive_timeout;
+        rpc.connection_bytes = options.connection_bytes;
+        let listener = RpcListener::bind(address, rpc)?;
         let store = Arc::new(Store::new(options));
         let served = store.clone();
         let server = listener

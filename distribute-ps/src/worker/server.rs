@@ -13,15 +13,16 @@ use super::service::Service;
 use super::step_queue::StepQueue;
 use crate::client::ClientOptions;
 use crate::error::Result;
-use crate::rpc::{RpcListener, RpcOptions, RpcServer};
+use crate::rpc::{self, RpcListener, RpcOptions, RpcServer};
 use crate::server::{CoordinatorTimeouts, chief};
 
 /// Limits, deadlines and credentials of a [`WorkerServer`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct WorkerOptions {
-    /// The number of the worker in the cluster, for messages.
-    pub worker: usize,
+    /// The number of the worker in the cluster. A coordinator that takes it for another one refuses
+    /// it. Nothing by default: that is not compared.
+    pub worker: Option<usize>,
     /// Token and certificates; none by default.
     pub security: Security,
     /// How steps speak with the parameter servers. Its credentials are those of `security`.
@@ -43,7 +44,7 @@ pub struct WorkerOptions {
 impl Default for WorkerOptions {
     fn default() -> Self {
         Self {
-            worker: 0,
+            worker: None,
             security: Security::default(),
             client: ClientOptions::default(),
             max_message_bytes: 64 << 20,
@@ -89,12 +90,12 @@ impl WorkerServer {
         registry: Arc<StepRegistry>,
         options: WorkerOptions,
     ) -> Result<Self> {
-        let rpc = RpcOptions::new(Purpose::Worker, options.security.clone());
-        let listener = RpcListener::bind(options.worker, address, rpc)?;
+        let settings = RpcOptions::new(Purpose::Worker, options.worker, options.security.clone());
+        let listener = RpcListener::bind(address, settings)?;
         let mut client = options.client;
         client.security = options.security;
         let timeouts = CoordinatorTimeouts {
-            task: format!("worker {}", options.worker),
+            task: rpc::name(Purpose::Worker, options.worker),
             chief: chief(options.chief.as_deref()),
             first: (
                 options.coordinator_timeout,

@@ -4,7 +4,7 @@
 //! use distribute_core::Strategy;
 //! use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
 //!
-//! let resolver = TpuClusterResolver::new(None)?;
+//! let resolver = TpuClusterResolver::from_env()?;
 //! println!("Running on TPU {:?}", resolver.addresses());
 //! let system = resolver.connect()?.initialize()?;
 //! let strategy = TpuStrategy::new(&system)?;

@@ -63,24 +63,33 @@ pub struct TpuClusterResolver {
 const COORDINATOR_PORT: u16 = 8476;
 
 impl TpuClusterResolver {
-    /// Resolves a name (`my-tpu`), an address (`grpc://10.0.0.2:8470`), or `local`; `None` and an
-    /// empty name stand for what the environment says.
+    /// Resolves a name (`my-tpu`), an address (`grpc://10.0.0.2:8470`), or `local`. The empty name
+    /// stands for what the environment says, as in TensorFlow.
     ///
     /// # Errors
     /// [`TpuError::Resolve`] if a variable cannot be understood.
-    pub fn new(tpu: Option<&str>) -> Result<Self, TpuError> {
+    pub fn new(tpu: &str) -> Result<Self, TpuError> {
         Self::resolve_in(tpu, &ProcessEnvironment)
+    }
+
+    /// The TPU that the environment names (`COLAB_TPU_ADDR`, `TPU_NAME`), or the one of this
+    /// machine.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn from_env() -> Result<Self, TpuError> {
+        Self::new("")
     }
 
     /// [`new`](Self::new) with other variables than those of this process.
     ///
     /// # Errors
     /// As `new`.
-    pub fn resolve_in(tpu: Option<&str>, environment: &dyn Environment) -> Result<Self, TpuError> {
+    pub fn resolve_in(tpu: &str, environment: &dyn Environment) -> Result<Self, TpuError> {
         let named = Named {
             vm: Vm::read(environment)?,
         };
-        if let Some(tpu) = tpu.filter(|tpu| !tpu.is_empty()) {
+        if !tpu.is_empty() {
             return Ok(named.resolve(TpuSource::Argument, tpu));
         }
         if let Some(address) = variable(environment, "COLAB_TPU_ADDR")? {
@@ -383,14 +392,11 @@ mod tests {
 
     use super::*;
 
-    fn resolve(tpu: Option<&str>, variables: &[(&str, &str)]) -> TpuClusterResolver {
+    fn resolve(tpu: &str, variables: &[(&str, &str)]) -> TpuClusterResolver {
         try_resolve(tpu, variables).unwrap()
     }
 
-    fn try_resolve(
-        tpu: Option<&str>,
-        variables: &[(&str, &str)],
-    ) -> Result<TpuClusterResolver, TpuError> {
+    fn try_resolve(tpu: &str, variables: &[(&str, &str)]) -> Result<TpuClusterResolver, TpuError> {
         let variables = variables
             .iter()
             .map(|(k, v)| (k.to_string(), v.to_string()));
@@ -400,14 +406,14 @@ mod tests {
     #[test]
     fn the_argument_counts_before_the_environment() {
         let variables = [("COLAB_TPU_ADDR", "10.0.0.2:8470"), ("TPU_NAME", "other")];
-        let found = resolve(Some("grpc://10.1.1.1:8470"), &variables);
+        let found = resolve("grpc://10.1.1.1:8470", &variables);
         assert_eq!(found.source(), TpuSource::Argument);
         assert_eq!(found.addresses(), ["10.1.1.1:8470"]);
         assert_eq!(found.master().unwrap(), "grpc://10.1.1.1:8470");
-        let found = resolve(None, &variables);
+        let found = resolve("", &variables);
         assert_eq!(found.source(), TpuSource::Colab);
         assert_eq!(found.addresses(), ["10.0.0.2:8470"]);
-        let found = resolve(Some(""), &variables[1..]);
+        let found = resolve("", &variables[1..]);
         assert_eq!(found.source(), TpuSource::TpuName);
         assert_eq!(found.addresses(), ["other"]);
     }
@@ -419,17 +425,17 @@ mod tests {
             ("TPU_WORKER_ID", "1"),
             ("TPU_ACCELERATOR_TYPE", "v5litepod-16"),
         ];
-        for tpu in [None, Some("local"), Some("my-tpu")] {
+        for tpu in ["", "local", "my-tpu"] {
             let found = resolve(tpu, &variables);
             assert_eq!(found.addresses(), ["host-a", "host-b"]);
             assert_eq!(found.worker(), 1);
             assert_eq!(found.accelerator_type(), Some("v5litepod-16"));
         }
-        assert_eq!(resolve(None, &variables).source(), TpuSource::TpuVm);
-        assert_eq!(resolve(None, &[]).source(), TpuSource::Local);
-        assert_eq!(resolve(None, &[]).addresses(), ["local"]);
-        assert_eq!(resolve(None, &[]).master().unwrap(), "local");
-        let found = resolve(None, &variables);
+        assert_eq!(resolve("", &variables).source(), TpuSource::TpuVm);
+        assert_eq!(resolve("", &[]).source(), TpuSource::Local);
+        assert_eq!(resolve("", &[]).addresses(), ["local"]);
+        assert_eq!(resolve("", &[]).master().unwrap(), "local");
+        let found = resolve("", &variables);
         assert_eq!(found.task_id().unwrap(), Some(1));
         assert_eq!(
             found
@@ -443,7 +449,7 @@ mod tests {
 
     #[test]
     fn processes_come_from_arguments_and_from_the_environment() {
-        let alone = resolve(None, &[]);
+        let alone = resolve("", &[]);
         assert_eq!((alone.process_id(), alone.num_processes()), (0, 1));
         assert_eq!(alone.coordinator_address(), None);
         let given = alone.processes(1, 3, Some("10.0.0.1:1234")).unwrap();
@@ -454,7 +460,7 @@ mod tests {
             ("TPU_WORKER_HOSTNAMES", "host-a,host-b"),
             ("TPU_WORKER_ID", "1"),
         ];
-        let vm = resolve(None, &variables);
+        let vm = resolve("", &variables);
         assert_eq!((vm.process_id(), vm.num_processes()), (1, 2));
         assert_eq!(vm.coordinator_address(), Some("host-a:8476".to_string()));
         let variables = [
@@ -463,31 +469,31 @@ mod tests {
             ("TPU_PROCESS_ADDRESSES", "localhost:8471,localhost:8472"),
             ("CLOUD_TPU_TASK_ID", "1"),
         ];
-        let several = resolve(None, &variables);
+        let several = resolve("", &variables);
         assert_eq!((several.process_id(), several.num_processes()), (1, 2));
         let expected = Some("localhost:8471".to_string());
         assert_eq!(several.coordinator_address(), expected);
         for (id, count, address) in [(2, 2, None), (0, 0, None), (0, 2, Some("host"))] {
-            let error = resolve(None, &[]).processes(id, count, address);
+            let error = resolve("", &[]).processes(id, count, address);
             assert!(matches!(error, Err(TpuError::Resolve { .. })));
         }
     }
 
     #[test]
     fn nonsense_is_named() {
-        let error = try_resolve(None, &[("TPU_WORKER_ID", "first")]).unwrap_err();
+        let error = try_resolve("", &[("TPU_WORKER_ID", "first")]).unwrap_err();
         assert!(
             error.to_string().contains("TPU_WORKER_ID is `first`"),
             "{error}"
         );
         let variables = [("TPU_WORKER_HOSTNAMES", "a,b"), ("TPU_WORKER_ID", "2")];
-        let error = try_resolve(None, &variables).unwrap_err();
+        let error = try_resolve("", &variables).unwrap_err();
         assert!(error.to_string().contains("names 2 machines"), "{error}");
     }
 
     #[test]
     fn a_tpu_behind_an_address_is_no_fallback_to_anything() {
-        let resolver = resolve(None, &[("COLAB_TPU_ADDR", "10.0.0.2:8470")]);
+        let resolver = resolve("", &[("COLAB_TPU_ADDR", "10.0.0.2:8470")]);
         let error = resolver.connect().unwrap_err().to_string();
         assert!(
             error.starts_with("TPU failed to initialize: COLAB_TPU_ADDR"),

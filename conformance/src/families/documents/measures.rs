@@ -116,7 +116,7 @@ pub(super) fn early_stopping(case: &Case, env: &Env<'_>) -> Checked {
     let history = Fit::new(strategy)
         .epochs(losses.len())
         .callback(EarlyStopping::new("val_loss").patience(patience))
-        .run(&mut state, &data, Some(&data), objective)?;
+        .run_with_validation(&mut state, &data, &data, objective)?;
     let found: Vec<Value> = history
         .epochs
         .iter()
@@ -139,7 +139,7 @@ pub(super) fn tensor_board(case: &Case, env: &Env<'_>) -> Checked {
     Fit::new(strategy)
         .epochs(case.inputs.count("epochs")?)
         .callback(TensorBoard::new(directory.path())?)
-        .run(&mut state(strategy)?, &rows(strategy)?, None, objective)?;
+        .run(&mut state(strategy)?, &rows(strategy)?, objective)?;
     let mut logs = 0;
     let mut folders = vec![directory.path().to_path_buf()];
     while let Some(folder) = folders.pop() {

@@ -91,7 +91,7 @@ fn variable(case: &Case, env: &Env<'_>) -> Checked {
 }
 
 fn tpu_resolver(case: &Case) -> Checked {
-    let resolver = TpuClusterResolver::new(Some(case.inputs.text("tpu")?)).map_err(Failure::got)?;
+    let resolver = TpuClusterResolver::new(case.inputs.text("tpu")?).map_err(Failure::got)?;
     passed(equal(
         expected(case)?,
         &json!({"worker": resolver.addresses()}),
@@ -100,7 +100,7 @@ fn tpu_resolver(case: &Case) -> Checked {
 
 /// `except ValueError: print('TPU failed to initialize.')`.
 fn no_tpu(case: &Case) -> Checked {
-    let resolver = TpuClusterResolver::new(Some(case.inputs.text("tpu")?)).map_err(Failure::got)?;
+    let resolver = TpuClusterResolver::new(case.inputs.text("tpu")?).map_err(Failure::got)?;
     match (resolver.connect(), case.error_class()) {
         (Err(_), Some("ValueError")) => Ok(Outcome::Passed),
         (Err(error), _) => Err(Failure::got(error)),

@@ -79,7 +79,7 @@ pub(super) fn one_weight(case: &Case, env: &Env<'_>) -> Checked {
     match inputs.text("api")? {
         "fit" => {
             let fit = Fit::new(strategy).epochs(epochs);
-            let history = fit.run(&mut state, &data, None, objective)?;
+            let history = fit.run(&mut state, &data, objective)?;
             steps.extend(history.epochs.iter().map(|epoch| epoch.step));
         }
         "custom loop" => {

@@ -33,7 +33,7 @@ impl From<PsError> for Failure {
 pub(super) fn servers(case: &Case) -> Result<Vec<ParameterServer>, Failure> {
     let bind = |server| {
         let mut options = ServerOptions::default();
-        options.server = server;
+        options.server = Some(server);
         Ok(ParameterServer::bind("127.0.0.1:0", options)?)
     };
     (0..case.tasks("ps")?).map(bind).collect()

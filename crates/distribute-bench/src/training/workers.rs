@@ -35,7 +35,8 @@ impl Workers {
     /// arguments, `--batch-size` and a TF_CONFIG. It calls [`serve_worker`].
     ///
     /// # Errors
-    /// [`Error::Step`] if the processes cannot be started.
+    /// [`Error::Launch`] if there are no free ports, [`Error::Step`] if a process cannot be
+    /// started.
     pub fn new(count: usize, batch_size: usize, arguments: &[&str]) -> Result<Self> {
         // Until all are ready, and so listen.
         let ports = ReservedPorts::new(count, Ipv4Addr::LOCALHOST.into())?;

@@ -65,7 +65,7 @@ impl ReplicateState {
             let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
             let count = ids.len();
             lists.insert(0, vec![TensorData::new(ids, [count])]);
-            all.extend(of_neighbour(workers.pass_on(
+            all.extend(of_neighbour(workers.shift(
                 CALL,
                 self.memory.distance(),
                 &lists,

@@ -134,7 +134,7 @@ pub fn objective(ctx: &StepContext<'_>, model: &Mlp, (x, y): Batch) -> Result<Ob
         .greater_elem(0.5)
         .equal(y.clone().greater_elem(0.5));
     let correct: Tensor<1> = correct.float().sum();
-    let global_batch = ctx.global_batch_size().unwrap_or(1);
+    let global_batch = ctx.global_batch_size()?.unwrap_or(1);
     Ok(Objective::new(squared_error(predicted, y, global_batch))
         .examples(examples)
         .metric("accuracy", correct, examples))

@@ -74,7 +74,7 @@ fn fit_tells_the_store_a_learning_rate_when_it_changes_and_not_before_every_step
     let schedule = |epoch, rate: f64| if epoch == 1 { rate / 2.0 } else { rate };
     let fit = Fit::new(&strategy).epochs(3);
     let fit = fit.callback(LearningRateScheduler::per_epoch(schedule));
-    fit.run(&mut state, &Ones, None, objective).unwrap();
+    fit.run(&mut state, &Ones, objective).unwrap();
     let state = store.states.lock().unwrap()[""].clone();
     let inside = state.inside();
     assert_eq!((inside.step, inside.learning_rate), (12, Some(0.05)));

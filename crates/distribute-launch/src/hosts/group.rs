@@ -134,7 +134,8 @@ impl LauncherGroup {
         })));
     }
 
-    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without.
+    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without,
+    /// or has told more than there is to tell.
     pub fn record(&mut self, post: Post) -> Result<()> {
         if let Some(lead) = &mut self.lead {
             match post.item {

@@ -2,6 +2,7 @@
 //! they are the same on all hosts.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem::discriminant;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,10 @@ use crate::membership::Plan;
 use crate::report::attempt::AttemptResult;
 use crate::report::outcome::{Ending, Outcome};
 use crate::report::verdict::{Verdict, root_cause};
+
+/// How many posts of one host a launcher keeps: far more than a host has processes, for which there
+/// are at most two each in an attempt.
+const POSTS_MAX: usize = 1 << 12;
 
 /// What one launcher tells all.
 #[derive(Clone, Serialize, Deserialize)]
@@ -51,6 +56,44 @@ pub enum PostBody {
     Plan(Plan),
     /// Of an elastic job, by host 0: there is no other start.
     Over(Over),
+}
+
+impl PostBody {
+    /// Whether it says something that is asked for later. The others have their effect at once.
+    fn is_kept(&self) -> bool {
+        match self {
+            PostBody::Ready(..)
+            | PostBody::Failed(..)
+            | PostBody::WorkerGone(..)
+            | PostBody::WorkersDone
+            | PostBody::Stop(_)
+            | PostBody::Ended(_) => true,
+            PostBody::Preempted
+            | PostBody::Lost
+            | PostBody::Came
+            | PostBody::Save
+            | PostBody::Leave
+            | PostBody::Plan(_)
+            | PostBody::Over(_) => false,
+        }
+    }
+
+    /// The process that it is about, if it is about one.
+    fn task(&self) -> Option<Task> {
+        match self {
+            PostBody::Failed(task, _) | PostBody::WorkerGone(task, _) => Some(*task),
+            _ => None,
+        }
+    }
+}
+
+impl Post {
+    /// Whether both say the same of the same attempt: the second one adds nothing.
+    fn repeats(&self, other: &Post) -> bool {
+        (self.host, self.restart) == (other.host, other.restart)
+            && discriminant(&self.item) == discriminant(&other.item)
+            && self.item.task() == other.item.task()
+    }
 }
 
 /// How an elastic job ended.
@@ -102,7 +145,8 @@ impl Posts {
         }
     }
 
-    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without.
+    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without,
+    /// or has told more than there is to tell.
     pub fn record(&mut self, post: Post) -> Result<()> {
         let host = post.host;
         match &post.item {
@@ -129,6 +173,21 @@ impl Posts {
             }
             _ => {}
         }
+        self.keep(post)
+    }
+
+    /// Keeps what is asked for later, once.
+    fn keep(&mut self, post: Post) -> Result<()> {
+        let is_known = || self.posts.iter().any(|known| known.repeats(&post));
+        if !post.item.is_kept() || is_known() {
+            return Ok(());
+        }
+        let host = post.host;
+        let told = self.posts.iter().filter(|known| known.host == host);
+        if told.count() == POSTS_MAX {
+            let most = POSTS_MAX;
+            return Err(LaunchError::TooManyPosts { host, most });
+        }
         self.posts.push(post);
         Ok(())
     }
@@ -137,7 +196,10 @@ impl Posts {
     pub fn take_instruction(&mut self, own: usize) -> Option<Instruction> {
         match self.instruction.take()? {
             // It is for others; this host came too late.
-            Instruction::Start(plan) if !plan.places.contains_key(&own) => None,
+            Instruction::Start(plan) if !plan.places.contains_key(&own) => {
+                self.forget_before(plan.start);
+                None
+            }
             instruction => Some(instruction),
         }
     }
@@ -173,6 +235,10 @@ impl Posts {
     /// An attempt begins: what was told of those before it counts no more, but a signal does.
     pub fn begin_attempt(&mut self, restart: u32) {
         self.restart = restart;
+        self.forget_before(restart);
+    }
+
+    fn forget_before(&mut self, restart: u32) {
         let is_stop = |post: &Post| matches!(post.item, PostBody::Stop(_));
         self.posts
             .retain(|post| post.restart >= restart || is_stop(post));
@@ -269,5 +335,82 @@ impl Posts {
             None => Verdict::Preempted,
         };
         Some((whole, signal))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::task::Role;
+    use crate::membership::{Counts, Places};
+
+    fn failed(restart: u32, index: usize) -> Post {
+        let role = Role::Worker;
+        let item = PostBody::Failed(Task { role, index }, Ending::Exit(1));
+        let host = 1;
+        Post {
+            host,
+            restart,
+            item,
+        }
+    }
+
+    /// However often a host says the same, and whatever it says that has its effect at once.
+    #[test]
+    fn what_a_host_repeats_is_kept_once() {
+        let mut posts = Posts::new(2, true);
+        for _ in 0..10_000 {
+            for item in [PostBody::Came, PostBody::Save, PostBody::WorkersDone] {
+                let (host, restart) = (1, 0);
+                posts
+                    .record(Post {
+                        host,
+                        restart,
+                        item,
+                    })
+                    .unwrap();
+            }
+            posts.record(failed(0, 0)).unwrap();
+            posts.record(failed(0, 1)).unwrap();
+            posts.record(failed(1, 1)).unwrap();
+        }
+        assert_eq!(posts.posts.len(), 4);
+    }
+
+    /// Launchers of an elastic job that have no place in it wait through any number of its starts.
+    #[test]
+    fn a_host_without_a_place_forgets_the_attempts_of_others() {
+        let mut posts = Posts::new(2, true);
+        for restart in 0..2 * POSTS_MAX as u32 {
+            let plan = Plan {
+                start: restart,
+                places: Places::new(),
+                counts: Counts::default(),
+            };
+            for item in [PostBody::Plan(plan), PostBody::WorkersDone] {
+                let host = 0;
+                posts
+                    .record(Post {
+                        host,
+                        restart,
+                        item,
+                    })
+                    .unwrap();
+            }
+            assert!(posts.take_instruction(1).is_none());
+            assert!(posts.posts.len() <= 2);
+        }
+    }
+
+    /// Attempts that there never were are news each.
+    #[test]
+    fn a_host_that_tells_without_end_is_named() {
+        let mut posts = Posts::new(2, false);
+        let recorded = (0..).map(|restart| posts.record(failed(restart, 0)));
+        let told: Vec<_> = recorded.take(POSTS_MAX + 1).collect();
+        assert!(told[..POSTS_MAX].iter().all(Result::is_ok));
+        let error = told[POSTS_MAX].as_ref().unwrap_err();
+        assert!(matches!(error, LaunchError::TooManyPosts { host: 1, .. }));
+        assert_eq!(posts.posts.len(), POSTS_MAX);
     }
 }

@@ -20,8 +20,11 @@ use crate::job::hosts::Hosts;
 use crate::job::workers::WorkerRange;
 use crate::thread_scope::ThreadScope;
 
-/// How many posts wait for one launcher before it counts as lost.
-const POSTS_MAX: usize = 1024;
+/// How many posts wait for one launcher before it counts as lost, and for the relay itself.
+const WAITING_MAX: usize = 1024;
+/// How many posts of one host are kept for those that may still come. Until then a host has little
+/// more to say than that it is ready.
+const KEPT_MAX: usize = 1024;
 
 /// Runs until it is dropped.
 pub struct Relay {
@@ -77,7 +80,7 @@ async fn run(
     mut members: Members,
     mut stop: oneshot::Receiver<()>,
 ) {
-    let (inbox, mut said) = mpsc::channel(POSTS_MAX);
+    let (inbox, mut said) = mpsc::channel(WAITING_MAX);
     let (mut greetings, mut served) = (JoinSet::new(), JoinSet::new());
     loop {
         tokio::select! {
@@ -87,9 +90,9 @@ async fn run(
             }
             Some(greeted) = greetings.join_next() => {
                 // Whoever has not proven itself hears no more.
-                if let Ok(Ok(guest)) = greeted {
-                    let admitted = members.admit(&guest);
-                    served.spawn(serve(guest, admitted, inbox.clone()));
+                if let Ok(Ok(peer)) = greeted {
+                    let admitted = members.admit(&peer);
+                    served.spawn(serve(peer, admitted, inbox.clone()));
                 }
             }
             Some((host, frame)) = said.recv() => members.note(host, frame),
@@ -109,7 +112,7 @@ struct Greeting {
 }
 
 /// A launcher that has proven itself.
-struct Guest {
+struct ProvenPeer {
     host: usize,
     settings: Settings,
     connection: Connection,
@@ -117,10 +120,10 @@ struct Guest {
 
 impl Greeting {
     /// Both sides prove that they know the token. The guard of the connection sets the deadline.
-    async fn exchange(self, mut connection: Connection) -> io::Result<Guest> {
+    async fn exchange(self, mut connection: Connection) -> io::Result<ProvenPeer> {
         let greeted = exchange::listen(&mut connection, self.hello, &self.secret).await;
         let peer = greeted.map_err(io::Error::other)?.peer;
-        Ok(Guest {
+        Ok(ProvenPeer {
             host: usize::try_from(peer.identity.task).map_err(io::Error::other)?,
             settings: peer.read_details().map_err(io::Error::other)?,
             connection,
@@ -156,19 +159,20 @@ enum Stage {
 
 impl Members {
     /// Makes a launcher a member, with the posts that it missed; or says why not.
-    fn admit(&mut self, guest: &Guest) -> Result<mpsc::Receiver<Frame>, String> {
-        let Guest { host, settings, .. } = guest;
+    fn admit(&mut self, peer: &ProvenPeer) -> Result<mpsc::Receiver<Frame>, String> {
+        let ProvenPeer { host, settings, .. } = peer;
         if let Some(why) = self.rejection_reason(*host, settings) {
             return Err(format!("{why}; use the same options everywhere"));
         }
         let own: IpAddr = settings.own_address;
-        let guard = guest.connection.guard();
+        let guard = peer.connection.guard();
         if !guard.channel().is_for_host(&own.to_string()) {
             return Err(format!(
                 "the certificate of host {host} is not for its address {own}; give it the one \
                  that was made for it, or name its address"
             ));
         }
+        let missed = self.posts.len() + self.terms.hosts;
         let member = match self.all.get_mut(*host) {
             Some(member) if member.stage == Stage::Awaited => member,
             Some(_) => {
@@ -179,7 +183,7 @@ impl Members {
             None => return Err(format!("there is no host {host}; count hosts from 0")),
         };
         // There is room for all that it missed.
-        let (frames, queue) = mpsc::channel(1 + 2 * POSTS_MAX + self.terms.hosts);
+        let (frames, queue) = mpsc::channel(1 + missed + WAITING_MAX);
         let _sent = frames.try_send(Frame::Welcome);
         for post in &self.posts {
             let _sent = frames.try_send(Frame::Post(Box::new(post.clone())));
@@ -226,6 +230,8 @@ impl Members {
         };
         let is_elastic = self.terms.workers.is_some();
         match (said, member.stage) {
+            // What was on its way when it went.
+            (_, Stage::Gone) => {}
             // Of an elastic job it may come again.
             (Some(Frame::Bye) | None, Stage::Here) if is_elastic => {
                 *member = Member::default();
@@ -238,7 +244,7 @@ impl Members {
                     self.publish(came_or_lost(host, true));
                 }
                 if let Frame::Post(post) = frame {
-                    self.publish(Post { host, ..*post });
+                    self.relay(host, *post);
                 }
             }
             (None, Stage::Here) => {
@@ -246,8 +252,19 @@ impl Members {
                 self.publish(came_or_lost(host, false));
             }
             (None, Stage::Welcomed) => *member = Member::default(),
-            (None, Stage::Awaited | Stage::Gone) => {}
+            (None, Stage::Awaited) => {}
         }
+    }
+
+    /// Tells all what a member says. If one says more than can be kept for hosts that may still
+    /// come, it is lost: late hosts would decide otherwise than the others.
+    fn relay(&mut self, host: usize, post: Post) {
+        let from_host = self.posts.iter().filter(|kept| kept.host == host);
+        if from_host.count() < KEPT_MAX {
+            return self.publish(Post { host, ..post });
+        }
+        self.all[host] = Member::gone();
+        self.publish(came_or_lost(host, false));
     }
 
     /// Tells all members, and keeps it for those that may still come.
@@ -256,7 +273,7 @@ impl Members {
         // Who comes late to an elastic job waits for its next start.
         if self.is_elastic() || !self.all.iter().any(may_come) {
             self.posts.clear();
-        } else if self.posts.len() < POSTS_MAX {
+        } else {
             self.posts.push(post.clone());
         }
         for member in &mut self.all {
@@ -295,15 +312,15 @@ impl Member {
 
 /// Serves one launcher until it or the relay goes.
 async fn serve(
-    guest: Guest,
+    peer: ProvenPeer,
     admitted: Result<mpsc::Receiver<Frame>, String>,
     inbox: mpsc::Sender<(usize, Option<Frame>)>,
 ) {
-    let Guest {
+    let ProvenPeer {
         host,
         mut connection,
         ..
-    } = guest;
+    } = peer;
     let frames = match admitted {
         Ok(frames) => frames,
         Err(why) => {
@@ -329,5 +346,79 @@ async fn serve(
     // Who has said good-bye may be there again by now.
     if !has_left {
         let _over = inbox.send((host, None)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Hosts 0 and 1 are there, host 2 may still come; the queue of host 0.
+    fn members() -> (Members, mpsc::Receiver<Frame>) {
+        let terms = Terms {
+            hosts: 3,
+            restarts_max: 0,
+            workers: None,
+        };
+        let (frames, queue) = mpsc::channel(4 * KEPT_MAX);
+        let here = |frames| Member {
+            stage: Stage::Here,
+            frames,
+        };
+        let members = Members {
+            terms,
+            all: vec![here(Some(frames)), here(None), Member::default()],
+            posts: Vec::new(),
+        };
+        (members, queue)
+    }
+
+    fn done(restart: u32) -> Option<Frame> {
+        Some(Frame::Post(Box::new(Post {
+            host: 0,
+            restart,
+            item: PostBody::WorkersDone,
+        })))
+    }
+
+    #[test]
+    fn all_posts_are_kept_for_a_host_that_comes_late() {
+        let (mut members, mut queue) = members();
+        for restart in 0..800 {
+            members.note(0, done(restart));
+            members.note(1, done(restart));
+        }
+        assert_eq!(members.posts.len(), 1600);
+        let told = std::iter::from_fn(|| queue.try_recv().ok());
+        assert_eq!(told.count(), 1600);
+    }
+
+    #[test]
+    fn a_host_that_says_more_than_is_kept_is_lost_for_all() {
+        let (mut members, mut queue) = members();
+        for restart in 0..=KEPT_MAX as u32 + 5 {
+            members.note(1, done(restart));
+        }
+        assert!(members.all[1].stage == Stage::Gone);
+        assert_eq!(members.posts.len(), KEPT_MAX + 1);
+        let last = std::iter::from_fn(|| queue.try_recv().ok()).last().unwrap();
+        let Frame::Post(last) = last else {
+            panic!("no post");
+        };
+        assert!(matches!(last.item, PostBody::Lost) && last.host == 1);
+        // The others go on.
+        members.note(0, done(0));
+        assert_eq!(members.posts.len(), KEPT_MAX + 2);
+    }
+
+    #[test]
+    fn what_was_on_its_way_revives_nobody() {
+        let (mut members, _queue) = members();
+        members.note(1, Some(Frame::Bye));
+        for said in [Some(Frame::Beat), done(0), None] {
+            members.note(1, said);
+            assert!(members.all[1].stage == Stage::Gone);
+        }
+        assert!(members.posts.is_empty());
     }
 }

@@ -94,39 +94,6 @@ struct Launcher {
     temporary: tempfile::TempDir,
 }
 
-/// Whether this process ignores a signal that tests send, and with it what it starts: whoever
-/// starts the tests in the background of a script, or with nohup, makes them ignore SIGINT or
-/// SIGHUP.
-fn ignores_signals() -> bool {
-    let status = read("/proc/self/status");
-    let mut lines = status.lines();
-    let ignored = lines.find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    let mask = mask.expect("the mask of ignored signals");
-    [Signal::HUP, Signal::INT, Signal::TERM]
-        .iter()
-        .any(|signal| mask & (1 << (signal.as_raw() - 1)) != 0)
-}
-
-/// The command with the signals as a terminal's programs have them.
-fn with_default_signals(command: Command) -> Command {
-    if !ignores_signals() {
-        return command;
-    }
-    let mut plain = Command::new("env");
-    plain
-        .arg("--default-signal=HUP,INT,TERM")
-        .arg(command.get_program())
-        .args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => plain.env(name, value),
-            None => plain.env_remove(name),
-        };
-    }
-    plain
-}
-
 impl Launcher {
     fn start(text: &str, restarts: u32, is_guarded: bool) -> Launcher {
         let command = Command::new(std::env::current_exe().expect("this program"));
@@ -134,8 +101,8 @@ impl Launcher {
     }
 
     /// `command` starts the program that is named by its last argument so far.
-    fn start_by(command: Command, text: &str, restarts: u32, is_guarded: bool) -> Launcher {
-        let mut command = with_default_signals(command);
+    fn start_by(mut command: Command, text: &str, restarts: u32, is_guarded: bool) -> Launcher {
+        hostile::signals::as_in_a_terminal().expect("signals that are not ignored");
         command
             .args(PLAY)
             .arg("launcher::as_launcher")

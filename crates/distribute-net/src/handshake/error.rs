@@ -75,6 +75,18 @@ pub enum HandshakeError {
         ours: Purpose,
     },
 
+    /// Another process of its kind was dialled than the one that answers.
+    #[error(
+        "number {wanted} was dialled, and number {found} answers; list the same addresses in the \
+         same order everywhere"
+    )]
+    OtherTask {
+        /// The number of the process that was dialled.
+        wanted: u32,
+        /// The number of the one that answers.
+        found: u32,
+    },
+
     /// The side that dialled meant another address than that of the side that listens.
     #[error(
         "{dialled} was dialled, and {address} answers; check the addresses, and that nothing \

@@ -80,6 +80,22 @@ impl Hello {
         }
     }
 
+    /// Whether the listening side, which says this, is the process that the dialling side wants.
+    /// Compared only where the one names a [`peer_task`](Self::peer_task) and the other a
+    /// [`group`](Identity::group).
+    ///
+    /// # Errors
+    /// [`HandshakeError::OtherTask`].
+    pub fn answers(&self, dialer: &Hello) -> Result<(), HandshakeError> {
+        let found = self.identity.task;
+        match dialer.peer_task {
+            Some(wanted) if wanted != found && !self.identity.group.is_empty() => {
+                Err(HandshakeError::OtherTask { wanted, found })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// The details that a peer of the same purpose sent.
     ///
     /// # Errors

@@ -1,8 +1,9 @@
 //! Circles among the modules of a crate.
 //!
-//! A folder is a module and what is below it. The parts of a folder are its own file and the
-//! folders of its children; they may not import each other in a circle. Left out is what a
-//! module and its child take from each other: a parent is made of its children.
+//! A module is a file. The parts of a folder are its own file and the folders of its children; no
+//! circle of modules may go through two parts. Left out is what a module and its child take from
+//! each other: a parent is made of its children. Two folders may take from each other as long as no
+//! module comes back to itself.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 

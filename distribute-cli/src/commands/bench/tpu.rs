@@ -20,7 +20,7 @@ pub(super) fn run(args: &CompiledArgs) -> Result<(), Failure> {
             "--batch-size, --rounds and --replicas must be at least 1",
         ));
     }
-    let resolver = TpuClusterResolver::new(args.tpu.as_deref())?;
+    let resolver = TpuClusterResolver::new(args.tpu.as_deref().unwrap_or_default())?;
     let system = connect(&resolver, args.pjrt_plugin.as_deref())?.initialize()?;
     let comparison = Comparison {
         batch_size: args.batch_size,

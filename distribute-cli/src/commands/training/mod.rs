@@ -77,7 +77,7 @@ impl Run<'_> {
         let mut state = self.state()?;
         let (train, test) = (self.train_data()?, self.test_data()?);
         let (history, saved) = self.supervise(start, signals, |fit| {
-            fit.run(&mut state, &train, Some(&test), self.objective())
+            fit.run_with_validation(&mut state, &train, &test, self.objective())
         })?;
         self.finish(&history, &state, &test, saved)
     }
@@ -257,7 +257,7 @@ impl Run<'_> {
     pub(super) fn compile(&self, ahead: &Ahead) -> Result<(), Failure> {
         let (mut state, train) = (self.state()?, self.train_data()?);
         let fit = Fit::new(&*self.strategy).epochs(1).max_steps(Some(1));
-        let ended = fit.run(&mut state, &train, None, self.objective());
+        let ended = fit.run(&mut state, &train, self.objective());
         match (ahead.report()?, ended) {
             // That there is nothing to run it on is how it ends.
             (Some(report), _) => tpu::print(&report, self.args.general.output),

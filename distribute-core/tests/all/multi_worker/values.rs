@@ -157,7 +157,7 @@ fn what_a_worker_hands_on_comes_to_the_one_at_the_distance(
         for distance in 0..=count {
             // Larger than what any transport takes before it is read.
             let own = TensorData::full([200_000], workers.index() as f32);
-            let lists = workers.pass_on("a test", distance, &[vec![own], Vec::new()])?;
+            let lists = workers.shift("a test", distance, &[vec![own], Vec::new()])?;
             let data = lists[0][0].try_to_vec::<f32>().unwrap();
             assert_eq!((lists.len(), lists[1].len(), data.len()), (2, 0, 200_000));
             assert!(data.iter().all(|value| *value == data[0]));
@@ -176,7 +176,7 @@ fn what_is_handed_on_in_another_call_is_refused() {
     let all = try_workers(THREADS, &[1, 1], |strategy| {
         let workers = strategy.workers().unwrap();
         let call = ["this", "that"][workers.index()];
-        workers.pass_on(call, 1, &[]).map(drop)
+        workers.shift(call, 1, &[]).map(drop)
     });
     let said: Vec<String> = all
         .into_iter()
@@ -193,7 +193,7 @@ fn a_worker_takes_no_more_from_another_one_than_such_lists_have() {
     let all = try_workers(THREADS, &[1, 1], |strategy| {
         let workers = strategy.workers().unwrap();
         let own = TensorData::full([[10, 100_000][workers.index()]], 1.0_f32);
-        workers.pass_on("a test", 1, &[vec![own]]).map(drop)
+        workers.shift("a test", 1, &[vec![own]]).map(drop)
     });
     for one in all {
         let said = one.unwrap_err().to_string();

@@ -52,7 +52,7 @@ fn functions_of_one_type_are_told_apart() {
 fn batches_of_another_global_size_have_a_program_of_their_own() {
     let strategy = Recording::new(2);
     let step = |ctx: &ReplicaContext, x: Tensor<1>| {
-        let size = ctx.global_batch_size().unwrap_or(1);
+        let size = ctx.global_batch_size()?.unwrap_or(1);
         Ok(x.div_scalar(size as f64))
     };
     for size in [Some(6), Some(8), Some(6), None, None] {

@@ -91,7 +91,7 @@ pub struct Worker {
 impl Worker {
     fn start(registry: &Arc<StepRegistry>, worker: usize) -> Self {
         let mut options = WorkerOptions::default();
-        options.worker = worker;
+        options.worker = Some(worker);
         let server = WorkerServer::bind("127.0.0.1:0", registry.clone(), options).unwrap();
         Self {
             address: server.address().to_string(),
@@ -130,7 +130,7 @@ impl Cluster {
     pub fn of(registry: &Arc<StepRegistry>, workers: usize, options: CoordinatorOptions) -> Self {
         let bind = |server| {
             let mut options = ServerOptions::default();
-            options.server = server;
+            options.server = Some(server);
             ParameterServer::bind("127.0.0.1:0", options).unwrap()
         };
         let servers: Vec<ParameterServer> = (0..2).map(bind).collect();

@@ -69,7 +69,7 @@ pub fn objective(ctx: &StepContext<'_>, model: &Mlp, (x, y): Batch) -> Result<Ob
     let predicted = model.forward(x);
     let right = predicted.clone().greater_elem(0.5);
     let right: Tensor<1> = right.equal(y.clone().greater_elem(0.5)).float().sum();
-    let global_batch = ctx.global_batch_size().unwrap_or(1) as f64;
+    let global_batch = ctx.global_batch_size()?.unwrap_or(1) as f64;
     let loss = (predicted - y).square().sum() / global_batch;
     let objective = Objective::new(loss).examples(examples);
     Ok(objective.metric("accuracy", right, examples))

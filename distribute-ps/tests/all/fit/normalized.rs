@@ -75,7 +75,7 @@ fn build(device: &Device) -> TrainState<Net> {
 
 fn objective(ctx: &StepContext<'_>, model: &Net, (x, y): Batch) -> Result<Objective> {
     let examples = x.dims()[0];
-    let global_batch = ctx.global_batch_size().unwrap_or(1) as f64;
+    let global_batch = ctx.global_batch_size()?.unwrap_or(1) as f64;
     let loss = (model.forward(ctx, x)? - y).square().sum() / global_batch;
     Ok(Objective::new(loss).examples(examples))
 }
@@ -116,7 +116,7 @@ fn one_worker_gives_what_one_device_gives() {
         let test = local.distribute_dataset(points(TEST), batching).unwrap();
         let mut state = local.scope(build).unwrap();
         let fit = Fit::new(&local).epochs(EPOCHS);
-        let wanted = fit.run(&mut state, &train.unwrap(), Some(&test), objective);
+        let wanted = fit.run_with_validation(&mut state, &train.unwrap(), &test, objective);
         let wanted = wanted.unwrap();
         let (found, tensors) = trained(Arc::new(objective), 1);
         for (found, wanted) in found.epochs.iter().zip(&wanted.epochs) {

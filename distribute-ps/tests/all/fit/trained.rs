@@ -42,7 +42,7 @@ fn one_worker_gives_the_numbers_and_the_bits_of_one_device() {
             .scope(|device| TrainState::new(Mlp::new(device), Adam::new(0.02)))
             .unwrap();
         let fit = Fit::new(&local).epochs(4).callback(schedule());
-        let expected = fit.run(&mut state, &train.unwrap(), Some(&test), objective);
+        let expected = fit.run_with_validation(&mut state, &train.unwrap(), &test, objective);
         let expected = expected.unwrap();
 
         let job = Job::new(Arc::new(objective));

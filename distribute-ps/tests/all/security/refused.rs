@@ -191,3 +191,43 @@ fn nobody_listens_where_strangers_are_without_token_and_tls() {
         }
     });
 }
+
+/// Variables are divided over the servers by their numbers, and work is handed to workers by
+/// theirs: a list in another order would look for both in the wrong places.
+#[test]
+fn processes_in_another_order_are_refused_with_their_numbers() {
+    within_limit(|| {
+        let server = |number| {
+            let options = ServerOptions::new(number, Security::default());
+            ParameterServer::bind("127.0.0.1:0", options).unwrap()
+        };
+        let servers = [server(0), server(1)].map(|server| (server.address().to_string(), server));
+        let swapped = [&servers[1].0, &servers[0].0];
+        let of_client = VariableClient::connect(&swapped, ClientOptions::default());
+        let worker = |number| {
+            let mut options = WorkerOptions::default();
+            options.worker = Some(number);
+            WorkerServer::bind("127.0.0.1:0", Arc::default(), options).unwrap()
+        };
+        let workers = [worker(0), worker(1)].map(|worker| (worker.address().to_string(), worker));
+        let swapped = [&workers[1].0, &workers[0].0];
+        let none: [&str; 0] = [];
+        let options = CoordinatorOptions::default();
+        let of_coordinator =
+            ClusterCoordinator::connect(&swapped, &none, Arc::default(), options).err();
+        for error in [of_client.err(), of_coordinator] {
+            let error = error.unwrap();
+            assert!(matches!(error, PsError::Refused { .. }), "{error}");
+            let text = error.to_string();
+            let says = |wanted, found| {
+                text.contains(&format!(
+                    "number {wanted} was dialled, and number {found} answers"
+                ))
+            };
+            assert!(says(1, 0) || says(0, 1), "{text}");
+            assert!(text.contains("in the same order"), "{text}");
+        }
+        let in_order = [&servers[0].0, &servers[1].0];
+        VariableClient::connect(&in_order, ClientOptions::default()).unwrap();
+    });
+}

@@ -60,7 +60,7 @@ impl Cluster {
     ) -> Self {
         let bind = |server| {
             let mut options = options.clone();
-            options.server = server;
+            options.server = Some(server);
             ParameterServer::bind("127.0.0.1:0", options).unwrap()
         };
         let servers: Vec<ParameterServer> = (0..servers).map(bind).collect();

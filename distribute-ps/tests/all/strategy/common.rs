@@ -38,7 +38,7 @@ impl Servers {
     pub fn start(count: usize) -> Self {
         let bind = |server| {
             let mut options = ServerOptions::default();
-            options.server = server;
+            options.server = Some(server);
             ParameterServer::bind("127.0.0.1:0", options).expect("a server")
         };
         Self {

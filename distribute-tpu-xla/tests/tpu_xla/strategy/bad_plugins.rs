@@ -19,7 +19,7 @@ const ENTRIES: usize = 128;
 
 fn resolver() -> TpuClusterResolver {
     let nothing = BTreeMap::<String, String>::new();
-    TpuClusterResolver::resolve_in(Some("local"), &nothing).unwrap()
+    TpuClusterResolver::resolve_in("local", &nothing).unwrap()
 }
 
 #[test]

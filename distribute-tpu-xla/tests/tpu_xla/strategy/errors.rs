@@ -91,7 +91,7 @@ fn an_operation_that_is_not_covered_is_named() {
 #[test]
 fn no_plugin_and_no_tpu_are_errors_and_no_fallback() {
     let resolver = TpuClusterResolver::resolve_in(
-        Some("local"),
+        "local",
         &std::collections::BTreeMap::<String, String>::new(),
     )
     .unwrap();
@@ -111,7 +111,7 @@ fn a_resolver_with_the_cpu_plugin() {
             return;
         };
         let resolver = TpuClusterResolver::resolve_in(
-            None,
+            "",
             &std::collections::BTreeMap::<String, String>::new(),
         )
         .unwrap();

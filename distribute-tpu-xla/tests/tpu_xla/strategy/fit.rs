@@ -50,7 +50,7 @@ fn fitted<S: Strategy>(
     let test = strategy.distribute_dataset(test, batching).unwrap();
     let history = Fit::new(strategy)
         .epochs(2)
-        .run(state, &train, Some(&test), objective)
+        .run_with_validation(state, &train, &test, objective)
         .unwrap();
     let losses = history
         .epochs
@@ -163,7 +163,7 @@ fn interrupted_between_micro_batches_the_rest_is_the_same() {
                 .resume_from(checkpoint)
                 .callback(ModelCheckpoint::new(directory).unwrap().every_epochs(9))
                 .callback(After(batches));
-            let history = fit.run(&mut state, &train, None, objective).unwrap();
+            let history = fit.run(&mut state, &train, objective).unwrap();
             let (_, last) = load_latest(directory).unwrap().found.unwrap();
             (history.last_logs(), last)
         };

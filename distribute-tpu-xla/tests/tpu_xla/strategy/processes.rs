@@ -51,7 +51,7 @@ fn this_process() -> Option<Process> {
     let replicas: i64 = variable(REPLICAS)?.parse().unwrap();
     let coordinator = variable(COORDINATOR)?;
     let nothing = BTreeMap::<String, String>::new();
-    let resolver = TpuClusterResolver::resolve_in(Some("local"), &nothing).unwrap();
+    let resolver = TpuClusterResolver::resolve_in("local", &nothing).unwrap();
     let resolver = resolver
         .processes(id, PROCESSES, Some(&coordinator))
         .unwrap();
@@ -559,7 +559,7 @@ fn fit(process: &Process, stops: bool, epochs: usize) -> (u64, String) {
     });
     let fit = Fit::new(tpu).epochs(epochs).callback(saved).callback(asks);
     let fit = fit.resume_from(found);
-    let outcome = fit.run(&mut state, &data, None, |ctx, model: &Mlp, (x, y)| {
+    let outcome = fit.run(&mut state, &data, |ctx, model: &Mlp, (x, y)| {
         let (x, y): (Tensor<4>, Tensor<1, Int>) = (x, y);
         let examples = x.dims()[0];
         let rows: Tensor<2> = x.flatten(1, 3);

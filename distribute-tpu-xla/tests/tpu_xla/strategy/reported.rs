@@ -60,7 +60,7 @@ fn reported<S: Strategy>(strategy: &S, count: usize, batching: Batching, by: By)
         Ok(Objective::new(loss).examples(weights.sum()))
     };
     let fit = Fit::new(strategy).epochs(1);
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     let found = evaluate(strategy, &state, &data, objective).unwrap();
     [history.last_logs().loss(), found.logs.loss()]
 }

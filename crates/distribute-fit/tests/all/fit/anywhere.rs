@@ -72,7 +72,9 @@ fn part<S: Strategy>(
         .callback(LearningRateScheduler::per_step(|_, rate| rate * 0.9))
         .callback(After(events, interrupt.flag()))
         .callback(interrupt);
-    let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    let history = fit
+        .run_with_validation(&mut state, &data, &data, objective)
+        .unwrap();
     (history, state)
 }
 
@@ -140,7 +142,7 @@ fn micro_batches_left_over_at_the_end_go_on_in_the_next_run() {
         let checkpoints = ModelCheckpoint::new(directory).unwrap();
         let fit = Fit::new(&strategy).epochs(epochs).resume_from(checkpoint);
         let fit = fit.callback(checkpoints);
-        let history = fit.run(&mut state, &data, None, objective).unwrap();
+        let history = fit.run(&mut state, &data, objective).unwrap();
         assert_eq!(history.outcome, Outcome::Completed);
         everything(state.primary().unwrap())
     };
@@ -192,7 +194,7 @@ fn another_number_of_micro_batches_is_refused() {
         .seed(7)
         .resume_from(newest(directory.path()));
     let error = fit
-        .run(&mut state, &Points::new(&strategy), None, objective)
+        .run(&mut state, &Points::new(&strategy), objective)
         .unwrap_err();
     insta::assert_snapshot!(error, @"cannot resume from this checkpoint: its run made an update of 4 micro-batches and this one makes one of 2: accumulate the same number");
 }
@@ -221,7 +223,7 @@ fn a_metric_that_is_no_number_is_resumed() {
             let fit = fit
                 .callback(After(events, interrupt.flag()))
                 .callback(interrupt);
-            fit.run(&mut state, &data, None, infinite_metric).unwrap()
+            fit.run(&mut state, &data, infinite_metric).unwrap()
         };
         run(None, events);
         let history = run(Some(newest(directory.path())), 0);
@@ -263,7 +265,7 @@ fn an_infinite_best_value_is_resumed() {
             .callback(&mut stopping);
         let objective =
             |ctx: &StepContext<'_>, model: &Mlp, batch| losses.objective(ctx, model, batch);
-        fit.run(&mut state, &data, None, objective).unwrap();
+        fit.run(&mut state, &data, objective).unwrap();
         assert_eq!(stopping.best(), Some((f64::NEG_INFINITY, 0)));
     }
     let saved: Vec<u64> = list(&best)
@@ -287,7 +289,7 @@ fn the_best_value_is_saved_in_its_epoch_with_micro_batches_left_over() {
         .keep(1);
     let fit = Fit::new(&strategy).epochs(3).callback(best);
     let objective = |ctx: &StepContext<'_>, model: &Mlp, batch| losses.objective(ctx, model, batch);
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     let saved = newest(directory.path());
     // 12 batches are 3 updates; the third epoch makes one and a half more.
     assert_eq!((saved.metadata.step, saved.metadata.epoch), (3, 2));
@@ -309,7 +311,7 @@ fn a_best_value_whose_checkpoint_was_lost_is_none() {
             .callback(ModelCheckpoint::new(&all).unwrap());
         let objective =
             |ctx: &StepContext<'_>, model: &Mlp, batch| losses.objective(ctx, model, batch);
-        fit.run(&mut state, &data, None, objective).unwrap();
+        fit.run(&mut state, &data, objective).unwrap();
     };
     let steps = || -> Vec<u64> {
         list(&best)
@@ -375,9 +377,7 @@ fn nothing_is_saved_of_an_epoch_whose_loss_is_infinite(
             .callback(stop)
             .callback(TerminateOnNan::every_batches(every)),
     };
-    let history = fit
-        .run(&mut state, &data, None, infinite_at(batch))
-        .unwrap();
+    let history = fit.run(&mut state, &data, infinite_at(batch)).unwrap();
     assert!(
         matches!(history.outcome, Outcome::NotFinite { .. }),
         "{:?}",
@@ -409,7 +409,7 @@ fn weights_that_are_no_numbers_end_with_the_reason_and_not_with_a_failed_save() 
             .unwrap()
             .every_steps(1),
     );
-    let history = fit.run(&mut state, &data, None, broken).unwrap();
+    let history = fit.run(&mut state, &data, broken).unwrap();
     assert_eq!(history.outcome, Outcome::NotFinite { step: 3 });
     assert_eq!(newest(directory.path()).metadata.step, 2);
 }
@@ -435,7 +435,9 @@ fn the_learning_rate_of_an_epoch_is_that_of_its_last_step() {
             )
             .callback(After(events, interrupt.flag()))
             .callback(interrupt);
-        let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+        let history = fit
+            .run_with_validation(&mut state, &data, &data, objective)
+            .unwrap();
         let rates = history.epochs.iter().map(|record| record.learning_rate);
         let last = load_latest(directory.path()).unwrap().found;
         (rates.collect::<Vec<f64>>(), last.map(|(_, last)| last))

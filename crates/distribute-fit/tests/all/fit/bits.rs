@@ -55,7 +55,7 @@ fn run_to<S: Strategy>(strategy: &S, path: &Path, perturbed: Perturbed) {
         .epochs(EPOCHS)
         .callback(perturbed)
         .callback(BitLog::new(path));
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
 }
 
 /// The logs of an undisturbed run and of another one.
@@ -131,7 +131,7 @@ fn a_resumed_run_writes_no_update_twice_and_misses_none() {
             .resume_from(checkpoint)
             .callback(saver)
             .callback(BitLog::new(&path));
-        fit.run(&mut state, &data, None, objective).unwrap();
+        fit.run(&mut state, &data, objective).unwrap();
     };
     part(None, Some(7));
     // Killed while it wrote the line of a later update than the checkpoint's.
@@ -155,13 +155,13 @@ fn a_log_of_another_model_is_not_continued() {
     let mut state = new_state(&strategy);
     let saver = ModelCheckpoint::new(folder.path().join("c")).unwrap();
     let fit = Fit::new(&strategy).callback(saver);
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     let (_, checkpoint) = load_latest(folder.path().join("c")).unwrap().found.unwrap();
     let other = "{\"bits\":1,\"parameters\":[[\"fc.weight\",[2,8]]]}\n";
     fs::write(&path, other).unwrap();
     let fit = Fit::new(&strategy).epochs(2).resume_from(Some(checkpoint));
     let fit = fit.callback(BitLog::new(&path));
-    let error = fit.run(&mut state, &data, None, objective).unwrap_err();
+    let error = fit.run(&mut state, &data, objective).unwrap_err();
     assert!(
         error.to_string().contains("bits of another model"),
         "{error}"
@@ -179,7 +179,7 @@ fn micro_batches_are_no_updates() {
         .scope(|device| TrainState::new(Mlp::new(device), Adam::new(0.02)).accumulate_mean(3))
         .unwrap();
     let fit = Fit::new(&strategy).callback(BitLog::new(&path));
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     let text = fs::read_to_string(path).unwrap();
     let steps = text.lines().skip(1).map(|line| {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
@@ -276,7 +276,7 @@ fn a_hash_is_the_sha256_of_the_values() {
     let data = Points::new(&strategy);
     let mut state = new_state(&strategy);
     let fit = Fit::new(&strategy).callback(BitLog::new(&path));
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     let tensors = state.primary().unwrap().to_tensors().unwrap();
     let tensors: BTreeMap<_, _> = tensors
         .iter()

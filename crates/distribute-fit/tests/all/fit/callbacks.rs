@@ -67,7 +67,8 @@ fn callbacks_are_called_around_the_steps() {
         .epochs(2)
         .max_steps(3)
         .callback(&mut diary);
-    fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    fit.run_with_validation(&mut state, &data, &data, objective)
+        .unwrap();
     insta::assert_snapshot!(diary.0.join("\n"));
 }
 
@@ -122,7 +123,7 @@ fn an_error_of_a_callback_ends_the_run(#[case] method: &'static str, #[case] ste
     let data = Points::new(&strategy);
     let fit = Fit::new(&strategy).callback(Failing(method));
     let error = fit
-        .run(&mut state, &data, Some(&data), objective)
+        .run_with_validation(&mut state, &data, &data, objective)
         .unwrap_err();
     assert_eq!(error.to_string(), format!("no {method} today"));
     assert_eq!(state.primary().unwrap().step(), steps);
@@ -166,7 +167,7 @@ fn early_stopping_waits_and_restores_the_best_parameters() {
         .epochs(50)
         .callback(&mut parameters)
         .callback(&mut stopping);
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     assert_eq!(history.epochs.len(), 4);
     let best = history.epochs[0].logs.loss();
     let monitor = "loss".to_string();
@@ -194,7 +195,7 @@ fn early_stopping_goes_on_while_it_gets_better() {
     let fit = Fit::new(&strategy)
         .epochs(6)
         .callback(EarlyStopping::new("loss").patience(2));
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     assert_eq!(
         (history.outcome, history.epochs.len()),
         (Outcome::Completed, 6)
@@ -208,7 +209,7 @@ fn a_value_that_is_not_there_is_named_with_those_that_are() {
     let data = Points::new(&strategy);
     let fit = Fit::new(&strategy).callback(EarlyStopping::new("val_acc"));
     let error = fit
-        .run(&mut state, &data, Some(&data), objective)
+        .run_with_validation(&mut state, &data, &data, objective)
         .unwrap_err();
     insta::assert_snapshot!(error, @"EarlyStopping watches `val_acc`, but the logs only have `loss`, `accuracy`, `val_loss`, `val_accuracy`; did you mean `val_accuracy`?");
 }
@@ -224,7 +225,7 @@ fn nan_ends_training_and_nothing_is_saved() {
         .epochs(3)
         .callback(checkpoints)
         .callback(TerminateOnNan::default());
-    let history = fit.run(&mut state, &data, None, explode).unwrap();
+    let history = fit.run(&mut state, &data, explode).unwrap();
     let step = BATCHES as u64 + 3;
     assert_eq!(history.outcome, Outcome::NotFinite { step });
     assert_eq!(history.epochs.len(), 1);
@@ -251,7 +252,7 @@ fn weights_that_are_not_finite_are_not_saved_over_good_ones() {
     let directory = tempfile::tempdir().unwrap();
     let checkpoints = ModelCheckpoint::new(directory.path()).unwrap().keep(1);
     let fit = Fit::new(&strategy).epochs(3).callback(checkpoints);
-    let error = fit.run(&mut state, &data, None, explode).unwrap_err();
+    let error = fit.run(&mut state, &data, explode).unwrap_err();
     insta::assert_snapshot!(error, @"parameter `hidden.bias` is not finite after step 12, it was not saved: lower the learning rate or clip the gradients, and continue from an earlier checkpoint");
     let saved = distribute_core::checkpoint::list(directory.path()).unwrap();
     let steps: Vec<u64> = saved.iter().map(|entry| entry.step).collect();
@@ -268,7 +269,7 @@ fn schedules_set_the_rate_of_epochs_and_steps() {
         _ => rate / 2.0,
     });
     let fit = Fit::new(&strategy).epochs(3).callback(by_epoch);
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     let rates: Vec<f64> = history
         .epochs
         .iter()
@@ -285,7 +286,7 @@ fn schedules_set_the_rate_of_epochs_and_steps() {
     });
     let before = everything(state.primary().unwrap());
     let fit = Fit::new(&strategy).epochs(1).callback(by_step);
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     assert_eq!(steps, (0..=BATCHES as u64).collect::<Vec<_>>());
     let after = everything(state.primary().unwrap());
     for (name, values) in before {
@@ -299,7 +300,7 @@ fn schedules_set_the_rate_of_epochs_and_steps() {
     let wrong = LearningRateScheduler::per_epoch(|_, _| f64::NAN);
     let error = Fit::new(&strategy)
         .callback(wrong)
-        .run(&mut state, &data, None, objective);
+        .run(&mut state, &data, objective);
     insta::assert_snapshot!(error.unwrap_err(), @"the learning rate schedule gives NaN for epoch 0: it must be a finite number, 0 or more");
 }
 
@@ -313,7 +314,7 @@ fn an_interrupt_before_the_first_step_trains_nothing() {
         .flag()
         .store(true, std::sync::atomic::Ordering::Relaxed);
     let fit = Fit::new(&strategy).callback(interrupt);
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     assert_eq!(history.outcome, Outcome::Interrupted);
     assert_eq!(history.position, Position::default());
     assert_eq!(state.primary().unwrap().step(), 0);
@@ -344,7 +345,8 @@ fn without_a_terminal_there_are_plain_lines() {
         .epochs(2)
         .max_steps(9)
         .callback(ProgressBar::plain(output.clone()));
-    fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    fit.run_with_validation(&mut state, &data, &data, objective)
+        .unwrap();
     let text = String::from_utf8(output.0.borrow().clone()).unwrap();
     // The last two columns are times.
     let lines: Vec<String> = text

@@ -25,7 +25,9 @@ fn history_files_hold_what_the_run_returns() {
         .epochs(2)
         .callback(HistoryFile::json_lines(&json))
         .callback(HistoryFile::csv(&csv));
-    let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    let history = fit
+        .run_with_validation(&mut state, &data, &data, objective)
+        .unwrap();
 
     let text = fs::read_to_string(&json).unwrap();
     let rows: Vec<serde_json::Value> = text
@@ -73,7 +75,7 @@ fn what_is_not_finite_is_read_back_as_it_was() {
         let given = objective(ctx, model, batch)?;
         Ok(given.metric("odd", odd[ctx.epoch()], 1.0))
     };
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     let (json, csv) = (
         fs::read_to_string(json).unwrap(),
         fs::read_to_string(csv).unwrap(),
@@ -105,7 +107,7 @@ fn a_history_that_cannot_be_written_is_an_error_that_names_it() {
     let path = directory.path().join("file/history.csv");
     let fit = Fit::new(&strategy).callback(HistoryFile::csv(&path));
     let error = fit
-        .run(&mut state, &data, None, objective)
+        .run(&mut state, &data, objective)
         .unwrap_err()
         .to_string();
     assert!(
@@ -193,7 +195,9 @@ fn event_files_hold_keras_tags_over_the_epochs() {
         [("readings", readings)]
     });
     let fit = Fit::new(&strategy).epochs(2).callback(board);
-    let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    let history = fit
+        .run_with_validation(&mut state, &data, &data, objective)
+        .unwrap();
     let mut train = scalars(&directory.path().join("train"));
     let batches: Vec<i64> = train
         .extract_if(.., |(tag, ..)| tag == "batch_loss")
@@ -229,7 +233,7 @@ fn event_files_hold_the_distributions_of_all_parameters() {
     let mut state = new_state(&strategy);
     let board = TensorBoard::new(directory.path()).unwrap().histograms(2);
     let fit = Fit::new(&strategy).epochs(4).callback(board);
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     let found = values(&directory.path().join("train")).into_iter();
     let mut found: Vec<_> = found
         .filter_map(|(step, value)| Some((step, value.tag, value.histogram?)))

@@ -93,7 +93,9 @@ fn part(
         .callback(HistoryFile::csv(directory.join("history.csv")))
         .callback(after)
         .callback(interrupt);
-    let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    let history = fit
+        .run_with_validation(&mut state, &data, &data, objective)
+        .unwrap();
     (history, state)
 }
 
@@ -171,7 +173,7 @@ fn scaled_part(
         .callback(ModelCheckpoint::new(directory).unwrap())
         .callback(after)
         .callback(interrupt);
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     state
 }
 
@@ -223,7 +225,7 @@ fn every_steps_saves_within_epochs_and_keeps_the_newest() {
         .epochs(3)
         .seed(3)
         .callback(&mut checkpoints);
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     let steps: Vec<u64> = list(directory.path())
         .unwrap()
         .iter()
@@ -274,7 +276,7 @@ fn a_finished_run_that_is_resumed_saves_nothing_again() {
         let checkpoints = ModelCheckpoint::new(directory).unwrap();
         let fit = Fit::new(&strategy).epochs(epochs).seed(3);
         let fit = fit.resume_from(checkpoint).callback(checkpoints);
-        fit.run(&mut state, &data, None, objective).unwrap();
+        fit.run(&mut state, &data, objective).unwrap();
     };
     let first = parent.path().join("first");
     run(&first, 1, None);
@@ -302,7 +304,7 @@ fn best_only_saves_when_it_got_better(#[case] direction_first: bool) {
         false => best.best_only("loss").direction(Direction::Max),
     };
     let fit = Fit::new(&strategy).epochs(3).callback(best);
-    let history = fit.run(&mut state, &data, None, objective).unwrap();
+    let history = fit.run(&mut state, &data, objective).unwrap();
     assert!(history.epochs[2].logs.loss() < history.epochs[0].logs.loss());
     let steps: Vec<u64> = list(directory.path())
         .unwrap()
@@ -324,7 +326,7 @@ fn a_checkpoint_of_another_run_is_refused() {
     let mut state = new_state(&strategy);
     let checkpoints = ModelCheckpoint::new(directory.path()).unwrap();
     let fit = Fit::new(&strategy).callback(checkpoints);
-    fit.run(&mut state, &data, None, objective).unwrap();
+    fit.run(&mut state, &data, objective).unwrap();
     let good = newest(directory.path());
     let attempt = |seed: u64, data: &Points<'_, DefaultStrategy>, checkpoint: Checkpoint| {
         let mut state = new_state(&strategy);
@@ -333,7 +335,7 @@ fn a_checkpoint_of_another_run_is_refused() {
             .epochs(2)
             .seed(seed)
             .resume_from(checkpoint);
-        let error = fit.run(&mut state, data, None, objective).unwrap_err();
+        let error = fit.run(&mut state, data, objective).unwrap_err();
         assert_eq!(
             everything(state.primary().unwrap()),
             before,
@@ -407,7 +409,7 @@ fn a_save_that_fails_in_the_background_ends_the_run() {
         .epochs(5)
         .callback(checkpoints)
         .callback(Lose(&directory));
-    let error = fit.run(&mut state, &data, None, objective).unwrap_err();
+    let error = fit.run(&mut state, &data, objective).unwrap_err();
     assert!(matches!(error, Error::Checkpoint(_)), "{error:?}");
     assert!(error.to_string().contains("checkpoints"), "{error}");
 }
@@ -443,7 +445,7 @@ fn averaged_part(
         .callback(ApplyAverages)
         .callback(after)
         .callback(interrupt)
-        .run(&mut state, &data, Some(&data), objective)
+        .run_with_validation(&mut state, &data, &data, objective)
         .unwrap();
     (history, state)
 }
@@ -494,7 +496,7 @@ fn stopping_part(
         .resume_from(checkpoint)
         .callback(saver)
         .callback(stopping)
-        .run(&mut state, &data, Some(&data), objective)
+        .run_with_validation(&mut state, &data, &data, objective)
         .unwrap();
     (history, state)
 }
@@ -593,7 +595,7 @@ fn train_normalized(
     let new = |device: &Device| TrainState::new(Normalized::new(device), Adam::new(0.02));
     let mut state = strategy.scope(new).unwrap();
     let objective = |ctx: &StepContext<'_>, model: &Normalized, (x, y): Batch| {
-        let (examples, size) = (x.dims()[0], ctx.global_batch_size().unwrap_or(1));
+        let (examples, size) = (x.dims()[0], ctx.global_batch_size()?.unwrap_or(1));
         let loss = squared_error(model.forward(x), y, size);
         Ok(Objective::new(loss).examples(examples))
     };
@@ -602,7 +604,7 @@ fn train_normalized(
         .max_steps(steps)
         .resume_from(checkpoint)
         .callback(ModelCheckpoint::new(directory).unwrap())
-        .run(&mut state, &data, None, objective)
+        .run(&mut state, &data, objective)
         .unwrap();
     state
 }

@@ -40,7 +40,7 @@ fn fit_is_the_hand_written_loop_bit_for_bit() {
         let mut state = new_state(strategy);
         let data = Points::new(strategy);
         let fit = Fit::new(strategy).epochs(3);
-        let history = fit.run(&mut state, &data, None, objective).unwrap();
+        let history = fit.run(&mut state, &data, objective).unwrap();
         assert_eq!(
             everything(state.primary().unwrap()),
             everything(expected.primary().unwrap())
@@ -75,7 +75,7 @@ fn all_strategies_and_replica_counts_agree() {
         };
         let fit = Fit::new(&*strategy).epochs(20);
         let history = fit
-            .run(&mut state, &data, Some(&validation), objective)
+            .run_with_validation(&mut state, &data, &validation, objective)
             .unwrap();
         let logs = history.last_logs();
         assert!(logs.get("val_accuracy").unwrap() > 0.9, "it learns: {logs}");
@@ -176,7 +176,7 @@ fn the_objective_is_told_what_the_pass_is_for() {
             .metric("tracked", u32::from(tracked && ctx.is_training()), 1))
     };
     let history = Fit::new(&strategy)
-        .run(&mut state, &data, Some(&data), watching)
+        .run_with_validation(&mut state, &data, &data, watching)
         .unwrap();
     let logs = history.last_logs();
     let found: Vec<_> = ["training", "tracked", "val_training"]
@@ -197,7 +197,7 @@ fn regularization_is_reported_exactly_with_a_short_batch() {
         Ok(given.regularization(half))
     };
     let history = Fit::new(&strategy)
-        .run(&mut state, &data, None, penalized)
+        .run(&mut state, &data, penalized)
         .unwrap();
     let mut plain = new_state(&strategy);
     let losses = by_hand(&strategy, &mut plain, 1);
@@ -215,7 +215,9 @@ fn max_steps_ends_within_an_epoch_and_reports_the_part() {
     let mut state = new_state(&strategy);
     let data = Points::new(&strategy);
     let fit = Fit::new(&strategy).epochs(5).max_steps(BATCHES as u64 + 2);
-    let history = fit.run(&mut state, &data, Some(&data), objective).unwrap();
+    let history = fit
+        .run_with_validation(&mut state, &data, &data, objective)
+        .unwrap();
     assert_eq!(history.outcome, Outcome::MaxSteps);
     assert_eq!(state.primary().unwrap().step(), BATCHES as u64 + 2);
     assert_eq!(
@@ -230,7 +232,7 @@ fn max_steps_ends_within_an_epoch_and_reports_the_part() {
     assert!(history.epochs[1].logs.get("val_loss").is_some());
 
     let again = Fit::new(&strategy).epochs(5).max_steps(BATCHES as u64 + 2);
-    let history = again.run(&mut state, &data, None, objective).unwrap();
+    let history = again.run(&mut state, &data, objective).unwrap();
     assert_eq!(
         (history.outcome, history.epochs.len()),
         (Outcome::MaxSteps, 0)
@@ -259,7 +261,7 @@ fn errors_of_the_data_and_the_objective_end_the_run() {
     let mut state = new_state(&strategy);
     let broken = Broken(Points::new(&strategy));
     let error = Fit::new(&strategy)
-        .run(&mut state, &broken, None, objective)
+        .run(&mut state, &broken, objective)
         .unwrap_err();
     assert_eq!(error.to_string(), "line 7 is not a number");
     assert_eq!(state.primary().unwrap().step(), 2);
@@ -267,7 +269,7 @@ fn errors_of_the_data_and_the_objective_end_the_run() {
     let failing = |_: &StepContext<'_>, _: &Mlp, _: Batch| Err(Error::step("no loss today"));
     let data = Points::new(&strategy);
     let error = Fit::new(&strategy)
-        .run(&mut state, &data, None, failing)
+        .run(&mut state, &data, failing)
         .unwrap_err();
     assert_eq!(error.root_cause().to_string(), "no loss today");
 
@@ -276,7 +278,7 @@ fn errors_of_the_data_and_the_objective_end_the_run() {
         ..Points::new(&strategy)
     };
     let error = Fit::new(&strategy)
-        .run(&mut state, &empty, None, objective)
+        .run(&mut state, &empty, objective)
         .unwrap_err();
     insta::assert_snapshot!(error, @"an epoch of the training data has no examples: check the data, or use smaller batches");
     let error = evaluate(&strategy, &state, &empty, objective).unwrap_err();

@@ -54,7 +54,7 @@ fn run<'a, S: Strategy>(
     for callback in callbacks {
         fit = fit.callback(BoxedCallback(callback));
     }
-    let history = fit.run(&mut state, &data, Some(&data), objective)?;
+    let history = fit.run_with_validation(&mut state, &data, &data, objective)?;
     Ok((history, everything(state.primary().unwrap())))
 }
 
@@ -161,7 +161,7 @@ fn each_worker_sees_its_own_part_of_the_loss_after_every_batch() {
         let mut losses = Losses::default();
         let mut state = new_state(&strategy);
         let fit = Fit::new(&strategy).callback(&mut losses);
-        fit.run(&mut state, &Points::new(&strategy), None, objective)?;
+        fit.run(&mut state, &Points::new(&strategy), objective)?;
         Ok((losses.own, losses.epoch))
     });
     let (first, second) = (&all[0].0, &all[1].0);
@@ -245,7 +245,7 @@ fn interrupted_between_micro_batches_the_rest_is_the_same() {
             .resume_from(checkpoint)
             .callback(ModelCheckpoint::with_workers(strategy, path)?.every_epochs(100))
             .callback(After { batches, act });
-        let history = fit.run(&mut state, &data, None, objective)?;
+        let history = fit.run(&mut state, &data, objective)?;
         let last = everything(state.primary().unwrap());
         Ok((
             history.outcome.clone(),
@@ -355,7 +355,7 @@ fn settings_that_differ_are_an_error_on_all_workers() {
             let mut state =
                 strategy.scope(|device| TrainState::new(Mlp::new(device), Adam::new(rate)))?;
             let fit = Fit::new(&strategy).epochs(epochs).seed(seed);
-            fit.run(&mut state, &data, None, objective).map(drop)
+            fit.run(&mut state, &data, objective).map(drop)
         });
         for outcome in outcomes {
             let text = outcome.unwrap_err().to_string();
@@ -374,7 +374,7 @@ fn another_optimizer_is_named_before_its_learning_rate() {
             false => TrainState::new(Mlp::new(device), Sgd::new(0.5)),
         })?;
         let fit = Fit::new(&strategy).epochs(EPOCHS).max_steps(Some(1));
-        fit.run(&mut state, &data, None, objective).map(drop)
+        fit.run(&mut state, &data, objective).map(drop)
     });
     for outcome in outcomes {
         let text = outcome.unwrap_err().to_string();
@@ -520,7 +520,7 @@ fn a_source_of_ones_own_with_uneven_workers_is_refused(
                 true => evaluate(&strategy, &state, &data, objective).map(drop),
                 false => {
                     let fit = Fit::new(&strategy).epochs(1);
-                    fit.run(&mut state, &data, None, objective).map(drop)
+                    fit.run(&mut state, &data, objective).map(drop)
                 }
             };
             all.wait();

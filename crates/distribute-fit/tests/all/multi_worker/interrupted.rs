@@ -126,7 +126,7 @@ impl Job {
                         .callback(Interrupt::new(flag))
                         .callback(pause)
                         .callback(saver)
-                        .run(&mut new_state(&strategy), &data, None, objective)?;
+                        .run(&mut new_state(&strategy), &data, objective)?;
                     Ok(history.outcome)
                 });
                 let _ = done.send(outcome);
