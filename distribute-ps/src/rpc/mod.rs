@@ -53,8 +53,8 @@ pub(crate) struct RpcOptions {
     pub(crate) keepalive_timeout: Duration,
     /// What the listening process is.
     pub(crate) purpose: Purpose,
-    /// Its number among those of its kind, where it is known: the listening side says it, and the
-    /// dialling side compares.
+    /// Its number among those of its kind, where it is known: the listening side says it, the
+    /// dialling side says which one it wants, and both compare.
     pub(crate) task: Option<usize>,
     /// Bytes of payloads that the calls of one connection may hold in the server's memory before
     /// they are used; 4 GiB by default.
