@@ -189,8 +189,7 @@ pub(super) fn sums<M: Module + Sync + 'static, B: Nest + Send>(
 ) -> Result<PerReplica<StepSums>> {
     let forward = |ctx: &StepContext<'_>, model: &M, batch: B| {
         let given = Objective::of_batch(ctx, model, batch, objective)?;
-        let common = given.common(ctx)?;
-        Ok(given.into_sums(common))
+        Ok(given.into_sums(ctx.global_batch_size()?))
     };
     forward_on(strategy, state, pass, batch, &forward)
 }

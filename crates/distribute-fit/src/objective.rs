@@ -230,31 +230,13 @@ impl Objective {
         Ok(given)
     }
 
-    /// What all replicas' losses are divided by when they are reported: the global batch size.
-    /// Nothing if that is not known.
-    ///
-    /// # Errors
-    /// For parts of batches of different sizes, if it is not known either what the loss was divided
-    /// by.
-    pub(super) fn common(&self, replica: &ReplicaContext) -> Result<Option<f64>> {
-        let size = match (replica.global_batch_size(), self.divisor) {
-            (Ok(size), _) => size,
-            (Err(_), Some(_)) => None,
-            (Err(error), None) => {
-                return Err(Error::invalid(format!(
-                    "{error}; or say with `Objective::averaged_over` what the loss was divided by"
-                )));
-            }
-        };
-        let size = size.map(|size| size as f64);
-        Ok(size.filter(|size| *size > 0.0))
-    }
-
     /// The sums to report, without the graph.
-    pub(super) fn into_sums(self, common: Option<f64>) -> StepSums {
+    pub(super) fn into_sums(self, global_batch_size: Option<usize>) -> StepSums {
         let own = self.divisor;
         // All replicas give their loss in one unit: divided by the global batch size, or not at
         // all. Only if neither is known they cannot.
+        let common = global_batch_size.map(|size| size as f64);
+        let common = common.filter(|size| *size > 0.0);
         let unit = common.or(own.map(|_| 1.0));
         let loss = with_f32(trace::without_autodiff(self.loss));
         let loss = match (own, unit) {
@@ -313,9 +295,9 @@ pub(super) fn train_on<M: Module + 'static, B>(
     let given = Objective::of_batch(&ctx, &state.model, batch, objective)?;
     let loss = state.scale_loss(&given.total());
     let gradients = replica.gradient(&loss, &state.model)?;
-    let common = given.common(replica)?;
+    let size = replica.global_batch_size()?;
     let applied = state.apply_gradients(replica, gradients)?;
-    Ok((applied, given.into_sums(common)))
+    Ok((applied, given.into_sums(size)))
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].

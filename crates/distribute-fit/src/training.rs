@@ -99,10 +99,9 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         D: BatchSource + ?Sized,
         F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
     {
-        let validation = None;
         let engine = Local {
             train,
-            validation,
+            validation: None,
             objective,
         };
         self.run_on(state, engine)
@@ -124,10 +123,9 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         D: BatchSource + ?Sized,
         F: Fn(&StepContext<'_>, &M, D::Batch) -> Result<Objective> + Sync,
     {
-        let validation = Some(validation);
         let engine = Local {
             train,
-            validation,
+            validation: Some(validation),
             objective,
         };
         self.run_on(state, engine)

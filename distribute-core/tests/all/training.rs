@@ -10,8 +10,8 @@ use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::optim::Optimizer;
 use distribute_core::{
     Adam, AdamW, BurnTrainState, CentralStorageStrategy, DefaultStrategy, Error, LogicalDevice,
-    Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica, ReduceOp, ReductionToOneDevice, Sgd,
-    Strategy, StrategyExt, TrainState,
+    Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica, ReduceOp, ReductionToOneDevice,
+    ReplicaContext, Sgd, Strategy, StrategyExt, TrainState,
 };
 
 const ONES: Initializer = Initializer::Constant { value: 0.1 };
@@ -326,6 +326,19 @@ fn gradients_of_another_model_are_refused_with_the_first_that_differs() {
     ]) {
         assert!(text.contains(expected), "{text}");
     }
+}
+
+#[test]
+fn batches_of_two_global_sizes_have_none_in_common() {
+    let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
+    let batch = |size: usize| PerReplica::new(vec![1.0_f32, 2.0]).of_global_batch(size);
+    let sizes = |other| {
+        let step = |ctx: &ReplicaContext, _: (f32, f32)| ctx.global_batch_size();
+        strategy.run((batch(6), batch(other)), step)
+    };
+    assert_eq!(sizes(6).unwrap().into_values(), [Some(6), Some(6)]);
+    let error = sizes(8).unwrap_err().to_string();
+    assert!(error.contains("(6 and 8)"), "{error}");
 }
 
 /// A loss.

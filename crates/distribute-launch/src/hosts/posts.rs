@@ -344,15 +344,18 @@ mod tests {
     use crate::job::task::Role;
     use crate::membership::{Counts, Places};
 
-    fn failed(restart: u32, index: usize) -> Post {
-        let role = Role::Worker;
-        let item = PostBody::Failed(Task { role, index }, Ending::Exit(1));
-        let host = 1;
+    fn post(host: usize, restart: u32, item: PostBody) -> Post {
         Post {
             host,
             restart,
             item,
         }
+    }
+
+    fn failed(restart: u32, index: usize) -> Post {
+        let role = Role::Worker;
+        let item = PostBody::Failed(Task { role, index }, Ending::Exit(1));
+        post(1, restart, item)
     }
 
     /// However often a host says the same, and whatever it says that has its effect at once.
@@ -361,14 +364,7 @@ mod tests {
         let mut posts = Posts::new(2, true);
         for _ in 0..10_000 {
             for item in [PostBody::Came, PostBody::Save, PostBody::WorkersDone] {
-                let (host, restart) = (1, 0);
-                posts
-                    .record(Post {
-                        host,
-                        restart,
-                        item,
-                    })
-                    .unwrap();
+                posts.record(post(1, 0, item)).unwrap();
             }
             posts.record(failed(0, 0)).unwrap();
             posts.record(failed(0, 1)).unwrap();
@@ -388,14 +384,7 @@ mod tests {
                 counts: Counts::default(),
             };
             for item in [PostBody::Plan(plan), PostBody::WorkersDone] {
-                let host = 0;
-                posts
-                    .record(Post {
-                        host,
-                        restart,
-                        item,
-                    })
-                    .unwrap();
+                posts.record(post(0, restart, item)).unwrap();
             }
             assert!(posts.take_instruction(1).is_none());
             assert!(posts.posts.len() <= 2);
