@@ -45,6 +45,9 @@ enum Call {
     /// Of ranks with a term each, but three in the first or in the second one.
     Terms(ReduceOp, ThreeTerms),
     Barrier,
+    /// Passes a buffer, of integers or not and with so many elements more, from one rank to the
+    /// next, one of which is the one that differs. A group that has no `send` and `recv` refuses.
+    Pass(bool, usize),
 }
 
 #[derive(Clone, Copy)]
@@ -146,10 +149,14 @@ impl Case {
             false => (size - 1) / 2,
         };
         let call = if rank == odd { self.odd } else { self.usual };
-        let Err(error) = call.make(communicator, self.elements) else {
+        let Err(error) = call.make(communicator, self.elements, odd) else {
             return Err(self.outcome(rank, "a result"));
         };
-        let kept = match (&self.values, &error) {
+        let values = match (self.usual, &error) {
+            (Call::Pass(..), CollectiveError::InvalidArgument { .. }) => None,
+            _ => self.values,
+        };
+        let kept = match (&values, &error) {
             (
                 Some(values),
                 CollectiveError::Mismatch {
@@ -175,7 +182,7 @@ impl Case {
         if !kept {
             return Err(self.outcome(rank, &error));
         }
-        match (self.values, sum(communicator)) {
+        match (values, sum(communicator)) {
             (None, Ok(())) => Ok(()),
             (Some(_), Err(later)) if later.root_cause() == &error => Ok(()),
             (_, Ok(())) => Err(self.outcome(rank, "the error, and then another result")),
@@ -243,10 +250,11 @@ impl Call {
             Call::Broadcast(_) => OperationKind::Broadcast,
             Call::Reduce(_) => OperationKind::Reduce,
             Call::Barrier => OperationKind::Barrier,
+            Call::Pass(..) => OperationKind::Send,
         }
     }
 
-    fn make(self, communicator: &mut dyn Communicator, elements: usize) -> Result<()> {
+    fn make(self, communicator: &mut dyn Communicator, elements: usize, odd: usize) -> Result<()> {
         let beyond = communicator.world_size();
         let mut ones = vec![1.0_f32; elements];
         let own = &mut ones[..];
@@ -295,7 +303,43 @@ impl Call {
                 terms.all_reduce(communicator, op, &mut parts.collect::<Vec<_>>())
             }
             Call::Barrier => communicator.barrier(),
+            Call::Pass(of_integers, more) => {
+                let from = odd.saturating_sub(1);
+                let (mut floats, mut integers) = match of_integers {
+                    true => (vec![], vec![1_i32; elements + more]),
+                    false => (vec![1.0_f32; elements + more], vec![]),
+                };
+                let buffer = match of_integers {
+                    true => Buffer::I32(&mut integers),
+                    false => Buffer::F32(&mut floats),
+                };
+                pass(communicator, from, buffer)
+            }
         }
+    }
+}
+
+/// Passes a buffer from a rank to the next, and then tells all ranks whether the group has a way
+/// to do so: a refusal is an error of all.
+fn pass(communicator: &mut dyn Communicator, from: usize, buffer: Buffer<'_>) -> Result<()> {
+    let rank = communicator.rank();
+    let passed = match rank {
+        _ if rank == from => communicator.send(from + 1, buffer),
+        _ if rank == from + 1 => communicator.recv(from, buffer),
+        _ => Ok(()),
+    };
+    let mut refusals = match passed {
+        Err(CollectiveError::InvalidArgument { .. }) => [1],
+        passed => passed.map(|()| [0])?,
+    };
+    communicator.all_reduce(ReduceOp::Sum, &mut [Buffer::I32(&mut refusals)])?;
+    match refusals {
+        [0] => Ok(()),
+        _ => Err(CollectiveError::InvalidArgument {
+            rank,
+            op: OperationKind::Send,
+            what: "the group has no send and recv".to_string(),
+        }),
     }
 }
 
@@ -315,11 +359,12 @@ const FROM: [Call; 3] = [
     Call::Broadcast(Some(1)),
     Call::Broadcast(None),
 ];
+const PASS: Call = Call::Pass(false, 0);
 const TO: [Call; 2] = [Call::Reduce(Some(0)), Call::Reduce(None)];
 
 /// What differs, what all ranks but one call, what that one calls, and what the mismatch
 /// names.
-const CASES: [(&str, Call, Call, Option<[&str; 2]>); 16] = [
+const CASES: [(&str, Call, Call, Option<[&str; 2]>); 18] = [
     ("operation", SUM, FROM[0], Some(["all_reduce", "broadcast"])),
     (
         "kind of reduction",
@@ -352,6 +397,18 @@ const CASES: [(&str, Call, Call, Option<[&str; 2]>); 16] = [
     ("root", FROM[0], FROM[1], Some(["0", "1"])),
     ("root, which is no rank", TO[0], TO[1], Some(["root", "0"])),
     ("order", Call::Barrier, SUM, Some(["barrier", "all_reduce"])),
+    (
+        "dtype of what is passed",
+        PASS,
+        Call::Pass(true, 0),
+        Some(["f32", "i32"]),
+    ),
+    (
+        "count of what is passed",
+        PASS,
+        Call::Pass(false, 1),
+        Some(["count", "3"]),
+    ),
     ("root than any rank", FROM[2], FROM[2], None),
     ("root of a reduction than any rank", TO[1], TO[1], None),
     ("distribution of terms", IN_THE_FIRST, IN_THE_SECOND, None),

@@ -31,7 +31,7 @@ struct Table {
     round: u64,
     places: Vec<Option<(OperationHeader, Vec<u8>)>>,
     readers: usize,
-    mail: Vec<(usize, usize, Vec<u8>)>,
+    mail: Vec<(usize, usize, OperationHeader, Vec<u8>)>,
     gone: Option<CollectiveError>,
 }
 
@@ -114,6 +114,12 @@ impl AbortTarget for Shared {
 impl NaiveCommunicator {
     fn header(&self, kind: OperationKind) -> OperationHeader {
         OperationHeader::new(kind, 0, self.sequence)
+    }
+
+    /// What `send` and `recv` compare.
+    fn passing(&self, buffer: &Buffer<'_>) -> Result<OperationHeader> {
+        let header = self.header(OperationKind::Send);
+        header.with_buffers(self.rank, std::slice::from_ref(buffer))
     }
 
     /// Gives every rank the bytes of all ranks. All must make the same call.
@@ -249,24 +255,25 @@ impl Communicator for NaiveCommunicator {
     }
 
     fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        let mail = (self.rank, to, buffer.as_bytes().to_vec());
+        let header = self.passing(&buffer)?;
+        let mail = (self.rank, to, header, buffer.as_bytes().to_vec());
         self.shared.lock().mail.push(mail);
         self.shared.changed.notify_all();
         Ok(())
     }
 
     fn recv(&mut self, from: usize, mut buffer: Buffer<'_>) -> Result<()> {
-        let (_, _, bytes) = self.shared.wait(|table| {
-            let mine = |mail: &(usize, usize, Vec<u8>)| (mail.0, mail.1) == (from, self.rank);
-            let place = table.mail.iter().position(mine)?;
+        let header = self.passing(&buffer)?;
+        let (_, to, theirs, bytes) = self.shared.wait(|table| {
+            let place = table
+                .mail
+                .iter()
+                .position(|mail| (mail.0, mail.1) == (from, self.rank))?;
             Some(table.mail.remove(place))
         })?;
-        let target = buffer.as_bytes_mut();
-        if target.len() != bytes.len() {
-            let what = format!("{} bytes came for {}", bytes.len(), target.len());
-            return Err(CollectiveError::InvalidOption { what });
-        }
-        target.copy_from_slice(&bytes);
+        let compared = header.compare(to, &theirs, from);
+        compared.inspect_err(|error| self.shared.leave(error.clone()))?;
+        buffer.as_bytes_mut().copy_from_slice(&bytes);
         Ok(())
     }
 

@@ -217,32 +217,22 @@ fn modules_step(root: &Path) -> Result<String, String> {
     verdict(modules::problems(&tree), tree.members.len(), "crates")
 }
 
-/// Reads the types of what only a machine with a GPU can run. Beside the checks of the step
-/// `clippy`, in the workspace's own set of features, so that only burn's CUDA backend comes on top;
-/// its compiler for the other kind of kernels is not downloaded (`DOCS_RS`). Tensors are of another
-/// type with burn's fusion, which users have on by default, so the crates that name the type are
-/// read both ways.
+/// Reads the types of what only a machine with a GPU can run, and of all else that is not in a
+/// default build. Beside the checks of the step `clippy`, in the workspace's own set of features, so
+/// that only burn's CUDA backend comes on top; its compiler for the other kind of kernels is not
+/// downloaded (`DOCS_RS`). With burn's fusion, as docs/gpu.md says to build; without it tensors are
+/// of another type, which burn's CUDA backend would have to be read once more for: every night.
 fn gpu_step(root: &Path) -> Result<String, String> {
-    // The crates that have code of their own for it, with all that is not in a default build.
-    let all = "--workspace --features distribute-cli/cuda,distribute-cli/otlp --test nccl \
-               --test nccl_device --test device_reduce --test gpu --test cuda --test otlp \
-               --example gpu_bench";
-    // Above these two nothing names the type.
-    let fused = "-p distribute-cuda -p distribute-data --features distribute-data/fusion --lib \
-                 --test cuda";
-    for what in [all, fused] {
-        gpu_clippy(root, what)?;
-    }
-    Ok(String::new())
-}
-
-fn gpu_clippy(root: &Path, what: &str) -> Result<String, String> {
-    let mut command = cargo_command(root, &format!("clippy {what} -- -D warnings"));
+    let what = "clippy --workspace --features distribute-cli/fusion,distribute-cli/otlp --test nccl \
+                --test nccl_device --test device_reduce --test gpu --test cuda --test otlp \
+                --example gpu_bench -- -D warnings";
+    let mut command = cargo_command(root, what);
     command.env("DOCS_RS", "1");
     if std::env::var_os("CUDARC_CUDA_VERSION").is_none() {
         command.env("CUDARC_CUDA_VERSION", "13000");
     }
-    finish(&mut command)
+    finish(&mut command)?;
+    Ok(String::new())
 }
 
 fn verdict(problems: Vec<String>, count: usize, what: &str) -> Result<String, String> {

@@ -24,6 +24,11 @@ const FEATURES: [&str; 2] = ["distribute-cli/nccl", "distribute-cli/otlp"];
 /// Where there is an MPI to build with.
 const MPI: &str = "distribute-collectives/mpi";
 
+/// XLA's CPU client compiles as a stand-in for a TPU, and a third of its time is LLVM's: what it
+/// makes of a program runs for moments. Without LLVM's optimizer here; with it in `cargo test` and
+/// every night.
+const XLA_FLAGS: (&str, &str) = ("XLA_FLAGS", "--xla_backend_optimization_level=0");
+
 /// Runs all tests that `cargo test --workspace` runs, with the features `nccl`, `otlp` and `mpi`
 /// and their tests.
 pub fn run(root: &Path) -> Result<String, String> {
@@ -144,10 +149,11 @@ fn words(list: &Value) -> impl Iterator<Item = &str> {
 fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts, String> {
     let mut counts = Counts::default();
     for arguments in commands {
-        let mut command = cargo_command(
-            root,
-            &format!("{arguments} --no-fail-fast -- --show-output"),
-        );
+        let arguments_of_all = format!("{arguments} --no-fail-fast -- --show-output");
+        let mut command = cargo_command(root, &arguments_of_all);
+        if std::env::var_os(XLA_FLAGS.0).is_none() {
+            command.env(XLA_FLAGS.0, XLA_FLAGS.1);
+        }
         if gives_way {
             command = niced(command);
         }

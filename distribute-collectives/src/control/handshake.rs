@@ -85,6 +85,19 @@ pub(super) fn hello(shared: &Membership, peer_rank: usize, address: &str) -> Hel
     hello
 }
 
+/// The address that the other ranks must have dialled: that of this rank in the list that all have.
+/// Empty, which fits any, where nothing is proven without a token (who forwards such a port may),
+/// and for a rank that listens at all addresses: the others' lists cannot have that one.
+fn own_address(shared: &Membership) -> &str {
+    let address = &shared.addresses[shared.rank];
+    let host = address::split(address).map_or("", |(host, _)| host);
+    let is_everywhere = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
+    match shared.security.has_token() && !is_everywhere {
+        true => address,
+        false => "",
+    }
+}
+
 /// An old generation may differ in everything else, and will go away: nothing else is said of it.
 fn other_generation(own: &Hello, peer: &Hello) -> Option<HandshakeFailure> {
     let (theirs, ours) = (peer.identity.generation, own.identity.generation);
@@ -302,8 +315,11 @@ async fn answer(
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
 ) -> Result<Authenticated, HandshakeFailure> {
-    // Its own address is what it listens at; others may know it under another one.
-    let own = hello(shared, listener.peer().identity.task as usize, "");
+    let own = hello(
+        shared,
+        listener.peer().identity.task as usize,
+        own_address(shared),
+    );
     let (secret, binding) = (shared.security.secret(), &guard.channel().binding);
     let answered = listener.answer(own.clone(), &secret, binding);
     let (waiting, words) = answered.map_err(|error| failure(error, false))?;

@@ -117,3 +117,40 @@ pub(super) fn hold(cluster: &Cluster, mut options: ServerOptions) -> Result<()> 
     server.shutdown();
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use distribute_core::cluster::TfConfigResolver;
+
+    use super::*;
+
+    /// In the chief's lists the tasks stand one after the other, whatever numbers are left out.
+    #[test]
+    fn a_task_of_a_sparse_list_is_numbered_by_its_place() {
+        let number = |job: &str, index: usize| {
+            let config = format!(
+                r#"{{"cluster": {{"chief": ["a:1"], "worker": {{"1": "b:1", "4": "c:1"}},
+                    "ps": {{"0": "d:1", "2": "e:1", "7": "f:1"}}}},
+                    "task": {{"type": "{job}", "index": {index}}}}}"#
+            );
+            let environment = BTreeMap::from([("TF_CONFIG".to_string(), config)]);
+            let cluster = resolve(&TfConfigResolver::new(environment)).unwrap();
+            let place = tasks(&cluster, job)
+                .iter()
+                .position(|it| Some(*it) == cluster.address());
+            let number = own_number(&cluster, job);
+            assert_eq!(number, place);
+            number
+        };
+        assert_eq!(
+            [1, 4].map(|index| number("worker", index)),
+            [Some(0), Some(1)]
+        );
+        assert_eq!(
+            [0, 2, 7].map(|index| number("ps", index)),
+            [Some(0), Some(1), Some(2)]
+        );
+    }
+}

@@ -249,6 +249,48 @@ fn another_world_size_name_or_option_is_refused_by_both() {
     });
 }
 
+/// What listens at another address than the one that was dialled passes the connection on, or the
+/// two ranks were given different lists.
+#[test]
+fn another_address_than_the_dialled_one_is_refused_by_both() {
+    within_limit(|| {
+        let (listeners, addresses) = listeners(2);
+        let ports: Vec<u16> = listeners.iter().map(|it| it.local_addr().port()).collect();
+        let reasons = on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
+            let mut options = options(rank, listener, &addresses);
+            options.addresses[1 - rank] = format!("localhost:{}", ports[1 - rank]);
+            options.security = token();
+            refusal(join(options))
+        });
+        for reason in reasons {
+            let dialled = [0, 1].map(|rank| {
+                let (name, ip) = (format!("localhost:{}", ports[rank]), &addresses[rank]);
+                reason.contains(&format!("{name} was dialled, and {ip} answers"))
+            });
+            assert!(dialled.contains(&true), "{reason}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_at_all_addresses_may_be_dialled_at_any() {
+    within_limit(|| {
+        let bind = |address| BoundListener::bind(0, address, &token().insecure()).unwrap();
+        let listeners = ["0.0.0.0:0", "0.0.0.0:0"].map(bind);
+        let ports = [0, 1].map(|rank| listeners[rank].local_addr().port());
+        let joined = on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
+            let addresses = [0, 1].map(|other| match other == rank {
+                true => format!("0.0.0.0:{}", ports[other]),
+                false => format!("127.0.0.1:{}", ports[other]),
+            });
+            let mut options = options(rank, listener, &addresses);
+            options.security = token();
+            join(options).unwrap()
+        });
+        gather_once(&joined.iter().collect::<Vec<_>>());
+    });
+}
+
 #[test]
 fn of_many_options_those_that_differ_are_named() {
     within_limit(|| {
@@ -348,12 +390,15 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
     });
 }
 
+fn token() -> Security {
+    Security::default().token(Token::new("0123456789 of the job").unwrap())
+}
+
 /// Generation 4 had four ranks, generation 5 restarts with three: the last rank of the old one,
 /// still retrying with the right token, and with what an older program says.
 #[test]
 fn an_old_generation_of_another_size_disturbs_nobody() {
     within_limit(|| {
-        let token = || Security::default().token(Token::new("0123456789 of the job").unwrap());
         let (sockets, addresses) = listeners(3);
         let (joined, gave_up) = mpsc::channel();
         std::thread::scope(|scope| {
