@@ -45,8 +45,9 @@ enum Call {
     /// Of ranks with a term each, but three in the first or in the second one.
     Terms(ReduceOp, ThreeTerms),
     Barrier,
-    /// Passes a buffer, of integers or not and with so many elements more, from one rank to the
-    /// next, one of which is the one that differs. A group that has no `send` and `recv` refuses.
+    /// Passes a buffer, of integers or not and with so many elements more, from a rank to the next:
+    /// the one that differs and the one below, or rank 0 and 1. A group that has no `send` and
+    /// `recv` refuses.
     Pass(bool, usize),
 }
 
@@ -149,7 +150,8 @@ impl Case {
             false => (size - 1) / 2,
         };
         let call = if rank == odd { self.odd } else { self.usual };
-        let Err(error) = call.make(communicator, self.elements, odd) else {
+        let from = odd.saturating_sub(1);
+        let Err(error) = call.make(communicator, self.elements, from) else {
             return Err(self.outcome(rank, "a result"));
         };
         let values = match (self.usual, &error) {
@@ -175,6 +177,13 @@ impl Case {
                 };
                 let is_named = [*rank_a, *rank_b].contains(&odd);
                 rank_a < rank_b && is_named && *op == kind && named
+            }
+            // A rank that has no part in what is passed may only hear of it.
+            (Some(values), CollectiveError::Aborted { rank: by, reason })
+                if matches!(self.usual, Call::Pass(..)) && ![from, from + 1].contains(&rank) =>
+            {
+                let is_of_the_two = [from, from + 1].contains(by);
+                is_of_the_two && values.iter().all(|value| reason.contains(value))
             }
             (None, CollectiveError::InvalidArgument { op, .. }) => *op == self.usual.kind(),
             _ => false,
@@ -254,7 +263,7 @@ impl Call {
         }
     }
 
-    fn make(self, communicator: &mut dyn Communicator, elements: usize, odd: usize) -> Result<()> {
+    fn make(self, communicator: &mut dyn Communicator, elements: usize, from: usize) -> Result<()> {
         let beyond = communicator.world_size();
         let mut ones = vec![1.0_f32; elements];
         let own = &mut ones[..];
@@ -304,7 +313,6 @@ impl Call {
             }
             Call::Barrier => communicator.barrier(),
             Call::Pass(of_integers, more) => {
-                let from = odd.saturating_sub(1);
                 let (mut floats, mut integers) = match of_integers {
                     true => (vec![], vec![1_i32; elements + more]),
                     false => (vec![1.0_f32; elements + more], vec![]),

@@ -271,8 +271,10 @@ impl Communicator for NaiveCommunicator {
                 .position(|mail| (mail.0, mail.1) == (from, self.rank))?;
             Some(table.mail.remove(place))
         })?;
-        let compared = header.compare(to, &theirs, from);
-        compared.inspect_err(|error| self.shared.leave(error.clone()))?;
+        header.compare(to, &theirs, from).inspect_err(|error| {
+            self.failed = Some(error.clone());
+            self.shared.leave(error.clone());
+        })?;
         buffer.as_bytes_mut().copy_from_slice(&bytes);
         Ok(())
     }

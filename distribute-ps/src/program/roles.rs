@@ -59,12 +59,6 @@ fn tasks<'a>(cluster: &'a Cluster, job: &str) -> Vec<&'a str> {
     tasks.into_iter().flatten().collect()
 }
 
-/// The number of this process among those of its job that there are.
-fn own_number(cluster: &Cluster, job: &str) -> Option<usize> {
-    let tasks = cluster.spec().job_tasks(job).unwrap_or_default();
-    Some(tasks.iter().take(cluster.task_id()).flatten().count())
-}
-
 /// The chief's address, for messages.
 fn chief(cluster: &Cluster) -> Option<String> {
     tasks(cluster, "chief").first().map(ToString::to_string)
@@ -103,54 +97,17 @@ pub(super) fn work(
     registry: Arc<StepRegistry>,
     mut options: WorkerOptions,
 ) -> Result<()> {
-    options.worker = own_number(cluster, "worker");
+    options.worker = Some(cluster.task_id());
     options.chief = chief(cluster).or(options.chief);
     WorkerServer::bind(own_address(cluster)?, registry, options)?.serve()
 }
 
 /// A parameter server.
 pub(super) fn hold(cluster: &Cluster, mut options: ServerOptions) -> Result<()> {
-    options.server = own_number(cluster, "ps");
+    options.server = Some(cluster.task_id());
     options.chief = chief(cluster).or(options.chief);
     let server = ParameterServer::bind(own_address(cluster)?, options)?;
     server.wait(None)?;
     server.shutdown();
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use distribute_core::cluster::TfConfigResolver;
-
-    use super::*;
-
-    /// In the chief's lists the tasks stand one after the other, whatever numbers are left out.
-    #[test]
-    fn a_task_of_a_sparse_list_is_numbered_by_its_place() {
-        let number = |job: &str, index: usize| {
-            let config = format!(
-                r#"{{"cluster": {{"chief": ["a:1"], "worker": {{"1": "b:1", "4": "c:1"}},
-                    "ps": {{"0": "d:1", "2": "e:1", "7": "f:1"}}}},
-                    "task": {{"type": "{job}", "index": {index}}}}}"#
-            );
-            let environment = BTreeMap::from([("TF_CONFIG".to_string(), config)]);
-            let cluster = resolve(&TfConfigResolver::new(environment)).unwrap();
-            let place = tasks(&cluster, job)
-                .iter()
-                .position(|it| Some(*it) == cluster.address());
-            let number = own_number(&cluster, job);
-            assert_eq!(number, place);
-            number
-        };
-        assert_eq!(
-            [1, 4].map(|index| number("worker", index)),
-            [Some(0), Some(1)]
-        );
-        assert_eq!(
-            [0, 2, 7].map(|index| number("ps", index)),
-            [Some(0), Some(1), Some(2)]
-        );
-    }
 }
