@@ -122,7 +122,10 @@ const STEPS: [Step; 16] = [
         advice: "the model that fails is named above, with the order of its threads when it runs \
                  with `LOOM_LOG=trace LOOM_LOCATION=1`",
         run: |root| {
-            let models = "test -p distribute-collectives --features loom --lib models";
+            // The program, which has no library, brings the features that the step `test` has, so
+            // that less is built twice.
+            let models = "test -p distribute-collectives -p distribute-cli --lib models --features \
+                          distribute-collectives/loom,distribute-cli/nccl,distribute-cli/otlp";
             cargo(root, models)
         },
     },
@@ -218,10 +221,10 @@ fn modules_step(root: &Path) -> Result<String, String> {
 }
 
 /// Reads the types of what only a machine with a GPU can run, and of all else that is not in a
-/// default build. Beside the checks of the step `clippy`, in the workspace's own set of features, so
-/// that only burn's CUDA backend comes on top; its compiler for the other kind of kernels is not
-/// downloaded (`DOCS_RS`). With burn's fusion, as docs/gpu.md says to build; without it tensors are
-/// of another type, which burn's CUDA backend would have to be read once more for: every night.
+/// default build. Beside the checks of the step `clippy`, in the workspace's own set of features,
+/// so that only burn's CUDA backend comes on top; its compiler for the other kind of kernels is not
+/// downloaded (`DOCS_RS`). With burn's fusion, which users have on by default; without it tensors
+/// are of another type, for which burn's CUDA backend is read once more every night.
 fn gpu_step(root: &Path) -> Result<String, String> {
     let what = "clippy --workspace --features distribute-cli/fusion,distribute-cli/otlp --test nccl \
                 --test nccl_device --test device_reduce --test gpu --test cuda --test otlp \
