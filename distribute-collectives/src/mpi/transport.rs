@@ -407,6 +407,12 @@ impl Drop for MpiTransport {
             true => "its thread panicked",
             false => "its endpoint was dropped",
         };
+        // One that has not heard of a failure yet must not take this rank, which leaves because of
+        // it, for the cause: notices of two ranks come in any order.
+        let known = self.shared.lock().failures.first().cloned();
+        if let Some(failure) = known {
+            self.shared.send_notice(&Notice::Failed(failure));
+        }
         self.shared.send_notice(&Notice::Left {
             rank: self.comm.rank,
             completed: self.operations.sequence(),
