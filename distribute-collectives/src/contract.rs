@@ -312,16 +312,13 @@ impl Call {
                 terms.all_reduce(communicator, op, &mut parts.collect::<Vec<_>>())
             }
             Call::Barrier => communicator.barrier(),
-            Call::Pass(of_integers, more) => {
-                let (mut floats, mut integers) = match of_integers {
-                    true => (vec![], vec![1_i32; elements + more]),
-                    false => (vec![1.0_f32; elements + more], vec![]),
-                };
-                let buffer = match of_integers {
-                    true => Buffer::I32(&mut integers),
-                    false => Buffer::F32(&mut floats),
-                };
-                pass(communicator, from, buffer)
+            Call::Pass(true, more) => {
+                let mut integers = vec![1_i32; elements + more];
+                pass(communicator, from, Buffer::I32(&mut integers))
+            }
+            Call::Pass(false, more) => {
+                let mut floats = vec![1.0_f32; elements + more];
+                pass(communicator, from, Buffer::F32(&mut floats))
             }
         }
     }

@@ -137,6 +137,11 @@ fn the_contract_of_3_ranks() {
 }
 
 #[test]
+fn who_comes_late_hears_what_failed_and_not_who_left() {
+    under_mpirun("late_listener", 3);
+}
+
+#[test]
 fn a_missing_rank_of_2() {
     under_mpirun("timeout", 2);
 }
@@ -185,6 +190,7 @@ fn rank_program() {
         "operations" => operations(&environment),
         "failures" => failures(&environment),
         "contract" => disagreements(&environment),
+        "late_listener" => late_listener(&environment, &mut control),
         "timeout" => timeout(&environment, &mut control),
         "late_group" => late_group(&environment, &mut control),
         other => panic!("unknown scenario {other}"),
@@ -451,6 +457,28 @@ fn disagreements(environment: &MpiEnvironment) {
         for case in contract::cases() {
             let group = environment.communicator(options().algorithm(algorithm));
             case.check(&mut group.unwrap()).unwrap();
+        }
+    }
+}
+
+/// The first two ranks differ and leave before the third one, which has no part in it, looks.
+fn late_listener(environment: &MpiEnvironment, control: &mut MpiCommunicator) {
+    for _ in 0..50 {
+        let mut group = environment.communicator(options()).unwrap();
+        let passed = match group.rank() {
+            0 => group.send(1, (&mut [1.0_f32; 4][..]).into()),
+            1 => group.recv(0, (&mut [1_i32; 4][..]).into()),
+            _ => Ok(()),
+        };
+        let mut group = Some(group);
+        if control.rank() < 2 {
+            assert!(matches!(passed, Err(CollectiveError::Mismatch { .. })));
+            group = None;
+        }
+        control.barrier().unwrap();
+        if let Some(mut group) = group {
+            let error = group.barrier().unwrap_err();
+            assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
         }
     }
 }

@@ -140,22 +140,29 @@ fn words(list: &Value) -> impl Iterator<Item = &str> {
         .filter_map(Value::as_str)
 }
 
-/// Runs commands one after the other and counts their results.
+/// Runs commands one after the other, also after one that failed, and counts their results.
 fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts, String> {
-    let mut counts = Counts::default();
+    let (mut counts, mut failures) = (Counts::default(), Vec::new());
     for arguments in commands {
-        let arguments_of_all = format!("{arguments} --no-fail-fast -- --show-output");
-        let mut command = cargo_command(root, &arguments_of_all);
-        let has_small_steps = arguments.ends_with(SMALL_STEPS);
-        if has_small_steps && std::env::var_os(XLA_FLAGS.0).is_none() {
+        let mut command = cargo_command(
+            root,
+            &format!("{arguments} --no-fail-fast -- --show-output"),
+        );
+        if arguments.ends_with(SMALL_STEPS) && std::env::var_os(XLA_FLAGS.0).is_none() {
             command.env(XLA_FLAGS.0, XLA_FLAGS.1);
         }
         if gives_way {
             command = niced(command);
         }
-        counts = counts.and(&run_tests(command, arguments)?);
+        match run_tests(command, arguments) {
+            Ok(more) => counts = counts.and(&more),
+            Err(failure) => failures.push(failure),
+        }
     }
-    Ok(counts)
+    match failures.is_empty() {
+        true => Ok(counts),
+        false => Err(failures.join("\n")),
+    }
 }
 
 /// The same command with a third of the weight when processors are wanted by more than there are,
