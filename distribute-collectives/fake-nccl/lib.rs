@@ -9,7 +9,7 @@
 //! thread without a context) is refused and counted.
 //!
 //! A test copies the built library into a directory of its own, so that it is loaded apart from
-//! those of other tests, and puts a file `fake.conf` with the [settings](settings) beside it. What
+//! those of other tests, and puts a file `fake.conf` with settings (`settings.rs`) beside it. What
 //! exists is written to the file `stats-PID` there.
 
 mod arithmetic;

@@ -7,23 +7,29 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{cargo_command, finish, output};
+use crate::cargo::{cargo_command, finish, output, reading_everything};
 use crate::package;
 use crate::tree::{Member, Tree};
 
 /// Whose rustdoc writes the form of JSON that `crates/public-interfaces` reads; another one's would
 /// differ in texts too.
 const COMPILER: &str = "rustc 1.95.";
+/// With the examples come the dependencies of tests, and so the features with which the step
+/// `clippy` has read all others.
+const DOCUMENT: &str = "doc --workspace --no-deps --lib --bins --examples";
 const LISTER: &str = "crates/public-interfaces/Cargo.toml";
 const FOLDER: &str = "crates/public-interfaces/listings";
 /// As many lines of a difference say what has changed.
 const SHOWN: usize = 40;
 
-/// Compares the interfaces with what the repository has of them.
+/// Reads the documentation of all crates, in which no warning may be, and compares the interfaces
+/// with what the repository has of them.
 pub fn check(root: &Path) -> Result<String, String> {
-    let Some(found) = listings(root)? else {
-        return Ok(format!("SKIPPED: needs {COMPILER}x"));
-    };
+    if !is_known_compiler()? {
+        finish(reading_everything(root, DOCUMENT).env("RUSTDOCFLAGS", "-D warnings"))?;
+        return Ok(format!("SKIPPED: the interfaces: needs {COMPILER}x"));
+    }
+    let found = listings(root)?;
     let mut problems = Vec::new();
     for (name, text) in &found {
         let file = format!("{FOLDER}/{name}.txt");
@@ -41,9 +47,10 @@ pub fn check(root: &Path) -> Result<String, String> {
 
 /// Writes them anew.
 pub fn write(root: &Path) -> Result<String, String> {
-    let Some(found) = listings(root)? else {
+    if !is_known_compiler()? {
         return Err(format!("it needs {COMPILER}x"));
-    };
+    }
+    let found = listings(root)?;
     let folder = root.join(FOLDER);
     let failed = |error: std::io::Error| format!("{FOLDER}: {error}");
     fs::create_dir_all(&folder).map_err(failed)?;
@@ -102,13 +109,14 @@ fn difference(file: &str, kept: &str, found: &str) -> Option<String> {
     Some(format!("{file}: another interface\n{}", lines.join("\n")))
 }
 
-/// One line for each public item of each library, by the name of its crate.
-fn listings(root: &Path) -> Result<Option<BTreeMap<String, String>>, String> {
+fn is_known_compiler() -> Result<bool, String> {
     let compiler = Command::new("rustc").arg("--version").output();
     let compiler = compiler.map_err(|error| format!("cannot start rustc: {error}"))?;
-    if !String::from_utf8_lossy(&compiler.stdout).starts_with(COMPILER) {
-        return Ok(None);
-    }
+    Ok(String::from_utf8_lossy(&compiler.stdout).starts_with(COMPILER))
+}
+
+/// One line for each public item of each library, by the name of its crate.
+fn listings(root: &Path) -> Result<BTreeMap<String, String>, String> {
     let metadata = output(root, "metadata --format-version 1 --no-deps --offline")?;
     let metadata: serde_json::Value =
         serde_json::from_str(&metadata).map_err(|error| format!("cargo metadata: {error}"))?;
@@ -117,7 +125,7 @@ fn listings(root: &Path) -> Result<Option<BTreeMap<String, String>>, String> {
     let libraries: Vec<&Member> = package::published(&tree)
         .filter(|member| tree.paths.contains(&member.path("src/lib.rs")))
         .collect();
-    document(root, target, &libraries)?;
+    document(root, target)?;
     let folder = target.join("public-interfaces");
     list(root, target, &folder, &libraries)?;
     let mut found = BTreeMap::new();
@@ -127,7 +135,7 @@ fn listings(root: &Path) -> Result<Option<BTreeMap<String, String>>, String> {
         let text = text.map_err(|error| format!("{}: {error}", file.display()))?;
         found.insert(member.name.clone(), text);
     }
-    Ok(Some(found))
+    Ok(found)
 }
 
 /// Turns the JSON of rustdoc into lines.
@@ -142,23 +150,20 @@ fn list(root: &Path, target: &Path, folder: &Path, libraries: &[&Member]) -> Res
     finish(&mut command).map(drop)
 }
 
-/// Runs rustdoc for what it writes as JSON. That is a feature of nightly compilers, which this one
-/// has as well when it is asked; only rustdoc is, since build scripts look whether rustc is.
-fn document(root: &Path, target: &Path, libraries: &[&Member]) -> Result<String, String> {
+/// Runs rustdoc for what it writes as JSON, and for its warnings, which are the same in every form.
+/// JSON is a feature of nightly compilers, which this one has as well when it is asked; only
+/// rustdoc is, since build scripts look whether rustc is.
+fn document(root: &Path, target: &Path) -> Result<String, String> {
     let rustdoc = target.join("rustdoc-json");
     let script = "#!/bin/sh\nRUSTC_BOOTSTRAP=1 exec rustdoc \"$@\"\n";
     fs::create_dir_all(target)
         .and_then(|()| fs::write(&rustdoc, script))
         .and_then(|()| fs::set_permissions(&rustdoc, fs::Permissions::from_mode(0o755)))
         .map_err(|error| format!("{}: {error}", rustdoc.display()))?;
-    let names: Vec<String> = libraries
-        .iter()
-        .map(|it| format!("-p {}", it.name))
-        .collect();
-    let mut command = cargo_command(root, &format!("doc --no-deps --lib {}", names.join(" ")));
+    let mut command = reading_everything(root, DOCUMENT);
     command.env("RUSTDOC", rustdoc);
-    command.env("RUSTDOCFLAGS", "-Zunstable-options --output-format json");
-    finish(&mut command)
+    let flags = "-D warnings -Zunstable-options --output-format json";
+    finish(command.env("RUSTDOCFLAGS", flags))
 }
 
 #[cfg(test)]

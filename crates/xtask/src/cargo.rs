@@ -18,6 +18,23 @@ pub fn cargo_command(root: &Path, arguments: &str) -> Command {
     command
 }
 
+/// Features of the program with which all code is compiled that needs no system's MPI, burn's CUDA
+/// backend with fusion (as users have it) included.
+const EVERYTHING: &str = "--features distribute-cli/fusion,distribute-cli/otlp";
+
+/// A command that only reads code, with all of it: the steps that do so read the dependencies with
+/// one set of features, and so only once. It needs neither CUDA nor a GPU, and downloads no
+/// compiler for the kernels (`DOCS_RS`).
+pub fn reading_everything(root: &Path, arguments: &str) -> Command {
+    let (verb, rest) = arguments.split_once(' ').unwrap_or((arguments, ""));
+    let mut command = cargo_command(root, &format!("{verb} {EVERYTHING} {rest}"));
+    command.env("DOCS_RS", "1");
+    if std::env::var_os("CUDARC_CUDA_VERSION").is_none() {
+        command.env("CUDARC_CUDA_VERSION", "13000");
+    }
+    command
+}
+
 /// Runs cargo with these arguments to its end.
 pub fn cargo(root: &Path, arguments: &str) -> Result<String, String> {
     finish(&mut cargo_command(root, arguments))

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::cargo::{cargo, cargo_command, finish};
+use crate::cargo::{cargo, finish, reading_everything};
 use crate::tree::Tree;
 use crate::{
     api, book, deny, edges, features, miri, modules, package, pictures, suite, tidy, transports,
@@ -45,7 +45,7 @@ struct Step {
     run: fn(&Path) -> Result<String, String>,
 }
 
-const STEPS: [Step; 16] = [
+const STEPS: [Step; 14] = [
     Step {
         name: "tidy",
         advice: "fix the places above; crates/xtask/README.md explains each rule",
@@ -88,8 +88,7 @@ const STEPS: [Step; 16] = [
     },
     Step {
         name: "clippy",
-        advice: "fix the warnings above; \
-                 `cargo clippy --workspace --all-targets -- -D warnings` shows them again",
+        advice: "fix the warnings above; `cargo xtask check --only clippy` shows them again",
         run: clippy_step,
     },
     Step {
@@ -98,23 +97,10 @@ const STEPS: [Step; 16] = [
         run: transports::run,
     },
     Step {
-        name: "gpu",
-        advice: "fix the warnings above; `cargo xtask check --only gpu` shows them again",
-        run: gpu_step,
-    },
-    Step {
         name: "doc",
-        advice: "fix the warnings above; \
-                 `RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps` shows them again",
-        run: |root| {
-            let mut command = cargo_command(root, "doc --workspace --no-deps");
-            finish(command.env("RUSTDOCFLAGS", "-D warnings"))
-        },
-    },
-    Step {
-        name: "api",
-        advice: "`cargo xtask api` writes the interfaces anew; CHANGELOG.md says what changed for \
-                 users, and the next version is a compatible one only if nothing went",
+        advice: "fix the warnings above; of an interface: `cargo xtask api` writes it anew, \
+                 CHANGELOG.md says what changed for users, and the next version is a compatible \
+                 one only if nothing went",
         run: api::check,
     },
     Step {
@@ -208,34 +194,19 @@ fn edges_step(root: &Path) -> Result<String, String> {
 
 /// All there is, and the small program of the README's first command.
 fn clippy_step(root: &Path) -> Result<String, String> {
-    cargo(root, "clippy --workspace --all-targets -- -D warnings")?;
-    cargo(
-        root,
-        "clippy -p distribute-cli --no-default-features -- -D warnings",
-    )
+    for what in [
+        "--workspace --all-targets",
+        "-p distribute-cli --no-default-features",
+    ] {
+        let command = format!("clippy {what} -- -D warnings");
+        finish(&mut reading_everything(root, &command))?;
+    }
+    Ok(String::new())
 }
 
 fn modules_step(root: &Path) -> Result<String, String> {
     let tree = Tree::read(root)?;
     verdict(modules::problems(&tree), tree.members.len(), "crates")
-}
-
-/// Reads the types of what only a machine with a GPU can run, and of all else that is not in a
-/// default build. Beside the checks of the step `clippy`, in the workspace's own set of features,
-/// so that only burn's CUDA backend comes on top; its compiler for the other kind of kernels is not
-/// downloaded (`DOCS_RS`). With burn's fusion, which users have on by default; without it tensors
-/// are of another type, for which burn's CUDA backend is read once more every night.
-fn gpu_step(root: &Path) -> Result<String, String> {
-    let what = "clippy --workspace --features distribute-cli/fusion,distribute-cli/otlp --test nccl \
-                --test nccl_device --test device_reduce --test gpu --test cuda --test otlp \
-                --example gpu_bench -- -D warnings";
-    let mut command = cargo_command(root, what);
-    command.env("DOCS_RS", "1");
-    if std::env::var_os("CUDARC_CUDA_VERSION").is_none() {
-        command.env("CUDARC_CUDA_VERSION", "13000");
-    }
-    finish(&mut command)?;
-    Ok(String::new())
 }
 
 fn verdict(problems: Vec<String>, count: usize, what: &str) -> Result<String, String> {
@@ -275,15 +246,13 @@ mod tests {
             "fmt",
             "clippy",
             "transports",
-            "gpu",
             "doc",
-            "api",
             "models",
             "miri",
             "test",
         ];
         assert_eq!(names(&Selection::All), all);
-        assert_eq!(names(&Selection::AllButTests), all[..13]);
+        assert_eq!(names(&Selection::AllButTests), all[..11]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 

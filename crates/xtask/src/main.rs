@@ -38,8 +38,8 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
 
   --skip-tests   every step but `models`, `miri` and `test`
   --only STEP    one step: tidy, book, edges, modules, features, deny, package, fmt, clippy,
-                 transports, gpu, doc, api, models, miri or test
-  api            writes the public interfaces that the step `api` compares anew
+                 transports, doc, models, miri or test
+  api            writes the public interfaces that the step `doc` compares anew
   book-links     what mdBook calls: links from pages to other files of the repository
   TARGET         a fuzz target, which is a folder of crates/fuzz/corpus, or `all`
   CRATE          whose modules are shown: how much code each has, or who imports whom, and in

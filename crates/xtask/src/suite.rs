@@ -18,8 +18,8 @@ use crate::cargo::{cargo_command, finish};
 const COMPUTING: [&str; 3] = ["conformance", "tpu", "tpu_xla"];
 
 /// Features that are off by default and build on any machine. Their tests run with all others, so
-/// that everything is built once; those of `nccl` need no GPU, or say that they are skipped. The
-/// step `clippy` compiles all tests as `cargo test --workspace` does.
+/// that everything is built once; those of `nccl` need no GPU, or say that they are skipped. All
+/// tests are compiled without these features every night.
 const FEATURES: [&str; 2] = ["distribute-cli/nccl", "distribute-cli/otlp"];
 /// Where there is an MPI to build with.
 const MPI: &str = "distribute-collectives/mpi";
