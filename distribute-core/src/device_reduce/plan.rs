@@ -48,10 +48,10 @@ impl Outcome {
 type Reducers = Vec<Option<Box<dyn DeviceReducer>>>;
 
 impl DevicePlan {
-    /// `own` are reducers of the caller, instead of those that the wish stands for.
+    /// `own` are reducers of the caller, instead of those of the reduction that is wanted.
     ///
     /// # Errors
-    /// If a wish by name does not fit the devices.
+    /// If a reduction that is wanted by name does not fit the devices.
     pub(crate) fn new(
         wanted: DeviceReduction,
         own: Option<Arc<dyn DeviceReducers>>,
@@ -97,12 +97,12 @@ impl DevicePlan {
             outcome: Arc::default(),
         };
         if let Some(refusal) = refusal.filter(|_| several && gpus > 0) {
-            plan.tell(Outcome::through_host(refusal));
+            plan.conclude(Outcome::through_host(refusal));
         }
         Ok(plan)
     }
 
-    fn tell(&self, outcome: Outcome) {
+    fn conclude(&self, outcome: Outcome) {
         self.outcome.get_or_init(|| {
             tracing::info!("{}", outcome.text);
             outcome
@@ -136,12 +136,12 @@ impl DevicePlan {
         match reducers.connect(devices, generation) {
             Ok(list) => {
                 if let Some(first) = list.first() {
-                    self.tell(Outcome::on_devices(&**first));
+                    self.conclude(Outcome::on_devices(&**first));
                 }
                 Ok(list.into_iter().map(Some).collect())
             }
             Err(error) if self.wanted == DeviceReduction::Auto && is_unavailable(&error) => {
-                self.tell(Outcome::through_host(error));
+                self.conclude(Outcome::through_host(error));
                 Ok(none())
             }
             Err(error) => Err(error),

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::call::{check_state, read_hosts};
+use super::call::{check_state, read_numbers};
 use super::{Call, Capture, CapturedState, Changes};
 use crate::copies::EndOfRun;
 use crate::error::check_count;
@@ -162,8 +162,8 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        let hosts = read_hosts(&mut self.copies.host[0])?;
-        call.enter_state(self, hosts, true)
+        let numbers = read_numbers(&mut self.copies.host[0])?;
+        call.enter_state(self, numbers, true)
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
@@ -209,8 +209,8 @@ impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
     }
 
     fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        let hosts = read_hosts(&mut self.copies.first())?;
-        call.enter_state(self, hosts, false)
+        let numbers = read_numbers(&mut self.copies.first())?;
+        call.enter_state(self, numbers, false)
     }
 
     fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {

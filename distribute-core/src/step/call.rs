@@ -73,7 +73,7 @@ impl<'t> Call<'t> {
     pub(crate) fn enter_state<T: Replicate>(
         &mut self,
         state: &Mirrored<T>,
-        hosts: Hosts,
+        numbers: HostNumbers,
         mutable: bool,
     ) -> Result<()> {
         check_state(state, self.strategy, self.replicas)?;
@@ -83,8 +83,8 @@ impl<'t> Call<'t> {
         };
         self.key.state(&state.identity);
         let access = if mutable { "mut" } else { "ref" };
-        self.fixed(format_args!("{access} {}", hosts.fingerprint.join(" ")));
-        self.coefficients.extend(hosts.coefficients);
+        self.fixed(format_args!("{access} {}", numbers.fingerprint.join(" ")));
+        self.coefficients.extend(numbers.coefficients);
         for tensor in tensors {
             self.leaf(tensor.spec(), Argument::Device(tensor), mutable);
         }
@@ -154,24 +154,24 @@ pub(super) fn check_state<T>(
 
 /// What the host knows of a mirrored value.
 #[derive(Default)]
-pub(crate) struct Hosts {
+pub(crate) struct HostNumbers {
     fingerprint: Vec<String>,
     coefficients: Vec<Coefficients>,
     records: Vec<Vec<u64>>,
 }
 
 /// Asks the training states of a mirrored value for it.
-pub(super) fn read_hosts(value: &mut impl Replicate) -> Result<Hosts> {
-    let mut hosts = Hosts::default();
+pub(super) fn read_numbers(value: &mut impl Replicate) -> Result<HostNumbers> {
+    let mut numbers = HostNumbers::default();
     value.parts(|_, part| {
         if let Some(state) = part.host() {
-            state.fingerprint(&mut hosts.fingerprint);
-            hosts.coefficients.push(state.coefficients());
-            hosts.records.push(state.record());
+            state.fingerprint(&mut numbers.fingerprint);
+            numbers.coefficients.push(state.coefficients());
+            numbers.records.push(state.record());
         }
         Ok(())
     })?;
-    Ok(hosts)
+    Ok(numbers)
 }
 
 /// Names all of a value: its tensors as `name` says, everything else as it is.
@@ -229,7 +229,7 @@ pub struct CapturedState<T> {
     /// The tensors of each part.
     inputs: Vec<Vec<CapturedTensor>>,
     /// The number of its first training state.
-    host: Option<usize>,
+    training: Option<usize>,
 }
 
 /// A capture, as the arguments see it.
@@ -244,7 +244,7 @@ pub struct Capture {
     pub(crate) leaves: Vec<CapturedTensor>,
     /// What the tensors of mirrored values are called.
     pub(crate) names: HashMap<TensorId, String>,
-    hosts: usize,
+    training_states: usize,
     pub(crate) states: Vec<StateChange<CapturedTensor>>,
     /// The running statistics of the mutable ones, after the step.
     statistics: Vec<(Watched, CapturedTensor)>,
@@ -263,7 +263,7 @@ impl Capture {
             specs: call.leaves.iter().map(|leaf| leaf.spec.clone()).collect(),
             leaves: Vec::new(),
             names: HashMap::new(),
-            hosts: 0,
+            training_states: 0,
             states: Vec::new(),
             statistics: Vec::new(),
             batch_facts: BatchFacts::default(),
@@ -277,15 +277,15 @@ impl Capture {
         mutable: bool,
     ) -> Result<CapturedState<T>> {
         let mut value = state.copies.first();
-        let before = read_hosts(&mut value)?.records;
-        let host = (!before.is_empty()).then_some(self.hosts);
+        let before = read_numbers(&mut value)?.records;
+        let training = (!before.is_empty()).then_some(self.training_states);
         value.parts(|path, part| {
             if mutable {
                 part.check_capture().map_err(|error| error.at(path))?;
             }
             if let Some(state) = part.host() {
-                state.bind(Arc::clone(&self.trace), self.hosts);
-                self.hosts += 1;
+                state.bind(Arc::clone(&self.trace), self.training_states);
+                self.training_states += 1;
             }
             Ok(())
         })?;
@@ -311,7 +311,7 @@ impl Capture {
             value,
             before,
             inputs,
-            host,
+            training,
         })
     }
 
@@ -324,9 +324,9 @@ impl Capture {
                            `ctx.device()`";
             Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
-        let after = read_hosts(&mut captured.value)?.records;
+        let after = read_numbers(&mut captured.value)?.records;
         let is_empty = self.batch_facts.is_empty();
-        let (inputs, host) = (std::mem::take(&mut captured.inputs), captured.host);
+        let (inputs, training) = (std::mem::take(&mut captured.inputs), captured.training);
         let mut of_parts = inputs.iter();
         let (mut tensors, mut applies) = (Vec::new(), Vec::new());
         captured.value.parts(|path, part| {
@@ -344,7 +344,7 @@ impl Capture {
                 let mut tensor = kept.ok_or_else(foreign)?;
                 if leaf.is_statistic() && !is_empty {
                     let path = path.to_string();
-                    let statistic = (Watched { path, host }, tensor.clone());
+                    let statistic = (Watched { path, training }, tensor.clone());
                     self.statistics.push(statistic);
                     // An update that is skipped takes back what the step has moved them by.
                     if let (Some(is_made), Some(old)) = (&is_made, old) {
@@ -357,7 +357,7 @@ impl Capture {
         })?;
         let before = std::mem::take(&mut captured.before);
         self.states.push(StateChange {
-            hosts: before.into_iter().zip(after).collect(),
+            numbers: before.into_iter().zip(after).collect(),
             applies,
             tensors,
             before: inputs.concat(),
@@ -498,11 +498,11 @@ impl<'a> Changes<'a> {
             }
         };
         state.copies.keep_fetched();
-        let hosts = match self.are_undone {
+        let numbers = match self.are_undone {
             true => &[][..],
-            false => &change.hosts,
+            false => &change.numbers,
         };
-        let mut changes = hosts.iter();
+        let mut changes = numbers.iter();
         state.copies.host[0].parts(|_, part| {
             if let Some(state) = part.host()
                 && let Some((before, after)) = changes.next()

@@ -89,7 +89,7 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
     /// new one.
     fn program(&mut self) -> Result<Arc<StepProgram>> {
         let Call { tracer, key, .. } = self.call;
-        let generation = tracer.device().generation();
+        let outside_uses = tracer.device().outside_uses();
         let Some(found) = tracer.find(key) else {
             tracer.admit(key)?;
             let keeps = self.call.can_repeat;
@@ -100,19 +100,19 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
             return self.compile(key.clone(), captured);
         };
         let addresses = found.host_side().addresses();
-        let due = match found.check.call(generation, self.has_workers) {
+        let due = match found.check.call(outside_uses, self.has_workers) {
             Some(due) if tracer.checks_steps() || addresses.is_none() => due,
             None if addresses.is_none() => Due::default(),
             _ => return Ok(found),
         };
         let started = Instant::now();
         let captured = self.capture(false)?;
-        found.check.done(started, generation);
+        found.check.done(started, outside_uses);
         let newer = &captured.1;
         if newer.digest == found.digest {
             let (host, new_host) = (found.host_side(), newer.host_side());
             let changed = addresses.is_some() && new_host.addresses() != addresses;
-            if changed && !due.is_new_generation {
+            if changed && !due.is_used_outside {
                 found.check.changed("a metric or a variable", due)?;
             }
             if host.results != new_host.results {
@@ -165,7 +165,7 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
         let graph = graph.map_err(|error| Error::Capture {
             message: error.to_string(),
         })?;
-        Ok(plan.finish(graph, self.num_replicas, tracing.generation(), call))
+        Ok(plan.finish(graph, self.num_replicas, tracing.outside_uses(), call))
     }
 }
 
@@ -234,7 +234,9 @@ fn not_finite(
     let found = value_of(&guard.found, call, outputs, 0)?;
     let first = guard.first(found.iter::<f32>());
     Ok(first.map(|(replica, watched)| {
-        let numbers = watched.host.and_then(|host| call.coefficients.get(host));
+        let numbers = watched
+            .training
+            .and_then(|state| call.coefficients.get(state));
         Error::StatisticsNotFinite {
             path: watched.path.clone(),
             replica,
@@ -272,21 +274,21 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             Some(Argument::PerReplica(Arc::new(values)))
         }
         Source::Coefficient {
-            host,
+            training,
             update,
             index,
             learning_rate,
         } => {
-            let key = (host, update, learning_rate.map(f64::to_bits));
-            let source = call.coefficients.get(host)?;
+            let key = (training, update, learning_rate.map(f64::to_bits));
+            let source = call.coefficients.get(training)?;
             let numbers = updates.entry(key);
             let numbers = numbers.or_insert_with(|| source.of_update(update, learning_rate));
             let value = *numbers.get(index)?;
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))
         }
-        Source::LossScale(host) => {
-            let scale = call.coefficients.get(host)?.loss_scale as f32;
+        Source::LossScale(training) => {
+            let scale = call.coefficients.get(training)?.loss_scale as f32;
             Some(Argument::Same(TensorData::new(vec![scale], [1])))
         }
         Source::RandomKey => Some(Argument::Same(random_key(call, program))),
@@ -380,7 +382,7 @@ impl Plan {
             tensors: Vec::new(),
         };
         let states = capture.states.iter().map(|change| StateChange {
-            hosts: change.hosts.clone(),
+            numbers: change.numbers.clone(),
             applies: change
                 .applies
                 .iter()
@@ -429,7 +431,7 @@ impl Plan {
         self,
         mut graph: CapturedGraph,
         num_replicas: usize,
-        generation: u64,
+        outside_uses: u64,
         call: &Call<'_>,
     ) -> Captured {
         let operations = &mut graph.graph.operations;
@@ -471,7 +473,7 @@ impl Plan {
         };
         let mut program = StepProgram {
             digest: 0,
-            check: Check::new(generation),
+            check: Check::new(outside_uses),
             host: Mutex::new(Arc::new(self.host)),
             executable: None,
             arguments: inputs.iter().map(|input| input.source).collect(),

@@ -29,7 +29,7 @@ pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
             let (before, after) = (before.first()?, after.first()?);
             Some(after.wrapping_sub(*before))
         };
-        let updates: Vec<_> = state.hosts.iter().map(updates).collect();
+        let updates: Vec<_> = state.numbers.iter().map(updates).collect();
         let _ = writeln!(text, "{updates:?} {:?} {:?}", state.tensors, state.applies);
     }
     let _ = writeln!(text, "{:?}", program.seed);

@@ -117,7 +117,7 @@ pub trait Strategy: Send + Sync + fmt::Debug {
 /// Steps that were compiled may go on with another metric or variable than before.
 pub(crate) fn used_outside(strategy: &(impl Strategy + ?Sized)) {
     if let Some(tracer) = strategy.tracer() {
-        tracer.device().next_generation();
+        tracer.device().note_outside_use();
     }
 }
 

@@ -42,18 +42,18 @@ pub mod ops {
 #[derive(Debug, Default)]
 pub struct TraceDevice {
     device: Mutex<CaptureDevice>,
-    generation: AtomicU64,
+    outside_uses: AtomicU64,
 }
 
 impl TraceDevice {
     /// Notes that a metric or variable was made, read or reset: steps may work on others from now
     /// on.
-    pub(crate) fn next_generation(&self) {
-        self.generation.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn note_outside_use(&self) {
+        self.outside_uses.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Relaxed)
+    pub(crate) fn outside_uses(&self) -> u64 {
+        self.outside_uses.load(Ordering::Relaxed)
     }
 
     /// A new one. burn numbers them with 16 bits and never again: keep one per strategy.
@@ -72,9 +72,9 @@ impl TraceDevice {
 pub(crate) enum Source {
     /// A tensor of the arguments, in the order in which they are walked.
     Leaf(usize),
-    /// A coefficient of the optimizer of the training state `host`.
+    /// A coefficient of the optimizer of the training state `training`.
     Coefficient {
-        host: usize,
+        training: usize,
         /// How many updates of this call come before.
         update: u64,
         index: usize,
@@ -135,7 +135,7 @@ impl Notes {
 
 /// A variable in a capture.
 struct TracedVariable {
-    host: Arc<dyn HostVariable>,
+    variable: Arc<dyn HostVariable>,
     current: CapturedTensor,
     /// Stores the value, if the step has changed it.
     store: Option<Apply>,
@@ -193,7 +193,7 @@ impl Trace {
     /// The coefficients of one update, as inputs of shape `[1]`.
     pub(crate) fn coefficients(
         &self,
-        host: usize,
+        training: usize,
         update: u64,
         count: usize,
         learning_rate: Option<f64>,
@@ -201,7 +201,7 @@ impl Trace {
         let spec = TensorSpec::vector(1, DType::F32);
         let input = |index| {
             let source = Source::Coefficient {
-                host,
+                training,
                 update,
                 index,
                 learning_rate,
@@ -212,9 +212,9 @@ impl Trace {
     }
 
     /// The loss scale of a training state, as an input of shape `[1]`.
-    pub(crate) fn loss_scale(&self, host: usize) -> CapturedTensor {
+    pub(crate) fn loss_scale(&self, training: usize) -> CapturedTensor {
         let spec = TensorSpec::vector(1, DType::F32);
-        self.input(Source::LossScale(host), &spec)
+        self.input(Source::LossScale(training), &spec)
     }
 
     /// Notes that the step has read a loss scale that changes.
@@ -253,7 +253,7 @@ impl Trace {
         let stored = notes.variables.iter().filter_map(|variable| {
             Some(Effect {
                 leaves: vec![Given::Captured(variable.current.clone())],
-                target: Arc::clone(&variable.host) as Arc<dyn Target>,
+                target: Arc::clone(&variable.variable) as Arc<dyn Target>,
                 apply: Arc::clone(variable.store.as_ref()?),
             })
         });
@@ -263,28 +263,31 @@ impl Trace {
     /// The variables that the step uses.
     pub(crate) fn variables(&self) -> Vec<Arc<dyn HostVariable>> {
         let notes = self.notes();
-        let hosts = notes.variables.iter().map(|used| Arc::clone(&used.host));
-        hosts.collect()
+        let variables = notes
+            .variables
+            .iter()
+            .map(|used| Arc::clone(&used.variable));
+        variables.collect()
     }
 
     /// The value that a variable has at this point of the step.
     pub(crate) fn variable(
         &self,
-        host: &Arc<dyn HostVariable>,
+        variable: &Arc<dyn HostVariable>,
         spec: &TensorSpec,
     ) -> CapturedTensor {
-        self.with_variable(host, spec, |used| used.current.clone())
+        self.with_variable(variable, spec, |used| used.current.clone())
     }
 
     /// Gives a variable another value, which `store` puts into the host's copies after each call.
     pub(crate) fn set_variable(
         &self,
-        host: &Arc<dyn HostVariable>,
+        variable: &Arc<dyn HostVariable>,
         value: CapturedTensor,
         store: Apply,
     ) {
         let spec = value.spec();
-        self.with_variable(host, &spec, |used| {
+        self.with_variable(variable, &spec, |used| {
             used.current = value;
             used.store = Some(store);
         });
@@ -293,18 +296,18 @@ impl Trace {
     /// Visits a variable, which is an input of the program from its first use on.
     fn with_variable<R>(
         &self,
-        host: &Arc<dyn HostVariable>,
+        variable: &Arc<dyn HostVariable>,
         spec: &TensorSpec,
         visit: impl FnOnce(&mut TracedVariable) -> R,
     ) -> R {
         let mut notes = self.notes();
         let mut used = notes.variables.iter();
-        let known = used.position(|used| used.host.address() == host.address());
+        let known = used.position(|used| used.variable.address() == variable.address());
         let index = known.unwrap_or_else(|| {
             let index = notes.variables.len();
             let current = notes.input(Source::Variable(index), self.tensor(spec));
             notes.variables.push(TracedVariable {
-                host: Arc::clone(host),
+                variable: Arc::clone(variable),
                 current,
                 store: None,
             });

@@ -29,7 +29,7 @@ struct State {
     /// None before the first comparison.
     last: Option<Instant>,
     cost: Duration,
-    generation: u64,
+    outside_uses: u64,
     /// The step is known to change.
     always: bool,
 }
@@ -40,14 +40,14 @@ pub(crate) struct Due {
     /// The calls that were not compared.
     pub(crate) unchecked: u64,
     /// Whether metrics or variables were made, read or reset since the last comparison.
-    pub(crate) is_new_generation: bool,
+    pub(crate) is_used_outside: bool,
 }
 
 impl Check {
-    pub(crate) fn new(generation: u64) -> Self {
+    pub(crate) fn new(outside_uses: u64) -> Self {
         Self {
             state: Mutex::new(State {
-                generation,
+                outside_uses,
                 ..State::default()
             }),
         }
@@ -55,19 +55,19 @@ impl Check {
 
     /// Counts a call that has found its program. With several workers a comparison must be due on
     /// all of them in the same call, which a clock cannot say.
-    pub(crate) fn call(&self, generation: u64, has_workers: bool) -> Option<Due> {
+    pub(crate) fn call(&self, outside_uses: u64, has_workers: bool) -> Option<Due> {
         let mut state = lock(&self.state);
         state.all_calls += 1;
-        let is_new_generation = state.generation != generation;
+        let is_used_outside = state.outside_uses != outside_uses;
         let is_time = |last: Instant| match has_workers {
             true => state.all_calls.is_power_of_two(),
             false => last.elapsed() >= state.cost * SHARE,
         };
-        let due = state.always || is_new_generation || state.last.is_none_or(is_time);
+        let due = state.always || is_used_outside || state.last.is_none_or(is_time);
         if due {
             return Some(Due {
                 unchecked: state.calls,
-                is_new_generation,
+                is_used_outside,
             });
         }
         state.calls += 1;
@@ -75,12 +75,12 @@ impl Check {
     }
 
     /// Notes a comparison that began at `started`.
-    pub(crate) fn done(&self, started: Instant, generation: u64) {
+    pub(crate) fn done(&self, started: Instant, outside_uses: u64) {
         let mut state = lock(&self.state);
         state.calls = 0;
         state.last = Some(Instant::now());
         state.cost = started.elapsed();
-        state.generation = generation;
+        state.outside_uses = outside_uses;
     }
 
     /// Refuses a change of the step that calls before this one may have missed. From now on every

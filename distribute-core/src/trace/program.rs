@@ -220,7 +220,7 @@ impl StepProgram {
 #[derive(Debug)]
 pub(crate) struct StateChange<T = ResultLeaf> {
     /// The host's numbers before and after the step, per training state in it.
-    pub(crate) hosts: Vec<(Vec<u64>, Vec<u64>)>,
+    pub(crate) numbers: Vec<(Vec<u64>, Vec<u64>)>,
     /// For each of these states whether the program makes its update, see
     /// [`HostState::applies`](super::HostState::applies).
     pub(crate) applies: Vec<Option<T>>,

@@ -128,15 +128,23 @@ impl<M: Module + 'static> TrainState<M> {
         match self.collect(gradients)? {
             None => Ok(Applied::Accumulated),
             Some(gradients) => {
-                // A copy: a panic leaves the state where it was.
-                let mut placement = self.placement.clone();
-                let applied = placement.apply(self, ctx, gradients);
-                self.placement = placement;
-                let applied = applied?;
+                let applied =
+                    self.with_placement(|placement, state| placement.apply(state, ctx, gradients))?;
                 self.settle_statistics(applied)?;
                 Ok(applied)
             }
         }
+    }
+
+    /// Lets a copy of the placement work on the state: a panic leaves the state where it was.
+    pub(super) fn with_placement<R>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
+    ) -> R {
+        let mut placement = self.placement.clone();
+        let result = work(&mut *placement, self);
+        self.placement = placement;
+        result
     }
 
     /// Adds micro-batches up; gives the sum out when there are enough.

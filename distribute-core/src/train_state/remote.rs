@@ -150,11 +150,7 @@ impl<M: Module + 'static> TrainState<M> {
         if self.is_accumulating() {
             return Ok(());
         }
-        // A copy: a panic leaves the state where it was.
-        let mut placement = self.placement.clone();
-        let refreshed = placement.refresh(self);
-        self.placement = placement;
-        refreshed
+        self.with_placement(|placement, state| placement.refresh(state))
     }
 
     /// Hands the tensors to a store and takes over what it has of them.

@@ -50,7 +50,7 @@ pub struct Shared {
     pub(super) home: Home,
     /// The strategy's, if it compiles steps: it compares them with their programs after a use of a
     /// variable outside of a step.
-    generation: Option<Arc<dyn Strategy>>,
+    compiling: Option<Arc<dyn Strategy>>,
 }
 
 /// Where the value lives.
@@ -100,7 +100,7 @@ impl Shared {
             shape: initial.shape().clone(),
             dtype: initial.dtype(),
             home: store.map_or_else(|| Home::Here(Copies::new(copies, initial)), Home::Store),
-            generation: strategy.tracer().map(|_| strategy.handle()),
+            compiling: strategy.tracer().map(|_| strategy.handle()),
         };
         shared.used_outside();
         Ok(shared)
@@ -108,7 +108,7 @@ impl Shared {
 
     /// Steps may go on with another variable than this one.
     pub(super) fn used_outside(&self) {
-        if let Some(strategy) = &self.generation {
+        if let Some(strategy) = &self.compiling {
             strategy::used_outside(&**strategy);
         }
     }

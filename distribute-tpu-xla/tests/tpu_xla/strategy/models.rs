@@ -23,7 +23,7 @@ use rand_chacha::ChaCha8Rng;
 
 /// The same model with weights of a generator of its own: burn's belongs to the process, so what
 /// it draws depends on the tests beside this one. What has one number everywhere, such as the
-/// scale of a normalization, stays.
+/// scale of a normalization, stays; of a single number that is 0 or 1.
 pub fn with_fixed_weights<M: Module>(model: M) -> M {
     model.map(&mut Drawn(ChaCha8Rng::seed_from_u64(1)))
 }
@@ -35,7 +35,11 @@ impl ModuleMapper for Drawn {
         let (id, value, mapper) = param.consume();
         let dims = value.dims();
         let mut drawn = value.to_data().iter::<f32>().collect::<Vec<_>>();
-        if drawn.iter().any(|other| *other != drawn[0]) {
+        let is_constant = match drawn[..] {
+            [one] => one == 0.0 || one == 1.0,
+            _ => drawn.iter().all(|other| *other == drawn[0]),
+        };
+        if !is_constant {
             // About as large as what burn draws: an embedding has the variance 1.
             let inputs = if D == 2 {
                 dims[0]
