@@ -226,7 +226,7 @@ macro_rules! failure_from {
 }
 
 failure_from!(
-    distribute_blame::BlameError,
+    distribute_core::collectives::flight_record::FlightRecordError,
     distribute_core::Error,
     distribute_core::checkpoint::CheckpointError,
     distribute_data::readers::ReadError,

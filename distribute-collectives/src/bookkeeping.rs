@@ -4,12 +4,8 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
-#[cfg(feature = "grpc")]
-use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
-#[cfg(feature = "grpc")]
-use crate::status::GroupStatus;
 
 /// An operation between its begin and its end.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +24,22 @@ impl RunningOperation {
             begin,
             // None where the timeout is too long for the clock.
             deadline: begin.checked_add(timeout),
+        }
+    }
+
+    /// How long it may still take; `None` without a deadline.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        let left = |deadline: Instant| deadline.saturating_duration_since(Instant::now());
+        self.deadline.map(left)
+    }
+
+    /// The error at its deadline, when it waits for these ranks.
+    pub(crate) fn timed_out(&self, missing: Vec<usize>) -> CollectiveError {
+        CollectiveError::Timeout {
+            missing,
+            op: self.header.kind,
+            sequence: self.header.sequence,
+            elapsed: self.begin.elapsed(),
         }
     }
 }
@@ -68,15 +80,14 @@ impl Bookkeeping {
     /// The running operation; `rank` is this one, for the error.
     ///
     /// # Errors
-    /// [`InvalidArgument`](CollectiveError::InvalidArgument) when none runs.
+    /// [`InvalidOption`](CollectiveError::InvalidOption) when none runs.
     pub(crate) fn running(&self, rank: usize) -> Result<&RunningOperation> {
-        self.running
-            .as_ref()
-            .ok_or_else(|| CollectiveError::InvalidArgument {
-                rank,
-                op: OperationKind::Send,
-                what: "segments travel only between begin and end of an operation".to_string(),
-            })
+        let what = || CollectiveError::InvalidOption {
+            what: format!(
+                "rank {rank}: segments travel only between begin and end of an operation"
+            ),
+        };
+        self.running.as_ref().ok_or_else(what)
     }
 
     /// Whether the running operation concerns two ranks only.
@@ -98,30 +109,6 @@ impl Bookkeeping {
             _ => {}
         }
         result
-    }
-
-    /// Ends the running operation of all ranks, and those after it.
-    #[cfg(feature = "grpc")]
-    pub(crate) fn record_failure(&self, status: &GroupStatus, error: CollectiveError) {
-        status.record_failure(Failure {
-            kind: FailureKind::Ended(error),
-            from_sequence: self.sequence,
-        });
-    }
-
-    /// The error when rank `from` sent a segment of `found` bytes where `expected` belong.
-    pub(crate) fn wrong_size(
-        &self,
-        rank: usize,
-        from: usize,
-        found: usize,
-        expected: usize,
-    ) -> CollectiveError {
-        let running = self.running.map(|running| running.header);
-        let none = OperationHeader::new(OperationKind::Recv, 0, self.sequence);
-        running
-            .unwrap_or(none)
-            .wrong_size(rank, from, found, expected)
     }
 }
 
@@ -188,33 +175,7 @@ mod tests {
         let error = operations.running(3).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "send on rank 3: segments travel only between begin and end of an operation"
+            "rank 3: segments travel only between begin and end of an operation"
         );
-    }
-
-    #[cfg(feature = "grpc")]
-    #[test]
-    fn a_failure_concerns_the_next_operation_on() {
-        let (mut operations, status) = (Bookkeeping::default(), GroupStatus::default());
-        run(&mut operations, OperationKind::Barrier, Ok(())).unwrap();
-        operations.record_failure(&status, aborted("why"));
-        let header = |sequence| OperationHeader::new(OperationKind::Barrier, 0, sequence);
-        assert_eq!(status.check(&header(0)), Ok(()));
-        assert_eq!(status.check(&header(1)), Err(aborted("why")));
-    }
-
-    #[test]
-    fn a_segment_of_the_wrong_size_names_both_ranks_and_sizes() {
-        let mut operations = Bookkeeping::default();
-        let header = OperationHeader::new(OperationKind::Broadcast, 0, 0);
-        operations.begin(RunningOperation::new(&header, TIMEOUT));
-        let expected = CollectiveError::Mismatch {
-            rank_a: 1,
-            rank_b: 2,
-            op: OperationKind::Broadcast,
-            sequence: 0,
-            what: "rank 1 sent a segment of 8 bytes, rank 2 expects 4".to_string(),
-        };
-        assert_eq!(operations.wrong_size(2, 1, 8, 4), expected);
     }
 }

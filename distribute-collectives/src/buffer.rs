@@ -1,41 +1,33 @@
 //! Element types, what they are accumulated in, and the typed views that operations work on.
 
-use std::fmt;
-
 use half::{bf16, f16};
 
-/// The type of the elements of a buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum DType {
-    /// IEEE 754 binary32.
-    F32,
-    /// IEEE 754 binary64.
-    F64,
-    /// IEEE 754 binary16.
-    F16,
-    /// The upper half of a binary32.
-    BF16,
-    /// Signed 32-bit integer.
-    I32,
-    /// Signed 64-bit integer.
-    I64,
-    /// Unsigned 8-bit integer.
-    U8,
+use crate::names::named_enum;
+
+named_enum! {
+    all: pub,
+    /// The type of the elements of a buffer.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[repr(u8)]
+    pub enum DType {
+        /// IEEE 754 binary32.
+        F32 => "f32",
+        /// IEEE 754 binary64.
+        F64 => "f64",
+        /// IEEE 754 binary16.
+        F16 => "f16",
+        /// The upper half of a binary32.
+        BF16 => "bf16",
+        /// Signed 32-bit integer.
+        I32 => "i32",
+        /// Signed 64-bit integer.
+        I64 => "i64",
+        /// Unsigned 8-bit integer.
+        U8 => "u8",
+    }
 }
 
 impl DType {
-    /// Every element type, in declaration order.
-    pub const ALL: [DType; 7] = [
-        DType::F32,
-        DType::F64,
-        DType::F16,
-        DType::BF16,
-        DType::I32,
-        DType::I64,
-        DType::U8,
-    ];
-
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -50,25 +42,6 @@ impl DType {
     pub(crate) fn accumulator_bytes(self) -> usize {
         with_dtype!(self, T => size_of::<<T as Arithmetic>::Acc>())
     }
-
-    /// The short name, such as `f32`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::U8 => "u8",
-        }
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// A Rust type that can be an element of a [`Buffer`]: `f32 f64 f16 bf16 i32 i64 u8`.
@@ -79,10 +52,14 @@ pub trait Element: bytemuck::Pod + Send + Sync + Arithmetic + sealed::Sealed {
     const DTYPE: DType;
 
     /// The buffer's elements, or `None` when it holds another type.
-    fn slice_of<'a>(buffer: &'a Buffer<'_>) -> Option<&'a [Self]>;
+    fn slice_of<'a>(buffer: &'a Buffer<'_>) -> Option<&'a [Self]> {
+        (buffer.dtype() == Self::DTYPE).then(|| bytemuck::cast_slice(buffer.as_bytes()))
+    }
 
     /// The buffer's elements for writing, or `None` when it holds another type.
-    fn slice_of_mut<'a>(buffer: &'a mut Buffer<'_>) -> Option<&'a mut [Self]>;
+    fn slice_of_mut<'a>(buffer: &'a mut Buffer<'_>) -> Option<&'a mut [Self]> {
+        (buffer.dtype() == Self::DTYPE).then(|| bytemuck::cast_slice_mut(buffer.as_bytes_mut()))
+    }
 
     /// Wraps a slice.
     fn buffer(slice: &mut [Self]) -> Buffer<'_>;
@@ -250,20 +227,6 @@ macro_rules! element {
         impl Element for $type {
             const DTYPE: DType = DType::$variant;
 
-            fn slice_of<'a>(buffer: &'a Buffer<'_>) -> Option<&'a [Self]> {
-                match buffer {
-                    Buffer::$variant(slice) => Some(slice),
-                    _ => None,
-                }
-            }
-
-            fn slice_of_mut<'a>(buffer: &'a mut Buffer<'_>) -> Option<&'a mut [Self]> {
-                match buffer {
-                    Buffer::$variant(slice) => Some(slice),
-                    _ => None,
-                }
-            }
-
             fn buffer(slice: &mut [Self]) -> Buffer<'_> {
                 Buffer::$variant(slice)
             }
@@ -291,6 +254,16 @@ element! {
     i32 => I32,
     i64 => I64,
     u8 => U8,
+}
+
+/// Memory for `len` elements in words, so that it is aligned for every type. It grows when it is
+/// too small.
+pub(crate) fn in_words<T: bytemuck::Pod>(words: &mut Vec<u64>, len: usize) -> &mut [T] {
+    let needed = (len * size_of::<T>()).div_ceil(size_of::<u64>());
+    if words.len() < needed {
+        words.resize(needed, 0);
+    }
+    &mut bytemuck::cast_slice_mut(words)[..len]
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ enum Call {
     Barrier,
     /// Passes a buffer, of integers or not and with so many elements more, from a rank to the next:
     /// the one that differs and the one below, or rank 0 and 1. A group that has no `send` and
-    /// `recv` refuses.
+    /// `recv` refuses all that is passed.
     Pass(bool, usize),
 }
 
@@ -151,12 +151,12 @@ impl Case {
         };
         let call = if rank == odd { self.odd } else { self.usual };
         let from = odd.saturating_sub(1);
+        let values = match self.is_refused(communicator, from)? {
+            true => None,
+            false => self.values,
+        };
         let Err(error) = call.make(communicator, self.elements, from) else {
             return Err(self.outcome(rank, "a result"));
-        };
-        let values = match (self.usual, &error) {
-            (Call::Pass(..), CollectiveError::InvalidArgument { .. }) => None,
-            _ => self.values,
         };
         let kept = match (&values, &error) {
             (
@@ -196,6 +196,23 @@ impl Case {
             (Some(_), Err(later)) if later.root_cause() == &error => Ok(()),
             (_, Ok(())) => Err(self.outcome(rank, "the error, and then another result")),
             (_, Err(later)) => Err(self.outcome(rank, format!("{error}, and then {later}"))),
+        }
+    }
+
+    /// Whether the group refuses what the case passes between two ranks also when both agree, as
+    /// one without `send` and `recv` does.
+    fn is_refused(
+        self,
+        communicator: &mut dyn Communicator,
+        from: usize,
+    ) -> Result<bool, ContractError> {
+        let Call::Pass(..) = self.usual else {
+            return Ok(false);
+        };
+        match self.usual.make(communicator, self.elements, from) {
+            Ok(()) => Ok(false),
+            Err(CollectiveError::InvalidArgument { .. }) => Ok(true),
+            Err(cause) => Err(self.no_group(cause)),
         }
     }
 

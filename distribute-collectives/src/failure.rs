@@ -75,13 +75,18 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
+    /// An error that ends the group from this operation on.
+    pub(crate) fn ended(error: CollectiveError, from_sequence: u64) -> Failure {
+        Failure {
+            kind: FailureKind::Ended(error),
+            from_sequence,
+        }
+    }
+
     /// A rank that ended the group on purpose.
     pub(crate) fn aborted(rank: usize, reason: &str) -> Failure {
         let reason = reason.to_string();
-        Failure {
-            kind: FailureKind::Ended(CollectiveError::Aborted { rank, reason }),
-            from_sequence: 0,
-        }
+        Failure::ended(CollectiveError::Aborted { rank, reason }, 0)
     }
 }
 

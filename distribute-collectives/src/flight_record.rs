@@ -10,7 +10,7 @@ mod recorded;
 
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 pub use record::{FORMAT, Head, Line, Outcome, VERSION};
@@ -18,6 +18,7 @@ pub use recorded::Recorded;
 
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
+use crate::sync::unpoisoned;
 
 /// Operations that a recorder keeps.
 pub const RECORDED_OPERATIONS: usize = 256;
@@ -25,7 +26,7 @@ pub const RECORDED_OPERATIONS: usize = 256;
 /// Bytes of an error's text that are kept.
 const ERROR_BYTES: usize = 254;
 
-/// Why a record was not written.
+/// Why a record was not written, or none could be read.
 #[non_exhaustive]
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FlightRecordError {
@@ -37,6 +38,25 @@ pub enum FlightRecordError {
         /// What the system said.
         reason: String,
     },
+    /// A directory has no record that can be read.
+    #[error(
+        "{path} has no flight record that can be read{}; ranks write them when their group has \
+         failed",
+        in_brackets(notes)
+    )]
+    NoRecords {
+        /// The directory.
+        path: String,
+        /// Why files were skipped.
+        notes: Vec<String>,
+    },
+}
+
+fn in_brackets(notes: &[String]) -> String {
+    match notes.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", notes.join("; ")),
+    }
 }
 
 /// The message: what `unwrap` and an error that `main` returns print.
@@ -143,7 +163,7 @@ impl FlightRecorder {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // The lock is never held across code that can panic half-way through a change.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 
     /// Notes that an operation begins. Does not allocate.

@@ -235,11 +235,7 @@ impl OperationHeader {
             offset,
             value: bytes[offset],
         };
-        let number = |offset: usize| {
-            let mut number = [0; 8];
-            number.copy_from_slice(&bytes[offset..offset + 8]);
-            u64::from_le_bytes(number)
-        };
+        let number = |offset: usize| u64::from_le_bytes(bytes.as_chunks().0[offset / 8]);
         let size = |offset| usize::try_from(number(offset)).map_err(|_| HeaderError::Number);
         let has_root = match bytes[1] {
             0 => false,
@@ -269,32 +265,31 @@ impl OperationHeader {
 
     /// The first difference to another rank's header in words, or `None` when they are equal.
     pub fn first_difference(&self, other: &OperationHeader) -> Option<String> {
-        fn differ<T: PartialEq>(
-            name: &str,
-            a: T,
-            b: T,
-            show: impl Fn(T) -> String,
-        ) -> Option<String> {
-            (a != b).then(|| format!("{name} is {} on one and {} on the other", show(a), show(b)))
+        if self == other {
+            return None;
         }
         fn option<T: fmt::Display>(value: Option<T>) -> String {
             value.map_or_else(|| "none".to_string(), |value| value.to_string())
         }
-        let number = |n: u64| n.to_string();
-        let size = |n: usize| n.to_string();
-        differ("generation", self.generation, other.generation, number)
-            .or_else(|| differ("sequence", self.sequence, other.sequence, number))
-            .or_else(|| differ("kind", self.kind, other.kind, |kind| kind.to_string()))
-            .or_else(|| differ("dtype", self.dtype, other.dtype, option))
-            .or_else(|| differ("op", self.op, other.op, option))
-            .or_else(|| differ("root", self.root, other.root, option))
-            .or_else(|| differ("number of buffers", self.buffers, other.buffers, size))
-            .or_else(|| differ("count", self.count, other.count, size))
-            .or_else(|| differ("wire type", self.wire(), other.wire(), option))
-            .or_else(|| {
-                (self.layout != other.layout)
-                    .then(|| "the lengths of the single buffers differ, or the parts".to_string())
-            })
+        let values = |header: &Self| {
+            [
+                ("generation", header.generation.to_string()),
+                ("sequence", header.sequence.to_string()),
+                ("kind", header.kind.to_string()),
+                ("dtype", option(header.dtype)),
+                ("op", option(header.op)),
+                ("root", option(header.root)),
+                ("number of buffers", header.buffers.to_string()),
+                ("count", header.count.to_string()),
+                ("wire type", option(header.wire())),
+            ]
+        };
+        let mut pairs = values(self).into_iter().zip(values(other));
+        let different = pairs.find(|((_, a), (_, b))| a != b);
+        Some(different.map_or_else(
+            || "the lengths of the single buffers differ, or the parts".to_string(),
+            |((name, a), (_, b))| format!("{name} is {a} on one and {b} on the other"),
+        ))
     }
 
     /// Compares the headers of all ranks (rank `i` at index `i`) with that of rank 0.
@@ -461,5 +456,18 @@ pub(crate) mod tests {
             let meaning = format!("byte {offset} of an operation header is {value}, which has no");
             assert!(changed(offset, value).starts_with(&meaning));
         }
+    }
+
+    #[test]
+    fn a_segment_of_the_wrong_size_names_both_ranks_and_sizes() {
+        let header = OperationHeader::new(OperationKind::Broadcast, 0, 0);
+        let expected = CollectiveError::Mismatch {
+            rank_a: 1,
+            rank_b: 2,
+            op: OperationKind::Broadcast,
+            sequence: 0,
+            what: "rank 1 sent a segment of 8 bytes, rank 2 expects 4".to_string(),
+        };
+        assert_eq!(header.wrong_size(2, 1, 8, 4), expected);
     }
 }

@@ -2,8 +2,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
+
+use crate::sync::unpoisoned;
 
 type Wake = Arc<dyn Fn() + Send + Sync>;
 
@@ -58,7 +60,7 @@ pub struct InterruptionListener {
 impl State {
     fn waits(&self) -> MutexGuard<'_, Waits> {
         // No code of others runs under the lock.
-        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.waits.lock())
     }
 }
 

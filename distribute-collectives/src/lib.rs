@@ -74,6 +74,7 @@ mod messages;
 mod models;
 #[cfg(feature = "mpi")]
 pub mod mpi;
+mod names;
 #[cfg(feature = "nccl")]
 pub mod nccl;
 mod operation;

@@ -81,8 +81,7 @@ impl<T: Transport> TransportCommunicator<T> {
             this.options = options;
             result
         })?;
-        self.topology.cost = cost;
-        self.topology.is_measured = true;
+        (self.topology.cost, self.topology.is_measured) = (cost, true);
         Ok(cost)
     }
 
@@ -94,14 +93,11 @@ impl<T: Transport> TransportCommunicator<T> {
         ranks_per_host: Option<usize>,
     ) -> Result<LinkCost> {
         self.topology.ranks_per_host = ranks_per_host;
-        match known {
-            Some(cost) => {
-                self.topology.cost = cost;
-                self.topology.is_measured = true;
-                Ok(cost)
-            }
-            None => self.measure_links(),
-        }
+        let Some(cost) = known else {
+            return self.measure_links();
+        };
+        (self.topology.cost, self.topology.is_measured) = (cost, true);
+        Ok(cost)
     }
 
     #[cfg(feature = "nccl")]
@@ -214,10 +210,7 @@ fn all_reduce<E: Element>(
     order: Order,
     topology: &Topology,
 ) -> Result<()> {
-    let each = exchange
-        .wire
-        .map_or(size_of::<E>(), |_| WireType::SIZE_BYTES);
-    let bytes = exchange.len * each;
+    let bytes = exchange.len * exchange.element_bytes::<E>();
     let selection = auto::select(wanted, order, exchange.size, bytes, topology);
     match (selection.algorithm, selection.order) {
         (Algorithm::DirectExchange, _) => direct_exchange::all_reduce::<E>(exchange),

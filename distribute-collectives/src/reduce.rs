@@ -19,7 +19,6 @@
 //!   all ranks must have the same one. This is said of reductions here, in host memory; NCCL,
 //!   devices and parameter servers add by themselves.
 
-use std::fmt;
 use std::ops::Range;
 
 use half::slice::HalfFloatSliceExt;
@@ -27,44 +26,25 @@ use half::{bf16, f16};
 
 pub use crate::buffer::{Accumulator, Arithmetic};
 use crate::buffer::{Buffer, Element, with_dtype};
+use crate::names::named_enum;
 use crate::tree;
 
-/// How the values of the ranks are combined, element by element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum ReduceOp {
-    /// The sum.
-    Sum,
-    /// The sum divided by the world size.
-    Mean,
-    /// The smallest value.
-    Min,
-    /// The largest value.
-    Max,
-    /// The product.
-    Prod,
-}
-
-impl ReduceOp {
-    /// Every reduction, in declaration order.
-    pub const ALL: [ReduceOp; 5] = [
-        ReduceOp::Sum,
-        ReduceOp::Mean,
-        ReduceOp::Min,
-        ReduceOp::Max,
-        ReduceOp::Prod,
-    ];
-}
-
-impl fmt::Display for ReduceOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReduceOp::Sum => "sum",
-            ReduceOp::Mean => "mean",
-            ReduceOp::Min => "min",
-            ReduceOp::Max => "max",
-            ReduceOp::Prod => "prod",
-        })
+named_enum! {
+    all: pub,
+    /// How the values of the ranks are combined, element by element.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[repr(u8)]
+    pub enum ReduceOp {
+        /// The sum.
+        Sum => "sum",
+        /// The sum divided by the world size.
+        Mean => "mean",
+        /// The smallest value.
+        Min => "min",
+        /// The largest value.
+        Max => "max",
+        /// The product.
+        Prod => "prod",
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::failure::{Failure, Failures};
 use crate::header::OperationHeader;
 use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, MutexGuard, unpoisoned};
 
 /// Called by the thread that notes a failure.
 type Waker = Box<dyn Fn() + Send>;
@@ -65,7 +65,7 @@ pub(crate) struct GroupStatus {
 impl GroupStatus {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // The lock is never held across code that can panic half-way through a change.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.inner.lock())
     }
 
     /// Registers what wakes a thread of this process that waits; called for every noted failure.

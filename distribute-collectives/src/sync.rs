@@ -62,5 +62,11 @@ pub(crate) use model::*;
 #[cfg(not(all(test, feature = "loom")))]
 pub(crate) use real::*;
 
+/// What a lock guards, also after a panic of a thread that held it: no lock of this crate is held
+/// across code that can panic half-way through a change.
+pub(crate) fn unpoisoned<G>(locked: std::sync::LockResult<G>) -> G {
+    locked.unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Whether to poll before sleeping: a model would only see the same again and again.
 pub(crate) const POLLS: bool = cfg!(not(all(test, feature = "loom")));

@@ -162,7 +162,9 @@ impl Terms {
     ///
     /// # Errors
     /// Those of the operations it is made of. [`InvalidArgument`] when the buffers are not as many
-    /// for each subtree; on all ranks, and the group goes on, when they do not make the same call.
+    /// for each subtree; on all ranks, and the group goes on, when they do not make the same call,
+    /// unless it is an all-reduce of the group ([`is_tree_of_ranks`](Self::is_tree_of_ranks)) on
+    /// one of them, whose differences are a mismatch as those of any other.
     ///
     /// [`InvalidArgument`]: crate::CollectiveError::InvalidArgument
     pub fn all_reduce<C: Communicator + ?Sized>(

@@ -37,15 +37,9 @@
 
 use std::any::Any;
 use std::collections::{BTreeSet, VecDeque};
-use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-use crate::sync::{Condvar, Mutex, MutexGuard};
-
-/// Locks, also after a panic elsewhere: the queues are valid at every moment.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
+use crate::sync::{Condvar, Mutex, unpoisoned};
 
 /// The turns of all devices of one process.
 pub struct Turns {
@@ -92,7 +86,7 @@ impl Turns {
     /// Before the replicas of a run start: all of them want the turn, whoever comes first.
     pub fn begin_run(&self) {
         for (device, queue) in self.queues.iter().enumerate() {
-            let mut queue = lock(queue);
+            let mut queue = unpoisoned(queue.lock());
             *queue = Queue {
                 waiting: self.replicas_of(device).collect(),
                 ..Queue::default()
@@ -116,7 +110,7 @@ impl Turns {
     /// Blocks until this replica holds the turn.
     fn take(&self, replica: usize) {
         let _phase = crate::phase::turn();
-        let mut queue = lock(self.queue(replica));
+        let mut queue = unpoisoned(self.queue(replica).lock());
         if queue.holder != Some(replica) {
             queue.waiting.insert(replica);
         }
@@ -125,13 +119,13 @@ impl Turns {
         }
         while queue.holder != Some(replica) {
             let woken = self.granted[replica].wait(queue);
-            queue = woken.unwrap_or_else(PoisonError::into_inner);
+            queue = unpoisoned(woken);
         }
     }
 
     /// Gives the turn to the next; whether the replica had it.
     fn give_up(&self, replica: usize) -> bool {
-        let mut queue = lock(self.queue(replica));
+        let mut queue = unpoisoned(self.queue(replica).lock());
         let held = queue.holder == Some(replica);
         if held {
             self.grant(&mut queue);
@@ -182,16 +176,17 @@ impl Turn {
         T: Send + Sync + 'static,
     {
         let queue = self.turns.queue(self.replica);
-        let (number, found) = lock(queue).results.next(self.replica);
+        let (number, found) = unpoisoned(queue.lock()).results.next(self.replica);
         let found = found.and_then(|found| found.downcast::<(K, Arc<T>)>().ok());
         if let Some(found) = found.filter(|found| found.0 == key) {
             return Ok(Arc::clone(&found.1));
         }
         let result = Arc::new(compute()?);
-        let others = self.turns.replicas_of(self.turns.devices[self.replica]);
-        let others = others.count() - 1;
+        let replicas = self.turns.replicas_of(self.turns.devices[self.replica]);
         let kept = Arc::new((key, Arc::clone(&result)));
-        lock(queue).results.keep(number, others, kept);
+        unpoisoned(queue.lock())
+            .results
+            .keep(number, replicas, kept);
         Ok(result)
     }
 }
@@ -246,47 +241,53 @@ impl Results {
             kept.left = kept.left.saturating_sub(1);
             Arc::clone(&kept.result)
         });
+        self.drop_taken();
+        (number, result)
+    }
+
+    /// Keeps a result for those of the replicas that have not come to this call yet: it may have
+    /// failed on some. Not the second of two results that differ.
+    fn keep(
+        &mut self,
+        number: usize,
+        replicas: impl Iterator<Item = usize>,
+        result: Arc<dyn Any + Send + Sync>,
+    ) {
+        if number == self.first + self.list.len() {
+            let comes = |replica: &usize| self.calls.get(*replica).is_none_or(|it| *it <= number);
+            let left = replicas.filter(comes).count();
+            self.list.push_back(Kept { left, result });
+            self.drop_taken();
+        }
+    }
+
+    fn drop_taken(&mut self) {
         while self.list.front().is_some_and(|kept| kept.left == 0) {
             self.list.pop_front();
             self.first += 1;
         }
-        (number, result)
-    }
-
-    /// Keeps a result for the others. Not after a call that failed on one of them, and not of the
-    /// second of two that differ.
-    fn keep(&mut self, number: usize, others: usize, result: Arc<dyn Any + Send + Sync>) {
-        if others > 0 && number == self.first + self.list.len() {
-            let left = others;
-            self.list.push_back(Kept { left, result });
-        }
-    }
-}
-
-impl fmt::Debug for Turn {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let device = self.turns.devices[self.replica];
-        write!(f, "Turn(replica {} on {device})", self.replica)
-    }
-}
-
-impl fmt::Debug for Turns {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Turns(of replicas on the devices {:?})", self.devices)
-    }
-}
-
-impl fmt::Debug for Held<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Held({:?})", self.0)
-    }
-}
-
-impl fmt::Debug for Paused<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Paused({:?})", self.0)
     }
 }
 
 #[cfg(all(test, feature = "loom", feature = "shm"))]
 mod models;
+
+#[cfg(all(test, not(feature = "loom")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_kept_for_a_replica_whose_own_call_has_failed() {
+        let turns = Turns::new(vec![0, 0]).unwrap();
+        let [one, other] = [0, 1].map(|replica| Turn::new(&turns, replica));
+        let kept = || unpoisoned(turns.queues[0].lock()).results.list.len();
+        turns.begin_run();
+        assert_eq!(one.once((), || Err::<u8, _>("failed")), Err("failed"));
+        assert_eq!(other.once((), || Ok::<_, &str>(1)).as_deref(), Ok(&1));
+        assert_eq!(kept(), 0);
+        assert_eq!(one.once((), || Ok::<_, &str>(2)).as_deref(), Ok(&2));
+        assert_eq!(kept(), 1);
+        assert_eq!(other.once((), || Ok::<_, &str>(3)).as_deref(), Ok(&2));
+        assert_eq!(kept(), 0);
+    }
+}

@@ -152,6 +152,11 @@ fn a_missing_rank_of_4() {
 }
 
 #[test]
+fn a_rank_that_waits_in_another_call_is_the_missing_one() {
+    under_mpirun("elsewhere", 3);
+}
+
+#[test]
 fn a_group_that_is_not_made_yet_holds_up_no_other() {
     under_mpirun("late_group", 2);
 }
@@ -192,6 +197,7 @@ fn rank_program() {
         "contract" => disagreements(&environment),
         "late_listener" => late_listener(&environment, &mut control),
         "timeout" => timeout(&environment, &mut control),
+        "elsewhere" => elsewhere(&environment, &mut control),
         "late_group" => late_group(&environment, &mut control),
         other => panic!("unknown scenario {other}"),
     }
@@ -516,6 +522,23 @@ fn timeout(environment: &MpiEnvironment, control: &mut MpiCommunicator) {
     if group.rank() == 1 {
         let error = all_reduce(&mut group, 1000).unwrap_err();
         assert!(matches!(error, CollectiveError::Timeout { .. }), "{error}");
+    }
+}
+
+/// The last rank waits in a call with rank 0, while the others wait for it in an all-reduce.
+fn elsewhere(environment: &MpiEnvironment, control: &mut MpiCommunicator) {
+    let limit = Duration::from_secs(2);
+    let mut group = environment.communicator(options().timeout(limit)).unwrap();
+    control.barrier().unwrap();
+    if group.rank() < 2 {
+        let error = all_reduce(&mut group, 1000).unwrap_err();
+        let missing = matches!(&error, CollectiveError::Timeout { missing, .. }
+            if *missing == [2]);
+        assert!(missing, "{error}");
+    } else {
+        // It is late, so that it says that it waits and does not come to its own deadline first.
+        std::thread::sleep(limit * 2 / 5);
+        group.recv(0, (&mut [0.0_f32; 4][..]).into()).unwrap_err();
     }
 }
 

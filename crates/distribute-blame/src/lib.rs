@@ -22,43 +22,9 @@ mod record;
 use std::fmt;
 use std::path::Path;
 
+use distribute_collectives::flight_record::FlightRecordError;
+
 use record::Record;
-
-/// Why no blame can be given.
-#[non_exhaustive]
-#[derive(Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BlameError {
-    /// A directory cannot be read.
-    #[error("{path}: {reason}; ranks write flight records when their group has failed")]
-    Io {
-        /// The directory.
-        path: String,
-        /// What the system said.
-        reason: String,
-    },
-    /// The directory has no record that can be read.
-    #[error(
-        "{path} has no flight record that can be read{}; ranks write them when their group has \
-         failed",
-        in_brackets(notes)
-    )]
-    NoRecords {
-        /// The directory.
-        path: String,
-        /// Why files were skipped.
-        notes: Vec<String>,
-    },
-}
-
-distribute_error::debug_as_message!(BlameError);
-
-fn in_brackets(notes: &[String]) -> String {
-    if notes.is_empty() {
-        String::new()
-    } else {
-        format!(" ({})", notes.join("; "))
-    }
-}
 
 /// What the records of a group say; made to be printed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -135,9 +101,9 @@ impl fmt::Display for Blame {
 /// of the hosts are compared.
 ///
 /// # Errors
-/// [`BlameError::Io`] when the directory cannot be read, [`BlameError::NoRecords`]
+/// [`FlightRecordError::Io`] when the directory cannot be read, [`FlightRecordError::NoRecords`]
 /// when it has no record.
-pub fn blame(dir: impl AsRef<Path>) -> Result<Blame, BlameError> {
+pub fn blame(dir: impl AsRef<Path>) -> Result<Blame, FlightRecordError> {
     let dir = dir.as_ref();
     let mut notes = Vec::new();
     let mut records = Vec::new();
@@ -152,7 +118,7 @@ pub fn blame(dir: impl AsRef<Path>) -> Result<Blame, BlameError> {
     }
     let Some(mut blame) = Blame::of(records) else {
         let path = dir.display().to_string();
-        return Err(BlameError::NoRecords { path, notes });
+        return Err(FlightRecordError::NoRecords { path, notes });
     };
     notes.append(&mut blame.notes);
     blame.notes = notes;

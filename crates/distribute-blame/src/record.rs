@@ -4,9 +4,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use distribute_collectives::flight_record::{FORMAT, Head, Line, VERSION};
-
-use crate::BlameError;
+use distribute_collectives::flight_record::{FORMAT, FlightRecordError, Head, Line, VERSION};
 
 /// A record has 256 lines of at most about a kilobyte.
 const MOST_BYTES: u64 = 1 << 20;
@@ -61,10 +59,10 @@ impl Record {
 }
 
 /// The names of the records in a directory, in order.
-pub(crate) fn list(dir: &Path) -> Result<Vec<PathBuf>, BlameError> {
-    let failed = |error: std::io::Error| BlameError::Io {
+pub(crate) fn list(dir: &Path) -> Result<Vec<PathBuf>, FlightRecordError> {
+    let failed = |error: std::io::Error| FlightRecordError::Io {
         path: dir.display().to_string(),
-        reason: error.to_string(),
+        reason: format!("{error}; ranks write flight records when their group has failed"),
     };
     let mut paths = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed)? {

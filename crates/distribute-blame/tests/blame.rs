@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-use distribute_blame::{BlameError, blame};
+use distribute_blame::blame;
 use distribute_collectives::flight_record::{
     FlightRecordError, FlightRecorder, RECORDED_OPERATIONS, Recorded,
 };
@@ -265,9 +265,9 @@ fn damaged_files_are_skipped_and_noted() {
 fn directories_without_records_are_typed_errors() {
     let dir = tempfile::tempdir().unwrap();
     let missing = blame(dir.path().join("none")).unwrap_err();
-    assert!(matches!(missing, BlameError::Io { .. }), "{missing}");
+    assert!(matches!(missing, FlightRecordError::Io { .. }), "{missing}");
     let empty = blame(dir.path()).unwrap_err();
-    assert!(matches!(&empty, BlameError::NoRecords { notes, .. } if notes.is_empty()));
+    assert!(matches!(&empty, FlightRecordError::NoRecords { notes, .. } if notes.is_empty()));
     std::fs::write(dir.path().join("flight-a-g0-rank0.jsonl"), "{}").unwrap();
     let unreadable = blame(dir.path()).unwrap_err();
     assert!(

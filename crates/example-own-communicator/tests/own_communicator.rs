@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use conformance::{Golden, Report, Suite, communicator};
 use distribute_collectives::{
-    AbortHandle, Buffer, Communicator, DType, Description, Element, GatherTarget, ReduceOp, Result,
-    contract,
+    AbortHandle, Buffer, CollectiveError, Communicator, DType, Description, Element, GatherTarget,
+    OperationKind, ReduceOp, Result, contract,
 };
 use example_own_communicator::{NaiveCommunicator, naive_group};
 
@@ -33,13 +33,40 @@ fn ranks_that_disagree_get_an_error_and_never_a_number() {
     contract::check(group).unwrap();
 }
 
+/// A communicator without `recv` may say so, but must not refuse only what differs.
+#[test]
+fn what_is_refused_only_where_ranks_differ_breaks_the_contract() {
+    let check = |refuses: fn(&Buffer<'_>) -> bool| {
+        contract::check(|| {
+            let ranks = naive_group(3).into_iter();
+            let rank = |inner| -> Box<dyn Communicator> {
+                Box::new(Broken {
+                    inner,
+                    mistake: |_, _, _, _| {},
+                    refuses,
+                })
+            };
+            Ok(ranks.map(rank).collect())
+        })
+    };
+    check(|_| true).unwrap();
+    let error = check(|buffer| matches!(buffer, Buffer::I32(_))).unwrap_err();
+    let text = error.to_string();
+    assert!(
+        text.starts_with("another dtype of what is passed"),
+        "{text}"
+    );
+    assert!(text.contains("must get a mismatch"), "{text}");
+}
+
 /// What a broken communicator does to the result of an all-reduce.
 type Break = fn(op: ReduceOp, before: &[f32], after: &mut [f32], world_size: usize);
 
-/// The naive communicator with a mistake in its all-reduce of f32.
+/// The naive communicator with a mistake in its all-reduce of f32, and what it does not receive.
 struct Broken {
     inner: NaiveCommunicator,
     mistake: Break,
+    refuses: fn(&Buffer<'_>) -> bool,
 }
 
 impl Communicator for Broken {
@@ -89,6 +116,13 @@ impl Communicator for Broken {
     }
 
     fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
+        if (self.refuses)(&buffer) {
+            return Err(CollectiveError::InvalidArgument {
+                rank: self.rank(),
+                op: OperationKind::Recv,
+                what: "no such buffer".to_string(),
+            });
+        }
         self.inner.recv(from, buffer)
     }
 
@@ -122,7 +156,11 @@ fn divides_by_one_less(op: ReduceOp, _: &[f32], after: &mut [f32], world_size: u
 fn report_of(name: &str, mistake: Break) -> Report {
     let broken = communicator(name, move |world_size| {
         let ranks = naive_group(world_size).into_iter();
-        let broken = ranks.map(|inner| Broken { inner, mistake });
+        let broken = ranks.map(|inner| Broken {
+            inner,
+            mistake,
+            refuses: |_| false,
+        });
         Ok(broken
             .map(|rank| Box::new(rank) as Box<dyn Communicator>)
             .collect())

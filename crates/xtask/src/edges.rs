@@ -35,7 +35,7 @@ const CRATES: &[Row] = &[
     row("distribute-features", MayUse::Only(&[]), false),
     row(
         "distribute-blame",
-        MayUse::Only(&["distribute-collectives", "distribute-error"]),
+        MayUse::Only(&["distribute-collectives"]),
         false,
     ),
     row(

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::algorithm::compression;
-use crate::buffer::{Buffer, Element};
+use crate::buffer::{Buffer, Element, in_words};
 use crate::error::Result;
 use crate::options::WireType;
 use crate::pieces;
@@ -73,7 +73,7 @@ impl Exchange<'_, '_> {
     }
 
     /// Bytes of an element on the wire.
-    fn element_bytes<T: Element>(&self) -> usize {
+    pub(crate) fn element_bytes<T: Element>(&self) -> usize {
         element_bytes::<T>(self.wire)
     }
 
@@ -276,13 +276,13 @@ impl Exchange<'_, '_> {
 
     /// The last two of the results that are left, of `len` elements each.
     fn top_two<T: Element>(&mut self, left: usize, len: usize) -> (&mut [T], &mut [T]) {
-        slots::<T>(self.scratch, left, len)[(left - 2) * len..].split_at_mut(len)
+        in_words::<T>(self.scratch, left * len)[(left - 2) * len..].split_at_mut(len)
     }
 
     /// Combines the own elements of a range with the result of this number of those that are left.
     fn take_left<T: Element>(&mut self, own: &Range<usize>, at: usize, side: Side, step: Step) {
         let (rules, len) = (self.rules(), own.len());
-        let other = &slots::<T>(self.scratch, at + 1, len)[at * len..];
+        let other = &in_words::<T>(self.scratch, (at + 1) * len)[at * len..];
         pieces::for_each_mut::<T>(self.buffers, own.clone(), |offset, piece| {
             let other = &other[offset..offset + piece.len()];
             rules.take(step, side, piece, bytemuck::cast_slice(other));
@@ -312,7 +312,7 @@ impl Exchange<'_, '_> {
         step: Step,
     ) -> Result<()> {
         let (rules, each, from) = (self.rules(), self.element_bytes::<T>(), self.in_group(from));
-        let top = &mut slots::<T>(self.scratch, left, len)[(left - 1) * len..];
+        let top = &mut in_words::<T>(self.scratch, left * len)[(left - 1) * len..];
         self.transport.receive_with(from, len * each, &mut |frame| {
             for_received(rules.wire, frame, |start, values| {
                 rules.take(step, Side::Right, part_of(top, start, values), values);
@@ -453,16 +453,7 @@ impl Rules {
     }
 }
 
-/// The memory of `count` results of `len` elements.
-fn slots<T: Element>(scratch: &mut Vec<u64>, count: usize, len: usize) -> &mut [T] {
-    let words = (count * len * size_of::<T>()).div_ceil(size_of::<u64>());
-    if scratch.len() < words {
-        scratch.resize(words, 0);
-    }
-    &mut bytemuck::cast_slice_mut(scratch)[..count * len]
-}
-
 /// The first `len` accumulators of the scratch memory, which grows when it is too small.
 fn accumulator<T: Element>(scratch: &mut Vec<u64>, len: usize) -> &mut [T::Acc] {
-    slots::<T::Acc>(scratch, 1, len)
+    in_words(scratch, len)
 }

@@ -22,9 +22,7 @@ pub(crate) fn exchange_sizes(
         transport.send_bytes((rank + 1) % size, &sent.to_le_bytes())?;
         let learnt = &mut sizes[(rank + size - step) % size];
         transport.receive_with((rank + size - 1) % size, 8, &mut |frame| {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(frame);
-            *learnt = u64::from_le_bytes(bytes) as usize;
+            *learnt = frame.first_chunk().map_or(0, |it| u64::from_le_bytes(*it)) as usize;
         })?;
     }
     Ok(())

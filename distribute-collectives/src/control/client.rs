@@ -22,6 +22,7 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::control::JOIN_PATH;
+use crate::control::details::WithoutDetails;
 use crate::control::generated::Envelope;
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
 use crate::control::membership::{Membership, Phase, QUEUE, Sender};
@@ -202,7 +203,7 @@ pub(super) async fn call_join(
     channel: Channel,
     outbound: impl Stream<Item = Envelope> + Send + 'static,
 ) -> Result<Streaming<Envelope>, Status> {
-    let mut grpc = Grpc::new(channel)
+    let mut grpc = Grpc::new(WithoutDetails(channel))
         .max_decoding_message_size(MESSAGE_MAX_BYTES)
         .max_encoding_message_size(MESSAGE_MAX_BYTES);
     let ready = grpc.ready().await;

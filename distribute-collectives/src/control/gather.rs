@@ -9,6 +9,7 @@ use crate::error::{CollectiveError, Result};
 use crate::failure::FailureKind;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
+use crate::sync::unpoisoned;
 
 /// The largest value of one rank.
 pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
@@ -38,21 +39,15 @@ impl Membership {
                 what: format!("{} bytes, at most {VALUE_MAX_BYTES} fit", value.len()),
             });
         }
-        if let Some(failure) = self.status.first_failure() {
-            let number = self.state().next_gather;
-            let generation = self.hello.identity.generation;
-            let header = OperationHeader::new(OperationKind::AllGather, generation, number);
-            return Err(failure.kind.into_error(&header));
-        }
         let started = Instant::now();
         let mut state = self.state();
         let number = state.next_gather;
+        let generation = self.hello.identity.generation;
+        let header = OperationHeader::new(OperationKind::AllGather, generation, number);
+        if let Some(failure) = self.status.first_failure() {
+            return Err(failure.kind.into_error(&header));
+        }
         state.next_gather += 1;
-        let header = OperationHeader::new(
-            OperationKind::AllGather,
-            self.hello.identity.generation,
-            number,
-        );
         let world_size = self.world_size();
         let parts = state.gathers.entry(number);
         parts.or_insert_with(|| vec![None; world_size])[self.rank] = Some(value.to_vec());
@@ -72,11 +67,7 @@ impl Membership {
             let left = self.gather_timeout.saturating_sub(started.elapsed());
             let failed = self.status.first_failure().is_some();
             if gone.is_none() && !left.is_zero() && !failed {
-                let woken = self.gathered.wait_timeout(state, left);
-                state = match woken {
-                    Ok((state, _)) => state,
-                    Err(poisoned) => poisoned.into_inner().0,
-                };
+                state = unpoisoned(self.gathered.wait_timeout(state, left)).0;
                 continue;
             }
             drop(state);
@@ -104,7 +95,7 @@ impl Membership {
             sequence: header.sequence,
             elapsed: started.elapsed(),
         };
-        self.record_failure(FailureKind::Ended(error.clone()), 0);
+        self.record_failure(FailureKind::Ended(error.clone()));
         error
     }
 }

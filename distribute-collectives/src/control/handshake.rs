@@ -9,10 +9,10 @@ use distribute_net::peers::ConnectionGuard;
 use serde::Deserialize;
 use tonic::{Code, Status, Streaming};
 
+use crate::control::clock;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Refusal};
+use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
-use crate::control::{Announcement, clock};
 
 /// The version of the messages that follow the handshake.
 pub(super) const PROTOCOL_VERSION: u32 = 4;
@@ -288,7 +288,7 @@ pub(super) async fn authenticate_as_client(
         return Err(failed);
     }
     match admitted? {
-        Message::Announcement(it) => Ok((peer, it.into())),
+        Message::Announcement(it) => Ok((peer, it)),
         _ => Err(HandshakeFailure::later("it sends no Announcement")),
     }
 }
@@ -387,7 +387,7 @@ pub(super) fn register(
         open: true,
         differing_headers: None,
     };
-    link.send(Message::Announcement(shared.announcement.clone().into()));
+    link.send(Message::Announcement(shared.announcement.clone()));
     if let Some(join_failure) = &mut state.join_failure {
         join_failure.send_to(rank, &link);
     }

@@ -18,7 +18,7 @@ pub(super) async fn end_waits(shared: Arc<Membership>) {
     shared.interruption.raised().await;
     let mut watched = OperationWatch {
         since: Instant::now(),
-        last: running_operation(&shared),
+        last: shared.status.running_since(),
     };
     loop {
         request_heartbeats(&shared);
@@ -27,15 +27,10 @@ pub(super) async fn end_waits(shared: Arc<Membership>) {
         // Time in which this process itself was stopped says nothing about the others.
         watched.since += asked.elapsed().saturating_sub(2 * POLL_INTERVAL);
         if let Some(error) = watched.stalled(&shared) {
-            shared.record_failure(FailureKind::Ended(error), 0);
+            shared.record_failure(FailureKind::Ended(error));
             return;
         }
     }
-}
-
-/// The operation that this rank is in, and when it began.
-fn running_operation(shared: &Membership) -> Option<(OperationHeader, Instant)> {
-    shared.status.running_since()
 }
 
 /// Asks all ranks to say at once what they do.
@@ -56,7 +51,7 @@ struct OperationWatch {
 impl OperationWatch {
     /// The error with which the operation is to end that has run since the last look.
     fn stalled(&mut self, shared: &Membership) -> Option<CollectiveError> {
-        let now = running_operation(shared);
+        let now = shared.status.running_since();
         let (header, begun) = now.filter(|_| self.last == now).or_else(|| {
             self.last = now;
             None

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use distribute_net::handshake::{Hello, SessionKey};
@@ -13,12 +13,13 @@ use tonic::Status;
 
 use crate::communicator::AbortTarget;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Envelope, Refusal};
-use crate::control::{Announcement, clock, convert};
+use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
+use crate::control::{clock, convert};
 use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
 use crate::status::GroupStatus;
+use crate::sync::unpoisoned;
 
 /// How many reasons for which certificates were not accepted are kept.
 const CERTIFICATES_MAX: usize = 8;
@@ -28,6 +29,24 @@ pub(super) const QUEUE: usize = 64;
 
 /// Longer times count as this long: sums with the clock stay in its range.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// What [`ControlPlane::join`](crate::control::ControlPlane::join) needs to know.
+#[derive(Debug)]
+pub(crate) struct JoinOptions {
+    pub(crate) rank: usize,
+    /// `addresses[i]` is where rank `i` listens; their number is the world size.
+    pub(crate) addresses: Vec<String>,
+    pub(crate) group: String,
+    pub(crate) generation: u64,
+    /// All settings that must be equal on all ranks, in words; shown when they differ.
+    pub(crate) options: String,
+    pub(crate) rendezvous_timeout: Duration,
+    pub(crate) heartbeat_interval: Duration,
+    pub(crate) heartbeat_misses: u32,
+    pub(crate) security: Security,
+    pub(crate) announcement: Announcement,
+    pub(crate) interruption: Interruption,
+}
 
 /// The sending half of a stream: a message, or the status that ends it.
 pub(super) type Sender = mpsc::Sender<Result<Envelope, Status>>;
@@ -244,31 +263,31 @@ impl State {
 
 impl Membership {
     pub(super) fn new(
-        parts: Parts,
+        options: JoinOptions,
         hello: Hello,
         tls: Option<TlsSettings>,
         status: Arc<GroupStatus>,
     ) -> Membership {
         let started = clock::now();
-        let timeout = parts.rendezvous_timeout.min(FOREVER);
+        let timeout = options.rendezvous_timeout.min(FOREVER);
         let failed = Arc::new(Notify::new());
         let bell = failed.clone();
         status.on_failure(move || bell.notify_one());
         Membership {
-            state: Mutex::new(State::new(parts.addresses.len())),
-            rank: parts.rank,
-            addresses: parts.addresses,
+            state: Mutex::new(State::new(options.addresses.len())),
+            rank: options.rank,
+            addresses: options.addresses,
             hello,
-            announcement: parts.announcement,
-            security: parts.security,
+            announcement: options.announcement,
+            security: options.security,
             tls,
-            interval: parts.interval.min(FOREVER),
-            misses: parts.misses,
+            interval: options.heartbeat_interval.min(FOREVER),
+            misses: options.heartbeat_misses,
             started,
             deadline: started + timeout,
             gather_timeout: timeout,
             status,
-            interruption: parts.interruption,
+            interruption: options.interruption,
             changed: Notify::new(),
             failed,
             gathered: Condvar::new(),
@@ -277,7 +296,7 @@ impl Membership {
 
     /// Held only for short changes. The status is never asked to note something meanwhile.
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     pub(super) fn world_size(&self) -> usize {
@@ -289,10 +308,11 @@ impl Membership {
         self.interval.saturating_mul(self.misses).min(FOREVER)
     }
 
-    pub(super) fn record_failure(&self, kind: FailureKind, from_sequence: u64) {
+    /// Notes what ends every operation from the first one on.
+    pub(super) fn record_failure(&self, kind: FailureKind) {
         self.status.record_failure(Failure {
             kind,
-            from_sequence,
+            from_sequence: 0,
         });
     }
 
@@ -350,7 +370,7 @@ impl Membership {
         match envelope.message {
             Some(Message::Announcement(announcement)) => {
                 if let Some(link) = self.state().link(rank, id) {
-                    link.announcement = Some(announcement.into());
+                    link.announcement = Some(announcement);
                 }
                 self.changed.notify_one();
             }
@@ -449,7 +469,7 @@ impl Membership {
             return;
         };
         if let Err(error) = own.compare(self.rank, &theirs, rank) {
-            self.record_failure(FailureKind::Ended(error), 0);
+            self.record_failure(FailureKind::Ended(error));
         }
     }
 
@@ -472,7 +492,7 @@ impl Membership {
         }
         drop(state);
         if phase == Phase::Formed && !left {
-            self.record_failure(FailureKind::Lost { rank, reason }, 0);
+            self.record_failure(FailureKind::Lost { rank, reason });
         }
         self.changed.notify_one();
         self.gathered.notify_all();
@@ -483,16 +503,4 @@ impl AbortTarget for Membership {
     fn abort(&self, rank: usize, reason: &str) {
         self.status.record_if_first(Failure::aborted(rank, reason));
     }
-}
-
-/// What [`Membership`] takes from the options.
-pub(super) struct Parts {
-    pub(super) rank: usize,
-    pub(super) addresses: Vec<String>,
-    pub(super) announcement: Announcement,
-    pub(super) security: Security,
-    pub(super) interval: Duration,
-    pub(super) misses: u32,
-    pub(super) rendezvous_timeout: Duration,
-    pub(super) interruption: Interruption,
 }

@@ -7,10 +7,10 @@
 //! Who may take part, and how it is proven, is the matter of [`distribute_net`]: its [`security`]
 //! and [`peers`] are also here.
 
-mod announcement;
 mod client;
 mod clock;
 pub(crate) mod convert;
+mod details;
 mod gather;
 #[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]
@@ -26,9 +26,10 @@ mod server;
 mod tests;
 mod watch;
 
-pub(crate) use announcement::Announcement;
 pub use distribute_net::{peers, security};
-pub(crate) use plane::{ControlPlane, JoinOptions};
+pub(crate) use generated::Announcement;
+pub(crate) use membership::JoinOptions;
+pub(crate) use plane::ControlPlane;
 
 /// The service of `control.proto`, and the path of its only method.
 const SERVICE_NAME: &str = "distribute.v1.Control";

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use distribute_net::address::{self, BoundListener};
 use distribute_net::handshake::{Hello, Identity, Purpose, SessionKey};
-use distribute_net::security::Security;
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -17,16 +16,15 @@ use tonic_health::server::HealthReporter;
 use crate::communicator::AbortTarget;
 use crate::control::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Goodbye, Refusal};
+use crate::control::generated::{self as message, Announcement, Goodbye, Refusal};
 use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::{
-    Link, Membership, MissingReason, Parts, Phase, State, UnprovenClaim,
+    JoinOptions, Link, Membership, MissingReason, Phase, State, UnprovenClaim,
 };
-use crate::control::{Announcement, client, clock, interrupted, server, watch};
+use crate::control::{client, clock, interrupted, server, watch};
 use crate::error::{CollectiveError, MissingRank, Result};
 use crate::failure::FailureKind;
 use crate::header::OperationHeader;
-use crate::interruption::Interruption;
 use crate::operation::OperationKind;
 use crate::status::GroupStatus;
 
@@ -44,26 +42,6 @@ const RUNTIME_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
 const SHARED_MEMORY_MAX_BYTES: usize = 16 << 10;
 /// The longest description of options and the longest name of a group.
 const TEXT_MAX_BYTES: usize = 4 << 10;
-
-/// What [`ControlPlane::join`] needs to know.
-#[derive(Debug)]
-pub(crate) struct JoinOptions {
-    pub(crate) rank: usize,
-    /// `addresses[i]` is where rank `i` listens; their number is the world size.
-    pub(crate) addresses: Vec<String>,
-    /// Bound to the address of this rank.
-    pub(crate) listener: BoundListener,
-    pub(crate) group: String,
-    pub(crate) generation: u64,
-    /// All settings that must be equal on all ranks, in words; shown when they differ.
-    pub(crate) options: String,
-    pub(crate) rendezvous_timeout: Duration,
-    pub(crate) heartbeat_interval: Duration,
-    pub(crate) heartbeat_misses: u32,
-    pub(crate) security: Security,
-    pub(crate) announcement: Announcement,
-    pub(crate) interruption: Interruption,
-}
 
 /// Another rank of the group.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,46 +67,42 @@ pub(crate) struct ControlPlane {
 }
 
 impl ControlPlane {
-    /// Meets the other ranks; returns when all have met all. `status` hears of lost and silent
-    /// ranks from now on, and what it hears of first is told to all ranks.
+    /// Meets the other ranks; returns when all have met all. `listener` is bound to this rank's
+    /// address. `status` hears of lost and silent ranks from now on, and what it hears of first is
+    /// told to all ranks.
     ///
     /// # Errors
     /// [`CollectiveError::Rendezvous`] names the ranks that did not come before the deadline,
     /// [`CollectiveError::Refused`] a rank that does not fit, [`CollectiveError::PeerLost`] one
     /// that was lost at the last moment, [`CollectiveError::Interrupted`] that the interruption was
     /// raised.
-    pub(crate) fn join(options: JoinOptions, status: Arc<GroupStatus>) -> Result<ControlPlane> {
+    pub(crate) fn join(
+        options: JoinOptions,
+        listener: BoundListener,
+        status: Arc<GroupStatus>,
+    ) -> Result<ControlPlane> {
         check(&options)?;
         let hello = hello(&options)?;
-        ControlPlane::join_with_hello(hello, options, status)
+        ControlPlane::join_with_hello(hello, options, listener, status)
     }
 
     /// As [`join`](Self::join), saying this about itself.
     pub(super) fn join_with_hello(
         hello: Hello,
         options: JoinOptions,
+        listener: BoundListener,
         status: Arc<GroupStatus>,
     ) -> Result<ControlPlane> {
         let tls = options.security.tls_settings()?;
-        let parts = Parts {
-            rank: options.rank,
-            addresses: options.addresses,
-            announcement: options.announcement,
-            security: options.security,
-            interval: options.heartbeat_interval,
-            misses: options.heartbeat_misses,
-            rendezvous_timeout: options.rendezvous_timeout,
-            interruption: options.interruption.clone(),
-        };
-        let shared = Arc::new(Membership::new(parts, hello, tls, status));
+        let shared = Arc::new(Membership::new(options, hello, tls, status));
         let waiting = shared.clone();
-        let _listening = (options.interruption).on_raise(move || waiting.changed.notify_one());
+        let _listening = (shared.interruption).on_raise(move || waiting.changed.notify_one());
         let (leave, left) = oneshot::channel();
         let (joined, outcome) = mpsc::channel();
         let (rank, own) = (shared.rank, shared.clone());
         let thread = std::thread::Builder::new()
             .name("distribute-control".to_string())
-            .spawn(move || run(own, options.listener, joined, left))
+            .spawn(move || run(own, listener, joined, left))
             .map_err(|error| unavailable(rank, &error))?;
         let mut plane = ControlPlane {
             shared,
@@ -242,7 +216,7 @@ impl Drop for ThreadGuard {
         if std::thread::panicking() {
             let reason = "its control thread panicked".to_string();
             let rank = self.0.rank;
-            self.0.record_failure(FailureKind::Lost { rank, reason }, 0);
+            self.0.record_failure(FailureKind::Lost { rank, reason });
             self.0.gathered.notify_all();
         }
     }

@@ -93,7 +93,7 @@ fn note_silence(shared: &Membership, rank: usize, elapsed: Duration, cut_off: bo
     } else {
         FailureKind::Silent { rank, elapsed }
     };
-    shared.record_failure(kind, 0);
+    shared.record_failure(kind);
 }
 
 /// Tells all ranks of the first failure, and wakes the threads of this one.

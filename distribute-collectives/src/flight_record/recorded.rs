@@ -94,16 +94,18 @@ impl<C: Communicator> Recorded<C> {
         let ticket = self.recorder.begin(header);
         let result = call(&mut self.inner);
         self.recorder.end(ticket, &result);
-        // A root that all ranks have refused together had an operation.
-        let refused = || {
-            header
-                .check_root(self.inner.rank(), self.inner.world_size())
-                .is_err()
+        // A root that all ranks have refused together had an operation; what this rank alone has
+        // refused had none.
+        let refused = |error| {
+            let root = header.check_root(self.inner.rank(), self.inner.world_size());
+            root.as_ref().err() == Some(error)
         };
         match &result {
             Ok(_) if !header.kind.is_point_to_point() => self.sequence += 1,
             Err(error) if error.is_fatal() => self.write_once(),
-            Err(_) if !header.kind.is_point_to_point() && refused() => self.sequence += 1,
+            Err(error) if !header.kind.is_point_to_point() && refused(error) => {
+                self.sequence += 1;
+            }
             _ => {}
         }
         result
@@ -193,10 +195,6 @@ impl<C: Communicator> Communicator for Recorded<C> {
     fn barrier(&mut self) -> Result<()> {
         let header = self.header(OperationKind::Barrier);
         self.record(&header, None, Communicator::barrier)
-    }
-
-    fn abort(&self, reason: &str) {
-        self.inner.abort(reason);
     }
 
     fn abort_handle(&self) -> AbortHandle {

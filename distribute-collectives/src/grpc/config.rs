@@ -93,30 +93,26 @@ impl LinkConfig {
 
     /// The rank and the lane of a client that says this, before it has proven anything.
     pub(super) fn check_client(&self, hello: &Hello) -> Result<(usize, usize), Refusal> {
-        let refuse = |what: String| Err(Refusal::new(FAILED_PRECONDITION, what));
+        let refuse = |what: String| Refusal::new(FAILED_PRECONDITION, what);
         let details = hello.read_details::<LaneDetails>();
         let LaneDetails {
             world_size,
             lane,
             lanes,
-        } = details.map_err(|error| Refusal::new(FAILED_PRECONDITION, error.to_string()))?;
+        } = details.map_err(|error| refuse(error.to_string()))?;
         let identity = &hello.identity;
         let (rank, peer) = (identity.task as usize, hello.peer_task);
-        if identity.group != self.group {
-            let (here, there) = (&self.group, &identity.group);
-            return refuse(format!("the group here is {here}, not {there}"));
-        }
-        if identity.generation != self.generation {
-            let (here, there) = (self.generation, identity.generation);
-            return refuse(format!("the generation here is {here}, not {there}"));
-        }
-        if world_size != self.world_size {
-            let here = self.world_size;
-            return refuse(format!("the world size here is {here}, not {world_size}"));
-        }
-        if lanes != self.lanes {
-            let here = self.lanes;
-            return refuse(format!("the number of lanes here is {here}, not {lanes}"));
+        let compared: [(&str, &dyn ToString, &dyn ToString); 4] = [
+            ("group", &self.group, &identity.group),
+            ("generation", &self.generation, &identity.generation),
+            ("world size", &self.world_size, &world_size),
+            ("number of lanes", &self.lanes, &lanes),
+        ];
+        for (what, here, there) in compared {
+            let (here, there) = (here.to_string(), there.to_string());
+            if here != there {
+                return Err(refuse(format!("the {what} here is {here}, not {there}")));
+            }
         }
         let is_higher = self.rank < rank && rank < self.world_size;
         if !is_higher || lane >= self.lanes || peer != Some(self.rank as u32) {

@@ -2,7 +2,7 @@
 
 use bytes::{Buf, Bytes};
 
-use crate::wire::{self, FrameHeader, HEADER_BYTES, OVERHEAD_BYTES, PREFIX_BYTES, WireError};
+use crate::wire::{self, FrameHeader, OVERHEAD_BYTES, PREFIX_BYTES, WireError};
 
 /// A received message.
 #[derive(Debug)]
@@ -98,7 +98,8 @@ impl Assembler {
                 }
             }
             let payload_bytes = self.prefix()?;
-            let header = self.header()?;
+            let header = std::array::from_fn(|at| self.front[PREFIX_BYTES + at]);
+            let header = FrameHeader::decode(&header)?;
             self.front_bytes = 0;
             if bytes.len() >= payload_bytes {
                 let payload = Payload::Piece(bytes.split_to(payload_bytes));
@@ -130,15 +131,7 @@ impl Assembler {
     }
 
     fn prefix(&self) -> Result<usize, WireError> {
-        let mut prefix = [0; PREFIX_BYTES];
-        prefix.copy_from_slice(&self.front[..PREFIX_BYTES]);
-        wire::decode_prefix(&prefix, self.limit)
-    }
-
-    fn header(&self) -> Result<FrameHeader, WireError> {
-        let mut header = [0; HEADER_BYTES];
-        header.copy_from_slice(&self.front[PREFIX_BYTES..]);
-        FrameHeader::decode(&header)
+        wire::decode_prefix(&std::array::from_fn(|at| self.front[at]), self.limit)
     }
 }
 

@@ -61,17 +61,17 @@ pub(super) async fn dial(
 ) -> Result<Lane, ConnectError> {
     let connected = poll_fn(|_| socket.poll_connected()).await;
     connected.map_err(|error| ConnectError::Unreachable(format!("connecting: {error}")))?;
+    let plain = Socket(socket.clone());
     let (stream, channel) = match &config.tls {
-        None => (Stream::plain(socket.clone()), Channel::default()),
+        None => (Stream::new(plain, socket.clone()), Channel::default()),
         Some(tls) => {
             let name = tls.server_names[rank].clone();
-            let connected = TlsConnector::from(tls.client.clone())
-                .connect(name, Socket(socket.clone()))
-                .await;
+            let connector = TlsConnector::from(tls.client.clone());
+            let connected = connector.connect(name, plain).await;
             let connected = connected.map_err(|error| ConnectError::failed("TLS", error))?;
             let channel = Channel::of(connected.get_ref().1);
             let channel = channel.map_err(|error| ConnectError::failed("TLS", error))?;
-            (Stream::tls(connected.into(), socket.clone()), channel)
+            (Stream::new(connected, socket.clone()), channel)
         }
     };
     let (requests, connection) = h2::client::Builder::new()
@@ -194,16 +194,16 @@ pub(super) async fn accept_handshake(
     config: Arc<LinkConfig>,
 ) -> Result<IncomingClient, ConnectError> {
     socket.limit_reading();
+    let plain = Socket(socket.clone());
     let (stream, channel) = match &config.tls {
-        None => (Stream::plain(socket.clone()), Channel::default()),
+        None => (Stream::new(plain, socket.clone()), Channel::default()),
         Some(tls) => {
-            let accepted = TlsAcceptor::from(tls.server.clone())
-                .accept(Socket(socket.clone()))
-                .await;
+            let acceptor = TlsAcceptor::from(tls.server.clone());
+            let accepted = acceptor.accept(plain).await;
             let accepted = accepted.map_err(|error| ConnectError::failed("TLS", error))?;
             let channel = Channel::of(accepted.get_ref().1);
             let channel = channel.map_err(|error| ConnectError::failed("TLS", error))?;
-            (Stream::tls(accepted.into(), socket.clone()), channel)
+            (Stream::new(accepted, socket.clone()), channel)
         }
     };
     let mut connection = h2::server::Builder::new()

@@ -45,7 +45,7 @@ impl Refusal {
     }
 
     /// What a server's answer means; `Ok` when it will send data.
-    pub(super) fn check(response: &Response<h2::RecvStream>) -> Result<(), Refusal> {
+    pub(super) fn check<B>(response: &Response<B>) -> Result<(), Refusal> {
         let headers = response.headers();
         let status = headers.get("grpc-status").and_then(|v| v.to_str().ok());
         if !response.status().is_success() {
@@ -56,8 +56,8 @@ impl Refusal {
             None | Some(Ok(0)) if has_grpc_type(headers) => Ok(()),
             None | Some(Ok(0)) => Err(Refusal::new(UNIMPLEMENTED, "it does not speak gRPC")),
             Some(status) => {
-                let message = headers.get("grpc-message").and_then(|v| v.to_str().ok());
-                let message = percent_decode(message.unwrap_or("no reason given"));
+                let message = headers.get("grpc-message").map(HeaderValue::as_bytes);
+                let message = percent_decode(message.unwrap_or(b"no reason given"));
                 Err(Refusal::new(status.unwrap_or(UNIMPLEMENTED), message))
             }
         }
@@ -77,25 +77,34 @@ fn has_grpc_type(headers: &HeaderMap) -> bool {
     content_type.is_some_and(|value| value.starts_with(CONTENT_TYPE))
 }
 
-/// gRPC sends its message percent-encoded; what a header cannot hold is cut to a `?` here.
+/// A message as gRPC sends it: `%`, and each byte of its UTF-8 that is not printable ASCII, as
+/// `%XX`.
 fn percent_encode(message: &str) -> String {
-    let mut encoded = String::new();
-    for byte in message.bytes() {
-        match byte {
-            b'%' => encoded.push_str("%25"),
-            b' '..=b'~' => encoded.push(char::from(byte)),
-            _ => encoded.push('?'),
-        }
-    }
-    encoded
+    let encoded = message.bytes().map(|byte| match byte {
+        b' '..=b'$' | b'&'..=b'~' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    });
+    encoded.collect()
 }
 
-fn percent_decode(message: &str) -> String {
-    message
-        .chars()
-        .take(500)
-        .collect::<String>()
-        .replace("%25", "%")
+/// The beginning of a message that gRPC has sent. It may come from a stranger: what is no escape
+/// stands for itself. (`tonic::Status::from_header_map` gives up where the message is not UTF-8,
+/// and panics where the details next to it are not base64.)
+fn percent_decode(mut message: &[u8]) -> String {
+    let digit = |byte: &u8| char::from(*byte).to_digit(16);
+    let mut decoded = Vec::new();
+    while let Some(first) = message.first() {
+        let escaped = match message {
+            [b'%', high, low, ..] => digit(high).zip(digit(low)),
+            _ => None,
+        };
+        decoded.push(escaped.map_or(*first, |(high, low)| (high * 16 + low) as u8));
+        message = &message[escaped.map_or(1, |_| 3)..];
+    }
+    let decoded = String::from_utf8_lossy(&decoded);
+    // It ends in a terminal, to which a stranger sends no commands.
+    let printable = |char: char| if char.is_control() { ' ' } else { char };
+    decoded.chars().take(500).map(printable).collect()
 }
 
 /// A request of a client, with a text of the handshake.
@@ -173,10 +182,55 @@ mod tests {
     fn a_refusal_is_a_trailers_only_answer() {
         let response = Refusal::new(UNAUTHENTICATED, "wrong token: 100% wrong\n").response();
         assert_eq!(response.headers()["grpc-status"], "16");
-        assert_eq!(
-            response.headers()["grpc-message"],
-            "wrong token: 100%25 wrong?"
-        );
-        assert_eq!(percent_decode("100%25"), "100%");
+        let message = "wrong token: 100%25 wrong%0A";
+        assert_eq!(response.headers()["grpc-message"], message);
+    }
+
+    /// What a client reads in an answer with this `grpc-message`.
+    fn reason(message: &[u8]) -> String {
+        let mut response = Refusal::new(5, "").response();
+        let message = HeaderValue::from_bytes(message).unwrap();
+        response.headers_mut().insert("grpc-message", message);
+        Refusal::check(&response).unwrap_err().message
+    }
+
+    #[test]
+    fn the_message_of_any_grpc_server_is_read() {
+        assert_eq!(reason(b"not%20found"), "not found");
+        assert_eq!(reason(b"gr%C3%B6%c3%9fe"), "größe");
+        assert_eq!(reason("größe".as_bytes()), "größe");
+        assert_eq!(reason(b"100%25"), "100%");
+        assert_eq!(reason(&[b'x'; 501]), "x".repeat(500));
+        assert_eq!(reason("%C3%B6".repeat(501).as_bytes()), "ö".repeat(500));
+    }
+
+    #[test]
+    fn what_is_no_escape_stands_for_itself() {
+        for broken in ["100%", "%4", "%zz", "%+1", "%%", "%", ""] {
+            assert_eq!(reason(broken.as_bytes()), broken);
+        }
+        assert_eq!(reason(b"%%41"), "%A");
+        assert_eq!(reason(b"%C3!"), "\u{fffd}!");
+        assert_eq!(reason(b"a%1B[31mb%0A"), "a [31mb ");
+    }
+
+    #[test]
+    fn a_refusal_in_any_language_survives() {
+        let refusal = Refusal::new(FAILED_PRECONDITION, "Größe %20: 100 % – 大");
+        let response = refusal.response();
+        assert!(response.headers()["grpc-message"].to_str().is_ok());
+        assert_eq!(Refusal::check(&response), Err(refusal));
+    }
+
+    #[test]
+    fn an_answer_without_a_reason_or_with_odd_details_is_a_refusal() {
+        let mut response = Refusal::new(5, "why").response();
+        let details = HeaderValue::from_static("not base64!");
+        let headers = response.headers_mut();
+        headers.insert("grpc-status-details-bin", details);
+        assert_eq!(Refusal::check(&response), Err(Refusal::new(5, "why")));
+        response.headers_mut().remove("grpc-message");
+        let expected = Refusal::new(5, "no reason given");
+        assert_eq!(Refusal::check(&response), Err(expected));
     }
 }

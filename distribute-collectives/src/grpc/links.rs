@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use smallvec::SmallVec;
 
+use crate::bookkeeping::RunningOperation;
 use crate::error::{CollectiveError, Result};
 use crate::failure::{Failure, FailureKind};
 use crate::grpc::frames::Message;
@@ -58,13 +59,6 @@ impl Peer {
     }
 }
 
-/// The time limits of the running operation.
-#[derive(Clone, Copy)]
-struct TimeLimits {
-    begin: Instant,
-    deadline: Option<Instant>,
-}
-
 /// Most bytes of a segment in a message of at most `max_message_bytes`.
 pub(crate) fn max_segment_bytes(max_message_bytes: usize) -> usize {
     let most = max_message_bytes.min(u32::MAX as usize);
@@ -80,7 +74,7 @@ pub(crate) struct Links {
     status: Arc<GroupStatus>,
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
-    running: TimeLimits,
+    running: Option<RunningOperation>,
     /// Whether each rank has a core, so that polling need not yield it.
     pub(super) may_spin: bool,
     spin_policy: SpinPolicy,
@@ -141,10 +135,7 @@ impl Links {
             pool: Arc::default(),
             status,
             wake,
-            running: TimeLimits {
-                begin: Instant::now(),
-                deadline: None,
-            },
+            running: None,
             may_spin: false,
             spin_policy: SpinPolicy::default(),
         })
@@ -165,14 +156,9 @@ impl Links {
         max_segment_bytes(self.max_message_bytes)
     }
 
-    /// Whether there is a link to this rank.
-    pub(crate) fn has_link(&self, rank: usize) -> bool {
-        self.peers.get(rank).is_some_and(Option::is_some)
-    }
-
-    /// Starts the clock of an operation.
-    pub(crate) fn begin_operation(&mut self, begin: Instant, deadline: Option<Instant>) {
-        self.running = TimeLimits { begin, deadline };
+    /// Notes the operation whose deadline counts from now on.
+    pub(crate) fn begin_operation(&mut self, running: RunningOperation) {
+        self.running = Some(running);
     }
 
     /// Sends a segment of `bytes` bytes; `fill` writes it. Returns when it is on its way or
@@ -259,11 +245,9 @@ impl Links {
     ) -> Result<()> {
         let point_to_point = expected.kind.is_point_to_point();
         let kind = usize::from(point_to_point);
-        let (number, lane) = {
-            let peer = self.peer_mut(from, expected)?;
-            let number = peer.received[kind];
-            (number, (number % peer.lanes.len() as u64) as usize)
-        };
+        let peer = self.peer_mut(from, expected)?;
+        let number = peer.received[kind];
+        let lane = (number % peer.lanes.len() as u64) as usize;
         let mut message = self
             .lane_mut(from, lane)
             .and_then(|lane| lane.next_message(point_to_point));
@@ -288,20 +272,8 @@ impl Links {
     /// Moves what can be moved without waiting; returns whether bytes moved.
     pub(crate) fn drive_once(&mut self) -> bool {
         let mut moved = false;
-        for lane in self
-            .peers
-            .iter_mut()
-            .flatten()
-            .flat_map(|peer| &mut peer.lanes)
-        {
-            if lane.has_pending_output() {
-                let frames = if lane.queued_bytes() < QUEUED_BYTES {
-                    1
-                } else {
-                    0
-                };
-                moved |= lane.drive(frames);
-            }
+        for lane in self.lanes_mut().filter(|lane| lane.has_pending_output()) {
+            moved |= lane.drive(usize::from(lane.queued_bytes() < QUEUED_BYTES));
         }
         moved
     }
@@ -312,8 +284,7 @@ impl Links {
         if self.drive_once() {
             return;
         }
-        let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
-        let waiting = lanes.filter(|lane| lane.has_pending_output());
+        let waiting = self.lanes().filter(|lane| lane.has_pending_output());
         let mut fds: PollFds<'_> = waiting.map(|lane| pollfd(lane, false)).collect();
         // An error of poll shows again, and is reported, in the operation itself.
         let _ = wait(&mut fds, Some(limit));
@@ -321,8 +292,7 @@ impl Links {
 
     /// Whether something that was sent has not been handed to the kernel yet.
     pub(crate) fn has_pending_output(&self) -> bool {
-        let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
-        lanes.any(Lane::has_pending_output)
+        self.lanes().any(Lane::has_pending_output)
     }
 
     /// Returns when the kernel has everything that this operation sent: afterwards the others can
@@ -346,12 +316,7 @@ impl Links {
     /// everything. Ending a connection earlier could lose what is on its way.
     pub(super) fn flush(&mut self, deadline: Instant) {
         let pool = self.pool.clone();
-        for lane in self
-            .peers
-            .iter_mut()
-            .flatten()
-            .flat_map(|peer| &mut peer.lanes)
-        {
+        for lane in self.lanes_mut() {
             lane.finish(&pool);
             lane.drive(0);
         }
@@ -360,20 +325,22 @@ impl Links {
             for lane in self.lanes_mut().filter(|lane| !lane.is_delivered()) {
                 lane.drive(usize::from(lane.queued_bytes() < QUEUED_BYTES));
             }
-            let mut lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
             let now = Instant::now();
-            if lanes.all(Lane::is_delivered) || now >= deadline {
+            if self.lanes().all(Lane::is_delivered) || now >= deadline {
                 return;
             }
             // Nothing tells when the peer's kernel has acknowledged: ask again soon.
             let soon = Duration::from_millis(1).min(deadline - now);
-            let lanes = self.peers.iter().flatten().flat_map(|peer| &peer.lanes);
-            let waiting = lanes.filter(|lane| !lane.is_delivered());
+            let waiting = self.lanes().filter(|lane| !lane.is_delivered());
             let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, true)).collect();
             if wait(&mut fds, Some(soon)).is_err() {
                 return;
             }
         }
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        self.peers.iter().flatten().flat_map(|peer| &peer.lanes)
     }
 
     fn lanes_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
@@ -382,17 +349,12 @@ impl Links {
     }
 
     fn peer_mut(&mut self, rank: usize, header: &OperationHeader) -> Result<&mut Peer> {
-        if !self.has_link(rank) {
-            return Err(self.invalid(header, format!("there is no gRPC link to rank {rank}")));
-        }
-        match self.peers.get_mut(rank) {
-            Some(Some(peer)) => Ok(peer),
-            _ => Err(CollectiveError::InvalidArgument {
-                rank: self.rank,
-                op: header.kind,
-                what: format!("there is no gRPC link to rank {rank}"),
-            }),
-        }
+        let peer = self.peers.get_mut(rank).and_then(Option::as_mut);
+        peer.ok_or_else(|| CollectiveError::InvalidArgument {
+            rank: self.rank,
+            op: header.kind,
+            what: format!("there is no gRPC link to rank {rank}"),
+        })
     }
 
     fn lane_mut(&mut self, rank: usize, lane: usize) -> Option<&mut Lane> {
@@ -493,13 +455,11 @@ impl Links {
     /// Blocks until a lane that matters can move, a failure is noted or the deadline has passed.
     /// Returns whether a failure was noted.
     fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<bool> {
-        let now = Instant::now();
-        let left = self
-            .running
-            .deadline
-            .map(|end| end.saturating_duration_since(now));
-        if left == Some(Duration::ZERO) {
-            return Err(self.timed_out(header, goal));
+        let left = self.running.and_then(|running| running.left());
+        if let Some(running) = self.running
+            && left == Some(Duration::ZERO)
+        {
+            return Err(self.timed_out(&running, goal));
         }
         let mut fds = PollFds::new();
         fds.push(PollFd::new(&*self.wake, PollFlags::IN));
@@ -521,32 +481,25 @@ impl Links {
         Ok(rung)
     }
 
-    fn timed_out(&self, header: &OperationHeader, goal: Goal) -> CollectiveError {
+    fn timed_out(&self, running: &RunningOperation, goal: Goal) -> CollectiveError {
         let pending = |rank: &usize| {
             let peer = self.peers[*rank].as_ref();
             peer.is_some_and(|peer| peer.lanes.iter().any(Lane::has_pending_output))
         };
-        let missing = match goal {
-            Goal::Message { from: rank, .. } | Goal::Room { to: rank, .. } => vec![rank],
-            Goal::Written => (0..self.peers.len()).filter(pending).collect(),
+        let missing = match goal.peer() {
+            Some(rank) => vec![rank],
+            None => (0..self.peers.len()).filter(pending).collect(),
         };
-        let begin = self.running.begin;
-        let error = CollectiveError::Timeout {
-            missing: self.status.to_blame(header, begin, missing),
-            op: header.kind,
-            sequence: header.sequence,
-            elapsed: self.running.begin.elapsed(),
-        };
-        self.record_failure(header, FailureKind::Ended(error.clone()));
-        error
+        let header = &running.header;
+        let missing = self.status.to_blame(header, running.begin, missing);
+        self.found(header, running.timed_out(missing))
     }
 
-    /// Notes a failure that this rank has found, so that all ranks hear of it.
-    fn record_failure(&self, header: &OperationHeader, kind: FailureKind) {
-        self.status.record_failure(Failure {
-            kind,
-            from_sequence: header.sequence,
-        });
+    /// Notes an error that this rank has found, so that all ranks hear of it.
+    fn found(&self, header: &OperationHeader, error: CollectiveError) -> CollectiveError {
+        let failure = Failure::ended(error.clone(), header.sequence);
+        self.status.record_failure(failure);
+        error
     }
 
     /// The error of an operation whose connection to `peer` has ended.
@@ -574,7 +527,10 @@ impl Links {
             }
         }
         let kind = FailureKind::Lost { rank: peer, reason };
-        self.record_failure(header, kind.clone());
+        self.status.record_failure(Failure {
+            kind: kind.clone(),
+            from_sequence: header.sequence,
+        });
         kind.into_error(header)
     }
 
@@ -594,8 +550,7 @@ impl Links {
             address,
             what,
         };
-        self.record_failure(header, FailureKind::Ended(error.clone()));
-        error
+        self.found(header, error)
     }
 
     /// Refuses a message that is not the expected one.
@@ -625,16 +580,10 @@ impl Links {
             if payload == bytes {
                 return Ok(());
             }
-            let what = format!(
-                "rank {from} sent a segment of {payload} bytes, rank {rank} expects {bytes}"
-            );
             let lower = if from < rank { found } else { expected };
-            Err(lower.mismatch(rank, from, what))
+            Err(lower.wrong_size(rank, from, payload, bytes))
         });
-        if let Err(error) = &compared {
-            self.record_failure(expected, FailureKind::Ended(error.clone()));
-        }
-        compared
+        compared.map_err(|error| self.found(expected, error))
     }
 }
 

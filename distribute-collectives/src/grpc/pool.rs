@@ -2,11 +2,12 @@
 
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Buf;
 
 use crate::grpc::loan::Loan;
+use crate::sync::unpoisoned;
 
 /// Free memory that is kept for later segments; more is given back.
 const KEPT_BYTES: usize = 4 << 20;
@@ -26,7 +27,7 @@ pub(super) struct Pool {
 impl Pool {
     /// A segment of `bytes` unspecified bytes. Until it is dropped it counts in `outstanding`.
     pub(super) fn take(self: &Arc<Self>, bytes: usize, outstanding: &Arc<AtomicUsize>) -> Segment {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = unpoisoned(self.free.lock());
         // The one that was used last: it is still in the cache.
         let mut buffer = free.buffers.pop().unwrap_or_default();
         free.bytes -= buffer.len();
@@ -47,7 +48,7 @@ impl Pool {
     }
 
     fn put(&self, buffer: Vec<u8>) {
-        let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = unpoisoned(self.free.lock());
         if free.bytes + buffer.len() <= KEPT_BYTES {
             free.bytes += buffer.len();
             free.buffers.push(buffer);

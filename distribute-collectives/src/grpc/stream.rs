@@ -5,16 +5,16 @@
 //! used again: no memory is asked for and it stays in the cache. So reads never cross the end of
 //! a frame here, and there is a limit of DATA frames per turn.
 
+use std::fmt::Debug;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_rustls::TlsStream;
 
 use crate::grpc::raw;
-use crate::grpc::socket::{Socket, SocketState};
+use crate::grpc::socket::SocketState;
 
 /// Read at once where a frame begins: a small message needs one call of the kernel.
 const FRONT_BYTES: usize = 4096;
@@ -24,16 +24,15 @@ const FRAME_HEADER_BYTES: usize = 9;
 /// What a client sends before its first frame.
 const PREFACE_BYTES: usize = 24;
 
-#[derive(Debug)]
-enum Inner {
-    Plain(Socket),
-    Tls(Box<TlsStream<Socket>>),
-}
+/// A socket, with or without TLS around it.
+pub(super) trait Io: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Debug + Send + Unpin> Io for T {}
 
 /// What HTTP/2 reads from and writes to.
 #[derive(Debug)]
 pub(super) struct Stream {
-    inner: Inner,
+    inner: Box<dyn Io>,
     socket: Arc<SocketState>,
     /// What was read where a frame began and is not handed over yet.
     front: Box<[u8; FRONT_BYTES]>,
@@ -48,9 +47,10 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    fn new(inner: Inner, socket: Arc<SocketState>) -> Self {
+    /// What `inner` carries; `socket` is the one under it.
+    pub(super) fn new(inner: impl Io + 'static, socket: Arc<SocketState>) -> Self {
         Stream {
-            inner,
+            inner: Box::new(inner),
             socket,
             front: Box::new([0; FRONT_BYTES]),
             start: 0,
@@ -60,14 +60,6 @@ impl Stream {
             frame_left: 0,
             is_data: false,
         }
-    }
-
-    pub(super) fn plain(socket: Arc<SocketState>) -> Self {
-        Stream::new(Inner::Plain(Socket(socket.clone())), socket)
-    }
-
-    pub(super) fn tls(stream: TlsStream<Socket>, socket: Arc<SocketState>) -> Self {
-        Stream::new(Inner::Tls(Box::new(stream)), socket)
     }
 
     /// The end that reads a client's preface.
@@ -126,21 +118,6 @@ impl Stream {
     }
 }
 
-macro_rules! delegate {
-    ($inner:expr, $stream:ident => $call:expr) => {
-        match $inner {
-            Inner::Plain(socket) => {
-                let $stream = Pin::new(socket);
-                $call
-            }
-            Inner::Tls(tls) => {
-                let $stream = Pin::new(&mut **tls);
-                $call
-            }
-        }
-    };
-}
-
 impl AsyncRead for Stream {
     fn poll_read(
         self: Pin<&mut Self>,
@@ -153,10 +130,8 @@ impl AsyncRead for Stream {
         }
         if this.start == this.end && this.frame_left > 0 {
             let limit = this.frame_left;
-            let read = delegate!(&mut this.inner, stream => {
-                raw::poll_read_some(stream, context, buffer, limit)
-            });
-            this.frame_left -= ready!(read)?;
+            let inner = Pin::new(&mut this.inner);
+            this.frame_left -= ready!(raw::poll_read_some(inner, context, buffer, limit))?;
             if this.frame_left == 0 {
                 this.end_frame();
             }
@@ -164,7 +139,7 @@ impl AsyncRead for Stream {
         }
         if this.start == this.end {
             let mut front = ReadBuf::new(&mut this.front[..]);
-            ready!(delegate!(&mut this.inner, stream => stream.poll_read(context, &mut front)))?;
+            ready!(Pin::new(&mut this.inner).poll_read(context, &mut front))?;
             (this.start, this.end) = (0, front.filled().len());
         }
         this.hand_over(buffer);
@@ -178,7 +153,7 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        delegate!(&mut self.get_mut().inner, stream => stream.poll_write(context, bytes))
+        Pin::new(&mut self.get_mut().inner).poll_write(context, bytes)
     }
 
     fn poll_write_vectored(
@@ -186,7 +161,7 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        delegate!(&mut self.get_mut().inner, stream => stream.poll_write_vectored(context, slices))
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -194,10 +169,10 @@ impl AsyncWrite for Stream {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        delegate!(&mut self.get_mut().inner, stream => stream.poll_flush(context))
+        Pin::new(&mut self.get_mut().inner).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        delegate!(&mut self.get_mut().inner, stream => stream.poll_shutdown(context))
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(context)
     }
 }

@@ -17,6 +17,7 @@ use super::config::{DataTls, LinkConfig};
 use super::connect::DataListener;
 use super::lane::Lane;
 use super::{GrpcTransport, Links};
+use crate::bookkeeping::RunningOperation;
 use crate::buffer::Buffer;
 use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};
 use crate::error::{CollectiveError, Result};
@@ -415,7 +416,7 @@ fn what_was_sent_before_leaving_arrives() {
             |mut links, _| {
                 let header = OperationHeader::new(OperationKind::Broadcast, 7, 0);
                 let deadline = Instant::now() + TIMEOUT;
-                links.begin_operation(Instant::now(), Some(deadline));
+                links.begin_operation(RunningOperation::new(&header, TIMEOUT));
                 if links.rank() == 0 {
                     for to in [1, 2].repeat(20) {
                         links
@@ -818,8 +819,8 @@ fn what_waits_for_a_slow_peer_is_bounded() {
                 if links.rank() == 1 {
                     return links;
                 }
-                let deadline = Instant::now() + Duration::from_millis(500);
-                links.begin_operation(Instant::now(), Some(deadline));
+                let timeout = Duration::from_millis(500);
+                links.begin_operation(RunningOperation::new(&header, timeout));
                 let mut sent = 0_usize;
                 let error = loop {
                     match links.send(1, &header, 64 << 10, &mut |_| sent += 1) {

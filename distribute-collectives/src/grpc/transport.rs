@@ -7,6 +7,7 @@ use crate::algorithm::dissemination;
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
+use crate::failure::Failure;
 use crate::grpc::lane::{PAIR_BYTES, PAIR_SEGMENT_BYTES, SEGMENT_BYTES};
 use crate::grpc::links::{Links, SEGMENTS_IN_FLIGHT};
 use crate::header::OperationHeader;
@@ -24,11 +25,11 @@ use crate::transport::Transport;
 /// ranks have no share) the ranks first exchange their headers, see
 /// [`GrpcTransport::compare_headers`].
 pub(crate) struct GrpcTransport {
-    links: Links,
-    status: Arc<GroupStatus>,
+    pub(crate) links: Links,
+    pub(crate) status: Arc<GroupStatus>,
     abort: Arc<dyn AbortTarget>,
     timeout: Duration,
-    operations: Bookkeeping,
+    pub(crate) operations: Bookkeeping,
 }
 
 impl GrpcTransport {
@@ -46,6 +47,17 @@ impl GrpcTransport {
             timeout,
             operations: Bookkeeping::default(),
         }
+    }
+
+    /// Begins an operation of this rank, without asking the others.
+    pub(crate) fn start(&mut self, header: &OperationHeader) -> Result<()> {
+        self.operations.check()?;
+        self.status.check_peer(header, None)?;
+        let running = RunningOperation::new(header, self.timeout);
+        self.links.begin_operation(running);
+        self.status.begin(header);
+        self.operations.begin(running);
+        Ok(())
     }
 
     /// A [dissemination barrier](dissemination) that compares the headers.
@@ -113,12 +125,7 @@ impl Transport for GrpcTransport {
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        self.operations.check()?;
-        self.status.check_peer(header, None)?;
-        let running = RunningOperation::new(header, self.timeout);
-        self.links.begin_operation(running.begin, running.deadline);
-        self.status.begin(header);
-        self.operations.begin(running);
+        self.start(header)?;
         if self.needs_header_exchange(header) {
             self.compare_headers(header)?;
         }
@@ -157,7 +164,8 @@ impl Transport for GrpcTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.record_failure(&self.status, error);
+        let failure = Failure::ended(error, self.operations.sequence());
+        self.status.record_failure(failure);
     }
 
     fn abort_handle(&self) -> AbortHandle {

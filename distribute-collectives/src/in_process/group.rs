@@ -9,12 +9,12 @@
 //! buffers back under the lock. Once it has started nobody returns before it is completed: blocks
 //! are pure memory work that neither blocks nor fails, so this wait is short and needs no deadline.
 
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::bookkeeping::RunningOperation;
 use crate::communicator::AbortTarget;
 use crate::error::{CollectiveError, Result};
-use crate::failure::{Failure, FailureKind, Failures};
+use crate::failure::{Failure, Failures};
 use crate::header::OperationHeader;
 use crate::in_process::mailbox::{Mailbox, wait_for_change};
 use crate::in_process::raw_buffer::RawBuffer;
@@ -23,7 +23,7 @@ use crate::options::GroupOptions;
 use crate::phase;
 use crate::spin_policy::{SpinPolicy, poll_some};
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, unpoisoned};
 
 /// How long a rank polls before it sleeps: about as long as waking a thread takes. A meeting of
 /// ranks that are all awake takes less than a microsecond, one that wakes them 10 to 50.
@@ -100,7 +100,7 @@ impl Group {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // The lock is never held across code that can panic half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     /// Publishes this rank's part of an operation of `blocks` blocks and returns when all ranks
@@ -115,7 +115,7 @@ impl Group {
         blocks: usize,
         publish: impl FnOnce(&mut Vec<RawBuffer>),
     ) -> Result<()> {
-        let begin = Instant::now();
+        let running = RunningOperation::new(header, self.options.timeout);
         let mut state = self.lock();
         self.check(&mut state, header, None)?;
         state.headers[rank] = Some(*header);
@@ -133,7 +133,7 @@ impl Group {
         if self.started.load(Ordering::Acquire) > header.sequence {
             return Ok(());
         }
-        self.sleep_until_started(rank, header, begin)
+        self.sleep_until_started(rank, &running)
     }
 
     /// The last rank compares the headers and starts the operation.
@@ -173,13 +173,8 @@ impl Group {
         self.last.load(Ordering::Relaxed)
     }
 
-    fn sleep_until_started(
-        &self,
-        rank: usize,
-        header: &OperationHeader,
-        begin: Instant,
-    ) -> Result<()> {
-        let deadline = begin.checked_add(self.options.timeout);
+    fn sleep_until_started(&self, rank: usize, running: &RunningOperation) -> Result<()> {
+        let header = &running.header;
         let mut state = self.lock();
         loop {
             if self.started.load(Ordering::Acquire) > header.sequence {
@@ -190,16 +185,11 @@ impl Group {
                 self.wake(state);
                 return Err(error);
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left = running.left();
             if left == Some(Duration::ZERO) {
                 let missing = missing_ranks(&state);
                 withdraw(&mut state, rank);
-                let error = CollectiveError::Timeout {
-                    missing,
-                    op: header.kind,
-                    sequence: header.sequence,
-                    elapsed: begin.elapsed(),
-                };
+                let error = running.timed_out(missing);
                 self.note_ended(&mut state, error.clone(), header.sequence);
                 self.wake(state);
                 return Err(error);
@@ -309,7 +299,8 @@ impl Group {
     }
 
     /// Whether the operation can still finish. A rank that left before it had finished this
-    /// operation becomes the group's failure, so that all ranks name the same cause.
+    /// operation becomes the group's failure, so that all ranks name the same cause. Not in a
+    /// point-to-point call: it says nothing of those between other ranks.
     fn check(
         &self,
         state: &mut State,
@@ -317,7 +308,11 @@ impl Group {
         peer: Option<usize>,
     ) -> Result<()> {
         let checked = state.failures.check(header, peer);
-        checked.inspect_err(|error| self.note_ended(state, error.clone(), header.sequence))
+        checked.inspect_err(|error| {
+            if !header.kind.is_point_to_point() {
+                self.note_ended(state, error.clone(), header.sequence);
+            }
+        })
     }
 
     /// As `check`, for a rank that waits for a segment from or to `peer` until `is_ready`.
@@ -357,13 +352,8 @@ impl Group {
     }
 
     fn note_ended(&self, state: &mut State, error: CollectiveError, from_sequence: u64) {
-        let kind = FailureKind::Ended(error);
-        self.change(state, |failures| {
-            failures.record(Failure {
-                kind,
-                from_sequence,
-            })
-        });
+        let failure = Failure::ended(error, from_sequence);
+        self.change(state, |failures| failures.record(failure));
     }
 
     /// Ends operation `from_sequence` and all later ones with `error` on every rank.

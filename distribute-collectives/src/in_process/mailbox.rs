@@ -1,10 +1,10 @@
 //! Bounded mailboxes, which carry segments from one thread to another one.
 
-use std::sync::PoisonError;
 use std::time::Duration;
 
+use crate::buffer::in_words;
 use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::{Condvar, Mutex, MutexGuard};
+use crate::sync::{Condvar, Mutex, MutexGuard, unpoisoned};
 use crate::transport::SEGMENTS_IN_FLIGHT;
 
 /// Waits until a rank has changed something, at most for `left`.
@@ -16,9 +16,9 @@ pub(super) fn wait_for_change<'a, T>(
     match left {
         Some(left) => {
             let woken = changed.wait_timeout(guard, left);
-            woken.unwrap_or_else(PoisonError::into_inner).0
+            unpoisoned(woken).0
         }
-        None => changed.wait(guard).unwrap_or_else(PoisonError::into_inner),
+        None => unpoisoned(changed.wait(guard)),
     }
 }
 
@@ -32,12 +32,8 @@ struct Frame {
 impl Frame {
     /// Makes room for a segment; keeps its memory for the next one.
     fn resize(&mut self, bytes: usize) -> &mut [u8] {
-        let words = bytes.div_ceil(size_of::<u64>());
-        if self.words.len() < words {
-            self.words.resize(words, 0);
-        }
         self.bytes = bytes;
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..bytes]
+        in_words(&mut self.words, bytes)
     }
 
     fn as_bytes(&self) -> &[u8] {
@@ -67,7 +63,7 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     pub(super) fn lock(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.slots.lock())
     }
 
     /// Lets sleeping ranks look again; called when the group fails.

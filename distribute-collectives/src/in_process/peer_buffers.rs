@@ -18,7 +18,8 @@ use std::ops::Range;
 
 use crate::buffer::{Element, with_dtype};
 use crate::communicator::{GatherTarget, chunk_range};
-use crate::error::{CollectiveError, Result};
+use crate::error::Result;
+use crate::failure::FailureKind;
 use crate::gathering::Inputs;
 use crate::header::{OperationHeader, Target};
 use crate::in_process::group::Group;
@@ -81,13 +82,11 @@ struct Claimed<'a> {
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            let error = CollectiveError::PeerLost {
-                rank: self.rank,
-                op: self.header.kind,
-                sequence: self.header.sequence,
-                reason: "its thread panicked in the operation".to_string(),
-            };
-            self.group.record_failure(error, self.header.sequence);
+            let (rank, sequence) = (self.rank, self.header.sequence);
+            let reason = "its thread panicked in the operation".to_string();
+            let lost = FailureKind::Lost { rank, reason };
+            self.group
+                .record_failure(lost.into_error(self.header), sequence);
         }
         self.group.block_done(self.header.sequence);
     }

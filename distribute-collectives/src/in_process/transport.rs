@@ -1,7 +1,7 @@
 //! The in-process transport: segments between threads, through the mailboxes of their group.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::AbortHandle;
@@ -59,17 +59,10 @@ impl InProcessTransport {
                     continue;
                 }
             }
-            let left = running
-                .deadline
-                .map(|end| end.saturating_duration_since(Instant::now()));
+            let left = running.left();
             if left == Some(Duration::ZERO) {
                 drop(slots);
-                let error = CollectiveError::Timeout {
-                    missing: vec![peer],
-                    op: header.kind,
-                    sequence: header.sequence,
-                    elapsed: running.begin.elapsed(),
-                };
+                let error = running.timed_out(vec![peer]);
                 group.record_failure(error.clone(), header.sequence);
                 return Err(error);
             }
@@ -149,11 +142,11 @@ impl Transport for InProcessTransport {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
+        let header = self.operations.running(self.rank)?.header;
         let mailbox = self.mailbox(from, self.rank);
         let slots = self.wait(mailbox, from, |filled| filled > 0)?;
         mailbox.take(slots, bytes, consume).map_err(|found| {
-            let (operations, rank) = (&self.operations, self.rank);
-            let error = operations.wrong_size(rank, from, found, bytes);
+            let error = header.wrong_size(self.rank, from, found, bytes);
             self.fail(error.clone());
             error
         })

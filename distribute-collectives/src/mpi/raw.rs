@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use mpi::Threading;
@@ -18,9 +18,10 @@ use mpi::environment::Universe;
 use mpi::ffi;
 
 use super::notice::Notice;
-use crate::buffer::DType;
+use crate::buffer::{DType, in_words};
 use crate::error::{CollectiveError, Result};
 use crate::reduce::ReduceOp;
+use crate::sync::unpoisoned;
 
 /// The longest pause between two polls.
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
@@ -83,11 +84,11 @@ impl World {
     }
 
     pub(super) fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.inbox.lock())
     }
 
     fn lock(&self) -> MutexGuard<'_, ()> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.calls.lock())
     }
 }
 
@@ -533,18 +534,18 @@ pub(super) struct Memory {
 impl Memory {
     /// The first bytes of what is sent; grows as needed.
     pub(super) fn outgoing(&mut self, bytes: usize) -> &mut [u8] {
-        first_bytes(&mut self.outgoing, bytes)
+        in_words(&mut self.outgoing, bytes)
     }
 
     /// The first bytes of what is received; grows as needed.
     pub(super) fn incoming(&mut self, bytes: usize) -> &mut [u8] {
-        first_bytes(&mut self.incoming, bytes)
+        in_words(&mut self.incoming, bytes)
     }
 
     /// Copies the first bytes of what was received to what is sent next.
     pub(super) fn own_to_outgoing(&mut self, bytes: usize) {
-        let own = &bytemuck::cast_slice(&self.incoming)[..bytes];
-        first_bytes(&mut self.outgoing, bytes).copy_from_slice(own);
+        let own = &bytemuck::cast_slice::<u64, u8>(&self.incoming)[..bytes];
+        in_words(&mut self.outgoing, bytes).copy_from_slice(own);
     }
 
     fn pointers(&mut self) -> (*mut u64, *mut u64) {
@@ -562,14 +563,6 @@ impl Memory {
         assert!(self.sent.counts.len() == self.sent.starts.len());
         assert!(self.received.counts.len() == size && self.received.starts.len() == size);
     }
-}
-
-fn first_bytes(words: &mut Vec<u64>, bytes: usize) -> &mut [u8] {
-    let needed = bytes.div_ceil(size_of::<u64>());
-    if words.len() < needed {
-        words.resize(needed, 0);
-    }
-    &mut bytemuck::cast_slice_mut(words)[..bytes]
 }
 
 /// An operation under way.

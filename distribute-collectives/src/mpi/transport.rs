@@ -8,7 +8,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::notice::{self, NOTICE_BYTES, Notice};
@@ -16,9 +16,10 @@ use super::raw::{Comm, Memory, NOTICE_TAG, Pending, poll_pause};
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
-use crate::failure::{Failure, FailureKind, Failures};
+use crate::failure::{Failure, Failures};
 use crate::header::OperationHeader;
 use crate::options::GroupOptions;
+use crate::sync::unpoisoned;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
 
 /// Bytes of a segment for each rank.
@@ -53,7 +54,7 @@ pub(super) struct NoticeExchange {
 impl NoticeExchange {
     fn lock(&self) -> MutexGuard<'_, PeerStates> {
         // The lock is never held across code that can panic half-way through a change.
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.peers.lock())
     }
 
     /// Tells all other ranks.
@@ -212,29 +213,30 @@ impl MpiTransport {
     /// Whether to give up the running operation.
     fn check(&mut self, peer: Option<usize>) -> Result<()> {
         let running = *self.operations.running(self.comm.rank)?;
-        let (op, sequence) = (running.header.kind, running.header.sequence);
+        let (is_counted, sequence) = (peer.is_none(), running.header.sequence);
         let shared = self.shared.clone();
         let peers = shared
             .receive_notices()
             .map_err(|error| self.broken(&error))?;
         if let Err(error) = peers.failures.check(&running.header, peer) {
             drop(peers);
-            // Before this rank leaves too, or others would take it for the first one.
-            self.fail(error.clone());
+            // Before this rank leaves too, or others would take it for the first one. A loss of
+            // which a point-to-point call hears says nothing of those between other ranks.
+            if is_counted {
+                self.fail(error.clone());
+            }
             return Err(error);
         }
-        let elapsed = running.begin.elapsed();
-        if !self.said_waiting && elapsed > (self.timeout / 4).min(SAY_WAITING_AFTER) {
+        // A point-to-point call has the number of an operation that has not begun.
+        let says_waiting = is_counted && !self.said_waiting;
+        if says_waiting && running.begin.elapsed() > (self.timeout / 4).min(SAY_WAITING_AFTER) {
             self.said_waiting = true;
             drop(peers);
             let rank = self.comm.rank;
             self.shared.send_notice(&Notice::Waiting { rank, sequence });
             return Ok(());
         }
-        if running
-            .deadline
-            .is_none_or(|deadline| Instant::now() < deadline)
-        {
+        if running.left() != Some(Duration::ZERO) {
             return Ok(());
         }
         let silent = |rank: &usize| {
@@ -245,12 +247,7 @@ impl MpiTransport {
             None => (0..self.comm.size).filter(silent).collect(),
         };
         drop(peers);
-        let error = CollectiveError::Timeout {
-            missing,
-            op,
-            sequence,
-            elapsed,
-        };
+        let error = running.timed_out(missing);
         self.fail(error.clone());
         Err(error)
     }
@@ -378,7 +375,8 @@ impl Transport for MpiTransport {
         let (mut memory, found) = self.wait(pending, self.only(from))?;
         if found != bytes {
             let rank = self.comm.rank;
-            let error = self.operations.wrong_size(rank, from, found, bytes);
+            let header = self.operations.running(rank)?.header;
+            let error = header.wrong_size(rank, from, found, bytes);
             self.fail(error.clone());
             return Err(error);
         }
@@ -388,10 +386,7 @@ impl Transport for MpiTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        let failure = Failure {
-            kind: FailureKind::Ended(error),
-            from_sequence: self.operations.sequence(),
-        };
+        let failure = Failure::ended(error, self.operations.sequence());
         self.shared.tell(failure, Failures::record);
     }
 

@@ -94,31 +94,29 @@ impl Record {
 
     /// Reads a record of another rank; the error says what is wrong with it.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
-        let bytes: &[u8; RECORD_BYTES] = bytes
-            .try_into()
-            .map_err(|_| format!("a record of {} bytes, not {RECORD_BYTES}", bytes.len()))?;
-        let mut header = [0; OperationHeader::BYTES];
-        header.copy_from_slice(&bytes[..OperationHeader::BYTES]);
-        let header = OperationHeader::decode(&header).map_err(|error| error.to_string())?;
-        let words = &bytes[OperationHeader::BYTES..];
-        let word = |index: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&words[8 * index..8 * index + 8]);
-            u64::from_le_bytes(word)
+        let parts = bytes.split_first_chunk::<{ OperationHeader::BYTES }>();
+        let parts = parts.map(|(header, words)| (header, words.as_chunks::<8>()));
+        let Some((header, ([place, input, output], []))) = parts else {
+            let len = bytes.len();
+            return Err(format!("a record of {len} bytes, not {RECORD_BYTES}"));
         };
-        let element = (word(0) >> 8) as usize;
-        let size = |index| usize::try_from(word(index)).map_err(|error| error.to_string());
+        let header = OperationHeader::decode(header).map_err(|error| error.to_string())?;
+        let size = |word: &[u8; 8]| {
+            usize::try_from(u64::from_le_bytes(*word)).map_err(|error| error.to_string())
+        };
+        let place = u64::from_le_bytes(*place);
+        let element = (place >> 8) as usize;
         Ok(Record {
             header,
-            place: match word(0) & 0xff {
+            place: match place & 0xff {
                 0 => MemoryPlace::HostMemory,
                 _ => MemoryPlace::DeviceMemory,
             },
             element: ElementType::ALL
                 .into_iter()
                 .find(|e| *e as usize + 1 == element),
-            input_bytes: size(1)?,
-            output_bytes: size(2)?,
+            input_bytes: size(input)?,
+            output_bytes: size(output)?,
         })
     }
 

@@ -40,6 +40,8 @@ pub struct NcclCommunicator<G: ControlGroup> {
 
 /// NCCL cannot be used; the group can, with what else carries bytes (where
 /// [`is_fatal`](CollectiveError::is_fatal) of the cause is false).
+#[derive(thiserror::Error)]
+#[error("{cause}")]
 pub struct NcclRefused<G> {
     /// The group, as it was given.
     pub group: G,
@@ -54,14 +56,6 @@ impl<G> fmt::Debug for NcclRefused<G> {
             .finish_non_exhaustive()
     }
 }
-
-impl<G> fmt::Display for NcclRefused<G> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.cause.fmt(f)
-    }
-}
-
-impl<G> std::error::Error for NcclRefused<G> {}
 
 impl<G> From<Box<NcclRefused<G>>> for CollectiveError {
     fn from(refused: Box<NcclRefused<G>>) -> Self {
@@ -124,7 +118,9 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     pub fn allocate(&mut self, element: ElementType, count: usize) -> Result<DeviceMemory> {
         self.operations.check()?;
         let limits = self.own_limits();
-        let memory = self.thread.allocate(element, count, &limits);
+        let memory = self.thread.ask(&limits, move |side| {
+            Ok(DeviceMemory::new(&side.context, element, count)?)
+        });
         memory.map_err(|request_error| unavailable(request_error.in_words()))
     }
 
@@ -134,7 +130,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// [`InvalidArgument`](CollectiveError::InvalidArgument) when type or length differ, and those
     /// of the device.
     pub fn upload<T: Element>(&mut self, to: &mut DeviceMemory, values: &[T]) -> Result<()> {
-        self.check_copy::<T>(to, values.len())?;
+        self.check_copy::<T>(OperationKind::Send, "upload", to, values.len())?;
         let result = self.upload_checked(to, values);
         self.operations.end(OperationKind::Send, result)
     }
@@ -161,7 +157,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// # Errors
     /// As those of `upload`.
     pub fn download<T: Element>(&mut self, from: &DeviceMemory, values: &mut [T]) -> Result<()> {
-        self.check_copy::<T>(from, values.len())?;
+        self.check_copy::<T>(OperationKind::Recv, "download", from, values.len())?;
         let result = self.download_checked(from, values);
         self.operations.end(OperationKind::Recv, result)
     }
@@ -190,15 +186,22 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         Ok(())
     }
 
-    fn check_copy<T: Element>(&self, memory: &DeviceMemory, count: usize) -> Result<()> {
+    /// Refuses a copy, by the method `name`, of what the memory does not hold.
+    fn check_copy<T: Element>(
+        &self,
+        op: OperationKind,
+        name: &str,
+        memory: &DeviceMemory,
+        count: usize,
+    ) -> Result<()> {
         self.operations.check()?;
         let element = ElementType::from(T::DTYPE);
         if memory.element() == element && memory.len() == count {
             return Ok(());
         }
         let (found, len) = (memory.element(), memory.len());
-        let what = format!("{count} elements of {element} do not fit {len} of {found}");
-        Err(self.invalid(OperationKind::Send, what))
+        let what = format!("{name} of {count} elements of {element} does not fit {len} of {found}");
+        Err(self.invalid(op, what))
     }
 
     pub(super) fn invalid(&self, op: OperationKind, what: String) -> CollectiveError {
@@ -330,8 +333,8 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     pub(super) fn prepare_staging(&mut self) -> Result<()> {
         self.operations.check()?;
         if self.staging.is_none() {
-            let limits = self.own_limits();
-            let staging = self.thread.stage(self.options.staging_bytes, &limits);
+            let (limits, bytes) = (self.own_limits(), self.options.staging_bytes);
+            let staging = self.thread.ask(&limits, move |side| side.stage(bytes));
             let staging = staging.map_err(|request_error| unavailable(request_error.in_words()));
             self.staging = Some(staging?);
         }
@@ -386,7 +389,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             timeout: self.options.timeout,
             health: &|| group.health(header, peer),
         };
-        let performed = self.thread.run(round, &limits);
+        let performed = self.thread.ask(&limits, move |side| side.run(round));
         performed.map_err(|request_error| self.failure(request_error, header, peer))
     }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::agreement::{MemoryPlace, Record};
 use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
-use super::host_memory::{broadcast_each, reduce_each};
+use super::host_memory::each_part;
 use super::raw::{Call, DeviceBuffer, Span};
 use crate::communicator::{Communicator, chunk_range};
 use crate::engine::Engine;
@@ -127,7 +127,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                     to: parts[rank].clone(),
                     op,
                 }],
-                false => reduce_each(&parts, op),
+                false => each_part(&parts, |at, root| Call::Reduce { at, op, root }),
             };
             this.run(&record.header, None, buffers, calls)
         })?;
@@ -185,18 +185,14 @@ fn gather_calls(from: &Span, to: &Span, rank: usize, counts: &[usize]) -> Vec<Ca
         start += count;
         to.slice(start - count..start)
     });
-    let mut calls = broadcast_each(&parts.collect::<Vec<_>>());
-    // The own part comes from the input.
-    for call in &mut calls {
-        if let Call::Broadcast { at, root } = call
-            && *root == rank
-        {
-            *call = Call::BroadcastOwn {
-                from: from.clone(),
-                to: at.clone(),
-                root: rank,
-            };
-        }
-    }
-    calls
+    let parts: Vec<Span> = parts.collect();
+    each_part(&parts, |at, root| match root == rank {
+        false => Call::Broadcast { at, root },
+        // The own part comes from the input.
+        true => Call::BroadcastOwn {
+            from: from.clone(),
+            to: at,
+            root,
+        },
+    })
 }

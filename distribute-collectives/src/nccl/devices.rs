@@ -115,7 +115,7 @@ pub struct Installation {
 /// # Errors
 /// The driver is absent, too old or does not work.
 pub fn driver(options: &NcclOptions) -> Result<Driver, NcclUnavailable> {
-    let cuda = Cuda::load(options.cuda_path())?;
+    let cuda = Cuda::load(options.cuda_library.as_deref())?;
     let devices = (0..cuda.count()?).map(|ordinal| cuda.describe(ordinal));
     Ok(Driver {
         devices: devices.collect::<Result<_, _>>()?,
@@ -129,7 +129,7 @@ pub fn driver(options: &NcclOptions) -> Result<Driver, NcclUnavailable> {
 /// # Errors
 /// It is absent, too old or lacks a function.
 pub fn library(options: &NcclOptions) -> Result<(Version, String), NcclUnavailable> {
-    let nccl = Nccl::load(options.nccl_path())?;
+    let nccl = Nccl::load(options.nccl_library.as_deref())?;
     Ok((nccl.version, nccl.path.clone()))
 }
 

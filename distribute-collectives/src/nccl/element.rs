@@ -1,59 +1,45 @@
 //! The element types of NCCL.
 
-use std::fmt;
-
 use super::version::Version;
 use crate::buffer::DType;
+use crate::names::named_enum;
 use crate::reduce::ReduceOp;
 
-/// The type of the elements of a [`DeviceBuffer`](super::DeviceBuffer): all that NCCL has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-#[non_exhaustive]
-pub enum ElementType {
-    /// Signed 8-bit integer.
-    I8 = 0,
-    /// Unsigned 8-bit integer.
-    U8 = 1,
-    /// Signed 32-bit integer.
-    I32 = 2,
-    /// Unsigned 32-bit integer.
-    U32 = 3,
-    /// Signed 64-bit integer.
-    I64 = 4,
-    /// Unsigned 64-bit integer.
-    U64 = 5,
-    /// IEEE 754 binary16.
-    F16 = 6,
-    /// IEEE 754 binary32.
-    F32 = 7,
-    /// IEEE 754 binary64.
-    F64 = 8,
-    /// The upper half of a binary32.
-    BF16 = 9,
-    /// 8-bit float with 4 bits of exponent; NCCL 2.24 or newer, and a GPU that can add them.
-    F8E4M3 = 10,
-    /// 8-bit float with 5 bits of exponent; as [`F8E4M3`](Self::F8E4M3).
-    F8E5M2 = 11,
+named_enum! {
+    all: pub,
+    /// The type of the elements of a [`DeviceBuffer`](super::DeviceBuffer): all that NCCL has.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+    #[repr(u8)]
+    #[non_exhaustive]
+    pub enum ElementType {
+        /// Signed 8-bit integer.
+        I8 = 0 => "i8",
+        /// Unsigned 8-bit integer.
+        U8 = 1 => "u8",
+        /// Signed 32-bit integer.
+        I32 = 2 => "i32",
+        /// Unsigned 32-bit integer.
+        U32 = 3 => "u32",
+        /// Signed 64-bit integer.
+        I64 = 4 => "i64",
+        /// Unsigned 64-bit integer.
+        U64 = 5 => "u64",
+        /// IEEE 754 binary16.
+        F16 = 6 => "f16",
+        /// IEEE 754 binary32.
+        F32 = 7 => "f32",
+        /// IEEE 754 binary64.
+        F64 = 8 => "f64",
+        /// The upper half of a binary32.
+        BF16 = 9 => "bf16",
+        /// 8-bit float with 4 bits of exponent; NCCL 2.24 or newer, and a GPU that can add them.
+        F8E4M3 = 10 => "f8e4m3",
+        /// 8-bit float with 5 bits of exponent; as [`F8E4M3`](Self::F8E4M3).
+        F8E5M2 = 11 => "f8e5m2",
+    }
 }
 
 impl ElementType {
-    /// Every element type, in the order of NCCL's codes.
-    pub const ALL: [ElementType; 12] = [
-        ElementType::I8,
-        ElementType::U8,
-        ElementType::I32,
-        ElementType::U32,
-        ElementType::I64,
-        ElementType::U64,
-        ElementType::F16,
-        ElementType::F32,
-        ElementType::F64,
-        ElementType::BF16,
-        ElementType::F8E4M3,
-        ElementType::F8E5M2,
-    ];
-
     /// Bytes of one element.
     pub const fn size_bytes(self) -> usize {
         match self {
@@ -61,24 +47,6 @@ impl ElementType {
             ElementType::F16 | ElementType::BF16 => 2,
             ElementType::I32 | ElementType::U32 | ElementType::F32 => 4,
             ElementType::I64 | ElementType::U64 | ElementType::F64 => 8,
-        }
-    }
-
-    /// The short name, such as `f32`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            ElementType::I8 => "i8",
-            ElementType::U8 => "u8",
-            ElementType::I32 => "i32",
-            ElementType::U32 => "u32",
-            ElementType::I64 => "i64",
-            ElementType::U64 => "u64",
-            ElementType::F16 => "f16",
-            ElementType::F32 => "f32",
-            ElementType::F64 => "f64",
-            ElementType::BF16 => "bf16",
-            ElementType::F8E4M3 => "f8e4m3",
-            ElementType::F8E5M2 => "f8e5m2",
         }
     }
 
@@ -109,12 +77,6 @@ impl From<DType> for ElementType {
             DType::I64 => ElementType::I64,
             DType::U8 => ElementType::U8,
         }
-    }
-}
-
-impl fmt::Display for ElementType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -157,7 +157,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                     to: spans[own].clone(),
                     op,
                 }],
-                false => reduce_each(&spans, op),
+                false => each_part(&spans, |at, root| Call::Reduce { at, op, root }),
             };
             let round = Round {
                 upload: Some(all),
@@ -201,7 +201,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                     from: spans[own].clone(),
                     to: all.clone(),
                 }],
-                false => broadcast_each(&spans),
+                false => each_part(&spans, |at, root| Call::Broadcast { at, root }),
             };
             let round = Round {
                 upload: Some(spans[own].clone()),
@@ -230,25 +230,11 @@ fn offsets(parts: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// A reduce-scatter of parts of different lengths, as one group.
-pub(super) fn reduce_each(spans: &[Span], op: ReduceOp) -> Vec<Call> {
+/// A reduce-scatter or all-gather of parts of different lengths, as one group: a call for each part
+/// that holds something, with the rank whose part it is.
+pub(super) fn each_part(spans: &[Span], call: impl Fn(Span, usize) -> Call) -> Vec<Call> {
     let filled = spans.iter().enumerate().filter(|(_, at)| at.count > 0);
-    let call = |(root, at): (usize, &Span)| Call::Reduce {
-        at: at.clone(),
-        op,
-        root,
-    };
-    filled.map(call).collect()
-}
-
-/// An all-gather of parts of different lengths, as one group.
-pub(super) fn broadcast_each(spans: &[Span]) -> Vec<Call> {
-    let filled = spans.iter().enumerate().filter(|(_, at)| at.count > 0);
-    let call = |(root, at): (usize, &Span)| Call::Broadcast {
-        at: at.clone(),
-        root,
-    };
-    filled.map(call).collect()
+    filled.map(|(root, at)| call(at.clone(), root)).collect()
 }
 
 impl<G: ControlGroup> Engine for NcclCommunicator<G> {

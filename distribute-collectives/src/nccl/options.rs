@@ -1,6 +1,6 @@
 //! Settings of a communicator over NCCL.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{CollectiveError, Result};
@@ -101,14 +101,6 @@ impl NcclOptions {
     pub fn own_order(mut self, allowed: bool) -> Self {
         self.own_order = allowed;
         self
-    }
-
-    pub(super) fn nccl_path(&self) -> Option<&Path> {
-        self.nccl_library.as_deref()
-    }
-
-    pub(super) fn cuda_path(&self) -> Option<&Path> {
-        self.cuda_library.as_deref()
     }
 
     /// Refuses values that cannot be.

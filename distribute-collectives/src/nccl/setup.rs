@@ -9,7 +9,7 @@ use super::thread::{NcclThread, RequestError, WaitLimits};
 use super::unavailable::{NcclUnavailable, unavailable};
 use super::version::Version;
 use crate::communicator::{CommunicatorExt, Description, Gathered};
-use crate::error::{CollectiveError, Result, Searched};
+use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 use crate::options::Order;
@@ -38,7 +38,7 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
     };
     let mut report = words.map(u64::to_le_bytes).concat();
     report.extend(found.as_ref().map_or([0; 16], |found| found.uuid));
-    let failed = found.as_ref().err().map(Refusal::of);
+    let failed = found.as_ref().err().cloned().map(CollectiveError::from);
     agree_on(group, failed, &report, same_gpu_and_version)?;
     let found = found?;
     let id = spread_id(group, &found.nccl)?;
@@ -54,7 +54,7 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
                 timeout: options.init_timeout,
                 health: &|| group.health(&header, None),
             };
-            let connected = thread.connect(id, rank, world_size, &limits);
+            let connected = thread.ask(&limits, move |side| side.connect(&id, rank, world_size));
             connected.map_err(|request_error| match request_error {
                 RequestError::TimedOut(elapsed) => {
                     format!("connecting took longer than {elapsed:.1?}")
@@ -63,7 +63,7 @@ pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Re
             })
         }
     };
-    agree_on(group, connected.err().map(Refusal::new), &[], |_| None)?;
+    agree_on(group, connected.err().map(unavailable), &[], |_| None)?;
     Ok(Setup {
         thread: thread?,
         version,
@@ -82,8 +82,8 @@ fn check_group(group: &Description, options: &NcclOptions) -> Result<()> {
 }
 
 fn find(options: &NcclOptions) -> Result<LocalInstallation, NcclUnavailable> {
-    let cuda = Cuda::load(options.cuda_path())?;
-    let nccl = Nccl::load(options.nccl_path())?;
+    let cuda = Cuda::load(options.cuda_library.as_deref())?;
+    let nccl = Nccl::load(options.nccl_library.as_deref())?;
     let uuid = cuda.describe(options.device)?.uuid;
     let context = Context::retain(&cuda, options.device)?;
     Ok(LocalInstallation {
@@ -93,35 +93,6 @@ fn find(options: &NcclOptions) -> Result<LocalInstallation, NcclUnavailable> {
     })
 }
 
-/// Why a rank cannot go on, as the others hear it.
-#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
-struct Refusal {
-    reason: String,
-    searched: Vec<Searched>,
-}
-
-impl Refusal {
-    fn new(reason: String) -> Self {
-        let searched = Vec::new();
-        Refusal { reason, searched }
-    }
-
-    fn of(error: &NcclUnavailable) -> Self {
-        let searched = match error {
-            NcclUnavailable::Absent { searched, .. } => searched.clone(),
-            _ => Vec::new(),
-        };
-        let reason = error.to_string();
-        Refusal { reason, searched }
-    }
-
-    /// What another rank has sent.
-    fn read(bytes: &[u8]) -> Self {
-        let unreadable = |_| Refusal::new("it does not say why".to_string());
-        serde_json::from_slice(bytes).unwrap_or_else(unreadable)
-    }
-}
-
 /// Why the ranks with these reports cannot work together.
 type ReportCheck = fn(&[&[u8]]) -> Option<String>;
 
@@ -129,13 +100,13 @@ type ReportCheck = fn(&[&[u8]]) -> Option<String>;
 /// not, or `check` does not accept their reports, all ranks return the same error.
 fn agree_on(
     group: &mut impl ControlGroup,
-    failed: Option<Refusal>,
+    failed: Option<CollectiveError>,
     report: &[u8],
     check: ReportCheck,
 ) -> Result<()> {
     let mut message = vec![u8::from(failed.is_some())];
     match &failed {
-        Some(refusal) => message.extend(serde_json::to_vec(refusal).unwrap_or_default()),
+        Some(error) => message.extend(serde_json::to_vec(error).unwrap_or_default()),
         None => message.extend(report),
     }
     let all: Gathered<u8> = group.all_gather(&message)?;
@@ -144,9 +115,15 @@ fn agree_on(
         if message.first() == Some(&0) {
             continue;
         }
-        let refusal = Refusal::read(message.get(1..).unwrap_or_default());
-        failures.push(format!("rank {rank}: {}", refusal.reason));
-        for place in refusal.searched {
+        let (reason, places) = match serde_json::from_slice(message.get(1..).unwrap_or_default()) {
+            Ok(CollectiveError::BackendUnavailable {
+                reason, searched, ..
+            }) => (reason, searched),
+            Ok(error) => (error.to_string(), Vec::new()),
+            Err(_) => ("it does not say why".to_string(), Vec::new()),
+        };
+        failures.push(format!("rank {rank}: {reason}"));
+        for place in places {
             if !searched.contains(&place) {
                 searched.push(place);
             }
@@ -205,7 +182,7 @@ fn spread_id(group: &mut impl ControlGroup, nccl: &Nccl) -> Result<UniqueId> {
     let (id, failed) = match made {
         None => (None, None),
         Some(Ok(id)) => (Some(id), None),
-        Some(Err(failed)) => (None, Some(Refusal::new(failed.to_string()))),
+        Some(Err(failed)) => (None, Some(unavailable(failed.to_string()))),
     };
     let mut bytes = id.map_or([0; UniqueId::BYTES], |id| *id.bytes());
     agree_on(group, failed, &[], |_| None)?;

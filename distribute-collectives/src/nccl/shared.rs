@@ -1,21 +1,20 @@
 //! A group of processes with several owners.
 
-use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use super::control::{ControlGroup, renamed, sealed};
-use crate::buffer::{Buffer, DType};
-use crate::communicator::{AbortHandle, Communicator, Description, GatherTarget};
+use crate::communicator::{AbortHandle, Communicator};
 use crate::error::Result;
+use crate::forward::forward_operations;
 use crate::header::OperationHeader;
 use crate::process_group::ProcessCommunicator;
-use crate::reduce::ReduceOp;
+use crate::sync::unpoisoned;
 
 impl sealed::Sealed for ProcessCommunicator {}
 
 impl ControlGroup for ProcessCommunicator {
     fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
-        let result = self.check_health(header, peer);
+        let result = self.status.health(header, peer);
         result.map_err(|error| renamed(error, header))
     }
 }
@@ -46,7 +45,7 @@ impl SharedGroup {
 
     /// The group is valid at every moment, also after a panic elsewhere.
     fn lock(&self) -> MutexGuard<'_, ProcessCommunicator> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.inner.lock())
     }
 }
 
@@ -59,50 +58,11 @@ impl Communicator for SharedGroup {
         self.world_size
     }
 
-    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.lock().all_reduce(op, buffers)
-    }
-
-    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Result<Range<usize>> {
-        self.lock().reduce_scatter(op, buffer)
-    }
-
-    fn all_gather_into(
-        &mut self,
-        dtype: DType,
-        input: &[u8],
-        output: &mut dyn GatherTarget,
-    ) -> Result<()> {
-        self.lock().all_gather_into(dtype, input, output)
-    }
-
-    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.lock().broadcast(root, buffers)
-    }
-
-    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        self.lock().reduce(op, root, buffers)
-    }
-
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.lock().send(to, buffer)
-    }
-
-    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Result<()> {
-        self.lock().recv(from, buffer)
-    }
-
-    fn barrier(&mut self) -> Result<()> {
-        self.lock().barrier()
-    }
-
     fn abort_handle(&self) -> AbortHandle {
         self.abort.clone()
     }
 
-    fn describe(&self) -> Description {
-        self.lock().describe()
-    }
+    forward_operations!([group] => group.lock());
 }
 
 impl sealed::Sealed for SharedGroup {}

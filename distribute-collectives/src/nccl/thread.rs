@@ -153,43 +153,6 @@ impl NcclThread {
         self.shared.stuck.load(Ordering::Acquire)
     }
 
-    pub(super) fn connect(
-        &mut self,
-        id: UniqueId,
-        rank: usize,
-        world_size: usize,
-        limits: &WaitLimits<'_>,
-    ) -> Result<(), RequestError> {
-        self.ask(limits, move |side| side.connect(&id, rank, world_size))
-    }
-
-    pub(super) fn stage(
-        &mut self,
-        bytes: usize,
-        limits: &WaitLimits<'_>,
-    ) -> Result<Staging, RequestError> {
-        self.ask(limits, move |side| Ok(side.stage(bytes)?))
-    }
-
-    pub(super) fn allocate(
-        &mut self,
-        element: ElementType,
-        count: usize,
-        limits: &WaitLimits<'_>,
-    ) -> Result<DeviceMemory, RequestError> {
-        self.ask(limits, move |side| {
-            Ok(DeviceMemory::new(&side.context, element, count)?)
-        })
-    }
-
-    pub(super) fn run(
-        &mut self,
-        round: Round,
-        limits: &WaitLimits<'_>,
-    ) -> Result<Option<PinnedMemory>, RequestError> {
-        self.ask(limits, move |side| side.run(round))
-    }
-
     /// Ends NCCL's communicator. Returns within about three times the grace period.
     pub(super) fn abort(&mut self) {
         if self.thread.is_some() {
@@ -204,7 +167,8 @@ impl NcclThread {
         }
     }
 
-    fn ask<R: Send + 'static>(
+    /// Has the thread carry out a request, and waits for its answer.
+    pub(super) fn ask<R: Send + 'static>(
         &mut self,
         limits: &WaitLimits<'_>,
         request: impl FnOnce(&mut ThreadSide) -> Result<R, RequestError> + Send + 'static,
@@ -304,8 +268,8 @@ impl Drop for NcclThread {
 }
 
 /// The thread's side.
-struct ThreadSide {
-    context: Arc<Context>,
+pub(super) struct ThreadSide {
+    pub(super) context: Arc<Context>,
     nccl: Arc<Nccl>,
     shared: Arc<ThreadShared>,
     grace: Duration,
@@ -315,7 +279,7 @@ struct ThreadSide {
 }
 
 impl ThreadSide {
-    fn connect(
+    pub(super) fn connect(
         &mut self,
         id: &UniqueId,
         rank: usize,
@@ -328,7 +292,7 @@ impl ThreadSide {
         wait(&self.shared, || comm.state()).inspect_err(|_| comm.abort())
     }
 
-    fn stage(&self, bytes: usize) -> Result<Staging, LibraryError> {
+    pub(super) fn stage(&self, bytes: usize) -> Result<Staging, RequestError> {
         let host = PinnedMemory::new(&self.context, bytes)?;
         let device = DeviceMemory::new(&self.context, ElementType::U8, bytes)?;
         Ok(Staging {
@@ -338,7 +302,7 @@ impl ThreadSide {
     }
 
     /// One round, to its end.
-    fn run(&mut self, mut round: Round) -> Result<Option<PinnedMemory>, RequestError> {
+    pub(super) fn run(&mut self, mut round: Round) -> Result<Option<PinnedMemory>, RequestError> {
         let result = self.put(&mut round).and_then(|()| self.finish());
         let Err(request_error) = result else {
             return Ok(round.host.take());

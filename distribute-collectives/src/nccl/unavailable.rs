@@ -109,24 +109,17 @@ pub(super) fn unavailable(reason: String) -> CollectiveError {
     CollectiveError::unavailable("NCCL", reason)
 }
 
-impl NcclUnavailable {
-    /// The error of whatever needs `backend`.
-    pub(super) fn of(self, backend: &str) -> CollectiveError {
-        let reason = self.to_string();
-        let searched = match self {
+impl From<NcclUnavailable> for CollectiveError {
+    fn from(error: NcclUnavailable) -> Self {
+        let reason = error.to_string();
+        let searched = match error {
             NcclUnavailable::Absent { searched, .. } => searched,
             _ => Vec::new(),
         };
         CollectiveError::BackendUnavailable {
-            backend: backend.to_string(),
+            backend: "NCCL".to_string(),
             reason,
             searched,
         }
-    }
-}
-
-impl From<NcclUnavailable> for CollectiveError {
-    fn from(error: NcclUnavailable) -> Self {
-        error.of("NCCL")
     }
 }

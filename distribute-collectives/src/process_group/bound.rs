@@ -158,7 +158,7 @@ impl BoundProcessGroup {
         let address = self.address();
         let status = Arc::new(GroupStatus::default());
         let announcement = Announcement {
-            data_port: Some(self.data_address.port()),
+            data_port: self.data_address.port().into(),
             #[cfg(feature = "shm")]
             shared_memory: sharing::announcement(offer.as_ref()),
             #[cfg(not(feature = "shm"))]
@@ -167,7 +167,6 @@ impl BoundProcessGroup {
         let join = JoinOptions {
             rank: self.options.rank,
             addresses: self.options.addresses.clone(),
-            listener: self.listener,
             group: self.options.group.name.clone(),
             generation: self.options.group.generation,
             options: self.options.agreement(),
@@ -178,7 +177,7 @@ impl BoundProcessGroup {
             announcement,
             interruption: self.options.interruption.clone(),
         };
-        let control = ControlPlane::join(join, status.clone())?;
+        let control = ControlPlane::join(join, self.listener, status.clone())?;
         let (abort, rank) = (control.abort_target(), self.options.rank);
         // All have met: an abort ends what is left to wait for, here and on the others.
         let _listening = self.options.interruption.on_raise(move || {
@@ -186,7 +185,6 @@ impl BoundProcessGroup {
         });
         let joining = Joining {
             options: self.options,
-            abort: control.abort_target(),
             control,
             status,
             address,

@@ -5,17 +5,19 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
+use distribute_net::address;
 use distribute_net::handshake::Secret;
 use rustls::pki_types::ServerName;
 
-use crate::communicator::{AbortTarget, Communicator};
+use crate::communicator::Communicator;
 use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
+use crate::flight_record::Recorded;
 use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links};
 use crate::link_cost::LinkCost;
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
-use crate::process_group::communicator::ProcessCommunicator;
+use crate::process_group::communicator::{Carrier, ProcessCommunicator};
 use crate::process_group::options::ProcessGroupOptions;
 use crate::status::GroupStatus;
 use crate::transport::Transport;
@@ -25,7 +27,6 @@ pub(super) struct Joining {
     pub(super) options: ProcessGroupOptions,
     pub(super) control: ControlPlane,
     pub(super) status: Arc<GroupStatus>,
-    pub(super) abort: Arc<dyn AbortTarget>,
     pub(super) address: SocketAddr,
     pub(super) deadline: Instant,
 }
@@ -40,7 +41,7 @@ impl Joining {
     /// Connects to all other ranks.
     pub(super) fn over_grpc(self, ports: DataPorts) -> Result<ProcessCommunicator> {
         let links = self.connect_links(&[], ports)?;
-        let (status, abort) = (self.status.clone(), self.abort.clone());
+        let (status, abort) = (self.status.clone(), self.control.abort_target());
         let timeout = self.options.group.timeout;
         self.over(GrpcTransport::new(links, status, abort, timeout), None)
     }
@@ -77,14 +78,18 @@ impl Joining {
         inner: Box<dyn Communicator>,
         link_cost: Option<LinkCost>,
     ) -> ProcessCommunicator {
-        ProcessCommunicator::new(
-            inner,
+        let recorded = Recorded::new(Carrier(inner)).starting_at(self.status.completed());
+        ProcessCommunicator {
+            inner: match self.options.flight_records {
+                Some(directory) => recorded.directory(directory),
+                None => recorded,
+            },
+            address: self.address,
             link_cost,
-            self.address,
-            self.options.flight_records,
-            self.status,
-            self.control,
-        )
+            #[cfg(feature = "nccl")]
+            status: self.status,
+            _control: self.control,
+        }
     }
 
     /// Connects to all ranks but those that are reached `in_memory`.
@@ -97,7 +102,7 @@ impl Joining {
                 continue;
             }
             // Only higher ranks connect; what they connect to is the host of the control port.
-            let port = peer.announcement.data_port.unwrap_or(0);
+            let port = u16::try_from(peer.announcement.data_port).unwrap_or(0);
             let announced = SocketAddr::new(peer.ip, port);
             addresses[peer.rank] = Some(*ports.routes.get(&peer.rank).unwrap_or(&announced));
         }
@@ -134,13 +139,14 @@ impl Joining {
             .iter()
             .enumerate()
             .map(|(rank, address)| {
-                let host = host_of(address);
-                ServerName::try_from(host.to_string()).map_err(|_| CollectiveError::Address {
+                let refuse = |reason: String| CollectiveError::Address {
                     rank,
                     address: address.clone(),
-                    reason: "its host is no name or IP address that a certificate can have"
-                        .to_string(),
-                })
+                    reason,
+                };
+                let (host, _) = address::split(address).map_err(refuse)?;
+                let reason = "its host is no name or IP address that a certificate can have";
+                ServerName::try_from(host.to_string()).map_err(|_| refuse(reason.to_string()))
             });
         Ok(Some(DataTls {
             client: tls.client,
@@ -148,12 +154,4 @@ impl Joining {
             server_names: names.collect::<Result<_>>()?,
         }))
     }
-}
-
-/// The host of `host:port`; an IPv6 address stands in brackets.
-fn host_of(address: &str) -> &str {
-    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
-    host.strip_prefix('[')
-        .and_then(|host| host.strip_suffix(']'))
-        .unwrap_or(host)
 }

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::algorithm::dissemination;
-use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
-use crate::grpc::Links;
+use crate::grpc::{GrpcTransport, Links};
 use crate::header::OperationHeader;
 use crate::shared_memory::{LocalGroup, Operation};
 use crate::status::GroupStatus;
@@ -24,13 +23,9 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// headers: in round `k` a rank sends its header to the rank `2^k` after it and compares the one of
 /// the rank `2^k` before it.
 pub(crate) struct MixedTransport {
-    rank: usize,
-    links: Links,
+    /// Dropped first: it waits for other hosts while the memory is still mapped.
+    grpc: GrpcTransport,
     local: LocalGroup,
-    status: Arc<GroupStatus>,
-    abort: Arc<dyn AbortTarget>,
-    timeout: Duration,
-    operations: Bookkeeping,
     /// For segments that are bigger than a mailbox; kept for its memory.
     scratch: Vec<u8>,
 }
@@ -44,30 +39,23 @@ impl MixedTransport {
         timeout: Duration,
     ) -> Self {
         MixedTransport {
-            rank: links.rank(),
-            links,
+            grpc: GrpcTransport::new(links, status, abort, timeout),
             local,
-            status,
-            abort,
-            timeout,
-            operations: Bookkeeping::default(),
             scratch: Vec::new(),
         }
     }
 
     fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
-        for (to, from) in dissemination::rounds(self.rank, self.links.world_size()) {
+        let rank = self.rank();
+        for (to, from) in dissemination::rounds(rank, self.world_size()) {
             let mut found = [0; OperationHeader::BYTES];
             self.send_bytes(to, &header.encode())?;
             self.receive_with(from, found.len(), &mut |frame| found.copy_from_slice(frame))?;
             let compared = match OperationHeader::decode(&found) {
-                Ok(found) => header.compare(self.rank, &found, from),
-                Err(error) => Err(header.mismatch(self.rank, from, error.to_string())),
+                Ok(found) => header.compare(rank, &found, from),
+                Err(error) => Err(header.mismatch(rank, from, error.to_string())),
             };
-            if let Err(error) = &compared {
-                self.fail(error.clone());
-            }
-            compared?;
+            compared.inspect_err(|error| self.fail(error.clone()))?;
         }
         Ok(())
     }
@@ -79,10 +67,10 @@ impl MixedTransport {
         peer: usize,
         mut done: impl FnMut(&Self) -> Result<bool>,
     ) -> Result<()> {
-        while !done(self)? && self.links.has_pending_output() {
-            self.links.drive_within(POLL_INTERVAL);
-            let running = self.operations.running(self.rank)?;
-            let noted = self.status.check_peer(&running.header, Some(peer));
+        while !done(self)? && self.grpc.links.has_pending_output() {
+            self.grpc.links.drive_within(POLL_INTERVAL);
+            let running = self.grpc.operations.running(self.rank())?;
+            let noted = self.grpc.status.check_peer(&running.header, Some(peer));
             // What is there counts, also when the rank that brought it about has left since.
             if noted.is_err() && !done(self)? {
                 return noted;
@@ -92,19 +80,13 @@ impl MixedTransport {
     }
 }
 
-impl Drop for MixedTransport {
-    fn drop(&mut self) {
-        self.links.leave();
-    }
-}
-
 impl Transport for MixedTransport {
     fn rank(&self) -> usize {
-        self.rank
+        self.grpc.rank()
     }
 
     fn world_size(&self) -> usize {
-        self.links.world_size()
+        self.grpc.world_size()
     }
 
     fn name(&self) -> &str {
@@ -118,20 +100,15 @@ impl Transport for MixedTransport {
 
     fn max_segment_bytes(&self) -> usize {
         let local = self.local.mailbox_bytes();
-        local.min(self.links.max_segment_bytes())
+        local.min(self.grpc.max_segment_bytes())
     }
 
     fn sequence(&self) -> u64 {
-        self.operations.sequence()
+        self.grpc.sequence()
     }
 
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
-        self.operations.check()?;
-        let running = RunningOperation::new(header, self.timeout);
-        self.links.begin_operation(running.begin, running.deadline);
-        self.status.begin(header);
-        self.operations.begin(running);
-        self.status.check_peer(header, None)?;
+        self.grpc.start(header)?;
         if header.kind.is_point_to_point() {
             return Ok(());
         }
@@ -139,9 +116,7 @@ impl Transport for MixedTransport {
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        let result = result.and_then(|()| self.links.finish_operation(header));
-        self.status.end();
-        self.operations.end(header.kind, result)
+        self.grpc.end(header, result)
     }
 
     fn send_with(
@@ -150,11 +125,11 @@ impl Transport for MixedTransport {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let running = *self.operations.running(self.rank)?;
         if self.local.member(to).is_none() {
-            return self.links.send(to, &running.header, bytes, fill);
+            return self.grpc.send_with(to, bytes, fill);
         }
-        let status = self.status.clone();
+        let running = *self.grpc.operations.running(self.rank())?;
+        let status = self.grpc.status.clone();
         let operation = Operation::of(&status, &running);
         self.drive_until(to, |this| this.local.can_send(&operation, to))?;
         let scratch = &mut self.scratch;
@@ -165,8 +140,7 @@ impl Transport for MixedTransport {
         if self.local.member(to).is_some() {
             return self.send_with(to, bytes.len(), &mut |frame| frame.copy_from_slice(bytes));
         }
-        let running = *self.operations.running(self.rank)?;
-        self.links.send_bytes(to, &running.header, bytes)
+        self.grpc.send_bytes(to, bytes)
     }
 
     fn receive_with(
@@ -175,11 +149,11 @@ impl Transport for MixedTransport {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        let running = *self.operations.running(self.rank)?;
         if self.local.member(from).is_none() {
-            return self.links.receive(from, &running.header, bytes, consume);
+            return self.grpc.receive_with(from, bytes, consume);
         }
-        let status = self.status.clone();
+        let running = *self.grpc.operations.running(self.rank())?;
+        let status = self.grpc.status.clone();
         let operation = Operation::of(&status, &running);
         self.drive_until(from, |this| this.local.can_receive(&operation, from))?;
         let scratch = &mut self.scratch;
@@ -188,10 +162,10 @@ impl Transport for MixedTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.record_failure(&self.status, error);
+        self.grpc.fail(error);
     }
 
     fn abort_handle(&self) -> AbortHandle {
-        AbortHandle::new(self.rank, self.abort.clone())
+        self.grpc.abort_handle()
     }
 }

@@ -51,7 +51,7 @@ impl Joining {
             return self.on_one_host(local);
         }
         let links = self.connect_links(members, ports)?;
-        let (status, abort) = (self.status.clone(), self.abort.clone());
+        let (status, abort) = (self.status.clone(), self.control.abort_target());
         let timeout = self.options.group.timeout;
         let transport = MixedTransport::new(links, local, status, abort, timeout);
         let ranks_per_host = hosts.ranks_per_host().filter(|ranks| *ranks > 1);
@@ -127,7 +127,7 @@ impl Joining {
     }
 
     fn on_one_host(self, local: LocalGroup) -> Result<ProcessCommunicator> {
-        let (options, abort) = (self.options.group.clone(), self.abort.clone());
+        let (options, abort) = (self.options.group.clone(), self.control.abort_target());
         let direct = matches!(options.algorithm, Algorithm::Auto | Algorithm::Direct);
         if direct && options.wire.is_none() {
             let communicator = SharedMemoryCommunicator::new(local, options, abort)?;

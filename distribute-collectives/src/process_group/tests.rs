@@ -410,7 +410,6 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
         let join = JoinOptions {
             rank: 2,
             addresses: addresses.clone(),
-            listener,
             group: two.group.name.clone(),
             generation: two.group.generation,
             options: two.agreement(),
@@ -419,7 +418,7 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
             heartbeat_misses: two.heartbeat_misses,
             security,
             announcement: Announcement {
-                data_port: Some(1),
+                data_port: 1,
                 shared_memory: vec![7; 16],
             },
             interruption: Default::default(),
@@ -427,7 +426,7 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
         let begin = Instant::now();
         std::thread::scope(|scope| {
             scope.spawn(move || {
-                let plane = ControlPlane::join(join, Arc::default()).unwrap();
+                let plane = ControlPlane::join(join, listener, Arc::default()).unwrap();
                 // All ranks are on the host of rank 0.
                 plane.all_gather(&0_u64.to_le_bytes()).unwrap();
             });

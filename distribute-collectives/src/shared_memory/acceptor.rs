@@ -4,7 +4,7 @@
 //! Everybody on the host can find the name of a Unix socket. Who is another user is turned away at
 //! once; of connections that say nothing only a few are kept.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use distribute_net::pending::pending_connections_max;
@@ -15,6 +15,7 @@ use rustix::net::sockopt;
 use rustix::net::{self, RecvFlags, SocketFlags};
 
 use crate::shared_memory::layout::MEMBERS_MAX;
+use crate::sync::unpoisoned;
 
 /// First bytes of every packet: another program, or another version, is refused.
 pub(super) const MAGIC: [u8; 8] = *b"dc-shm-3";
@@ -147,7 +148,7 @@ impl Drop for BackgroundAcceptor {
 }
 
 fn lock(waiting: &Mutex<PendingConnections>) -> MutexGuard<'_, PendingConnections> {
-    waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(waiting.lock())
 }
 
 /// The thread.

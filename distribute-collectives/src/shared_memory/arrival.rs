@@ -58,7 +58,9 @@ impl SegmentView {
         if member == self.me {
             return Ok(*own);
         }
-        let at = self.layout.record(member, operation.header.sequence);
+        let at = self
+            .layout
+            .record(member, operation.running.header.sequence);
         let word = |index: usize| {
             let at = at + index * size_of::<u64>();
             self.segment.long(at).load(Ordering::Relaxed)

@@ -90,7 +90,7 @@ fn carry_out(
     base: &mut u64,
     buffers: &mut [Buffer<'_>],
 ) -> Result<()> {
-    let header = &operation.header;
+    let header = &operation.running.header;
     let (me, members) = (shared.me, shared.members());
     let Some(dtype) = header.dtype.filter(|_| members > 1 && header.count > 0) else {
         return Ok(());

@@ -18,12 +18,11 @@
 //! member looks at the failures at once.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::bookkeeping::RunningOperation;
 use crate::error::{CollectiveError, Result};
-use crate::failure::{Failure, FailureKind};
-use crate::header::OperationHeader;
+use crate::failure::Failure;
 use crate::phase;
 use crate::shared_memory::layout::{Counter, Layout};
 use crate::shared_memory::segment::Segment;
@@ -55,9 +54,7 @@ pub(crate) struct SegmentView {
 /// An operation that waits: what it is, since when, and until when.
 pub(crate) struct Operation<'a> {
     pub(crate) status: &'a Arc<GroupStatus>,
-    pub(crate) header: OperationHeader,
-    pub(crate) begin: Instant,
-    pub(crate) deadline: Option<Instant>,
+    pub(crate) running: RunningOperation,
     /// The other member of a point-to-point call: the only one that matters then.
     pub(crate) only_peer: bool,
 }
@@ -171,7 +168,7 @@ impl SegmentView {
     /// Blocks until every member has begun the operation.
     pub(crate) fn wait_for_arrivals(&self, operation: &Operation<'_>) -> Result<()> {
         let arrivals = self.segment.long(Layout::ARRIVALS);
-        let all = self.all_arrived(operation.header.sequence);
+        let all = self.all_arrived(operation.running.header.sequence);
         let _wait = phase::wait();
         self.wait(operation, LAST, Counter::Arrived, || {
             arrivals.load(Ordering::Acquire) >= all
@@ -255,7 +252,7 @@ impl SegmentView {
                 waiting.store(0, Ordering::SeqCst);
                 return go_on;
             }
-            let left = operation.left();
+            let left = operation.running.left();
             if left == Some(Duration::ZERO) {
                 waiting.store(0, Ordering::SeqCst);
                 return Err(operation.time_out(self, peer));
@@ -271,46 +268,33 @@ impl<'a> Operation<'a> {
     pub(crate) fn of(status: &'a Arc<GroupStatus>, running: &RunningOperation) -> Self {
         Operation {
             status,
-            header: running.header,
-            begin: running.begin,
-            deadline: running.deadline,
+            running: *running,
             only_peer: running.header.kind.is_point_to_point(),
         }
     }
 
-    /// Time until the deadline; `None` without one.
-    fn left(&self) -> Option<Duration> {
-        let now = Instant::now();
-        self.deadline
-            .map(|deadline| deadline.saturating_duration_since(now))
-    }
-
     fn check(&self, shared: &SegmentView, peer: usize) -> Result<()> {
         self.status
-            .check_peer(&self.header, shared.ranks.get(peer).copied())
+            .check_peer(&self.running.header, shared.ranks.get(peer).copied())
     }
 
     /// Ends the operation on all ranks because its deadline has passed.
     fn time_out(&self, shared: &SegmentView, peer: usize) -> CollectiveError {
         let members = match peer {
-            LAST => shared.behind(self.header.sequence),
+            LAST => shared.behind(self.running.header.sequence),
             _ => vec![peer],
         };
         let ranks = members.iter().map(|member| shared.ranks[*member]).collect();
-        self.fail(CollectiveError::Timeout {
-            missing: self.status.to_blame(&self.header, self.begin, ranks),
-            op: self.header.kind,
-            sequence: self.header.sequence,
-            elapsed: self.begin.elapsed(),
-        })
+        let RunningOperation { header, begin, .. } = &self.running;
+        let missing = self.status.to_blame(header, *begin, ranks);
+        self.fail(self.running.timed_out(missing))
     }
 
     /// Ends this and every later operation on all ranks with the error.
     pub(crate) fn fail(&self, error: CollectiveError) -> CollectiveError {
-        self.status.record_failure(Failure {
-            kind: FailureKind::Ended(error.clone()),
-            from_sequence: self.header.sequence,
-        });
+        let sequence = self.running.header.sequence;
+        self.status
+            .record_failure(Failure::ended(error.clone(), sequence));
         error
     }
 }

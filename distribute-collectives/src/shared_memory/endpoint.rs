@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
+use crate::failure::Failure;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 use crate::options::GroupOptions;
@@ -160,7 +161,8 @@ impl Transport for LocalTransport {
     }
 
     fn fail(&mut self, error: CollectiveError) {
-        self.operations.record_failure(&self.group.status, error);
+        let failure = Failure::ended(error, self.operations.sequence());
+        self.group.status.record_failure(failure);
     }
 
     fn abort_handle(&self) -> AbortHandle {

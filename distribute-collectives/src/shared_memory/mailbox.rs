@@ -75,7 +75,7 @@ impl SegmentView {
         let found = len.load(Ordering::Relaxed);
         if found != part.total as u64 {
             let (rank, from) = (self.ranks[self.me], self.ranks[from]);
-            let header = &operation.header;
+            let header = &operation.running.header;
             return Err(operation.fail(header.wrong_size(rank, from, found, part.total)));
         }
         let at = self.layout.mail_data(mailbox, segment);
@@ -172,7 +172,7 @@ impl LocalGroup {
         let member = self.member(rank).filter(|member| *member != me);
         member.ok_or_else(|| CollectiveError::InvalidArgument {
             rank: self.shared.ranks[me],
-            op: operation.header.kind,
+            op: operation.running.header.kind,
             what: format!("rank {rank} is not another rank of this host"),
         })
     }

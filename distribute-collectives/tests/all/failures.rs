@@ -3,6 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use distribute_collectives::flight_record::Recorded;
 use distribute_collectives::{
     Algorithm, Buffer, CollectiveError, Communicator, CommunicatorExt, DType, GatherTarget,
     Gathered, GroupOptions, InProcessCommunicator, OperationHeader, OperationKind, ReduceOp,
@@ -589,4 +590,48 @@ fn sizes_that_cannot_be_end_the_group(
         assert_poisoned(&mut endpoint, &error);
         assert_eq!(thread.join().unwrap(), error);
     });
+}
+
+#[test]
+fn a_loss_of_which_one_pair_hears_ends_no_other_pair() {
+    within_limit(|| {
+        let mut endpoints = in_process(4, GroupOptions::default()).unwrap();
+        let mut last = endpoints.pop().unwrap();
+        drop(endpoints.pop());
+        let mut second = endpoints.pop().unwrap();
+        let mut first = endpoints.pop().unwrap();
+        let lost = first.recv(2, (&mut [0.0_f32][..]).into());
+        assert_eq!(lost_rank(lost).0, 2);
+        let passed = std::thread::spawn(move || last.send(1, (&mut [3.0_f32][..]).into()));
+        let mut found = [0.0_f32];
+        second.recv(3, (&mut found[..]).into()).unwrap();
+        assert_eq!(found, [3.0]);
+        passed.join().unwrap().unwrap();
+        // A collective operation needs the lost rank.
+        assert_eq!(lost_rank(all_reduce(&mut second)).0, 2);
+    });
+}
+
+/// A call that a rank has refused before it told anybody had no number, also when its root is
+/// wrong.
+#[test]
+fn a_flight_record_numbers_operations_as_the_group_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut endpoints = in_process(1, GroupOptions::default()).unwrap();
+    let mut endpoint = Recorded::new(endpoints.remove(0));
+    let (mut one, mut other) = ([1.0_f32], [1.0_f64]);
+    let mixed = &mut [(&mut one[..]).into(), (&mut other[..]).into()];
+    endpoint.broadcast(9, mixed).unwrap_err();
+    endpoint
+        .broadcast(9, &mut [(&mut one[..]).into()])
+        .unwrap_err();
+    endpoint.barrier().unwrap();
+    let record = endpoint.recorder().write(dir.path()).unwrap();
+    let record = std::fs::read_to_string(record).unwrap();
+    let numbers: Vec<bool> = [0, 0, 1]
+        .iter()
+        .zip(record.lines().skip(1))
+        .map(|(number, line)| line.contains(&format!("\"sequence\":{number},")))
+        .collect();
+    assert_eq!(numbers, [true; 3], "{record}");
 }

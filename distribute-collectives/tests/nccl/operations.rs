@@ -389,6 +389,26 @@ fn wrong_arguments_leave_the_group_usable() {
     });
 }
 
+#[test]
+fn a_refused_copy_says_which_one() {
+    within_limit(|| {
+        let fake = Fake::new("");
+        let mut rank = fake.group(1).remove(0);
+        let mut memory = rank.allocate(ElementType::F32, 2).expect("memory");
+        let mut values = [1.0_f32; 3];
+        let error = rank.upload(&mut memory, &values).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "send on rank 0: upload of 3 elements of f32 does not fit 2 of f32"
+        );
+        let error = rank.download(&memory, &mut values).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "recv on rank 0: download of 3 elements of f32 does not fit 2 of f32"
+        );
+    });
+}
+
 /// What the control group sends is rounded on the way; what NCCL reduces has no wire type.
 #[rstest]
 fn a_wire_type_of_the_control_group_rounds_nothing_that_nccl_reduces(

@@ -18,8 +18,9 @@ fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
             let mut listeners: Vec<_> = listeners.into_iter().map(Some).collect();
             let mut threads = Vec::new();
             for rank in order {
-                let options = options(rank, listeners[rank].take().unwrap(), &addresses);
-                threads.push((rank, std::thread::spawn(move || join(options).unwrap())));
+                let (listener, options) = (listeners[rank].take(), options(rank, &addresses));
+                let joining = move || join(options, listener.unwrap()).unwrap();
+                threads.push((rank, std::thread::spawn(joining)));
             }
             let mut members: Vec<_> = threads
                 .into_iter()
@@ -32,7 +33,7 @@ fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
                 assert_eq!(peers, others);
                 for peer in member.plane.peers() {
                     assert_eq!(peer.address, addresses[peer.rank]);
-                    assert_eq!(peer.announcement.data_port, Some(1000 + peer.rank as u16));
+                    assert_eq!(peer.announcement.data_port, 1000 + peer.rank as u32);
                     assert_eq!(
                         peer.announcement.shared_memory,
                         vec![peer.rank as u8; peer.rank]
@@ -55,19 +56,19 @@ fn a_rank_alone_and_options_that_cannot_be() {
         let what = |change: fn(&mut JoinOptions)| {
             let (listeners, addresses) = listeners(1);
             let listener = listeners.into_iter().next().unwrap();
-            let mut options = options(0, listener, &addresses);
+            let mut options = options(0, &addresses);
             change(&mut options);
-            error_of(join(options)).to_string()
+            error_of(join(options, listener)).to_string()
         };
         assert!(what(|o| o.rank = 1).contains("rank 1 does not exist: there are 1 addresses"));
         assert!(what(|o| o.addresses.push(o.addresses[0].clone())).contains("two ranks have"));
         assert!(what(|o| o.heartbeat_misses = 0).contains("above 0"));
         // Times beyond the clock are no panic.
         let (sockets, addresses) = listeners(1);
-        let mut options = options(0, sockets.into_iter().next().unwrap(), &addresses);
+        let mut options = options(0, &addresses);
         options.rendezvous_timeout = Duration::MAX;
         options.heartbeat_interval = Duration::MAX;
-        assert!(join(options).is_ok());
+        assert!(join(options, sockets.into_iter().next().unwrap()).is_ok());
         assert!(what(|o| o.addresses.push("nonsense".to_string())).contains("host:port"));
     });
 }
@@ -78,12 +79,12 @@ fn missing_ranks_are_all_listed_with_what_happened_last() {
         let (mut sockets, mut addresses) = listeners(4);
         addresses[1] = "no-such-host.invalid:80".to_string();
         addresses[3] = "127.0.0.1:1".to_string();
-        let mut options = options(2, sockets.remove(2), &addresses);
+        let (listener, mut options) = (sockets.remove(2), options(2, &addresses));
         // Rank 0 is a socket that accepts and says nothing.
         sockets.truncate(1);
         options.rendezvous_timeout = Duration::from_millis(1500);
         let started = Instant::now();
-        let error = error_of(join(options));
+        let error = error_of(join(options, listener));
         assert!(
             started.elapsed() < Duration::from_secs(4),
             "{:?}",
@@ -114,9 +115,9 @@ fn a_higher_rank_whose_name_does_not_resolve_is_said_to_have_such_a_name() {
     within_limit(|| {
         let (mut sockets, mut addresses) = listeners(2);
         addresses[1] = "no-such-host.invalid:80".to_string();
-        let mut options = options(0, sockets.remove(0), &addresses);
+        let mut options = options(0, &addresses);
         options.rendezvous_timeout = Duration::from_secs(3);
-        let said = error_of(join(options)).to_string();
+        let said = error_of(join(options, sockets.remove(0))).to_string();
         assert!(said.contains("does not resolve"), "{said}");
     });
 }
@@ -126,13 +127,13 @@ fn an_interruption_ends_the_wait_of_every_rank_at_once() {
     within_limit(|| {
         for rank in [0, 1, 2] {
             let (mut sockets, addresses) = listeners(3);
-            let mut options = options(rank, sockets.remove(rank), &addresses);
+            let (listener, mut options) = (sockets.remove(rank), options(rank, &addresses));
             // One of the others accepts and says nothing, the other one is gone.
             sockets.truncate(1);
             let interruption = options.interruption.clone();
             options.rendezvous_timeout = Duration::from_secs(50);
             let started = Instant::now();
-            let joining = std::thread::spawn(move || error_of(join(options)));
+            let joining = std::thread::spawn(move || error_of(join(options, listener)));
             interruption.raise();
             let error = joining.join().unwrap();
             assert!(
@@ -165,9 +166,9 @@ fn ranks_that_wait_for_another_one_are_not_blamed() {
                 .zip(deadlines_ms)
                 .enumerate()
                 .map(|(rank, (listener, deadline_ms))| {
-                    let mut options = options(rank, listener, &addresses);
+                    let mut options = options(rank, &addresses);
                     options.rendezvous_timeout = Duration::from_millis(deadline_ms);
-                    std::thread::spawn(move || error_of(join(options)))
+                    std::thread::spawn(move || error_of(join(options, listener)))
                 })
                 .collect();
             for thread in threads {
@@ -195,10 +196,10 @@ fn a_rank_that_gave_up_for_a_reason_of_its_own_is_named() {
                     2 => "127.0.0.1:1".to_string(),
                     _ => addresses[0].clone(),
                 };
-                let mut options = options(rank, listener, &addresses);
+                let mut options = options(rank, &addresses);
                 let deadline_ms = [1500, 1000, 500][rank];
                 options.rendezvous_timeout = Duration::from_millis(deadline_ms);
-                std::thread::spawn(move || error_of(join(options)))
+                std::thread::spawn(move || error_of(join(options, listener)))
             })
             .collect();
         let named: Vec<Vec<usize>> = threads
@@ -257,10 +258,10 @@ fn another_address_than_the_dialled_one_is_refused_by_both() {
         let (listeners, addresses) = listeners(2);
         let ports: Vec<u16> = listeners.iter().map(|it| it.local_addr().port()).collect();
         let reasons = on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
-            let mut options = options(rank, listener, &addresses);
+            let mut options = options(rank, &addresses);
             options.addresses[1 - rank] = format!("localhost:{}", ports[1 - rank]);
             options.security = token();
-            refusal(join(options))
+            refusal(join(options, listener))
         });
         for reason in reasons {
             let dialled = [0, 1].map(|rank| {
@@ -283,9 +284,9 @@ fn a_rank_at_all_addresses_may_be_dialled_at_any() {
                 true => format!("0.0.0.0:{}", ports[other]),
                 false => format!("127.0.0.1:{}", ports[other]),
             });
-            let mut options = options(rank, listener, &addresses);
+            let mut options = options(rank, &addresses);
             options.security = token();
-            join(options).unwrap()
+            join(options, listener).unwrap()
         });
         gather_once(&joined.iter().collect::<Vec<_>>());
     });
@@ -334,8 +335,8 @@ fn two_processes_with_one_rank_are_refused() {
         );
         let all = [(0, first), (1, second), (1, third)];
         let threads = all.map(|(rank, listener)| {
-            let options = options(rank, listener, &addresses);
-            std::thread::spawn(move || join(options))
+            let options = options(rank, &addresses);
+            std::thread::spawn(move || join(options, listener))
         });
         for thread in threads {
             let reason = refusal(thread.join().unwrap());
@@ -351,16 +352,16 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
         let (mut sockets, addresses) = listeners(2);
         let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
-        let with = |rank, listener, generation, seconds| {
-            let mut options = options(rank, listener, &addresses);
+        let with = |rank, generation, seconds| {
+            let mut options = options(rank, &addresses);
             options.generation = generation;
             options.rendezvous_timeout = Duration::from_secs(seconds);
             options
         };
-        let zero = with(0, first, 5, 20);
-        let zero = std::thread::spawn(move || join(zero).unwrap());
+        let zero = with(0, 5, 20);
+        let zero = std::thread::spawn(move || join(zero, first).unwrap());
         // While rank 0 joins: the old one only learns why it waits.
-        let error = error_of(join(with(1, spare, 4, 1)));
+        let error = error_of(join(with(1, 4, 1), spare));
         let CollectiveError::Rendezvous { missing, .. } = &error else {
             panic!("{error:?}");
         };
@@ -370,11 +371,11 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
                 .contains("it is in generation 5, this rank in 4"),
             "{error}"
         );
-        let one = join(with(1, second, 5, 20)).unwrap();
+        let one = join(with(1, 5, 20), second).unwrap();
         let zero = zero.join().unwrap();
         // While the group runs.
         let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
-        let error = error_of(join(with(1, spare, 6, 1)));
+        let error = error_of(join(with(1, 6, 1), spare));
         assert!(
             error
                 .to_string()
@@ -382,7 +383,7 @@ fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
             "{error}"
         );
         let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
-        let error = error_of(join(with(1, spare, 5, 1)));
+        let error = error_of(join(with(1, 5, 1), spare));
         assert!(error.to_string().contains("runs already"), "{error}");
         gather_once(&[&zero, &one]);
         assert_eq!(zero.status.failures(), []);
@@ -404,23 +405,25 @@ fn an_old_generation_of_another_size_disturbs_nobody() {
         std::thread::scope(|scope| {
             let old = |listener, protocol_version| {
                 let spare = [addresses.clone(), vec!["127.0.0.1:1".to_string()]].concat();
-                let mut options = options(3, listener, &spare);
+                let mut options = options(3, &spare);
                 options.generation = 4;
                 options.rendezvous_timeout = Duration::from_secs(2);
                 options.security = token();
                 let mut hello = crate::control::plane::hello(&options).unwrap();
                 hello.protocol_version = protocol_version;
                 hello.build = "0.0.1".to_string();
-                ControlPlane::join_with_hello(hello, options, Arc::default()).map(|_| ())
+                let joined =
+                    ControlPlane::join_with_hello(hello, options, listener, Arc::default());
+                joined.map(|_| ())
             };
             let mut threads = Vec::new();
             let mut start = |rank: usize, listener: BoundListener| {
-                let mut options = options(rank, listener, &addresses);
+                let mut options = options(rank, &addresses);
                 options.generation = 5;
                 options.security = token();
                 let joined = joined.clone();
                 threads.push(scope.spawn(move || {
-                    let result = join(options);
+                    let result = join(options, listener);
                     let _ = joined.send(rank);
                     result
                 }));
@@ -473,8 +476,8 @@ fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
         // More than may stay: the oldest have to go.
         let strangers = disturb(200);
         let start = |(rank, listener): (usize, BoundListener)| {
-            let options = options(rank, listener, &addresses);
-            std::thread::spawn(move || join(options).unwrap())
+            let options = options(rank, &addresses);
+            std::thread::spawn(move || join(options, listener).unwrap())
         };
         let threads: Vec<_> = sockets.into_iter().enumerate().map(start).collect();
         let members: Vec<_> = threads.into_iter().map(|t| t.join().unwrap()).collect();
@@ -523,9 +526,9 @@ fn a_flood_of_silent_and_of_talking_strangers_keeps_no_rank_out() {
                 }
                 std::thread::sleep(Duration::from_millis(100));
                 let start = |(rank, listener)| {
-                    let mut options = options(rank, listener, &addresses);
+                    let mut options = options(rank, &addresses);
                     options.rendezvous_timeout = Duration::from_secs(10);
-                    scope.spawn(move || join(options))
+                    scope.spawn(move || join(options, listener))
                 };
                 let ranks: Vec<_> = sockets.into_iter().enumerate().map(start).collect();
                 let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
@@ -545,9 +548,9 @@ fn a_control_port_without_descriptors_pauses() {
         return;
     }
     let (mut sockets, addresses) = listeners(2);
-    let mut options = options(0, sockets.remove(0), &addresses);
+    let (listener, mut options) = (sockets.remove(0), options(0, &addresses));
     options.rendezvous_timeout = Duration::from_secs(3);
-    let zero = std::thread::spawn(move || join(options));
+    let zero = std::thread::spawn(move || join(options, listener));
     std::thread::sleep(Duration::from_millis(300));
     let busy = busy_without_descriptors(|| TcpStream::connect(&addresses[0]));
     assert!(busy < Duration::from_millis(300), "{busy:?}");

@@ -8,6 +8,7 @@ mod reflection;
 mod security;
 mod services;
 pub(super) mod simulation;
+mod strangers;
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -30,11 +31,10 @@ fn listeners(world_size: usize) -> (Vec<BoundListener>, Vec<String>) {
     (listeners, addresses)
 }
 
-fn options(rank: usize, listener: BoundListener, addresses: &[String]) -> JoinOptions {
+fn options(rank: usize, addresses: &[String]) -> JoinOptions {
     JoinOptions {
         rank,
         addresses: addresses.to_vec(),
-        listener,
         group: "test".to_string(),
         generation: 0,
         options: "transport grpc".to_string(),
@@ -43,7 +43,7 @@ fn options(rank: usize, listener: BoundListener, addresses: &[String]) -> JoinOp
         heartbeat_misses: 20,
         security: Security::default(),
         announcement: Announcement {
-            data_port: Some(1000 + rank as u16),
+            data_port: 1000 + rank as u32,
             shared_memory: vec![rank as u8; rank],
         },
         interruption: Default::default(),
@@ -64,9 +64,9 @@ impl Member {
     }
 }
 
-fn join(options: JoinOptions) -> Result<Member> {
+fn join(options: JoinOptions, listener: BoundListener) -> Result<Member> {
     let status = Arc::new(GroupStatus::default());
-    let plane = ControlPlane::join(options, status.clone())?;
+    let plane = ControlPlane::join(options, listener, status.clone())?;
     Ok(Member { plane, status })
 }
 
@@ -77,9 +77,9 @@ fn join_all(
 ) -> Vec<Result<Member>> {
     let (listeners, addresses) = listeners(world_size);
     on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
-        let mut options = options(rank, listener, &addresses);
+        let mut options = options(rank, &addresses);
         change(rank, &mut options);
-        join(options)
+        join(options, listener)
     })
 }
 

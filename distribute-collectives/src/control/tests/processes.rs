@@ -29,10 +29,10 @@ fn child() {
     let addresses = std::env::var(ADDRESSES).unwrap();
     let addresses: Vec<_> = addresses.split(' ').map(str::to_string).collect();
     let listener = BoundListener::bind(rank, &addresses[rank], &Security::default()).unwrap();
-    let mut options = options(rank, listener, &addresses);
+    let mut options = options(rank, &addresses);
     options.heartbeat_interval = Duration::from_millis(200);
     options.heartbeat_misses = 5;
-    let member = join(options).unwrap();
+    let member = join(options, listener).unwrap();
     println!("\nsays joined");
     std::io::stdout().flush().unwrap();
     let status = member.status.clone();

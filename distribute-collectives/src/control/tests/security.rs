@@ -64,16 +64,16 @@ fn a_wrong_token_is_named_together_with_the_ranks_that_did_not_come() {
     within_limit(|| {
         let (mut sockets, addresses) = listeners(3);
         let (_, second, first) = (sockets.pop(), sockets.pop().unwrap(), sockets.remove(0));
-        let with = |rank, listener, token, seconds| {
-            let mut options = options(rank, listener, &addresses);
+        let with = |rank, token, seconds| {
+            let mut options = options(rank, &addresses);
             options.security = Security::default().token(Token::new(token).unwrap());
             options.rendezvous_timeout = Duration::from_secs(seconds);
             options
         };
-        let zero = with(0, first, TOKEN, 8);
+        let zero = with(0, TOKEN, 8);
         let started = Instant::now();
-        let zero = std::thread::spawn(move || error_of(join(zero)));
-        assert!(refusal(join(with(1, second, OTHER, 30))).contains("token"));
+        let zero = std::thread::spawn(move || error_of(join(zero, first)));
+        assert!(refusal(join(with(1, OTHER, 30), second)).contains("token"));
         assert!(started.elapsed() < Duration::from_secs(4));
         let error = zero.join().unwrap();
         assert!(started.elapsed() >= Duration::from_secs(8), "{error}");
@@ -91,19 +91,19 @@ fn a_rank_with_a_wrong_token_does_not_keep_the_right_one_out() {
         let (mut sockets, addresses) = listeners(2);
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
         let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
-        let with = |rank, listener, token| {
-            let mut options = options(rank, listener, &addresses);
+        let with = |rank, token| {
+            let mut options = options(rank, &addresses);
             options.security = Security::default().token(Token::new(token).unwrap());
             options
         };
-        let zero = with(0, first, TOKEN);
-        let zero = std::thread::spawn(move || join(zero).unwrap());
-        assert!(refusal(join(with(1, spare, OTHER))).contains("token"));
-        let one = join(with(1, second, TOKEN)).unwrap();
+        let zero = with(0, TOKEN);
+        let zero = std::thread::spawn(move || join(zero, first).unwrap());
+        assert!(refusal(join(with(1, OTHER), spare)).contains("token"));
+        let one = join(with(1, TOKEN), second).unwrap();
         let zero = zero.join().unwrap();
         // And once more while the group runs.
         let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
-        assert!(refusal(join(with(1, spare, OTHER))).contains("token"));
+        assert!(refusal(join(with(1, OTHER), spare)).contains("token"));
         assert_eq!(zero.status.failures(), []);
         assert_eq!(one.status.failures(), []);
     });
@@ -275,11 +275,11 @@ fn a_client_without_a_certificate_gets_nowhere() {
             .with_no_client_auth();
         bare.alpn_protocols = tls(good.clone()).client.alpn_protocols.clone();
         let (mut sockets, addresses) = listeners(4);
-        let mut options = options(1, sockets.remove(1), &addresses);
+        let (listener, mut options) = (sockets.remove(1), options(1, &addresses));
         options.rendezvous_timeout = Duration::from_secs(2);
         options.security = Security::default().tls(good);
         let started = Instant::now();
-        let one = std::thread::spawn(move || join(options));
+        let one = std::thread::spawn(move || join(options, listener));
         let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
         let connection = rustls::ClientConnection::new(Arc::new(bare), name).unwrap();
         let socket = std::net::TcpStream::connect(&addresses[1]).unwrap();

@@ -150,12 +150,12 @@ fn against_rank_0<F: Future<Output = ()>>(
     part: impl FnOnce(String) -> F,
 ) -> Result<Member> {
     let (mut sockets, addresses) = listeners(2);
-    let mut options = options(0, sockets.remove(0), &addresses);
+    let (listener, mut options) = (sockets.remove(0), options(0, &addresses));
     options.rendezvous_timeout = Duration::from_secs(2);
     if let Some(secret) = token {
         options.security = Security::default().token(Token::new(secret).unwrap());
     }
-    let zero = std::thread::spawn(move || join(options));
+    let zero = std::thread::spawn(move || join(options, listener));
     client(part(addresses[0].clone()));
     zero.join().unwrap()
 }
@@ -196,8 +196,8 @@ fn another_version_is_refused_by_both() {
 
 const SECRET: &str = "0123456789abcdef";
 
-fn rank_of_two(rank: usize, listener: BoundListener, addresses: &[String]) -> JoinOptions {
-    let mut options = options(rank, listener, addresses);
+fn rank_of_two(rank: usize, addresses: &[String]) -> JoinOptions {
+    let mut options = options(rank, addresses);
     options.security = Security::default().token(Token::new(SECRET).unwrap());
     options
 }
@@ -230,15 +230,15 @@ fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
     within_limit(|| {
         let (mut sockets, addresses) = listeners(2);
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
-        let zero = rank_of_two(0, first, &addresses);
+        let zero = rank_of_two(0, &addresses);
         let (joined, zero_joined) = std::sync::mpsc::channel();
-        std::thread::spawn(move || joined.send(join(zero)));
+        std::thread::spawn(move || joined.send(join(zero, first)));
         client(tries_of_a_stranger(&addresses[0]));
         // Longer than the spin_policy with a claimed rank where there is no token.
         if let Ok(result) = zero_joined.recv_timeout(Duration::from_millis(5500)) {
             panic!("it ended before its time: {}", error_of(result));
         }
-        let one = join(rank_of_two(1, second, &addresses)).unwrap();
+        let one = join(rank_of_two(1, &addresses), second).unwrap();
         let zero = zero_joined.recv().unwrap().unwrap();
         gather_once(&[&zero, &one]);
     });
@@ -260,10 +260,10 @@ fn a_member_of_another_version_is_refused_by_both_at_once() {
         let (sockets, addresses) = listeners(2);
         let started = Instant::now();
         let joined = on_threads(sockets.into_iter().enumerate(), |(rank, listener)| {
-            let options = rank_of_two(rank, listener, &addresses);
+            let options = rank_of_two(rank, &addresses);
             let mut hello = crate::control::plane::hello(&options).unwrap();
             hello.protocol_version += rank as u32;
-            let plane = ControlPlane::join_with_hello(hello, options, Arc::default());
+            let plane = ControlPlane::join_with_hello(hello, options, listener, Arc::default());
             plane.map(|_| ()).unwrap_err()
         });
         for (rank, error) in joined.into_iter().enumerate() {

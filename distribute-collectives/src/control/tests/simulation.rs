@@ -19,7 +19,7 @@ use tonic::Status;
 use crate::communicator::AbortTarget;
 use crate::control::generated::Envelope;
 use crate::control::handshake;
-use crate::control::membership::{Membership, Parts, Phase, QUEUE};
+use crate::control::membership::{JoinOptions, Membership, Phase, QUEUE};
 use crate::control::plane::{self, JoinProgress};
 use crate::control::watch;
 use crate::error::CollectiveError;
@@ -162,19 +162,22 @@ static SESSION_KEY: LazyLock<SessionKey> = LazyLock::new(|| {
 });
 
 pub(super) fn membership(rank: usize) -> Arc<Membership> {
-    let parts = Parts {
+    let options = JoinOptions {
         rank,
         addresses: (0..RANKS).map(|rank| format!("rank-{rank}:1")).collect(),
-        announcement: Default::default(),
-        security: Default::default(),
-        interval: Duration::from_micros(INTERVAL),
-        misses: (SILENCE / INTERVAL) as u32,
+        group: String::new(),
+        generation: 0,
+        options: String::new(),
         rendezvous_timeout: Duration::from_micros(JOIN_TIMEOUT),
+        heartbeat_interval: Duration::from_micros(INTERVAL),
+        heartbeat_misses: (SILENCE / INTERVAL) as u32,
+        security: Default::default(),
+        announcement: Default::default(),
         interruption: Default::default(),
     };
     let status = Arc::new(GroupStatus::default());
     status.begin(&operation());
-    Arc::new(Membership::new(parts, hello(rank), None, status))
+    Arc::new(Membership::new(options, hello(rank), None, status))
 }
 
 impl Simulation {

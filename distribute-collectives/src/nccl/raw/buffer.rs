@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
-use super::cuda::{Context, OwnedStream, Stream};
+use super::cuda::{Context, Owned, OwnedStream, Stream};
 use super::library::LibraryError;
 use crate::nccl::element::ElementType;
 
@@ -89,8 +89,8 @@ pub(crate) struct Span {
     address: u64,
     pub(crate) element: ElementType,
     pub(crate) count: usize,
-    /// Keeps memory of this library alive while the operation runs.
-    keep: Option<Arc<Allocation>>,
+    /// Memory of this library: kept alive while the operation runs, freed with the last view of it.
+    keep: Option<Arc<Owned<u64>>>,
 }
 
 impl Span {
@@ -139,13 +139,13 @@ impl Span {
         from: &PinnedMemory,
         stream: &OwnedStream,
     ) -> Result<(), LibraryError> {
-        let cuda = &from.context.cuda;
+        let cuda = &from.memory.context.cuda;
         let bytes = self.size_bytes().min(from.bytes);
         // SAFETY: both are at least that long; whoever made the span promised that of it. The
         // caller keeps `from` until the stream has come to a later mark.
         let code = unsafe {
             let copy = cuda.functions.cuMemcpyHtoDAsync_v2;
-            copy(self.address, from.pointer.cast_const(), bytes, stream.raw)
+            copy(self.address, from.memory.raw, bytes, stream.0.raw)
         };
         cuda.check("cuMemcpyHtoDAsync", code)
     }
@@ -156,38 +156,14 @@ impl Span {
         to: &mut PinnedMemory,
         stream: &OwnedStream,
     ) -> Result<(), LibraryError> {
-        let cuda = &to.context.cuda;
+        let cuda = &to.memory.context.cuda;
         let bytes = self.size_bytes().min(to.bytes);
         // SAFETY: as in `upload`.
         let code = unsafe {
             let copy = cuda.functions.cuMemcpyDtoHAsync_v2;
-            copy(to.pointer, self.address, bytes, stream.raw)
+            copy(to.memory.raw, self.address, bytes, stream.0.raw)
         };
         cuda.check("cuMemcpyDtoHAsync", code)
-    }
-}
-
-/// Memory on a device; freed with the last view of it.
-#[derive(Debug)]
-struct Allocation {
-    context: Arc<Context>,
-    address: u64,
-}
-
-impl std::fmt::Debug for Context {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Context").finish_non_exhaustive()
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        let functions = &self.context.cuda.functions;
-        let free = || {
-            // SAFETY: made by this value, and no view of it is left.
-            unsafe { (functions.cuMemFree_v2)(self.address) }
-        };
-        let _ = self.context.with(free);
     }
 }
 
@@ -206,20 +182,16 @@ impl DeviceMemory {
         element: ElementType,
         count: usize,
     ) -> Result<Self, LibraryError> {
-        let mut address = 0;
+        let functions = &context.cuda.functions;
+        let (take, free) = (functions.cuMemAlloc_v2, functions.cuMemFree_v2);
         let bytes = count.saturating_mul(element.size_bytes()).max(1);
-        // SAFETY: `address` outlives the call.
-        let code = unsafe { (context.cuda.functions.cuMemAlloc_v2)(&raw mut address, bytes) };
-        context.cuda.check("cuMemAlloc", code)?;
-        let allocation = Allocation {
-            context: context.clone(),
-            address,
-        };
+        // SAFETY: any number of bytes above 0; every view of the memory shares its ownership.
+        let memory = unsafe { Owned::create(context, "cuMemAlloc", take, bytes, free) }?;
         Ok(DeviceMemory(Span {
-            address,
+            address: memory.raw,
             element,
             count,
-            keep: Some(Arc::new(allocation)),
+            keep: Some(Arc::new(memory)),
         }))
     }
 
@@ -267,8 +239,7 @@ impl DeviceMemory {
 
 /// Page-locked host memory: the device copies from and to it by itself.
 pub(crate) struct PinnedMemory {
-    context: Arc<Context>,
-    pointer: *mut c_void,
+    memory: Owned<*mut c_void>,
     bytes: usize,
 }
 
@@ -278,18 +249,14 @@ unsafe impl Send for PinnedMemory {}
 impl PinnedMemory {
     /// Takes memory and fills it with zeros. The context must be current.
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, LibraryError> {
-        let mut pointer = std::ptr::null_mut();
+        let functions = &context.cuda.functions;
+        let (take, free) = (functions.cuMemAllocHost_v2, functions.cuMemFreeHost);
         let bytes = bytes.max(1);
-        // SAFETY: `pointer` outlives the call.
-        let code = unsafe { (context.cuda.functions.cuMemAllocHost_v2)(&raw mut pointer, bytes) };
-        context.cuda.check("cuMemAllocHost", code)?;
+        // SAFETY: any number of bytes above 0; only the owner leads to the memory.
+        let memory = unsafe { Owned::create(context, "cuMemAllocHost", take, bytes, free) }?;
         // SAFETY: that much was just taken, and nobody else knows it.
-        unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
-        Ok(PinnedMemory {
-            context: context.clone(),
-            pointer,
-            bytes,
-        })
+        unsafe { memory.raw.cast::<u8>().write_bytes(0, bytes) };
+        Ok(PinnedMemory { memory, bytes })
     }
 }
 
@@ -298,24 +265,13 @@ impl Deref for PinnedMemory {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: initialised memory of that length, owned by this value.
-        unsafe { std::slice::from_raw_parts(self.pointer.cast::<u8>(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.memory.raw.cast::<u8>(), self.bytes) }
     }
 }
 
 impl DerefMut for PinnedMemory {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and borrowed by the caller alone.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer.cast::<u8>(), self.bytes) }
-    }
-}
-
-impl Drop for PinnedMemory {
-    fn drop(&mut self) {
-        let functions = &self.context.cuda.functions;
-        let free = || {
-            // SAFETY: made by this value.
-            unsafe { (functions.cuMemFreeHost)(self.pointer) }
-        };
-        let _ = self.context.with(free);
+        unsafe { std::slice::from_raw_parts_mut(self.memory.raw.cast::<u8>(), self.bytes) }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::buffer::Span;
 use super::cuda::OwnedStream;
-use super::library::{Handle, LibraryError, Nccl, NcclResult, RawConfig, RawUniqueId};
+use super::library::{Handle, LibraryError, Nccl, NcclResult, RawConfig, UniqueId};
 use crate::nccl::element::reduction_code;
 use crate::reduce::ReduceOp;
 
@@ -18,30 +18,26 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 /// The version of `ncclConfig_t` that ends with `blocking`.
 const CONFIG_VERSION: u32 = 21_400;
 
-/// What the ranks of one communicator have in common before it exists.
-#[derive(Clone, Copy)]
-pub(crate) struct UniqueId(RawUniqueId);
-
 impl UniqueId {
     /// Bytes of an id.
     pub(crate) const BYTES: usize = 128;
 
     /// Makes one; this process then waits for the ranks until all have come.
     pub(crate) fn new(nccl: &Nccl) -> Result<Self, LibraryError> {
-        let mut id = RawUniqueId([0; Self::BYTES]);
+        let mut id = UniqueId([0; Self::BYTES]);
         // SAFETY: `id` outlives the call.
         match unsafe { (nccl.functions.ncclGetUniqueId)(&raw mut id) } {
-            SUCCESS => Ok(UniqueId(id)),
+            SUCCESS => Ok(id),
             code => Err(nccl.failed("ncclGetUniqueId", code)),
         }
     }
 
     pub(crate) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
-        UniqueId(RawUniqueId(bytes))
+        UniqueId(bytes)
     }
 
     pub(crate) fn bytes(&self) -> &[u8; Self::BYTES] {
-        &self.0.0
+        &self.0
     }
 }
 
@@ -117,7 +113,7 @@ impl Comm {
         // SAFETY: the library copies what it needs of `config`, and sets `raw`, before it returns.
         let code = unsafe {
             let begin = nccl.functions.ncclCommInitRankConfig;
-            begin(&raw mut raw, world_size, id.0, rank, &raw mut config)
+            begin(&raw mut raw, world_size, *id, rank, &raw mut config)
         };
         if !matches!(code, SUCCESS | IN_PROGRESS) || raw.is_null() {
             return Err(nccl.failed("ncclCommInitRankConfig", code));
@@ -173,7 +169,7 @@ impl Comm {
     }
 
     fn call(&self, call: &Call, stream: &OwnedStream) -> Result<(), LibraryError> {
-        let (f, comm, stream) = (&self.nccl.functions, self.raw, stream.raw);
+        let (f, comm, stream) = (&self.nccl.functions, self.raw, stream.0.raw);
         let input = |span: &Span| span.pointer().cast_const();
         let dtype = |span: &Span| span.element as c_int;
         // SAFETY: whoever made the spans has promised that they are in the memory of the device,

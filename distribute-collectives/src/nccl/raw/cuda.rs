@@ -3,7 +3,9 @@
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::Arc;
 
-use super::library::{Cuda, Handle, LibraryError, RawUuid};
+use bytemuck::Zeroable;
+
+use super::library::{Cuda, CudaResult, Handle, LibraryError};
 use crate::nccl::devices::{DeviceInfo, PeerLink};
 use crate::nccl::unavailable::NcclUnavailable;
 
@@ -50,7 +52,7 @@ impl Cuda {
     pub(crate) fn describe(&self, ordinal: usize) -> Result<DeviceInfo, NcclUnavailable> {
         let device = self.device(ordinal)?;
         let (mut name, mut bus) = ([0_i8; 256], [0_i8; 32]);
-        let (mut uuid, mut memory_bytes) = (RawUuid([0; 16]), 0_usize);
+        let (mut uuid, mut memory_bytes) = ([0; 16], 0_usize);
         let functions = &self.functions;
         // SAFETY: the pointers lead to variables of the lengths that are given, which outlive the
         // calls; the functions write C strings.
@@ -72,7 +74,7 @@ impl Cuda {
         Ok(DeviceInfo {
             ordinal,
             name: text(bytemuck::cast_slice(&name)),
-            uuid: uuid.0,
+            uuid,
             pci_bus_id: text(bytemuck::cast_slice(&bus)),
             memory_bytes,
             peers: reached.map(|link| link.device).collect(),
@@ -164,11 +166,56 @@ impl Drop for Context {
     }
 }
 
-/// A stream of this library.
-pub(crate) struct OwnedStream {
-    context: Arc<Context>,
-    pub(super) raw: Handle,
+/// A thing of the driver that was made in a context, and is freed in it.
+pub(super) struct Owned<R: Copy> {
+    pub(super) context: Arc<Context>,
+    pub(super) raw: R,
+    free: unsafe extern "C" fn(R) -> CudaResult,
 }
+
+impl<R: Copy + Zeroable> Owned<R> {
+    /// Has `create`, the function called `name`, make it. The context must be current.
+    ///
+    /// # Safety
+    /// `create` may be called with `argument`; when it succeeds, `free` may be called once with
+    /// what it has set, at any time from then on at which the owner has no more use for it.
+    pub(super) unsafe fn create<A>(
+        context: &Arc<Context>,
+        name: &'static str,
+        create: unsafe extern "C" fn(*mut R, A) -> CudaResult,
+        argument: A,
+        free: unsafe extern "C" fn(R) -> CudaResult,
+    ) -> Result<Self, LibraryError> {
+        let mut raw = R::zeroed();
+        // SAFETY: `raw` outlives the call; the rest is as the caller promises.
+        let code = unsafe { create(&raw mut raw, argument) };
+        context.cuda.check(name, code)?;
+        Ok(Owned {
+            context: context.clone(),
+            raw,
+            free,
+        })
+    }
+}
+
+impl<R: Copy> Drop for Owned<R> {
+    fn drop(&mut self) {
+        let free = || {
+            // SAFETY: as the caller of `create` has promised; it is freed only here.
+            unsafe { (self.free)(self.raw) }
+        };
+        let _ = self.context.with(free);
+    }
+}
+
+impl<R: Copy> std::fmt::Debug for Owned<R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Owned").finish_non_exhaustive()
+    }
+}
+
+/// A stream of this library.
+pub(crate) struct OwnedStream(pub(super) Owned<Handle>);
 
 // SAFETY: the driver lets any thread use a stream.
 unsafe impl Send for OwnedStream {}
@@ -176,34 +223,19 @@ unsafe impl Send for OwnedStream {}
 impl OwnedStream {
     /// A stream without implicit order with others. The context must be current.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, LibraryError> {
-        let mut raw = std::ptr::null_mut();
         let functions = &context.cuda.functions;
-        // SAFETY: `raw` outlives the call.
-        let code = unsafe { (functions.cuStreamCreate)(&raw mut raw, STREAM_NON_BLOCKING) };
-        context.cuda.check("cuStreamCreate", code)?;
-        Ok(OwnedStream {
-            context: context.clone(),
-            raw,
-        })
+        let (create, free) = (functions.cuStreamCreate, functions.cuStreamDestroy_v2);
+        let (name, flags) = ("cuStreamCreate", STREAM_NON_BLOCKING);
+        // SAFETY: a flag of this function; the driver frees a stream when its work is done.
+        unsafe { Owned::create(context, name, create, flags, free) }.map(OwnedStream)
     }
 
     /// What comes next waits for the event.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), LibraryError> {
-        let cuda = &self.context.cuda;
+        let cuda = &self.0.context.cuda;
         // SAFETY: stream and event exist.
-        let code = unsafe { (cuda.functions.cuStreamWaitEvent)(self.raw, event.raw, 0) };
+        let code = unsafe { (cuda.functions.cuStreamWaitEvent)(self.0.raw, event.0.raw, 0) };
         cuda.check("cuStreamWaitEvent", code)
-    }
-}
-
-impl Drop for OwnedStream {
-    fn drop(&mut self) {
-        let functions = &self.context.cuda.functions;
-        let destroy = || {
-            // SAFETY: made by this value; the driver frees it when its work is done.
-            unsafe { (functions.cuStreamDestroy_v2)(self.raw) }
-        };
-        let _ = self.context.with(destroy);
     }
 }
 
@@ -228,10 +260,7 @@ impl Stream {
 }
 
 /// A mark in a stream.
-pub(crate) struct Event {
-    context: Arc<Context>,
-    raw: Handle,
-}
+pub(crate) struct Event(Owned<Handle>);
 
 // SAFETY: the driver lets any thread use an event.
 unsafe impl Send for Event {}
@@ -239,20 +268,16 @@ unsafe impl Send for Event {}
 impl Event {
     /// An event without a time. The context must be current.
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, LibraryError> {
-        let mut raw = std::ptr::null_mut();
         let functions = &context.cuda.functions;
-        // SAFETY: `raw` outlives the call.
-        let code = unsafe { (functions.cuEventCreate)(&raw mut raw, EVENT_DISABLE_TIMING) };
-        context.cuda.check("cuEventCreate", code)?;
-        Ok(Event {
-            context: context.clone(),
-            raw,
-        })
+        let (create, free) = (functions.cuEventCreate, functions.cuEventDestroy_v2);
+        let (name, flags) = ("cuEventCreate", EVENT_DISABLE_TIMING);
+        // SAFETY: a flag of this function; the driver frees an event when it has been reached.
+        unsafe { Owned::create(context, name, create, flags, free) }.map(Event)
     }
 
     /// Marks what was put into the stream so far.
     pub(crate) fn record(&self, stream: &OwnedStream) -> Result<(), LibraryError> {
-        self.record_raw(stream.raw)
+        self.record_raw(stream.0.raw)
     }
 
     /// As [`record`](Self::record), in a stream of the caller.
@@ -261,31 +286,20 @@ impl Event {
     }
 
     fn record_raw(&self, stream: Handle) -> Result<(), LibraryError> {
-        let cuda = &self.context.cuda;
+        let cuda = &self.0.context.cuda;
         // SAFETY: the event exists, and so does the stream: it is one of this module, or one whose
         // owner has promised that.
-        let code = unsafe { (cuda.functions.cuEventRecord)(self.raw, stream) };
+        let code = unsafe { (cuda.functions.cuEventRecord)(self.0.raw, stream) };
         cuda.check("cuEventRecord", code)
     }
 
     /// Whether the stream has come to the mark.
     pub(crate) fn is_reached(&self) -> Result<bool, LibraryError> {
-        let cuda = &self.context.cuda;
+        let cuda = &self.0.context.cuda;
         // SAFETY: the event exists.
-        match unsafe { (cuda.functions.cuEventQuery)(self.raw) } {
+        match unsafe { (cuda.functions.cuEventQuery)(self.0.raw) } {
             NOT_READY => Ok(false),
             code => cuda.check("cuEventQuery", code).map(|()| true),
         }
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        let functions = &self.context.cuda.functions;
-        let destroy = || {
-            // SAFETY: made by this value; the driver frees it when it has been reached.
-            unsafe { (functions.cuEventDestroy_v2)(self.raw) }
-        };
-        let _ = self.context.with(destroy);
     }
 }

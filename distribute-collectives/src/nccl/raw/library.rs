@@ -19,16 +19,6 @@ pub(crate) type NcclResult = c_int;
 /// A handle of the driver (context, stream, event) or of NCCL.
 pub(crate) type Handle = *mut c_void;
 
-/// `CUuuid`.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct RawUuid(pub(crate) [u8; 16]);
-
-/// `ncclUniqueId`; passed by value.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct RawUniqueId(pub(crate) [u8; 128]);
-
 /// The beginning of `ncclConfig_t` that every version from 2.14 on has. `size` and `version` tell
 /// the library how much of it there is; it takes its defaults for the rest.
 #[repr(C)]
@@ -38,6 +28,12 @@ pub(crate) struct RawConfig {
     pub(crate) version: c_uint,
     pub(crate) blocking: c_int,
 }
+
+/// What the ranks of one communicator have in common before it exists: `ncclUniqueId`, which is
+/// passed by value.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct UniqueId(pub(super) [u8; 128]);
 
 /// Declares a table of functions that are looked up by their names in a library.
 macro_rules! functions {
@@ -65,7 +61,8 @@ functions! {
         cuDeviceGet(*mut c_int, c_int) -> CudaResult;
         cuDeviceGetCount(*mut c_int) -> CudaResult;
         cuDeviceGetName(*mut c_char, c_int, c_int) -> CudaResult;
-        cuDeviceGetUuid(*mut RawUuid, c_int) -> CudaResult;
+        // A `CUuuid` is 16 bytes.
+        cuDeviceGetUuid(*mut [u8; 16], c_int) -> CudaResult;
         cuDeviceGetPCIBusId(*mut c_char, c_int, c_int) -> CudaResult;
         cuDeviceTotalMem_v2(*mut usize, c_int) -> CudaResult;
         cuDeviceCanAccessPeer(*mut c_int, c_int, c_int) -> CudaResult;
@@ -94,9 +91,8 @@ functions! {
 functions! {
     /// The functions of `libnccl.so.2` in use.
     NcclFunctions {
-        ncclGetUniqueId(*mut RawUniqueId) -> NcclResult;
-        ncclCommInitRankConfig(*mut Handle, c_int, RawUniqueId, c_int, *mut RawConfig)
-            -> NcclResult;
+        ncclGetUniqueId(*mut UniqueId) -> NcclResult;
+        ncclCommInitRankConfig(*mut Handle, c_int, UniqueId, c_int, *mut RawConfig) -> NcclResult;
         ncclCommFinalize(Handle) -> NcclResult;
         ncclCommDestroy(Handle) -> NcclResult;
         ncclCommAbort(Handle) -> NcclResult;
