@@ -13,4 +13,5 @@ pub mod alone;
 pub mod corpus;
 pub mod descriptors;
 pub mod flood;
+pub mod memory;
 pub mod signals;

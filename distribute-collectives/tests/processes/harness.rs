@@ -101,23 +101,12 @@ impl Rank {
 
     /// The most memory that it ever had, in bytes.
     pub fn peak_bytes(&self) -> usize {
-        self.status_bytes("VmHWM:")
+        hostile::memory::peak_bytes(self.pid())
     }
 
     /// Its memory now, in bytes.
     pub fn resident_bytes(&self) -> usize {
-        self.status_bytes("VmRSS:")
-    }
-
-    fn status_bytes(&self, name: &str) -> usize {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()));
-        let status = status.expect("the process exists");
-        let line = status.lines().find_map(|line| line.strip_prefix(name));
-        let number = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        number
-            .and_then(|text| text.parse::<usize>().ok())
-            .expect(name)
-            * 1024
+        hostile::memory::resident_bytes(self.pid())
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {

@@ -13,17 +13,7 @@ use distribute_ps::{
 
 use super::in_process::{Cluster, LIMIT};
 use hostile::alone::is_alone;
-
-/// The resident memory of this process in MiB.
-fn resident_mib() -> u64 {
-    let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text
-        .lines()
-        .find(|line| line.starts_with("VmRSS:"))
-        .unwrap();
-    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
-    kib >> 10
-}
+use hostile::memory::resident_bytes;
 
 /// Workers with these steps and two servers.
 fn with_two_servers(steps: fn(&mut StepRegistry)) -> ([ParameterServer; 2], Cluster) {
@@ -53,7 +43,7 @@ fn workers() -> usize {
 
 /// Schedules so many closures, or for half of the time of the long form, joins, and once more: the
 /// rates and the memory after each.
-fn run_twice(cluster: &Cluster, closures: u64, mut schedule: impl FnMut()) -> [(f64, u64); 2] {
+fn run_twice(cluster: &Cluster, closures: u64, mut schedule: impl FnMut()) -> [(f64, usize); 2] {
     [(); 2].map(|()| {
         let begun = Instant::now();
         let mut scheduled = 0;
@@ -67,13 +57,13 @@ fn run_twice(cluster: &Cluster, closures: u64, mut schedule: impl FnMut()) -> [(
         cluster.coordinator.join_timeout(LIMIT).unwrap();
         (
             scheduled as f64 / begun.elapsed().as_secs_f64(),
-            resident_mib(),
+            resident_bytes("self") >> 20,
         )
     })
 }
 
 /// The rates are much alike, and the memory too.
-fn assert_steady([(first, before), (second, after)]: [(f64, u64); 2]) {
+fn assert_steady([(first, before), (second, after)]: [(f64, usize); 2]) {
     println!("{first:.0} and {second:.0} closures/s, {before} and {after} MiB");
     // Other tests run beside this process.
     assert!(
