@@ -15,6 +15,7 @@ use crate::{
 pub enum Selection {
     All,
     AllButTests,
+    Tests,
     Only(&'static str),
 }
 
@@ -31,10 +32,15 @@ impl Selection {
     fn includes(&self, step: &Step) -> bool {
         match self {
             Self::All => true,
-            Self::AllButTests => !matches!(step.name, "models" | "miri" | "test"),
+            Self::AllButTests => !is_test(step),
+            Self::Tests => is_test(step),
             Self::Only(name) => step.name == *name,
         }
     }
+}
+
+fn is_test(step: &Step) -> bool {
+    matches!(step.name, "models" | "miri" | "test")
 }
 
 struct Step {
@@ -253,6 +259,7 @@ mod tests {
         ];
         assert_eq!(names(&Selection::All), all);
         assert_eq!(names(&Selection::AllButTests), all[..11]);
+        assert_eq!(names(&Selection::Tests), all[11..]);
         assert_eq!(names(&Selection::only("doc").expect("a step")), ["doc"]);
     }
 

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: cargo xtask check [--skip-tests] [--only STEP]
+usage: cargo xtask check [--skip-tests | --only-tests | --only STEP]
        cargo xtask api
        cargo xtask book-links [supports RENDERER]
        cargo xtask fuzz TARGET SECONDS
@@ -37,6 +37,7 @@ usage: cargo xtask check [--skip-tests] [--only STEP]
        cargo xtask same-bits OLD [NEW]
 
   --skip-tests   every step but `models`, `miri` and `test`
+  --only-tests   these three
   --only STEP    one step: tidy, book, edges, modules, features, deny, package, fmt, clippy,
                  transports, doc, models, miri or test
   api            writes the public interfaces that the step `doc` compares anew
@@ -132,10 +133,13 @@ fn parse(arguments: &[String]) -> Result<Task, String> {
     let mut selection = check::Selection::All;
     while let Some(word) = words.next() {
         if selection != check::Selection::All {
-            return Err("`--skip-tests` and `--only` exclude each other".to_owned());
+            return Err(
+                "`--skip-tests`, `--only-tests` and `--only` exclude each other".to_owned(),
+            );
         }
         selection = match word {
             "--skip-tests" => check::Selection::AllButTests,
+            "--only-tests" => check::Selection::Tests,
             "--only" => check::Selection::only(words.next().unwrap_or_default())?,
             other => return Err(format!("unknown option `{other}`")),
         };
