@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{CollectiveError, Result};
+use crate::failure::FirstFailure;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 
@@ -53,7 +54,7 @@ pub(crate) struct Bookkeeping {
     sequence: u64,
     running: Option<RunningOperation>,
     /// The first fatal error that was returned to the caller.
-    failure: Option<CollectiveError>,
+    failure: FirstFailure,
 }
 
 impl Bookkeeping {
@@ -64,12 +65,7 @@ impl Bookkeeping {
 
     /// Refuses to start an operation after a failure.
     pub(crate) fn check(&self) -> Result<()> {
-        match &self.failure {
-            None => Ok(()),
-            Some(cause) => Err(CollectiveError::Poisoned {
-                cause: Box::new(cause.clone()),
-            }),
-        }
+        self.failure.check()
     }
 
     /// Notes the operation that runs from now on.
@@ -80,14 +76,14 @@ impl Bookkeeping {
     /// The running operation; `rank` is this one, for the error.
     ///
     /// # Errors
-    /// [`InvalidOption`](CollectiveError::InvalidOption) when none runs.
+    /// [`InvalidArgument`](CollectiveError::InvalidArgument) when none runs.
     pub(crate) fn running(&self, rank: usize) -> Result<&RunningOperation> {
-        let what = || CollectiveError::InvalidOption {
-            what: format!(
-                "rank {rank}: segments travel only between begin and end of an operation"
-            ),
+        let none = || CollectiveError::InvalidArgument {
+            rank,
+            op: OperationKind::Send,
+            what: "segments travel only between begin and end of an operation".to_string(),
         };
-        self.running.as_ref().ok_or_else(what)
+        self.running.as_ref().ok_or_else(none)
     }
 
     /// Whether the running operation concerns two ranks only.
@@ -103,8 +99,8 @@ impl Bookkeeping {
         match &result {
             Ok(_) if !kind.is_point_to_point() => self.sequence += 1,
             // A refusal because of an earlier failure is not a failure by itself.
-            Err(error) if error.is_fatal() && self.failure.is_none() => {
-                self.failure = Some(error.clone());
+            Err(error) if error.is_fatal() => {
+                self.failure.record(error.clone());
             }
             _ => {}
         }
@@ -175,7 +171,7 @@ mod tests {
         let error = operations.running(3).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "rank 3: segments travel only between begin and end of an operation"
+            "send on rank 3: segments travel only between begin and end of an operation"
         );
     }
 }

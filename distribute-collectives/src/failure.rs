@@ -13,14 +13,15 @@
 //! - However many are noted, there is one entry for the loss of each rank and one for the rest: the
 //!   first, unless a later one concerns earlier operations too.
 
-#[cfg(any(feature = "grpc", feature = "mpi"))]
 mod codec;
+mod first;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
 #[cfg(any(feature = "grpc", feature = "mpi"))]
 pub(crate) use codec::fitting;
+pub use first::FirstFailure;
 
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;

@@ -35,7 +35,7 @@ pub enum FlightRecordError {
     Io {
         /// The file or directory.
         path: String,
-        /// What the system said.
+        /// What the system said, and what to do.
         reason: String,
     },
     /// A directory has no record that can be read.

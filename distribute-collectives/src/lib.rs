@@ -106,6 +106,7 @@ pub use communicator::{
     chunk_range,
 };
 pub use error::{CollectiveError, MissingRank, Result, Searched};
+pub use failure::FirstFailure;
 pub use header::{HeaderError, OperationHeader};
 pub use in_process::{
     InProcessCommunicator, InProcessTransport, in_process, in_process_transports,

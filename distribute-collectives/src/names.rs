@@ -1,6 +1,6 @@
 //! Enums whose values have names: each value and its name are written once.
 
-/// Declares an enum with `ALL` (its values in order, for whom `all` says), `name` and `Display`.
+/// Declares an enum with `ALL` (`all` is its visibility), `name` and `Display`.
 macro_rules! named_enum {
     (
         all: $all:vis,
@@ -15,10 +15,10 @@ macro_rules! named_enum {
         }
 
         impl $Enum {
-            /// All values, in the order of their declaration.
+            /// All values, in the order of their declaration, which is that of their codes.
             $all const ALL: [Self; [$($name),+].len()] = [$(Self::$Value),+];
 
-            /// The short name, as messages have it.
+            /// The short name, as used in messages.
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Self::$Value => $name,)+

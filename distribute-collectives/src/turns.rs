@@ -253,6 +253,10 @@ impl Results {
         replicas: impl Iterator<Item = usize>,
         result: Arc<dyn Any + Send + Sync>,
     ) {
+        if self.list.is_empty() {
+            // The calls before this one have failed on all replicas, or were taken by all.
+            self.first = self.first.max(number);
+        }
         if number == self.first + self.list.len() {
             let comes = |replica: &usize| self.calls.get(*replica).is_none_or(|it| *it <= number);
             let left = replicas.filter(comes).count();
@@ -288,6 +292,12 @@ mod tests {
         assert_eq!(one.once((), || Ok::<_, &str>(2)).as_deref(), Ok(&2));
         assert_eq!(kept(), 1);
         assert_eq!(other.once((), || Ok::<_, &str>(3)).as_deref(), Ok(&2));
+        assert_eq!(kept(), 0);
+        for turn in [&one, &other] {
+            assert_eq!(turn.once((), || Err::<u8, _>("failed")), Err("failed"));
+        }
+        assert_eq!(other.once((), || Ok::<_, &str>(4)).as_deref(), Ok(&4));
+        assert_eq!(one.once((), || Ok::<_, &str>(5)).as_deref(), Ok(&4));
         assert_eq!(kept(), 0);
     }
 }

@@ -20,7 +20,8 @@ use std::time::Duration;
 use bytemuck::pod_collect_to_vec;
 use distribute_collectives::{
     AbortHandle, AbortTarget, Buffer, CollectiveError, Communicator, DType, Description, Element,
-    GatherTarget, OperationHeader, OperationKind, ReduceOp, Result, chunk_range, reduce,
+    FirstFailure, GatherTarget, OperationHeader, OperationKind, ReduceOp, Result, chunk_range,
+    reduce,
 };
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -48,8 +49,7 @@ pub struct NaiveCommunicator {
     shared: Arc<Shared>,
     /// The number of the next operation.
     sequence: u64,
-    /// The ranks have disagreed.
-    failed: Option<CollectiveError>,
+    failure: FirstFailure,
 }
 
 /// A group of `world_size` ranks.
@@ -67,7 +67,7 @@ pub fn naive_group(world_size: usize) -> Vec<NaiveCommunicator> {
         world_size,
         shared: Arc::clone(&shared),
         sequence: 0,
-        failed: None,
+        failure: FirstFailure::default(),
     };
     (0..world_size).map(rank).collect()
 }
@@ -124,10 +124,7 @@ impl NaiveCommunicator {
 
     /// Gives every rank the bytes of all ranks. All must make the same call.
     fn exchange(&mut self, header: &OperationHeader, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        if let Some(cause) = &self.failed {
-            let cause = Box::new(cause.clone());
-            return Err(CollectiveError::Poisoned { cause });
-        }
+        self.failure.check()?;
         let round = self.shared.wait(|table| {
             let place = &mut table.places[self.rank];
             place
@@ -151,10 +148,8 @@ impl NaiveCommunicator {
         self.shared
             .wait(|table| (table.round != round).then_some(()))?;
         self.sequence += 1;
-        if let Err(error) = OperationHeader::agree(all.iter().map(|(header, _)| header)) {
-            self.failed = Some(error.clone());
-            return Err(error);
-        }
+        let agreed = OperationHeader::agree(all.iter().map(|(header, _)| header));
+        agreed.map_err(|error| self.failure.record(error))?;
         header.check_root(self.rank, self.world_size)?;
         Ok(all.into_iter().map(|(_, bytes)| bytes).collect())
     }
@@ -272,7 +267,7 @@ impl Communicator for NaiveCommunicator {
             Some(table.mail.remove(place))
         })?;
         header.compare(to, &theirs, from).inspect_err(|error| {
-            self.failed = Some(error.clone());
+            self.failure.record(error.clone());
             self.shared.leave(error.clone());
         })?;
         buffer.as_bytes_mut().copy_from_slice(&bytes);

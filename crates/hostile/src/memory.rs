@@ -18,6 +18,16 @@ pub fn peak_bytes(process: impl Display) -> usize {
     of(process, "VmHWM:")
 }
 
+/// From now on the [peak](peak_bytes) counts anew.
+///
+/// # Panics
+/// If there is no such process, or it is not this user's.
+#[expect(clippy::panic, reason = "a test fails by a panic")]
+pub fn forget_peak(process: impl Display) {
+    let file = format!("/proc/{process}/clear_refs");
+    std::fs::write(&file, "5").unwrap_or_else(|error| panic!("{file}: {error}"));
+}
+
 #[expect(clippy::panic, reason = "a test fails by a panic")]
 fn of(process: impl Display, name: &str) -> usize {
     let file = format!("/proc/{process}/status");

@@ -14,8 +14,8 @@ use crate::tree::{Member, Tree};
 /// Whose rustdoc writes the form of JSON that `crates/public-interfaces` reads; another one's would
 /// differ in texts too.
 const COMPILER: &str = "rustc 1.95.";
-/// With the examples come the dependencies of tests, and so the features with which the step
-/// `clippy` has read all others.
+/// Examples bring in the dev-dependencies, so that everything resolves to the features with which
+/// the step `clippy` has read it.
 const DOCUMENT: &str = "doc --workspace --no-deps --lib --bins --examples";
 const LISTER: &str = "crates/public-interfaces/Cargo.toml";
 const FOLDER: &str = "crates/public-interfaces/listings";

@@ -104,9 +104,9 @@ const STEPS: [Step; 14] = [
     },
     Step {
         name: "doc",
-        advice: "fix the warnings above; of an interface: `cargo xtask api` writes it anew, \
-                 CHANGELOG.md says what changed for users, and the next version is a compatible \
-                 one only if nothing went",
+        advice: "fix the warnings above; if an interface has changed, `cargo xtask api` writes it \
+                 anew, CHANGELOG.md says what changed for users, and the next version is a \
+                 compatible one only if nothing went",
         run: api::check,
     },
     Step {
@@ -198,7 +198,8 @@ fn edges_step(root: &Path) -> Result<String, String> {
     verdict(edges::problems(&tree), tree.members.len(), "crates")
 }
 
-/// All there is, and the small program of the README's first command.
+/// All there is, and what the program is without its default features. The step `test` compiles the
+/// README's first command as it is.
 fn clippy_step(root: &Path) -> Result<String, String> {
     for what in [
         "--workspace --all-targets",

@@ -198,6 +198,10 @@ mod tests {
     fn known_options_select_steps() {
         assert_eq!(parse_words("check"), Ok(Task::Check(Selection::All)));
         assert_eq!(
+            parse_words("check --only-tests"),
+            Ok(Task::Check(Selection::Tests))
+        );
+        assert_eq!(
             parse_words("check --skip-tests"),
             Ok(Task::Check(Selection::AllButTests))
         );

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::cargo::{cargo_command, finish};
+use crate::cargo::{cargo, cargo_command, finish};
 
 /// Test programs that compute for most of their time: they are not called `all`, as those of other
 /// crates are. They give way to the others, whose deadlines are shorter, but not without limit:
@@ -44,6 +44,9 @@ pub fn run(root: &Path) -> Result<String, String> {
         counts.read(skipped);
     }
     let programs = test_programs(root, &features)?;
+    // The README's first command, which has none of these features. Of its dependencies all are
+    // those of the tests; its program is replaced by that of the tests.
+    cargo(root, "build -p distribute-cli --no-default-features")?;
     let base = format!("test --workspace --features {}", features.join(","));
     finish(&mut cargo_command(root, &format!("{base} --no-run")))?;
     let lanes = Lanes::of(&base, &programs)?;

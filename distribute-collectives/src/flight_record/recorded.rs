@@ -15,6 +15,10 @@ use crate::reduce::ReduceOp;
 /// Records every call of a communicator, from its first one on. On the first fatal error, and when
 /// its thread panics, it writes the record to the directory it was given.
 ///
+/// A root that is no rank is refused by all ranks together, so the call has a number: of a
+/// communicator of one's own when its error is that of
+/// [`OperationHeader::check_root`](crate::OperationHeader::check_root).
+///
 /// ```
 /// use distribute_collectives::flight_record::Recorded;
 /// use distribute_collectives::{Communicator, GroupOptions, in_process};

@@ -12,6 +12,9 @@ const TEXT: &str = "distribute-handshake";
 
 const CONTENT_TYPE: &str = "application/grpc";
 
+/// Characters of a message that are told and read.
+const CHARACTERS_MAX: usize = 500;
+
 /// gRPC's number for `FAILED_PRECONDITION`.
 pub(super) const FAILED_PRECONDITION: u32 = 9;
 /// gRPC's number for `UNIMPLEMENTED`.
@@ -80,6 +83,8 @@ fn has_grpc_type(headers: &HeaderMap) -> bool {
 /// A message as gRPC sends it: `%`, and each byte of its UTF-8 that is not printable ASCII, as
 /// `%XX`.
 fn percent_encode(message: &str) -> String {
+    // A reader keeps no more, and headers have a limit.
+    let message: String = message.chars().take(CHARACTERS_MAX).collect();
     let encoded = message.bytes().map(|byte| match byte {
         b' '..=b'$' | b'&'..=b'~' => char::from(byte).to_string(),
         _ => format!("%{byte:02X}"),
@@ -104,7 +109,11 @@ fn percent_decode(mut message: &[u8]) -> String {
     let decoded = String::from_utf8_lossy(&decoded);
     // It ends in a terminal, to which a stranger sends no commands.
     let printable = |char: char| if char.is_control() { ' ' } else { char };
-    decoded.chars().take(500).map(printable).collect()
+    decoded
+        .chars()
+        .take(CHARACTERS_MAX)
+        .map(printable)
+        .collect()
 }
 
 /// A request of a client, with a text of the handshake.

@@ -213,22 +213,24 @@ impl MpiTransport {
     /// Whether to give up the running operation.
     fn check(&mut self, peer: Option<usize>) -> Result<()> {
         let running = *self.operations.running(self.comm.rank)?;
-        let (is_counted, sequence) = (peer.is_none(), running.header.sequence);
+        let (is_collective, sequence) = (peer.is_none(), running.header.sequence);
         let shared = self.shared.clone();
         let peers = shared
             .receive_notices()
             .map_err(|error| self.broken(&error))?;
-        if let Err(error) = peers.failures.check(&running.header, peer) {
+        if let Some(failure) = peers.failures.verdict(&running.header, peer).cloned() {
             drop(peers);
-            // Before this rank leaves too, or others would take it for the first one. A loss of
-            // which a point-to-point call hears says nothing of those between other ranks.
-            if is_counted {
-                self.fail(error.clone());
+            let error = failure.kind.clone().into_error(&running.header);
+            // Before this rank leaves too, or others would take it for the first one. Of a
+            // point-to-point call only the loss is told, which ends none between other ranks.
+            match is_collective {
+                true => self.fail(error.clone()),
+                false => self.shared.send_notice(&Notice::Failed(failure)),
             }
             return Err(error);
         }
         // A point-to-point call has the number of an operation that has not begun.
-        let says_waiting = is_counted && !self.said_waiting;
+        let says_waiting = is_collective && !self.said_waiting;
         if says_waiting && running.begin.elapsed() > (self.timeout / 4).min(SAY_WAITING_AFTER) {
             self.said_waiting = true;
             drop(peers);

@@ -68,13 +68,13 @@ impl Run {
 
     /// The beginning of a step.
     fn begin(&self, replica: usize) {
-        lock(&self.order[self.turns.devices[replica]]).push(replica);
+        unpoisoned(self.order[self.turns.devices[replica]].lock()).push(replica);
         self.compute(replica);
     }
 
     /// Waits for all others; whether they came.
     fn meet(&self) -> bool {
-        let mut state = lock(&self.meeting.state);
+        let mut state = unpoisoned(self.meeting.state.lock());
         state.arrived += 1;
         self.meeting.changed.notify_all();
         let count = self.turns.devices.len();
@@ -85,7 +85,7 @@ impl Run {
     }
 
     fn abort(&self) {
-        lock(&self.meeting.state).is_aborted = true;
+        unpoisoned(self.meeting.state.lock()).is_aborted = true;
         self.meeting.changed.notify_all();
     }
 
@@ -112,8 +112,11 @@ impl Run {
     /// Replicas begin in the order of their ids, and nobody holds a turn at the end.
     fn check_end(&self) {
         for (queue, order) in self.turns.queues.iter().zip(&self.order) {
-            assert!(lock(order).is_sorted(), "the order of the first turns");
-            let queue = lock(queue);
+            assert!(
+                unpoisoned(order.lock()).is_sorted(),
+                "the order of the first turns"
+            );
+            let queue = unpoisoned(queue.lock());
             assert_eq!((queue.holder, queue.waiting.len()), (None, 0));
             assert!(queue.results.list.is_empty(), "a result is kept");
         }

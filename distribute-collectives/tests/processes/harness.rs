@@ -104,6 +104,12 @@ impl Rank {
         hostile::memory::peak_bytes(self.pid())
     }
 
+    /// Lets [`peak_bytes`](Self::peak_bytes) count anew; its memory now, in bytes.
+    pub fn forget_peak(&self) -> usize {
+        hostile::memory::forget_peak(self.pid());
+        self.peak_bytes()
+    }
+
     /// Its memory now, in bytes.
     pub fn resident_bytes(&self) -> usize {
         hostile::memory::resident_bytes(self.pid())

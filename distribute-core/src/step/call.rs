@@ -229,7 +229,7 @@ pub struct CapturedState<T> {
     /// The tensors of each part.
     inputs: Vec<Vec<CapturedTensor>>,
     /// The number of its first training state.
-    training: Option<usize>,
+    training_state: Option<usize>,
 }
 
 /// A capture, as the arguments see it.
@@ -278,7 +278,7 @@ impl Capture {
     ) -> Result<CapturedState<T>> {
         let mut value = state.copies.first();
         let before = read_numbers(&mut value)?.records;
-        let training = (!before.is_empty()).then_some(self.training_states);
+        let training_state = (!before.is_empty()).then_some(self.training_states);
         value.parts(|path, part| {
             if mutable {
                 part.check_capture().map_err(|error| error.at(path))?;
@@ -311,7 +311,7 @@ impl Capture {
             value,
             before,
             inputs,
-            training,
+            training_state,
         })
     }
 
@@ -326,7 +326,8 @@ impl Capture {
         };
         let after = read_numbers(&mut captured.value)?.records;
         let is_empty = self.batch_facts.is_empty();
-        let (inputs, training) = (std::mem::take(&mut captured.inputs), captured.training);
+        let inputs = std::mem::take(&mut captured.inputs);
+        let training_state = captured.training_state;
         let mut of_parts = inputs.iter();
         let (mut tensors, mut applies) = (Vec::new(), Vec::new());
         captured.value.parts(|path, part| {
@@ -344,7 +345,13 @@ impl Capture {
                 let mut tensor = kept.ok_or_else(foreign)?;
                 if leaf.is_statistic() && !is_empty {
                     let path = path.to_string();
-                    let statistic = (Watched { path, training }, tensor.clone());
+                    let statistic = (
+                        Watched {
+                            path,
+                            training_state,
+                        },
+                        tensor.clone(),
+                    );
                     self.statistics.push(statistic);
                     // An update that is skipped takes back what the step has moved them by.
                     if let (Some(is_made), Some(old)) = (&is_made, old) {

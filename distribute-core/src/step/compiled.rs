@@ -235,7 +235,7 @@ fn not_finite(
     let first = guard.first(found.iter::<f32>());
     Ok(first.map(|(replica, watched)| {
         let numbers = watched
-            .training
+            .training_state
             .and_then(|state| call.coefficients.get(state));
         Error::StatisticsNotFinite {
             path: watched.path.clone(),
@@ -274,21 +274,21 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             Some(Argument::PerReplica(Arc::new(values)))
         }
         Source::Coefficient {
-            training,
+            training_state,
             update,
             index,
             learning_rate,
         } => {
-            let key = (training, update, learning_rate.map(f64::to_bits));
-            let source = call.coefficients.get(training)?;
+            let key = (training_state, update, learning_rate.map(f64::to_bits));
+            let source = call.coefficients.get(training_state)?;
             let numbers = updates.entry(key);
             let numbers = numbers.or_insert_with(|| source.of_update(update, learning_rate));
             let value = *numbers.get(index)?;
             let value = value as f32;
             Some(Argument::Same(TensorData::new(vec![value], [1])))
         }
-        Source::LossScale(training) => {
-            let scale = call.coefficients.get(training)?.loss_scale as f32;
+        Source::LossScale(training_state) => {
+            let scale = call.coefficients.get(training_state)?.loss_scale as f32;
             Some(Argument::Same(TensorData::new(vec![scale], [1])))
         }
         Source::RandomKey => Some(Argument::Same(random_key(call, program))),

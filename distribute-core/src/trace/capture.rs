@@ -72,9 +72,9 @@ impl TraceDevice {
 pub(crate) enum Source {
     /// A tensor of the arguments, in the order in which they are walked.
     Leaf(usize),
-    /// A coefficient of the optimizer of the training state `training`.
+    /// A coefficient of the optimizer of the training state `training_state`.
     Coefficient {
-        training: usize,
+        training_state: usize,
         /// How many updates of this call come before.
         update: u64,
         index: usize,
@@ -193,7 +193,7 @@ impl Trace {
     /// The coefficients of one update, as inputs of shape `[1]`.
     pub(crate) fn coefficients(
         &self,
-        training: usize,
+        training_state: usize,
         update: u64,
         count: usize,
         learning_rate: Option<f64>,
@@ -201,7 +201,7 @@ impl Trace {
         let spec = TensorSpec::vector(1, DType::F32);
         let input = |index| {
             let source = Source::Coefficient {
-                training,
+                training_state,
                 update,
                 index,
                 learning_rate,
@@ -212,9 +212,9 @@ impl Trace {
     }
 
     /// The loss scale of a training state, as an input of shape `[1]`.
-    pub(crate) fn loss_scale(&self, training: usize) -> CapturedTensor {
+    pub(crate) fn loss_scale(&self, training_state: usize) -> CapturedTensor {
         let spec = TensorSpec::vector(1, DType::F32);
-        self.input(Source::LossScale(training), &spec)
+        self.input(Source::LossScale(training_state), &spec)
     }
 
     /// Notes that the step has read a loss scale that changes.

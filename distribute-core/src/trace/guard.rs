@@ -13,7 +13,7 @@ use crate::{Error, Result};
 pub(crate) struct Watched {
     pub(crate) path: String,
     /// Which training state counts the updates, if one does.
-    pub(crate) training: Option<usize>,
+    pub(crate) training_state: Option<usize>,
 }
 
 /// How a program says which running statistics it has found not to be finite.

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use distribute_core::collectives::{
     AbortHandle, AbortTarget, Buffer, CollectiveError, Communicator, DType, Description, Element,
-    GatherTarget, HeaderError, OperationHeader, OperationKind, ReduceOp, chunk_range, reduce,
+    FirstFailure, GatherTarget, HeaderError, OperationHeader, OperationKind, ReduceOp, chunk_range,
+    reduce,
 };
 
 use super::TpuError;
@@ -24,11 +25,12 @@ use crate::sync::lock;
 
 type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 
-/// The words of an arrival: the operation's header, bytes of this process, the length of the
-/// reason of an abort plus 1, and the reason.
-const ARRIVAL_WORDS: usize = 64;
+/// The words of an arrival: the operation's header, bytes of this process, the length of what it
+/// tells of a failure plus 1, and that.
+const ARRIVAL_WORDS: usize = 128;
 const BYTES_WORD: usize = OperationHeader::BYTES / 4;
-const REASON_WORD: usize = BYTES_WORD + 2;
+const FAILURE_WORD: usize = BYTES_WORD + 2;
+const FAILURE_BYTES: usize = 4 * (ARRIVAL_WORDS - FAILURE_WORD - 1);
 
 /// The words that travel at once, at most: 1 MiB of each process.
 const CHUNK_WORDS: usize = 1 << 18;
@@ -57,8 +59,7 @@ struct SliceGroup {
     rank: usize,
     limit: Duration,
     programs: Mutex<HashMap<(Combine, usize), LoadedExecutable>>,
-    /// The first failure; nothing works after it.
-    failure: Mutex<Option<CollectiveError>>,
+    failure: Mutex<FirstFailure>,
 }
 
 /// What a process says before an operation.
@@ -66,8 +67,8 @@ struct Arrival {
     header: OperationHeader,
     /// The bytes of its input, which may differ in an `all_gather`.
     bytes: usize,
-    /// Why the process has given up.
-    abort: Option<String>,
+    /// Why the process has given up, as it [tells](FirstFailure::told) others.
+    failure: Option<String>,
 }
 
 impl SliceCommunicator {
@@ -199,16 +200,11 @@ impl SliceGroup {
     /// # Errors
     /// That an earlier operation has failed.
     fn check_healthy(&self) -> Result<()> {
-        match &*lock(&self.failure) {
-            None => Ok(()),
-            Some(cause) => Err(CollectiveError::Poisoned {
-                cause: Box::new(cause.clone()),
-            }),
-        }
+        lock(&self.failure).check()
     }
 
     fn record_failure(&self, error: CollectiveError) -> CollectiveError {
-        lock(&self.failure).get_or_insert(error).clone()
+        lock(&self.failure).record(error)
     }
 
     fn program(&self, combine: Combine, words: usize) -> Result<LoadedExecutable, TpuError> {
@@ -237,20 +233,21 @@ impl SliceGroup {
         let own = Arrival {
             header: *header,
             bytes,
-            abort: None,
+            failure: None,
         };
         let words = self.combine(Combine::Gather, header, &own.words())?;
         let (mut headers, mut sizes) = (Vec::new(), Vec::new());
         for (rank, words) in words.chunks(ARRIVAL_WORDS).enumerate() {
-            let unreadable = |error: HeaderError| CollectiveError::Protocol {
+            let unreadable = |what: String| CollectiveError::Protocol {
                 rank: self.rank,
                 peer: rank,
                 address: "the devices of the slice".to_string(),
-                what: error.to_string(),
+                what,
             };
-            let other = Arrival::of(words).map_err(unreadable)?;
-            if let Some(reason) = other.abort {
-                return Err(CollectiveError::Aborted { rank, reason });
+            let other = Arrival::of(words).map_err(|error| unreadable(error.to_string()))?;
+            if let Some(told) = other.failure {
+                let heard = FirstFailure::heard(&told, self.assignment.len());
+                return Err(heard.unwrap_or_else(|| unreadable(format!("a failure: {told:?}"))));
             }
             headers.push(other.header);
             sizes.push(other.bytes);
@@ -299,18 +296,15 @@ impl AbortTarget for SliceGroup {
     /// Tells the others where they wait in an operation of the group. Those that run a step learn
     /// it from the plugin when this process ends.
     fn abort(&self, rank: usize, reason: &str) {
-        let reason = reason.to_string();
         if self.check_healthy().is_err() {
             return;
         }
-        self.record_failure(CollectiveError::Aborted {
-            rank,
-            reason: reason.clone(),
-        });
+        let reason = reason.to_string();
+        self.record_failure(CollectiveError::Aborted { rank, reason });
         let own = Arrival {
             header: OperationHeader::new(OperationKind::Barrier, 0, 0),
             bytes: 0,
-            abort: Some(reason),
+            failure: lock(&self.failure).told(self.rank, FAILURE_BYTES),
         };
         // Not waited for: nobody may be there. The plugin runs it when the others come.
         if let Err(error) = self.start(Combine::Gather, &own.words()) {
@@ -326,9 +320,9 @@ impl Arrival {
         bytes[..OperationHeader::BYTES].copy_from_slice(&self.header.encode());
         let (numbers, text) = bytes[4 * BYTES_WORD..].split_at_mut(12);
         numbers[..8].copy_from_slice(&(self.bytes as u64).to_le_bytes());
-        if let Some(reason) = &self.abort {
-            let length = reason.floor_char_boundary(text.len());
-            text[..length].copy_from_slice(&reason.as_bytes()[..length]);
+        if let Some(told) = &self.failure {
+            let length = told.len().min(text.len());
+            text[..length].copy_from_slice(&told.as_bytes()[..length]);
             numbers[8..].copy_from_slice(&(length as u32 + 1).to_le_bytes());
         }
         words
@@ -339,14 +333,14 @@ impl Arrival {
         let mut header = [0; OperationHeader::BYTES];
         header.copy_from_slice(&bytes[..OperationHeader::BYTES]);
         let own = u64::from(words[BYTES_WORD]) | u64::from(words[BYTES_WORD + 1]) << 32;
-        let text = &bytes[4 * (REASON_WORD + 1)..];
-        let reason = (words[REASON_WORD] as usize)
+        let text = &bytes[4 * (FAILURE_WORD + 1)..];
+        let told = (words[FAILURE_WORD] as usize)
             .checked_sub(1)
             .map(|length| String::from_utf8_lossy(&text[..length.min(text.len())]).into_owned());
         Ok(Self {
             header: OperationHeader::decode(&header)?,
             bytes: usize::try_from(own).map_err(|_| HeaderError::Number)?,
-            abort: reason,
+            failure: told,
         })
     }
 }

@@ -234,7 +234,7 @@ fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
         let (joined, zero_joined) = std::sync::mpsc::channel();
         std::thread::spawn(move || joined.send(join(zero, first)));
         client(tries_of_a_stranger(&addresses[0]));
-        // Longer than the spin_policy with a claimed rank where there is no token.
+        // Longer than the patience with a claimed rank where there is no token.
         if let Ok(result) = zero_joined.recv_timeout(Duration::from_millis(5500)) {
             panic!("it ended before its time: {}", error_of(result));
         }
