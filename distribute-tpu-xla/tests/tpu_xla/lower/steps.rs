@@ -25,6 +25,7 @@ use burn_flex::Flex;
 use distribute_tpu_xla::lower::{GraphInput, LowerOptions, lower};
 
 use crate::lower::harness::{Data, Tolerance, assert_close, client, execute};
+use crate::strategy::models::with_fixed_weights;
 
 /// How a backend's tensors get in and out of autodiff, and what is kept of an output.
 trait Engine {
@@ -192,6 +193,7 @@ fn step<E: Engine, M: Classifier>(
 /// Runs the step on both sides and compares loss and new parameters.
 fn compare<M: Classifier>(name: &str, model: M, input: M::Input) {
     let Some(client) = client() else { return };
+    let model = with_fixed_weights(model);
     let (_, expected) = step::<OnFlex, M>(model.clone(), &input, &Device::flex());
     let device = Device::capture();
     let (mut inputs, mut outputs) = (vec![], vec![]);

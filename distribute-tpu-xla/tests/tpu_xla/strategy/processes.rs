@@ -24,7 +24,7 @@ use distribute_data::{
 };
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
-use crate::strategy::models::{Mlp, mlp_step};
+use crate::strategy::models::{Mlp, mlp_step, with_fixed_weights};
 use crate::strategy::support::{Data, assert_close, plugin, system, within};
 
 /// Set in the processes that a test starts.
@@ -170,7 +170,7 @@ fn train(process: Process) -> Result<()> {
     let ids: Vec<usize> = tpu.replicas().iter().map(|replica| replica.id).collect();
     let first = process.id * local;
     assert_eq!(ids, (first..first + local).collect::<Vec<_>>());
-    // Each process starts from weights of its own; the chief's count.
+    // The same weights in each process; in `scaled` they have their own, and the chief's count.
     let mut state = tpu.scope(|device| {
         let weights = Mlp::new(device);
         TrainState::new(weights, Adam::new(1e-3))
@@ -451,7 +451,12 @@ fn scaled(
         let norm = SyncBatchNormConfig::new(3).init(device)?;
         let output = LinearConfig::new(3, 1).init(device);
         let scale = LossScale::dynamic().initial(1024.0)?.growth_steps(2)?;
-        Ok(TrainState::new(Normalized { norm, output }, Adam::new(0.01)).with_loss_scale(scale))
+        let mut model = Normalized { norm, output };
+        // The other processes keep weights of their own: the chief's count.
+        if tpu.is_chief() {
+            model = with_fixed_weights(model);
+        }
+        Ok(TrainState::new(model, Adam::new(0.01)).with_loss_scale(scale))
     })?;
     if let Some(initial) = initial {
         state.update(|state| state.load_tensors(initial, 0))?;
