@@ -142,11 +142,13 @@ impl Transport for InProcessTransport {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        let header = self.operations.running(self.rank)?.header;
         let mailbox = self.mailbox(from, self.rank);
         let slots = self.wait(mailbox, from, |filled| filled > 0)?;
         mailbox.take(slots, bytes, consume).map_err(|found| {
-            let error = header.wrong_size(self.rank, from, found, bytes);
+            let error = match self.operations.running(self.rank) {
+                Ok(running) => (running.header).wrong_size(self.rank, from, found, bytes),
+                Err(none_runs) => none_runs,
+            };
             self.fail(error.clone());
             error
         })

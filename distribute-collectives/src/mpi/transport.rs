@@ -221,8 +221,8 @@ impl MpiTransport {
         if let Some(failure) = peers.failures.verdict(&running.header, peer).cloned() {
             drop(peers);
             let error = failure.kind.clone().into_error(&running.header);
-            // Before this rank leaves too, or others would take it for the first one. Of a
-            // point-to-point call only the loss is told, which ends none between other ranks.
+            // Before this rank leaves too, or others would take it for the first one. From a
+            // point-to-point call it is told as it is: a loss ends no call between other ranks.
             match is_collective {
                 true => self.fail(error.clone()),
                 false => self.shared.send_notice(&Notice::Failed(failure)),
