@@ -1,5 +1,5 @@
-"""Images per second of the documents' CNN on a GPU with PyTorch: the model, the batches and the
-optimizer of crates/distribute-cuda/examples/gpu_bench.rs. One JSON object a line."""
+"""Images per second on a GPU with PyTorch: the models, the batches and the optimizers of
+crates/distribute-models/examples/gpu_bench.rs. One JSON object a line."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ except ImportError as error:
     print(f"SKIPPED: no PyTorch ({error})")
     sys.exit(0)
 
-BATCHES, ROUNDS, STEPS = 8, 7, 100
+BATCHES, ROUNDS, STEPS = 8, 5, 100
 
 
 def cnn():
@@ -30,22 +30,30 @@ def cnn():
     )
 
 
-def measure(size, compiled):
-    """The median time of STEPS steps."""
+def resnet18():
+    from torchvision.models import resnet18
+
+    return resnet18(num_classes=10)
+
+
+def measure(model, shape, size, steps, compiled=False, bf16=False):
+    """The median time of a round of steps."""
     torch.manual_seed(42)
-    model = cnn().cuda()
+    model = model().cuda()
     forward = torch.compile(model) if compiled else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     loss = nn.CrossEntropyLoss(reduction="sum")
-    images = [torch.rand(size, 1, 28, 28, device="cuda") for _ in range(BATCHES)]
+    images = [torch.rand(size, *shape, device="cuda") for _ in range(BATCHES)]
     labels = [torch.arange(size, device="cuda") % 10 for _ in range(BATCHES)]
     times = []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()
-        for step in range(STEPS):
+        for step in range(steps):
             index = step % BATCHES
             optimizer.zero_grad(set_to_none=True)
-            (loss(forward(images[index]), labels[index]) / size).backward()
+            with torch.autocast("cuda", torch.bfloat16, enabled=bf16):
+                sum_of_losses = loss(forward(images[index]), labels[index])
+            (sum_of_losses / size).backward()
             optimizer.step()
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
@@ -63,14 +71,21 @@ def main():
     for size in (64, 256, 1024):
         for compiled in (False, True):
             name = "pytorch-compiled" if compiled else "pytorch"
-            try:
-                seconds = measure(size, compiled)
-            except Exception as error:  # torch.compile needs a C compiler and more
-                print(f"SKIPPED: {name}: {str(error).splitlines()[0]}")
-                continue
-            images = round(STEPS * size / seconds)
-            print(json.dumps({"bench": "gpu-train", "impl": name, "batch": size,
-                              "images_per_s": images}))
+            report(name, size, STEPS, cnn, (1, 28, 28), compiled=compiled)
+    for bf16 in (False, True):
+        name = "pytorch-bf16" if bf16 else "pytorch"
+        report(name, 256, 20, resnet18, (3, 64, 64), bf16=bf16)
+
+
+def report(name, size, steps, model, shape, **options):
+    try:
+        seconds = measure(model, shape, size, steps, **options)
+    except Exception as error:  # torch.compile needs a C compiler and more
+        print(f"SKIPPED: {name}: {str(error).splitlines()[0]}")
+        return
+    images = round(steps * size / seconds)
+    print(json.dumps({"bench": f"gpu-{model.__name__}", "impl": name, "batch": size,
+                      "images_per_s": images}), flush=True)
 
 
 if __name__ == "__main__":

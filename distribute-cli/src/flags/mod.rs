@@ -49,7 +49,12 @@ macro_rules! version {
 
 /// The version and the features that the program was built with; of those for GPUs each has the one
 /// before.
-pub(crate) const VERSION: &str = if cfg!(feature = "fusion") {
+pub(crate) const VERSION: &str = if cfg!(feature = "autotune") {
+    version!(
+        "nccl, cuda, fusion, autotune",
+        "nccl, cuda, fusion, autotune, otlp"
+    )
+} else if cfg!(feature = "fusion") {
     version!("nccl, cuda, fusion", "nccl, cuda, fusion, otlp")
 } else if cfg!(feature = "cuda") {
     version!("nccl, cuda", "nccl, cuda, otlp")

@@ -108,6 +108,7 @@ fn the_version_names_the_features() {
         (cfg!(feature = "nccl"), "nccl"),
         (cfg!(feature = "cuda"), "cuda"),
         (cfg!(feature = "fusion"), "fusion"),
+        (cfg!(feature = "autotune"), "autotune"),
         (cfg!(feature = "otlp"), "otlp"),
     ];
     let named = features.iter().filter(|(is_on, _)| *is_on);

@@ -9,7 +9,8 @@ use distribute_core::{
 };
 use distribute_cuda::{all_gpus, cuda};
 
-use crate::model::{difference, has_gpu};
+use crate::gpu::has_gpu;
+use crate::model::difference;
 use crate::odd_gradients::{Batch, Odd, batches, weights};
 
 const STEPS: usize = 30;

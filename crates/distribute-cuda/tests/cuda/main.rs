@@ -2,6 +2,7 @@
 //! check of `cargo xtask check` reads its types.
 
 mod failures;
+mod gpu;
 mod gradients;
 mod model;
 #[path = "../../../../distribute-core/tests/odd_gradients/mod.rs"]

@@ -9,7 +9,6 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use distribute_core::{
     Mirrored, PerReplica, ReduceOp, Result, Sgd, Strategy, StrategyExt, TrainState,
 };
-use distribute_cuda::cuda;
 
 #[derive(Module, Debug)]
 pub struct Cnn {
@@ -74,17 +73,6 @@ pub fn batch(step: usize, range: std::ops::Range<usize>, device: &Device) -> Bat
         Tensor::from_data(TensorData::new(pixels, [count, 1, 28, 28]), device),
         Tensor::from_data(TensorData::new(labels, [count]), device),
     )
-}
-
-/// Whether there is a GPU that burn can use; says why not.
-pub fn has_gpu() -> bool {
-    match cuda(0).check() {
-        Ok(()) => true,
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            false
-        }
-    }
 }
 
 /// A state with the same weights wherever it is: they are made on the CPU.

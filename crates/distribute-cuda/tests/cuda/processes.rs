@@ -8,7 +8,8 @@ use distribute_core::cluster::{Cluster, ClusterSpec, SimpleResolver};
 use distribute_core::{MirroredStrategy, MultiWorkerMirroredStrategy, Strategy};
 use distribute_cuda::cuda;
 
-use crate::model::{difference, has_gpu, state, train};
+use crate::gpu::has_gpu;
+use crate::model::{difference, state, train};
 use crate::odd_gradients::weights;
 
 const RANK: &str = "CUDA_TEST_RANK";

@@ -3,7 +3,8 @@
 use distribute_core::{MirroredStrategy, NcclAllReduce, OneDeviceStrategy, Strategy, TrainState};
 use distribute_cuda::{all_gpus, cuda};
 
-use crate::model::{Cnn, difference, has_gpu, state, train};
+use crate::gpu::has_gpu;
+use crate::model::{Cnn, difference, state, train};
 use crate::odd_gradients::weights;
 
 /// f32 kernels of tensor cores round to tf32, so results differ from the CPU's.
