@@ -91,16 +91,14 @@ fn in_canonical_order(world_size: usize, bytes: usize, cost: &LinkCost) -> Selec
 
 /// What [`Algorithm::Auto`] does in a group, in words.
 pub(crate) fn explain(order: Order, world_size: usize, topology: &Topology) -> String {
-    let mut steps: Vec<(usize, Algorithm)> = Vec::new();
-    for bytes in sizes() {
+    // A choice may change at nothing and at powers of two.
+    let sizes = std::iter::once(0).chain((3..32).map(|shift| 1_usize << shift));
+    let chosen = sizes.map(|bytes| {
         let selection = select(Algorithm::Auto, order, world_size, bytes.max(1), topology);
-        if steps
-            .last()
-            .is_none_or(|(_, last)| *last != selection.algorithm)
-        {
-            steps.push((bytes, selection.algorithm));
-        }
-    }
+        (bytes, selection.algorithm)
+    });
+    let mut steps: Vec<(usize, Algorithm)> = chosen.collect();
+    steps.dedup_by_key(|(_, algorithm)| *algorithm);
     let words: Vec<String> = steps
         .iter()
         .map(|(bytes, algorithm)| match bytes {
@@ -114,11 +112,6 @@ pub(crate) fn explain(order: Order, world_size: usize, topology: &Topology) -> S
         "assumed"
     };
     format!("{} ({source}: {})", words.join(", "), topology.cost)
-}
-
-/// The sizes at which a choice may change, in bytes: nothing, and powers of two.
-fn sizes() -> impl Iterator<Item = usize> {
-    std::iter::once(0).chain((3..32).map(|shift| 1_usize << shift))
 }
 
 fn size(bytes: usize) -> String {

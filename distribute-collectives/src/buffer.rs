@@ -132,49 +132,30 @@ pub enum Buffer<'a> {
 macro_rules! with_slice {
     ($buffer:expr, $slice:ident => $body:expr) => {
         match $buffer {
-            Buffer::F32($slice) => $body,
-            Buffer::F64($slice) => $body,
-            Buffer::F16($slice) => $body,
-            Buffer::BF16($slice) => $body,
-            Buffer::I32($slice) => $body,
-            Buffer::I64($slice) => $body,
-            Buffer::U8($slice) => $body,
+            $crate::Buffer::F32($slice) => $body,
+            $crate::Buffer::F64($slice) => $body,
+            $crate::Buffer::F16($slice) => $body,
+            $crate::Buffer::BF16($slice) => $body,
+            $crate::Buffer::I32($slice) => $body,
+            $crate::Buffer::I64($slice) => $body,
+            $crate::Buffer::U8($slice) => $body,
         }
     };
 }
+pub(crate) use with_slice;
 
 /// Runs `$body` with the type alias `$T` bound to the Rust type of a [`DType`].
 macro_rules! with_dtype {
     ($dtype:expr, $T:ident => $body:expr) => {
+        $crate::buffer::with_dtype!(@ $dtype, $T, $body, F32 f32, F64 f64, F16 ::half::f16,
+            BF16 ::half::bf16, I32 i32, I64 i64, U8 u8)
+    };
+    (@ $dtype:expr, $T:ident, $body:expr, $($variant:ident $type:ty),+) => {
         match $dtype {
-            $crate::DType::F32 => {
-                type $T = f32;
+            $($crate::DType::$variant => {
+                type $T = $type;
                 $body
-            }
-            $crate::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            $crate::DType::F16 => {
-                type $T = ::half::f16;
-                $body
-            }
-            $crate::DType::BF16 => {
-                type $T = ::half::bf16;
-                $body
-            }
-            $crate::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            $crate::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            $crate::DType::U8 => {
-                type $T = u8;
-                $body
-            }
+            })+
         }
     };
 }

@@ -42,19 +42,13 @@ enum Call {
     Broadcast(Option<usize>),
     /// To a root; without one to a rank that does not exist.
     Reduce(Option<usize>),
-    /// Of ranks with a term each, but three in the first or in the second one.
-    Terms(ReduceOp, ThreeTerms),
+    /// Of ranks with a term each, but three in this one.
+    Terms(ReduceOp, usize),
     Barrier,
     /// Passes a buffer, of integers or not and with so many elements more, from a rank to the next:
     /// the one that differs and the one below, or rank 0 and 1. A group that has no `send` and
     /// `recv` refuses all that is passed.
     Pass(bool, usize),
-}
-
-#[derive(Clone, Copy)]
-enum ThreeTerms {
-    InTheFirst,
-    InTheSecond,
 }
 
 /// One way in which ranks disagree; see [`cases`].
@@ -158,34 +152,32 @@ impl Case {
         let Err(error) = call.make(communicator, self.elements, from) else {
             return Err(self.outcome(rank, "a result"));
         };
-        let kept = match (&values, &error) {
-            (
-                Some(values),
-                CollectiveError::Mismatch {
-                    rank_a,
-                    rank_b,
-                    op,
-                    what,
-                    ..
-                },
-            ) => {
-                let named = values.iter().all(|value| what.contains(value));
+        let named = |text: &str| values.is_some_and(|all| all.iter().all(|it| text.contains(it)));
+        let kept = match &error {
+            CollectiveError::Mismatch {
+                rank_a,
+                rank_b,
+                op,
+                what,
+                ..
+            } => {
                 // It is named by the lower rank's call.
                 let kind = match *rank_a == odd {
                     true => self.odd.kind(),
                     false => self.usual.kind(),
                 };
                 let is_named = [*rank_a, *rank_b].contains(&odd);
-                rank_a < rank_b && is_named && *op == kind && named
+                rank_a < rank_b && is_named && *op == kind && named(what)
             }
             // A rank that has no part in what is passed may only hear of it.
-            (Some(values), CollectiveError::Aborted { rank: by, reason })
+            CollectiveError::Aborted { rank: by, reason }
                 if matches!(self.usual, Call::Pass(..)) && ![from, from + 1].contains(&rank) =>
             {
-                let is_of_the_two = [from, from + 1].contains(by);
-                is_of_the_two && values.iter().all(|value| reason.contains(value))
+                [from, from + 1].contains(by) && named(reason)
             }
-            (None, CollectiveError::InvalidArgument { op, .. }) => *op == self.usual.kind(),
+            CollectiveError::InvalidArgument { op, .. } => {
+                values.is_none() && *op == self.usual.kind()
+            }
             _ => false,
         };
         if !kept {
@@ -258,11 +250,9 @@ fn sum(communicator: &mut dyn Communicator) -> Result<()> {
     if ones == [communicator.world_size() as i32; 2] {
         return Ok(());
     }
-    Err(CollectiveError::InvalidArgument {
-        rank: communicator.rank(),
-        op: OperationKind::AllReduce,
-        what: format!("the sum of ones is {ones:?}"),
-    })
+    let (rank, op) = (communicator.rank(), OperationKind::AllReduce);
+    let what = format!("the sum of ones is {ones:?}");
+    Err(CollectiveError::InvalidArgument { rank, op, what })
 }
 
 impl Call {
@@ -312,12 +302,8 @@ impl Call {
                 let root = root.unwrap_or(beyond);
                 communicator.reduce(ReduceOp::Sum, root, &mut [own.into()])
             }
-            Call::Terms(op, three) => {
+            Call::Terms(op, at) => {
                 let rank = communicator.rank();
-                let at = match three {
-                    ThreeTerms::InTheFirst => 0,
-                    ThreeTerms::InTheSecond => 1,
-                };
                 let counts = (0..beyond).map(|rank| if rank == at { 3 } else { 1 });
                 let terms = Terms::new(counts)?;
                 let mut parts: Vec<_> = terms
@@ -373,9 +359,9 @@ const SHORT_FIRST: Call = Call::AllReduce(ReduceOp::Sum, &[1, 2], 0);
 const LONG_FIRST: Call = Call::AllReduce(ReduceOp::Sum, &[2, 1], 0);
 const MIN_OF_SHARES: Call = Call::ReduceScatter(ReduceOp::Min);
 const MEAN_OF_SHARES: Call = Call::ReduceScatter(ReduceOp::Mean);
-const IN_THE_FIRST: Call = Call::Terms(ReduceOp::Sum, ThreeTerms::InTheFirst);
-const IN_THE_SECOND: Call = Call::Terms(ReduceOp::Sum, ThreeTerms::InTheSecond);
-const MAX_OF_TERMS: Call = Call::Terms(ReduceOp::Max, ThreeTerms::InTheFirst);
+const IN_THE_FIRST: Call = Call::Terms(ReduceOp::Sum, 0);
+const IN_THE_SECOND: Call = Call::Terms(ReduceOp::Sum, 1);
+const MAX_OF_TERMS: Call = Call::Terms(ReduceOp::Max, 0);
 const FROM: [Call; 3] = [
     Call::Broadcast(Some(0)),
     Call::Broadcast(Some(1)),

@@ -76,12 +76,17 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// An error that ends the group from this operation on.
-    pub(crate) fn ended(error: CollectiveError, from_sequence: u64) -> Failure {
+    /// What ends the group from this operation on.
+    pub(crate) fn new(kind: FailureKind, from_sequence: u64) -> Failure {
         Failure {
-            kind: FailureKind::Ended(error),
+            kind,
             from_sequence,
         }
+    }
+
+    /// An error that ends the group from this operation on.
+    pub(crate) fn ended(error: CollectiveError, from_sequence: u64) -> Failure {
+        Failure::new(FailureKind::Ended(error), from_sequence)
     }
 
     /// A rank that ended the group on purpose.
@@ -122,10 +127,7 @@ impl Failures {
     /// Notes that a rank left after so many operations.
     pub(crate) fn goodbye(&mut self, rank: usize, completed: u64, reason: String) -> bool {
         self.departed.insert(rank);
-        self.record(Failure {
-            kind: FailureKind::Lost { rank, reason },
-            from_sequence: completed,
-        })
+        self.record(Failure::new(FailureKind::Lost { rank, reason }, completed))
     }
 
     /// What everybody is told: the first failure that is more than a rank that left.

@@ -118,21 +118,16 @@ struct Entry {
     header: OperationHeader,
     begin: Duration,
     end: Option<Duration>,
+    outcome: Outcome,
     error: Option<ErrorText>,
-    timed_out: bool,
 }
 
 struct Inner {
-    group: String,
-    generation: u64,
-    rank: usize,
-    world_size: usize,
+    /// The first line but for what is known when it is written: `written_us` and `lines`.
+    head: Head,
     started: Instant,
-    started_wall: SystemTime,
     /// A ring: operation `i` is at index `i % RECORDED_OPERATIONS`.
     entries: Box<[Option<Entry>]>,
-    /// Operations that have begun.
-    begun: u64,
 }
 
 /// Which operation [`FlightRecorder::end`] ends.
@@ -149,15 +144,23 @@ pub struct FlightRecorder(Arc<Mutex<Inner>>);
 impl FlightRecorder {
     /// An empty record of a rank.
     pub fn new(group: &str, generation: u64, rank: usize, world_size: usize) -> Self {
-        FlightRecorder(Arc::new(Mutex::new(Inner {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH);
+        let head = Head {
+            format: record::FORMAT.to_string(),
+            version: record::VERSION,
             group: group.to_string(),
             generation,
             rank,
             world_size,
+            started_unix_us: micros(since_epoch.unwrap_or_default()),
+            written_us: 0,
+            operations: 0,
+            lines: 0,
+        };
+        FlightRecorder(Arc::new(Mutex::new(Inner {
+            head,
             started: Instant::now(),
-            started_wall: SystemTime::now(),
             entries: vec![None; RECORDED_OPERATIONS].into_boxed_slice(),
-            begun: 0,
         })))
     }
 
@@ -169,15 +172,15 @@ impl FlightRecorder {
     /// Notes that an operation begins. Does not allocate.
     pub fn begin(&self, header: &OperationHeader) -> Ticket {
         let mut inner = self.lock();
-        let ticket = inner.begun;
-        inner.begun += 1;
+        let ticket = inner.head.operations;
+        inner.head.operations += 1;
         let begin = inner.started.elapsed();
         inner.entries[ticket as usize % RECORDED_OPERATIONS] = Some(Entry {
             header: *header,
             begin,
             end: None,
+            outcome: Outcome::Running,
             error: None,
-            timed_out: false,
         });
         Ticket(ticket)
     }
@@ -185,15 +188,19 @@ impl FlightRecorder {
     /// Notes how an operation ended. Does not allocate; long error texts are cut off.
     pub fn end<T>(&self, ticket: Ticket, result: &Result<T, CollectiveError>) {
         let mut inner = self.lock();
-        let overwritten = inner.begun - ticket.0 > RECORDED_OPERATIONS as u64;
+        let overwritten = inner.head.operations - ticket.0 > RECORDED_OPERATIONS as u64;
         let now = inner.started.elapsed();
         let entry = &mut inner.entries[ticket.0 as usize % RECORDED_OPERATIONS];
         if let Some(entry) = entry
             && !overwritten
         {
             entry.end = Some(now);
+            entry.outcome = match result {
+                Ok(_) => Outcome::Done,
+                Err(CollectiveError::Timeout { .. }) => Outcome::Timeout,
+                Err(_) => Outcome::Error,
+            };
             entry.error = result.as_ref().err().map(ErrorText::of);
-            entry.timed_out = matches!(result, Err(CollectiveError::Timeout { .. }));
         }
     }
 
@@ -210,25 +217,13 @@ impl FlightRecorder {
 
     fn snapshot(&self) -> (Head, Vec<Line>) {
         let inner = self.lock();
-        let kept = inner.begun.min(RECORDED_OPERATIONS as u64);
-        let since_epoch = inner.started_wall.duration_since(UNIX_EPOCH);
-        let head = Head {
-            format: record::FORMAT.to_string(),
-            version: record::VERSION,
-            group: inner.group.clone(),
-            generation: inner.generation,
-            rank: inner.rank,
-            world_size: inner.world_size,
-            started_unix_us: micros(since_epoch.unwrap_or_default()),
-            written_us: micros(inner.started.elapsed()),
-            operations: inner.begun,
-            lines: kept as usize,
-        };
+        let mut head = inner.head.clone();
+        let kept = head.operations.min(RECORDED_OPERATIONS as u64);
+        head.written_us = micros(inner.started.elapsed());
+        head.lines = kept as usize;
         let entry = |ticket: u64| inner.entries[ticket as usize % RECORDED_OPERATIONS].as_ref();
-        let lines = (inner.begun - kept..inner.begun)
-            .filter_map(entry)
-            .map(line);
-        (head, lines.collect())
+        let tickets = head.operations - kept..head.operations;
+        (head, tickets.filter_map(entry).map(line).collect())
     }
 }
 
@@ -236,8 +231,8 @@ impl fmt::Debug for FlightRecorder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = self.lock();
         f.debug_struct("FlightRecorder")
-            .field("rank", &inner.rank)
-            .field("begun", &inner.begun)
+            .field("rank", &inner.head.rank)
+            .field("begun", &inner.head.operations)
             .finish_non_exhaustive()
     }
 }
@@ -259,12 +254,7 @@ fn line(entry: &Entry) -> Line {
         layout: format!("{:016x}", header.layout),
         begin_us: micros(entry.begin),
         end_us: entry.end.map(micros),
-        outcome: match (entry.end, entry.error) {
-            (None, _) => Outcome::Running,
-            (Some(_), None) => Outcome::Done,
-            (Some(_), Some(_)) if entry.timed_out => Outcome::Timeout,
-            (Some(_), Some(_)) => Outcome::Error,
-        },
+        outcome: entry.outcome,
         error: entry.error.map(|error| error.as_str().to_string()),
     }
 }

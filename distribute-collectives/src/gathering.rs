@@ -15,11 +15,9 @@ pub(crate) fn check_input(rank: usize, dtype: DType, input: &[u8]) -> Result<()>
     if bytes.is_multiple_of(each) {
         return Ok(());
     }
-    Err(CollectiveError::InvalidArgument {
-        rank,
-        op: OperationKind::AllGather,
-        what: format!("the input has {bytes} bytes, but an element of {dtype} has {each}"),
-    })
+    let op = OperationKind::AllGather;
+    let what = format!("the input has {bytes} bytes, but an element of {dtype} has {each}");
+    Err(CollectiveError::InvalidArgument { rank, op, what })
 }
 
 /// Where the input of a rank lies among all inputs.

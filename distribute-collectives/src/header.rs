@@ -124,15 +124,12 @@ impl OperationHeader {
         for buffer in buffers {
             let dtype = *self.dtype.get_or_insert(buffer.dtype());
             if dtype != buffer.dtype() {
-                return Err(CollectiveError::InvalidArgument {
-                    rank,
-                    op: self.kind,
-                    what: format!(
-                        "the buffers of one call must have one type, found {dtype} and {}; \
-                         make one call per type",
-                        buffer.dtype()
-                    ),
-                });
+                let what = format!(
+                    "the buffers of one call must have one type, found {dtype} and {}; \
+                     make one call per type",
+                    buffer.dtype()
+                );
+                return Err(self.refused(rank, what));
             }
             self.count += buffer.len();
         }
@@ -323,6 +320,12 @@ impl OperationHeader {
         }
     }
 
+    /// The error when a rank cannot make this call.
+    pub(crate) fn refused(&self, rank: usize, what: String) -> CollectiveError {
+        let op = self.kind;
+        CollectiveError::InvalidArgument { rank, op, what }
+    }
+
     /// The error when two ranks differ; this is the header of the lower one.
     pub(crate) fn mismatch(&self, rank: usize, other: usize, what: String) -> CollectiveError {
         CollectiveError::Mismatch {
@@ -353,14 +356,11 @@ impl OperationHeader {
     /// # Errors
     /// [`CollectiveError::InvalidArgument`] of `rank`.
     pub fn check_root(&self, rank: usize, world_size: usize) -> Result<()> {
-        match self.root.filter(|root| *root >= world_size) {
-            None => Ok(()),
-            Some(root) => Err(CollectiveError::InvalidArgument {
-                rank,
-                op: self.kind,
-                what: format!("the root is rank {root}, but the group has {world_size} ranks"),
-            }),
-        }
+        let Some(root) = self.root.filter(|root| *root >= world_size) else {
+            return Ok(());
+        };
+        let what = format!("the root is rank {root}, but the group has {world_size} ranks");
+        Err(self.refused(rank, what))
     }
 }
 

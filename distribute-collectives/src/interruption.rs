@@ -1,5 +1,6 @@
 //! Ending waits from outside: what a program's handler of signals tells the library.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -37,13 +38,8 @@ struct State {
     raised: AtomicBool,
     /// Number of [`InterruptionHold`] values that live.
     held: AtomicUsize,
-    waits: Mutex<Waits>,
-}
-
-#[derive(Default)]
-struct Waits {
-    next: u64,
-    wakes: Vec<(u64, Wake)>,
+    /// What wakes those that wait, by their numbers.
+    wakes: Mutex<BTreeMap<u64, Wake>>,
 }
 
 /// Keeps an [`Interruption`] from ending waits for processes that live, until it is dropped.
@@ -58,9 +54,9 @@ pub struct InterruptionListener {
 }
 
 impl State {
-    fn waits(&self) -> MutexGuard<'_, Waits> {
+    fn wakes(&self) -> MutexGuard<'_, BTreeMap<u64, Wake>> {
         // No code of others runs under the lock.
-        unpoisoned(self.waits.lock())
+        unpoisoned(self.wakes.lock())
     }
 }
 
@@ -68,10 +64,7 @@ impl Interruption {
     /// Ends all waits, those that begin later included. Blocks only as long as waking them takes.
     pub fn raise(&self) {
         self.0.raised.store(true, Ordering::SeqCst);
-        let wakes: Vec<Wake> = {
-            let waits = self.0.waits();
-            waits.wakes.iter().map(|(_, wake)| wake.clone()).collect()
-        };
+        let wakes: Vec<Wake> = self.0.wakes().values().cloned().collect();
         wakes.iter().for_each(|wake| wake());
     }
 
@@ -98,10 +91,10 @@ impl Interruption {
     pub fn on_raise(&self, wake: impl Fn() + Send + Sync + 'static) -> InterruptionListener {
         let wake: Wake = Arc::new(wake);
         let number = {
-            let mut waits = self.0.waits();
-            let number = waits.next;
-            waits.next += 1;
-            waits.wakes.push((number, wake.clone()));
+            let mut wakes = self.0.wakes();
+            // Above all others that live: they are woken in the order in which they came.
+            let number = wakes.last_key_value().map_or(0, |(last, _)| last + 1);
+            wakes.insert(number, wake.clone());
             number
         };
         if self.is_raised() {
@@ -151,11 +144,7 @@ impl fmt::Debug for InterruptionHold {
 
 impl Drop for InterruptionListener {
     fn drop(&mut self) {
-        let number = self.number;
-        self.state
-            .waits()
-            .wakes
-            .retain(|(other, _)| *other != number);
+        self.state.wakes().remove(&self.number);
     }
 }
 
@@ -201,6 +190,6 @@ mod tests {
         let late = interruption.on_raise(count());
         assert_eq!(heard.load(Ordering::SeqCst), 2);
         drop((stays, late));
-        assert!(interruption.0.waits().wakes.is_empty());
+        assert!(interruption.0.wakes().is_empty());
     }
 }

@@ -166,15 +166,11 @@ impl<T: Transport> TransportCommunicator<T> {
                 break;
             }
         }
-        operate(
-            self,
-            |this| &mut this.transport,
-            &header,
-            |this| match header.dtype {
-                Some(dtype) => with_dtype!(dtype, E => this.run_typed::<E>(&header, own, buffers)),
-                None => Ok(()),
-            },
-        )
+        let run = |this: &mut Self| match header.dtype {
+            Some(dtype) => with_dtype!(dtype, E => this.run_typed::<E>(&header, own, buffers)),
+            None => Ok(()),
+        };
+        operate(self, |this| &mut this.transport, &header, run)
     }
 
     /// The part of an operation after all ranks have begun it; an all-reduce is one of the ranks
@@ -313,19 +309,15 @@ impl<T: Transport> Engine for TransportCommunicator<T> {
         input: &[u8],
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
-        operate(
-            self,
-            |this| &mut this.transport,
-            &header,
-            |this| {
-                let mut sizes = std::mem::take(&mut this.sizes);
-                let result = gather::exchange_sizes(&mut this.transport, input.len(), &mut sizes)
-                    .and_then(|()| gathering::memory(&mut this.transport, dtype, &sizes, output))
-                    .and_then(|output| this.gather_inputs(&header, input, output, &sizes));
-                this.sizes = sizes;
-                result
-            },
-        )
+        let run = |this: &mut Self| {
+            let mut sizes = std::mem::take(&mut this.sizes);
+            let result = gather::exchange_sizes(&mut this.transport, input.len(), &mut sizes)
+                .and_then(|()| gathering::memory(&mut this.transport, dtype, &sizes, output))
+                .and_then(|output| this.gather_inputs(&header, input, output, &sizes));
+            this.sizes = sizes;
+            result
+        };
+        operate(self, |this| &mut this.transport, &header, run)
     }
 
     fn transfer(

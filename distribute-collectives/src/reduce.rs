@@ -25,7 +25,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 pub use crate::buffer::{Accumulator, Arithmetic};
-use crate::buffer::{Buffer, Element, with_dtype};
+use crate::buffer::{Buffer, Element, with_slice};
 use crate::names::named_enum;
 use crate::tree;
 
@@ -45,6 +45,16 @@ named_enum! {
         Max => "max",
         /// The product.
         Prod => "prod",
+    }
+}
+
+impl ReduceOp {
+    /// What partial results are combined with: of a mean the last result is divided, no other one.
+    pub(crate) fn undivided(self) -> Self {
+        match self {
+            ReduceOp::Mean => ReduceOp::Sum,
+            other => other,
+        }
     }
 }
 
@@ -195,7 +205,7 @@ impl Arithmetic for bf16 {
 }
 
 /// Elements that are combined at a time; their copies stay in the first-level cache.
-pub(crate) const BLOCK: usize = 512;
+const BLOCK: usize = 512;
 
 /// Which side of a node of the [`tree`] comes to the other one. It shows in minima and maxima
 /// alone: in the sign of a zero and in which NaN it is.
@@ -225,7 +235,7 @@ pub fn combine<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[A]) {
 }
 
 fn combine_bytes<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[u8], side: Side) {
-    assert_same_length(acc, src);
+    assert_same_length(size_of_val(acc), src.len());
     match op {
         ReduceOp::Sum | ReduceOp::Mean => zip(acc, src, side, |a, b| a.sum(b).one_nan()),
         ReduceOp::Min => zip(acc, src, side, A::minimum),
@@ -234,12 +244,8 @@ fn combine_bytes<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[u8], side: 
     }
 }
 
-fn assert_same_length<T>(dst: &[T], src: &[u8]) {
-    assert_eq!(
-        size_of_val(dst),
-        src.len(),
-        "both sides of a reduction have one length"
-    );
+fn assert_same_length(dst: usize, src: usize) {
+    assert_eq!(dst, src, "both sides of a reduction have one length");
 }
 
 /// The last step of a reduction over `world_size` ranks: divides for [`ReduceOp::Mean`], does
@@ -255,11 +261,7 @@ pub fn finish<A: Accumulator>(op: ReduceOp, world_size: usize, acc: &mut [A]) {
 /// Divides every element of a buffer, as [`finish`] does for [`ReduceOp::Mean`]: the last step of a
 /// mean whose sum was made in several stages.
 pub fn divide(buffer: &mut Buffer<'_>, world_size: usize) {
-    with_dtype!(buffer.dtype(), T => {
-        if let Some(values) = T::slice_of_mut(buffer) {
-            divide_slice(values, world_size);
-        }
-    });
+    with_slice!(buffer, values => divide_slice(values, world_size));
 }
 
 fn divide_slice<T: Element>(values: &mut [T], world_size: usize) {
@@ -292,12 +294,7 @@ pub fn accumulate<T: Element>(op: ReduceOp, dst: &mut [T], src: &[T]) {
 /// [`accumulate`] with elements as they came, which need not be aligned and are the given side.
 pub(crate) fn accumulate_bytes<T: Element>(op: ReduceOp, dst: &mut [T], src: &[u8], side: Side) {
     // A world size of 1 divides by one: no change, and no second rounding.
-    let op = if op == ReduceOp::Mean {
-        ReduceOp::Sum
-    } else {
-        op
-    };
-    accumulate_last_bytes(op, 1, dst, src, side);
+    accumulate_last_bytes(op.undivided(), 1, dst, src, side);
 }
 
 /// The last [`accumulate`] of a reduction over `world_size` ranks: also divides for
@@ -318,7 +315,7 @@ pub(crate) fn accumulate_last_bytes<T: Element>(
     src: &[u8],
     side: Side,
 ) {
-    assert_same_length(dst, src);
+    assert_same_length(size_of_val(dst), src.len());
     if T::NATIVE {
         let dst = bytemuck::cast_slice_mut::<T, T::Acc>(dst);
         combine_bytes(op, dst, src, side);
@@ -350,11 +347,7 @@ pub(crate) fn accumulate_last_bytes<T: Element>(
 /// # Panics
 /// When the lengths differ.
 pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src: &[T]) {
-    assert_eq!(
-        acc.len(),
-        src.len(),
-        "both sides of a reduction have one length"
-    );
+    assert_same_length(acc.len(), src.len());
     if T::NATIVE {
         combine(op, acc, bytemuck::cast_slice(src));
         return;
@@ -385,24 +378,25 @@ pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src:
 /// # Panics
 /// When there is no input or the lengths differ.
 pub fn reduce_into<T: Element>(op: ReduceOp, inputs: &[&[T]], output: &mut [T]) {
+    reduce_inputs(op, inputs.len(), |rank| inputs[rank], output);
+}
+
+/// [`reduce_into`] where `input` has the inputs of so many ranks.
+pub(crate) fn reduce_inputs<'a, T: Element>(
+    op: ReduceOp,
+    ranks: usize,
+    input: impl Fn(usize) -> &'a [T],
+    output: &mut [T],
+) {
     for start in (0..output.len()).step_by(BLOCK) {
         let range = start..output.len().min(start + BLOCK);
-        let input = |rank: usize| &inputs[rank][range.clone()];
-        reduce_block(op, inputs.len(), &input, &mut output[range.clone()]);
+        let part = |rank: usize| &input(rank)[range.clone()];
+        node(op, ranks, 0..ranks, &part, &mut output[range.clone()]);
     }
 }
 
-/// Reduces at most [`BLOCK`] elements of all `ranks` in canonical order.
-pub(crate) fn reduce_block<'a, T: Element>(
-    op: ReduceOp,
-    ranks: usize,
-    input: &impl Fn(usize) -> &'a [T],
-    output: &mut [T],
-) {
-    node(op, ranks, 0..ranks, input, output);
-}
-
-/// Reduces the inputs of a subtree of the tree over `divisor` ranks; the whole tree also ends.
+/// Reduces at most [`BLOCK`] elements of the inputs of a subtree of the tree over `divisor` ranks;
+/// the whole tree also ends.
 fn node<'a, T: Element>(
     op: ReduceOp,
     divisor: usize,
@@ -416,11 +410,7 @@ fn node<'a, T: Element>(
     }
     let middle = ranks.start + tree::left_side(ranks.len());
     // Sums are divided at the root.
-    let inner = if op == ReduceOp::Mean {
-        ReduceOp::Sum
-    } else {
-        op
-    };
+    let inner = op.undivided();
     node(inner, 1, ranks.start..middle, input, output);
     if middle + 1 == ranks.end {
         return accumulate_last(op, divisor, output, input(middle));
@@ -446,9 +436,9 @@ pub fn reduce_all<T: Element>(op: ReduceOp, slices: &mut [&mut [T]]) {
     );
     match slices {
         [_] => {}
-        [a, b] if T::NATIVE => fused2(op, native(a), native(b)),
-        [a, b, c] if T::NATIVE => fused3(op, native(a), native(b), native(c)),
-        [a, b, c, d] if T::NATIVE => fused4(op, native(a), native(b), native(c), native(d)),
+        [a, b] if T::NATIVE => fused(op, [native(a), native(b)]),
+        [a, b, c] if T::NATIVE => fused(op, [native(a), native(b), native(c)]),
+        [a, b, c, d] if T::NATIVE => fused(op, [native(a), native(b), native(c), native(d)]),
         _ => {
             let all = 0..slices.len();
             reduce_ranks(op, all.clone(), all, len, slices);
@@ -506,68 +496,44 @@ fn zero<A: bytemuck::Pod>() -> A {
     bytemuck::Zeroable::zeroed()
 }
 
-/// Calls a generic function with the closure of the reduction, so that each gets its own loop.
-macro_rules! with_op {
-    ($op:expr, $A:ident, $world_size:literal, |$f:ident, $g:ident| $body:expr) => {{
-        fn id<A>(value: A) -> A {
-            value
-        }
-        match $op {
-            ReduceOp::Sum => {
-                let ($f, $g) = ($A::sum, $A::one_nan);
-                $body
-            }
-            ReduceOp::Mean => {
-                let ($f, $g) = ($A::sum, |sum: $A| sum.one_nan().divide($world_size));
-                $body
-            }
-            ReduceOp::Min => {
-                let ($f, $g) = ($A::minimum, id);
-                $body
-            }
-            ReduceOp::Max => {
-                let ($f, $g) = ($A::maximum, id);
-                $body
-            }
-            ReduceOp::Prod => {
-                let ($f, $g) = ($A::product, $A::one_nan);
-                $body
-            }
-        }
-    }};
+/// Two to four slices, in one pass: every one gets the result.
+fn fused<A: Accumulator, const N: usize>(op: ReduceOp, slices: [&mut [A]; N]) {
+    match op {
+        ReduceOp::Sum => fold(slices, A::sum, A::one_nan),
+        ReduceOp::Mean => fold(slices, A::sum, |sum| sum.one_nan().divide(N)),
+        ReduceOp::Min => fold(slices, A::minimum, |value| value),
+        ReduceOp::Max => fold(slices, A::maximum, |value| value),
+        ReduceOp::Prod => fold(slices, A::product, A::one_nan),
+    }
 }
 
-fn fused2<A: Accumulator>(op: ReduceOp, a: &mut [A], b: &mut [A]) {
-    with_op!(op, A, 2, |f, g| {
-        for (a, b) in a.iter_mut().zip(b) {
-            let value = g(f(*a, *b));
-            *a = value;
-            *b = value;
+/// The loop of [`fused`], one for each reduction and number of slices. All are cut to one length
+/// before it, so that no index in it is checked.
+#[inline(always)]
+fn fold<A: Accumulator, const N: usize>(
+    slices: [&mut [A]; N],
+    combine: impl Fn(A, A) -> A,
+    finish: impl Fn(A) -> A,
+) {
+    let len = slices[0].len();
+    let slices = slices.map(|slice| &mut slice[..len]);
+    for index in 0..len {
+        let pair = |first: usize| combine(slices[first][index], slices[first + 1][index]);
+        let result = finish(match N {
+            2 => pair(0),
+            3 => combine(pair(0), slices[2][index]),
+            _ => combine(pair(0), pair(2)),
+        });
+        // Constant indices, so that the array becomes registers.
+        slices[0][index] = result;
+        slices[1][index] = result;
+        if N > 2 {
+            slices[2][index] = result;
         }
-    });
-}
-
-fn fused3<A: Accumulator>(op: ReduceOp, a: &mut [A], b: &mut [A], c: &mut [A]) {
-    with_op!(op, A, 3, |f, g| {
-        for ((a, b), c) in a.iter_mut().zip(b).zip(c) {
-            let value = g(f(f(*a, *b), *c));
-            *a = value;
-            *b = value;
-            *c = value;
+        if N > 3 {
+            slices[3][index] = result;
         }
-    });
-}
-
-fn fused4<A: Accumulator>(op: ReduceOp, a: &mut [A], b: &mut [A], c: &mut [A], d: &mut [A]) {
-    with_op!(op, A, 4, |f, g| {
-        for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
-            let value = g(f(f(*a, *b), f(*c, *d)));
-            *a = value;
-            *b = value;
-            *c = value;
-            *d = value;
-        }
-    });
+    }
 }
 
 #[cfg(test)]

@@ -42,9 +42,8 @@ impl Report {
 
 #[derive(Default)]
 struct Inner {
-    running: Option<OperationHeader>,
-    /// Since when.
-    begun: Option<Instant>,
+    /// The operation that this rank is in, and since when.
+    running: Option<(OperationHeader, Instant)>,
     /// Number of collective operations that this rank has completed.
     completed: u64,
     failures: Failures,
@@ -91,16 +90,14 @@ impl GroupStatus {
 
     /// Notes the operation that this rank has begun.
     pub(crate) fn begin(&self, header: &OperationHeader) {
-        let mut inner = self.lock();
-        inner.running = Some(*header);
-        inner.begun = Some(Instant::now());
+        self.lock().running = Some((*header, Instant::now()));
     }
 
     /// Notes that this rank has left the operation it had begun. It counts as completed unless a
     /// failure that concerns it was noted before.
     pub(crate) fn end(&self) {
         let mut inner = self.lock();
-        let Some(header) = inner.running.take() else {
+        let Some((header, _)) = inner.running.take() else {
             return;
         };
         if !header.kind.is_point_to_point() && inner.failures.verdict(&header, None).is_none() {
@@ -149,13 +146,12 @@ impl GroupStatus {
 
     /// The operation that this rank is in.
     pub(crate) fn running(&self) -> Option<OperationHeader> {
-        self.lock().running
+        self.running_since().map(|(header, _)| header)
     }
 
     /// The operation that this rank is in, and since when.
     pub(crate) fn running_since(&self) -> Option<(OperationHeader, Instant)> {
-        let inner = self.lock();
-        inner.running.zip(inner.begun)
+        self.lock().running
     }
 
     /// Whether a rank has begun this operation, as it has said since then; `None` if it has said

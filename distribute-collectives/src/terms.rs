@@ -174,10 +174,8 @@ impl Terms {
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
         let (rank, world_size) = (communicator.rank(), communicator.world_size());
-        let refused = |what: String| {
-            let op = OperationKind::AllReduce;
-            Err(CollectiveError::InvalidArgument { rank, op, what })
-        };
+        let own = OperationHeader::new(OperationKind::AllReduce, 0, 0).with_op(op);
+        let refused = |what: String| Err(own.refused(rank, what));
         if self.world_size() != world_size {
             return refused(format!(
                 "terms of {} ranks in a group of {world_size}",
@@ -186,7 +184,6 @@ impl Terms {
         }
         let parts = self.starts[rank].len();
         let each = buffers.len() / parts;
-        let own = OperationHeader::new(OperationKind::AllReduce, 0, 0).with_op(op);
         let header = own.with_buffers(rank, &buffers[..each])?;
         let mut lists = buffers.chunks(each.max(1));
         if each * parts != buffers.len()
@@ -197,10 +194,7 @@ impl Terms {
                 buffers.len()
             ));
         }
-        let inner = match op {
-            ReduceOp::Mean => ReduceOp::Sum,
-            other => other,
-        };
+        let inner = op.undivided();
         if self.is_tree_of_ranks {
             communicator.all_reduce(inner, buffers)?;
         } else {
@@ -248,11 +242,8 @@ fn compare<C: Communicator + ?Sized>(
     let of_calls = read(0).zip(read(other));
     let what = of_calls.and_then(|(first, other)| first.first_difference(&other));
     let what = what.unwrap_or_else(|| "the numbers of terms of the ranks differ".to_string());
-    Err(CollectiveError::InvalidArgument {
-        rank,
-        op: OperationKind::AllReduce,
-        what: format!("rank 0 and rank {other} make different calls: {what}"),
-    })
+    let what = format!("rank 0 and rank {other} make different calls: {what}");
+    Err(header.refused(rank, what))
 }
 
 /// One operation of one rank.

@@ -123,29 +123,28 @@ pub(crate) fn pairs<'a>(
     terms: usize,
     starts: &'a [usize],
 ) -> impl Iterator<Item = (usize, usize)> + 'a {
-    let levels = (0..usize::BITS).map(|level| 1_usize << level);
-    levels
-        .take_while(move |size| *size < terms)
-        .flat_map(move |size| {
-            starts.iter().enumerate().filter_map(move |(from, start)| {
-                // A right side begins at an odd multiple of its size.
-                let is_right = start.is_multiple_of(size) && !(start / size).is_multiple_of(2);
-                let into = starts.binary_search(&start.wrapping_sub(size));
-                into.ok().filter(|_| is_right).map(|into| (into, from))
-            })
+    left_sides(terms).flat_map(move |size| {
+        starts.iter().enumerate().filter_map(move |(from, start)| {
+            // A right side begins at an odd multiple of its size.
+            let is_right = start.is_multiple_of(size) && !(start / size).is_multiple_of(2);
+            let into = starts.binary_search(&start.wrapping_sub(size));
+            into.ok().filter(|_| is_right).map(|into| (into, from))
         })
+    })
 }
 
 /// As [`pairs`], where every term is there by itself. Does not allocate.
 pub(crate) fn pairs_of_terms(terms: usize) -> impl Iterator<Item = (usize, usize)> {
-    let levels = (0..usize::BITS).map(|level| 1_usize << level);
-    levels
-        .take_while(move |size| *size < terms)
-        .flat_map(move |size| {
-            (0..terms - size)
-                .step_by(2 * size)
-                .map(move |into| (into, into + size))
-        })
+    left_sides(terms).flat_map(move |size| {
+        let left = (0..terms - size).step_by(2 * size);
+        left.map(move |into| (into, into + size))
+    })
+}
+
+/// The sizes that a left side can have, from the leaves on.
+fn left_sides(terms: usize) -> impl Iterator<Item = usize> {
+    let sizes = (0..usize::BITS).map(|level| 1_usize << level);
+    sizes.take_while(move |size| *size < terms)
 }
 
 #[cfg(test)]

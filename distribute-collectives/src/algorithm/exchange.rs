@@ -97,13 +97,8 @@ impl Exchange<'_, '_> {
 
     /// Receives elements in place of those of the range.
     pub(crate) fn receive<T: Element>(&mut self, from: usize, range: Range<usize>) -> Result<()> {
-        if range.is_empty() {
-            return Ok(());
-        }
-        let (from, bytes) = (self.in_group(from), range.len() * self.element_bytes::<T>());
-        let (wire, buffers) = (self.wire, &mut *self.buffers);
-        self.transport.receive_with(from, bytes, &mut |frame| {
-            unpack::<T>(wire, buffers, range.clone(), frame);
+        self.receive_each::<T>(from, range, |piece, values| {
+            bytemuck::cast_slice_mut(piece).copy_from_slice(values);
         })
     }
 
@@ -115,14 +110,11 @@ impl Exchange<'_, '_> {
         range: Range<usize>,
         last: bool,
     ) -> Result<()> {
-        let Rules { op, divisor, wire } = self.rules();
-        self.receive_each::<T>(from, range, |piece, values| {
-            if last {
-                reduce::accumulate_last_bytes(op, divisor, piece, values, Side::Right);
-                round(wire, piece);
-            } else {
-                reduce::accumulate_bytes(op, piece, values, Side::Right);
-            }
+        let rules = self.rules();
+        self.receive_each::<T>(from, range, |piece, values| match last {
+            true => rules.take(Step::End, Side::Right, piece, values),
+            // What is passed on is rounded when it is sent.
+            false => reduce::accumulate_bytes(rules.op, piece, values, Side::Right),
         })
     }
 
@@ -179,7 +171,7 @@ impl Exchange<'_, '_> {
 
     /// Puts the own elements of a segment into the scratch accumulator.
     pub(crate) fn load<T: Element>(&mut self, range: Range<usize>) {
-        let acc = accumulator::<T>(self.scratch, range.len());
+        let acc = in_words::<T::Acc>(self.scratch, range.len());
         pieces::for_each::<T>(self.buffers, range, |offset, piece| {
             T::widen(piece, &mut acc[offset..offset + piece.len()]);
         });
@@ -187,7 +179,7 @@ impl Exchange<'_, '_> {
 
     /// Combines the scratch accumulator with the own elements of a segment, in this order.
     pub(crate) fn add_own<T: Element>(&mut self, range: Range<usize>) {
-        let acc = accumulator::<T>(self.scratch, range.len());
+        let acc = in_words::<T::Acc>(self.scratch, range.len());
         let op = self.op;
         pieces::for_each::<T>(self.buffers, range, |offset, piece| {
             reduce::accumulate_wide(op, &mut acc[offset..offset + piece.len()], piece);
@@ -197,7 +189,7 @@ impl Exchange<'_, '_> {
     /// Ends the reduction of a segment: divides, rounds and writes the scratch accumulator into
     /// the vector.
     pub(crate) fn store<T: Element>(&mut self, range: Range<usize>) {
-        let acc = accumulator::<T>(self.scratch, range.len());
+        let acc = in_words::<T::Acc>(self.scratch, range.len());
         reduce::finish(self.op, self.divisor, acc);
         let wire = self.wire;
         pieces::for_each_mut::<T>(self.buffers, range, |offset, piece| {
@@ -257,7 +249,8 @@ impl Exchange<'_, '_> {
                     self.take_left::<T>(&own, below + 1, Side::Right, step);
                 } else {
                     let rules = self.rules();
-                    let (below, top) = self.top_two::<T>(left, len);
+                    let top_two = &mut in_words::<T>(self.scratch, left * len)[below * len..];
+                    let (below, top) = top_two.split_at_mut(len);
                     rules.take(step, Side::Right, below, bytemuck::cast_slice(top));
                 }
                 left -= 1;
@@ -272,11 +265,6 @@ impl Exchange<'_, '_> {
             divisor: self.divisor,
             wire: self.wire,
         }
-    }
-
-    /// The last two of the results that are left, of `len` elements each.
-    fn top_two<T: Element>(&mut self, left: usize, len: usize) -> (&mut [T], &mut [T]) {
-        in_words::<T>(self.scratch, left * len)[(left - 2) * len..].split_at_mut(len)
     }
 
     /// Combines the own elements of a range with the result of this number of those that are left.
@@ -324,7 +312,7 @@ impl Exchange<'_, '_> {
     pub(crate) fn send_partial<T: Element>(&mut self, to: usize, len: usize) -> Result<()> {
         let wire = self.wire;
         let to = self.in_group(to);
-        let acc = accumulator::<T>(self.scratch, len);
+        let acc = in_words::<T::Acc>(self.scratch, len);
         if wire.is_none() {
             return self.transport.send_bytes(to, bytemuck::cast_slice(acc));
         }
@@ -336,7 +324,7 @@ impl Exchange<'_, '_> {
     /// Receives what [`send_partial`](Self::send_partial) sends.
     pub(crate) fn receive_partial<T: Element>(&mut self, from: usize, len: usize) -> Result<()> {
         let (wire, from) = (self.wire, self.in_group(from));
-        let acc = accumulator::<T>(self.scratch, len);
+        let acc = in_words::<T::Acc>(self.scratch, len);
         let bytes = len * element_bytes::<T::Acc>(wire);
         self.transport.receive_with(from, bytes, &mut |frame| {
             take(wire, frame, acc);
@@ -387,15 +375,11 @@ fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
 
 /// Reads elements from a frame.
 fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
-    match wire {
-        Some(wire) => {
-            let to: &mut [f32] = bytemuck::cast_slice_mut(to);
-            compression::expand(wire, frame, |start, values| {
-                to[start..start + values.len()].copy_from_slice(values);
-            });
-        }
-        None => bytemuck::cast_slice_mut(to).copy_from_slice(frame),
-    }
+    let expected = to.len() * element_bytes::<T>(wire);
+    assert_eq!(frame.len(), expected, "a frame has its elements");
+    for_received(wire, frame, |start, values| {
+        bytemuck::cast_slice_mut(part_of(to, start, values)).copy_from_slice(values);
+    });
 }
 
 /// Calls `f` with elements of a frame, as bytes that need not be aligned, and the index of the
@@ -451,9 +435,4 @@ impl Rules {
         }
         round(self.wire, result);
     }
-}
-
-/// The first `len` accumulators of the scratch memory, which grows when it is too small.
-fn accumulator<T: Element>(scratch: &mut Vec<u64>, len: usize) -> &mut [T::Acc] {
-    in_words(scratch, len)
 }

@@ -27,10 +27,8 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
     let extra = size - power;
     let paired = rank < 2 * extra;
     if paired && rank.is_multiple_of(2) {
-        exchange.swap::<T>(rank + 1, vector.clone(), 0..0, |_, _, _| Ok(()))?;
-        return exchange.swap::<T>(rank + 1, 0..0, vector, |exchange, peer, range| {
-            exchange.receive::<T>(peer, range)
-        });
+        exchange.swap::<T>(rank + 1, vector.clone(), 0..0, Exchange::receive::<T>)?;
+        return exchange.swap::<T>(rank + 1, 0..0, vector, Exchange::receive::<T>);
     }
     if paired {
         exchange.swap::<T>(rank - 1, 0..0, vector.clone(), |exchange, peer, range| {
@@ -47,7 +45,7 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
     };
     halve_and_double::<T>(exchange, number, power, rank_of)?;
     if paired {
-        exchange.swap::<T>(rank - 1, vector, 0..0, |_, _, _| Ok(()))?;
+        exchange.swap::<T>(rank - 1, vector, 0..0, Exchange::receive::<T>)?;
     }
     Ok(())
 }
@@ -69,33 +67,27 @@ fn halve_and_double<T: Element>(
     power: usize,
     rank_of: impl Fn(usize) -> usize,
 ) -> Result<()> {
+    let levels = power.ilog2();
     let mut window = 0..exchange.len;
-    let mut distance = power / 2;
-    while distance > 0 {
+    for level in (0..levels).rev() {
+        let distance = 1_usize << level;
         let (kept, given) = halves(window, number, distance);
-        let last = distance == 1;
         let peer = rank_of(number ^ distance);
         exchange.swap::<T>(peer, given, kept.clone(), |exchange, peer, range| {
-            exchange.receive_reduce::<T>(peer, range, last)
+            exchange.receive_reduce::<T>(peer, range, level == 0)
         })?;
         window = kept;
-        distance /= 2;
     }
-    distance = 1;
-    while distance < power {
+    for level in 0..levels {
+        let distance = 1_usize << level;
         // The window before the halving at this distance, found again from the start.
         let mut window = 0..exchange.len;
-        let mut earlier = power / 2;
-        while earlier > distance {
-            window = halves(window, number, earlier).0;
-            earlier /= 2;
+        for earlier in (level + 1..levels).rev() {
+            window = halves(window, number, 1 << earlier).0;
         }
         let (kept, given) = halves(window, number, distance);
         let peer = rank_of(number ^ distance);
-        exchange.swap::<T>(peer, kept, given, |exchange, peer, range| {
-            exchange.receive::<T>(peer, range)
-        })?;
-        distance *= 2;
+        exchange.swap::<T>(peer, kept, given, Exchange::receive::<T>)?;
     }
     Ok(())
 }

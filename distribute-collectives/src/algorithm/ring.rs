@@ -25,19 +25,10 @@ use crate::buffer::Element;
 use crate::communicator::chunk_range;
 use crate::error::Result;
 
-/// The steps of one call.
-#[derive(Clone, Copy, PartialEq)]
-enum Phases {
-    Both,
-    Gather,
-}
-
 /// All-reduce.
 pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<()> {
     let (len, size) = (exchange.len, exchange.size);
-    run::<T>(exchange, Phases::Both, &|chunk| {
-        chunk_range(len, size, chunk)
-    })
+    run::<T>(exchange, size - 1, &|chunk| chunk_range(len, size, chunk))
 }
 
 /// Gives every rank all chunks; rank `r` has chunk `r`, at `chunk(r)` of the vector.
@@ -45,12 +36,13 @@ pub(crate) fn all_gather<T: Element>(
     exchange: &mut Exchange<'_, '_>,
     chunk: &dyn Fn(usize) -> Range<usize>,
 ) -> Result<()> {
-    run::<T>(exchange, Phases::Gather, chunk)
+    run::<T>(exchange, 0, chunk)
 }
 
+/// `reducing` is the number of steps of the first phase, if there is one.
 fn run<T: Element>(
     exchange: &mut Exchange<'_, '_>,
-    phases: Phases,
+    reducing: usize,
     chunk: &dyn Fn(usize) -> Range<usize>,
 ) -> Result<()> {
     let (rank, size) = (exchange.rank(), exchange.size);
@@ -69,29 +61,26 @@ fn run<T: Element>(
     let segment = exchange.segment.min(longest.div_ceil(fewest));
     let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
     // `back` steps before this rank, modulo the number of chunks; no step goes back further than
-    // `size`.
-    let before = |back: usize| (rank + size - back) % size;
-    let reducing = if phases == Phases::Both { size - 1 } else { 0 };
+    // twice `size`. Every step is one chunk further back than the one before, the first of the
+    // second phase too. Without a first phase this rank's chunk is where it begins.
+    let before = |back: usize| (rank + 2 * size - back) % size;
+    let first = usize::from(reducing > 0);
     let items = (reducing + size - 1) * segments;
     let in_flight = exchange.transport.segments_in_flight();
     let ahead = in_flight.min(segments).saturating_sub(1);
     for item in 0..items + ahead {
         if item < items {
             let (step, index) = (item / segments, item % segments);
-            let sent = if step < reducing {
-                before(step + 1)
-            } else {
-                before(step - reducing)
-            };
-            exchange.send::<T>(next, segment_of(&chunk(sent), segment, index))?;
+            let sent = chunk(before(first + step));
+            exchange.send::<T>(next, segment_of(&sent, segment, index))?;
         }
         if item >= ahead {
             let (step, index) = ((item - ahead) / segments, (item - ahead) % segments);
+            let received = chunk(before(first + step + 1));
+            let range = segment_of(&received, segment, index);
             if step < reducing {
-                let range = segment_of(&chunk(before(step + 2)), segment, index);
                 exchange.receive_reduce::<T>(previous, range, step + 1 == reducing)?;
             } else {
-                let range = segment_of(&chunk(before(step - reducing + 1)), segment, index);
                 exchange.receive::<T>(previous, range)?;
             }
         }

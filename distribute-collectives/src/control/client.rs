@@ -54,19 +54,16 @@ impl Service<Uri> for SingleConnection {
     }
 }
 
-/// A stream that has become a link.
-struct JoinedStream {
-    id: u64,
-    inbound: Streaming<Envelope>,
-}
+/// The number of a link, and the stream that has become it.
+type JoinedStream = (u64, Streaming<Envelope>);
 
 /// Keeps a stream to a lower rank until the group has formed and beyond.
 pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
     let mut pause = PAUSE_MIN;
     while shared.state().phase == Phase::Joining {
         match try_join(&shared, rank).await {
-            Ok(joined) => {
-                read_messages(&shared, rank, joined.id, joined.inbound).await;
+            Ok((id, inbound)) => {
+                read_messages(&shared, rank, id, inbound).await;
                 pause = PAUSE_MIN;
             }
             Err(HandshakeFailure::Later(_, reason)) => shared.record_missing(rank, reason),
@@ -154,15 +151,12 @@ fn why_ended(status: &Status) -> String {
 async fn try_join(shared: &Membership, rank: usize) -> Result<JoinedStream, HandshakeFailure> {
     let address = &shared.addresses[rank];
     let opening = Connection::open(address, shared.tls.as_ref());
-    let connection = match tokio::time::timeout(STEP_TIMEOUT, opening).await {
-        Err(_) => {
-            return Err(HandshakeFailure::later(
-                "no answer to the attempt to connect",
-            ));
-        }
-        Ok(Err((reason, true))) => return Err(HandshakeFailure::Unproven(reason)),
-        Ok(Err((reason, false))) => return Err(HandshakeFailure::later(reason)),
-        Ok(Ok(connection)) => connection,
+    let opened = tokio::time::timeout(STEP_TIMEOUT, opening).await;
+    let late = |_| Err(("no answer to the attempt to connect".to_string(), false));
+    let connection = match opened.unwrap_or_else(late) {
+        Err((reason, true)) => return Err(HandshakeFailure::Unproven(reason)),
+        Err((reason, false)) => return Err(HandshakeFailure::later(reason)),
+        Ok(connection) => connection,
     };
     let guard = connection.guard();
     let result = open_stream(shared, rank, connection, &guard).await;
@@ -188,14 +182,12 @@ async fn open_stream(
     // The queue is new: there is room.
     let _ = sender.try_send(Ok(handshake::text(first)));
     let outbound = ReceiverStream::new(receiver).map_while(Result::ok);
-    let called = tokio::time::timeout(STEP_TIMEOUT, call_join(channel, outbound)).await;
-    let mut inbound = called
-        .map_err(|_| HandshakeFailure::later("it is connected but does not answer"))?
-        .map_err(|status| handshake::rejected(&status))?;
+    let called = handshake::in_time(call_join(channel, outbound)).await?;
+    let mut inbound = called.map_err(|status| handshake::rejected(&status))?;
     let (peer, announcement) =
         handshake::authenticate_as_client(&own, dialer, guard, &sender, &mut inbound).await?;
     let id = handshake::register(shared, &peer, Some(announcement), ip, sender)?;
-    Ok(JoinedStream { id, inbound })
+    Ok((id, inbound))
 }
 
 /// Calls the only method of `control.proto`.
@@ -218,14 +210,11 @@ async fn channel(address: &str, connection: Connection) -> Result<Channel, Hands
         .map_err(|error| HandshakeFailure::later(format!("the address cannot be used: {error}")))?
         .http2_max_header_list_size(8 << 10);
     let connecting = endpoint.connect_with_connector(SingleConnection(Some(connection)));
-    match tokio::time::timeout(STEP_TIMEOUT, connecting).await {
-        Err(_) => Err(HandshakeFailure::later(
-            "it is connected but does not answer",
-        )),
-        Ok(Err(error)) => Err(HandshakeFailure::later(format!(
+    let connected = handshake::in_time(connecting).await?;
+    connected.map_err(|error| {
+        HandshakeFailure::later(format!(
             "what answers there is no rank, or one that uses TLS while this one does not: give \
              both a certificate, or none ({error})"
-        ))),
-        Ok(Ok(channel)) => Ok(channel),
-    }
+        ))
+    })
 }

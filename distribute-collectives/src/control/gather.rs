@@ -20,13 +20,10 @@ impl Membership {
     pub(super) fn take_part(&self, rank: usize, part: Gather) {
         let mut state = self.state();
         let expected = state.next_gather.saturating_sub(1)..=state.next_gather;
-        let world_size = self.world_size();
         if part.value.len() > VALUE_MAX_BYTES || !expected.contains(&part.number) {
             return;
         }
-        let parts = state.gathers.entry(part.number);
-        let parts = parts.or_insert_with(|| vec![None; world_size]);
-        parts[rank] = Some(part.value);
+        state.parts(part.number)[rank] = Some(part.value);
         self.gathered.notify_all();
     }
 
@@ -48,17 +45,13 @@ impl Membership {
             return Err(failure.kind.into_error(&header));
         }
         state.next_gather += 1;
-        let world_size = self.world_size();
-        let parts = state.gathers.entry(number);
-        parts.or_insert_with(|| vec![None; world_size])[self.rank] = Some(value.to_vec());
-        for link in state.open_links() {
-            link.send(Message::Gather(Gather {
-                number,
-                value: value.to_vec(),
-            }));
-        }
+        let value = value.to_vec();
+        state.parts(number)[self.rank] = Some(value.clone());
+        state.send_to_all(&Message::Gather(Gather { number, value }));
         loop {
-            let missing = missing(&state, number);
+            let parts = state.parts(number).iter().enumerate();
+            let missing = parts.filter(|(_, part)| part.is_none());
+            let missing: Vec<usize> = missing.map(|(rank, _)| rank).collect();
             if missing.is_empty() {
                 let parts = state.gathers.remove(&number).unwrap_or_default();
                 return Ok(parts.into_iter().flatten().collect());
@@ -100,18 +93,8 @@ impl Membership {
     }
 }
 
-/// The ranks whose part of a gathering is missing.
-fn missing(state: &State, number: u64) -> Vec<usize> {
-    let parts = state.gathers.get(&number);
-    let parts = parts.map_or(&[][..], Vec::as_slice).iter().enumerate();
-    parts
-        .filter(|(_, part)| part.is_none())
-        .map(|(rank, _)| rank)
-        .collect()
-}
-
 /// Whether nothing more can come from a rank.
 fn is_gone(state: &State, rank: usize) -> bool {
-    let link = state.links.get(rank).and_then(Option::as_ref);
+    let link = state.links[rank].as_ref();
     link.is_none_or(|link| link.left || !link.open)
 }

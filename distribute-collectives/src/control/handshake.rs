@@ -22,14 +22,9 @@ pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 /// Why a handshake did not succeed.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum HandshakeFailure {
-    /// The peer cannot be a member of this group as both are configured.
-    Refused(Code, String),
-    /// The peer has proven itself, and was given other options.
-    OtherOptions {
-        reason: String,
-        /// The names of those that differ.
-        names: Vec<String>,
-    },
+    /// The peer cannot be a member of this group as both are configured. With the names of the
+    /// options that differ, if it has proven itself and that is the reason.
+    Refused(Code, String, Vec<String>),
     /// The peer did not prove who it is.
     Unproven(String),
     /// Not now, but perhaps later.
@@ -41,13 +36,15 @@ impl HandshakeFailure {
         HandshakeFailure::Later(Code::Unavailable, reason.into())
     }
 
+    fn refused(code: Code, reason: String) -> HandshakeFailure {
+        HandshakeFailure::Refused(code, reason, Vec::new())
+    }
+
     /// What the others are told of it; the peer is at `address`.
     pub(super) fn refusal(self, address: String) -> Refusal {
         let (reason, options) = match self {
-            HandshakeFailure::OtherOptions { reason, names } => (reason, names),
-            HandshakeFailure::Refused(_, reason)
-            | HandshakeFailure::Unproven(reason)
-            | HandshakeFailure::Later(_, reason) => (reason, Vec::new()),
+            Self::Refused(_, reason, options) => (reason, options),
+            Self::Unproven(reason) | Self::Later(_, reason) => (reason, Vec::new()),
         };
         Refusal {
             address,
@@ -60,11 +57,8 @@ impl HandshakeFailure {
     /// reader is that peer.
     pub(super) fn status(&self, rank: usize) -> Status {
         let (code, reason) = match self {
-            HandshakeFailure::Refused(code, reason) | HandshakeFailure::Later(code, reason) => {
-                (*code, reason)
-            }
-            HandshakeFailure::OtherOptions { reason, .. } => (Code::InvalidArgument, reason),
-            HandshakeFailure::Unproven(reason) => (Code::Unauthenticated, reason),
+            Self::Refused(code, reason, _) | Self::Later(code, reason) => (*code, reason),
+            Self::Unproven(reason) => (Code::Unauthenticated, reason),
         };
         Status::new(code, format!("rank {rank} says of this rank: {reason}"))
     }
@@ -99,12 +93,13 @@ fn own_address(shared: &Membership) -> &str {
 }
 
 /// An old generation may differ in everything else, and will go away: nothing else is said of it.
-fn other_generation(own: &Hello, peer: &Hello) -> Option<HandshakeFailure> {
+fn check_generation(own: &Hello, peer: &Hello) -> Result<(), HandshakeFailure> {
     let (theirs, ours) = (peer.identity.generation, own.identity.generation);
-    (theirs != ours).then(|| {
-        let reason = format!("it is in generation {theirs}, this rank in {ours}");
-        HandshakeFailure::Later(Code::FailedPrecondition, reason)
-    })
+    if theirs == ours {
+        return Ok(());
+    }
+    let reason = format!("it is in generation {theirs}, this rank in {ours}");
+    Err(HandshakeFailure::Later(Code::FailedPrecondition, reason))
 }
 
 /// What a failed handshake says of the peer. One that has proven itself, or has the address that
@@ -127,25 +122,18 @@ fn failure(error: HandshakeError, is_known: bool) -> HandshakeFailure {
         HandshakeError::Malformed { .. } | HandshakeError::Own(_) => {
             HandshakeFailure::later(reason)
         }
-        _ if is_known => invalid(reason),
+        _ if is_known => HandshakeFailure::refused(Code::InvalidArgument, reason),
         _ => HandshakeFailure::Later(Code::InvalidArgument, reason),
     }
 }
 
-fn invalid(reason: String) -> HandshakeFailure {
-    HandshakeFailure::Refused(Code::InvalidArgument, reason)
-}
-
-/// What differs between two ranks of one generation that have proven themselves. The other end of
-/// the stream is supposed to be rank `expected`; a server only knows that it must be higher than
-/// its own.
-fn differs(own: &Hello, peer: &Hello, expected: Option<u32>) -> Option<HandshakeFailure> {
+/// Refuses what differs between two ranks of one generation that have proven themselves. The other
+/// end of the stream is supposed to be rank `expected`; a server only knows that it must be higher
+/// than its own.
+fn compare(own: &Hello, peer: &Hello, expected: Option<u32>) -> Result<(), HandshakeFailure> {
     let (rank, theirs) = (own.identity.task, peer.identity.task);
-    let settings = |of: &Hello| of.read_details::<Settings>();
-    let (ours, of_peer) = match (settings(own), settings(peer)) {
-        (Ok(ours), Ok(of_peer)) => (ours, of_peer),
-        (Err(error), _) | (_, Err(error)) => return Some(failure(error, true)),
-    };
+    let settings = |of: &Hello| of.read_details().map_err(|error| failure(error, true));
+    let (ours, of_peer): (Settings, Settings) = (settings(own)?, settings(peer)?);
     let reason = if peer.identity.group != own.identity.group {
         let (theirs, ours) = (&peer.identity.group, &own.identity.group);
         format!("it is in group {theirs:?}, this rank in {ours:?}")
@@ -154,7 +142,7 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<u32>) -> Option<Handshake
         format!("it has world size {theirs}, this rank {ours}")
     } else if theirs == rank {
         let reason = format!("it also says that it is rank {rank}: two processes have one rank");
-        return Some(HandshakeFailure::Refused(Code::AlreadyExists, reason));
+        return Err(HandshakeFailure::refused(Code::AlreadyExists, reason));
     } else if peer.peer_task != Some(rank) {
         let wanted = peer
             .peer_task
@@ -165,28 +153,30 @@ fn differs(own: &Hello, peer: &Hello, expected: Option<u32>) -> Option<Handshake
     } else if expected.is_none() && !(rank + 1..ours.world_size).contains(&theirs) {
         format!("it says that it is rank {theirs}, which cannot be")
     } else if of_peer.options != ours.options {
-        return Some(other_options(&of_peer.options, &ours.options));
+        return Err(other_options(&of_peer.options, &ours.options));
     } else {
-        return None;
+        return Ok(());
     };
-    Some(invalid(reason))
+    Err(HandshakeFailure::refused(Code::InvalidArgument, reason))
 }
 
 /// Whether the rank of that number can have the certificate that this peer has shown. What a rank
 /// shows when it is dialled is checked with TLS' own handshake.
-fn other_certificate(
+fn check_certificate(
     shared: &Membership,
     guard: &ConnectionGuard,
     peer: &Hello,
-) -> Option<HandshakeFailure> {
-    let address = shared.addresses.get(peer.identity.task as usize)?;
-    let (host, _) = address::split(address).ok()?;
-    (!guard.channel().is_for_host(host)).then(|| {
-        HandshakeFailure::Unproven(format!(
-            "its certificate is not for {host}, the host of its address; check the certificates \
-             of both ranks"
-        ))
-    })
+) -> Result<(), HandshakeFailure> {
+    let address = shared.addresses.get(peer.identity.task as usize);
+    match address.and_then(|address| address::split(address).ok()) {
+        Some((host, _)) if !guard.channel().is_for_host(host) => {
+            Err(HandshakeFailure::Unproven(format!(
+                "its certificate is not for {host}, the host of its address; check the \
+                 certificates of both ranks"
+            )))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Two lists of options that differ: the parts that do, or all where one is longer.
@@ -200,28 +190,24 @@ fn other_options(theirs: &str, ours: &str) -> HandshakeFailure {
     // "transport grpc", "4 lanes"
     let is_name = |word: &&str| !word.starts_with(|it: char| it.is_ascii_digit());
     let name = |option: &&str| option.split(' ').find(is_name).map(str::to_string);
-    HandshakeFailure::OtherOptions {
-        names: ours.iter().filter_map(name).collect(),
-        reason: format!(
-            "it has the options {:?}, this rank {:?}",
-            theirs.join(BETWEEN),
-            ours.join(BETWEEN)
-        ),
-    }
+    let names = ours.iter().filter_map(name).collect();
+    let (theirs, ours) = (theirs.join(BETWEEN), ours.join(BETWEEN));
+    let reason = format!("it has the options {theirs:?}, this rank {ours:?}");
+    HandshakeFailure::Refused(Code::InvalidArgument, reason, names)
 }
 
-/// The next message, within a limit of time.
+/// What a step of a connected peer comes to, within a limit of time.
+pub(super) async fn in_time<T>(step: impl Future<Output = T>) -> Result<T, HandshakeFailure> {
+    let ended = tokio::time::timeout(STEP_TIMEOUT, step).await;
+    ended.map_err(|_| HandshakeFailure::later("it is connected but does not answer"))
+}
+
+/// The next message, [in time](in_time).
 async fn next(inbound: &mut Streaming<Envelope>) -> Result<Message, HandshakeFailure> {
-    match tokio::time::timeout(STEP_TIMEOUT, inbound.message()).await {
-        Err(_) => Err(HandshakeFailure::later(
-            "it is connected but does not answer",
-        )),
-        Ok(Err(status)) => Err(rejected(&status)),
-        Ok(Ok(Some(Envelope {
-            message: Some(message),
-        }))) => Ok(message),
-        Ok(Ok(_)) => Err(HandshakeFailure::later("it closed the stream")),
-    }
+    let received = in_time(inbound.message()).await?;
+    let received = received.map_err(|status| rejected(&status))?;
+    let message = received.and_then(|envelope| envelope.message);
+    message.ok_or_else(|| HandshakeFailure::later("it closed the stream"))
 }
 
 /// What the status says that a peer ended the stream with.
@@ -230,7 +216,7 @@ pub(super) fn rejected(status: &Status) -> HandshakeFailure {
     match status.code() {
         Code::Unauthenticated => HandshakeFailure::Unproven(reason),
         Code::InvalidArgument | Code::AlreadyExists => {
-            HandshakeFailure::Refused(status.code(), reason)
+            HandshakeFailure::refused(status.code(), reason)
         }
         Code::FailedPrecondition => HandshakeFailure::Later(status.code(), reason),
         code => HandshakeFailure::later(format!(
@@ -271,9 +257,7 @@ pub(super) async fn authenticate_as_client(
 ) -> Result<(Authenticated, Announcement), HandshakeFailure> {
     let answer = next_text(inbound).await?;
     let peer = Dialer::peek(&answer).map_err(|error| failure(error, true))?;
-    if let Some(failed) = other_generation(own, &peer) {
-        return Err(failed);
-    }
+    check_generation(own, &peer)?;
     let (proof, proven) = match dialer.finish(&answer, &guard.channel().binding) {
         Ok((proof, proven)) => (proof, Ok(proven)),
         // No proof tells the other side that its own was not accepted.
@@ -284,9 +268,7 @@ pub(super) async fn authenticate_as_client(
     let admitted = next(inbound).await;
     let peer = proven.and_then(Proven::judge);
     let peer = peer.map_err(|error| failure(error, true))?;
-    if let Some(failed) = differs(own, &peer.peer, own.peer_task) {
-        return Err(failed);
-    }
+    compare(own, &peer.peer, own.peer_task)?;
     match admitted? {
         Message::Announcement(it) => Ok((peer, it)),
         _ => Err(HandshakeFailure::later("it sends no Announcement")),
@@ -315,28 +297,21 @@ async fn answer(
     sender: &Sender,
     inbound: &mut Streaming<Envelope>,
 ) -> Result<Authenticated, HandshakeFailure> {
-    let own = hello(
-        shared,
-        listener.peer().identity.task as usize,
-        own_address(shared),
-    );
+    let claimed = listener.peer().identity.task as usize;
+    let own = hello(shared, claimed, own_address(shared));
     let (secret, binding) = (shared.security.secret(), &guard.channel().binding);
     let answered = listener.answer(own.clone(), &secret, binding);
     let (waiting, words) = answered.map_err(|error| failure(error, false))?;
     send(sender, words).await?;
-    if let Some(failed) = other_generation(&own, waiting.peer()) {
-        return Err(failed);
-    }
+    check_generation(&own, waiting.peer())?;
     let proof = next_text(inbound).await?;
     let proven = waiting
         .finish(&proof)
         .map_err(|error| failure(error, false))?;
     let peer = proven.judge().map_err(|error| failure(error, true))?;
-    let failed = differs(&own, &peer.peer, None);
-    match failed.or_else(|| other_certificate(shared, guard, &peer.peer)) {
-        Some(failed) => Err(failed),
-        None => Ok(peer),
-    }
+    compare(&own, &peer.peer, None)?;
+    check_certificate(shared, guard, &peer.peer)?;
+    Ok(peer)
 }
 
 /// Makes a link of a stream whose handshake has succeeded, and announces this rank there.
@@ -362,16 +337,16 @@ pub(super) fn register(
     }
     let id = state.next_link;
     let Some(place) = state.links.get_mut(rank) else {
-        return Err(invalid(format!("there is no rank {rank}")));
+        let reason = format!("there is no rank {rank}");
+        return Err(HandshakeFailure::refused(Code::InvalidArgument, reason));
     };
     if let Some(link) = place
         && link.open
         && link.run != identity.run
     {
-        return Err(HandshakeFailure::Refused(
-            Code::AlreadyExists,
-            format!("it says that it is rank {rank}, as another one: two processes have one rank"),
-        ));
+        let reason =
+            format!("it says that it is rank {rank}, as another one: two processes have one rank");
+        return Err(HandshakeFailure::refused(Code::AlreadyExists, reason));
     }
     let link = Link {
         id,

@@ -21,7 +21,9 @@ pub(super) async fn end_waits(shared: Arc<Membership>) {
         last: shared.status.running_since(),
     };
     loop {
-        request_heartbeats(&shared);
+        // Asks all ranks to say at once what they do.
+        let question = shared.own_heartbeat(true);
+        shared.state().send_to_all(&question);
         let asked = Instant::now();
         tokio::time::sleep(POLL_INTERVAL).await;
         // Time in which this process itself was stopped says nothing about the others.
@@ -30,14 +32,6 @@ pub(super) async fn end_waits(shared: Arc<Membership>) {
             shared.record_failure(FailureKind::Ended(error));
             return;
         }
-    }
-}
-
-/// Asks all ranks to say at once what they do.
-fn request_heartbeats(shared: &Membership) {
-    let question = shared.own_heartbeat(true);
-    for link in shared.state().open_links() {
-        link.send_heartbeat(question.clone());
     }
 }
 
@@ -52,10 +46,8 @@ impl OperationWatch {
     /// The error with which the operation is to end that has run since the last look.
     fn stalled(&mut self, shared: &Membership) -> Option<CollectiveError> {
         let now = shared.status.running_since();
-        let (header, begun) = now.filter(|_| self.last == now).or_else(|| {
-            self.last = now;
-            None
-        })?;
+        let last = std::mem::replace(&mut self.last, now);
+        let (header, begun) = now.filter(|_| last == now)?;
         let silent = self.silent(shared);
         let missing = match (shared.interruption.is_held(), silent.is_empty()) {
             (true, true) => return None,
@@ -77,11 +69,8 @@ impl OperationWatch {
             let link = link.as_ref().filter(|link| !link.left)?;
             let silence = link.last_received.max(self.since).elapsed();
             let since = link.last_received.elapsed();
-            (silence >= SILENT_AFTER).then(|| MissingRank {
-                rank,
-                address: shared.addresses[rank].clone(),
-                reason: format!("it has given no sign of life for {since:.1?}"),
-            })
+            let reason = || format!("it has given no sign of life for {since:.1?}");
+            (silence >= SILENT_AFTER).then(|| shared.missing(rank, reason()))
         });
         silent.collect()
     }
@@ -90,21 +79,14 @@ impl OperationWatch {
     /// call between two ranks, of which they say nothing.
     fn absent(&self, shared: &Membership, header: &OperationHeader) -> Vec<MissingRank> {
         let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
-        let name = |rank: usize, reason: &str| MissingRank {
-            rank,
-            address: shared.addresses[rank].clone(),
-            reason: reason.to_string(),
-        };
-        let absent =
-            others.filter_map(
-                |rank| match shared.status.has_begun(rank, header, self.since) {
-                    Some(true) => None,
-                    Some(false) => {
-                        Some(name(rank, "it is busy and has not come to this operation"))
-                    }
-                    None => Some(name(rank, "it has not answered")),
-                },
-            );
+        let absent = others.filter_map(|rank| {
+            let reason = match shared.status.has_begun(rank, header, self.since) {
+                Some(true) => return None,
+                Some(false) => "it is busy and has not come to this operation",
+                None => "it has not answered",
+            };
+            Some(shared.missing(rank, reason))
+        });
         match header.kind.is_point_to_point() {
             true => Vec::new(),
             false => absent.collect(),

@@ -1,6 +1,6 @@
 //! What the tasks of one rank's control plane share: who it is, its peers, and what they said.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use crate::communicator::AbortTarget;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
 use crate::control::{clock, convert};
+use crate::error::MissingRank;
 use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
@@ -91,20 +92,12 @@ impl Link {
         self.left && !self.ready
     }
 
-    /// Queues a heartbeat, unless that would take the room of what is more important.
-    pub(super) fn send_heartbeat(&self, heartbeat: message::Heartbeat) {
-        if self
-            .sender
-            .as_ref()
-            .is_some_and(|s| s.capacity() > QUEUE / 2)
-        {
-            self.send(Message::Heartbeat(heartbeat));
-        }
-    }
-
-    /// Queues a message. It is dropped when the peer does not read: that is found as silence.
+    /// Queues a message. It is dropped when the peer does not read: that is found as silence. A
+    /// heartbeat is dropped where it would take the room of what is more important.
     pub(super) fn send(&self, message: Message) {
-        if let Some(sender) = &self.sender {
+        if let Some(sender) = &self.sender
+            && (sender.capacity() > QUEUE / 2 || !matches!(message, Message::Heartbeat(_)))
+        {
             let _ = sender.try_send(Ok(envelope(message)));
         }
     }
@@ -120,16 +113,14 @@ pub(super) fn envelope(message: Message) -> Envelope {
 pub(super) struct JoinFailure {
     pub(super) refusal: Refusal,
     pub(super) since: Instant,
-    /// By rank.
-    pub(super) notified: Vec<bool>,
+    /// The ranks that know.
+    pub(super) notified: BTreeSet<usize>,
 }
 
 impl JoinFailure {
     /// Tells a rank why the group cannot form, once.
     pub(super) fn send_to(&mut self, rank: usize, link: &Link) {
-        if let Some(notified) = self.notified.get_mut(rank)
-            && !std::mem::replace(notified, true)
-        {
+        if self.notified.insert(rank) {
             link.send(Message::Refusal(self.refusal.clone()));
         }
     }
@@ -255,6 +246,19 @@ impl State {
         self.links.iter().flatten().filter(|link| link.open)
     }
 
+    /// Queues a message to all ranks whose streams are open.
+    pub(super) fn send_to_all(&self, message: &Message) {
+        for link in self.open_links() {
+            link.send(message.clone());
+        }
+    }
+
+    /// The parts of a gathering, by rank.
+    pub(super) fn parts(&mut self, number: u64) -> &mut [Option<Vec<u8>>] {
+        let none = || vec![None; self.links.len()];
+        self.gathers.entry(number).or_insert_with(none)
+    }
+
     /// Whether there are streams that a peer still reads.
     pub(super) fn has_streams(&self) -> bool {
         self.turned_away > 0 || self.open_links().next().is_some()
@@ -303,6 +307,15 @@ impl Membership {
         self.addresses.len()
     }
 
+    /// What an error says of a rank that is missed.
+    pub(super) fn missing(&self, rank: usize, reason: impl Into<String>) -> MissingRank {
+        MissingRank {
+            rank,
+            address: self.addresses[rank].clone(),
+            reason: reason.into(),
+        }
+    }
+
     /// The silence after which a rank counts as stopped.
     pub(super) fn silence_limit(&self) -> Duration {
         self.interval.saturating_mul(self.misses).min(FOREVER)
@@ -310,10 +323,7 @@ impl Membership {
 
     /// Notes what ends every operation from the first one on.
     pub(super) fn record_failure(&self, kind: FailureKind) {
-        self.status.record_failure(Failure {
-            kind,
-            from_sequence: 0,
-        });
+        self.status.record_failure(Failure::new(kind, 0));
     }
 
     /// Notes what happened last with a rank that is still missing. Why it gave up tells more than
@@ -342,12 +352,10 @@ impl Membership {
             let join_failure = join_failure.get_or_insert_with(|| JoinFailure {
                 refusal,
                 since: clock::now(),
-                notified: vec![false; links.len()],
+                notified: BTreeSet::from([self.rank]),
             });
-            join_failure.notified[self.rank] = true;
-            if let Some(notified) = informed.and_then(|rank| join_failure.notified.get_mut(rank)) {
-                *notified = true;
-            }
+            let informed = informed.filter(|rank| *rank < links.len());
+            join_failure.notified.extend(informed);
             for (rank, link) in links.iter().enumerate() {
                 if let Some(link) = link.as_ref().filter(|link| link.open) {
                     join_failure.send_to(rank, link);
@@ -359,27 +367,21 @@ impl Membership {
     }
 
     /// Handles one message of a rank that has proven itself. Returns whether to go on reading.
-    pub(super) fn handle(&self, rank: usize, id: u64, envelope: Envelope) -> bool {
+    pub(super) fn handle(&self, rank: usize, id: u64, mut envelope: Envelope) -> bool {
         {
             let mut state = self.state();
             let Some(link) = state.link(rank, id) else {
                 return false;
             };
             link.last_received = clock::now();
+            match &mut envelope.message {
+                Some(Message::Announcement(it)) => link.announcement = Some(std::mem::take(it)),
+                Some(Message::Ready(_)) => link.ready = true,
+                _ => {}
+            }
         }
         match envelope.message {
-            Some(Message::Announcement(announcement)) => {
-                if let Some(link) = self.state().link(rank, id) {
-                    link.announcement = Some(announcement);
-                }
-                self.changed.notify_one();
-            }
-            Some(Message::Ready(_)) => {
-                if let Some(link) = self.state().link(rank, id) {
-                    link.ready = true;
-                }
-                self.changed.notify_one();
-            }
+            Some(Message::Announcement(_) | Message::Ready(_)) => self.changed.notify_one(),
             Some(Message::Heartbeat(beat)) => self.heartbeat(rank, id, &beat),
             Some(Message::Notice(notice)) => {
                 if let Some(failure) = convert::failure(self.world_size(), &notice) {
@@ -431,12 +433,12 @@ impl Membership {
     }
 
     /// What this rank says about itself, and whether it wants to hear the same.
-    pub(super) fn own_heartbeat(&self, answer: bool) -> message::Heartbeat {
-        message::Heartbeat {
+    pub(super) fn own_heartbeat(&self, answer: bool) -> Message {
+        Message::Heartbeat(message::Heartbeat {
             running: convert::running(self.status.running().as_ref()),
             completed: self.status.completed(),
             answer,
-        }
+        })
     }
 
     /// Compares the operation that the peer is in with that of this rank. The data connections
@@ -445,12 +447,7 @@ impl Membership {
         let own = self.status.running();
         let theirs = convert::header(&beat.running);
         self.status.note_peer(rank, theirs, beat.completed);
-        if beat.answer {
-            let answer = self.own_heartbeat(false);
-            if let Some(link) = self.state().link(rank, id) {
-                link.send_heartbeat(answer);
-            }
-        }
+        let answer = beat.answer.then(|| self.own_heartbeat(false));
         let pair = own.zip(theirs).filter(|(own, theirs)| {
             let collective = |h: &OperationHeader| !h.kind.is_point_to_point();
             own.sequence == theirs.sequence
@@ -462,13 +459,15 @@ impl Membership {
         let Some(link) = state.link(rank, id) else {
             return;
         };
-        let again = pair.is_some() && link.differing_headers == pair;
-        link.differing_headers = pair;
+        if let Some(answer) = answer {
+            link.send(answer);
+        }
+        let before = std::mem::replace(&mut link.differing_headers, pair);
         drop(state);
-        let Some((own, theirs)) = pair.filter(|_| again) else {
-            return;
-        };
-        if let Err(error) = own.compare(self.rank, &theirs, rank) {
+        if before == pair
+            && let Some((own, theirs)) = pair
+            && let Err(error) = own.compare(self.rank, &theirs, rank)
+        {
             self.record_failure(FailureKind::Ended(error));
         }
     }

@@ -8,13 +8,11 @@ use std::time::{Duration, Instant};
 use distribute_net::address::{self, BoundListener};
 use distribute_net::handshake::{Hello, Identity, Purpose, SessionKey};
 use serde_json::json;
-use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::communicator::AbortTarget;
-use crate::control::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Goodbye, Refusal};
 use crate::control::handshake::PROTOCOL_VERSION;
@@ -22,7 +20,7 @@ use crate::control::membership::{
     JoinOptions, Link, Membership, MissingReason, Phase, State, UnprovenClaim,
 };
 use crate::control::{client, clock, interrupted, server, watch};
-use crate::error::{CollectiveError, MissingRank, Result};
+use crate::error::{CollectiveError, Result};
 use crate::failure::FailureKind;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
@@ -234,16 +232,14 @@ fn run(
         .enable_all()
         .max_blocking_threads(2)
         .build();
-    let runtime: Runtime = match runtime {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            let _ = joined.send(Err(unavailable(shared.rank, &error)));
-            return;
+    match runtime {
+        Ok(runtime) => {
+            runtime.block_on(run_tasks(&shared, listener, joined, left));
+            // Ends all tasks and closes all connections.
+            runtime.shutdown_timeout(RUNTIME_SHUTDOWN_TIMEOUT);
         }
-    };
-    runtime.block_on(run_tasks(&shared, listener, joined, left));
-    // Ends all tasks and closes all connections.
-    runtime.shutdown_timeout(RUNTIME_SHUTDOWN_TIMEOUT);
+        Err(error) => drop(joined.send(Err(unavailable(shared.rank, &error)))),
+    }
 }
 
 async fn run_tasks(
@@ -253,9 +249,7 @@ async fn run_tasks(
     left: oneshot::Receiver<String>,
 ) {
     let reporter = HealthReporter::new();
-    reporter
-        .set_service_status(SERVICE_NAME, ServingStatus::NotServing)
-        .await;
+    watch::report(&reporter, ServingStatus::NotServing).await;
     if let Err(error) = server::start(shared, listener.into_socket(), reporter.clone()) {
         let _ = joined.send(Err(unavailable(shared.rank, &error)));
         return;
@@ -270,7 +264,7 @@ async fn run_tasks(
     tokio::spawn(watch::spread_failures(shared.clone(), reporter.clone()));
     match wait_for_all_ranks(shared).await {
         Ok(peers) => {
-            report_serving(&reporter).await;
+            watch::report(&reporter, ServingStatus::Serving).await;
             tokio::spawn(interrupted::end_waits(shared.clone()));
             let _ = joined.send(Ok(peers));
             let reason = left.await.unwrap_or_default();
@@ -282,12 +276,6 @@ async fn run_tasks(
             let _ = joined.send(Err(error));
         }
     }
-}
-
-async fn report_serving(reporter: &HealthReporter) {
-    reporter
-        .set_service_status(SERVICE_NAME, ServingStatus::Serving)
-        .await;
 }
 
 /// Waits until all ranks have met all ranks.
@@ -319,10 +307,9 @@ pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
     let (now, state) = (clock::now(), &mut *shared.state());
     if let Some(join_failure) = &state.join_failure {
         // The others start at about the same time: they need not wait for their deadlines.
-        let until = shared
-            .deadline
-            .min(join_failure.since + JOIN_FAILURE_LINGER);
-        return match now >= until || join_failure.notified.iter().all(|notified| *notified) {
+        let until = (join_failure.since + JOIN_FAILURE_LINGER).min(shared.deadline);
+        let all_know = (0..shared.world_size()).all(|rank| join_failure.notified.contains(&rank));
+        return match now >= until || all_know {
             true => Err(refused_error(shared, join_failure.refusal.clone())),
             false => Ok(JoinProgress::Until(until)),
         };
@@ -331,31 +318,19 @@ pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
     if let Some(peers) = peers(shared, state) {
         return Ok(JoinProgress::Joined(peers));
     }
-    if shared.interruption.is_raised() {
-        return Err(as_interrupted(rendezvous_error(shared, state)));
-    }
-    if state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up) {
-        return Err(rendezvous_error(shared, state));
-    }
+    let is_interrupted = shared.interruption.is_raised();
+    let is_over = state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up);
     // With a token an unproven claim only says which error the deadline brings: whoever is at the
     // other end has proven nothing, and must not be able to end the join earlier.
-    let first = first_unproven_claim(state).filter(|_| !shared.security.has_token());
-    let grace_end = first.map(|since| since + UNPROVEN_CLAIM_GRACE);
+    let is_missing = |claim: &&UnprovenClaim| state.links[claim.rank].is_none();
+    let claims = state.unproven_claims.iter().filter(is_missing);
+    let grace_ends = claims.map(|claim| claim.since + UNPROVEN_CLAIM_GRACE);
+    let grace_end = grace_ends.min().filter(|_| !shared.security.has_token());
     let until = grace_end.map_or(shared.deadline, |end| end.min(shared.deadline));
-    match now >= until {
-        true => Err(rendezvous_error(shared, state)),
+    match is_interrupted || is_over || now >= until {
+        true => Err(rendezvous_error(shared, state, is_interrupted)),
         false => Ok(JoinProgress::Until(until)),
     }
-}
-
-/// Since when a missing rank has been claimed without the right token.
-fn first_unproven_claim(state: &State) -> Option<Instant> {
-    let missing = |rank: usize| state.links.get(rank).is_some_and(Option::is_none);
-    let claims = state
-        .unproven_claims
-        .iter()
-        .filter(|claim| missing(claim.rank));
-    claims.map(|claim| claim.since).min()
 }
 
 /// Tells all ranks when this one has met all of them.
@@ -402,59 +377,39 @@ fn refused_error(shared: &Membership, refusal: Refusal) -> CollectiveError {
     }
 }
 
-/// The same as an interruption, if the deadline had been the reason.
-fn as_interrupted(error: CollectiveError) -> CollectiveError {
-    match error {
-        CollectiveError::Rendezvous {
-            rank,
-            missing,
-            elapsed,
-        } => CollectiveError::Interrupted {
-            rank,
-            missing,
-            elapsed,
-        },
-        other => other,
-    }
-}
-
-/// The error at the deadline, or when a rank that was there has left without having met all.
-fn rendezvous_error(shared: &Membership, state: &State) -> CollectiveError {
-    let is_missing = |rank: usize| {
-        let link = state.links.get(rank);
-        link.is_some_and(|link| link.as_ref().is_none_or(Link::gave_up))
-    };
+/// The error at the deadline, or when a rank that was there has left without having met all, or
+/// when this rank was told to end: an interruption then, unless a claim without the right token
+/// says more.
+fn rendezvous_error(shared: &Membership, state: &State, is_interrupted: bool) -> CollectiveError {
+    let is_missing = |rank: usize| state.links[rank].as_ref().is_none_or(Link::gave_up);
     let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
     let (absent, met): (Vec<_>, Vec<_>) = others.partition(|rank| is_missing(*rank));
     let mut claims = state.unproven_claims.iter();
     if let Some(claim) = claims.find(|claim| is_missing(claim.rank)) {
         return unproven_claim_error(shared, state, claim, &absent);
     }
-    let missing = |rank: usize, reason: String| MissingRank {
-        rank,
-        address: shared.addresses[rank].clone(),
-        reason,
+    let waits = |rank: usize| {
+        let link = state.links[rank].as_ref().filter(|link| !link.ready);
+        link.map(|_| shared.missing(rank, "it is connected and waits for other ranks"))
     };
-    let waits = "it is connected and waits for other ranks";
-    let unready = |rank: &usize| {
-        let link = state.links.get(*rank).and_then(Option::as_ref);
-        link.is_some_and(|link| !link.ready)
-    };
+    let failed = |rank: usize| shared.missing(rank, missing_reason(shared, state, rank));
     let missing = match absent.is_empty() {
-        true => met
-            .into_iter()
-            .filter(unready)
-            .map(|rank| missing(rank, waits.to_string()))
-            .collect(),
-        false => culprits(absent, &state.last)
-            .into_iter()
-            .map(|rank| missing(rank, missing_reason(shared, state, rank)))
-            .collect(),
+        true => met.into_iter().filter_map(waits).collect(),
+        false => culprits(&absent, &state.last).map(failed).collect(),
     };
-    CollectiveError::Rendezvous {
-        rank: shared.rank,
-        missing,
-        elapsed: clock::now().saturating_duration_since(shared.started),
+    let elapsed = clock::now().saturating_duration_since(shared.started);
+    let rank = shared.rank;
+    match is_interrupted {
+        true => CollectiveError::Interrupted {
+            rank,
+            missing,
+            elapsed,
+        },
+        false => CollectiveError::Rendezvous {
+            rank,
+            missing,
+            elapsed,
+        },
     }
 }
 
@@ -479,13 +434,8 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     let mut reason = state.last[rank].reason.clone();
     // Only higher ranks connect here. Which one shows a certificate is not known before it has
     // been accepted.
-    let refused = state.certificates.iter().filter(|_| rank > shared.rank);
-    for Refusal {
-        address,
-        reason: why,
-        ..
-    } in refused
-    {
+    for refused in state.certificates.iter().filter(|_| rank > shared.rank) {
+        let (address, why) = (&refused.address, &refused.reason);
         reason += &format!("; a connection from {address} was turned away: {why}");
     }
     reason
@@ -493,14 +443,10 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
 
 /// Leaves out whoever was there and gave up waiting for another absent rank: its deadline was
 /// only a moment earlier than that of this rank.
-fn culprits(absent: Vec<usize>, last: &[MissingReason]) -> Vec<usize> {
-    let never_came = |rank: &usize| absent.contains(rank) && last[*rank].waited_for.is_empty();
-    let is_victim = |rank: &usize| last[*rank].waited_for.iter().any(never_came);
-    absent
-        .iter()
-        .copied()
-        .filter(|rank| !is_victim(rank))
-        .collect()
+fn culprits(absent: &[usize], last: &[MissingReason]) -> impl Iterator<Item = usize> {
+    let never_came = move |rank: &usize| absent.contains(rank) && last[*rank].waited_for.is_empty();
+    let is_victim = move |rank: &usize| last[*rank].waited_for.iter().any(never_came);
+    absent.iter().copied().filter(move |rank| !is_victim(rank))
 }
 
 /// The ranks that did not come, if the error says so.

@@ -129,10 +129,9 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
     let listed = shared.addresses.get(rank).filter(|_| rank != shared.rank);
     let address = listed.cloned().unwrap_or_else(|| remote.to_string());
     match failed {
-        HandshakeFailure::Refused(..) | HandshakeFailure::OtherOptions { .. } => {
+        HandshakeFailure::Refused(code, ..) => {
             // Of two processes with one rank, only the second one has heard it by now.
-            let is_second = matches!(failed, HandshakeFailure::Refused(Code::AlreadyExists, _));
-            let informed = Some(rank).filter(|_| !is_second);
+            let informed = Some(rank).filter(|_| *code != Code::AlreadyExists);
             shared.refuse(informed, failed.clone().refusal(address));
         }
         HandshakeFailure::Later(_, reason) => {

@@ -30,9 +30,7 @@ pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
     let heartbeat = shared.own_heartbeat(false);
     let mut state = shared.state();
     if now >= state.next_heartbeat {
-        for link in state.open_links() {
-            link.send_heartbeat(heartbeat.clone());
-        }
+        state.send_to_all(&heartbeat);
         state.next_heartbeat = now + shared.interval;
     }
     // Time in which this process was stopped says nothing about its peers: what they sent waits
@@ -70,7 +68,18 @@ pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
         && others.clone().count() + 1 == shared.world_size()
         && others.clone().all(|link| nearly_silent(shared, link, now));
     drop(state);
-    note_silence(shared, rank, elapsed, cut_off);
+    let others = shared.world_size() - 1;
+    let kind = match cut_off {
+        true => FailureKind::Lost {
+            rank: shared.rank,
+            reason: format!(
+                "this rank is cut off: none of the other {others} ranks was heard of for \
+                 {elapsed:.1?}"
+            ),
+        },
+        false => FailureKind::Silent { rank, elapsed },
+    };
+    shared.record_failure(kind);
     wake
 }
 
@@ -81,29 +90,12 @@ fn nearly_silent(shared: &Membership, link: &Link, now: Instant) -> bool {
     now.saturating_duration_since(link.last_received) >= almost
 }
 
-fn note_silence(shared: &Membership, rank: usize, elapsed: Duration, cut_off: bool) {
-    let kind = if cut_off {
-        FailureKind::Lost {
-            rank: shared.rank,
-            reason: format!(
-                "this rank is cut off: none of the other {} ranks was heard of for {elapsed:.1?}",
-                shared.world_size() - 1
-            ),
-        }
-    } else {
-        FailureKind::Silent { rank, elapsed }
-    };
-    shared.record_failure(kind);
-}
-
 /// Tells all ranks of the first failure, and wakes the threads of this one.
 pub(super) async fn spread_failures(shared: Arc<Membership>, reporter: HealthReporter) {
     loop {
         shared.failed.notified().await;
         if send_first_failure(&shared) {
-            reporter
-                .set_service_status(SERVICE_NAME, ServingStatus::NotServing)
-                .await;
+            report(&reporter, ServingStatus::NotServing).await;
         }
         // Under the lock, so that no thread misses it between its look and its sleep.
         let state = shared.state();
@@ -113,14 +105,17 @@ pub(super) async fn spread_failures(shared: Arc<Membership>, reporter: HealthRep
     }
 }
 
+/// Tells any gRPC client that asks how the group is.
+pub(super) async fn report(reporter: &HealthReporter, status: ServingStatus) {
+    reporter.set_service_status(SERVICE_NAME, status).await;
+}
+
 /// Before this rank leaves because another one has left: tells the others of that one, so that
 /// they do not take this rank for the first.
 pub(super) fn send_departure(shared: &Membership) {
     if let Some(failure) = shared.status.reported_departure() {
         let notice = convert::notice(shared.rank, &failure);
-        for link in shared.state().open_links() {
-            link.send(Message::Notice(notice.clone()));
-        }
+        shared.state().send_to_all(&Message::Notice(notice));
     }
 }
 
@@ -133,9 +128,7 @@ pub(super) fn send_first_failure(shared: &Membership) -> bool {
     let mut state = shared.state();
     if !std::mem::replace(&mut state.failure_sent, true) {
         tracing::warn!(rank = shared.rank, ?failure, "the group failed");
-        for link in state.open_links() {
-            link.send(Message::Notice(notice.clone()));
-        }
+        state.send_to_all(&Message::Notice(notice));
     }
     true
 }

@@ -82,18 +82,10 @@ pub struct Line {
 }
 
 fn file_name(head: &Head) -> String {
-    let safe = |c: char| {
-        if c.is_ascii_alphanumeric() || "-_.".contains(c) {
-            c
-        } else {
-            '_'
-        }
-    };
-    let group: String = head.group.chars().map(safe).take(100).collect();
-    format!(
-        "flight-{group}-g{}-rank{}.jsonl",
-        head.generation, head.rank
-    )
+    let is_unsafe = |c: char| !c.is_ascii_alphanumeric() && !"-_.".contains(c);
+    let group = head.group.replace(is_unsafe, "_");
+    let (generation, rank) = (head.generation, head.rank);
+    format!("flight-{group:.100}-g{generation}-rank{rank}.jsonl")
 }
 
 /// The content of a file.

@@ -176,11 +176,8 @@ impl<C: Communicator> Communicator for Recorded<C> {
     }
 
     fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self
-            .header(OperationKind::Reduce)
-            .with_op(op)
-            .with_root(root);
-        let header = self.with_buffers(header, buffers);
+        let header = self.header(OperationKind::Reduce).with_op(op);
+        let header = self.with_buffers(header.with_root(root), buffers);
         self.record(&header, None, |inner| inner.reduce(op, root, buffers))
     }
 

@@ -95,18 +95,14 @@ impl LinkConfig {
     pub(super) fn check_client(&self, hello: &Hello) -> Result<(usize, usize), Refusal> {
         let refuse = |what: String| Refusal::new(FAILED_PRECONDITION, what);
         let details = hello.read_details::<LaneDetails>();
-        let LaneDetails {
-            world_size,
-            lane,
-            lanes,
-        } = details.map_err(|error| refuse(error.to_string()))?;
+        let details = details.map_err(|error| refuse(error.to_string()))?;
         let identity = &hello.identity;
         let (rank, peer) = (identity.task as usize, hello.peer_task);
         let compared: [(&str, &dyn ToString, &dyn ToString); 4] = [
             ("group", &self.group, &identity.group),
             ("generation", &self.generation, &identity.generation),
-            ("world size", &self.world_size, &world_size),
-            ("number of lanes", &self.lanes, &lanes),
+            ("world size", &self.world_size, &details.world_size),
+            ("number of lanes", &self.lanes, &details.lanes),
         ];
         for (what, here, there) in compared {
             let (here, there) = (here.to_string(), there.to_string());
@@ -115,10 +111,10 @@ impl LinkConfig {
             }
         }
         let is_higher = self.rank < rank && rank < self.world_size;
-        if !is_higher || lane >= self.lanes || peer != Some(self.rank as u32) {
-            return Err(self.unexpected(rank, lane));
+        if !is_higher || details.lane >= self.lanes || peer != Some(self.rank as u32) {
+            return Err(self.unexpected(rank, details.lane));
         }
-        Ok((rank, lane))
+        Ok((rank, details.lane))
     }
 
     pub(super) fn unexpected(&self, rank: usize, lane: usize) -> Refusal {

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::os::fd::OwnedFd;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -39,18 +39,14 @@ pub(crate) struct DataListener(TcpListener);
 impl DataListener {
     /// Listens on a free port.
     pub(crate) fn bind(ip: IpAddr) -> Result<DataListener> {
-        let address = SocketAddr::new(ip, 0);
-        let listener = TcpListener::bind(address)
-            .and_then(|listener| listener.set_nonblocking(true).map(|()| listener));
+        let refuse = |error: io::Error| CollectiveError::InvalidOption {
+            what: format!("cannot listen for data on {ip}: {error}; give an address of this host"),
+        };
+        let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(refuse)?;
+        listener.set_nonblocking(true).map_err(refuse)?;
         // Accepted connections have the listener's setting.
-        let listener = listener.inspect(|listener| stop_pacing(listener, ip));
-        listener
-            .map(DataListener)
-            .map_err(|error| CollectiveError::InvalidOption {
-                what: format!(
-                    "cannot listen for data on {ip}: {error}; give an address of this host"
-                ),
-            })
+        stop_pacing(&listener, ip);
+        Ok(DataListener(listener))
     }
 
     /// The address to tell to the other ranks.
@@ -73,21 +69,20 @@ struct Dial {
     at: Instant,
 }
 
-enum Stage {
-    Handshake(PendingFuture<Result<IncomingClient, ConnectError>>),
-    Refuse(PendingFuture<()>),
-}
+/// The handshake of an incoming connection, which may give a client, or its refusal, which gives
+/// none.
+type IncomingFuture = PendingFuture<Option<IncomingClient>>;
 
 /// One connection to the listener that is not a lane.
 struct IncomingConnection {
     source: IpAddr,
     socket: Arc<SocketState>,
-    stage: Stage,
+    running: IncomingFuture,
     until: Instant,
 }
 
 /// The loop that connects one rank.
-pub(super) struct Connector<'a> {
+struct Connector<'a> {
     config: Arc<LinkConfig>,
     addresses: &'a [Option<SocketAddr>],
     listener: DataListener,
@@ -105,7 +100,7 @@ pub(super) struct Connector<'a> {
 }
 
 impl<'a> Connector<'a> {
-    pub(super) fn new(
+    fn new(
         config: Arc<LinkConfig>,
         listener: DataListener,
         addresses: &'a [Option<SocketAddr>],
@@ -136,11 +131,7 @@ impl<'a> Connector<'a> {
     }
 
     /// Connects until all lanes are there.
-    pub(super) fn run(
-        mut self,
-        deadline: Option<Instant>,
-        wake: impl AsFd,
-    ) -> Result<Vec<Option<Peer>>> {
+    fn run(mut self, deadline: Option<Instant>, wake: &OwnedFd) -> Result<Vec<Option<Peer>>> {
         let begin = Instant::now();
         let generation = self.config.generation;
         let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
@@ -157,7 +148,7 @@ impl<'a> Connector<'a> {
                 return Err(self.rendezvous_error(begin));
             }
             if !changed {
-                self.wait(deadline, now, wake.as_fd())?;
+                self.wait(deadline, now, wake)?;
             }
         }
     }
@@ -189,16 +180,13 @@ impl<'a> Connector<'a> {
         }
     }
 
-    fn into_peers(self) -> Vec<Option<Peer>> {
-        let address = |rank: usize| self.address(rank);
-        let addresses: Vec<String> = (0..self.config.world_size).map(address).collect();
-        let peers = self.lanes.into_iter().zip(addresses);
-        peers
-            .map(|(lanes, address)| {
-                let lanes: Option<Vec<Lane>> = lanes.into_iter().collect();
-                lanes.map(|lanes| Peer::new(address, lanes))
-            })
-            .collect()
+    fn into_peers(mut self) -> Vec<Option<Peer>> {
+        let lanes = std::mem::take(&mut self.lanes).into_iter().enumerate();
+        let peer = |(rank, lanes): (usize, Vec<Option<Lane>>)| {
+            let lanes = lanes.into_iter().collect::<Option<Vec<Lane>>>()?;
+            Some(Peer::new(self.address(rank), lanes))
+        };
+        lanes.map(peer).collect()
     }
 
     /// Takes new connections; returns whether there were any. Only as many as there is room for, or
@@ -233,7 +221,7 @@ impl<'a> Connector<'a> {
             let handshake = accept_handshake(socket.clone(), self.config.clone());
             self.incoming.push(IncomingConnection {
                 source: remote.ip(),
-                stage: Stage::Handshake(Box::pin(handshake)),
+                running: Box::pin(handshake),
                 socket,
                 until: Instant::now() + ATTEMPT_TIMEOUT,
             });
@@ -277,20 +265,14 @@ impl<'a> Connector<'a> {
     }
 
     fn poll_dial(&self, dial: &mut Dial, now: Instant) -> Poll<Result<Lane, ConnectError>> {
-        if dial.attempt.is_none() {
-            if now < dial.at {
-                return Poll::Pending;
+        let (socket, running) = match &mut dial.attempt {
+            Some(attempt) => attempt,
+            None if now < dial.at => return Poll::Pending,
+            none => {
+                dial.at = now + ATTEMPT_TIMEOUT;
+                let begun = self.begin_dial(dial.rank, dial.lane);
+                none.insert(begun.map_err(|error| ConnectError::Unreachable(error.to_string()))?)
             }
-            match self.begin_dial(dial.rank, dial.lane) {
-                Ok(attempt) => dial.attempt = Some(attempt),
-                Err(error) => {
-                    return Poll::Ready(Err(ConnectError::Unreachable(error.to_string())));
-                }
-            }
-            dial.at = now + ATTEMPT_TIMEOUT;
-        }
-        let Some((socket, running)) = &mut dial.attempt else {
-            return Poll::Pending;
         };
         let mut context = Context::from_waker(Waker::noop());
         let polled = running.as_mut().poll(&mut context);
@@ -347,32 +329,21 @@ impl<'a> Connector<'a> {
                 changed = true;
                 continue;
             }
-            match &mut connection.stage {
-                Stage::Handshake(running) => match running.as_mut().poll(&mut context) {
-                    Poll::Pending => self.incoming.push(connection),
-                    Poll::Ready(result) => {
-                        changed = true;
-                        // A stranger that does not speak HTTP/2 is not worth an answer.
-                        if let Ok(client) = result {
-                            connection.stage = match self.admit(client) {
-                                None => continue,
-                                Some(refusing) => Stage::Refuse(refusing),
-                            };
-                            self.incoming.push(connection);
-                        }
-                    }
-                },
-                Stage::Refuse(running) => match running.as_mut().poll(&mut context) {
-                    Poll::Pending => self.incoming.push(connection),
-                    Poll::Ready(()) => changed = true,
-                },
+            if let Poll::Ready(client) = connection.running.as_mut().poll(&mut context) {
+                changed = true;
+                // A stranger that does not speak HTTP/2 is not worth an answer.
+                match client.and_then(|client| self.admit(client)) {
+                    Some(refusing) => connection.running = refusing,
+                    None => continue,
+                }
             }
+            self.incoming.push(connection);
         }
         changed
     }
 
     /// Makes a client a lane, or says how it is being refused.
-    fn admit(&mut self, client: IncomingClient) -> Option<PendingFuture<()>> {
+    fn admit(&mut self, client: IncomingClient) -> Option<IncomingFuture> {
         let (claimed, refusal) = match client.claim.clone() {
             Ok((rank, lane)) => match self.check_place(rank, lane) {
                 Ok(()) => {
@@ -391,7 +362,10 @@ impl<'a> Connector<'a> {
             *reason = format!("a connection in its name was refused: {}", refusal.message);
             self.answered[rank] = true;
         }
-        Some(Box::pin(client.refuse(refusal)))
+        Some(Box::pin(async move {
+            client.refuse(refusal).await;
+            None
+        }))
     }
 
     /// Whether there is room for a lane of a rank that has proven itself.
@@ -411,13 +385,8 @@ impl<'a> Connector<'a> {
         Ok(())
     }
 
-    fn wait(
-        &self,
-        deadline: Option<Instant>,
-        now: Instant,
-        wake: std::os::fd::BorrowedFd<'_>,
-    ) -> Result<()> {
-        let mut fds = vec![PollFd::from_borrowed_fd(wake, PollFlags::IN)];
+    fn wait(&self, deadline: Option<Instant>, now: Instant, wake: &OwnedFd) -> Result<()> {
+        let mut fds = vec![PollFd::new(wake, PollFlags::IN)];
         let mut until = deadline;
         let mut earlier = |at: Instant| until = Some(until.map_or(at, |until| until.min(at)));
         match self.pause {
@@ -427,21 +396,15 @@ impl<'a> Connector<'a> {
         for dial in &self.dials {
             earlier(dial.at);
             if let Some((socket, _)) = &dial.attempt {
-                fds.push(PollFd::new(&**socket, socket.interest(true)));
+                fds.push(socket.pollfd(true));
             }
         }
         for connection in &self.incoming {
             earlier(connection.until);
-            fds.push(PollFd::new(
-                &*connection.socket,
-                connection.socket.interest(true),
-            ));
+            fds.push(connection.socket.pollfd(true));
         }
-        let waited = wait(
-            &mut fds,
-            until.map(|until| until.saturating_duration_since(now)),
-        );
-        waited.map_err(|error| CollectiveError::InvalidOption {
+        let limit = until.map(|until| until.saturating_duration_since(now));
+        wait(&mut fds, limit).map_err(|error| CollectiveError::InvalidOption {
             what: format!("cannot wait for connections: {error}"),
         })
     }
@@ -459,11 +422,10 @@ impl Links {
         peers: &[Option<SocketAddr>],
         deadline: Option<Instant>,
     ) -> Result<Links> {
-        let mut links =
-            Links::unconnected(config.rank, config.max_message_bytes, config.status.clone())?;
+        let mut links = Links::unconnected(&config)?;
         links.may_spin = has_core_for_each(&listener, peers);
         let connect = Connector::new(Arc::new(config), listener, peers);
-        links.peers = connect.run(deadline, links.wake.as_fd())?;
+        links.peers = connect.run(deadline, &links.wake)?;
         Ok(links)
     }
 }

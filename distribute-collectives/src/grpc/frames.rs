@@ -80,24 +80,20 @@ impl Assembler {
     /// one. The length of a message is checked before memory is asked for it.
     pub(crate) fn next(&mut self, bytes: &mut Bytes) -> Result<Option<Message>, WireError> {
         if self.partial.is_none() {
-            if self.front_bytes == 0 && bytes.len() >= OVERHEAD_BYTES {
-                self.front.copy_from_slice(&bytes[..OVERHEAD_BYTES]);
-                bytes.advance(OVERHEAD_BYTES);
-            } else {
-                let missing = (OVERHEAD_BYTES - self.front_bytes).min(bytes.len());
-                let end = self.front_bytes + missing;
-                self.front[self.front_bytes..end].copy_from_slice(&bytes[..missing]);
-                bytes.advance(missing);
-                self.front_bytes = end;
-                // The length is known, and refused, as early as possible.
-                if end >= PREFIX_BYTES {
-                    self.prefix()?;
-                }
-                if end < OVERHEAD_BYTES {
-                    return Ok(None);
-                }
+            let missing = (OVERHEAD_BYTES - self.front_bytes).min(bytes.len());
+            let end = self.front_bytes + missing;
+            self.front[self.front_bytes..end].copy_from_slice(&bytes[..missing]);
+            bytes.advance(missing);
+            self.front_bytes = end;
+            if end < PREFIX_BYTES {
+                return Ok(None);
             }
-            let payload_bytes = self.prefix()?;
+            // The length is known, and refused, as early as possible.
+            let prefix = std::array::from_fn(|at| self.front[at]);
+            let payload_bytes = wire::decode_prefix(&prefix, self.limit)?;
+            if end < OVERHEAD_BYTES {
+                return Ok(None);
+            }
             let header = std::array::from_fn(|at| self.front[PREFIX_BYTES + at]);
             let header = FrameHeader::decode(&header)?;
             self.front_bytes = 0;
@@ -128,10 +124,6 @@ impl Assembler {
         self.partial = None;
         let payload = Payload::Assembled(std::mem::take(&mut self.payload));
         Some(Message { header, payload })
-    }
-
-    fn prefix(&self) -> Result<usize, WireError> {
-        wire::decode_prefix(&std::array::from_fn(|at| self.front[at]), self.limit)
     }
 }
 

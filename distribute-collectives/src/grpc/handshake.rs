@@ -106,14 +106,8 @@ pub(super) async fn dial(
     let judged = proven.and_then(Proven::judge);
     judged.map_err(|error| ConnectError::Refused(refusal(&error)))?;
     let (response, send) = accepted?;
-    let (driver, receive) = (client.driver, response.into_body());
-    Ok(Lane::new(
-        socket,
-        driver,
-        send,
-        receive,
-        config.max_message_bytes,
-    ))
+    let (receive, limit) = (response.into_body(), config.max_message_bytes);
+    Ok(Lane::new(socket, client.driver, send, receive, limit))
 }
 
 /// A connection to a lower rank before it is a lane.
@@ -179,30 +173,19 @@ pub(super) struct IncomingClient {
 /// Why a client is refused, and which rank it says it is.
 type Refused = (Option<usize>, Refusal);
 
-/// A client that has said who it is.
-struct Greeting {
-    waiting: AwaitingProof,
-    /// What it is answered.
-    answer: String,
-    /// The rank and the lane that it says it is.
-    place: (usize, usize),
-}
-
-/// Makes the handshake with a client.
+/// Makes the handshake with a client; `None` when it does not speak HTTP/2, or leaves.
 pub(super) async fn accept_handshake(
     socket: Arc<SocketState>,
     config: Arc<LinkConfig>,
-) -> Result<IncomingClient, ConnectError> {
+) -> Option<IncomingClient> {
     socket.limit_reading();
     let plain = Socket(socket.clone());
     let (stream, channel) = match &config.tls {
         None => (Stream::new(plain, socket.clone()), Channel::default()),
         Some(tls) => {
             let acceptor = TlsAcceptor::from(tls.server.clone());
-            let accepted = acceptor.accept(plain).await;
-            let accepted = accepted.map_err(|error| ConnectError::failed("TLS", error))?;
-            let channel = Channel::of(accepted.get_ref().1);
-            let channel = channel.map_err(|error| ConnectError::failed("TLS", error))?;
+            let accepted = acceptor.accept(plain).await.ok()?;
+            let channel = Channel::of(accepted.get_ref().1).ok()?;
             (Stream::new(accepted, socket.clone()), channel)
         }
     };
@@ -214,23 +197,20 @@ pub(super) async fn accept_handshake(
         .max_concurrent_streams(1)
         .handshake::<_, Segment>(stream.of_server())
         .await
-        .map_err(|error| ConnectError::failed("HTTP/2", error))?;
-    let (mut request, mut respond) = next_request(&mut connection).await?;
+        .ok()?;
+    let (mut request, mut respond) = connection.accept().await?.ok()?;
     let claim = match answer(&config, &request, &channel) {
         Err(refused) => Err(refused),
-        Ok(greeting) => {
+        Ok((waiting, answer, (rank, lane))) => {
             socket.note_greeting();
-            let answer = hello::answer_with(&greeting.answer);
-            let answer = answer.map_err(|error| ConnectError::failed("metadata", error))?;
-            let sent = respond.send_response(answer, true);
-            sent.map_err(|error| ConnectError::failed("HTTP/2", error))?;
-            (request, respond) = next_request(&mut connection).await?;
-            let (rank, lane) = greeting.place;
-            let checked = check_proof(&config, greeting.waiting, &request, &channel);
+            let answer = hello::answer_with(&answer).ok()?;
+            respond.send_response(answer, true).ok()?;
+            (request, respond) = connection.accept().await?.ok()?;
+            let checked = check_proof(&config, waiting, &request, &channel);
             checked.map_or_else(|refusal| Err((Some(rank), refusal)), |()| Ok((rank, lane)))
         }
     };
-    Ok(IncomingClient {
+    Some(IncomingClient {
         socket,
         connection,
         request,
@@ -239,20 +219,13 @@ pub(super) async fn accept_handshake(
     })
 }
 
-async fn next_request(
-    connection: &mut h2::server::Connection<Stream, Segment>,
-) -> Result<(Request<RecvStream>, SendResponse<Segment>), ConnectError> {
-    let next = poll_fn(|context| connection.poll_accept(context)).await;
-    let next = next.ok_or_else(|| ConnectError::Failed("it made no request".to_string()))?;
-    next.map_err(|error| ConnectError::failed("HTTP/2", error))
-}
-
-/// Reads a client's Hello, and answers it.
+/// Reads a client's Hello, and answers it: with the answer, the rank and the lane that it says it
+/// is.
 fn answer(
     config: &LinkConfig,
     request: &Request<RecvStream>,
     channel: &Channel,
-) -> Result<Greeting, Refused> {
+) -> Result<(AwaitingProof, String, (usize, usize)), Refused> {
     let unknown = |refusal| (None, refusal);
     let first = hello::read_request(request, HANDSHAKE_PATH).map_err(unknown)?;
     let listener = Listener::receive(first).map_err(|error| unknown(refusal(&error)))?;
@@ -262,11 +235,7 @@ fn answer(
     let own = config.hello(rank, lane, "");
     let answered = listener.answer(own, &config.secrets[rank], &channel.binding);
     let (waiting, answer) = answered.map_err(|error| known(refusal(&error)))?;
-    Ok(Greeting {
-        waiting,
-        answer,
-        place: (rank, lane),
-    })
+    Ok((waiting, answer, (rank, lane)))
 }
 
 /// Checks the proof of a client, and that its certificate is for the host of its rank.

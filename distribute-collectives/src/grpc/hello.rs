@@ -150,11 +150,9 @@ pub(super) fn read_request<'a, B>(request: &'a Request<B>, path: &str) -> Result
 /// The answer to a client's Hello: all of it, in its metadata.
 pub(super) fn answer_with(text: &str) -> Result<Response<()>, http::Error> {
     let mut response = answer();
-    let text = HeaderValue::from_bytes(text.as_bytes())?;
-    response.headers_mut().insert(TEXT, text);
-    response
-        .headers_mut()
-        .insert("grpc-status", HeaderValue::from(0_u32));
+    let headers = response.headers_mut();
+    headers.insert(TEXT, HeaderValue::from_bytes(text.as_bytes())?);
+    headers.insert("grpc-status", HeaderValue::from(0_u32));
     Ok(response)
 }
 

@@ -1,7 +1,6 @@
 //! One HTTP/2 connection with one stream: messages in both directions between two ranks.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +8,6 @@ use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
-use rustix::event::PollFlags;
 
 use crate::grpc::frames::{Assembler, Message};
 use crate::grpc::loan::{self, Loan};
@@ -90,7 +88,7 @@ impl End {
 
 /// One connection to a peer.
 pub(super) struct Lane {
-    socket: Arc<SocketState>,
+    pub(super) socket: Arc<SocketState>,
     driver: Driver,
     send: SendStream<Segment>,
     receive: RecvStream,
@@ -136,41 +134,30 @@ impl Lane {
         let before = self.socket.moved();
         self.socket.allow_frames(frames);
         let connection = self.driver.poll(&mut context);
-        if frames > 0 || connection.is_ready() {
-            self.take_pieces(&mut context);
-        }
-        if let (Poll::Ready(result), None) = (connection, &self.ended) {
-            self.ended = Some(match result {
-                Ok(()) => End::Lost("it closed the connection".to_string()),
-                Err(error) => End::of(&error, &self.socket),
-            });
-        }
+        let taken = match frames > 0 || connection.is_ready() {
+            true => self.take_pieces(&mut context),
+            false => Ok(()),
+        };
+        self.ended = taken.err().or_else(|| match connection {
+            Poll::Pending => None,
+            Poll::Ready(Ok(())) => Some(End::Lost("it closed the connection".to_string())),
+            Poll::Ready(Err(error)) => Some(End::of(&error, &self.socket)),
+        });
         if self.ended.is_some() {
-            self.close();
+            // Ends the connection at once; what was received stays.
+            self.socket.shut_down();
         }
         self.socket.moved() != before
     }
 
-    fn take_pieces(&mut self, context: &mut Context<'_>) {
-        loop {
-            match self.receive.poll_data(context) {
-                Poll::Pending => return,
-                Poll::Ready(Some(Ok(piece))) => {
-                    if let Err(end) = self.take_piece(piece) {
-                        self.ended = Some(end);
-                        return;
-                    }
-                }
-                Poll::Ready(Some(Err(error))) => {
-                    self.ended = Some(End::of(&error, &self.socket));
-                    return;
-                }
-                Poll::Ready(None) => {
-                    self.ended = Some(End::Lost("it left the group".to_string()));
-                    return;
-                }
-            }
+    /// Takes what has arrived; an error when nothing more comes.
+    fn take_pieces(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+        while let Poll::Ready(piece) = self.receive.poll_data(context) {
+            let piece = piece.ok_or_else(|| End::Lost("it left the group".to_string()))?;
+            let piece = piece.map_err(|error| End::of(&error, &self.socket))?;
+            self.take_piece(piece)?;
         }
+        Ok(())
     }
 
     fn take_piece(&mut self, mut piece: Bytes) -> Result<(), End> {
@@ -192,11 +179,6 @@ impl Lane {
             }
         }
         Ok(())
-    }
-
-    /// Ends the connection at once; what was received stays.
-    fn close(&mut self) {
-        self.socket.shut_down();
     }
 
     /// Hands a message to HTTP/2 and writes what the kernel takes; [`drive`](Self::drive) writes
@@ -288,15 +270,5 @@ impl Lane {
     /// Whether the peer's kernel has all that was sent.
     pub(super) fn is_delivered(&self) -> bool {
         self.ended.is_some() || (!self.has_pending_output() && self.socket.is_delivered())
-    }
-
-    pub(super) fn interest(&self, reading: bool) -> PollFlags {
-        self.socket.interest(reading)
-    }
-}
-
-impl AsFd for Lane {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
     }
 }

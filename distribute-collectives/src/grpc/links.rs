@@ -1,7 +1,7 @@
 //! All connections of a rank, driven by whoever sends or receives.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use crate::bookkeeping::RunningOperation;
 use crate::error::{CollectiveError, Result};
 use crate::failure::{Failure, FailureKind};
+use crate::grpc::config::LinkConfig;
 use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
 use crate::grpc::pool::{Pool, Segment};
@@ -119,21 +120,17 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
 }
 
 impl Links {
-    pub(super) fn unconnected(
-        rank: usize,
-        max_message_bytes: usize,
-        status: Arc<GroupStatus>,
-    ) -> Result<Links> {
-        let wake = status.alarm();
+    pub(super) fn unconnected(config: &LinkConfig) -> Result<Links> {
+        let wake = config.status.alarm();
         let wake = wake.map_err(|error| CollectiveError::InvalidOption {
             what: format!("cannot make an eventfd: {error}"),
         })?;
         Ok(Links {
-            rank,
-            max_message_bytes,
+            rank: config.rank,
+            max_message_bytes: config.max_message_bytes,
             peers: Vec::new(),
             pool: Arc::default(),
-            status,
+            status: config.status.clone(),
             wake,
             running: None,
             may_spin: false,
@@ -204,21 +201,21 @@ impl Links {
         own: usize,
     ) -> Result<(usize, Segment)> {
         let point_to_point = usize::from(header.kind.is_point_to_point());
-        let limit = self.max_message_bytes;
-        if HEADER_BYTES + bytes > limit {
-            return Err(self.invalid(
-                header,
-                format!("a segment of {bytes} bytes does not fit max_message_bytes, {limit}"),
-            ));
+        let max = self.max_message_bytes;
+        if HEADER_BYTES + bytes > max {
+            let what = format!("a segment of {bytes} bytes does not fit max_message_bytes, {max}");
+            return Err(invalid(self.rank, header, what));
         }
         let peer = self.peer_mut(to, header)?;
         let number = peer.sent[point_to_point];
         let lane = (number % peer.lanes.len() as u64) as usize;
         let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
-        if self.outstanding(to, lane) + bytes > most {
-            self.wait_for(header, Goal::Room { to, lane }, |links| {
-                links.outstanding(to, lane) + bytes <= most
-            })?;
+        let has_room = |links: &mut Links| {
+            let lane = links.lane(to, lane);
+            lane.is_none_or(|lane| lane.outstanding_bytes() + bytes <= most)
+        };
+        if !has_room(self) {
+            self.wait_for(header, Goal::Room { to, lane }, has_room)?;
         }
         let frame = FrameHeader {
             operation: *header,
@@ -248,18 +245,16 @@ impl Links {
         let peer = self.peer_mut(from, expected)?;
         let number = peer.received[kind];
         let lane = (number % peer.lanes.len() as u64) as usize;
-        let mut message = self
-            .lane_mut(from, lane)
-            .and_then(|lane| lane.next_message(point_to_point));
+        let mut message = peer.lanes[lane].next_message(point_to_point);
         if message.is_none() {
             self.wait_for(expected, Goal::Message { from, lane }, |links| {
-                let lane = links.lane_mut(from, lane);
+                let lane = links.lane(from, lane);
                 message = lane.and_then(|lane| lane.next_message(point_to_point));
                 message.is_some()
             })?;
         }
         let Some(message) = message else {
-            return Err(self.invalid(expected, "no message".to_string()));
+            return Err(invalid(self.rank, expected, "no message".to_string()));
         };
         self.check_message(from, expected, number, bytes, &message)?;
         consume(message.payload());
@@ -285,7 +280,7 @@ impl Links {
             return;
         }
         let waiting = self.lanes().filter(|lane| lane.has_pending_output());
-        let mut fds: PollFds<'_> = waiting.map(|lane| pollfd(lane, false)).collect();
+        let mut fds: PollFds<'_> = waiting.map(|lane| lane.socket.pollfd(false)).collect();
         // An error of poll shows again, and is reported, in the operation itself.
         let _ = wait(&mut fds, Some(limit));
     }
@@ -332,7 +327,7 @@ impl Links {
             // Nothing tells when the peer's kernel has acknowledged: ask again soon.
             let soon = Duration::from_millis(1).min(deadline - now);
             let waiting = self.lanes().filter(|lane| !lane.is_delivered());
-            let mut fds: Vec<_> = waiting.map(|lane| pollfd(lane, true)).collect();
+            let mut fds: Vec<_> = waiting.map(|lane| lane.socket.pollfd(true)).collect();
             if wait(&mut fds, Some(soon)).is_err() {
                 return;
             }
@@ -350,31 +345,14 @@ impl Links {
 
     fn peer_mut(&mut self, rank: usize, header: &OperationHeader) -> Result<&mut Peer> {
         let peer = self.peers.get_mut(rank).and_then(Option::as_mut);
-        peer.ok_or_else(|| CollectiveError::InvalidArgument {
-            rank: self.rank,
-            op: header.kind,
-            what: format!("there is no gRPC link to rank {rank}"),
+        peer.ok_or_else(|| {
+            let what = format!("there is no gRPC link to rank {rank}");
+            invalid(self.rank, header, what)
         })
     }
 
-    fn lane_mut(&mut self, rank: usize, lane: usize) -> Option<&mut Lane> {
+    fn lane(&mut self, rank: usize, lane: usize) -> Option<&mut Lane> {
         self.peers.get_mut(rank)?.as_mut()?.lanes.get_mut(lane)
-    }
-
-    fn lane(&self, rank: usize, lane: usize) -> Option<&Lane> {
-        self.peers.get(rank)?.as_ref()?.lanes.get(lane)
-    }
-
-    fn outstanding(&self, rank: usize, lane: usize) -> usize {
-        self.lane(rank, lane).map_or(0, Lane::outstanding_bytes)
-    }
-
-    fn invalid(&self, header: &OperationHeader, what: String) -> CollectiveError {
-        CollectiveError::InvalidArgument {
-            rank: self.rank,
-            op: header.kind,
-            what,
-        }
     }
 
     /// Drives the connections until `done`.
@@ -390,8 +368,9 @@ impl Links {
                 return Ok(());
             }
             if let Goal::Message { from: peer, lane } | Goal::Room { to: peer, lane } = goal
-                && let Some(end) = self.lane(peer, lane).and_then(Lane::broken)
-                && !matches!(goal, Goal::Message { .. } if self.may_read(peer, lane))
+                && let Some(lane) = self.lane(peer, lane)
+                && let Some(end) = lane.broken()
+                && !(matches!(goal, Goal::Message { .. }) && lane.may_read_more())
             {
                 return Err(self.ended(peer, header, end));
             }
@@ -413,18 +392,13 @@ impl Links {
         moved
     }
 
-    fn may_read(&self, rank: usize, lane: usize) -> bool {
-        self.lane(rank, lane).is_some_and(Lane::may_read_more)
-    }
-
     /// One step for all lanes that matter; returns whether to try again before blocking.
     fn drive_for(&mut self, goal: Goal) -> bool {
         let mut moved = false;
         if let Goal::Message { from, lane } = goal
-            && let Some(lane) = self.lane_mut(from, lane)
+            && let Some(lane) = self.lane(from, lane)
         {
-            moved |= lane.drive(1);
-            moved |= lane.may_read_more();
+            moved = lane.drive(1) || lane.may_read_more();
         }
         self.drive_once() || moved
     }
@@ -463,21 +437,18 @@ impl Links {
         }
         let mut fds = PollFds::new();
         fds.push(PollFd::new(&*self.wake, PollFlags::IN));
-        for (rank, peer) in self.peers.iter().enumerate() {
-            for (index, lane) in peer.iter().flat_map(|peer| peer.lanes.iter().enumerate()) {
-                let wanted = Goal::Message {
-                    from: rank,
-                    lane: index,
-                };
-                if lane.ended().is_none() && (goal == wanted || lane.has_pending_output()) {
-                    let reading = goal == wanted || lane.queued_bytes() < QUEUED_BYTES;
-                    fds.push(pollfd(lane, reading));
+        for (from, peer) in self.peers.iter().enumerate() {
+            for (lane, it) in peer.iter().flat_map(|peer| peer.lanes.iter().enumerate()) {
+                let wanted = goal == Goal::Message { from, lane };
+                if it.ended().is_none() && (wanted || it.has_pending_output()) {
+                    let reading = wanted || it.queued_bytes() < QUEUED_BYTES;
+                    fds.push(it.socket.pollfd(reading));
                 }
             }
         }
         let waited = wait(&mut fds, left);
         let rung = fds.first().is_some_and(|fd| !fd.revents().is_empty());
-        waited.map_err(|error| self.invalid(header, format!("cannot wait: {error}")))?;
+        waited.map_err(|error| invalid(self.rank, header, format!("cannot wait: {error}")))?;
         Ok(rung)
     }
 
@@ -527,10 +498,8 @@ impl Links {
             }
         }
         let kind = FailureKind::Lost { rank: peer, reason };
-        self.status.record_failure(Failure {
-            kind: kind.clone(),
-            from_sequence: header.sequence,
-        });
+        let failure = Failure::new(kind.clone(), header.sequence);
+        self.status.record_failure(failure);
         kind.into_error(header)
     }
 
@@ -587,6 +556,8 @@ impl Links {
     }
 }
 
-fn pollfd(lane: &Lane, reading: bool) -> PollFd<'_> {
-    PollFd::from_borrowed_fd(lane.as_fd(), lane.interest(reading))
+/// [`CollectiveError::InvalidArgument`] of this rank's operation.
+fn invalid(rank: usize, header: &OperationHeader, what: String) -> CollectiveError {
+    let op = header.kind;
+    CollectiveError::InvalidArgument { rank, op, what }
 }

@@ -20,14 +20,12 @@ struct Free {
 
 /// Buffers that no segment uses.
 #[derive(Debug, Default)]
-pub(super) struct Pool {
-    free: Mutex<Free>,
-}
+pub(super) struct Pool(Mutex<Free>);
 
 impl Pool {
     /// A segment of `bytes` unspecified bytes. Until it is dropped it counts in `outstanding`.
     pub(super) fn take(self: &Arc<Self>, bytes: usize, outstanding: &Arc<AtomicUsize>) -> Segment {
-        let mut free = unpoisoned(self.free.lock());
+        let mut free = unpoisoned(self.0.lock());
         // The one that was used last: it is still in the cache.
         let mut buffer = free.buffers.pop().unwrap_or_default();
         free.bytes -= buffer.len();
@@ -48,7 +46,7 @@ impl Pool {
     }
 
     fn put(&self, buffer: Vec<u8>) {
-        let mut free = unpoisoned(self.free.lock());
+        let mut free = unpoisoned(self.0.lock());
         if free.bytes + buffer.len() <= KEPT_BYTES {
             free.bytes += buffer.len();
             free.buffers.push(buffer);

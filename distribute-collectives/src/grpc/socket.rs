@@ -1,25 +1,26 @@
 //! A non-blocking socket as tokio's traits, without tokio's reactor.
 //!
 //! A call that cannot proceed notes what it waits for and returns `Pending`; nothing is registered
-//! anywhere. Whoever drives the connection asks for it ([`SocketState::interest`]) and blocks in
+//! anywhere. Whoever drives the connection asks for it ([`SocketState::pollfd`]) and blocks in
 //! `poll(2)`.
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use distribute_net::pending::{Progress, UNPROVEN_BYTES_MAX};
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
 
-/// No limit for [`SocketState::allow_frames`], and none for a peer that has proven itself.
+/// No limit: for [`SocketState::allow_frames`] more DATA frames than ever come, for a peer that has
+/// proven itself a mark that is not counted down.
 const UNLIMITED: usize = usize::MAX;
 
 /// Takes BBR's pacing from connections over the loopback interface, before they are established.
@@ -156,10 +157,8 @@ impl SocketState {
     /// Notes that a whole DATA frame was read.
     pub(super) fn note_data_frame(&self) {
         let allowed = self.allowed.load(Ordering::Relaxed);
-        if allowed != UNLIMITED {
-            self.allowed
-                .store(allowed.saturating_sub(1), Ordering::Relaxed);
-        }
+        self.allowed
+            .store(allowed.saturating_sub(1), Ordering::Relaxed);
     }
 
     /// Whether the connection stopped reading only because of
@@ -179,15 +178,11 @@ impl SocketState {
     }
 
     /// What the connection waits for, when it may read or not.
-    pub(super) fn interest(&self, reading: bool) -> PollFlags {
+    pub(super) fn pollfd(&self, reading: bool) -> PollFd<'_> {
         let mut flags = PollFlags::empty();
-        if reading {
-            flags |= PollFlags::IN;
-        }
-        if self.write_blocked.load(Ordering::Relaxed) {
-            flags |= PollFlags::OUT;
-        }
-        flags
+        flags.set(PollFlags::IN, reading);
+        flags.set(PollFlags::OUT, self.is_write_blocked());
+        PollFd::new(&self.stream, flags)
     }
 
     /// Why nothing can be written any more.
@@ -238,12 +233,6 @@ impl SocketState {
                 }
             }
         }
-    }
-}
-
-impl AsFd for SocketState {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.stream.as_fd()
     }
 }
 

@@ -86,9 +86,13 @@ impl Stream {
                 let end = self.header_bytes + bytes;
                 self.header[self.header_bytes..end].copy_from_slice(piece);
                 self.header_bytes = end;
-                if !self.end_header() {
+                if end < FRAME_HEADER_BYTES {
                     continue;
                 }
+                let [a, b, c, kind, ..] = self.header;
+                self.header_bytes = 0;
+                self.frame_left = u32::from_be_bytes([0, a, b, c]) as usize;
+                self.is_data = kind == 0;
             } else {
                 self.frame_left -= bytes;
             }
@@ -97,18 +101,6 @@ impl Stream {
                 return;
             }
         }
-    }
-
-    /// Whether the header is complete; then its frame is the current one.
-    fn end_header(&mut self) -> bool {
-        if self.header_bytes < FRAME_HEADER_BYTES {
-            return false;
-        }
-        let [a, b, c, kind, ..] = self.header;
-        self.header_bytes = 0;
-        self.frame_left = u32::from_be_bytes([0, a, b, c]) as usize;
-        self.is_data = kind == 0;
-        true
     }
 
     fn end_frame(&mut self) {

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,7 +79,8 @@ fn connections_over_loopback_are_not_paced() {
                 .collect();
             assert_eq!(lanes.len(), 2);
             for lane in lanes {
-                let control = rustix::net::sockopt::tcp_congestion(lane.as_fd()).unwrap();
+                let socket = lane.socket.pollfd(false);
+                let control = rustix::net::sockopt::tcp_congestion(socket).unwrap();
                 assert_eq!(control, "reno");
             }
         },

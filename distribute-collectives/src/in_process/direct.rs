@@ -46,7 +46,7 @@ fn note_last(exchange: &Span, group: &Group, rank: usize) {
 /// One rank's endpoint of a group that works directly on shared memory.
 pub(crate) struct DirectCommunicator {
     /// Carries point-to-point calls, and is this rank's membership.
-    transport: InProcessTransport,
+    pub(super) transport: InProcessTransport,
     /// The buffers of all ranks in the running operation; kept for its memory.
     table: Vec<RawBuffer>,
     /// Input sizes of an `all_gather`; kept for its memory.
@@ -98,16 +98,11 @@ impl DirectCommunicator {
                 peer_buffers::work(group, rank, &plan, &self.table);
             }
             drop(running);
-            group.outcome(&header)
+            group.health(&header, None)
         });
         let operations = &mut self.transport.operations;
         // What all ranks together refuse was an operation: it has its number.
         operations.end(header.kind, result).and(refused)
-    }
-
-    #[cfg(feature = "nccl")]
-    pub(crate) fn transport(&self) -> &InProcessTransport {
-        &self.transport
     }
 }
 
@@ -151,7 +146,7 @@ impl Engine for DirectCommunicator {
             };
             let gathered = peer_buffers::gather(group, &header, &self.table, &inputs, output);
             drop(running);
-            gathered.and_then(|()| group.outcome(&header))
+            gathered.and_then(|()| group.health(&header, None))
         });
         self.transport.operations.end(header.kind, result)
     }

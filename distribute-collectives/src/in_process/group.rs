@@ -36,7 +36,6 @@ struct Padded(AtomicUsize);
 struct State {
     /// What each rank has published for the operation that has not started yet.
     headers: Vec<Option<OperationHeader>>,
-    arrived: usize,
     /// The published buffers; valid from a rank's publication to the completion.
     buffers: Vec<Vec<RawBuffer>>,
     failures: Failures,
@@ -76,7 +75,6 @@ impl Group {
             options,
             state: Mutex::new(State {
                 headers: vec![None; world_size],
-                arrived: 0,
                 buffers: (0..world_size).map(|_| Vec::new()).collect(),
                 failures: Failures::default(),
                 sleepers: 0,
@@ -118,11 +116,10 @@ impl Group {
         let running = RunningOperation::new(header, self.options.timeout);
         let mut state = self.lock();
         self.check(&mut state, header, None)?;
-        state.headers[rank] = Some(*header);
         state.buffers[rank].clear();
         publish(&mut state.buffers[rank]);
-        state.arrived += 1;
-        if state.arrived == self.world_size {
+        state.headers[rank] = Some(*header);
+        if state.headers.iter().all(Option::is_some) {
             return self.start_all(state, rank, header, blocks);
         }
         drop(state);
@@ -147,13 +144,9 @@ impl Group {
         let agreed = OperationHeader::agree(state.headers.iter().flatten())
             .and_then(|()| same_lengths(header, &state.buffers));
         if let Err(error) = agreed {
-            withdraw(&mut state, rank);
-            self.note_ended(&mut state, error.clone(), header.sequence);
-            self.wake(state);
-            return Err(error);
+            return Err(self.withdraw(state, rank, error, header.sequence));
         }
         state.headers.fill(None);
-        state.arrived = 0;
         for next in &self.next_block {
             next.0.store(0, Ordering::Relaxed);
         }
@@ -181,21 +174,31 @@ impl Group {
                 return Ok(());
             }
             if let Err(error) = self.check(&mut state, header, None) {
-                withdraw(&mut state, rank);
-                self.wake(state);
-                return Err(error);
+                return Err(self.withdraw(state, rank, error, header.sequence));
             }
             let left = running.left();
             if left == Some(Duration::ZERO) {
-                let missing = missing_ranks(&state);
-                withdraw(&mut state, rank);
-                let error = running.timed_out(missing);
-                self.note_ended(&mut state, error.clone(), header.sequence);
-                self.wake(state);
-                return Err(error);
+                let missing = (0..self.world_size).filter(|rank| state.headers[*rank].is_none());
+                let error = running.timed_out(missing.collect());
+                return Err(self.withdraw(state, rank, error, header.sequence));
             }
             state = self.sleep(state, left);
         }
+    }
+
+    /// Takes a rank's publication back, because the group has failed or fails with this error.
+    fn withdraw(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        rank: usize,
+        error: CollectiveError,
+        from_sequence: u64,
+    ) -> CollectiveError {
+        state.headers[rank] = None;
+        state.buffers[rank].clear();
+        self.note_ended(&mut state, error.clone(), from_sequence);
+        self.wake(state);
+        error
     }
 
     /// Sleeps until something changes, at most for `left`.
@@ -290,14 +293,6 @@ impl Group {
         }
     }
 
-    /// The error of a completed operation: set when a rank panicked while it did its blocks.
-    pub(crate) fn outcome(&self, header: &OperationHeader) -> Result<()> {
-        if self.failure_count() == 0 {
-            return Ok(());
-        }
-        self.lock().failures.check(header, None)
-    }
-
     /// Whether the operation can still finish. A rank that left before it had finished this
     /// operation becomes the group's failure, so that all ranks name the same cause. Not in a
     /// point-to-point call: it says nothing of those between other ranks.
@@ -336,7 +331,7 @@ impl Group {
     }
 
     /// The failure that an operation would end with, without waiting and without changing anything.
-    #[cfg(feature = "nccl")]
+    /// Of a completed operation: a rank panicked while it did its blocks.
     pub(crate) fn health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
         if self.failure_count() == 0 {
             return Ok(());
@@ -383,22 +378,6 @@ impl AbortTarget for Group {
     }
 }
 
-/// Takes a rank's publication back.
-fn withdraw(state: &mut State, rank: usize) {
-    if state.headers[rank].take().is_some() {
-        state.arrived -= 1;
-    }
-    state.buffers[rank].clear();
-}
-
-fn missing_ranks(state: &State) -> Vec<usize> {
-    let headers = state.headers.iter().enumerate();
-    headers
-        .filter(|(_, header)| header.is_none())
-        .map(|(rank, _)| rank)
-        .collect()
-}
-
 /// Compares the length of every buffer: the hash in the header is not enough to rely on where
 /// memory safety depends on it. `all_gather` publishes inputs of any size.
 fn same_lengths(header: &OperationHeader, buffers: &[Vec<RawBuffer>]) -> Result<()> {
@@ -408,12 +387,9 @@ fn same_lengths(header: &OperationHeader, buffers: &[Vec<RawBuffer>]) -> Result<
     let lengths = |rank: usize| buffers[rank].iter().map(RawBuffer::len);
     match (1..buffers.len()).find(|&rank| !lengths(0).eq(lengths(rank))) {
         None => Ok(()),
-        Some(rank_b) => Err(CollectiveError::Mismatch {
-            rank_a: 0,
-            rank_b,
-            op: header.kind,
-            sequence: header.sequence,
-            what: "the lengths of the single buffers differ".to_string(),
-        }),
+        Some(rank) => {
+            let what = "the lengths of the single buffers differ".to_string();
+            Err(header.mismatch(0, rank, what))
+        }
     }
 }

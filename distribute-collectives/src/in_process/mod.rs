@@ -89,18 +89,13 @@ impl InProcessCommunicator {
             Inner::Direct(inner) => inner.member(),
             Inner::Messages(inner) => inner.member(),
         };
-        if parts.contains(&0) || parts.iter().sum::<usize>() != member.world_size {
-            return Err(CollectiveError::InvalidArgument {
-                rank: member.rank,
-                op: OperationKind::AllReduce,
-                what: format!(
-                    "parts of {parts:?} ranks are not those of a group of {}",
-                    member.world_size
-                ),
-            });
-        }
         let header = member.header(OperationKind::AllReduce).with_op(op);
-        let header = header.with_buffers(member.rank, buffers)?.with_parts(parts);
+        let (rank, world_size) = (member.rank, member.world_size);
+        if parts.contains(&0) || parts.iter().sum::<usize>() != world_size {
+            let what = format!("parts of {parts:?} ranks are not those of a group of {world_size}");
+            return Err(header.refused(rank, what));
+        }
+        let header = header.with_buffers(rank, buffers)?.with_parts(parts);
         match &mut self.0 {
             Inner::Direct(inner) => inner.run_parts(header, parts, buffers),
             Inner::Messages(inner) => inner.run_parts(header, parts, buffers),
@@ -118,7 +113,7 @@ impl InProcessCommunicator {
     /// The failure that the group has heard of; see [`Group::health`].
     pub(crate) fn check_health(&self, header: &OperationHeader, peer: Option<usize>) -> Result<()> {
         let transport = match &self.0 {
-            Inner::Direct(inner) => inner.transport(),
+            Inner::Direct(inner) => &inner.transport,
             Inner::Messages(inner) => inner.transport(),
         };
         let next = OperationHeader {

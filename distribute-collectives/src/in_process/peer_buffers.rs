@@ -182,16 +182,12 @@ fn reduce_block<T: Element>(
 ) {
     // SAFETY: called for a claimed block; each rank's buffer is asked for once.
     let slice = |index: usize| unsafe { at(ranks.start + index).slice_mut::<T>(range.clone()) };
-    if T::NATIVE && targets == ranks {
-        match ranks.len() {
-            2 => return reduce::reduce_all(op, &mut [slice(0), slice(1)]),
-            3 => return reduce::reduce_all(op, &mut [slice(0), slice(1), slice(2)]),
-            4 => {
-                let slices = &mut [slice(0), slice(1), slice(2), slice(3)];
-                return reduce::reduce_all(op, slices);
-            }
-            _ => {}
-        }
+    if T::NATIVE && targets == ranks && ranks.len() <= 4 {
+        let mut slices: [&mut [T]; 4] = std::array::from_fn(|index| match index < ranks.len() {
+            true => slice(index),
+            false => &mut [],
+        });
+        return reduce::reduce_all(op, &mut slices[..ranks.len()]);
     }
     let len = range.len();
     let mut slices = BlockSlices {

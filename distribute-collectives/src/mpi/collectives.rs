@@ -8,9 +8,9 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use super::raw::Memory;
+use super::raw::Call;
 use super::transport::MpiTransport;
-use crate::algorithm::exchange::{element_bytes, pack, segment_of, segments_of, unpack};
+use crate::algorithm::exchange::{pack, segment_of, segments_of, unpack};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
 use crate::communicator::{AbortHandle, Description, GatherTarget, chunk_range};
 use crate::engine::{Engine, Member};
@@ -93,96 +93,51 @@ impl MpiCollectives {
         header: &OperationHeader,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        let (wire, target) = (header.wire(), header.target());
-        let op = header.op.unwrap_or(ReduceOp::Sum);
+        let (wire, op) = (header.wire(), header.op.unwrap_or(ReduceOp::Sum));
         let (rank, size) = (self.transport.rank(), self.transport.world_size());
         let each = size_of::<W>();
         let segment = (self.segment_bytes() / each).max(1);
         let len = pieces::len(buffers);
-        let part = |rank, index| segment_of(&chunk_range(len, size, rank), segment, index);
         // The first chunk is never shorter than another one.
         for index in 0..chunk_range(len, size, 0).len().div_ceil(segment) {
-            let own = part(rank, index);
+            let part = |rank| segment_of(&chunk_range(len, size, rank), segment, index);
+            let bytes_of = |rank| part(rank).len() * each;
+            let (own, own_bytes) = (part(rank), bytes_of(rank));
             let mut memory = self.transport.take_memory();
-            let bytes = memory
-                .sent
-                .set((0..size).map(|rank| part(rank, index).len() * each));
-            let mut frame = memory.outgoing(bytes);
+            let mut frame = memory.outgoing_parts((0..size).map(bytes_of));
             for rank in 0..size {
-                let (piece, rest) = frame.split_at_mut(part(rank, index).len() * each);
-                pack::<T>(wire, buffers, part(rank, index), piece);
+                let (piece, rest) = frame.split_at_mut(bytes_of(rank));
+                pack::<T>(wire, buffers, part(rank), piece);
                 frame = rest;
             }
-            let bytes = memory.received.set((0..size).map(|_| own.len() * each));
-            memory.incoming(bytes);
-            let pending = self.transport.comm.all_to_all(memory);
-            let mut memory = self.transport.complete(pending)?;
+            let bytes = memory.incoming_parts((0..size).map(|_| own_bytes)).len();
+            let mut memory = self.transport.complete(memory, 0, Call::AllToAll)?;
             let mut received = Received {
                 values: bytemuck::cast_slice_mut::<u8, W>(memory.incoming(bytes)),
                 len: own.len(),
             };
             reduce::reduce_ranks(op, 0..size, 0..1, own.len(), &mut received);
-            let memory = match target {
-                Target::Shares => {
-                    let reduced = &memory.incoming(bytes)[..own.len() * each];
-                    unpack::<T>(wire, buffers, own, reduced);
-                    memory
+            if header.target() == Target::Shares {
+                unpack::<T>(wire, buffers, own, &memory.incoming(bytes)[..own_bytes]);
+                self.transport.put_back(memory);
+                continue;
+            }
+            // The own reduced part, which begins what was received, goes to the others.
+            memory.own_to_outgoing(own_bytes);
+            let bytes = memory.incoming_parts((0..size).map(bytes_of)).len();
+            let call = Call::Gather { root: header.root };
+            let mut memory = self.transport.complete(memory, own_bytes, call)?;
+            if header.root.is_none_or(|root| root == rank) {
+                let mut frame = &*memory.incoming(bytes);
+                for rank in 0..size {
+                    let (piece, rest) = frame.split_at(bytes_of(rank));
+                    unpack::<T>(wire, buffers, part(rank), piece);
+                    frame = rest;
                 }
-                _ => {
-                    let counts = |rank| part(rank, index).len() * each;
-                    let memory = self.spread(memory, own.len() * each, &counts, target)?;
-                    self.collect::<T>(memory, wire, buffers, target, &|rank| part(rank, index))
-                }
-            };
+            }
             self.transport.put_back(memory);
         }
         Ok(())
-    }
-
-    /// Gives the own reduced part, which begins what was received, to the others.
-    fn spread(
-        &mut self,
-        mut memory: Memory,
-        own_bytes: usize,
-        counts: &dyn Fn(usize) -> usize,
-        target: Target,
-    ) -> Result<Memory> {
-        memory.own_to_outgoing(own_bytes);
-        let bytes = memory
-            .received
-            .set((0..self.transport.world_size()).map(counts));
-        memory.sent.set(std::iter::empty());
-        memory.incoming(bytes);
-        let root = match target {
-            Target::Root(root) => Some(root),
-            _ => None,
-        };
-        let pending = self.transport.comm.gather(memory, own_bytes, root);
-        self.transport.complete(pending)
-    }
-
-    /// Writes the parts of all ranks to the vector, where this rank got them.
-    fn collect<T: Element>(
-        &self,
-        mut memory: Memory,
-        wire: Option<WireType>,
-        buffers: &mut [Buffer<'_>],
-        target: Target,
-        part: &dyn Fn(usize) -> Range<usize>,
-    ) -> Memory {
-        if matches!(target, Target::Root(root) if root != self.transport.rank()) {
-            return memory;
-        }
-        let each = element_bytes::<T>(wire);
-        let size = self.transport.world_size();
-        let total: usize = (0..size).map(|rank| part(rank).len() * each).sum();
-        let mut frame = &*memory.incoming(total);
-        for rank in 0..size {
-            let (piece, rest) = frame.split_at(part(rank).len() * each);
-            unpack::<T>(wire, buffers, part(rank), piece);
-            frame = rest;
-        }
-        memory
     }
 
     /// `MPI_Iallreduce`: for integers every order gives the same result. Not for `u8`, whose sums
@@ -201,9 +156,8 @@ impl MpiCollectives {
             let mut memory = self.transport.take_memory();
             pack::<T>(None, buffers, range.clone(), memory.outgoing(bytes));
             memory.incoming(bytes);
-            let comm = self.transport.comm.clone();
-            let pending = comm.all_reduce_integers(memory, T::DTYPE, op, range.len());
-            let mut memory = self.transport.complete(pending)?;
+            let call = Call::AllReduce(T::DTYPE, op);
+            let mut memory = self.transport.complete(memory, bytes, call)?;
             let reduced = memory.incoming(bytes);
             reduce::finish::<T::Acc>(op, size, bytemuck::cast_slice_mut(reduced));
             unpack::<T>(None, buffers, range, reduced);
@@ -222,8 +176,8 @@ impl MpiCollectives {
             if root == self.transport.rank() {
                 pack::<T>(None, buffers, range.clone(), frame);
             }
-            let pending = self.transport.comm.broadcast(memory, bytes, root);
-            let mut memory = self.transport.complete(pending)?;
+            let call = Call::Broadcast { root };
+            let mut memory = self.transport.complete(memory, bytes, call)?;
             if root != self.transport.rank() {
                 unpack::<T>(None, buffers, range, memory.outgoing(bytes));
             }
@@ -232,50 +186,28 @@ impl MpiCollectives {
         Ok(())
     }
 
-    /// Learns the number of input bytes of every rank.
-    fn exchange_sizes(&mut self, own: usize, sizes: &mut Vec<usize>) -> Result<()> {
-        let size = self.transport.world_size();
-        let mut memory = self.transport.take_memory();
-        memory
-            .outgoing(8)
-            .copy_from_slice(&(own as u64).to_le_bytes());
-        memory.incoming(8 * size);
-        let pending = self.transport.comm.all_gather(memory, 8);
-        let mut memory = self.transport.complete(pending)?;
-        let words: &[u64] = bytemuck::cast_slice(memory.incoming(8 * size));
-        sizes.clear();
-        sizes.extend(words.iter().map(|word| u64::from_le(*word) as usize));
-        self.transport.put_back(memory);
-        Ok(())
-    }
-
-    fn gather_inputs(&mut self, input: &[u8], sizes: &[usize], output: &mut [u8]) -> Result<()> {
-        let (rank, size, segment) = (
-            self.transport.rank(),
-            self.transport.world_size(),
-            self.segment_bytes(),
-        );
+    fn gather_inputs(&mut self, input: &[u8], output: &mut [u8]) -> Result<()> {
+        let segment = self.segment_bytes();
+        let (transport, sizes) = (&mut self.transport, &self.sizes);
+        let (rank, size) = (transport.rank(), transport.world_size());
         let longest = sizes.iter().copied().max().unwrap_or(0);
         for index in 0..longest.div_ceil(segment) {
             let part = |rank: usize| segment_of(&gathering::chunk(sizes, rank), segment, index);
-            let own = segment_of(&(0..input.len()), segment, index);
+            let own = &input[segment_of(&(0..input.len()), segment, index)];
             debug_assert_eq!(own.len(), part(rank).len());
-            let mut memory = self.transport.take_memory();
-            memory
-                .outgoing(own.len())
-                .copy_from_slice(&input[own.clone()]);
-            memory.sent.set(std::iter::empty());
-            let bytes = memory.received.set((0..size).map(|rank| part(rank).len()));
-            memory.incoming(bytes);
-            let pending = self.transport.comm.gather(memory, own.len(), None);
-            let mut memory = self.transport.complete(pending)?;
+            let mut memory = transport.take_memory();
+            memory.outgoing(own.len()).copy_from_slice(own);
+            let parts = (0..size).map(|rank| part(rank).len());
+            let bytes = memory.incoming_parts(parts).len();
+            let call = Call::Gather { root: None };
+            let mut memory = transport.complete(memory, own.len(), call)?;
             let mut frame = &*memory.incoming(bytes);
             for rank in 0..size {
                 let (piece, rest) = frame.split_at(part(rank).len());
                 output[part(rank)].copy_from_slice(piece);
                 frame = rest;
             }
-            self.transport.put_back(memory);
+            transport.put_back(memory);
         }
         Ok(())
     }
@@ -305,13 +237,13 @@ impl Engine for MpiCollectives {
         output: &mut dyn GatherTarget,
     ) -> Result<()> {
         self.operate(&header, |this| {
-            let mut sizes = std::mem::take(&mut this.sizes);
-            let result = this
-                .exchange_sizes(input.len(), &mut sizes)
-                .and_then(|()| gathering::memory(&mut this.transport, dtype, &sizes, output))
-                .and_then(|output| this.gather_inputs(input, &sizes, output));
-            this.sizes = sizes;
-            result
+            let (transport, sizes) = (&mut this.transport, &mut this.sizes);
+            transport.all_gather(&(input.len() as u64).to_le_bytes(), |all| {
+                sizes.clear();
+                sizes.extend(all.iter().map(|size| u64::from_le_bytes(*size) as usize));
+            })?;
+            let output = gathering::memory(transport, dtype, sizes, output)?;
+            this.gather_inputs(input, output)
         })
     }
 

@@ -8,7 +8,7 @@
 //! - The bounds of what the library reads and writes are checked here.
 
 use std::collections::BTreeSet;
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::ffi;
 
-use super::notice::Notice;
+use super::notice::{NOTICE_BYTES, Notice};
 use crate::buffer::{DType, in_words};
 use crate::error::{CollectiveError, Result};
 use crate::reduce::ReduceOp;
@@ -27,7 +27,7 @@ use crate::sync::unpoisoned;
 const LONGEST_PAUSE: Duration = Duration::from_millis(1);
 
 /// The tag of notices, which travel on a communicator of their own.
-pub(super) const NOTICE_TAG: i32 = 3;
+const NOTICE_TAG: i32 = 3;
 
 /// The library between `MPI_Init` and `MPI_Finalize`.
 pub(super) struct World {
@@ -90,6 +90,24 @@ impl World {
     fn lock(&self) -> MutexGuard<'_, ()> {
         unpoisoned(self.calls.lock())
     }
+
+    /// The bytes that an operation has received once it is complete, else `None`.
+    fn test(&self, request: &mut ffi::MPI_Request) -> Result<Option<usize>> {
+        let (mut done, mut bytes): (c_int, c_int) = (0, 0);
+        let _guard = self.lock();
+        // SAFETY: MPI is initialised as long as `World` lives. The request is null or one that this
+        // module began: nobody else can call this. The pointers are to locals and to what is
+        // borrowed, which outlive the calls.
+        unsafe {
+            let mut status: ffi::MPI_Status = std::mem::zeroed();
+            check(ffi::MPI_Test(request, &mut done, &mut status))?;
+            if done != 0 {
+                // Only for receives; the count of other operations means nothing.
+                ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut bytes);
+            }
+        }
+        Ok((done != 0).then_some(bytes.max(0) as usize))
+    }
 }
 
 impl Drop for World {
@@ -102,6 +120,50 @@ impl Drop for World {
 
 fn unavailable(reason: &str) -> CollectiveError {
     CollectiveError::unavailable("MPI", reason)
+}
+
+/// What an operation does with its [`Memory`].
+#[derive(Clone, Copy)]
+pub(super) enum Call {
+    /// Every rank gets `outgoing` of all ranks, in rank order.
+    AllGather,
+    /// Sends `outgoing[rank]` to every rank; the layouts are those of the memory.
+    AllToAll,
+    /// Gives `outgoing` of every rank to all ranks, or to the root only; the layout is that of what
+    /// is received.
+    Gather { root: Option<usize> },
+    /// Copies the root's `outgoing` to those of all ranks.
+    Broadcast { root: usize },
+    /// Combines elements of `i32` or `i64` of all ranks' `outgoing` into every rank's `incoming`.
+    AllReduce(DType, ReduceOp),
+    /// Sends `outgoing` as a segment.
+    Send { to: usize, tag: i32 },
+    /// Sends `outgoing` as a notice.
+    Notice { to: usize },
+    /// Receives at most so many bytes into `incoming`.
+    Receive { from: usize, tag: i32 },
+}
+
+impl Call {
+    /// Checks that the memory has the bytes that the library reads and writes.
+    fn check(self, memory: &Memory, bytes: usize, size: usize) {
+        match self {
+            Call::AllGather => memory.check(bytes, bytes * size),
+            Call::AllToAll => memory.check(memory.sent.total(size), memory.received.total(size)),
+            Call::Gather { .. } => memory.check(bytes, memory.received.total(size)),
+            Call::AllReduce(dtype, _) => {
+                assert!(
+                    matches!(dtype, DType::I32 | DType::I64),
+                    "other types are combined here"
+                );
+                memory.check(bytes, bytes);
+            }
+            Call::Broadcast { .. } | Call::Send { .. } | Call::Notice { .. } => {
+                memory.check(bytes, 0);
+            }
+            Call::Receive { .. } => memory.check(0, bytes),
+        }
+    }
 }
 
 /// A duplicate of the world communicator, so that nothing is mixed up with other users of MPI.
@@ -124,7 +186,7 @@ impl Comm {
     /// Blocks until all ranks have called it, for so long; the library is free meanwhile.
     pub(super) fn duplicate(world: &Arc<World>, timeout: Duration) -> Result<Self> {
         let (mut rank, mut size): (c_int, c_int) = (0, 0);
-        let raw = Duplicate::begin(world)?.wait(world, timeout)?;
+        let raw = duplicate(world, timeout)?;
         let guard = world.lock();
         // SAFETY: MPI is initialised as long as `World` lives; the pointers are to locals that
         // outlive the calls.
@@ -148,14 +210,14 @@ impl Comm {
         })
     }
 
-    /// Takes the next notice, from whomever, for whatever group. They are at most `N` bytes.
-    pub(super) fn take_notice<const N: usize>(&self) -> Result<Option<[u8; N]>> {
+    /// Takes the next notice, from whomever, for whatever group.
+    pub(super) fn take_notice(&self) -> Result<Option<[u8; NOTICE_BYTES]>> {
         let (comm, tag) = (self.world.notices, NOTICE_TAG);
-        let mut message = [0_u8; N];
+        let mut message = [0_u8; NOTICE_BYTES];
         let mut found: c_int = 0;
         let _guard = self.world.lock();
-        // SAFETY: all pointers are to locals that outlive the calls; the receive is of at most
-        // `N` bytes into `N` bytes, and does not block since the probe found the message and the
+        // SAFETY: all pointers are to locals that outlive the calls; the receive is of at most as
+        // many bytes as there are, and does not block since the probe found the message and the
         // lock keeps others from taking it.
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
@@ -166,7 +228,7 @@ impl Comm {
             }
             check(ffi::MPI_Recv(
                 message.as_mut_ptr().cast(),
-                N as c_int,
+                NOTICE_BYTES as c_int,
                 ffi::RSMPI_UINT8_T,
                 status.MPI_SOURCE,
                 tag,
@@ -177,17 +239,62 @@ impl Comm {
         Ok(Some(message))
     }
 
-    /// Starts an operation. `call` gets the memory and a place for the request.
-    fn start(
+    /// Starts an operation on the first `bytes` bytes of what this rank sends, or may receive.
+    /// [`Call::AllToAll`] does not look at `bytes`: its layouts say it.
+    pub(super) fn start(
         self: &Arc<Self>,
-        memory: Memory,
-        call: impl FnOnce(&mut Memory, *mut ffi::MPI_Request) -> c_int,
+        mut memory: Memory,
+        bytes: usize,
+        call: Call,
     ) -> Result<Pending> {
-        let mut memory = memory;
-        // SAFETY: reading a constant of the library.
-        let mut request = unsafe { ffi::RSMPI_REQUEST_NULL };
+        call.check(&memory, bytes, self.size);
+        let (from, to) = memory.pointers();
+        let (sent, received) = (&memory.sent, &memory.received);
+        let (counts, starts) = (received.counts.as_ptr(), received.starts.as_ptr());
+        let (count, raw) = (bytes as c_int, self.raw);
         let guard = self.world.lock();
-        let code = call(&mut memory, &mut request);
+        // SAFETY: the bounds and the layouts were checked above, and `Pending` keeps the memory
+        // until the operation is complete, or for ever; all of it may be written. It is aligned for
+        // 8 bytes, and every bit pattern is a value of the integers that are combined.
+        let (code, request) = unsafe {
+            let (byte, mut request) = (ffi::RSMPI_UINT8_T, ffi::RSMPI_REQUEST_NULL);
+            let done = &raw mut request;
+            let code = match call {
+                Call::AllGather => {
+                    ffi::MPI_Iallgather(from, count, byte, to, count, byte, raw, done)
+                }
+                Call::AllToAll => {
+                    let (sent, at) = (sent.counts.as_ptr(), sent.starts.as_ptr());
+                    ffi::MPI_Ialltoallv(from, sent, at, byte, to, counts, starts, byte, raw, done)
+                }
+                Call::Gather { root: None } => {
+                    ffi::MPI_Iallgatherv(from, count, byte, to, counts, starts, byte, raw, done)
+                }
+                Call::Gather { root: Some(root) } => {
+                    let root = root as c_int;
+                    ffi::MPI_Igatherv(from, count, byte, to, counts, starts, byte, root, raw, done)
+                }
+                Call::Broadcast { root } => {
+                    ffi::MPI_Ibcast(from, count, byte, root as c_int, raw, done)
+                }
+                Call::AllReduce(dtype, op) => {
+                    let count = (bytes / dtype.size_bytes()) as c_int;
+                    let (kind, op) = integers(dtype, op);
+                    ffi::MPI_Iallreduce(from, to, count, kind, op, raw, done)
+                }
+                Call::Send { to, tag } => {
+                    ffi::MPI_Isend(from, count, byte, to as c_int, tag, raw, done)
+                }
+                Call::Notice { to } => {
+                    let (to, raw) = (to as c_int, self.world.notices);
+                    ffi::MPI_Isend(from, count, byte, to, NOTICE_TAG, raw, done)
+                }
+                Call::Receive { from, tag } => {
+                    ffi::MPI_Irecv(to, count, byte, from as c_int, tag, raw, done)
+                }
+            };
+            (code, request)
+        };
         drop(guard);
         let pending = Pending {
             comm: self.clone(),
@@ -196,202 +303,6 @@ impl Comm {
         };
         check(code)?;
         Ok(pending)
-    }
-
-    /// Every rank gets the first `bytes` bytes of all ranks' `outgoing`, in rank order.
-    pub(super) fn all_gather(self: &Arc<Self>, memory: Memory, bytes: usize) -> Result<Pending> {
-        memory.check(bytes, bytes * self.size);
-        let raw = self.raw;
-        self.start(memory, |memory, request| {
-            let (from, to) = memory.pointers();
-            // SAFETY: the bounds were checked above, and `Pending` keeps the memory until the
-            // operation is complete, or for ever.
-            unsafe {
-                let (kind, count) = (ffi::RSMPI_UINT8_T, bytes as c_int);
-                ffi::MPI_Iallgather(
-                    from.cast(),
-                    count,
-                    kind,
-                    to.cast(),
-                    count,
-                    kind,
-                    raw,
-                    request,
-                )
-            }
-        })
-    }
-
-    /// Sends `outgoing[rank]` to every rank; the layouts are those of the memory.
-    pub(super) fn all_to_all(self: &Arc<Self>, memory: Memory) -> Result<Pending> {
-        memory.check_layouts(self.size);
-        let raw = self.raw;
-        self.start(memory, |memory, request| {
-            let (from, to) = memory.pointers();
-            let Memory { sent, received, .. } = memory;
-            // SAFETY: the layouts were checked against the memory, and `Pending` keeps both until
-            // the operation is complete, or for ever.
-            unsafe {
-                let kind = ffi::RSMPI_UINT8_T;
-                ffi::MPI_Ialltoallv(
-                    from.cast(),
-                    sent.counts.as_ptr(),
-                    sent.starts.as_ptr(),
-                    kind,
-                    to.cast(),
-                    received.counts.as_ptr(),
-                    received.starts.as_ptr(),
-                    kind,
-                    raw,
-                    request,
-                )
-            }
-        })
-    }
-
-    /// Gives the first `bytes` bytes of every rank's `outgoing` to all ranks, or to the root only;
-    /// the layout is that of what is received.
-    pub(super) fn gather(
-        self: &Arc<Self>,
-        memory: Memory,
-        bytes: usize,
-        root: Option<usize>,
-    ) -> Result<Pending> {
-        memory.check(bytes, 0);
-        memory.check_layouts(self.size);
-        let raw = self.raw;
-        self.start(memory, |memory, request| {
-            let (from, to) = memory.pointers();
-            let (from, to) = (from.cast(), to.cast());
-            let (counts, starts) = (
-                memory.received.counts.as_ptr(),
-                memory.received.starts.as_ptr(),
-            );
-            // SAFETY: as in `all_to_all`.
-            unsafe {
-                let (kind, bytes) = (ffi::RSMPI_UINT8_T, bytes as c_int);
-                match root {
-                    None => ffi::MPI_Iallgatherv(
-                        from, bytes, kind, to, counts, starts, kind, raw, request,
-                    ),
-                    Some(root) => ffi::MPI_Igatherv(
-                        from,
-                        bytes,
-                        kind,
-                        to,
-                        counts,
-                        starts,
-                        kind,
-                        root as c_int,
-                        raw,
-                        request,
-                    ),
-                }
-            }
-        })
-    }
-
-    /// Copies the first `bytes` bytes of the root's `outgoing` to those of all ranks.
-    pub(super) fn broadcast(
-        self: &Arc<Self>,
-        memory: Memory,
-        bytes: usize,
-        root: usize,
-    ) -> Result<Pending> {
-        memory.check(bytes, 0);
-        let raw = self.raw;
-        self.start(memory, |memory, request| {
-            let (buffer, _) = memory.pointers();
-            // SAFETY: as in `all_gather`; the pointer is to memory that may be written.
-            unsafe {
-                let (kind, bytes) = (ffi::RSMPI_UINT8_T, bytes as c_int);
-                ffi::MPI_Ibcast(buffer.cast(), bytes, kind, root as c_int, raw, request)
-            }
-        })
-    }
-
-    /// Combines `count` elements of `i32` or `i64` of all ranks' `outgoing` into every rank's
-    /// `incoming`.
-    pub(super) fn all_reduce_integers(
-        self: &Arc<Self>,
-        memory: Memory,
-        dtype: DType,
-        op: ReduceOp,
-        count: usize,
-    ) -> Result<Pending> {
-        assert!(
-            matches!(dtype, DType::I32 | DType::I64),
-            "other types are combined here"
-        );
-        let bytes = count * dtype.size_bytes();
-        memory.check(bytes, bytes);
-        let raw = self.raw;
-        self.start(memory, |memory, request| {
-            let (from, to) = memory.pointers();
-            // SAFETY: as in `all_gather`; the memory is aligned for 8 bytes, and every bit pattern
-            // is a value of these types.
-            unsafe {
-                let kind = integer(dtype, op);
-                let op = match op {
-                    ReduceOp::Sum | ReduceOp::Mean => ffi::RSMPI_SUM,
-                    ReduceOp::Min => ffi::RSMPI_MIN,
-                    ReduceOp::Max => ffi::RSMPI_MAX,
-                    ReduceOp::Prod => ffi::RSMPI_PROD,
-                };
-                ffi::MPI_Iallreduce(
-                    from.cast(),
-                    to.cast(),
-                    count as c_int,
-                    kind,
-                    op,
-                    raw,
-                    request,
-                )
-            }
-        })
-    }
-
-    /// Sends the first `bytes` bytes of `outgoing`, as a segment or as a notice.
-    pub(super) fn send(
-        self: &Arc<Self>,
-        memory: Memory,
-        bytes: usize,
-        to: usize,
-        tag: i32,
-    ) -> Result<Pending> {
-        memory.check(bytes, 0);
-        let raw = match tag {
-            NOTICE_TAG => self.world.notices,
-            _ => self.raw,
-        };
-        self.start(memory, |memory, request| {
-            let (buffer, _) = memory.pointers();
-            // SAFETY: as in `all_gather`.
-            unsafe {
-                let (kind, bytes) = (ffi::RSMPI_UINT8_T, bytes as c_int);
-                ffi::MPI_Isend(buffer.cast(), bytes, kind, to as c_int, tag, raw, request)
-            }
-        })
-    }
-
-    /// Receives at most `bytes` bytes into `incoming`.
-    pub(super) fn receive(
-        self: &Arc<Self>,
-        memory: Memory,
-        bytes: usize,
-        from: usize,
-        tag: i32,
-    ) -> Result<Pending> {
-        memory.check(0, bytes);
-        let raw = self.raw;
-        self.start(memory, |memory, request| {
-            let (_, buffer) = memory.pointers();
-            // SAFETY: as in `all_gather`.
-            unsafe {
-                let (kind, bytes) = (ffi::RSMPI_UINT8_T, bytes as c_int);
-                ffi::MPI_Irecv(buffer.cast(), bytes, kind, from as c_int, tag, raw, request)
-            }
-        })
     }
 }
 
@@ -407,58 +318,40 @@ impl Drop for Comm {
     }
 }
 
-/// A duplicate of the world communicator that is being made.
-struct Duplicate {
-    /// Written by the library, until the request is complete.
-    raw: Box<ffi::MPI_Comm>,
-    request: ffi::MPI_Request,
-}
-
-impl Duplicate {
-    fn begin(world: &World) -> Result<Self> {
-        let _guard = world.lock();
-        // SAFETY: MPI is initialised as long as `World` lives. The box is where the handle will be
-        // written, and is kept until then, or for ever.
-        unsafe {
-            let mut duplicate = Self {
-                raw: Box::new(ffi::RSMPI_COMM_NULL),
-                request: ffi::RSMPI_REQUEST_NULL,
-            };
-            let (raw, request) = (&raw mut *duplicate.raw, &raw mut duplicate.request);
-            check(ffi::MPI_Comm_idup(ffi::RSMPI_COMM_WORLD, raw, request))?;
-            Ok(duplicate)
+/// Makes a duplicate of the world communicator when all ranks do, within so long; the library is
+/// free meanwhile.
+fn duplicate(world: &World, timeout: Duration) -> Result<ffi::MPI_Comm> {
+    let guard = world.lock();
+    // SAFETY: MPI is initialised as long as `World` lives. Where the handle will be written is
+    // freed only when the request is complete.
+    let (made, mut request) = unsafe {
+        let made = Box::into_raw(Box::new(ffi::RSMPI_COMM_NULL));
+        let mut request = ffi::RSMPI_REQUEST_NULL;
+        check(ffi::MPI_Comm_idup(
+            ffi::RSMPI_COMM_WORLD,
+            made,
+            &mut request,
+        ))?;
+        (made, request)
+    };
+    drop(guard);
+    let begun = Instant::now();
+    let mut polls = 0;
+    let abandon = |_: &_| world.abandoned.store(true, Ordering::Release);
+    while world.test(&mut request).inspect_err(abandon)?.is_none() {
+        if begun.elapsed() >= timeout {
+            // The library may still write there.
+            world.abandoned.store(true, Ordering::Release);
+            return Err(unavailable(&format!(
+                "not all ranks have made this group within {timeout:?}: every rank has to call \
+                 `communicator`, in the same order"
+            )));
         }
+        std::thread::sleep(poll_pause(polls));
+        polls += 1;
     }
-
-    fn is_done(&mut self, world: &World) -> Result<bool> {
-        let mut done: c_int = 0;
-        let _guard = world.lock();
-        // SAFETY: the pointers are to a field and locals that outlive the call.
-        unsafe {
-            let mut status: ffi::MPI_Status = std::mem::zeroed();
-            check(ffi::MPI_Test(&mut self.request, &mut done, &mut status))?;
-        }
-        Ok(done != 0)
-    }
-
-    fn wait(mut self, world: &World, timeout: Duration) -> Result<ffi::MPI_Comm> {
-        let begun = Instant::now();
-        let mut polls = 0;
-        while !self.is_done(world)? {
-            if begun.elapsed() >= timeout {
-                // The library may still write there.
-                world.abandoned.store(true, Ordering::Release);
-                Box::leak(self.raw);
-                return Err(unavailable(&format!(
-                    "not all ranks have made this group within {timeout:?}: every rank has to call \
-                     `communicator`, in the same order"
-                )));
-            }
-            std::thread::sleep(poll_pause(polls));
-            polls += 1;
-        }
-        Ok(*self.raw)
-    }
+    // SAFETY: the library has written it and is done with it.
+    Ok(*unsafe { Box::from_raw(made) })
 }
 
 /// How long to wait before MPI, which wakes nobody, is asked again; grows with every poll in vain.
@@ -478,26 +371,31 @@ fn duplicate_world() -> Result<ffi::MPI_Comm> {
     }
 }
 
-/// MPI's type for integers. Sums and products are those of unsigned integers, which wrap around.
+/// MPI's type and operation for integers. Sums and products are those of unsigned integers, which
+/// wrap around.
 ///
 /// # Safety
 /// MPI must be initialised.
-unsafe fn integer(dtype: DType, op: ReduceOp) -> ffi::MPI_Datatype {
-    let ordered = matches!(op, ReduceOp::Min | ReduceOp::Max);
+unsafe fn integers(dtype: DType, op: ReduceOp) -> (ffi::MPI_Datatype, ffi::MPI_Op) {
+    let is_short = dtype.size_bytes() == size_of::<i32>();
     // SAFETY: reading constants of the library.
     unsafe {
-        match (dtype.size_bytes() == size_of::<i32>(), ordered) {
-            (true, true) => ffi::RSMPI_INT32_T,
-            (true, false) => ffi::RSMPI_UINT32_T,
-            (false, true) => ffi::RSMPI_INT64_T,
-            (false, false) => ffi::RSMPI_UINT64_T,
+        let (signed, unsigned) = match is_short {
+            true => (ffi::RSMPI_INT32_T, ffi::RSMPI_UINT32_T),
+            false => (ffi::RSMPI_INT64_T, ffi::RSMPI_UINT64_T),
+        };
+        match op {
+            ReduceOp::Sum | ReduceOp::Mean => (unsigned, ffi::RSMPI_SUM),
+            ReduceOp::Prod => (unsigned, ffi::RSMPI_PROD),
+            ReduceOp::Min => (signed, ffi::RSMPI_MIN),
+            ReduceOp::Max => (signed, ffi::RSMPI_MAX),
         }
     }
 }
 
 /// How many bytes each rank sends or gets, and where they start.
 #[derive(Default)]
-pub(super) struct Layout {
+struct Layout {
     counts: Vec<c_int>,
     starts: Vec<c_int>,
     total: usize,
@@ -505,7 +403,7 @@ pub(super) struct Layout {
 
 impl Layout {
     /// One part after the other. Returns the number of bytes of all.
-    pub(super) fn set(&mut self, counts: impl Iterator<Item = usize>) -> usize {
+    fn set(&mut self, counts: impl Iterator<Item = usize>) -> usize {
         self.counts.clear();
         self.starts.clear();
         self.total = 0;
@@ -520,6 +418,12 @@ impl Layout {
         );
         self.total
     }
+
+    /// Bytes of all parts, of which there must be one for each rank.
+    fn total(&self, size: usize) -> usize {
+        assert!(self.counts.len() == size && self.starts.len() == size);
+        self.total
+    }
 }
 
 /// What an operation reads and writes. Words, so that it is aligned for every element type.
@@ -527,8 +431,8 @@ impl Layout {
 pub(super) struct Memory {
     outgoing: Vec<u64>,
     incoming: Vec<u64>,
-    pub(super) sent: Layout,
-    pub(super) received: Layout,
+    sent: Layout,
+    received: Layout,
 }
 
 impl Memory {
@@ -542,26 +446,32 @@ impl Memory {
         in_words(&mut self.incoming, bytes)
     }
 
+    /// Lays out what is sent: so many bytes to each rank.
+    pub(super) fn outgoing_parts(&mut self, counts: impl Iterator<Item = usize>) -> &mut [u8] {
+        let bytes = self.sent.set(counts);
+        self.outgoing(bytes)
+    }
+
+    /// Lays out what is received: so many bytes from each rank.
+    pub(super) fn incoming_parts(&mut self, counts: impl Iterator<Item = usize>) -> &mut [u8] {
+        let bytes = self.received.set(counts);
+        self.incoming(bytes)
+    }
+
     /// Copies the first bytes of what was received to what is sent next.
     pub(super) fn own_to_outgoing(&mut self, bytes: usize) {
         let own = &bytemuck::cast_slice::<u64, u8>(&self.incoming)[..bytes];
         in_words(&mut self.outgoing, bytes).copy_from_slice(own);
     }
 
-    fn pointers(&mut self) -> (*mut u64, *mut u64) {
-        (self.outgoing.as_mut_ptr(), self.incoming.as_mut_ptr())
+    fn pointers(&mut self) -> (*mut c_void, *mut c_void) {
+        let (outgoing, incoming) = (self.outgoing.as_mut_ptr(), self.incoming.as_mut_ptr());
+        (outgoing.cast(), incoming.cast())
     }
 
     fn check(&self, outgoing: usize, incoming: usize) {
         assert!(outgoing <= size_of_val(&self.outgoing[..]) && outgoing <= c_int::MAX as usize);
         assert!(incoming <= size_of_val(&self.incoming[..]) && incoming <= c_int::MAX as usize);
-    }
-
-    fn check_layouts(&self, size: usize) {
-        self.check(self.sent.total, self.received.total);
-        assert!(self.sent.counts.len() == size || self.sent.total == 0);
-        assert!(self.sent.counts.len() == self.sent.starts.len());
-        assert!(self.received.counts.len() == size && self.received.starts.len() == size);
     }
 }
 
@@ -580,25 +490,13 @@ unsafe impl Send for Pending {}
 impl Pending {
     /// The memory once the operation is complete, else `None`. After it was returned, `None`.
     pub(super) fn test(&mut self) -> Result<Option<(Memory, usize)>> {
-        let (mut done, mut bytes): (c_int, c_int) = (0, 0);
-        let guard = self.comm.world.lock();
-        // SAFETY: the pointers are to fields and locals that outlive the calls.
-        unsafe {
-            let mut status: ffi::MPI_Status = std::mem::zeroed();
-            check(ffi::MPI_Test(&mut self.request, &mut done, &mut status))?;
-            if done != 0 {
-                // Only for receives; the count of other operations means nothing.
-                ffi::MPI_Get_count(&status, ffi::RSMPI_UINT8_T, &mut bytes);
-            }
-        }
-        drop(guard);
-        if done == 0 {
-            return Ok(None);
-        }
-        Ok(self
-            .memory
-            .take()
-            .map(|memory| (memory, bytes.max(0) as usize)))
+        let received = self.comm.world.test(&mut self.request)?;
+        Ok(received.and_then(|bytes| Some((self.memory.take()?, bytes))))
+    }
+
+    /// Whether it is neither complete nor broken.
+    pub(super) fn is_under_way(&mut self) -> bool {
+        matches!(self.test(), Ok(None)) && self.memory.is_some()
     }
 }
 

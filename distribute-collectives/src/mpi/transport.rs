@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::notice::{self, NOTICE_BYTES, Notice};
-use super::raw::{Comm, Memory, NOTICE_TAG, Pending, poll_pause};
+use super::raw::{Call, Comm, Memory, Pending, poll_pause};
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
@@ -61,17 +61,15 @@ impl NoticeExchange {
     fn send_notice(&self, notice: &Notice) {
         let bytes = notice::encode(self.comm.instance, self.comm.rank, notice);
         let mut peers = self.lock();
-        for rank in (0..self.comm.size).filter(|rank| *rank != self.comm.rank) {
+        for to in (0..self.comm.size).filter(|rank| *rank != self.comm.rank) {
             let mut memory = Memory::default();
             memory.outgoing(NOTICE_BYTES).copy_from_slice(&bytes);
             // A rank that cannot be told finds out by its own deadline.
-            if let Ok(pending) = self.comm.send(memory, NOTICE_BYTES, rank, NOTICE_TAG) {
+            if let Ok(pending) = self.comm.start(memory, NOTICE_BYTES, Call::Notice { to }) {
                 peers.outgoing.push(pending);
             }
         }
-        peers
-            .outgoing
-            .retain_mut(|pending| matches!(pending.test(), Ok(None)));
+        peers.outgoing.retain_mut(Pending::is_under_way);
     }
 
     /// Notes a failure, and tells all other ranks unless they know of an earlier one.
@@ -94,7 +92,7 @@ impl NoticeExchange {
             *instance != self.comm.instance && inbox.is_expected(*instance)
         });
         inbox.notices = kept;
-        while let Some(message) = self.comm.take_notice::<NOTICE_BYTES>()? {
+        while let Some(message) = self.comm.take_notice()? {
             match notice::decode(&message) {
                 Some((instance, notice)) if instance == self.comm.instance => {
                     peers.record(&notice);
@@ -140,7 +138,7 @@ impl AbortTarget for NoticeExchange {
 
 /// One rank's endpoint.
 pub(super) struct MpiTransport {
-    pub(super) comm: Arc<Comm>,
+    comm: Arc<Comm>,
     shared: Arc<NoticeExchange>,
     timeout: Duration,
     operations: Bookkeeping,
@@ -184,10 +182,31 @@ impl MpiTransport {
         self.memory.push(memory);
     }
 
-    /// Runs an operation of the library to its end.
-    pub(super) fn complete(&mut self, pending: Result<Pending>) -> Result<Memory> {
-        let pending = pending.map_err(|error| self.broken(&error))?;
+    fn start(&self, memory: Memory, bytes: usize, call: Call) -> Result<Pending> {
+        let started = self.comm.start(memory, bytes, call);
+        started.map_err(|error| self.broken(&error))
+    }
+
+    /// Runs an operation of the library, on so many bytes of this rank, to its end.
+    pub(super) fn complete(&mut self, memory: Memory, bytes: usize, call: Call) -> Result<Memory> {
+        let pending = self.start(memory, bytes, call)?;
         Ok(self.wait(pending, None)?.0)
+    }
+
+    /// Gives every rank the bytes of all ranks; `read` gets them in rank order.
+    pub(super) fn all_gather<const N: usize, R>(
+        &mut self,
+        own: &[u8; N],
+        read: impl FnOnce(&[[u8; N]]) -> R,
+    ) -> Result<R> {
+        let bytes = N * self.comm.size;
+        let mut memory = self.take_memory();
+        memory.outgoing(N).copy_from_slice(own);
+        memory.incoming(bytes);
+        let mut memory = self.complete(memory, N, Call::AllGather)?;
+        let result = read(memory.incoming(bytes).as_chunks().0);
+        self.put_back(memory);
+        Ok(result)
     }
 
     /// Waits for an operation; `peer` is the only rank that it needs, if it needs only one.
@@ -277,26 +296,17 @@ impl MpiTransport {
 
     /// Compares the headers of all ranks.
     fn agree(&mut self, header: &OperationHeader) -> Result<()> {
-        const BYTES: usize = OperationHeader::BYTES;
-        let (size, own) = (self.comm.size, header.encode());
-        let mut memory = self.take_memory();
-        memory.outgoing(BYTES).copy_from_slice(&own);
-        memory.incoming(BYTES * size);
-        let pending = self.comm.all_gather(memory, BYTES);
-        let mut memory = self.complete(pending)?;
-        let (headers, _) = memory.incoming(BYTES * size).as_chunks::<BYTES>();
-        let agreed = if headers.iter().all(|other| *other == own) {
-            Ok(())
-        } else {
-            let decoded = headers.iter().enumerate().map(|(rank, bytes)| {
+        let (rank, own) = (self.comm.rank, header.encode());
+        self.all_gather(&own, |headers| {
+            if headers.iter().all(|other| *other == own) {
+                return Ok(());
+            }
+            let decoded = headers.iter().enumerate().map(|(from, bytes)| {
                 OperationHeader::decode(bytes)
-                    .map_err(|error| header.mismatch(self.comm.rank, rank, error.to_string()))
+                    .map_err(|error| header.mismatch(rank, from, error.to_string()))
             });
-            let decoded = decoded.collect::<Result<Vec<_>>>();
-            decoded.and_then(|headers| OperationHeader::agree(&headers))
-        };
-        self.put_back(memory);
-        agreed
+            OperationHeader::agree(&decoded.collect::<Result<Vec<_>>>()?)
+        })?
     }
 }
 
@@ -358,8 +368,7 @@ impl Transport for MpiTransport {
         }
         let mut memory = self.take_memory();
         fill(memory.outgoing(bytes));
-        let pending = self.comm.send(memory, bytes, to, tag);
-        let pending = pending.map_err(|error| self.broken(&error))?;
+        let pending = self.start(memory, bytes, Call::Send { to, tag })?;
         self.outgoing[to][lane].push_back(pending);
         Ok(())
     }
@@ -372,8 +381,8 @@ impl Transport for MpiTransport {
     ) -> Result<()> {
         let mut memory = self.take_memory();
         memory.incoming(bytes);
-        let pending = self.comm.receive(memory, bytes, from, self.lane().1);
-        let pending = pending.map_err(|error| self.broken(&error))?;
+        let (_, tag) = self.lane();
+        let pending = self.start(memory, bytes, Call::Receive { from, tag })?;
         let (mut memory, found) = self.wait(pending, self.only(from))?;
         if found != bytes {
             let rank = self.comm.rank;
@@ -424,15 +433,14 @@ impl Drop for MpiTransport {
         let mut left: Vec<Pending> = self.outgoing.drain(..).flatten().flatten().collect();
         let mut polls = 0;
         loop {
-            left.retain_mut(|pending| matches!(pending.test(), Ok(None)));
-            self.shared
-                .lock()
-                .outgoing
-                .retain_mut(|pending| matches!(pending.test(), Ok(None)));
+            left.retain_mut(Pending::is_under_way);
+            let mut peers = self.shared.lock();
+            peers.outgoing.retain_mut(Pending::is_under_way);
             let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-            if left.is_empty() && self.shared.lock().outgoing.is_empty() || failed || late {
+            if left.is_empty() && peers.outgoing.is_empty() || failed || late {
                 return;
             }
+            drop(peers);
             std::thread::sleep(poll_pause(polls));
             polls += 1;
         }

@@ -1,7 +1,5 @@
 //! What the ranks tell each other before NCCL moves anything.
 
-use std::fmt;
-
 use super::element::ElementType;
 use super::raw::DeviceBuffer;
 use crate::communicator::Gathered;
@@ -12,29 +10,12 @@ use crate::operation::OperationKind;
 /// Bytes of a record: the header, three words.
 pub(super) const RECORD_BYTES: usize = OperationHeader::BYTES + 3 * 8;
 
-/// Where the elements of an operation are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum MemoryPlace {
-    /// In host memory, or there are none.
-    HostMemory = 0,
-    /// On the devices.
-    DeviceMemory = 1,
-}
-
-impl fmt::Display for MemoryPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MemoryPlace::HostMemory => "host memory",
-            MemoryPlace::DeviceMemory => "device memory",
-        })
-    }
-}
-
 /// One rank's description of an operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Record {
     pub(super) header: OperationHeader,
-    pub(super) place: MemoryPlace,
+    /// The elements are on the devices; else in host memory, or there are none.
+    pub(super) on_devices: bool,
     /// The type when it is none that buffers in host memory have.
     pub(super) element: Option<ElementType>,
     /// Bytes of the input and of the output; for `all_gather` only, where ranks may differ.
@@ -47,7 +28,7 @@ impl Record {
     pub(super) fn new(header: OperationHeader) -> Self {
         Record {
             header,
-            place: MemoryPlace::HostMemory,
+            on_devices: false,
             element: None,
             input_bytes: 0,
             output_bytes: 0,
@@ -57,7 +38,7 @@ impl Record {
     /// An operation on device buffers, which may have different types.
     pub(super) fn of_device_memory(header: OperationHeader, buffers: &[DeviceBuffer<'_>]) -> Self {
         let mut record = Record::new(header);
-        record.place = MemoryPlace::DeviceMemory;
+        record.on_devices = true;
         record.header.count = buffers.iter().map(DeviceBuffer::len).sum();
         record.header.buffers = buffers.len();
         let words = |buffer: &DeviceBuffer<'_>| [buffer.len() as u64, buffer.element() as u64];
@@ -83,7 +64,7 @@ impl Record {
         bytes[..OperationHeader::BYTES].copy_from_slice(&self.header.encode());
         let element = self.element.map_or(0, |element| element as u64 + 1);
         let words = [
-            self.place as u64 | element << 8,
+            u64::from(self.on_devices) | element << 8,
             self.input_bytes as u64,
             self.output_bytes as u64,
         ];
@@ -108,10 +89,7 @@ impl Record {
         let element = (place >> 8) as usize;
         Ok(Record {
             header,
-            place: match place & 0xff {
-                0 => MemoryPlace::HostMemory,
-                _ => MemoryPlace::DeviceMemory,
-            },
+            on_devices: place & 0xff != 0,
             element: ElementType::ALL
                 .into_iter()
                 .find(|e| *e as usize + 1 == element),
@@ -123,8 +101,11 @@ impl Record {
     /// The first difference to another rank's record, in words.
     pub(super) fn first_difference(&self, other: &Record) -> Option<String> {
         let name = |element: Option<ElementType>| element.map_or("another", ElementType::name);
-        if self.header.kind == other.header.kind && self.place != other.place {
-            let (a, b) = (self.place, other.place);
+        if self.header.kind == other.header.kind && self.on_devices != other.on_devices {
+            let (a, b) = match self.on_devices {
+                true => ("device memory", "host memory"),
+                false => ("host memory", "device memory"),
+            };
             return Some(format!(
                 "the buffers are in {a} on one and in {b} on the other"
             ));
@@ -141,38 +122,35 @@ impl Record {
 /// Compares the records of all ranks; returns the bytes of their inputs.
 pub(super) fn compare(gathered: &Gathered<u8>, sizes: &mut Vec<usize>) -> Result<()> {
     sizes.clear();
-    let mut first: Option<Record> = None;
-    let mut outputs = Vec::new();
+    let mut first = None::<Record>;
     for (rank, bytes) in gathered.iter().enumerate() {
-        let record = Record::decode(bytes);
-        let difference = match (&first, &record) {
-            (None, Ok(_)) => None,
-            (Some(first), Ok(record)) => first.first_difference(record),
-            (_, Err(what)) => Some(what.clone()),
-        };
-        if let Some(what) = difference {
-            let header = first.map(|first| first.header);
-            let unknown = OperationHeader::new(OperationKind::Barrier, 0, 0);
-            return Err(header.unwrap_or(unknown).mismatch(0, rank, what));
-        }
-        if let Ok(record) = record {
-            sizes.push(record.input_bytes);
-            outputs.push(record.output_bytes);
-            first.get_or_insert(record);
+        let compared = Record::decode(bytes).and_then(|record| {
+            let difference = first.get_or_insert(record).first_difference(&record);
+            difference.map_or(Ok(record.input_bytes), Err)
+        });
+        match compared {
+            Ok(input_bytes) => sizes.push(input_bytes),
+            Err(what) => {
+                let unknown = OperationHeader::new(OperationKind::Barrier, 0, 0);
+                let header = first.map_or(unknown, |first| first.header);
+                return Err(header.mismatch(0, rank, what));
+            }
         }
     }
-    let Some(first) = first.filter(|first| first.place == MemoryPlace::DeviceMemory) else {
-        return Ok(());
-    };
     let total = sizes
         .iter()
         .fold(0_usize, |sum, size| sum.saturating_add(*size));
-    match outputs.iter().position(|output| *output < total) {
-        None => Ok(()),
-        Some(rank) => {
-            let output = outputs[rank];
-            let what = format!("its output has {output} bytes, but the inputs have {total}");
-            Err(first.header.mismatch(0, rank, what))
+    // Above 0 for an all_gather only; memory of the host grows as needed.
+    let Some(first) = first.filter(|first| first.on_devices && total > 0) else {
+        return Ok(());
+    };
+    for (rank, record) in gathered.iter().map(Record::decode).enumerate() {
+        if let Ok(Record { output_bytes, .. }) = record
+            && output_bytes < total
+        {
+            let what = format!("its output has {output_bytes} bytes, but the inputs have {total}");
+            return Err(first.header.mismatch(0, rank, what));
         }
     }
+    Ok(())
 }

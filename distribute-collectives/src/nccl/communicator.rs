@@ -6,11 +6,12 @@ use super::agreement::{self, RECORD_BYTES, Record};
 use super::control::{ControlGroup, renamed};
 use super::element::ElementType;
 use super::options::NcclOptions;
-use super::raw::{Call, DeviceBuffer, DeviceMemory, PinnedMemory, Span};
-use super::setup::{self, Setup};
-use super::thread::{NcclThread, RequestError, Round, Staging, WaitLimits};
+use super::raw::{DeviceBuffer, DeviceMemory, PinnedMemory, Span};
+use super::setup;
+use super::thread::{NcclThread, RequestError, Round, ThreadSide};
 use super::unavailable::unavailable;
 use super::version::Version;
+use crate::algorithm::exchange::segments_of;
 use crate::bookkeeping::{Bookkeeping, RunningOperation};
 use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
@@ -22,6 +23,12 @@ use crate::operation::OperationKind;
 /// How long to wait for the group to say which rank was lost, after NCCL has failed.
 const BLAME_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(500);
 
+/// Memory for operations on buffers in host memory.
+struct Staging {
+    host: PinnedMemory,
+    device: DeviceMemory,
+}
+
 /// One rank's endpoint of a group over NCCL, beside a group `G` of the same ranks; see the
 /// [module](super).
 pub struct NcclCommunicator<G: ControlGroup> {
@@ -32,7 +39,7 @@ pub struct NcclCommunicator<G: ControlGroup> {
     pub(super) version: Version,
     pub(super) description: Description,
     pub(super) operations: Bookkeeping,
-    pub(super) staging: Option<Staging>,
+    staging: Option<Staging>,
     gathered: Gathered<u8>,
     /// Bytes of each rank's input of an `all_gather`.
     pub(super) sizes: Vec<usize>,
@@ -76,7 +83,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// [`InvalidOption`](CollectiveError::InvalidOption); what an operation of the group returns.
     pub fn new(mut group: G, options: NcclOptions) -> Result<Self, Box<NcclRefused<G>>> {
         match setup::set_up(&mut group, &options) {
-            Ok(Setup { thread, version }) => {
+            Ok((thread, version)) => {
                 let description = describe(&group.describe(), version);
                 Ok(NcclCommunicator {
                     thread,
@@ -116,12 +123,17 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// # Errors
     /// [`BackendUnavailable`](CollectiveError::BackendUnavailable) when there is not that much.
     pub fn allocate(&mut self, element: ElementType, count: usize) -> Result<DeviceMemory> {
+        self.take_memory(move |side| Ok(DeviceMemory::new(&side.context, element, count)?))
+    }
+
+    /// Has the thread take memory, in which no other rank takes part.
+    fn take_memory<M: Send + 'static>(
+        &mut self,
+        memory: impl FnOnce(&mut ThreadSide) -> Result<M, RequestError> + Send + 'static,
+    ) -> Result<M> {
         self.operations.check()?;
-        let limits = self.own_limits();
-        let memory = self.thread.ask(&limits, move |side| {
-            Ok(DeviceMemory::new(&side.context, element, count)?)
-        });
-        memory.map_err(|request_error| unavailable(request_error.in_words()))
+        let taken = self.thread.ask(self.options.timeout, &|| Ok(()), memory);
+        taken.map_err(|request_error| unavailable(request_error.to_string()))
     }
 
     /// Copies elements from host memory to the device. No other rank takes part.
@@ -130,26 +142,20 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// [`InvalidArgument`](CollectiveError::InvalidArgument) when type or length differ, and those
     /// of the device.
     pub fn upload<T: Element>(&mut self, to: &mut DeviceMemory, values: &[T]) -> Result<()> {
-        self.check_copy::<T>(OperationKind::Send, "upload", to, values.len())?;
-        let result = self.upload_checked(to, values);
-        self.operations.end(OperationKind::Send, result)
-    }
-
-    fn upload_checked<T: Element>(&mut self, to: &DeviceMemory, values: &[T]) -> Result<()> {
-        let (span, bytes) = (to.span().clone(), bytemuck::cast_slice::<T, u8>(values));
-        let header = self.header(OperationKind::Send);
-        let segment = self.options.staging_bytes / size_of::<T>();
-        for start in (0..span.count).step_by(segment) {
-            let range = start..span.count.min(start + segment);
-            let part = &bytes[range.start * size_of::<T>()..range.end * size_of::<T>()];
+        let (kind, bytes) = (OperationKind::Send, bytemuck::cast_slice::<T, u8>(values));
+        let to = self.copied::<T>(kind, "upload", to, values.len())?;
+        let header = self.header(kind);
+        let mut segments = segments_of(&(0..to.count), self.options.staging_bytes);
+        let result = segments.try_for_each(|range| {
             let round = Round {
-                upload: Some(span.slice(range)),
+                upload: Some(to.slice(range.clone())),
                 ..Round::default()
             };
+            let part = &bytes[range];
             let fill = |_: &(), host: &mut [u8]| host[..part.len()].copy_from_slice(part);
-            self.round(&header, None, round, &mut (), fill, |_, _| ())?;
-        }
-        Ok(())
+            self.round(&header, None, round, &mut (), fill, |_, _| ())
+        });
+        self.operations.end(kind, result)
     }
 
     /// Copies elements from the device to host memory; as [`upload`](Self::upload).
@@ -157,49 +163,35 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// # Errors
     /// As those of `upload`.
     pub fn download<T: Element>(&mut self, from: &DeviceMemory, values: &mut [T]) -> Result<()> {
-        self.check_copy::<T>(OperationKind::Recv, "download", from, values.len())?;
-        let result = self.download_checked(from, values);
-        self.operations.end(OperationKind::Recv, result)
-    }
-
-    fn download_checked<T: Element>(
-        &mut self,
-        from: &DeviceMemory,
-        values: &mut [T],
-    ) -> Result<()> {
-        let (span, bytes) = (
-            from.span().clone(),
-            bytemuck::cast_slice_mut::<T, u8>(values),
-        );
-        let header = self.header(OperationKind::Recv);
-        let segment = self.options.staging_bytes / size_of::<T>();
-        for start in (0..span.count).step_by(segment) {
-            let range = start..span.count.min(start + segment);
-            let part = &mut bytes[range.start * size_of::<T>()..range.end * size_of::<T>()];
+        let kind = OperationKind::Recv;
+        let from = self.copied::<T>(kind, "download", from, values.len())?;
+        let (header, bytes) = (self.header(kind), bytemuck::cast_slice_mut::<T, u8>(values));
+        let mut segments = segments_of(&(0..from.count), self.options.staging_bytes);
+        let result = segments.try_for_each(|range| {
             let round = Round {
-                download: Some(span.slice(range)),
+                download: Some(from.slice(range.clone())),
                 ..Round::default()
             };
             let drain = |part: &mut [u8], host: &[u8]| part.copy_from_slice(&host[..part.len()]);
-            self.round(&header, None, round, part, |_, _| (), drain)?;
-        }
-        Ok(())
+            self.round(&header, None, round, &mut bytes[range], |_, _| (), drain)
+        });
+        self.operations.end(kind, result)
     }
 
-    /// Refuses a copy, by the method `name`, of what the memory does not hold.
-    fn check_copy<T: Element>(
+    /// The bytes of the memory. Refuses a copy, by the method `name`, of what it does not hold.
+    fn copied<T: Element>(
         &self,
         op: OperationKind,
         name: &str,
         memory: &DeviceMemory,
         count: usize,
-    ) -> Result<()> {
+    ) -> Result<Span> {
         self.operations.check()?;
         let element = ElementType::from(T::DTYPE);
-        if memory.element() == element && memory.len() == count {
-            return Ok(());
-        }
         let (found, len) = (memory.element(), memory.len());
+        if found == element && len == count {
+            return Ok(memory.span().cast(ElementType::U8));
+        }
         let what = format!("{name} of {count} elements of {element} does not fit {len} of {found}");
         Err(self.invalid(op, what))
     }
@@ -320,35 +312,33 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         Err(error)
     }
 
-    /// The limits of what this rank does alone.
-    fn own_limits(&self) -> WaitLimits<'static> {
-        WaitLimits {
-            timeout: self.options.timeout,
-            health: &|| Ok(()),
-        }
-    }
-
     /// Takes the memory for buffers in host memory. Before the ranks agree: taking memory may wait
     /// for a device that is in an operation.
     pub(super) fn prepare_staging(&mut self) -> Result<()> {
-        self.operations.check()?;
-        if self.staging.is_none() {
-            let (limits, bytes) = (self.own_limits(), self.options.staging_bytes);
-            let staging = self.thread.ask(&limits, move |side| side.stage(bytes));
-            let staging = staging.map_err(|request_error| unavailable(request_error.in_words()));
-            self.staging = Some(staging?);
-        }
+        self.staging = Some(self.take_staging()?);
         Ok(())
     }
 
-    /// Some bytes of the staging memory on the device.
-    pub(super) fn staged(&self, bytes: usize) -> Result<Span> {
-        let staging = self.staging.as_ref().ok_or_else(|| self.no_staging())?;
-        Ok(staging.device.span().slice(0..bytes))
+    /// The memory for buffers in host memory, which is taken once.
+    fn take_staging(&mut self) -> Result<Staging> {
+        if let Some(staging) = self.staging.take() {
+            return Ok(staging);
+        }
+        let bytes = self.options.staging_bytes;
+        self.take_memory(move |side| {
+            Ok(Staging {
+                host: PinnedMemory::new(&side.context, bytes)?,
+                device: DeviceMemory::new(&side.context, ElementType::U8, bytes)?,
+            })
+        })
     }
 
-    fn no_staging(&self) -> CollectiveError {
-        unavailable("it has no staging memory for buffers in host memory".to_string())
+    /// Some elements of the staging memory on the device.
+    pub(super) fn staged<T: Element>(&mut self, count: usize) -> Result<Span> {
+        let staging = self.take_staging()?;
+        let all = self.staging.insert(staging).device.span();
+        let bytes = all.slice(0..count * size_of::<T>());
+        Ok(bytes.cast(ElementType::from(T::DTYPE)))
     }
 
     /// One round on host memory: `fill` writes what is uploaded of `data`, `drain` reads what was
@@ -362,55 +352,28 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         fill: impl FnOnce(&D, &mut [u8]),
         drain: impl FnOnce(&mut D, &[u8]),
     ) -> Result<()> {
-        self.prepare_staging()?;
-        let mut staging = self.staging.take().ok_or_else(|| self.no_staging())?;
-        if let Some(host) = &mut staging.host {
-            fill(data, host);
+        let Staging { mut host, device } = self.take_staging()?;
+        fill(data, &mut host);
+        round.host = Some(host);
+        if let Some(host) = self.perform(round, header, peer)? {
+            drain(data, &host);
+            self.staging = Some(Staging { host, device });
         }
-        round.host = staging.host.take();
-        let host = self.perform(round, header, peer)?;
-        if let Some(host) = &host {
-            drain(data, host);
-        }
-        staging.host = host;
-        self.staging = Some(staging);
         Ok(())
     }
 
     /// Has NCCL do a round, and looks after the group meanwhile.
-    fn perform(
+    pub(super) fn perform(
         &mut self,
         round: Round,
         header: &OperationHeader,
         peer: Option<usize>,
     ) -> Result<Option<PinnedMemory>> {
-        let group = &self.group;
-        let limits = WaitLimits {
-            timeout: self.options.timeout,
-            health: &|| group.health(header, peer),
-        };
-        let performed = self.thread.ask(&limits, move |side| side.run(round));
+        let (group, timeout) = (&self.group, self.options.timeout);
+        let health = || group.health(header, peer);
+        let run = move |side: &mut ThreadSide| side.run(round);
+        let performed = self.thread.ask(timeout, &health, run);
         performed.map_err(|request_error| self.failure(request_error, header, peer))
-    }
-
-    /// One round on device memory.
-    pub(super) fn run(
-        &mut self,
-        header: &OperationHeader,
-        peer: Option<usize>,
-        buffers: &[DeviceBuffer<'_>],
-        calls: Vec<Call>,
-    ) -> Result<()> {
-        let after = buffers.iter().filter_map(DeviceBuffer::stream).collect();
-        if calls.is_empty() {
-            return Ok(());
-        }
-        let round = Round {
-            after,
-            calls,
-            ..Round::default()
-        };
-        self.perform(round, header, peer).map(drop)
     }
 
     /// The error of an operation that NCCL did not do.
@@ -437,7 +400,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
                     }
                     std::thread::sleep(BLAME_TIMEOUT / 100);
                 }
-                format!("operation {sequence} ({op}): {}", request_error.in_words())
+                format!("operation {sequence} ({op}): {request_error}")
             }
         };
         let rank = self.group.rank();

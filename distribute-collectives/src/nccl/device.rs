@@ -2,23 +2,17 @@
 
 use std::ops::Range;
 
-use super::agreement::{MemoryPlace, Record};
+use super::agreement::Record;
 use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
-use super::host_memory::each_part;
-use super::raw::{Call, DeviceBuffer, Span};
+use super::raw::{Call, CallKind, DeviceBuffer, Span};
+use super::thread::Round;
 use crate::communicator::{Communicator, chunk_range};
 use crate::engine::Engine;
 use crate::error::Result;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 use crate::reduce::ReduceOp;
-
-/// The buffers that hold something.
-fn spans(buffers: &[DeviceBuffer<'_>]) -> impl Iterator<Item = Span> {
-    let filled = buffers.iter().filter(|buffer| !buffer.is_empty());
-    filled.map(|buffer| buffer.span().clone())
-}
 
 /// As the trait's operations, on memory of the devices. Every call is one group of NCCL: a list of
 /// buffers, which may have different types, is one operation. The order of the work is that of
@@ -36,7 +30,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         buffers: &mut [DeviceBuffer<'_>],
     ) -> Result<()> {
         let header = self.header(OperationKind::AllReduce).with_op(op);
-        self.on_devices(header, None, buffers, |at| Call::AllReduce { at, op })
+        self.on_each(header, None, buffers, CallKind::AllReduce(op))
     }
 
     /// As [`reduce`](Communicator::reduce), in NCCL's order.
@@ -51,7 +45,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     ) -> Result<()> {
         let header = self.header(OperationKind::Reduce);
         let header = header.with_op(op).with_root(root);
-        self.on_devices(header, None, buffers, |at| Call::Reduce { at, op, root })
+        self.on_each(header, None, buffers, CallKind::Reduce(op, root))
     }
 
     /// As [`broadcast`](Communicator::broadcast).
@@ -64,7 +58,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         buffers: &mut [DeviceBuffer<'_>],
     ) -> Result<()> {
         let header = self.header(OperationKind::Broadcast).with_root(root);
-        self.on_devices(header, None, buffers, |at| Call::Broadcast { at, root })
+        self.on_each(header, None, buffers, CallKind::Broadcast(root))
     }
 
     /// As [`send`](Communicator::send), of a list of buffers.
@@ -74,7 +68,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     pub fn send_device(&mut self, to: usize, buffers: &mut [DeviceBuffer<'_>]) -> Result<()> {
         self.member().check_peer(OperationKind::Send, to)?;
         let header = self.header(OperationKind::Send);
-        self.on_devices(header, Some(to), buffers, |at| Call::Send { at, to })
+        self.on_each(header, Some(to), buffers, CallKind::Send(to))
     }
 
     /// As [`recv`](Communicator::recv), of a list of buffers.
@@ -84,21 +78,45 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     pub fn recv_device(&mut self, from: usize, buffers: &mut [DeviceBuffer<'_>]) -> Result<()> {
         self.member().check_peer(OperationKind::Recv, from)?;
         let header = self.header(OperationKind::Recv);
-        self.on_devices(header, Some(from), buffers, |at| Call::Recv { at, from })
+        self.on_each(header, Some(from), buffers, CallKind::Recv(from))
     }
 
-    fn on_devices(
+    /// The same call on each buffer that holds something.
+    fn on_each(
         &mut self,
         header: OperationHeader,
         peer: Option<usize>,
-        buffers: &mut [DeviceBuffer<'_>],
-        call: impl Fn(Span) -> Call,
+        buffers: &[DeviceBuffer<'_>],
+        kind: CallKind,
     ) -> Result<()> {
-        self.check_elements(header.kind, buffers)?;
         let record = Record::of_device_memory(header, buffers);
-        self.operate(&record, peer, |this| {
-            let calls = spans(buffers).map(call).collect();
-            this.run(&record.header, peer, buffers, calls)
+        self.on_devices(&record, peer, buffers, |_| {
+            let filled = buffers.iter().filter(|buffer| !buffer.is_empty());
+            let spans = filled.map(DeviceBuffer::span);
+            spans.map(|at| Call::new(kind, at, at)).collect()
+        })
+    }
+
+    /// The operation of a record: the group of calls that `calls` makes when the ranks have agreed.
+    fn on_devices(
+        &mut self,
+        record: &Record,
+        peer: Option<usize>,
+        buffers: &[DeviceBuffer<'_>],
+        calls: impl FnOnce(&Self) -> Vec<Call>,
+    ) -> Result<()> {
+        self.check_elements(record.header.kind, buffers)?;
+        self.operate(record, peer, |this| {
+            let calls = calls(this);
+            if calls.is_empty() {
+                return Ok(());
+            }
+            let round = Round {
+                after: buffers.iter().filter_map(DeviceBuffer::stream).collect(),
+                calls,
+                ..Round::default()
+            };
+            this.perform(round, &record.header, peer).map(drop)
         })
     }
 
@@ -115,21 +133,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         let (rank, size, len) = (self.rank(), self.world_size(), buffer.len());
         let buffers = &[buffer];
         let header = self.header(OperationKind::ReduceScatter).with_op(op);
-        self.check_elements(header.kind, buffers)?;
         let record = Record::of_device_memory(header, buffers);
-        let all = buffers[0].span().clone();
-        let parts = (0..size).map(|rank| all.slice(chunk_range(len, size, rank)));
-        let parts: Vec<Span> = parts.collect();
-        self.operate(&record, None, |this| {
-            let calls = match len.is_multiple_of(size) && len > 0 {
-                true => vec![Call::ReduceScatter {
-                    from: all,
-                    to: parts[rank].clone(),
-                    op,
-                }],
-                false => each_part(&parts, |at, root| Call::Reduce { at, op, root }),
-            };
-            this.run(&record.header, None, buffers, calls)
+        self.on_devices(&record, None, buffers, |_| {
+            let all = buffers[0].span();
+            let parts = (0..size).map(|rank| all.slice(chunk_range(len, size, rank)));
+            Call::scatter(all, &parts.collect::<Vec<Span>>(), rank, op)
         })?;
         Ok(chunk_range(len, size, rank))
     }
@@ -153,46 +161,24 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             return Err(self.invalid(header.kind, what));
         }
         let mut record = Record::new(header);
-        record.place = MemoryPlace::DeviceMemory;
+        record.on_devices = true;
         record.set_element(input.element());
-        (record.input_bytes, record.output_bytes) =
-            (input.span().size_bytes(), output.span().size_bytes());
+        (record.input_bytes, record.output_bytes) = (input.size_bytes(), output.size_bytes());
+        let each = input.element().size_bytes();
         let buffers = [input, output];
-        self.check_elements(header.kind, &buffers)?;
-        self.operate(&record, None, |this| {
+        let mut counts = Vec::new();
+        self.on_devices(&record, None, &buffers, |this| {
+            counts.extend(this.sizes.iter().map(|bytes| bytes / each));
             let [from, to] = [buffers[0].span(), buffers[1].span()];
-            let each = from.element.size_bytes();
-            let counts: Vec<usize> = this.sizes.iter().map(|bytes| bytes / each).collect();
-            let calls = gather_calls(from, to, this.rank(), &counts);
-            this.run(&record.header, None, &buffers, calls)?;
-            Ok(counts)
-        })
+            let mut end = 0;
+            let parts = counts.iter().map(|count| {
+                let start = end;
+                end += count;
+                to.slice(start..end)
+            });
+            let parts: Vec<Span> = parts.collect();
+            Call::gather(from, &to.slice(0..end), &parts, this.rank())
+        })?;
+        Ok(counts)
     }
-}
-
-/// The group of an all-gather.
-fn gather_calls(from: &Span, to: &Span, rank: usize, counts: &[usize]) -> Vec<Call> {
-    let total: usize = counts.iter().sum();
-    if total == 0 {
-        return Vec::new();
-    }
-    let (from, to) = (from.clone(), to.slice(0..total));
-    if counts.iter().all(|count| *count == counts[0]) {
-        return vec![Call::AllGather { from, to }];
-    }
-    let mut start = 0;
-    let parts = counts.iter().map(|count| {
-        start += count;
-        to.slice(start - count..start)
-    });
-    let parts: Vec<Span> = parts.collect();
-    each_part(&parts, |at, root| match root == rank {
-        false => Call::Broadcast { at, root },
-        // The own part comes from the input.
-        true => Call::BroadcastOwn {
-            from: from.clone(),
-            to: at,
-            root,
-        },
-    })
 }

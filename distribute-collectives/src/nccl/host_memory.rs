@@ -6,8 +6,7 @@ use std::ops::Range;
 use super::agreement::Record;
 use super::communicator::NcclCommunicator;
 use super::control::ControlGroup;
-use super::element::ElementType;
-use super::raw::{Call, Span};
+use super::raw::{Call, CallKind, Span};
 use super::thread::Round;
 use crate::algorithm::exchange::{pack, segment_of, segments_of, unpack};
 use crate::buffer::{Buffer, DType, Element, with_dtype};
@@ -47,16 +46,6 @@ fn drain<T: Element>(
     }
 }
 
-/// What this rank has to do with a vector.
-struct Share {
-    /// The elements go to the device.
-    gives: bool,
-    /// They come back from there.
-    gets: bool,
-    /// Left to the CPU, see [`split`].
-    left: Option<ReduceOp>,
-}
-
 impl<G: ControlGroup> NcclCommunicator<G> {
     /// Elements of one round.
     fn segment<T>(&self) -> usize {
@@ -68,63 +57,55 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         header: &OperationHeader,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        let own = self.group.rank();
         let Some(op) = header.op else {
-            let root = header.root.unwrap_or(0);
-            let share = Share {
-                gives: root == own,
-                gets: root != own,
-                left: None,
-            };
-            let call = |at| Call::Broadcast { at, root };
-            return self.each_segment::<T>(header, None, buffers, &share, call);
+            let kind = CallKind::Broadcast(header.root.unwrap_or(0));
+            return self.each_segment::<T>(header, None, buffers, kind, None);
         };
         let (op, left) = split(op, T::DTYPE);
-        let target = header.target();
-        let share = Share {
-            gives: true,
-            gets: target == Target::All || target == Target::Root(own),
-            left,
+        let kind = match header.target() {
+            Target::Shares => return self.scatter::<T>(header, op, left, buffers),
+            Target::All => CallKind::AllReduce(op),
+            Target::Root(root) => CallKind::Reduce(op, root),
         };
-        match target {
-            Target::Shares => self.scatter::<T>(header, op, left, buffers),
-            Target::All => self.each_segment::<T>(header, None, buffers, &share, |at| {
-                Call::AllReduce { at, op }
-            }),
-            Target::Root(root) => self.each_segment::<T>(header, None, buffers, &share, |at| {
-                Call::Reduce { at, op, root }
-            }),
-        }
+        self.each_segment::<T>(header, None, buffers, kind, left)
     }
 
-    /// Has NCCL do a call on each segment of the vector, in a round of its own.
+    /// Has NCCL do a call on each segment of the vector, in a round of its own; `left` is left to
+    /// the CPU, see [`split`].
     fn each_segment<T: Element>(
         &mut self,
         header: &OperationHeader,
         peer: Option<usize>,
         buffers: &mut [Buffer<'_>],
-        share: &Share,
-        call: impl Fn(Span) -> Call,
+        kind: CallKind,
+        left: Option<ReduceOp>,
     ) -> Result<()> {
-        let (world_size, segment) = (self.group.world_size(), self.segment::<T>());
-        let vector = 0..pieces::len(buffers);
-        for range in segments_of(&vector, segment) {
-            let at = self.staged(range.len() * size_of::<T>())?;
-            let at = at.cast(ElementType::from(T::DTYPE));
+        let (own, world_size) = (self.group.rank(), self.group.world_size());
+        // Whether elements of this rank go to the device, and whether they come back from there.
+        let (gives, gets) = match kind {
+            CallKind::Reduce(_, root) => (true, root == own),
+            CallKind::Broadcast(root) => (root == own, root != own),
+            CallKind::Send(_) => (true, false),
+            CallKind::Recv(_) => (false, true),
+            // The calls on parts are not made in place: `Call::scatter` and `Call::gather`.
+            _ => (true, true),
+        };
+        for range in segments_of(&(0..pieces::len(buffers)), self.segment::<T>()) {
+            let at = self.staged::<T>(range.len())?;
             let round = Round {
-                upload: share.gives.then(|| at.clone()),
-                download: share.gets.then(|| at.clone()),
-                calls: vec![call(at)],
+                calls: vec![Call::new(kind, &at, &at)],
+                upload: gives.then(|| at.clone()),
+                download: gets.then_some(at),
                 ..Round::default()
             };
             let fill = |buffers: &[Buffer<'_>], host: &mut [u8]| {
-                if share.gives {
+                if gives {
                     pack::<T>(None, buffers, range.clone(), host);
                 }
             };
             let drain = |buffers: &mut [Buffer<'_>], host: &[u8]| {
-                if share.gets {
-                    drain::<T>(buffers, range.clone(), host, share.left, world_size);
+                if gets {
+                    drain::<T>(buffers, range.clone(), host, left, world_size);
                 }
             };
             self.round(header, peer, round, buffers, fill, drain)?;
@@ -147,22 +128,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             let parts: Vec<Range<usize>> = (0..size)
                 .map(|rank| segment_of(&chunk_range(len, size, rank), segment, index))
                 .collect();
-            let total: usize = parts.iter().map(Range::len).sum();
-            let all = self.staged(total * size_of::<T>())?;
-            let all = all.cast(ElementType::from(T::DTYPE));
-            let spans: Vec<_> = offsets(&parts).map(|range| all.slice(range)).collect();
-            let calls = match parts.iter().all(|part| part.len() == parts[0].len()) {
-                true => vec![Call::ReduceScatter {
-                    from: all.clone(),
-                    to: spans[own].clone(),
-                    op,
-                }],
-                false => each_part(&spans, |at, root| Call::Reduce { at, op, root }),
-            };
+            let (all, spans) = self.staged_parts::<T>(&parts)?;
             let round = Round {
+                calls: Call::scatter(&all, &spans, own, op),
                 upload: Some(all),
                 download: Some(spans[own].clone()),
-                calls,
                 ..Round::default()
             };
             let fill = |buffers: &[Buffer<'_>], host: &mut [u8]| {
@@ -179,6 +149,13 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         Ok(())
     }
 
+    /// Staging memory for these parts, one after the other: for all of them, and for each.
+    fn staged_parts<T: Element>(&mut self, parts: &[Range<usize>]) -> Result<(Span, Vec<Span>)> {
+        let all = self.staged::<T>(parts.iter().map(Range::len).sum())?;
+        let each = offsets(parts).map(|range| all.slice(range)).collect();
+        Ok((all, each))
+    }
+
     fn gather_inputs(
         &mut self,
         header: &OperationHeader,
@@ -193,20 +170,11 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             let parts: Vec<Range<usize>> = (0..size)
                 .map(|rank| segment_of(&gathering::chunk(sizes, rank), segment, index))
                 .collect();
-            let total: usize = parts.iter().map(Range::len).sum();
-            let all = self.staged(total)?;
-            let spans: Vec<_> = offsets(&parts).map(|range| all.slice(range)).collect();
-            let calls = match parts.iter().all(|part| part.len() == parts[0].len()) {
-                true => vec![Call::AllGather {
-                    from: spans[own].clone(),
-                    to: all.clone(),
-                }],
-                false => each_part(&spans, |at, root| Call::Broadcast { at, root }),
-            };
+            let (all, spans) = self.staged_parts::<u8>(&parts)?;
             let round = Round {
+                calls: Call::gather(&spans[own], &all, &spans, own),
                 upload: Some(spans[own].clone()),
                 download: Some(all),
-                calls,
                 ..Round::default()
             };
             let part = segment_of(&(0..input.len()), segment, index);
@@ -228,13 +196,6 @@ fn offsets(parts: &[Range<usize>]) -> impl Iterator<Item = Range<usize>> {
         *end += part.len();
         Some(start..*end)
     })
-}
-
-/// A reduce-scatter or all-gather of parts of different lengths, as one group: a call for each part
-/// that holds something, with the rank whose part it is.
-pub(super) fn each_part(spans: &[Span], call: impl Fn(Span, usize) -> Call) -> Vec<Call> {
-    let filled = spans.iter().enumerate().filter(|(_, at)| at.count > 0);
-    filled.map(|(root, at)| call(at.clone(), root)).collect()
 }
 
 impl<G: ControlGroup> Engine for NcclCommunicator<G> {
@@ -293,19 +254,13 @@ impl<G: ControlGroup> Engine for NcclCommunicator<G> {
         let buffers = &mut [buffer.reborrow()];
         let header = header.with_buffers(self.group.rank(), buffers)?;
         self.prepare_staging()?;
-        let sends = header.kind == OperationKind::Send;
-        let share = Share {
-            gives: sends,
-            gets: !sends,
-            left: None,
-        };
-        let call = |at| match sends {
-            true => Call::Send { at, to: peer },
-            false => Call::Recv { at, from: peer },
+        let kind = match header.kind {
+            OperationKind::Send => CallKind::Send(peer),
+            _ => CallKind::Recv(peer),
         };
         self.operate(&Record::new(header), Some(peer), |this| {
             with_dtype!(dtype, T => {
-                this.each_segment::<T>(&header, Some(peer), buffers, &share, call)
+                this.each_segment::<T>(&header, Some(peer), buffers, kind, None)
             })
         })
     }

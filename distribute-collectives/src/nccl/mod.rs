@@ -135,10 +135,7 @@ pub fn in_process(
     std::thread::scope(|scope| {
         let threads: Vec<_> = (endpoints.into_iter().zip(devices))
             .map(|(endpoint, device)| {
-                let options = NcclOptions {
-                    device: *device,
-                    ..options.clone()
-                };
+                let options = options.clone().device(*device);
                 scope.spawn(|| NcclCommunicator::new(endpoint, options))
             })
             .collect();

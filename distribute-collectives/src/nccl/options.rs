@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::communicator::Description;
 use crate::error::{CollectiveError, Result};
+use crate::options::Order;
 
 /// The environment variable that names NCCL's file.
 pub const NCCL_LIBRARY: &str = "DISTRIBUTE_NCCL_LIBRARY";
@@ -103,9 +105,9 @@ impl NcclOptions {
         self
     }
 
-    /// Refuses values that cannot be.
-    pub(super) fn check(&self, world_size: usize) -> Result<()> {
-        let least = world_size.saturating_mul(8);
+    /// Refuses values that cannot be, and what was asked of the group and NCCL does not do.
+    pub(super) fn check(&self, group: &Description) -> Result<()> {
+        let least = group.world_size.saturating_mul(8);
         let what = if self.staging_bytes < least {
             format!(
                 "staging_bytes is at least 8 per rank, so {least}, not {}",
@@ -113,6 +115,9 @@ impl NcclOptions {
             )
         } else if self.grace.is_zero() {
             "the grace of NCCL must be above 0".to_string()
+        } else if group.order == Order::Canonical && !self.own_order {
+            let what = "NCCL does not combine in rank order: use Order::Fast, or another transport";
+            what.to_string()
         } else {
             return Ok(());
         };

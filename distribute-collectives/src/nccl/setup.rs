@@ -5,110 +5,72 @@ use std::sync::Arc;
 use super::control::ControlGroup;
 use super::options::NcclOptions;
 use super::raw::{Context, Cuda, Nccl, UniqueId};
-use super::thread::{NcclThread, RequestError, WaitLimits};
-use super::unavailable::{NcclUnavailable, unavailable};
+use super::thread::{NcclThread, RequestError, ThreadSide};
+use super::unavailable::unavailable;
 use super::version::Version;
-use crate::communicator::{CommunicatorExt, Description, Gathered};
+use crate::communicator::{CommunicatorExt, Gathered};
 use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
-use crate::options::Order;
 
-/// What is ready when all ranks are.
-pub(super) struct Setup {
-    pub(super) thread: NcclThread,
-    pub(super) version: Version,
-}
-
-/// What one rank has found on its machine.
-struct LocalInstallation {
-    context: Arc<Context>,
-    nccl: Arc<Nccl>,
-    uuid: [u8; 16],
-}
+/// What one rank has found on its machine, with the UUID of its GPU.
+type Found = (Arc<Context>, Arc<Nccl>, [u8; 16]);
 
 /// Loads the libraries and connects the ranks.
-pub(super) fn set_up(group: &mut impl ControlGroup, options: &NcclOptions) -> Result<Setup> {
-    options.check(group.world_size())?;
-    check_group(&group.describe(), options)?;
-    let found = find(options);
-    let words = match &found {
-        Ok(found) => [found.nccl.version.code(), options.staging_bytes as u64],
-        Err(_) => [0; 2],
+pub(super) fn set_up(
+    group: &mut impl ControlGroup,
+    options: &NcclOptions,
+) -> Result<(NcclThread, Version)> {
+    options.check(&group.describe())?;
+    let report = |(_, nccl, uuid): &Found| {
+        let words = [nccl.version.code(), options.staging_bytes as u64];
+        [words.map(u64::to_le_bytes).as_flattened(), &uuid[..]].concat()
     };
-    let mut report = words.map(u64::to_le_bytes).concat();
-    report.extend(found.as_ref().map_or([0; 16], |found| found.uuid));
-    let failed = found.as_ref().err().cloned().map(CollectiveError::from);
-    agree_on(group, failed, &report, same_gpu_and_version)?;
-    let found = found?;
-    let id = spread_id(group, &found.nccl)?;
-    let (rank, world_size) = (group.rank(), group.world_size());
-    let version = found.nccl.version;
-    let thread = NcclThread::start(found.context, found.nccl, options.grace);
+    let (context, nccl, _) = agree_on(group, find(options), report, same_gpu_and_version)?;
+    let id = spread_id(group, &nccl)?;
+    let (rank, world_size, version) = (group.rank(), group.world_size(), nccl.version);
+    let thread = NcclThread::start(context, nccl, options.grace);
     let mut thread = thread.map_err(|error| unavailable(format!("it needs a thread: {error}")));
     let header = OperationHeader::new(OperationKind::Barrier, group.describe().generation, 0);
     let connected = match &mut thread {
         Err(error) => Err(error.to_string()),
         Ok(thread) => {
-            let limits = WaitLimits {
-                timeout: options.init_timeout,
-                health: &|| group.health(&header, None),
-            };
-            let connected = thread.ask(&limits, move |side| side.connect(&id, rank, world_size));
+            let health = || group.health(&header, None);
+            let connect = move |side: &mut ThreadSide| side.connect(&id, rank, world_size);
+            let connected = thread.ask(options.init_timeout, &health, connect);
             connected.map_err(|request_error| match request_error {
                 RequestError::TimedOut(elapsed) => {
                     format!("connecting took longer than {elapsed:.1?}")
                 }
-                request_error => request_error.in_words(),
+                request_error => request_error.to_string(),
             })
         }
     };
-    agree_on(group, connected.err().map(unavailable), &[], |_| None)?;
-    Ok(Setup {
-        thread: thread?,
-        version,
-    })
+    let connected = connected.map_err(unavailable);
+    agree_on(group, connected, |_| Vec::new(), |_| None)?;
+    Ok((thread?, version))
 }
 
-/// Refuses what was asked of the group and NCCL does not do.
-fn check_group(group: &Description, options: &NcclOptions) -> Result<()> {
-    if group.order != Order::Canonical || options.own_order {
-        return Ok(());
-    }
-    let what = "NCCL does not combine in rank order: use Order::Fast, or another transport";
-    Err(CollectiveError::InvalidOption {
-        what: what.to_string(),
-    })
-}
-
-fn find(options: &NcclOptions) -> Result<LocalInstallation, NcclUnavailable> {
+fn find(options: &NcclOptions) -> Result<Found> {
     let cuda = Cuda::load(options.cuda_library.as_deref())?;
     let nccl = Nccl::load(options.nccl_library.as_deref())?;
     let uuid = cuda.describe(options.device)?.uuid;
-    let context = Context::retain(&cuda, options.device)?;
-    Ok(LocalInstallation {
-        context,
-        nccl,
-        uuid,
-    })
+    Ok((Context::retain(&cuda, options.device)?, nccl, uuid))
 }
 
-/// Why the ranks with these reports cannot work together.
-type ReportCheck = fn(&[&[u8]]) -> Option<String>;
-
-/// All ranks tell each other whether they are ready: `failed` says why this one is not. When one is
-/// not, or `check` does not accept their reports, all ranks return the same error.
-fn agree_on(
+/// All ranks tell each other whether they are ready, which is whether they have `own`. When one is
+/// not, or `check` says why the ranks with these reports cannot work together, all ranks return the
+/// same error.
+fn agree_on<T>(
     group: &mut impl ControlGroup,
-    failed: Option<CollectiveError>,
-    report: &[u8],
-    check: ReportCheck,
-) -> Result<()> {
-    let mut message = vec![u8::from(failed.is_some())];
-    match &failed {
-        Some(error) => message.extend(serde_json::to_vec(error).unwrap_or_default()),
-        None => message.extend(report),
-    }
+    own: Result<T>,
+    report: impl FnOnce(&T) -> Vec<u8>,
+    check: fn(&[&[u8]]) -> Option<String>,
+) -> Result<T> {
+    let message = match &own {
+        Ok(value) => [vec![0], report(value)].concat(),
+        Err(error) => [vec![1], serde_json::to_vec(error).unwrap_or_default()].concat(),
+    };
     let all: Gathered<u8> = group.all_gather(&message)?;
     let (mut failures, mut searched) = (Vec::new(), Vec::new());
     for (rank, message) in all.iter().enumerate() {
@@ -138,7 +100,7 @@ fn agree_on(
     }
     let reports: Vec<&[u8]> = all.iter().map(|message| &message[1..]).collect();
     match check(&reports) {
-        None => Ok(()),
+        None => own,
         Some(reason) => Err(unavailable(reason)),
     }
 }
@@ -146,8 +108,8 @@ fn agree_on(
 /// Refuses different versions, different sizes of the staging memory, and a GPU with two ranks.
 fn same_gpu_and_version(reports: &[&[u8]]) -> Option<String> {
     let word = |report: &[u8], index: usize| {
-        let bytes = report.get(8 * index..8 * index + 8)?;
-        bytes.try_into().ok().map(u64::from_le_bytes)
+        let (words, _) = report.as_chunks::<8>();
+        words.get(index).map(|word| u64::from_le_bytes(*word))
     };
     for (rank, report) in reports.iter().enumerate() {
         let (first, own) = (word(reports[0], 0)?, word(report, 0)?);
@@ -176,18 +138,12 @@ fn same_gpu_and_version(reports: &[&[u8]]) -> Option<String> {
 /// Rank 0 makes the id of the communicator, the group carries it to the others.
 fn spread_id(group: &mut impl ControlGroup, nccl: &Nccl) -> Result<UniqueId> {
     let made = match group.rank() {
-        0 => Some(UniqueId::new(nccl)),
-        _ => None,
+        0 => UniqueId::new(nccl).map_err(|failed| unavailable(failed.to_string())),
+        _ => Ok(UniqueId::NONE),
     };
-    let (id, failed) = match made {
-        None => (None, None),
-        Some(Ok(id)) => (Some(id), None),
-        Some(Err(failed)) => (None, Some(unavailable(failed.to_string()))),
-    };
-    let mut bytes = id.map_or([0; UniqueId::BYTES], |id| *id.bytes());
-    agree_on(group, failed, &[], |_| None)?;
-    group.broadcast(0, &mut [(&mut bytes[..]).into()])?;
-    Ok(UniqueId::from_bytes(bytes))
+    let mut id = agree_on(group, made, |_| Vec::new(), |_| None)?;
+    group.broadcast(0, &mut [(&mut id.0[..]).into()])?;
+    Ok(id)
 }
 
 #[cfg(test)]

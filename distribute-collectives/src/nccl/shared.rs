@@ -1,6 +1,6 @@
 //! A group of processes with several owners.
 
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use super::control::{ControlGroup, renamed, sealed};
 use crate::communicator::{AbortHandle, Communicator};
@@ -42,11 +42,6 @@ impl SharedGroup {
             inner: Arc::new(Mutex::new(group)),
         }
     }
-
-    /// The group is valid at every moment, also after a panic elsewhere.
-    fn lock(&self) -> MutexGuard<'_, ProcessCommunicator> {
-        unpoisoned(self.inner.lock())
-    }
 }
 
 impl Communicator for SharedGroup {
@@ -62,7 +57,8 @@ impl Communicator for SharedGroup {
         self.abort.clone()
     }
 
-    forward_operations!([group] => group.lock());
+    // The group is valid at every moment, also after a panic elsewhere.
+    forward_operations!([group] => unpoisoned(group.inner.lock()));
 }
 
 impl sealed::Sealed for SharedGroup {}

@@ -10,12 +10,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::element::ElementType;
 use super::raw::{
-    Call, Comm, Context, DeviceMemory, Event, LibraryError, Nccl, OwnedStream, PinnedMemory, Span,
-    Stream, UniqueId,
+    Call, Comm, Context, Event, LibraryError, Nccl, OwnedStream, PinnedMemory, Span, Stream,
+    UniqueId,
 };
-use crate::error::CollectiveError;
+use crate::error::{CollectiveError, Result};
 
 /// How often the caller looks whether the group still holds.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);
@@ -45,41 +44,21 @@ pub(super) struct Round {
 /// What the thread is asked to do; it answers by a channel of the request's own.
 type Request = Box<dyn FnOnce(&mut ThreadSide) + Send>;
 
-/// Memory for operations on buffers in host memory.
-pub(super) struct Staging {
-    pub(super) host: Option<PinnedMemory>,
-    pub(super) device: DeviceMemory,
-}
-
 /// Why a request was not carried out.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub(super) enum RequestError {
     /// What the caller saw while it waited: the group has failed, or a deadline passed.
+    #[error("{0}")]
     GroupEnded(CollectiveError),
     /// The deadline of NCCL's part passed.
+    #[error("it took longer than {0:.1?}")]
     TimedOut(Duration),
     /// A library failed.
-    Library(LibraryError),
+    #[error("{0}")]
+    Library(#[from] LibraryError),
     /// The thread has ended, or it does not answer any more.
+    #[error("the thread of NCCL does not answer; end this process")]
     Stuck,
-}
-
-impl From<LibraryError> for RequestError {
-    fn from(error: LibraryError) -> Self {
-        Self::Library(error)
-    }
-}
-
-impl RequestError {
-    /// The error as a sentence.
-    pub(super) fn in_words(&self) -> String {
-        match self {
-            Self::GroupEnded(error) => error.to_string(),
-            Self::TimedOut(elapsed) => format!("it took longer than {elapsed:.1?}"),
-            Self::Library(failed) => failed.to_string(),
-            Self::Stuck => "the thread of NCCL does not answer; end this process".to_string(),
-        }
-    }
 }
 
 /// What the two threads share.
@@ -99,13 +78,6 @@ pub(super) struct NcclThread {
     shared: Arc<ThreadShared>,
     thread: Option<JoinHandle<()>>,
     grace: Duration,
-}
-
-/// How long to wait for an answer, and what to look at meanwhile.
-pub(super) struct WaitLimits<'a> {
-    pub(super) timeout: Duration,
-    /// Whether the group still holds.
-    pub(super) health: &'a dyn Fn() -> Result<(), CollectiveError>,
 }
 
 impl NcclThread {
@@ -130,8 +102,7 @@ impl NcclThread {
                         nccl,
                         shared: own,
                         grace,
-                        queue: None,
-                        comm: None,
+                        connected: None,
                     };
                     inbox.iter().for_each(|request| request(&mut side));
                     side.close();
@@ -155,22 +126,18 @@ impl NcclThread {
 
     /// Ends NCCL's communicator. Returns within about three times the grace period.
     pub(super) fn abort(&mut self) {
-        if self.thread.is_some() {
-            let limits = WaitLimits {
-                timeout: Duration::ZERO,
-                health: &|| Ok(()),
-            };
-            let _ = self.ask(&limits, |side| {
-                side.abort();
-                Ok(())
-            });
-        }
+        let _ = self.ask(Duration::ZERO, &|| Ok(()), |side| {
+            side.abort();
+            Ok(())
+        });
     }
 
-    /// Has the thread carry out a request, and waits for its answer.
+    /// Has the thread carry out a request, and waits for its answer: for so long, and while the
+    /// group still holds.
     pub(super) fn ask<R: Send + 'static>(
         &mut self,
-        limits: &WaitLimits<'_>,
+        timeout: Duration,
+        health: &dyn Fn() -> Result<()>,
         request: impl FnOnce(&mut ThreadSide) -> Result<R, RequestError> + Send + 'static,
     ) -> Result<R, RequestError> {
         if self.is_stuck() {
@@ -183,7 +150,7 @@ impl NcclThread {
             let _ = outbox.send(request(side));
         });
         match &self.requests {
-            Some(inbox) if inbox.send(request).is_ok() => self.wait(&answer, limits),
+            Some(inbox) if inbox.send(request).is_ok() => self.wait(&answer, timeout, health),
             _ => Err(RequestError::Stuck),
         }
     }
@@ -193,7 +160,8 @@ impl NcclThread {
     fn wait<R>(
         &mut self,
         answer: &Receiver<Result<R, RequestError>>,
-        limits: &WaitLimits<'_>,
+        timeout: Duration,
+        health: &dyn Fn() -> Result<()>,
     ) -> Result<R, RequestError> {
         let begin = Instant::now();
         let mut lost_at = None;
@@ -208,7 +176,9 @@ impl NcclThread {
             }
             match &stopped {
                 None => {
-                    if let Some(why) = self.interrupting_error(limits, begin, &mut lost_at) {
+                    let elapsed = begin.elapsed();
+                    let late = (elapsed > timeout).then_some(RequestError::TimedOut(elapsed));
+                    if let Some(why) = self.group_error(health(), &mut lost_at).or(late) {
                         self.shared.stop.store(true, Ordering::Release);
                         stopped = Some((Instant::now(), why));
                     }
@@ -223,22 +193,17 @@ impl NcclThread {
         }
     }
 
-    /// Whether to end what runs. A lost rank may have done its part: the rest of the operation then
-    /// comes to its end by itself.
-    fn interrupting_error(
+    /// Whether the group ends what runs. A lost rank may have done its part: the rest of the
+    /// operation then comes to its end by itself.
+    fn group_error(
         &self,
-        limits: &WaitLimits<'_>,
-        begin: Instant,
+        health: Result<()>,
         lost_at: &mut Option<Instant>,
     ) -> Option<RequestError> {
-        if let Err(error) = (limits.health)() {
-            let lost = matches!(error, CollectiveError::PeerLost { .. });
-            if !lost || lost_at.get_or_insert_with(Instant::now).elapsed() > self.grace {
-                return Some(RequestError::GroupEnded(error));
-            }
-        }
-        let elapsed = begin.elapsed();
-        (elapsed > limits.timeout).then_some(RequestError::TimedOut(elapsed))
+        let error = health.err()?;
+        let lost = matches!(error, CollectiveError::PeerLost { .. });
+        let ends = !lost || lost_at.get_or_insert_with(Instant::now).elapsed() > self.grace;
+        ends.then_some(RequestError::GroupEnded(error))
     }
 
     fn give_up(&mut self) -> RequestError {
@@ -273,9 +238,8 @@ pub(super) struct ThreadSide {
     nccl: Arc<Nccl>,
     shared: Arc<ThreadShared>,
     grace: Duration,
-    /// Made with the communicator.
-    queue: Option<(OwnedStream, Event)>,
-    comm: Option<Comm>,
+    /// Where the work is put, a mark there, and the communicator.
+    connected: Option<(OwnedStream, Event, Comm)>,
 }
 
 impl ThreadSide {
@@ -286,25 +250,14 @@ impl ThreadSide {
         world_size: usize,
     ) -> Result<(), RequestError> {
         let (stream, event) = (OwnedStream::new(&self.context)?, Event::new(&self.context)?);
-        self.queue = Some((stream, event));
         let comm = Comm::begin(&self.nccl, id, rank, world_size)?;
-        let comm = &*self.comm.insert(comm);
+        let (_, _, comm) = &*self.connected.insert((stream, event, comm));
         wait(&self.shared, || comm.state()).inspect_err(|_| comm.abort())
-    }
-
-    pub(super) fn stage(&self, bytes: usize) -> Result<Staging, RequestError> {
-        let host = PinnedMemory::new(&self.context, bytes)?;
-        let device = DeviceMemory::new(&self.context, ElementType::U8, bytes)?;
-        Ok(Staging {
-            host: Some(host),
-            device,
-        })
     }
 
     /// One round, to its end.
     pub(super) fn run(&mut self, mut round: Round) -> Result<Option<PinnedMemory>, RequestError> {
-        let result = self.put(&mut round).and_then(|()| self.finish());
-        let Err(request_error) = result else {
+        let Err(request_error) = self.carry_out(&mut round) else {
             return Ok(round.host.take());
         };
         self.abort();
@@ -316,16 +269,9 @@ impl ThreadSide {
         Err(request_error)
     }
 
-    fn parts(&self) -> Result<(&OwnedStream, &Event, &Comm), RequestError> {
-        match (&self.queue, &self.comm) {
-            (Some((stream, event)), Some(comm)) => Ok((stream, event, comm)),
-            _ => Err(RequestError::Stuck),
-        }
-    }
-
-    /// Puts the round into the stream.
-    fn put(&self, round: &mut Round) -> Result<(), RequestError> {
-        let (stream, event, comm) = self.parts()?;
+    /// Puts the round into the stream and waits until that is empty.
+    fn carry_out(&self, round: &mut Round) -> Result<(), RequestError> {
+        let (stream, event, comm) = self.connected.as_ref().ok_or(RequestError::Stuck)?;
         for other in &round.after {
             event.record_in(*other)?;
             stream.wait(event)?;
@@ -341,12 +287,7 @@ impl ThreadSide {
         if let (Some(span), Some(host)) = (&round.download, &mut round.host) {
             span.download(host, stream)?;
         }
-        Ok(event.record(stream)?)
-    }
-
-    /// Waits until the stream is empty.
-    fn finish(&self) -> Result<(), RequestError> {
-        let (_, event, comm) = self.parts()?;
+        event.record(stream)?;
         wait(&self.shared, || {
             comm.state()?;
             event.is_reached()
@@ -355,48 +296,29 @@ impl ThreadSide {
 
     /// Whether the stream becomes empty after an abort.
     fn drain(&self) -> bool {
-        let Some((stream, event)) = &self.queue else {
+        let Some((stream, event, _)) = &self.connected else {
             return true;
         };
-        if event.record(stream).is_err() {
-            return false;
-        }
         let end = Instant::now() + self.grace;
-        let mut polls = 0;
-        while Instant::now() < end {
-            match event.is_reached() {
-                Ok(false) => pause(&mut polls),
-                Ok(true) => return true,
-                Err(_) => return false,
-            }
-        }
-        false
+        event.record(stream).is_ok()
+            && poll(|| Instant::now() >= end, || event.is_reached()) == Ok(true)
     }
 
     fn abort(&self) {
-        if let Some(comm) = &self.comm {
+        if let Some((_, _, comm)) = &self.connected {
             comm.abort();
         }
     }
 
     /// Ends the communicator in an orderly way, if that is possible within the grace period.
     fn close(&mut self) {
-        let Some(comm) = &self.comm else {
+        let Some((_, _, comm)) = &self.connected else {
             return;
         };
         let end = Instant::now() + self.grace;
-        let mut finalized = comm.finalize().map(|()| false);
-        let mut polls = 0;
-        while finalized == Ok(false)
-            && Instant::now() < end
-            && !self.shared.stop.load(Ordering::Acquire)
-        {
-            finalized = comm.state();
-            if finalized == Ok(false) {
-                pause(&mut polls);
-            }
-        }
-        match finalized {
+        let is_over = || Instant::now() >= end || self.shared.stop.load(Ordering::Acquire);
+        let finalized = comm.finalize();
+        match finalized.and_then(|()| poll(is_over, || comm.state())) {
             Ok(true) => comm.destroy(),
             _ => comm.abort(),
         }
@@ -406,26 +328,34 @@ impl ThreadSide {
 /// Polls until it is ready, or the thread is to end what runs.
 fn wait(
     shared: &ThreadShared,
-    mut ready: impl FnMut() -> Result<bool, LibraryError>,
+    ready: impl FnMut() -> Result<bool, LibraryError>,
 ) -> Result<(), RequestError> {
-    let mut polls = 0;
-    while !ready()? {
-        if shared.stop.load(Ordering::Acquire) {
-            return Err(RequestError::Stuck);
-        }
-        pause(&mut polls);
+    match poll(|| shared.stop.load(Ordering::Acquire), ready)? {
+        true => Ok(()),
+        false => Err(RequestError::Stuck),
     }
-    Ok(())
 }
 
-/// Polls quickly at first: small operations take some 20 microseconds.
-fn pause(polls: &mut u32) {
-    *polls = polls.saturating_add(1);
-    match *polls {
-        0..64 => std::hint::spin_loop(),
-        64..256 => std::thread::yield_now(),
-        polls => {
-            std::thread::sleep(LONGEST_PAUSE.min(Duration::from_micros(u64::from(polls - 255) * 2)))
+/// Polls until it is ready, or it is over; whether it is ready. Quickly at first: small operations
+/// take some 20 microseconds.
+fn poll(
+    is_over: impl Fn() -> bool,
+    mut ready: impl FnMut() -> Result<bool, LibraryError>,
+) -> Result<bool, LibraryError> {
+    let mut polls = 0_u32;
+    while !ready()? {
+        if is_over() {
+            return Ok(false);
+        }
+        polls = polls.saturating_add(1);
+        match polls {
+            0..64 => std::hint::spin_loop(),
+            64..256 => std::thread::yield_now(),
+            _ => {
+                let pause = Duration::from_micros(u64::from(polls - 255) * 2);
+                std::thread::sleep(LONGEST_PAUSE.min(pause));
+            }
         }
     }
+    Ok(true)
 }

@@ -37,14 +37,8 @@ impl Hosts {
     /// (the last host may have fewer): what the hierarchical algorithm needs.
     pub(crate) fn ranks_per_host(&self) -> Option<usize> {
         let per_host = self.0.first()?.len();
-        let regular = self.0.iter().enumerate().all(|(index, host)| {
-            let is_last = index + 1 == self.0.len();
-            let in_order = host
-                .iter()
-                .enumerate()
-                .all(|(i, rank)| *rank == index * per_host + i);
-            in_order && (host.len() == per_host || is_last && host.len() < per_host)
-        });
+        let ranks: Vec<usize> = (0..self.0.concat().len()).collect();
+        let regular = self.0.iter().eq(ranks.chunks(per_host));
         regular.then_some(per_host)
     }
 }

@@ -127,12 +127,13 @@ impl Joining {
     }
 
     fn on_one_host(self, local: LocalGroup) -> Result<ProcessCommunicator> {
-        let (options, abort) = (self.options.group.clone(), self.control.abort_target());
+        let (options, abort) = (&self.options.group, self.control.abort_target());
+        let transport = LocalTransport::new(local, options.clone(), abort)?;
         let direct = matches!(options.algorithm, Algorithm::Auto | Algorithm::Direct);
         if direct && options.wire.is_none() {
-            let communicator = SharedMemoryCommunicator::new(local, options, abort)?;
+            let communicator = SharedMemoryCommunicator::new(transport);
             return Ok(self.finish(Box::new(communicator), None));
         }
-        self.over(LocalTransport::new(local, options, abort)?, None)
+        self.over(transport, None)
     }
 }

@@ -4,7 +4,7 @@
 //! Everybody on the host can find the name of a Unix socket. Who is another user is turned away at
 //! once; of connections that say nothing only a few are kept.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use distribute_net::pending::pending_connections_max;
@@ -128,7 +128,7 @@ impl BackgroundAcceptor {
     /// The socket, from which the caller takes connections from now on, after these.
     pub(super) fn hand_over(&mut self) -> (&OwnedFd, Vec<OwnedFd>) {
         self.end();
-        let taken = std::mem::take(&mut lock(&self.waiting).0);
+        let taken = std::mem::take(&mut unpoisoned(self.waiting.lock()).0);
         (&self.listener, taken)
     }
 
@@ -147,10 +147,6 @@ impl Drop for BackgroundAcceptor {
     }
 }
 
-fn lock(waiting: &Mutex<PendingConnections>) -> MutexGuard<'_, PendingConnections> {
-    unpoisoned(waiting.lock())
-}
-
 /// The thread.
 fn accept_all(listener: &OwnedFd, waiting: &Mutex<PendingConnections>, stop: &OwnedFd) {
     let most = pending_connections_max();
@@ -166,7 +162,7 @@ fn accept_all(listener: &OwnedFd, waiting: &Mutex<PendingConnections>, stop: &Ow
         if !fds[0].revents().is_empty() {
             return;
         }
-        let filled = lock(waiting).fill(listener, most);
+        let filled = unpoisoned(waiting.lock()).fill(listener, most);
         if filled.is_err() {
             // Woken early only to end.
             let _ = poll(&mut fds[..1], Some(&PAUSE));

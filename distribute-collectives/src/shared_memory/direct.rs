@@ -3,21 +3,18 @@
 //! Small operations need one meeting ([`inline`]); bigger ones go through slots in windows
 //! ([`windows`]). Both give the same bits as the in-process `direct` algorithm.
 
-use std::sync::Arc;
-
-use crate::buffer::{Buffer, DType};
-use crate::communicator::{AbortHandle, AbortTarget, Description, GatherTarget, chunk_range};
+use crate::buffer::{Buffer, DType, with_dtype};
+use crate::communicator::{AbortHandle, Description, GatherTarget, chunk_range};
 use crate::engine::{Engine, Member};
 use crate::error::Result;
 use crate::gathering;
 use crate::header::{OperationHeader, Target};
 use crate::messages;
-use crate::options::{Algorithm, GroupOptions};
+use crate::options::Algorithm;
 use crate::shared_memory::doorbell::{Operation, SegmentView};
 use crate::shared_memory::endpoint::LocalTransport;
-use crate::shared_memory::group::LocalGroup;
-use crate::shared_memory::inline;
 use crate::shared_memory::windows::{self, Broadcast, Gather, Reduction};
+use crate::shared_memory::{inline, pieces};
 use crate::transport::Transport;
 
 /// One rank's endpoint of a group whose ranks all share the host.
@@ -28,17 +25,11 @@ pub(crate) struct SharedMemoryCommunicator {
 }
 
 impl SharedMemoryCommunicator {
-    /// See [`LocalTransport::new`].
-    pub(crate) fn new(
-        group: LocalGroup,
-        options: GroupOptions,
-        abort: Arc<dyn AbortTarget>,
-    ) -> Result<Self> {
-        let transport = LocalTransport::new(group, options, abort)?;
-        Ok(SharedMemoryCommunicator {
+    pub(crate) fn new(transport: LocalTransport) -> Self {
+        SharedMemoryCommunicator {
             transport,
             windows: 0,
-        })
+        }
     }
 
     /// The part of `all_gather` after all ranks have begun it.
@@ -99,7 +90,8 @@ fn carry_out(
     match (header.op, header.root) {
         (None, Some(root)) if inline && root == me => Ok(()),
         (None, Some(root)) if inline => {
-            inline::take(shared, header.sequence, root, buffers, size);
+            let at = shared.layout.inline(root, header.sequence);
+            pieces::copy_out(&shared.segment, at, buffers, 0..header.count, size);
             Ok(())
         }
         (None, Some(root)) => {
@@ -118,7 +110,8 @@ fn carry_out(
                 Target::All | Target::Root(_) => 0..header.count,
                 Target::Shares => chunk_range(header.count, members, me),
             };
-            inline::reduce(shared, header.sequence, op, buffers, range);
+            let sequence = header.sequence;
+            with_dtype!(dtype, T => inline::reduce::<T>(shared, sequence, op, buffers, range));
             Ok(())
         }
         (Some(op), _) => {
@@ -144,7 +137,8 @@ impl Engine for SharedMemoryCommunicator {
         let gives = header.op.is_some() || header.root == Some(shared.me);
         let started = self.transport.start(&header, 0, |shared| {
             if inline && gives {
-                inline::put(shared, header.sequence, buffers, size);
+                let at = shared.layout.inline(shared.me, header.sequence);
+                pieces::copy_in(&shared.segment, at, buffers, 0..header.count, size);
             }
         });
         let base = &mut self.windows;
@@ -155,7 +149,7 @@ impl Engine for SharedMemoryCommunicator {
             })
         });
         // What all ranks together refuse was an operation: it has its number.
-        self.transport.settle(header.kind, result).and(refused)
+        self.transport.end(&header, result).and(refused)
     }
 
     fn gather(
@@ -172,7 +166,7 @@ impl Engine for SharedMemoryCommunicator {
             }
         });
         let result = started.and_then(|()| self.gather_inputs(&header, dtype, input, output));
-        self.transport.settle(header.kind, result)
+        self.transport.end(&header, result)
     }
 
     fn transfer(

@@ -48,7 +48,7 @@ pub(crate) struct SegmentView {
     /// The rank of each member in the whole group, ascending.
     pub(crate) ranks: Vec<usize>,
     /// For the begin of operations, where the ranks may come at any time, and for the rest.
-    spin_policy: [SpinPolicy; 2],
+    pub(super) spin_policy: [SpinPolicy; 2],
 }
 
 /// An operation that waits: what it is, since when, and until when.
@@ -63,21 +63,6 @@ pub(crate) struct Operation<'a> {
 const LAST: usize = 0xfffe;
 
 impl SegmentView {
-    pub(crate) fn new(
-        segment: Segment,
-        layout: Layout,
-        me: usize,
-        ranks: Vec<usize>,
-    ) -> SegmentView {
-        SegmentView {
-            segment,
-            layout,
-            me,
-            ranks,
-            spin_policy: Default::default(),
-        }
-    }
-
     pub(crate) fn members(&self) -> usize {
         self.layout.members
     }

@@ -7,7 +7,6 @@ use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::failure::Failure;
 use crate::header::OperationHeader;
-use crate::operation::OperationKind;
 use crate::options::GroupOptions;
 use crate::shared_memory::arrival::Record;
 use crate::shared_memory::doorbell::{Operation, SegmentView};
@@ -93,12 +92,6 @@ impl LocalTransport {
         let operation = Operation::of(&status, self.operations.running(self.shared().me)?);
         f(self, &operation)
     }
-
-    /// Ends an operation, which has succeeded or failed.
-    pub(crate) fn settle<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
-        self.group.status.end();
-        self.operations.end(kind, result)
-    }
 }
 
 impl Transport for LocalTransport {
@@ -132,7 +125,8 @@ impl Transport for LocalTransport {
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        self.settle(header.kind, result)
+        self.group.status.end();
+        self.operations.end(header.kind, result)
     }
 
     fn send_with(

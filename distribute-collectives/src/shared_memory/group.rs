@@ -21,7 +21,13 @@ impl LocalGroup {
         me: usize,
         status: Arc<GroupStatus>,
     ) -> LocalGroup {
-        let shared = Arc::new(SegmentView::new(segment, layout, me, ranks.to_vec()));
+        let shared = Arc::new(SegmentView {
+            segment,
+            layout,
+            me,
+            ranks: ranks.to_vec(),
+            spin_policy: Default::default(),
+        });
         // Weak: the status may live longer than the mapping.
         let weak = Arc::downgrade(&shared);
         status.on_failure(move || {

@@ -5,62 +5,41 @@ use std::ops::Range;
 
 use crate::buffer::Element;
 use crate::reduce::{self, Accumulator, ReduceOp};
+use crate::shared_memory::doorbell::SegmentView;
 
 /// Elements worked on at a time; their copies stay in the first-level cache.
 const BLOCK: usize = 1024;
 
-/// The inputs of a reduction.
-pub(crate) struct Inputs<F> {
-    pub(crate) op: ReduceOp,
-    pub(crate) members: usize,
-    pub(crate) me: usize,
-    /// Elements of another member's input.
-    pub(crate) other: F,
-}
-
-impl<'a, T: Element, F: Fn(usize, Range<usize>) -> &'a [T]> Inputs<F> {
-    /// Combines `own` with the same elements of all other members, in canonical order; the result
-    /// is in `own`, and in `copy` when there is one (of the same length).
-    pub(crate) fn reduce(&self, own: &mut [T], mut copy: Option<&mut [T]>) {
-        let mut mine = [<T as bytemuck::Zeroable>::zeroed(); BLOCK];
-        for start in (0..own.len()).step_by(BLOCK) {
-            let range = start..own.len().min(start + BLOCK);
-            let own = &mut own[range.clone()];
-            let mine = &mut mine[..own.len()];
-            mine.copy_from_slice(own);
-            self.block(range.clone(), mine, own);
-            if let Some(copy) = &mut copy {
-                copy[range].copy_from_slice(own);
-            }
-        }
-    }
-
-    fn block(&self, range: Range<usize>, mine: &[T], own: &mut [T]) {
-        let input = |member: usize| match member == self.me {
-            true => mine,
-            false => (self.other)(member, range.clone()),
-        };
-        match self.members {
-            1 => {}
-            2 if T::NATIVE => fused(self.op, [0, 1].map(input), own),
-            3 if T::NATIVE => fused(self.op, [0, 1, 2].map(input), own),
-            4 if T::NATIVE => fused(self.op, [0, 1, 2, 3].map(input), own),
-            _ => wide(self.op, self.members, input, own),
-        }
-    }
-}
-
-/// Any number of inputs.
-fn wide<'a, T: Element>(
+/// Combines `own` with the same elements of all other members, in canonical order; the result is in
+/// `own`, and in `copy` when there is one (of the same length). `other` has the elements of another
+/// member's input.
+pub(crate) fn reduce<'a, T: Element>(
+    shared: &SegmentView,
     op: ReduceOp,
-    members: usize,
-    input: impl Fn(usize) -> &'a [T],
     own: &mut [T],
+    mut copy: Option<&mut [T]>,
+    other: impl Fn(usize, Range<usize>) -> &'a [T],
 ) {
-    for start in (0..own.len()).step_by(reduce::BLOCK) {
-        let range = start..own.len().min(start + reduce::BLOCK);
-        let part = |member: usize| &input(member)[range.clone()];
-        reduce::reduce_block(op, members, &part, &mut own[range.clone()]);
+    let mut mine = [<T as bytemuck::Zeroable>::zeroed(); BLOCK];
+    for start in (0..own.len()).step_by(BLOCK) {
+        let range = start..own.len().min(start + BLOCK);
+        let own = &mut own[range.clone()];
+        mine[..own.len()].copy_from_slice(own);
+        let mine = &mine[..own.len()];
+        let input = |member: usize| match member == shared.me {
+            true => mine,
+            false => other(member, range.clone()),
+        };
+        match shared.members() {
+            1 => {}
+            2 if T::NATIVE => fused(op, [0, 1].map(input), own),
+            3 if T::NATIVE => fused(op, [0, 1, 2].map(input), own),
+            4 if T::NATIVE => fused(op, [0, 1, 2, 3].map(input), own),
+            members => reduce::reduce_inputs(op, members, input, own),
+        }
+        if let Some(copy) = &mut copy {
+            copy[range].copy_from_slice(own);
+        }
     }
 }
 

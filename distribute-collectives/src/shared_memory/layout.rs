@@ -19,12 +19,10 @@ const PART_BYTES_MAX: usize = 1 << 26;
 /// Sizes of the parts of the segment. The leader's settings count for all members.
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
-    /// Operations up to this size need one meeting; every rank reduces everything itself. By
-    /// default what suits the number of cores.
-    pub(crate) inline_bytes: Option<usize>,
-    /// Bytes of the windows that bigger operations are cut into; by default what suits the number
-    /// of cores.
-    pub(crate) slot_bytes: Option<usize>,
+    /// Operations up to this size need one meeting; every rank reduces everything itself.
+    pub(crate) inline_bytes: usize,
+    /// Bytes of the windows that bigger operations are cut into.
+    pub(crate) slot_bytes: usize,
     /// Windows that a rank can be ahead; at least 3.
     pub(crate) slots: usize,
     /// Largest segment of a mailbox; see [`for_segments`](Self::for_segments).
@@ -34,8 +32,8 @@ pub(crate) struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Settings {
-            inline_bytes: None,
-            slot_bytes: None,
+            inline_bytes: INLINE_BYTES,
+            slot_bytes: SLOT_BYTES,
             slots: 4,
             mailbox_bytes: 2 * SEGMENT_BYTES,
         }
@@ -98,13 +96,11 @@ impl Layout {
     pub(crate) fn new(members: usize, settings: &Settings) -> Layout {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let may_spin = members <= cores;
-        let inline_bytes = settings.inline_bytes.unwrap_or(INLINE_BYTES);
-        let slot_bytes = settings.slot_bytes.unwrap_or(SLOT_BYTES);
         Layout {
             members,
-            inline_bytes: round_up(inline_bytes.min(PART_BYTES_MAX), LINE),
+            inline_bytes: round_up(settings.inline_bytes.min(PART_BYTES_MAX), LINE),
             // Room for one element of each member's share.
-            slot_bytes: slot_bytes.clamp(members * size_of::<u64>(), PART_BYTES_MAX),
+            slot_bytes: (settings.slot_bytes).clamp(members * size_of::<u64>(), PART_BYTES_MAX),
             slots: settings.slots.clamp(SLOTS_MIN, 64),
             mailbox_bytes: settings.mailbox_bytes.clamp(64, PART_BYTES_MAX),
             may_spin,
@@ -251,8 +247,8 @@ mod tests {
     fn parts_do_not_overlap_and_numbers_survive_the_way() {
         for members in [1, 2, 5] {
             let settings = Settings {
-                slot_bytes: Some(100),
-                inline_bytes: Some(3),
+                slot_bytes: 100,
+                inline_bytes: 3,
                 mailbox_bytes: 70,
                 ..Settings::default()
             };
@@ -261,8 +257,8 @@ mod tests {
             layout.check_parts();
         }
         let settings = Settings {
-            slot_bytes: Some(usize::MAX),
-            inline_bytes: Some(usize::MAX),
+            slot_bytes: usize::MAX,
+            inline_bytes: usize::MAX,
             slots: usize::MAX,
             ..Settings::default().for_segments(usize::MAX)
         };

@@ -5,7 +5,7 @@
 //! gives it back by raising `tail`. Each of the two words has one writer, so a slot has one owner
 //! at any time: the unsafe blocks here rely on that.
 
-use crate::error::{CollectiveError, Result};
+use crate::error::Result;
 use crate::shared_memory::doorbell::{Operation, SegmentView};
 use crate::shared_memory::group::LocalGroup;
 use crate::shared_memory::layout::{Counter, Layout};
@@ -170,10 +170,9 @@ impl LocalGroup {
     fn peer(&self, operation: &Operation<'_>, rank: usize) -> Result<usize> {
         let me = self.shared.me;
         let member = self.member(rank).filter(|member| *member != me);
-        member.ok_or_else(|| CollectiveError::InvalidArgument {
-            rank: self.shared.ranks[me],
-            op: operation.running.header.kind,
-            what: format!("rank {rank} is not another rank of this host"),
+        member.ok_or_else(|| {
+            let what = format!("rank {rank} is not another rank of this host");
+            (operation.running.header).refused(self.shared.ranks[me], what)
         })
     }
 }

@@ -173,7 +173,7 @@ pub(crate) fn find_leader(
             // answer says so.
             let (dialer, first) = Dialer::start(own.hello(leader), &own.secret(leader))
                 .map_err(|error| unavailable("beginning a handshake", error))?;
-            let _ = send(&connection, &packet(&first), &[]);
+            let _ = send(&connection, &packet(first.as_bytes()), &[]);
             return Ok(Attachment::Member {
                 leader,
                 connection,
@@ -343,9 +343,9 @@ fn binding(welcome: &[u8; WELCOME_BYTES], nonce: &[u8; NONCE_BYTES]) -> Vec<u8> 
     [&welcome[..], nonce].concat()
 }
 
-/// A packet with a text of the handshake.
-fn packet(text: &str) -> Vec<u8> {
-    [&MAGIC[..], text.as_bytes()].concat()
+/// A packet with a text of the handshake, or with [the last word](go).
+fn packet(content: &[u8]) -> Vec<u8> {
+    [&MAGIC[..], content].concat()
 }
 
 /// A rank that has connected to the leader.
@@ -355,7 +355,6 @@ struct Candidate {
     member: Option<usize>,
     /// What its proof is checked with.
     waiting: Option<AwaitingProof>,
-    answered: bool,
 }
 
 impl Candidate {
@@ -364,8 +363,12 @@ impl Candidate {
             connection,
             member: None,
             waiting: None,
-            answered: false,
         }
+    }
+
+    /// The index of the rank, once it has proven itself.
+    fn proven(&self) -> Option<usize> {
+        self.member.filter(|_| self.waiting.is_none())
     }
 }
 
@@ -383,9 +386,8 @@ fn run_leader(
     let binding = binding(&welcome(&layout), &nonce);
     let (listener, taken) = offer.acceptor.hand_over();
     let mut candidates: Vec<Candidate> = taken.into_iter().map(Candidate::new).collect();
-    let answered = |all: &[Candidate]| all.iter().filter(|one| one.answered).count();
     let mut pause: Option<Instant> = None;
-    while answered(&candidates) + 1 < waiting.members.len() {
+    while candidates.iter().filter_map(Candidate::proven).count() + 1 < waiting.members.len() {
         pause = pause.filter(|until| Instant::now() < *until);
         let listening = pause.map_or(PollFlags::IN, |_| PollFlags::empty());
         let mut fds = vec![PollFd::new(listener, listening)];
@@ -400,41 +402,31 @@ fn run_leader(
             return Err(rendezvous_failed(&candidates, waiting));
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        let mut ready = ready.into_iter();
-        if ready.next() == Some(true) {
+        let taken: Vec<usize> = candidates.iter().filter_map(Candidate::proven).collect();
+        // Before others are taken, which may end some: `poll` answered for these, in this order.
+        let mut known = ready[1..].iter();
+        candidates.retain_mut(|one| {
+            known.next() != Some(&true) || serve(one, &taken, &file, &binding, waiting).is_some()
+        });
+        if ready[0] {
             let taken_all = accept(listener, &mut candidates, waiting.members.len());
             pause = (!taken_all).then(|| Instant::now() + ACCEPT_PAUSE);
         }
-        // Candidates accepted just now are at the end, and have no answer from `poll` yet.
-        let mut known: Vec<bool> = ready.collect();
-        known.resize(candidates.len(), false);
-        let mut known = known.into_iter();
-        let proven = candidates.iter().filter(|one| one.answered);
-        let taken: Vec<usize> = proven.filter_map(|one| one.member).collect();
-        candidates.retain_mut(|one| {
-            known.next() != Some(true) || serve(one, &taken, &file, &binding, waiting).is_some()
-        });
     }
-    for one in candidates.iter().filter(|one| one.answered) {
+    for one in candidates.iter().filter(|one| one.proven().is_some()) {
         let _ = send(&one.connection, &go(0), &[]);
     }
     Ok((segment, layout))
 }
 
 /// The last packet: 0 is go, else one more than the rank that never came.
-fn go(code: u64) -> [u8; GO_BYTES] {
-    let mut packet = [0; GO_BYTES];
-    packet[..8].copy_from_slice(&MAGIC);
-    packet[8..].copy_from_slice(&code.to_le_bytes());
-    packet
+fn go(code: u64) -> Vec<u8> {
+    packet(&code.to_le_bytes())
 }
 
 /// Tells the members that have come which rank has not.
 fn rendezvous_failed(candidates: &[Candidate], waiting: &MemberWait<'_>) -> CollectiveError {
-    let came = |index: usize| {
-        let mut members = candidates.iter();
-        members.any(|one| one.answered && one.member == Some(index))
-    };
+    let came = |index: usize| candidates.iter().any(|one| one.proven() == Some(index));
     let missing = (1..waiting.members.len()).filter(|index| !came(*index));
     let missing: Vec<usize> = missing.map(|index| waiting.members[index]).collect();
     if let Some(first) = missing.first() {
@@ -489,14 +481,12 @@ fn serve(
     let text = packet.get(..len)?.strip_prefix(&MAGIC)?;
     let text = std::str::from_utf8(text).ok()?;
     if let Some(awaiting) = candidate.waiting.take() {
-        let judged = awaiting.finish(text).and_then(Proven::judge);
-        candidate.answered = judged.is_ok();
-        return judged.ok().map(|_| ());
+        return awaiting.finish(text).and_then(Proven::judge).ok().map(drop);
     }
     // One that has proven itself has nothing more to say.
     let listener = Listener::receive(text)
         .ok()
-        .filter(|_| !candidate.answered)?;
+        .filter(|_| candidate.member.is_none())?;
     let rank = listener.peer().identity.task as usize;
     let mut members = waiting.members.iter();
     let index = members.position(|member| *member == rank)?;
@@ -515,9 +505,7 @@ fn serve(
 fn welcome(layout: &Layout) -> [u8; WELCOME_BYTES] {
     let mut packet = [0; WELCOME_BYTES];
     packet[..8].copy_from_slice(&MAGIC);
-    for (to, word) in packet[8..].chunks_exact_mut(8).zip(layout.encode()) {
-        to.copy_from_slice(&word.to_le_bytes());
-    }
+    packet[8..].copy_from_slice(layout.encode().map(u64::to_le_bytes).as_flattened());
     packet
 }
 
@@ -531,13 +519,9 @@ pub(crate) fn welcome_of(members: usize, settings: &Settings) -> [u8; WELCOME_BY
 
 /// The layout in a welcome, or `None` when it makes no sense.
 pub(crate) fn read_welcome(packet: &[u8; WELCOME_BYTES]) -> Option<Layout> {
-    let mut words = [0_u64; 6];
-    for (word, bytes) in words.iter_mut().zip(packet[8..].chunks_exact(8)) {
-        let mut le = [0; 8];
-        le.copy_from_slice(bytes);
-        *word = u64::from_le_bytes(le);
-    }
-    Layout::decode(words)
+    let (words, _) = packet[8..].as_chunks();
+    let word = |index: usize| u64::from_le_bytes(words[index]);
+    Layout::decode(std::array::from_fn(word))
 }
 
 /// A member's side, after its Hello.
@@ -574,7 +558,7 @@ fn run_member(
     if peer.identity.task as usize != leader || !waiting.own.is_meant(&peer) {
         return Err(not_its("another rank made it".to_string()));
     }
-    send(connection, &packet(&proof), &[]).map_err(|_| gone())?;
+    send(connection, &packet(proof.as_bytes()), &[]).map_err(|_| gone())?;
     let (received, _) = receive_packet(connection, leader, waiting)?;
     match read_go(&received) {
         Some(0) => Ok((segment, layout)),

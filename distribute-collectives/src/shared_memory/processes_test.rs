@@ -11,7 +11,9 @@ use crate::options::GroupOptions;
 use crate::reduce::ReduceOp;
 use crate::shared_memory::testing::{TellAll, own, soon};
 use crate::shared_memory::tests::make_and_drop_groups;
-use crate::shared_memory::{Offer, Settings, SharedMemoryCommunicator, establish, find_leader};
+use crate::shared_memory::{
+    LocalTransport, Offer, Settings, SharedMemoryCommunicator, establish, find_leader,
+};
 use crate::testing::within_limit;
 
 /// `<role> <rank> <world size>`.
@@ -85,7 +87,7 @@ fn join(rank: usize, world_size: usize, options: &GroupOptions) -> SharedMemoryC
     )
     .unwrap();
     let abort = Arc::new(TellAll(Vec::new()));
-    SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap()
+    SharedMemoryCommunicator::new(LocalTransport::new(group, options.clone(), abort).unwrap())
 }
 
 /// Not a test: the process of a rank, which another test has started.

@@ -8,8 +8,8 @@ use crate::error::{CollectiveError, Result};
 use crate::failure::{Failure, FailureKind};
 use crate::options::GroupOptions;
 use crate::shared_memory::{
-    LocalGroup, LocalIdentity, Settings, SharedMemoryCommunicator, establish, find_leader,
-    passing::Offer,
+    LocalGroup, LocalIdentity, LocalTransport, Settings, SharedMemoryCommunicator, establish,
+    find_leader, passing::Offer,
 };
 use crate::status::GroupStatus;
 use crate::testing::{Random, on_threads};
@@ -35,8 +35,8 @@ impl AbortTarget for TellAll {
 /// Slots of a few bytes, so that few elements need many windows.
 pub(crate) fn tiny(slot_bytes: usize, inline_bytes: usize) -> Settings {
     Settings {
-        slot_bytes: Some(slot_bytes),
-        inline_bytes: Some(inline_bytes),
+        slot_bytes,
+        inline_bytes,
         slots: 3,
         mailbox_bytes: 64,
     }
@@ -93,7 +93,8 @@ pub(crate) fn on_ranks<R: Send>(
 ) -> Vec<R> {
     join_all(world_size, settings, |_, group, statuses| {
         let abort = Arc::new(TellAll(statuses.to_vec()));
-        f(SharedMemoryCommunicator::new(group.unwrap(), options.clone(), abort).unwrap())
+        let transport = LocalTransport::new(group.unwrap(), options.clone(), abort).unwrap();
+        f(SharedMemoryCommunicator::new(transport))
     })
 }
 

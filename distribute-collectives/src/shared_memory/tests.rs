@@ -366,7 +366,8 @@ fn a_noted_failure_wakes_a_sleeper_at_once() {
             let options = GroupOptions::default();
             let group = group.unwrap();
             let shared = group.shared.clone();
-            let mut endpoint = super::SharedMemoryCommunicator::new(group, options, abort).unwrap();
+            let transport = LocalTransport::new(group, options, abort).unwrap();
+            let mut endpoint = SharedMemoryCommunicator::new(transport);
             if rank == 1 {
                 // Until rank 0 has said for what it waits, just before it sleeps.
                 let waiting = shared.segment.word(shared.layout.waiting(0));
@@ -664,8 +665,8 @@ fn sizes_that_cannot_be_end_an_all_gather() {
                     liar.start(&header, size, |_| {}).unwrap();
                     return;
                 }
-                let mut endpoint =
-                    SharedMemoryCommunicator::new(group, options.clone(), abort).unwrap();
+                let transport = LocalTransport::new(group, options.clone(), abort).unwrap();
+                let mut endpoint = SharedMemoryCommunicator::new(transport);
                 let error = endpoint.all_gather(&[1.0_f32]).unwrap_err();
                 let named = match &error {
                     CollectiveError::Protocol { peer, .. } => *peer == 1,

@@ -36,9 +36,8 @@ use crate::gathering::chunk;
 use crate::header::Target;
 use crate::reduce::{self, ReduceOp};
 use crate::shared_memory::doorbell::{Operation, SegmentView};
-use crate::shared_memory::kernels::Inputs;
 use crate::shared_memory::layout::Counter;
-use crate::shared_memory::pieces;
+use crate::shared_memory::{kernels, pieces};
 
 /// One kind of operation, window by window. `window` counts over the life of the group, `index`
 /// from the begin of the operation.
@@ -46,7 +45,9 @@ pub(crate) trait Program {
     fn windows(&self) -> usize;
     fn publish(&mut self, shared: &SegmentView, window: u64, index: usize);
     /// Whether shares are reduced; without, windows are fetched when they are published.
-    fn reduces(&self) -> bool;
+    fn reduces(&self) -> bool {
+        false
+    }
     fn reduce(&mut self, _shared: &SegmentView, _window: u64, _index: usize) {}
     fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize);
 }
@@ -148,11 +149,11 @@ impl<'a, 'b> Reduction<'a, 'b> {
         shared.layout.slot(holder, window) + member * self.piece * self.size
     }
 
-    /// Whether some other member wants this member's result.
-    fn is_wanted(&self, me: usize) -> bool {
+    /// Whether a member wants the other members' results.
+    fn wants(&self, member: usize) -> bool {
         match self.target {
             Target::All => true,
-            Target::Root(member) => member != me,
+            Target::Root(root) => member == root,
             Target::Shares => false,
         }
     }
@@ -161,7 +162,8 @@ impl<'a, 'b> Reduction<'a, 'b> {
         let (me, members, op) = (shared.me, shared.members(), self.op);
         let range = self.range(shared, me, index);
         let places = |member: usize| self.place(shared, member, me, window);
-        let (wanted, own_place) = (self.is_wanted(me), places(me));
+        let wanted = shared.peers().any(|peer| self.wants(peer));
+        let own_place = places(me);
         if members == 2 {
             let place = places(1 - me);
             pieces::for_each_mut::<T>(self.buffers, range, |offset, own| {
@@ -183,16 +185,10 @@ impl<'a, 'b> Reduction<'a, 'b> {
                 // SAFETY: this member's share of a window that all have published, see above.
                 unsafe { shared.segment.elements::<T>(at, part.len()) }
             };
-            let inputs = Inputs {
-                op,
-                members,
-                me,
-                other,
-            };
             let at = own_place + offset * size_of::<T>();
             // SAFETY: as above; `other` is not called for this member.
             let copy = wanted.then(|| unsafe { shared.segment.elements_mut::<T>(at, own.len()) });
-            inputs.reduce(own, copy);
+            kernels::reduce(shared, op, own, copy, other);
         });
     }
 }
@@ -221,12 +217,7 @@ impl Program for Reduction<'_, '_> {
     }
 
     fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
-        let wants = match self.target {
-            Target::All => true,
-            Target::Root(member) => member == shared.me,
-            Target::Shares => false,
-        };
-        if !wants {
+        if !self.wants(shared.me) {
             return;
         }
         for member in shared.peers() {
@@ -267,10 +258,6 @@ impl Program for Broadcast<'_, '_> {
         }
     }
 
-    fn reduces(&self) -> bool {
-        false
-    }
-
     fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {
         if shared.me != self.root {
             let at = shared.layout.slot(self.root, window);
@@ -300,10 +287,6 @@ impl Program for Gather<'_> {
         let range = segment_of(&(0..self.input.len()), self.window, index);
         let at = shared.layout.slot(shared.me, window);
         shared.segment.copy_in(at, &self.input[range]);
-    }
-
-    fn reduces(&self) -> bool {
-        false
     }
 
     fn fetch(&mut self, shared: &SegmentView, window: u64, index: usize) {

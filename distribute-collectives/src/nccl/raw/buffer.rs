@@ -40,7 +40,7 @@ impl<'a> DeviceBuffer<'a> {
                 address,
                 element,
                 count,
-                keep: None,
+                _keep: None,
             },
             after: None,
             memory: PhantomData,
@@ -90,7 +90,7 @@ pub(crate) struct Span {
     pub(crate) element: ElementType,
     pub(crate) count: usize,
     /// Memory of this library: kept alive while the operation runs, freed with the last view of it.
-    keep: Option<Arc<Owned<u64>>>,
+    _keep: Option<Arc<Owned<u64>>>,
 }
 
 impl Span {
@@ -107,9 +107,8 @@ impl Span {
         let start = range.start * self.element.size_bytes();
         Span {
             address: self.address + start as u64,
-            element: self.element,
             count: range.len(),
-            keep: self.keep.clone(),
+            ..self.clone()
         }
     }
 
@@ -121,10 +120,9 @@ impl Span {
         let each = element.size_bytes();
         assert!(self.size_bytes().is_multiple_of(each) && self.address.is_multiple_of(each as u64));
         Span {
-            address: self.address,
             element,
             count: self.size_bytes() / each,
-            keep: self.keep.clone(),
+            ..self.clone()
         }
     }
 
@@ -191,7 +189,7 @@ impl DeviceMemory {
             address: memory.raw,
             element,
             count,
-            keep: Some(Arc::new(memory)),
+            _keep: Some(Arc::new(memory)),
         }))
     }
 

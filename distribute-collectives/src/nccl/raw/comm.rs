@@ -19,69 +19,83 @@ const CONFIG_MAGIC: u32 = 0xcafe_beef;
 const CONFIG_VERSION: u32 = 21_400;
 
 impl UniqueId {
-    /// Bytes of an id.
-    pub(crate) const BYTES: usize = 128;
+    /// What the ranks have before the first one has made an id.
+    pub(crate) const NONE: Self = UniqueId([0; 128]);
 
     /// Makes one; this process then waits for the ranks until all have come.
     pub(crate) fn new(nccl: &Nccl) -> Result<Self, LibraryError> {
-        let mut id = UniqueId([0; Self::BYTES]);
+        let mut id = Self::NONE;
         // SAFETY: `id` outlives the call.
         match unsafe { (nccl.functions.ncclGetUniqueId)(&raw mut id) } {
             SUCCESS => Ok(id),
             code => Err(nccl.failed("ncclGetUniqueId", code)),
         }
     }
-
-    pub(crate) fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
-        UniqueId(bytes)
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8; Self::BYTES] {
-        &self.0
-    }
 }
 
-/// One call of NCCL on device memory.
-#[derive(Debug, Clone)]
-pub(crate) enum Call {
-    AllReduce {
-        at: Span,
-        op: ReduceOp,
-    },
-    Reduce {
-        at: Span,
-        op: ReduceOp,
-        root: usize,
-    },
-    Broadcast {
-        at: Span,
-        root: usize,
-    },
-    /// Of the root's elements `from`, which come to `to` on the root too.
-    BroadcastOwn {
-        from: Span,
-        to: Span,
-        root: usize,
-    },
+/// One call of NCCL on device memory: of the elements `from`, with a result in `to`. The two are
+/// equal where NCCL works in place. They have one type.
+pub(crate) struct Call {
+    kind: CallKind,
+    from: Span,
+    to: Span,
+}
+
+/// What a [`Call`] does.
+#[derive(Clone, Copy)]
+pub(crate) enum CallKind {
+    AllReduce(ReduceOp),
+    /// To this root.
+    Reduce(ReduceOp, usize),
+    /// Of this root's elements `from`, which come to `to` on the root too.
+    Broadcast(usize),
     /// `from` has the elements of all ranks, `to` those of one.
-    ReduceScatter {
-        from: Span,
-        to: Span,
-        op: ReduceOp,
-    },
+    ReduceScatter(ReduceOp),
     /// `from` has the elements of one rank, `to` those of all.
-    AllGather {
-        from: Span,
-        to: Span,
-    },
-    Send {
-        at: Span,
-        to: usize,
-    },
-    Recv {
-        at: Span,
-        from: usize,
-    },
+    AllGather,
+    /// To this rank.
+    Send(usize),
+    /// From this rank.
+    Recv(usize),
+}
+
+impl Call {
+    pub(crate) fn new(kind: CallKind, from: &Span, to: &Span) -> Self {
+        Call {
+            kind,
+            from: from.clone(),
+            to: to.clone(),
+        }
+    }
+
+    /// The group of a reduce-scatter of `all`, which holds the ranks' parts.
+    pub(crate) fn scatter(all: &Span, parts: &[Span], own: usize, op: ReduceOp) -> Vec<Self> {
+        let even = Call::new(CallKind::ReduceScatter(op), all, &parts[own]);
+        even.or_each_part(parts, |part, root| {
+            Call::new(CallKind::Reduce(op, root), part, part)
+        })
+    }
+
+    /// The group of an all-gather to `all`, which holds the ranks' parts; the own one comes from
+    /// `from`.
+    pub(crate) fn gather(from: &Span, all: &Span, parts: &[Span], own: usize) -> Vec<Self> {
+        let even = Call::new(CallKind::AllGather, from, all);
+        even.or_each_part(parts, |part, root| {
+            let from = if root == own { from } else { part };
+            Call::new(CallKind::Broadcast(root), from, part)
+        })
+    }
+
+    /// This call where the parts have one length, else a group with a call for each part that holds
+    /// something, with the rank whose part it is.
+    fn or_each_part(self, parts: &[Span], call: impl Fn(&Span, usize) -> Self) -> Vec<Self> {
+        let len = parts[0].count;
+        if len > 0 && parts.iter().all(|part| part.count == len) {
+            return vec![self];
+        }
+        let filled = parts.iter().enumerate().filter(|(_, part)| part.count > 0);
+        filled.map(|(root, part)| call(part, root)).collect()
+    }
 }
 
 /// One rank's handle. It stays on one thread: whether another one is about to enter a call cannot
@@ -170,53 +184,39 @@ impl Comm {
 
     fn call(&self, call: &Call, stream: &OwnedStream) -> Result<(), LibraryError> {
         let (f, comm, stream) = (&self.nccl.functions, self.raw, stream.0.raw);
-        let input = |span: &Span| span.pointer().cast_const();
-        let dtype = |span: &Span| span.element as c_int;
+        let (from, to) = (call.from.pointer().cast_const(), call.to.pointer());
+        // Elements of one rank: the other side may have those of all.
+        let count = call.from.count.min(call.to.count);
+        let dtype = call.from.element as c_int;
         // SAFETY: whoever made the spans has promised that they are in the memory of the device,
         // and whoever issues the calls that they stay there until the stream is done with them;
         // equal addresses for input and output are NCCL's in-place form, and the offsets of the
         // other two calls are those that it asks for.
         let (name, code) = unsafe {
-            match call {
-                Call::AllReduce { at, op } => ("ncclAllReduce", {
-                    let op = reduction_code(*op);
-                    let (from, to) = (input(at), at.pointer());
-                    (f.ncclAllReduce)(from, to, at.count, dtype(at), op, comm, stream)
+            match call.kind {
+                CallKind::AllReduce(op) => ("ncclAllReduce", {
+                    let op = reduction_code(op);
+                    (f.ncclAllReduce)(from, to, count, dtype, op, comm, stream)
                 }),
-                Call::Reduce { at, op, root } => ("ncclReduce", {
-                    let (op, root) = (reduction_code(*op), number(*root));
-                    let (from, to) = (input(at), at.pointer());
-                    (f.ncclReduce)(from, to, at.count, dtype(at), op, root, comm, stream)
+                CallKind::Reduce(op, root) => ("ncclReduce", {
+                    let (op, root) = (reduction_code(op), number(root));
+                    (f.ncclReduce)(from, to, count, dtype, op, root, comm, stream)
                 }),
-                Call::Broadcast { at, root } => ("ncclBroadcast", {
-                    let (from, to) = (input(at), at.pointer());
-                    (f.ncclBroadcast)(from, to, at.count, dtype(at), number(*root), comm, stream)
+                CallKind::Broadcast(root) => ("ncclBroadcast", {
+                    (f.ncclBroadcast)(from, to, count, dtype, number(root), comm, stream)
                 }),
-                Call::BroadcastOwn { from, to, root } => ("ncclBroadcast", {
-                    let (count, dtype, root) = (to.count, dtype(to), number(*root));
-                    (f.ncclBroadcast)(input(from), to.pointer(), count, dtype, root, comm, stream)
+                CallKind::ReduceScatter(op) => ("ncclReduceScatter", {
+                    let op = reduction_code(op);
+                    (f.ncclReduceScatter)(from, to, count, dtype, op, comm, stream)
                 }),
-                Call::ReduceScatter { from, to, op } => ("ncclReduceScatter", {
-                    let op = reduction_code(*op);
-                    let (from, out) = (input(from), to.pointer());
-                    (f.ncclReduceScatter)(from, out, to.count, dtype(to), op, comm, stream)
+                CallKind::AllGather => ("ncclAllGather", {
+                    (f.ncclAllGather)(from, to, count, dtype, comm, stream)
                 }),
-                Call::AllGather { from, to } => ("ncclAllGather", {
-                    let (count, dtype) = (from.count, dtype(from));
-                    (f.ncclAllGather)(input(from), to.pointer(), count, dtype, comm, stream)
+                CallKind::Send(peer) => ("ncclSend", {
+                    (f.ncclSend)(from, count, dtype, number(peer), comm, stream)
                 }),
-                Call::Send { at, to } => ("ncclSend", {
-                    (f.ncclSend)(input(at), at.count, dtype(at), number(*to), comm, stream)
-                }),
-                Call::Recv { at, from } => ("ncclRecv", {
-                    (f.ncclRecv)(
-                        at.pointer(),
-                        at.count,
-                        dtype(at),
-                        number(*from),
-                        comm,
-                        stream,
-                    )
+                CallKind::Recv(peer) => ("ncclRecv", {
+                    (f.ncclRecv)(to, count, dtype, number(peer), comm, stream)
                 }),
             }
         };

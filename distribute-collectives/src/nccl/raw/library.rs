@@ -16,6 +16,9 @@ pub(crate) type CudaResult = c_int;
 /// A result of a function of NCCL; 0 is success.
 pub(crate) type NcclResult = c_int;
 
+/// `cuDriverGetVersion` or `ncclGetVersion`.
+type GetVersion = unsafe extern "C" fn(*mut c_int) -> c_int;
+
 /// A handle of the driver (context, stream, event) or of NCCL.
 pub(crate) type Handle = *mut c_void;
 
@@ -33,7 +36,7 @@ pub(crate) struct RawConfig {
 /// passed by value.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub(crate) struct UniqueId(pub(super) [u8; 128]);
+pub(crate) struct UniqueId(pub(crate) [u8; 128]);
 
 /// Declares a table of functions that are looked up by their names in a library.
 macro_rules! functions {
@@ -161,17 +164,11 @@ impl Cuda {
             "/usr/lib/wsl/lib/libcuda.so.1",
         ];
         let (library, path) = open("the CUDA driver", CUDA_LIBRARY, wanted, &names)?;
-        // SAFETY: `CUresult cuInit(unsigned)` and `CUresult cuDriverGetVersion(int *)`.
-        let (init, get_version) = unsafe {
-            (
-                symbol::<unsafe extern "C" fn(c_uint) -> CudaResult>(&library, &path, "cuInit")?,
-                symbol::<unsafe extern "C" fn(*mut c_int) -> CudaResult>(
-                    &library,
-                    &path,
-                    "cuDriverGetVersion",
-                )?,
-            )
-        };
+        type Init = unsafe extern "C" fn(c_uint) -> CudaResult;
+        // SAFETY: `CUresult cuInit(unsigned)`.
+        let init: Init = unsafe { symbol(&library, &path, "cuInit") }?;
+        // SAFETY: `CUresult cuDriverGetVersion(int *)`.
+        let get_version: GetVersion = unsafe { symbol(&library, &path, "cuDriverGetVersion") }?;
         let mut code = 0;
         // SAFETY: may be called before `cuInit`; `code` outlives the call.
         let result = unsafe { get_version(&raw mut code) };
@@ -221,13 +218,8 @@ impl Cuda {
 impl Nccl {
     /// Loads NCCL and checks that it is new enough.
     pub(crate) fn load(wanted: Option<&Path>) -> Result<Arc<Nccl>, NcclUnavailable> {
-        let (library, path) = open(
-            "NCCL",
-            NCCL_LIBRARY,
-            wanted,
-            &["libnccl.so.2", "libnccl.so"],
-        )?;
-        type GetVersion = unsafe extern "C" fn(*mut c_int) -> NcclResult;
+        let names = ["libnccl.so.2", "libnccl.so"];
+        let (library, path) = open("NCCL", NCCL_LIBRARY, wanted, &names)?;
         // SAFETY: `ncclResult_t ncclGetVersion(int *)`.
         let get_version: GetVersion = unsafe { symbol(&library, &path, "ncclGetVersion") }?;
         let mut code = 0;

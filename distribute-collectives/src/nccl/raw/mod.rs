@@ -10,7 +10,7 @@ mod library;
 
 pub use buffer::{DeviceBuffer, DeviceMemory};
 pub(super) use buffer::{PinnedMemory, Span};
-pub(super) use comm::{Call, Comm};
+pub(super) use comm::{Call, CallKind, Comm};
 pub use cuda::Stream;
 pub(super) use cuda::{Context, Event, OwnedStream};
 pub(super) use library::{Cuda, LibraryError, Nccl, UniqueId};
