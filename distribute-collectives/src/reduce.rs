@@ -517,6 +517,10 @@ fn fold<A: Accumulator, const N: usize>(
 ) {
     let len = slices[0].len();
     let slices = slices.map(|slice| &mut slice[..len]);
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "all slices are read at one index"
+    )]
     for index in 0..len {
         let pair = |first: usize| combine(slices[first][index], slices[first + 1][index]);
         let result = finish(match N {

@@ -1,5 +1,5 @@
-//! Networks that people train, on a GPU as on the CPU, and in mixed precision. Needs a GPU, and says
-//! SKIPPED without; `scripts/gpu-check` runs it.
+//! Networks that people train, on a GPU as on the CPU, and in mixed precision. Needs a GPU, and
+//! says SKIPPED without; `scripts/gpu-check` runs it.
 
 #[path = "../../distribute-cuda/tests/cuda/model.rs"]
 #[expect(

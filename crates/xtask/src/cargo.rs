@@ -20,8 +20,7 @@ pub fn cargo_command(root: &Path, arguments: &str) -> Command {
 
 /// Features of the program with which all code is compiled that needs no system's MPI, burn's CUDA
 /// backend with fusion (as users have it) included.
-const EVERYTHING: &str =
-    "--features distribute-cli/fusion,distribute-cli/otlp,distribute-models/cuda";
+const EVERYTHING: &str = "--features distribute-cli/fusion,distribute-cli/otlp";
 
 /// A command that only reads code, with all of it: the steps that do so read the dependencies with
 /// one set of features, and so only once. It needs neither CUDA nor a GPU, and downloads no

@@ -202,7 +202,7 @@ fn edges_step(root: &Path) -> Result<String, String> {
 /// README's first command as it is.
 fn clippy_step(root: &Path) -> Result<String, String> {
     for what in [
-        "--workspace --all-targets",
+        "--workspace --all-targets --features distribute-models/cuda",
         "-p distribute-cli --no-default-features",
     ] {
         let command = format!("clippy {what} -- -D warnings");
