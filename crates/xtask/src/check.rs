@@ -142,32 +142,32 @@ pub fn run(root: &Path, selection: &Selection) -> ExitCode {
     let mut summary = Vec::new();
     let mut failed = None;
     for step in &steps {
-        println!("check: {} ...", step.name);
+        say!("check: {} ...", step.name);
         let start = Instant::now();
         let result = (step.run)(root);
         let line = summary_line(step.name, &result, start.elapsed());
-        println!("check: {line}");
+        say!("check: {line}");
         summary.push(line);
         if let Err(reason) = result {
-            println!("{reason}");
+            say!("{reason}");
             failed = Some(step);
             break;
         }
     }
-    println!("\ncheck: summary");
+    say!("\ncheck: summary");
     for line in &summary {
-        println!("  {line}");
+        say!("  {line}");
     }
     for step in &steps[summary.len()..] {
-        println!("  {:<10} not run", step.name);
+        say!("  {:<10} not run", step.name);
     }
     match failed {
         None => {
-            println!("check: passed");
+            say!("check: passed");
             ExitCode::SUCCESS
         }
         Some(step) => {
-            println!("check: FAILED in `{}`: {}", step.name, step.advice);
+            say!("check: FAILED in `{}`: {}", step.name, step.advice);
             ExitCode::FAILURE
         }
     }

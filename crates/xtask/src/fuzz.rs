@@ -108,7 +108,7 @@ fn run_target(root: &Path, target: &str, program: &Path, seconds: u64) -> Result
     let runs = text
         .lines()
         .find_map(|line| line.strip_prefix("stat::number_of_executed_units:"));
-    println!("fuzz: {target}: {} inputs", runs.unwrap_or(" ?").trim());
+    say!("fuzz: {target}: {} inputs", runs.unwrap_or(" ?").trim());
     Ok(())
 }
 

@@ -2,6 +2,14 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
+/// A line on standard output; a reader that has gone (`cargo xtask lines | head`) is no error.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
 mod api;
 mod book;
 mod cargo;
@@ -94,7 +102,7 @@ fn book_links(arguments: &[String]) -> ExitCode {
 
 fn show_lines(name: Option<&str>) -> Result<String, String> {
     let table = lines::table(&tree::Tree::read(&workspace_root())?, name)?;
-    println!("{table}");
+    say!("{table}");
     Ok("lines of code, without tests, comments and blanks".to_owned())
 }
 
@@ -105,7 +113,7 @@ fn show_modules(name: Option<&str>) -> Result<String, String> {
 fn verdict(task: &str, outcome: Result<String, String>) -> ExitCode {
     match outcome {
         Ok(note) => {
-            println!("{task}: passed: {note}");
+            say!("{task}: passed: {note}");
             ExitCode::SUCCESS
         }
         Err(reason) => {

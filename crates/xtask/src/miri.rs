@@ -29,7 +29,7 @@ pub fn run(root: &Path) -> Result<String, String> {
         .output()
         .map_err(|error| format!("cannot start Miri: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
-    print!("{text}");
+    say!("{}", text.trim_end());
     if !output.status.success() {
         return Err(format!("Miri: {}", output.status));
     }

@@ -60,20 +60,20 @@ pub fn run(old: &Path, new: &Path) -> Result<String, String> {
         let found = [old, new].map(|program| weights(program, launched, flags));
         let problem = match found {
             [Ok(old), Ok(new)] if old == new => {
-                println!("same      {old}  {name}");
+                say!("same      {old}  {name}");
                 same += 1;
                 continue;
             }
             [Ok(old), Ok(new)] => format!("DIFFERENT {old} and {new}  {name}"),
             // A build that cannot do it is a difference only if the other can.
             [Err(_), Err(reason)] => {
-                println!("SKIPPED   neither program trains it: {reason}  {name}");
+                say!("SKIPPED   neither program trains it: {reason}  {name}");
                 continue;
             }
             [Err(reason), Ok(_)] => format!("only the new program trains it: {reason}  {name}"),
             [Ok(_), Err(reason)] => format!("only the old program trains it: {reason}  {name}"),
         };
-        println!("{problem}");
+        say!("{problem}");
         let _ = writeln!(problems, "{problem}");
     }
     match problems.is_empty() {

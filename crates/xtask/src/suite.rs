@@ -40,7 +40,7 @@ pub fn run(root: &Path) -> Result<String, String> {
     } else {
         let skipped = "SKIPPED: mpi: needs Open MPI and libclang \
                        (openmpi-bin libopenmpi-dev libclang-dev)";
-        println!("{skipped}");
+        say!("{skipped}");
         counts.read(skipped);
     }
     let programs = test_programs(root, &features)?;
@@ -214,7 +214,7 @@ fn run_tests(mut command: Command, arguments: &str) -> Result<Counts, String> {
         if let Some(program) = text.strip_prefix("     Running ") {
             // At once: a reader wants to know it when the program hangs. The line is told again
             // above the program's results, which the other lane's may come before.
-            println!("check: started {program}");
+            say!("check: started {program}");
         }
         if filter.shows(&text) {
             block.extend_from_slice(&line);

@@ -35,12 +35,12 @@ pub fn print(tree: &Tree, name: Option<&str>) -> Result<String, String> {
         for modules in targets(tree, member) {
             for ((from, to), line) in &modules.arrows {
                 let file = modules.files.get(from).map_or("", String::as_str);
-                println!("{file}:{line}: {} -> {}", called(from), called(to));
+                say!("{file}:{line}: {} -> {}", called(from), called(to));
             }
             for circle in circles::find(&modules) {
-                println!("{}", describe(&modules, &circle));
+                say!("{}", describe(&modules, &circle));
                 let names: Vec<String> = circle.modules.iter().map(|path| called(path)).collect();
-                println!("  all of them: {}", names.join(", "));
+                say!("  all of them: {}", names.join(", "));
                 inside.extend(files_of(&modules, &circle).into_iter().map(str::to_owned));
             }
         }
