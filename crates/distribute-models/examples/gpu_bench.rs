@@ -10,11 +10,12 @@ mod model;
 use std::io::Write;
 use std::time::Instant;
 
+use burn::module::Module;
 use burn::optim::{GradientsParams, SgdConfig};
 use burn::tensor::{Distribution, Int};
 use distribute_core::{
-    Device, LogicalDevice, Mirrored, MirroredStrategy, OneDeviceStrategy, PerReplica, Policy,
-    Result, Sgd, Strategy, StrategyExt, Tensor, TrainState,
+    Device, LogicalDevice, Mirrored, MirroredStrategy, Nest, OneDeviceStrategy, PerReplica, Policy,
+    ReplicaContext, Result, Sgd, Strategy, StrategyExt, Tensor, TrainState,
 };
 use distribute_data::cuda::cuda;
 use distribute_data::prelude::{average_loss, sparse_categorical_crossentropy};
@@ -44,13 +45,22 @@ fn by_hand<'a>(device: &Device, batches: &'a [Batch], size: usize) -> Run<'a> {
     })
 }
 
-fn under<'a>(strategy: impl Strategy + 'a, batches: &'a [Batch], size: usize) -> Result<Run<'a>> {
-    let mut state: Mirrored<TrainState<Cnn>> = model::state(&strategy)?;
-    Ok(Box::new(move |steps| {
+/// Training under a strategy: step `i` has the loss of input `i`.
+fn under<'a, M, B>(
+    strategy: impl Strategy + 'a,
+    mut state: Mirrored<TrainState<M>>,
+    input: impl Fn(usize) -> B + 'a,
+    loss: impl Fn(&ReplicaContext, &M, B) -> Result<Tensor<1>> + Sync + 'a,
+) -> Run<'a>
+where
+    M: Module + Sync + 'static,
+    B: Nest + Send + 'a,
+{
+    Box::new(move |steps| {
         for step in 0..steps {
-            let input = PerReplica::new(vec![batches[step % BATCHES].clone()]);
-            strategy.run((&mut state, input), |ctx, (state, batch)| {
-                let loss = state.model.loss(&batch, size);
+            let input = PerReplica::new(vec![input(step)]);
+            strategy.run((&mut state, input), |ctx, (state, input)| {
+                let loss = loss(ctx, &state.model, input)?;
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(())
@@ -61,38 +71,36 @@ fn under<'a>(strategy: impl Strategy + 'a, batches: &'a [Batch], size: usize) ->
             ctx.device().sync().map_err(distribute_core::Error::step)
         })?;
         Ok(())
-    }))
+    })
+}
+
+/// The documents' CNN.
+fn cnn<'a>(strategy: impl Strategy + 'a, batches: &'a [Batch], size: usize) -> Result<Run<'a>> {
+    let state = model::state(&strategy)?;
+    let input = |step: usize| batches[step % BATCHES].clone();
+    let loss = move |_: &ReplicaContext, model: &Cnn, batch| Ok(model.loss(&batch, size));
+    Ok(under(strategy, state, input, loss))
 }
 
 /// ResNet-18 on colour images of 64 x 64.
 fn resnet(gpu: LogicalDevice, policy: Policy, size: usize) -> Result<Run<'static>> {
     let strategy = MirroredStrategy::builder().devices([gpu]).build()?;
-    let mut state: Mirrored<TrainState<ResNet>> = strategy.try_scope(|device| {
+    let state = strategy.try_scope(|device| {
         let model = ResNetConfig::resnet18(3, 10).init(device)?;
         Ok(TrainState::new(model, Sgd::new(0.05)))
     })?;
     let device = gpu.burn_device().autodiff();
     let images = Tensor::<4>::random([size, 3, 64, 64], Distribution::Default, &device);
     let labels = Tensor::<1, Int>::arange(0..size as i64, &device) % 10;
-    Ok(Box::new(move |steps| {
-        for _ in 0..steps {
-            let input = PerReplica::new(vec![(images.clone(), labels.clone())]);
-            strategy.run((&mut state, input), |ctx, (state, (images, labels))| {
-                let model = policy.model(&state.model)?;
-                let images = policy.cast(images);
-                let logits = policy.output(model.forward(ctx, images)?);
-                let losses = sparse_categorical_crossentropy(logits, labels);
-                let loss = average_loss(ctx, losses)?;
-                let gradients = ctx.gradient(&loss, &state.model)?;
-                state.apply_gradients(ctx, gradients)?;
-                Ok(())
-            })?;
-        }
-        strategy.run((), |ctx, ()| {
-            ctx.device().sync().map_err(distribute_core::Error::step)
-        })?;
-        Ok(())
-    }))
+    let input = move |_| (images.clone(), labels.clone());
+    let loss = move |ctx: &ReplicaContext, model: &ResNet, (images, labels): Batch| {
+        let logits = policy.model(model)?.forward(ctx, policy.cast(images))?;
+        average_loss(
+            ctx,
+            sparse_categorical_crossentropy(policy.output(logits), labels),
+        )
+    };
+    Ok(under(strategy, state, input, loss))
 }
 
 /// Seconds per step of each, the median of rounds in which all take their turn for about half a
@@ -161,8 +169,8 @@ fn main() -> Result<()> {
         let mirrored = MirroredStrategy::builder().devices([gpu]).build()?;
         let contenders = vec![
             ("burn-by-hand", by_hand(&device, &batches, size)),
-            ("ours-one-device", under(one_device, &batches, size)?),
-            ("ours-mirrored", under(mirrored, &batches, size)?),
+            ("ours-one-device", cnn(one_device, &batches, size)?),
+            ("ours-mirrored", cnn(mirrored, &batches, size)?),
         ];
         report("gpu-cnn", size, contenders)?;
     }
