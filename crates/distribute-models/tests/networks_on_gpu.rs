@@ -163,5 +163,7 @@ fn mixed_precision_learns_on_the_gpu() {
         let found = both(policy);
         println!("{}: last losses {found:?}, in f32 {full:?}", policy.name());
         assert!(difference(&found, &full) < 0.15, "{found:?} {full:?}");
+        // In the same bits it would not have been computed in half of them.
+        assert!(found[0] != full[0] && found[1] != full[1], "{found:?}");
     }
 }

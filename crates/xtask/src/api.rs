@@ -16,7 +16,8 @@ use crate::tree::{Member, Tree};
 const COMPILER: &str = "rustc 1.95.";
 /// Examples bring in the dev-dependencies, so that everything resolves to the features with which
 /// the step `clippy` has read it.
-const DOCUMENT: &str = "doc --workspace --no-deps --lib --bins --examples";
+const DOCUMENT: &str =
+    "doc --workspace --no-deps --lib --bins --examples --features distribute-models/cuda";
 const LISTER: &str = "crates/public-interfaces/Cargo.toml";
 const FOLDER: &str = "crates/public-interfaces/listings";
 /// As many lines of a difference say what has changed.

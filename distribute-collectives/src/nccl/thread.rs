@@ -238,7 +238,8 @@ pub(super) struct ThreadSide {
     nccl: Arc<Nccl>,
     shared: Arc<ThreadShared>,
     grace: Duration,
-    /// Where the work is put, a mark there, and the communicator.
+    /// Made by `connect`: where the work is put, a mark there, and the communicator, which are
+    /// dropped in this order.
     connected: Option<(OwnedStream, Event, Comm)>,
 }
 
