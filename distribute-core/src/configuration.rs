@@ -149,13 +149,9 @@ impl Configuration {
 impl Difference {
     /// The difference in words, without a full stop; `own` and `other` say where each value is.
     pub fn between(&self, own: &str, other: &str) -> String {
-        let value = |value: &Option<String>| value.clone().unwrap_or("not given".to_string());
-        let said = format!(
-            "{} is {} {own} and {} {other}",
-            self.name,
-            value(&self.own),
-            value(&self.other)
-        );
+        let values = [&self.own, &self.other];
+        let [here, there] = values.map(|value| value.as_deref().unwrap_or("not given"));
+        let said = format!("{} is {here} {own} and {there} {other}", self.name);
         let listed = self.also.iter().take(ALSO_MAX).map(String::as_str);
         let listed = listed.collect::<Vec<_>>().join(", ");
         match self.also.len() {

@@ -46,13 +46,6 @@ pub struct EndOfRun<'a> {
     pub(crate) batches: &'a [BatchFacts],
 }
 
-impl EndOfRun<'_> {
-    /// Whether a replica's part of the batch was empty.
-    pub(crate) fn had_no_examples(&self, replica: usize) -> bool {
-        self.batches.get(replica).is_some_and(BatchFacts::is_empty)
-    }
-}
-
 impl<T> Copies<T> {
     /// What can be shown without asking a device.
     pub(crate) fn shown(&self) -> &[T] {
@@ -127,23 +120,15 @@ impl<T: Replicate> Copies<T> {
         if let Some(fetched) = self.fetched.get() {
             return Ok(fetched);
         }
-        match on_device.as_ref().filter(|tensors| tensors.is_newer) {
-            None if self.have_own_statistics() => {
-                let pairs = self.host.iter().zip(&self.devices);
-                let mut copies: Vec<T> =
-                    pairs.map(|(copy, device)| copy.replicate(device)).collect();
-                self.average(&mut copies)?;
-                Ok(self.fetched.get_or_init(|| copies))
-            }
-            None => Ok(&self.host),
-            Some(newer) => {
-                let mut copies = self.fetch(newer)?;
-                if self.have_own_statistics() {
-                    self.average(&mut copies)?;
-                }
-                Ok(self.fetched.get_or_init(|| copies))
-            }
+        let newer = on_device.as_ref().filter(|tensors| tensors.is_newer);
+        if newer.is_none() && !self.have_own_statistics() {
+            return Ok(&self.host);
         }
+        let mut copies = self.copied(newer)?;
+        if self.have_own_statistics() {
+            self.average(&mut copies)?;
+        }
+        Ok(self.fetched.get_or_init(|| copies))
     }
 
     fn have_own_statistics(&self) -> bool {
@@ -176,8 +161,7 @@ impl<T: Replicate> Copies<T> {
                 Ok(())
             })?;
         }
-        let mean = self.statistics.mean_of_workers.clone();
-        self.statistics.mean_before = mean;
+        self.statistics.mean_before = self.statistics.mean_of_workers.clone();
         Ok(())
     }
 
@@ -198,9 +182,7 @@ impl<T: Replicate> Copies<T> {
             let mut rest = &mut self.host[..];
             let parts = workers.parts().iter().map(|count| {
                 let count = rest.len().min(*count);
-                let (part, after) = std::mem::take(&mut rest).split_at_mut(count);
-                rest = after;
-                sums_of(part)
+                sums_of(rest.split_off_mut(..count).unwrap_or_default())
             });
             parts.collect::<Result<Vec<_>>>()
         });
@@ -216,7 +198,7 @@ impl<T: Replicate> Copies<T> {
         for (replica, (copy, before)) in copies.enumerate() {
             let (paths, values) = copy.all_statistics()?;
             let place = (end.first_replica + replica, copy.updates()?);
-            match end.had_no_examples(replica) {
+            match end.batches.get(replica).is_some_and(BatchFacts::is_empty) {
                 true => copy.set_all_statistics(finite_or(values, before)?)?,
                 false => check_finite(&paths, &values, place)?,
             }
@@ -238,17 +220,10 @@ impl<T: Replicate> Copies<T> {
             return Ok(Vec::new());
         }
         let on_device = lock(&self.on_device);
-        let mut copies = match on_device.as_ref().filter(|tensors| tensors.is_newer) {
-            Some(newer) => self.fetch(newer)?,
-            None => {
-                let pairs = self.host.iter().zip(&self.devices);
-                pairs.map(|(copy, device)| copy.replicate(device)).collect()
-            }
-        };
-        copies
-            .iter_mut()
-            .map(ReplicateExt::all_statistics)
-            .collect()
+        let newer = on_device.as_ref().filter(|tensors| tensors.is_newer);
+        let mut copies = self.copied(newer)?;
+        let own = copies.iter_mut().map(ReplicateExt::all_statistics);
+        own.collect()
     }
 
     /// Gives each replica running statistics of its own. Those that all copies have now, as after
@@ -267,8 +242,12 @@ impl<T: Replicate> Copies<T> {
         Ok(())
     }
 
-    /// Host copies of what is on the devices.
-    fn fetch(&self, newer: &OnDevice) -> Result<Vec<T>> {
+    /// Host copies of what is on the devices, or of the host's own.
+    fn copied(&self, newer: Option<&OnDevice>) -> Result<Vec<T>> {
+        let Some(newer) = newer else {
+            let pairs = self.host.iter().zip(&self.devices);
+            return Ok(pairs.map(|(copy, device)| copy.replicate(device)).collect());
+        };
         // The first replica reads all; the rest of the others is in their copy already.
         let read = |copy: &mut T, replica: usize| {
             let mut tensors = newer.tensors.iter();
@@ -282,15 +261,13 @@ impl<T: Replicate> Copies<T> {
                 }
             })
         };
-        let mut value = self.first();
-        read(&mut value, 0)?;
-        let mut all: Vec<T> = Vec::with_capacity(self.devices.len());
+        let mut all = vec![self.first()];
+        read(&mut all[0], 0)?;
         for (replica, device) in self.devices.iter().enumerate().skip(1) {
-            let mut copy = value.replicate(device);
+            let mut copy = all[0].replicate(device);
             read(&mut copy, replica)?;
             all.push(copy);
         }
-        all.insert(0, value);
         Ok(all)
     }
 

@@ -4,6 +4,8 @@
 //! Order: element by element, the canonical one ([`tree`](distribute_collectives::tree)) over the
 //! components; along axes the same over the rows within each component first.
 
+use std::collections::BTreeSet;
+
 use burn::tensor::{DType, Element, Shape, TensorData};
 use distribute_collectives::{Element as Kernel, ReduceOp};
 
@@ -111,7 +113,9 @@ pub(crate) fn reduce_axes(
     }
     let mut count = 0;
     let sums = components.iter().map(|data| {
-        let axes = normalized(data, axes)?;
+        let axes = axes.iter().map(|axis| normalized_axis(data.rank(), *axis));
+        // In order, and each once.
+        let axes = axes.collect::<Result<BTreeSet<_>>>()?;
         let along = axes.iter().map(|axis| data.shape()[*axis]);
         count += along.product::<usize>();
         let mut sum = match op {
@@ -128,17 +132,6 @@ pub(crate) fn reduce_axes(
         ReduceOp::Mean => divide(total, count),
         _ => Ok(total),
     }
-}
-
-/// Axes as positive, sorted, distinct indices.
-fn normalized(data: &TensorData, axes: &[i64]) -> Result<Vec<usize>> {
-    let mut found = axes
-        .iter()
-        .map(|axis| normalized_axis(data.rank(), *axis))
-        .collect::<Result<Vec<_>>>()?;
-    found.sort_unstable();
-    found.dedup();
-    Ok(found)
 }
 
 fn normalized_axis(rank: usize, axis: i64) -> Result<usize> {
@@ -217,19 +210,16 @@ pub(crate) fn gather(components: Vec<TensorData>, axis: i64) -> Result<TensorDat
         shape[axis] += data.shape()[axis];
     }
     let (outer, _, inner) = split_at(&shape, axis);
-    let width = first.dtype().size() * inner;
-    let mut bytes = Vec::with_capacity(shape.iter().product::<usize>() * first.dtype().size());
+    let dtype = first.dtype();
+    let width = dtype.size() * inner;
+    let mut bytes = Vec::with_capacity(shape.iter().product::<usize>() * dtype.size());
     for row in 0..outer {
         for data in &components {
             let chunk = data.shape()[axis] * width;
             bytes.extend_from_slice(&data.as_bytes()[row * chunk..(row + 1) * chunk]);
         }
     }
-    Ok(TensorData::from_bytes_vec(
-        bytes,
-        Shape::from(shape),
-        first.dtype(),
-    ))
+    Ok(TensorData::from_bytes_vec(bytes, shape, dtype))
 }
 
 /// Where tensors of this type and rank are concatenated.
@@ -255,10 +245,9 @@ pub fn concatenate(values: Vec<Vec<TensorData>>, axis: i64) -> Result<Vec<Tensor
 }
 
 fn fold<E: Element + Kernel>(op: ReduceOp, components: &[TensorData]) -> Result<TensorData> {
-    let slices = components
-        .iter()
-        .map(|data| data.as_slice::<E>().map_err(Error::internal))
-        .collect::<Result<Vec<_>>>()?;
+    let slices = components.iter().map(TensorData::as_slice::<E>);
+    let slices = slices.collect::<Result<Vec<_>, _>>();
+    let slices = slices.map_err(Error::internal)?;
     let mut values = vec![E::default(); slices[0].len()];
     distribute_collectives::reduce::reduce_into(op, &slices, &mut values);
     Ok(TensorData::new(values, components[0].shape().clone()))

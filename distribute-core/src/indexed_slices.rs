@@ -70,36 +70,27 @@ impl IndexedSlices {
         op: ReduceOp,
         slices: Vec<Self>,
     ) -> Result<Vec<Self>> {
-        let lists = slices
-            .into_iter()
-            .map(Self::into_tensors)
-            .collect::<Result<Vec<_>>>()?;
+        let lists = slices.into_iter().map(Self::into_tensors);
+        let lists = lists.collect::<Result<Vec<_>>>()?;
         let all = workers.gather(&format!("reduce_slices {op}"), &lists)?;
         all.into_iter().map(Self::from_tensors).collect()
     }
 
     fn into_tensors(self) -> Result<Vec<TensorData>> {
         let counts = |counts: Vec<usize>| -> Result<TensorData> {
-            let wide = counts.into_iter().map(i64::try_from);
-            let wide = wide
-                .collect::<Result<Vec<i64>, _>>()
-                .map_err(Error::internal)?;
+            let wide: Result<Vec<i64>, _> = counts.into_iter().map(i64::try_from).collect();
+            let wide = wide.map_err(Error::internal)?;
             let count = wide.len();
             Ok(TensorData::new(wide, [count]))
         };
-        Ok(vec![
-            self.values,
-            counts(self.indices)?,
-            counts(self.dense_shape)?,
-        ])
+        let (indices, shape) = (counts(self.indices)?, counts(self.dense_shape)?);
+        Ok(vec![self.values, indices, shape])
     }
 
     fn from_tensors(tensors: Vec<TensorData>) -> Result<Self> {
         let counts = |data: &TensorData| -> Result<Vec<usize>> {
-            let narrow = data.iter::<i64>().map(usize::try_from);
-            narrow
-                .collect::<Result<Vec<usize>, _>>()
-                .map_err(Error::internal)
+            let narrow: Result<_, _> = data.iter::<i64>().map(usize::try_from).collect();
+            narrow.map_err(Error::internal)
         };
         match <[TensorData; 3]>::try_from(tensors) {
             Ok([values, indices, shape]) => Self::new(values, counts(&indices)?, counts(&shape)?),

@@ -47,6 +47,7 @@ mod host_reduce;
 mod indexed_slices;
 mod local_batch_norm;
 pub mod loss;
+mod macros;
 pub mod metric;
 mod module_tensors;
 mod nest;

@@ -45,9 +45,7 @@ pub(crate) trait ParameterTensor: Leaf {
     }
 
     /// Makes a float one of this type, through which gradients flow.
-    fn cast_to(&mut self, dtype: FloatDType) {
-        let _ = dtype;
-    }
+    fn cast_to(&mut self, _: FloatDType) {}
 }
 
 /// The tensor of a parameter that is trained: floats with a gradient.
@@ -147,27 +145,6 @@ impl<'a> Walker<'a> {
         }
     }
 
-    fn enter(&mut self, name: &str, container: &str) {
-        match self.containers.get_mut(self.lengths.len()) {
-            Some(known) => {
-                known.clear();
-                known.push_str(container);
-            }
-            None => self.containers.push(container.to_string()),
-        }
-        let length = self.path.len();
-        self.lengths.push(length);
-        if length > 0 {
-            self.path.push('.');
-        }
-        self.path.push_str(name);
-    }
-
-    fn exit(&mut self) {
-        let length = self.lengths.pop().unwrap_or(0);
-        self.path.truncate(length);
-    }
-
     fn tensor(&mut self, id: ParamId, tensor: &mut dyn ParameterTensor) {
         if self.outcome.is_err() {
             return;
@@ -182,14 +159,34 @@ impl<'a> Walker<'a> {
     }
 }
 
-impl ModuleVisitor for Walker<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.enter(name, container);
-    }
+/// Keeps the path of the module that was entered last.
+macro_rules! keep_path {
+    () => {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            match self.containers.get_mut(self.lengths.len()) {
+                Some(known) => {
+                    known.clear();
+                    known.push_str(container);
+                }
+                None => self.containers.push(container.to_string()),
+            }
+            let length = self.path.len();
+            self.lengths.push(length);
+            if length > 0 {
+                self.path.push('.');
+            }
+            self.path.push_str(name);
+        }
 
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.exit();
-    }
+        fn exit_module(&mut self, _: &str, _: &str) {
+            let length = self.lengths.pop().unwrap_or(0);
+            self.path.truncate(length);
+        }
+    };
+}
+
+impl ModuleVisitor for Walker<'_> {
+    keep_path!();
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         self.tensor(param.id, &mut param.val());
@@ -218,13 +215,7 @@ macro_rules! mapped {
 }
 
 impl ModuleMapper for Walker<'_> {
-    fn enter_module(&mut self, name: &str, container: &str) {
-        self.enter(name, container);
-    }
-
-    fn exit_module(&mut self, _: &str, _: &str) {
-        self.exit();
-    }
+    keep_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         mapped!(self, param)

@@ -79,25 +79,23 @@ impl Default for Policy {
 impl Policy {
     /// Everything in `f32` (Keras: `float32`).
     pub const fn float32() -> Self {
-        Self {
-            compute: FloatDType::F32,
-        }
+        Self::of(FloatDType::F32)
     }
 
     /// Forward and backward passes in `bf16`, which has the range of `f32` and 8 bits of mantissa
     /// (Keras: `mixed_bfloat16`).
     pub const fn mixed_bfloat16() -> Self {
-        Self {
-            compute: FloatDType::BF16,
-        }
+        Self::of(FloatDType::BF16)
     }
 
     /// Forward and backward passes in `f16`, which has 11 bits of mantissa and numbers up to
     /// 65,504; train with its [loss scale](Self::loss_scale) (Keras: `mixed_float16`).
     pub const fn mixed_float16() -> Self {
-        Self {
-            compute: FloatDType::F16,
-        }
+        Self::of(FloatDType::F16)
+    }
+
+    const fn of(compute: FloatDType) -> Self {
+        Self { compute }
     }
 
     /// Keras' name of it, which [`FromStr`] reads.
@@ -174,7 +172,12 @@ impl Policy {
                 return Err(self.refused_statistics(layer));
             }
             match parameter.layer_of(&RECURRENT) {
-                Some(layer) => Err(self.refused_recurrence(layer)),
+                Some(layer) => Err(self.refused(
+                    format!("the recurrent layer `{layer}`"),
+                    "burn 0.22.1 makes the states of LSTM, GRU and RNN in f32 whatever its inputs \
+                     are; keep the layer in a model of its own that the policy does not see, on \
+                     inputs of f32 (`policy.output`), or use the policy float32",
+                )),
                 None => Ok(()),
             }
         })?;
@@ -198,15 +201,6 @@ impl Policy {
             "burn 0.22.1 computes its statistics in the type of the inputs and mixes them with \
              running ones of f32; make it a `LocalBatchNorm` (`LocalBatchNorm::from(layer)`) or a \
              `SyncBatchNorm`, which compute in f32, or use the policy float32",
-        )
-    }
-
-    fn refused_recurrence(self, layer: &str) -> Error {
-        self.refused(
-            format!("the recurrent layer `{layer}`"),
-            "burn 0.22.1 makes the states of LSTM, GRU and RNN in f32 whatever its inputs are; \
-             keep the layer in a model of its own that the policy does not see, on inputs of f32 \
-             (`policy.output`), or use the policy float32",
         )
     }
 
@@ -238,11 +232,7 @@ impl FromStr for Policy {
 
     /// Reads Keras' names.
     fn from_str(name: &str) -> Result<Self> {
-        let all = [
-            Self::float32(),
-            Self::mixed_bfloat16(),
-            Self::mixed_float16(),
-        ];
+        let all = [FloatDType::F32, FloatDType::BF16, FloatDType::F16].map(Self::of);
         let found = all.into_iter().find(|policy| policy.name() == name);
         found.ok_or_else(|| {
             let names = all.map(Self::name).join(", ");

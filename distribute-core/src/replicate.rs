@@ -47,8 +47,7 @@ pub trait Replicate: Sized {
     /// # Errors
     /// The visitor's.
     fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
-        let name = std::any::type_name::<Self>();
-        visit(path, &mut Unknown { name })
+        visit(path, &mut Unknown(std::any::type_name::<Self>()))
     }
 }
 
@@ -182,10 +181,8 @@ impl<M: Module> StatePart for M {
     }
 }
 
-/// A value of which nobody knows what it is made of.
-struct Unknown {
-    name: &'static str,
-}
+/// A value of this type, of which nobody knows what it is made of.
+struct Unknown(&'static str);
 
 const INSTEAD: &str = "derive `Replicate` for it, or implement `Replicate::walk`";
 
@@ -193,14 +190,14 @@ impl StatePart for Unknown {
     fn take_from_chief(&mut self, _: &WorkerGroup) -> Result<()> {
         Err(Error::invalid(format!(
             "`{}` cannot be sent from the chief to the other workers: {INSTEAD}",
-            self.name
+            self.0
         )))
     }
 
     fn attach_remote(&mut self, _: &dyn RemoteStore, _: &str) -> Result<()> {
         Err(Error::invalid(format!(
             "`{}` cannot live on parameter servers: {INSTEAD}",
-            self.name
+            self.0
         )))
     }
 
@@ -210,7 +207,7 @@ impl StatePart for Unknown {
         _: Option<&Device>,
         _: LeafVisitor<'_>,
     ) -> Result<()> {
-        Err(Error::not_compilable(self.name, INSTEAD))
+        Err(Error::not_compilable(self.0, INSTEAD))
     }
 }
 
@@ -265,14 +262,12 @@ pub(crate) trait ReplicateExt: Replicate {
 
     /// The parts' versions; none if one counts no updates, or there is no part.
     fn versions(&mut self) -> Option<Vec<u64>> {
-        let mut versions = Some(Vec::new());
+        let mut versions = Vec::new();
         let walked = self.parts(|_, part| {
-            versions = versions.take().and_then(|mut all| {
-                all.push(part.version()?);
-                Some(all)
-            });
+            versions.push(part.version());
             Ok(())
         });
+        let versions: Option<Vec<u64>> = versions.into_iter().collect();
         versions.filter(|all| walked.is_ok() && !all.is_empty())
     }
 }

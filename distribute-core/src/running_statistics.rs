@@ -131,12 +131,9 @@ impl RunningStatistics {
             return Vec::new();
         }
         settle(model);
-        let mut read = Read {
-            wanted: Wanted::new(&self.places),
-            values: Vec::with_capacity(self.places.len()),
-        };
-        model.visit(&mut read);
-        read.values
+        let mut chosen = self.chosen(VecDeque::with_capacity(self.places.len()));
+        model.visit(&mut chosen);
+        chosen.values.into()
     }
 
     /// Replaces their values, which have the order and sizes of those of [`read`](Self::read); also
@@ -159,12 +156,16 @@ impl RunningStatistics {
         if self.is_empty() {
             return Ok(());
         }
-        let mut write = Write {
-            wanted: Wanted::new(&self.places),
-            values: values.into(),
-        };
-        drop(model.clone().map(&mut write));
+        drop(model.clone().map(&mut self.chosen(values.into())));
         Ok(())
+    }
+
+    fn chosen(&self, values: VecDeque<Tensor<1>>) -> Chosen<'_> {
+        Chosen {
+            places: &self.places,
+            next: 0,
+            values,
+        }
     }
 
     /// The mean of their values over the models of all replicas of this process: computed in f64,
@@ -301,6 +302,10 @@ fn elements(value: &Tensor<1>) -> Result<Vec<f64>> {
         .map_err(|_| different_structure())
 }
 
+fn is_finite(value: &Tensor<1>) -> Result<bool> {
+    Ok(elements(value)?.iter().all(|element| element.is_finite()))
+}
+
 /// Refuses values of a replica, after so many updates, that are not finite. Those on a GPU are not
 /// waited for.
 ///
@@ -312,8 +317,7 @@ pub(crate) fn check_finite(
     (replica, updates): (usize, u64),
 ) -> Result<()> {
     for (path, value) in paths.iter().zip(values) {
-        let is_here = !is_off_host(&value.device());
-        if is_here && !elements(value)?.iter().all(|element| element.is_finite()) {
+        if !is_off_host(&value.device()) && !is_finite(value)? {
             return Err(Error::StatisticsNotFinite {
                 path: path.clone(),
                 replica,
@@ -327,13 +331,10 @@ pub(crate) fn check_finite(
 /// The values that are finite, and those of `before` in the place of the others.
 pub(crate) fn finite_or(after: Vec<Tensor<1>>, before: &[Tensor<1>]) -> Result<Vec<Tensor<1>>> {
     let pairs = after.into_iter().zip(before);
-    let chosen =
-        pairs.map(
-            |(after, before)| match elements(&after)?.iter().all(|x| x.is_finite()) {
-                true => Ok(after),
-                false => Ok(before.clone()),
-            },
-        );
+    let chosen = pairs.map(|(after, before)| match is_finite(&after)? {
+        true => Ok(after),
+        false => Ok(before.clone()),
+    });
     chosen.collect()
 }
 
@@ -380,10 +381,10 @@ struct Emptied;
 
 impl ModuleMapper for Emptied {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let (id, value, mapper) = param.consume();
-        let count = usize::from(value.shape().num_elements() == 0);
-        let other = Tensor::zeros([count; D], (&value.device(), value.dtype()));
-        Param::from_mapped_value(id, other, mapper)
+        param.map(|value| {
+            let count = usize::from(value.shape().num_elements() == 0);
+            Tensor::zeros([count; D], (&value.device(), value.dtype()))
+        })
     }
 }
 
@@ -421,29 +422,21 @@ impl ModuleVisitor for Originals {
     }
 }
 
-/// The parameter with the value that the model had.
-macro_rules! original {
-    ($originals:expr, $param:expr) => {{
-        let (id, value, mapper) = $param.consume();
-        let value = $originals.next().unwrap_or(value);
-        Param::from_mapped_value(id, value, mapper)
-    }};
-}
-
+/// Parameters get the values that the model had.
 impl ModuleMapper for Originals {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        original!(self, param)
+        param.map(|value| self.next().unwrap_or(value))
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        original!(self, param)
+        param.map(|value| self.next().unwrap_or(value))
     }
 
     fn map_bool<const D: usize>(
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        original!(self, param)
+        param.map(|value| self.next().unwrap_or(value))
     }
 
     fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
@@ -451,17 +444,16 @@ impl ModuleMapper for Originals {
     }
 }
 
-/// Counts float parameters and says which of them are wanted.
-struct Wanted<'a> {
+/// The float parameters at these places: their values are read to the end of the list, or replaced
+/// from its front.
+struct Chosen<'a> {
     places: &'a [usize],
+    /// How many float parameters were seen.
     next: usize,
+    values: VecDeque<Tensor<1>>,
 }
 
-impl<'a> Wanted<'a> {
-    fn new(places: &'a [usize]) -> Self {
-        Self { places, next: 0 }
-    }
-
+impl Chosen<'_> {
     fn is_next(&mut self) -> bool {
         let place = self.next;
         self.next += 1;
@@ -469,43 +461,31 @@ impl<'a> Wanted<'a> {
     }
 }
 
-struct Read<'a> {
-    wanted: Wanted<'a>,
-    values: Vec<Tensor<1>>,
-}
-
-impl ModuleVisitor for Read<'_> {
+impl ModuleVisitor for Chosen<'_> {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.wanted.is_next() {
+        if self.is_next() {
             let value = param.base().without_autodiff();
             let count = value.shape().num_elements();
-            self.values.push(value.reshape([count]));
+            self.values.push_back(value.reshape([count]));
         }
     }
 }
 
-struct Write<'a> {
-    wanted: Wanted<'a>,
-    values: VecDeque<Tensor<1>>,
-}
-
-impl ModuleMapper for Write<'_> {
+impl ModuleMapper for Chosen<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Some(flat) = self
-            .wanted
-            .is_next()
-            .then(|| self.values.pop_front())
-            .flatten()
-        else {
+        if !self.is_next() {
+            return param;
+        }
+        let Some(flat) = self.values.pop_front() else {
             return param;
         };
-        let (id, old, mapper) = param.consume();
-        let value = flat.to_device(&old.device().without_autodiff());
-        let value = value.reshape::<D, _>(old.shape());
-        let value = match old.is_autodiff() {
-            true => Tensor::from_inner(value),
-            false => value,
-        };
-        Param::from_mapped_value(id, value, mapper)
+        param.map(|old| {
+            let value = flat.to_device(&old.device().without_autodiff());
+            let value = value.reshape::<D, _>(old.shape());
+            match old.is_autodiff() {
+                true => Tensor::from_inner(value),
+                false => value,
+            }
+        })
     }
 }

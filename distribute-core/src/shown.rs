@@ -17,16 +17,13 @@ pub(crate) struct Shown<'a, T>(pub(crate) &'a T);
 
 impl<T: fmt::Debug + 'static> fmt::Debug for Shown<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match text(self.0) {
-            Some(text) => f.write_str(&text),
-            None => {
-                let text = match f.alternate() {
-                    true => format!("{:#?}", self.0),
-                    false => format!("{:?}", self.0),
-                };
-                f.write_str(&without_inside(text))
-            }
-        }
+        let text = text(self.0).unwrap_or_else(|| {
+            without_inside(match f.alternate() {
+                true => format!("{:#?}", self.0),
+                false => format!("{:?}", self.0),
+            })
+        });
+        f.write_str(&text)
     }
 }
 

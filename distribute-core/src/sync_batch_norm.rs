@@ -43,21 +43,19 @@ impl SyncBatchNormConfig {
     /// [`Error::InvalidArgument`] for no features, a momentum that is not between 0 and 1, and an
     /// epsilon that is not positive.
     pub fn init(&self, device: &Device) -> Result<SyncBatchNorm> {
-        let size = [self.num_features];
-        let problem = match self {
-            Self {
-                num_features: 0, ..
-            } => Some("num_features is 0, but must be 1 or more".into()),
-            Self { momentum, .. } if !(0.0..=1.0).contains(momentum) => {
-                Some(format!("momentum is {momentum}, but must be from 0 to 1"))
-            }
-            Self { epsilon, .. } if !(epsilon.is_finite() && *epsilon > 0.0) => Some(format!(
-                "epsilon is {epsilon}, but must be a positive number"
-            )),
-            _ => None,
+        let refused = |name: &str, found: f64, wanted: &str| {
+            let what = format!("SyncBatchNorm: {name} is {found}, but must be {wanted}");
+            Err(Error::invalid(what))
         };
-        if let Some(problem) = problem {
-            return Err(Error::invalid(format!("SyncBatchNorm: {problem}")));
+        let (size, momentum, epsilon) = ([self.num_features], self.momentum, self.epsilon);
+        if size == [0] {
+            return refused("num_features", 0.0, "1 or more");
+        }
+        if !(0.0..=1.0).contains(&momentum) {
+            return refused("momentum", momentum, "from 0 to 1");
+        }
+        if !(epsilon.is_finite() && epsilon > 0.0) {
+            return refused("epsilon", epsilon, "a positive number");
         }
         let (ones, zeros) = (Initializer::Ones, Initializer::Zeros);
         Ok(SyncBatchNorm {
@@ -66,8 +64,8 @@ impl SyncBatchNormConfig {
             training: Param::from_bool(true),
             moving_mean: RunningState::new(Tensor::zeros(size, device)),
             moving_variance: RunningState::new(Tensor::ones(size, device)),
-            momentum: self.momentum,
-            epsilon: self.epsilon,
+            momentum,
+            epsilon,
         })
     }
 }
@@ -146,10 +144,7 @@ impl SyncBatchNorm {
         ctx: &ReplicaContext,
         input: Tensor<D>,
     ) -> Result<Tensor<D>> {
-        match self.trains(&input) {
-            true => self.normalize(ctx, input, None),
-            false => self.forward_inference(input),
-        }
+        self.normalize(ctx, input, None)
     }
 
     /// [`forward`](Self::forward) of a batch that was filled up: the examples whose weight is 0
@@ -187,14 +182,7 @@ impl SyncBatchNorm {
             let op = "SyncBatchNorm: the weights are those of the examples";
             return Err(Error::shape(op, &[examples], &found));
         }
-        match self.trains(&input) {
-            true => self.normalize(ctx, input, Some(weights)),
-            false => self.forward_inference(input),
-        }
-    }
-
-    fn trains<const D: usize>(&self, input: &Tensor<D>) -> bool {
-        self.training.is_enabled() && (tracked(input).is_some() || input.is_autodiff())
+        self.normalize(ctx, input, Some(weights))
     }
 
     fn normalize<const D: usize>(
@@ -203,6 +191,10 @@ impl SyncBatchNorm {
         input: Tensor<D>,
         weights: Option<Tensor<1>>,
     ) -> Result<Tensor<D>> {
+        let has_gradient = tracked(&input).is_some() || input.is_autodiff();
+        if !(self.training.is_enabled() && has_gradient) {
+            return self.forward_inference(input);
+        }
         let dtype = input.dtype();
         let shape = self.check(&input)?;
         let features = shape[1];

@@ -36,9 +36,8 @@ impl<T: PartialEq> PartialEq for PerReplica<T> {
 impl<T: fmt::Debug + 'static> fmt::Debug for PerReplica<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("PerReplica ")?;
-        f.debug_list()
-            .entries(self.values.iter().map(Shown))
-            .finish()
+        let values = self.values.iter().map(Shown);
+        f.debug_list().entries(values).finish()
     }
 }
 

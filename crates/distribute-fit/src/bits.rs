@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::TensorData;
@@ -16,6 +16,7 @@ use distribute_core::checkpoint::weights_sha256;
 use serde::{Deserialize, Serialize};
 
 use crate::FitError;
+use crate::snapshot::parameters;
 
 /// What the first line says of the file.
 const VERSION: u32 = 1;
@@ -25,7 +26,7 @@ const FILE_NAME: &str = "bits.jsonl";
 const DIGITS: usize = 64;
 
 /// The first line.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Head {
     bits: u32,
@@ -38,12 +39,6 @@ pub(crate) struct Head {
 pub(crate) struct Line {
     pub(crate) step: u64,
     sha256: Vec<String>,
-}
-
-/// The parameters among the tensors of a training state, by their paths.
-fn parameters(tensors: &BTreeMap<String, TensorData>) -> impl Iterator<Item = (&str, &TensorData)> {
-    let named = tensors.iter();
-    named.filter_map(|(name, tensor)| Some((name.strip_prefix("model/")?, tensor)))
 }
 
 impl Head {
@@ -77,66 +72,43 @@ pub(crate) fn file_of(path: &Path) -> PathBuf {
 }
 
 /// Reads a file line by line.
-pub(crate) struct Reader<R> {
+pub(crate) struct Reader {
     path: PathBuf,
-    lines: R,
-    /// How many lines, and how many bytes, were read.
+    lines: BufReader<File>,
+    /// How many lines were read.
     number: usize,
-    bytes: u64,
-    head: Head,
+    /// How many bytes were read.
+    pub(crate) bytes: u64,
+    pub(crate) head: Head,
     /// The step of the line before.
     step: Option<u64>,
 }
 
-impl Reader<BufReader<File>> {
-    /// Opens the file of a run.
+impl Reader {
+    /// Opens the file of a run and reads its first line.
     ///
     /// # Errors
-    /// [`FitError::File`] if it cannot be read, and those of [`new`](Self::new).
+    /// [`FitError::BitsFile`] if it cannot be read, [`FitError::Bits`] for another kind of file.
     pub(crate) fn open(path: &Path) -> Result<Self, FitError> {
         let path = file_of(path);
-        let file = File::open(&path).map_err(|source| FitError::BitsFile {
-            path: path.clone(),
-            source,
-        })?;
-        Self::new(path, BufReader::new(file))
-    }
-}
-
-impl<R: BufRead> Reader<R> {
-    /// Reads the first line.
-    ///
-    /// # Errors
-    /// [`FitError::Bits`] for another kind of file.
-    pub(crate) fn new(path: PathBuf, lines: R) -> Result<Self, FitError> {
+        let file = File::open(&path).map_err(unreadable(&path))?;
         let mut reader = Self {
             path,
-            lines,
+            lines: BufReader::new(file),
             number: 0,
             bytes: 0,
-            head: Head {
-                bits: VERSION,
-                parameters: Vec::new(),
-            },
+            head: Head::default(),
             step: None,
         };
         let head: Option<Head> = reader.read()?;
-        let head = head.ok_or_else(|| reader.damaged("is empty"))?;
-        if head.bits != VERSION {
-            let what = format!("is of version {}, this program reads {VERSION}", head.bits);
-            return Err(reader.damaged(&what));
+        reader.head = head.ok_or_else(|| reader.damaged("is empty"))?;
+        match reader.head.bits {
+            VERSION => Ok(reader),
+            other => {
+                let what = format!("is of version {other}, this program reads {VERSION}");
+                Err(reader.damaged(&what))
+            }
         }
-        reader.head = head;
-        Ok(reader)
-    }
-
-    pub(crate) fn head(&self) -> &Head {
-        &self.head
-    }
-
-    /// How many bytes were read.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// The next update; `None` behind the last one.
@@ -170,10 +142,7 @@ impl<R: BufRead> Reader<R> {
     fn read<T: for<'a> Deserialize<'a>>(&mut self) -> Result<Option<T>, FitError> {
         let mut bytes = Vec::new();
         let read = self.lines.read_until(b'\n', &mut bytes);
-        read.map_err(|source| FitError::BitsFile {
-            path: self.path.clone(),
-            source,
-        })?;
+        read.map_err(unreadable(&self.path))?;
         if bytes.is_empty() {
             return Ok(None);
         }
@@ -193,6 +162,13 @@ impl<R: BufRead> Reader<R> {
             line: self.number,
             what: what.to_string(),
         }
+    }
+}
+
+fn unreadable(path: &Path) -> impl FnOnce(io::Error) -> FitError {
+    move |source| FitError::BitsFile {
+        path: path.to_path_buf(),
+        source,
     }
 }
 
@@ -234,20 +210,12 @@ pub fn compare_bits(
     first: impl AsRef<Path>,
     second: impl AsRef<Path>,
 ) -> Result<BitComparison, FitError> {
-    let (first, second) = (
-        Reader::open(first.as_ref())?,
-        Reader::open(second.as_ref())?,
-    );
-    compared(first, second)
-}
-
-fn compared<R: BufRead>(
-    mut first: Reader<R>,
-    mut second: Reader<R>,
-) -> Result<BitComparison, FitError> {
+    let mut first = Reader::open(first.as_ref())?;
+    let mut second = Reader::open(second.as_ref())?;
     if let Some(what) = other_model(&first, &second) {
         return Err(FitError::OtherBits { what });
     }
+    let [one, other] = [&first, &second].map(|reader| reader.path.display().to_string());
     let of = first.head.parameters.len();
     let (mut updates, mut equal_until) = (0, None);
     loop {
@@ -258,15 +226,9 @@ fn compared<R: BufRead>(
             (None, Some(more)) => return Err(longer(&mut second, more, &first)),
         };
         if a.step != b.step {
-            return Err(FitError::OtherBits {
-                what: format!(
-                    "{} has step {} where {} has step {}",
-                    first.path.display(),
-                    a.step,
-                    second.path.display(),
-                    b.step
-                ),
-            });
+            let (here, there) = (a.step, b.step);
+            let what = format!("{one} has step {here} where {other} has step {there}");
+            return Err(FitError::OtherBits { what });
         }
         if a.sha256 != b.sha256 {
             let hashes = a.sha256.iter().zip(&b.sha256);
@@ -282,24 +244,19 @@ fn compared<R: BufRead>(
         updates += 1;
         equal_until = Some(a.step);
     }
-    match equal_until {
-        Some(last_step) => Ok(BitComparison::Equal {
-            updates,
-            last_step,
-            parameters: of,
-        }),
-        None => Err(FitError::OtherBits {
-            what: format!(
-                "neither {} nor {} has a step",
-                first.path.display(),
-                second.path.display()
-            ),
-        }),
-    }
+    let Some(last_step) = equal_until else {
+        let what = format!("neither {one} nor {other} has a step");
+        return Err(FitError::OtherBits { what });
+    };
+    Ok(BitComparison::Equal {
+        updates,
+        last_step,
+        parameters: of,
+    })
 }
 
 /// Why the runs are of other models, if they are.
-fn other_model<R>(first: &Reader<R>, second: &Reader<R>) -> Option<String> {
+fn other_model(first: &Reader, second: &Reader) -> Option<String> {
     let both = [first, second].map(|reader| &reader.head.parameters);
     let differ =
         (0..both[0].len().max(both[1].len())).find(|i| both[0].get(*i) != both[1].get(*i))?;
@@ -318,7 +275,7 @@ fn other_model<R>(first: &Reader<R>, second: &Reader<R>) -> Option<String> {
 }
 
 /// That one run is longer; or why the rest of it cannot be read.
-fn longer<R: BufRead>(reader: &mut Reader<R>, more: Line, short: &Reader<R>) -> FitError {
+fn longer(reader: &mut Reader, more: Line, short: &Reader) -> FitError {
     let mut last = more.step;
     loop {
         match reader.next() {
@@ -328,13 +285,12 @@ fn longer<R: BufRead>(reader: &mut Reader<R>, more: Line, short: &Reader<R>) -> 
         }
     }
     let (long, short_path) = (reader.path.display(), short.path.display());
-    FitError::OtherBits {
-        what: match short.step {
-            Some(step) => format!(
-                "{long} is longer, up to step {last}; both are equal up to step {step}, where \
-                 {short_path} ends"
-            ),
-            None => format!("{short_path} has no step, {long} has some, up to step {last}"),
-        },
-    }
+    let what = match short.step {
+        Some(step) => format!(
+            "{long} is longer, up to step {last}; both are equal up to step {step}, where \
+             {short_path} ends"
+        ),
+        None => format!("{short_path} has no step, {long} has some, up to step {last}"),
+    };
+    FitError::OtherBits { what }
 }

@@ -159,7 +159,7 @@ pub(super) trait AnyState {
     fn has_averages(&self) -> bool;
     /// Whether the variables live on parameter servers.
     fn is_remote(&self) -> bool;
-    /// The running statistics of each local replica.
+    /// The running statistics of each local replica, in replica order; none of a model without any.
     fn own_statistics(&self) -> Result<Vec<OwnStatistics>>;
     /// The updates that the loss scale has left out.
     fn skipped_steps(&self) -> u64;
@@ -253,7 +253,7 @@ impl Run {
 /// A run, as a callback sees it.
 pub struct Control<'a> {
     run: &'a mut Run,
-    state: &'a mut dyn AnyState,
+    pub(super) state: &'a mut dyn AnyState,
     /// Where the state of the callback is kept.
     key: Option<&'a str>,
     /// The callbacks before and after this one.
@@ -367,21 +367,6 @@ impl Control<'_> {
         self.state.tensors()
     }
 
-    /// Whether the optimizer keeps moving averages of the weights.
-    pub(super) fn has_averages(&self) -> bool {
-        self.state.has_averages()
-    }
-
-    /// Whether the variables live on parameter servers.
-    pub(super) fn is_remote(&self) -> bool {
-        self.state.is_remote()
-    }
-
-    /// The running statistics of each local replica, in replica order; none of a model without any.
-    pub(super) fn own_statistics(&self) -> Result<Vec<OwnStatistics>> {
-        self.state.own_statistics()
-    }
-
     /// Replaces the model's parameters on all replicas; slots and step stay. With several workers
     /// every worker's callback must do it, with the same parameters.
     ///
@@ -410,10 +395,10 @@ impl Control<'_> {
     /// The running statistics of all replicas, where they have their own.
     fn all_statistics(&self) -> Result<BTreeMap<String, TensorData>> {
         let strategy = &self.run.strategy;
-        if strategy.num_replicas_in_sync() == 1 || self.is_remote() {
+        if strategy.num_replicas_in_sync() == 1 || self.state.is_remote() {
             return Ok(BTreeMap::new());
         }
-        statistics::gathered(self.own_statistics()?, strategy.workers())
+        statistics::gathered(self.state.own_statistics()?, strategy.workers())
     }
 
     /// [`checkpoint`](Self::checkpoint) without what each replica has as its own.

@@ -100,8 +100,11 @@ where
             let mut parts = parts.into_values();
             let lists = parts.iter_mut().map(Nest::take_leaves);
             let mut lists = lists.collect::<Result<Vec<_>>>()?;
-            if let Some(padding) = data.padding(index) {
-                leave_padding_out(&mut lists, &padding)?;
+            let padding = data.padding(index).unwrap_or_default();
+            for (outputs, padding) in lists.iter_mut().zip(padding).filter(|(_, rows)| *rows > 0) {
+                for output in outputs {
+                    *output = without_last_rows(output, padding)?;
+                }
             }
             if let Some(workers) = strategy.workers() {
                 lists = workers.gather("predict", &lists)?;
@@ -120,16 +123,7 @@ where
     worker_sync::or_abort(strategy, all())
 }
 
-/// The outputs of each replica without the rows of what only fills its batch up.
-fn leave_padding_out(outputs: &mut [Vec<TensorData>], padding: &[usize]) -> Result<()> {
-    for (outputs, padding) in outputs.iter_mut().zip(padding) {
-        for output in outputs.iter_mut().filter(|_| *padding > 0) {
-            *output = without_last_rows(output, *padding)?;
-        }
-    }
-    Ok(())
-}
-
+/// An output without the rows of what only fills its batch up.
 fn without_last_rows(output: &TensorData, padding: usize) -> Result<TensorData> {
     let mut shape = output.shape().to_vec();
     let rows = shape.first().copied().unwrap_or(0);
@@ -157,18 +151,13 @@ fn order_of_replicas<D: BatchSource + ?Sized>(
 }
 
 /// What a forward pass gives on each replica, on the validation copy of its model.
-fn forward_on<M, B, R>(
+fn forward_on<M: Module + Sync + 'static, B: Nest + Send, R: Nest + Send + 'static>(
     strategy: &dyn Strategy,
     state: &Mirrored<TrainState<M>>,
     pass: Pass,
     batch: PerReplica<B>,
     forward: &impl Forward<M, B, R>,
-) -> Result<PerReplica<R>>
-where
-    M: Module + Sync + 'static,
-    B: Nest + Send,
-    R: Nest + Send + 'static,
-{
+) -> Result<PerReplica<R>> {
     let compiled = strategy.tracer().is_some();
     strategy.run((state, batch), |replica, (state, batch)| {
         let model = match compiled {

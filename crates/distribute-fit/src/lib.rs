@@ -91,6 +91,7 @@ mod meter;
 mod objective;
 mod remote;
 mod session;
+mod setters;
 mod snapshot;
 mod state_memory;
 mod statistics;

@@ -12,6 +12,7 @@ use distribute_core::{
 use serde::{Deserialize, Serialize};
 
 use super::exact::{self, Exact};
+use super::setters::setters;
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,26 +173,19 @@ impl Objective {
         }
     }
 
-    /// How many examples this replica's batch has (0 if it is empty). Without it the epoch's loss
-    /// has nothing to be averaged over, which is an error. In a batch that is padded up to its full
-    /// size it is a tensor: the sum of the examples' weights.
-    pub fn examples(mut self, examples: impl Into<Quantity>) -> Self {
-        self.examples = examples.into();
-        self
-    }
+    setters! {
+        /// How many examples this replica's batch has (0 if it is empty). Without it the epoch's
+        /// loss has nothing to be averaged over, which is an error. In a batch that is padded up to
+        /// its full size it is a tensor: the sum of the examples' weights.
+        examples(examples: impl Into<Quantity>) => examples = examples.into();
 
-    /// A term that does not depend on the examples, divided by the number of replicas as
-    /// `scale_regularization_loss` does. It is added to the loss.
-    pub fn regularization(mut self, term: Tensor<1>) -> Self {
-        self.regularization = Some(term);
-        self
-    }
+        /// A term that does not depend on the examples, divided by the number of replicas as
+        /// `scale_regularization_loss` does. It is added to the loss.
+        regularization(term: Tensor<1>) => regularization = Some(term);
 
-    /// The number that the sum over this replica's examples was divided by, if nobody else says so
-    /// and it is not the source's global batch size. Replicas may say different numbers.
-    pub fn averaged_over(mut self, examples: usize) -> Self {
-        self.divisor = Some(examples as f64);
-        self
+        /// The number that the sum over this replica's examples was divided by, if nobody else says
+        /// so and it is not the source's global batch size. Replicas may say different numbers.
+        averaged_over(examples: usize) => divisor = Some(examples as f64);
     }
 
     /// A metric that is a quotient of sums over the examples of all replicas and batches: accuracy
@@ -407,11 +401,9 @@ impl StepSums {
         };
         let mut numbers = first.read_numbers()?;
         for other in others {
-            let other = other.read_numbers()?;
-            numbers
-                .iter_mut()
-                .zip(other)
-                .for_each(|(sum, more)| *sum += more);
+            for (sum, more) in numbers.iter_mut().zip(other.read_numbers()?) {
+                *sum += more;
+            }
         }
         let examples = numbers[2];
         let own_divisors = (numbers[3] > 0.0).then_some(1.0);

@@ -1,5 +1,6 @@
 //! The training loop: epochs, callbacks, resuming. Where steps run is an [`Engine`]'s matter.
 
+use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
@@ -63,8 +64,10 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
     fn settings(&self) -> Vec<(&'static str, Value)> {
         let (run, state) = (&self.run, self.state.host_metadata());
         let (progress, optimizer) = (&run.progress, state.optimizer());
-        let validation_batches = progress.validation_batches_in_all;
+        let (_, micro) = state.accumulation();
+        let validation = progress.validation_batches_in_all;
         let savers = self.callbacks.savers;
+        let text = |value: &dyn Debug| json!(format!("{value:?}"));
         vec![
             ("the seed", json!(run.seed)),
             ("the number of epochs", json!(progress.epochs)),
@@ -74,26 +77,14 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             ("the number of updates so far", json!(progress.step)),
             ("the global batch size", json!(run.global_batch_size)),
             ("the number of batches", json!(progress.batches_per_epoch)),
-            (
-                "the number of validation batches",
-                json!(validation_batches),
-            ),
+            ("the number of validation batches", json!(validation)),
             ("the optimizer", json!(optimizer.name())),
             // As text: it comes back as it was, and is what people read.
             ("the learning rate", json!(run.learning_rate.to_string())),
-            (
-                "the optimizer with its numbers",
-                json!(format!("{optimizer:?}")),
-            ),
-            (
-                "the clipping of gradients",
-                json!(format!("{:?}", state.clipping())),
-            ),
-            ("the loss scale", json!(format!("{:?}", state.loss_scale()))),
-            (
-                "the number of micro-batches of an update",
-                json!(state.accumulation().1),
-            ),
+            ("the optimizer with its numbers", text(&optimizer)),
+            ("the clipping of gradients", text(&state.clipping())),
+            ("the loss scale", text(state.loss_scale())),
+            ("the number of micro-batches of an update", json!(micro)),
             ("the number of checkpoint callbacks", json!(savers)),
         ]
     }

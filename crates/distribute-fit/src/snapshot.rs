@@ -187,21 +187,26 @@ pub fn best_weights(mut checkpoint: Checkpoint) -> Checkpoint {
 pub(super) fn averaged(
     tensors: &BTreeMap<String, TensorData>,
 ) -> Result<BTreeMap<String, TensorData>> {
-    let model = tensors
-        .iter()
-        .filter(|(name, _)| name.starts_with("model/"));
-    let averaged = model.map(|(name, value)| {
-        let path = name.strip_prefix("model/").unwrap_or(name);
+    let averaged = parameters(tensors).map(|(path, value)| {
+        let name = format!("model/{path}");
         let Some(average) = tensors.get(&format!("optimizer/average/{path}")) else {
-            return Ok((name.clone(), value.clone()));
+            return Ok((name, value.clone()));
         };
         let bytes = average.clone().into_bytes();
         let shape = value.shape().clone();
         let average = TensorData::try_from_bytes(bytes, shape, average.dtype());
         let wrong = |error| refuse(format!("the average of `{path}` is not of it: {error}"));
-        Ok((name.clone(), average.map_err(wrong)?))
+        Ok((name, average.map_err(wrong)?))
     });
     averaged.collect()
+}
+
+/// The parameters among the tensors of a training state, by their paths.
+pub(super) fn parameters(
+    tensors: &BTreeMap<String, TensorData>,
+) -> impl Iterator<Item = (&str, &TensorData)> {
+    let named = tensors.iter();
+    named.filter_map(|(name, data)| Some((name.strip_prefix("model/")?, data)))
 }
 
 fn expect_model<M: Module + 'static>(
@@ -214,9 +219,7 @@ fn expect_model<M: Module + 'static>(
 }
 
 fn model_specs(tensors: &BTreeMap<String, TensorData>) -> impl Iterator<Item = TensorSpec> {
-    let model = tensors.iter();
-    let model = model.filter(|(name, _)| name.starts_with("model/"));
-    model.map(|(name, data)| TensorSpec::of(name, data))
+    parameters(tensors).map(|(path, data)| TensorSpec::of(format!("model/{path}"), data))
 }
 
 /// A slot has one element per element of its parameter; anything else would fail in the middle of

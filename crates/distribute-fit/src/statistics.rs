@@ -21,6 +21,11 @@ pub(super) fn named(
         .map(move |(path, data)| (stored_name(replica, &path), data))
 }
 
+/// The values alone, in their order.
+pub(super) fn values(own: OwnStatistics) -> Vec<TensorData> {
+    own.into_iter().map(|(_, data)| data).collect()
+}
+
 /// Those of all replicas by these names, from what each local one has; all workers call it
 /// together. Without those that all replicas have alike: they are their own mean.
 pub(super) fn gathered(
@@ -31,7 +36,6 @@ pub(super) fn gathered(
         return Ok(BTreeMap::new());
     };
     let paths: Vec<String> = first.iter().map(|(path, _)| path.clone()).collect();
-    let values = |own: OwnStatistics| own.into_iter().map(|(_, data)| data).collect();
     let mut lists: Vec<Vec<TensorData>> = own.into_iter().map(values).collect();
     if let Some(workers) = workers {
         lists = workers.gather("the running statistics of replicas", &lists)?;

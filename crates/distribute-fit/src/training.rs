@@ -12,6 +12,7 @@ use super::local::Local;
 use super::meter::Meter;
 use super::remote::{Remote, RemoteSteps, accumulates};
 use super::session::{Engine, Session};
+use super::setters::setters;
 use super::{
     BatchSource, Callback, History, Mode, Objective, Position, Progress, StepContext, worker_sync,
 };
@@ -48,31 +49,22 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         }
     }
 
-    /// The epoch to end before: the number of epochs, also those before a resume.
-    pub fn epochs(mut self, epochs: usize) -> Self {
-        self.epochs = epochs;
-        self
-    }
+    setters! {
+        /// The epoch to end before: the number of epochs, also those before a resume.
+        epochs(epochs: usize) => epochs = epochs;
 
-    /// Ends training when the state has made this many optimizer steps in all, also those before
-    /// a resume. The epoch that is cut short is validated and reported as far as it went.
-    pub fn max_steps(mut self, steps: impl Into<Option<u64>>) -> Self {
-        self.max_steps = steps.into();
-        self
-    }
+        /// Ends training when the state has made this many optimizer steps in all, also those
+        /// before a resume. The epoch that is cut short is validated and reported as far as it
+        /// went.
+        max_steps(steps: impl Into<Option<u64>>) => max_steps = steps.into();
 
-    /// The seed behind [`StepContext::rng`]; also written to checkpoints. (The order of the data
-    /// depends on the data source's own seed.)
-    pub fn seed(mut self, seed: u64) -> Self {
-        self.seed = seed;
-        self
-    }
+        /// The seed behind [`StepContext::rng`]; also written to checkpoints. (The order of the
+        /// data depends on the data source's own seed.)
+        seed(seed: u64) => seed = seed;
 
-    /// Continues the run that wrote this checkpoint: [`run`](Self::run) restores the training
-    /// state, the position in the data and the callbacks' states from it.
-    pub fn resume_from(mut self, checkpoint: impl Into<Option<Checkpoint>>) -> Self {
-        self.checkpoint = checkpoint.into();
-        self
+        /// Continues the run that wrote this checkpoint: [`run`](Self::run) restores the training
+        /// state, the position in the data and the callbacks' states from it.
+        resume_from(checkpoint: impl Into<Option<Checkpoint>>) => checkpoint = checkpoint.into();
     }
 
     /// Adds a callback. Pass `&mut callback` to look at it after the run.

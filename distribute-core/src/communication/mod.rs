@@ -43,14 +43,12 @@ impl FromStr for CommunicationImplementation {
     /// Reads the name in any case.
     fn from_str(name: &str) -> Result<Self> {
         let name = name.to_uppercase();
-        match name.as_str() {
-            "AUTO" => Ok(CommunicationImplementation::Auto),
-            "RING" => Ok(CommunicationImplementation::Ring),
-            "NCCL" => Ok(CommunicationImplementation::Nccl),
-            _ => Err(invalid(format!(
+        let mut all = [Self::Auto, Self::Ring, Self::Nccl].into_iter();
+        all.find(|known| known.to_string() == name).ok_or_else(|| {
+            invalid(format!(
                 "'{name}' is not a valid CommunicationImplementation; use AUTO, RING or NCCL"
-            ))),
-        }
+            ))
+        })
     }
 }
 
@@ -180,7 +178,7 @@ impl CommunicationOptions {
         op: ReduceOp,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        self.through_wire(buffers, |buffers| {
+        wire::through(self.wire, buffers, |buffers| {
             if self.bytes_per_pack == 0 {
                 return communicator.all_reduce_by_type(op, buffers);
             }
@@ -190,18 +188,6 @@ impl CommunicationOptions {
             }
             Ok(())
         })
-    }
-
-    /// Has buffers exchanged as the wire type.
-    fn through_wire(
-        &self,
-        buffers: &mut [Buffer<'_>],
-        exchange: impl FnOnce(&mut [Buffer<'_>]) -> Result<()>,
-    ) -> Result<()> {
-        match self.wire {
-            None => exchange(buffers),
-            Some(wire) => wire::through(wire, buffers, exchange),
-        }
     }
 }
 

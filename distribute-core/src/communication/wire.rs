@@ -8,17 +8,17 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, TensorData, bf16, f16};
-use distribute_collectives::{Buffer, Element, WireType};
+use burn::tensor::{DType, Element as BurnElement, TensorData, bf16, f16};
+use distribute_collectives::{Buffer, CollectiveError, Element, WireType};
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// Which of a list of buffers were `f32` and are of the wire type now.
 pub(crate) struct Narrowed(Vec<bool>);
 
 impl Narrowed {
     /// Rounds the buffers of `f32`, where there is a wire type. Allocates half of their size.
-    pub(crate) fn of(wire: Option<WireType>, buffers: &mut [TensorData]) -> crate::Result<Self> {
+    pub(crate) fn of(wire: Option<WireType>, buffers: &mut [TensorData]) -> Result<Self> {
         let narrowed = buffers.iter_mut().map(|data| {
             let is_narrowed = wire.is_some() && data.dtype() == DType::F32;
             match wire.filter(|_| is_narrowed) {
@@ -28,22 +28,15 @@ impl Narrowed {
             }
             Ok(is_narrowed)
         });
-        Ok(Self(narrowed.collect::<crate::Result<_>>()?))
+        Ok(Self(narrowed.collect::<Result<_>>()?))
     }
 
     /// Makes the buffers of this range of the list what they were.
-    pub(crate) fn restore(
-        &self,
-        range: Range<usize>,
-        buffers: &mut [TensorData],
-    ) -> crate::Result<()> {
+    pub(crate) fn restore(&self, range: Range<usize>, buffers: &mut [TensorData]) -> Result<()> {
         let narrowed = self.0.get(range).unwrap_or_default();
-        for (data, _) in buffers
-            .iter_mut()
-            .zip(narrowed)
-            .filter(|(_, narrowed)| **narrowed)
-        {
+        for (data, is_narrowed) in buffers.iter_mut().zip(narrowed) {
             match data.dtype() {
+                _ if !is_narrowed => {}
                 DType::BF16 => widen::<bf16>(data)?,
                 _ => widen::<f16>(data)?,
             }
@@ -52,19 +45,19 @@ impl Narrowed {
     }
 }
 
-fn narrow<T: Element<Acc = f32> + burn::tensor::Element>(
-    data: &mut TensorData,
-) -> crate::Result<()> {
+fn narrow<T: Element<Acc = f32> + BurnElement>(data: &mut TensorData) -> Result<()> {
     let values = data.as_slice::<f32>().map_err(Error::internal)?;
-    let mut narrow = vec![T::zeroed(); values.len()];
-    T::narrow(values, &mut narrow);
-    *data = TensorData::new(narrow, data.shape().clone());
+    *data = TensorData::new(narrowed::<T>(values), data.shape().clone());
     Ok(())
 }
 
-fn widen<T: Element<Acc = f32> + burn::tensor::Element>(
-    data: &mut TensorData,
-) -> crate::Result<()> {
+fn narrowed<T: Element<Acc = f32>>(values: &[f32]) -> Vec<T> {
+    let mut narrow = vec![T::zeroed(); values.len()];
+    T::narrow(values, &mut narrow);
+    narrow
+}
+
+fn widen<T: Element<Acc = f32> + BurnElement>(data: &mut TensorData) -> Result<()> {
     let values = data.as_slice::<T>().map_err(Error::internal)?;
     let mut wide = vec![0.0_f32; values.len()];
     T::widen(values, &mut wide);
@@ -72,30 +65,26 @@ fn widen<T: Element<Acc = f32> + burn::tensor::Element>(
     Ok(())
 }
 
-/// Calls `exchange` with the buffers, those of `f32` rounded to `wire`, and puts what came of these
-/// back. Allocates half of their size.
+/// Calls `exchange` with the buffers, those of `f32` rounded to `wire` if there is one, and puts
+/// what came of these back. Allocates half of their size.
 pub(super) fn through(
-    wire: WireType,
+    wire: impl Into<Option<WireType>>,
     buffers: &mut [Buffer<'_>],
-    exchange: impl FnOnce(&mut [Buffer<'_>]) -> distribute_collectives::Result<()>,
-) -> distribute_collectives::Result<()> {
-    match wire {
-        WireType::Bf16 => through_type::<bf16>(buffers, exchange),
-        WireType::F16 => through_type::<f16>(buffers, exchange),
+    exchange: impl FnOnce(&mut [Buffer<'_>]) -> Result<(), CollectiveError>,
+) -> Result<(), CollectiveError> {
+    match wire.into() {
+        None => exchange(buffers),
+        Some(WireType::Bf16) => through_type::<bf16>(buffers, exchange),
+        Some(WireType::F16) => through_type::<f16>(buffers, exchange),
     }
 }
 
 fn through_type<T: Element<Acc = f32>>(
     buffers: &mut [Buffer<'_>],
-    exchange: impl FnOnce(&mut [Buffer<'_>]) -> distribute_collectives::Result<()>,
-) -> distribute_collectives::Result<()> {
-    let narrowed = |buffer: &Buffer<'_>| {
-        let values = f32::slice_of(buffer).unwrap_or_default();
-        let mut narrow = vec![T::zeroed(); values.len()];
-        T::narrow(values, &mut narrow);
-        narrow
-    };
-    let mut narrow: Vec<Vec<T>> = buffers.iter().map(narrowed).collect();
+    exchange: impl FnOnce(&mut [Buffer<'_>]) -> Result<(), CollectiveError>,
+) -> Result<(), CollectiveError> {
+    let of_buffer = |buffer: &Buffer<'_>| narrowed(f32::slice_of(buffer).unwrap_or_default());
+    let mut narrow: Vec<Vec<T>> = buffers.iter().map(of_buffer).collect();
     let sent = buffers.iter_mut().zip(&mut narrow);
     let mut sent: Vec<Buffer<'_>> = sent
         .map(|(buffer, narrow)| match buffer {

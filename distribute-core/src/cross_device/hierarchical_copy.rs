@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use distribute_collectives::reduce::{accumulate, accumulate_last};
-use distribute_collectives::{Buffer, Communicator, Element, ReduceOp};
+use distribute_collectives::{Buffer, Communicator, CommunicatorExt, Element, ReduceOp};
 
 use super::CrossDeviceOps;
 use crate::communication::pack::concat_and_split;
@@ -65,15 +65,14 @@ impl HierarchicalCopy {
         op: ReduceOp,
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
-        let mut slices = Vec::with_capacity(buffers.len());
-        for buffer in buffers {
-            let mixed = || Error::invalid("all_reduce: the buffers of one call differ in type");
-            slices.push(E::slice_of_mut(buffer).ok_or_else(mixed)?);
-        }
+        let mixed = || Error::invalid("all_reduce: the buffers of one call differ in type");
+        let slices = buffers.iter_mut().map(E::slice_of_mut);
+        let slices = slices.map(|slice| slice.ok_or_else(mixed));
+        let slices = slices.collect::<Result<Vec<_>>>()?;
         check_lengths(communicator, &slices)?;
         if self.num_packs == 0 {
             for (index, slice) in slices.into_iter().enumerate() {
-                Halves::new(communicator, index).all_reduce(communicator, op, slice)?;
+                reduce_pack(communicator, op, index, slice)?;
             }
             return Ok(());
         }
@@ -82,7 +81,7 @@ impl HierarchicalCopy {
         let sizes = concat_and_split(rest.len(), self.num_packs)?;
         for (index, size) in sizes.into_iter().enumerate() {
             let (pack, tail) = rest.split_at_mut(size);
-            Halves::new(communicator, index).all_reduce(communicator, op, pack)?;
+            reduce_pack(communicator, op, index, pack)?;
             rest = tail;
         }
         let mut from = &whole[..];
@@ -98,7 +97,6 @@ impl HierarchicalCopy {
 /// What the single messages cannot notice: packs of equal sizes that are cut from differently
 /// sized buffers, and a replica in another operation. All replicas get the same error.
 fn check_lengths<E>(communicator: &mut dyn Communicator, slices: &[&mut [E]]) -> Result<()> {
-    use distribute_collectives::CommunicatorExt;
     let sizes = slices
         .iter()
         .map(|slice| i64::try_from(slice.len()).map_err(Error::internal));
@@ -115,93 +113,73 @@ fn check_lengths<E>(communicator: &mut dyn Communicator, slices: &[&mut [E]]) ->
     }
 }
 
-/// One rank's place in the two groups, for one pack.
-struct Halves {
-    /// The ranks of this rank's half.
-    members: Range<usize>,
-    /// The rank that adds up in this half, and the one in the other half.
-    main: usize,
-    other_main: Option<usize>,
+/// Reduces one pack, of which each rank has its place in the two groups.
+fn reduce_pack<E: Element + Default>(
+    communicator: &mut dyn Communicator,
+    op: ReduceOp,
+    pack: usize,
+    values: &mut [E],
+) -> Result<()> {
+    if values.is_empty() {
+        return Ok(());
+    }
+    let (rank, size) = (communicator.rank(), communicator.world_size());
+    let half = size / 2;
+    // One replica alone is the second half.
+    let first = (half > 0).then(|| pack % half);
+    let second = half + pack % (size - half);
+    // The ranks of this half, the one that adds up in it, and the one in the other half.
+    let (members, main, other_main) = match first {
+        Some(first) if rank < half => (0..half, first, Some(second)),
+        _ => (half..size, second, first),
+    };
+    if rank != main {
+        communicator.send(main, E::buffer(values))?;
+        return Ok(communicator.recv(main, E::buffer(values))?);
+    }
+    let mut sum = add_up(communicator, op, members.clone(), values)?;
+    if let Some(other) = other_main {
+        let mut theirs = vec![E::default(); sum.len()];
+        // One side sends first, the other receives first: no order in which both wait.
+        if rank < half {
+            communicator.send(other, E::buffer(&mut sum))?;
+            communicator.recv(other, E::buffer(&mut theirs))?;
+        } else {
+            communicator.recv(other, E::buffer(&mut theirs))?;
+            communicator.send(other, E::buffer(&mut sum))?;
+            std::mem::swap(&mut sum, &mut theirs);
+        }
+        accumulate_last(op, size, &mut sum, &theirs);
+    }
+    values.copy_from_slice(&sum);
+    for member in members.filter(|member| *member != rank) {
+        communicator.send(member, E::buffer(values))?;
+    }
+    Ok(())
 }
 
-impl Halves {
-    fn new(communicator: &dyn Communicator, pack: usize) -> Self {
-        let (rank, size) = (communicator.rank(), communicator.world_size());
-        let half = size / 2;
-        // One replica alone is the second half.
-        let first = (half > 0).then(|| pack % half);
-        let second = half + pack % (size - half);
-        let (members, main, other_main) = match first {
-            Some(first) if rank < half => (0..half, first, Some(second)),
-            _ => (half..size, second, first),
+/// The values of these ranks, in their order, on one of them.
+fn add_up<E: Element + Default>(
+    communicator: &mut dyn Communicator,
+    op: ReduceOp,
+    members: Range<usize>,
+    mine: &[E],
+) -> Result<Vec<E>> {
+    let mut sum: Option<Vec<E>> = None;
+    let mut received = vec![E::default(); mine.len()];
+    for member in members {
+        let values = if member == communicator.rank() {
+            mine
+        } else {
+            communicator.recv(member, E::buffer(&mut received))?;
+            &received
         };
-        Self {
-            members,
-            main,
-            other_main,
+        match &mut sum {
+            None => sum = Some(values.to_vec()),
+            Some(sum) => accumulate(op, sum, values),
         }
     }
-
-    fn all_reduce<E: Element + Default>(
-        &self,
-        communicator: &mut dyn Communicator,
-        op: ReduceOp,
-        values: &mut [E],
-    ) -> Result<()> {
-        let rank = communicator.rank();
-        if values.is_empty() {
-            return Ok(());
-        }
-        if rank != self.main {
-            communicator.send(self.main, E::buffer(values))?;
-            return Ok(communicator.recv(self.main, E::buffer(values))?);
-        }
-        let mut sum = self.add_up(communicator, op, values)?;
-        if let Some(other) = self.other_main {
-            let mut theirs = vec![E::default(); sum.len()];
-            // One side sends first, the other receives first: no order in which both wait.
-            if self.members.start == 0 {
-                communicator.send(other, E::buffer(&mut sum))?;
-                communicator.recv(other, E::buffer(&mut theirs))?;
-            } else {
-                communicator.recv(other, E::buffer(&mut theirs))?;
-                communicator.send(other, E::buffer(&mut sum))?;
-                std::mem::swap(&mut sum, &mut theirs);
-            }
-            accumulate_last(op, communicator.world_size(), &mut sum, &theirs);
-        }
-        values.copy_from_slice(&sum);
-        for member in self.members.clone() {
-            if member != rank {
-                communicator.send(member, E::buffer(values))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The values of this half in rank order.
-    fn add_up<E: Element + Default>(
-        &self,
-        communicator: &mut dyn Communicator,
-        op: ReduceOp,
-        mine: &[E],
-    ) -> Result<Vec<E>> {
-        let mut sum: Option<Vec<E>> = None;
-        let mut received = vec![E::default(); mine.len()];
-        for member in self.members.clone() {
-            let values = if member == self.main {
-                mine
-            } else {
-                communicator.recv(member, E::buffer(&mut received))?;
-                &received
-            };
-            match &mut sum {
-                None => sum = Some(values.to_vec()),
-                Some(sum) => accumulate(op, sum, values),
-            }
-        }
-        Ok(sum.unwrap_or_default())
-    }
+    Ok(sum.unwrap_or_default())
 }
 
 #[cfg(test)]

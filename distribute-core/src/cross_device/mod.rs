@@ -110,11 +110,8 @@ pub(crate) fn by_type(
     mut call: impl FnMut(&mut [Buffer<'_>]) -> Result<()>,
 ) -> Result<()> {
     let lists = lists.iter_mut().map(|tensors| as_buffers(tensors));
-    let mut buffers = lists
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .flatten()
-        .collect::<Vec<_>>();
+    let lists = lists.collect::<Result<Vec<_>>>()?;
+    let mut buffers: Vec<Buffer<'_>> = lists.into_iter().flatten().collect();
     while let Some(dtype) = buffers.first().map(Buffer::dtype) {
         // A stable partition: the order of the buffers within a type is the caller's.
         let (mut same, rest): (Vec<_>, Vec<_>) =

@@ -126,12 +126,9 @@ impl DevicePlan {
     pub(crate) fn connect(&self, devices: &[LogicalDevice], generation: u64) -> Result<Reducers> {
         let none = || devices.iter().map(|_| None).collect();
         let may_be = self.outcome().is_none_or(|outcome| outcome.is_on_devices);
-        let reducers = self
-            .reducers
-            .as_ref()
-            .filter(|_| self.between_replicas && may_be);
-        let Some(reducers) = reducers else {
-            return Ok(none());
+        let reducers = match &self.reducers {
+            Some(reducers) if self.between_replicas && may_be => reducers,
+            _ => return Ok(none()),
         };
         match reducers.connect(devices, generation) {
             Ok(list) => {

@@ -1,6 +1,6 @@
 //! Clipping of gradients: by the norm of all, by the norm of each, by value.
 
-use super::residence::{Number, Residence, norm};
+use super::residence::{Arithmetic, MULTIPLIED, Number, Residence, norm};
 use super::{Gradients, elements, on_host};
 use crate::Result;
 use crate::error::check_positive;
@@ -46,7 +46,7 @@ impl Gradients {
         for gradient in self.dense_mut() {
             let norm = norm(std::iter::once(&*gradient), std::iter::empty())?;
             if let Some(factor) = norm.clip_factor(clip_norm) {
-                gradient.scale(&factor)?;
+                gradient.change(&MULTIPLIED, &factor)?;
             }
         }
         for rows in &mut self.rows {
@@ -75,17 +75,7 @@ impl Gradients {
         if factor == 1.0 {
             return Ok(());
         }
-        self.scale_by(&Number::Host(factor))
-    }
-
-    /// Divides all gradients, also in a captured step.
-    pub(super) fn divide_by(&mut self, divisor: &Number) -> Result<()> {
-        self.dense_mut().try_for_each(|it| it.divide(divisor))?;
-        let Number::Host(divisor) = divisor else {
-            return Ok(());
-        };
-        let mut rows = self.rows.iter_mut();
-        rows.try_for_each(|rows| elements::divide(&mut rows.values, *divisor))
+        self.change(&MULTIPLIED, &Number::Host(factor))
     }
 
     /// Clips, also in a captured step.
@@ -101,19 +91,19 @@ impl Gradients {
         check_positive("clip_by_global_norm: the norm", clip_norm)?;
         let norm = self.norm()?;
         if let Some(factor) = norm.clip_factor(clip_norm) {
-            self.scale_by(&factor)?;
+            self.change(&MULTIPLIED, &factor)?;
         }
         Ok(norm)
     }
 
-    /// Multiplies all gradients; rows have only host numbers.
-    pub(super) fn scale_by(&mut self, factor: &Number) -> Result<()> {
-        self.dense_mut().try_for_each(|it| it.scale(factor))?;
-        let Number::Host(factor) = factor else {
+    /// Changes all gradients by an operation with a number; rows have only host numbers.
+    pub(super) fn change(&mut self, by: &Arithmetic, number: &Number) -> Result<()> {
+        self.dense_mut().try_for_each(|it| it.change(by, number))?;
+        let Number::Host(number) = number else {
             return Ok(());
         };
         let mut rows = self.rows.iter_mut();
-        rows.try_for_each(|rows| elements::scale(&mut rows.values, *factor))
+        rows.try_for_each(|rows| (by.elements)(&mut rows.values, *number))
     }
 
     fn dense_mut(&mut self) -> impl Iterator<Item = &mut Residence> {

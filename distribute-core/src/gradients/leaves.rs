@@ -35,10 +35,7 @@ impl Leaf for GradientLeaf<'_> {
     }
 
     fn captured(&self) -> Option<CapturedTensor> {
-        match &*self.gradient {
-            Residence::Captured(tensor) => Some(tensor.clone()),
-            _ => None,
-        }
+        self.gradient.captured().cloned()
     }
 
     fn take(&mut self) -> Result<TensorData> {
@@ -71,13 +68,6 @@ impl Gradients {
     /// Which parameters have a gradient.
     pub(super) fn present(&self) -> impl Iterator<Item = bool> {
         self.entries.iter().map(|entry| entry.gradient.is_some())
-    }
-
-    /// Whether the parameter at `index` has a gradient.
-    pub(crate) fn is_present(&self, index: usize) -> bool {
-        self.entries
-            .get(index)
-            .is_some_and(|entry| entry.gradient.is_some())
     }
 
     /// The gradients that there are, with the numbers of their parameters.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{Tensor, TensorData};
 
-use super::residence::Number;
+use super::residence::{DIVIDED, MULTIPLIED, Number};
 use super::{Gradients, residence};
 use crate::{Error, Result};
 
@@ -196,7 +196,7 @@ impl LossScale {
     /// asks.
     pub(crate) fn unscale(&self, gradients: &mut Gradients) -> Result<bool> {
         if self.scale != 1.0 {
-            gradients.divide_by(&Number::Host(self.scale))?;
+            gradients.change(&DIVIDED, &Number::Host(self.scale))?;
         }
         Ok(!self.is_dynamic() || gradients.are_finite()?)
     }
@@ -281,11 +281,9 @@ impl Gradients {
         // larger scale is divided by 4 first, and the gradients with it.
         let is_large = scale.clone().greater_elem(LARGEST / 4.0).float();
         let part = is_large.mul_scalar(-0.75).add_scalar(1.0);
-        self.scale_by(&Number::Captured(part.clone()))?;
-        self.divide_by(&Number::Captured(scale * part))?;
-        let dense = self.entries.iter();
-        let dense = dense.filter_map(|entry| entry.gradient.as_ref());
-        Ok(residence::captured_are_finite(dense))
+        self.change(&MULTIPLIED, &Number::Captured(part.clone()))?;
+        self.change(&DIVIDED, &Number::Captured(scale * part))?;
+        Ok(residence::captured_are_finite(self.dense()))
     }
 
     /// Whether no element is infinite or NaN (TensorFlow: `tf.math.is_finite`). Those on a GPU are
@@ -294,9 +292,7 @@ impl Gradients {
     /// # Errors
     /// In a captured step, where gradients have no values ([`Error::HostRead`]).
     pub fn are_finite(&self) -> Result<bool> {
-        let dense = self.entries.iter();
-        let dense = dense.filter_map(|entry| entry.gradient.as_ref());
-        residence::are_finite(dense, self.rows.iter().map(|rows| &rows.values))
+        residence::are_finite(self.dense(), self.row_values())
     }
 }
 

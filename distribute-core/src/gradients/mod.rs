@@ -11,7 +11,7 @@ mod rows;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
-use burn::tensor::{Device, Shape, Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::module_tensors::is_off_host;
 use crate::parameters::{self, TrainedTensor};
@@ -148,7 +148,11 @@ impl Gradients {
     /// # Errors
     /// Those of [`get`](Self::get).
     pub fn iter_mut(&mut self) -> Result<impl Iterator<Item = Option<&mut TensorData>>> {
-        self.bring_to_host()?;
+        for entry in &mut self.entries {
+            if let Some(gradient) = entry.gradient.take() {
+                entry.gradient = Some(Residence::Host(gradient.into_host()?));
+            }
+        }
         let entries = self.entries.iter_mut();
         Ok(entries.map(|entry| match &mut entry.gradient {
             Some(Residence::Host(data)) => Some(data),
@@ -163,22 +167,16 @@ impl Gradients {
         Ok((dense.collect::<Result<_>>()?, self.rows))
     }
 
+    /// Moves one gradient out.
+    pub(crate) fn take(&mut self, index: usize) -> Option<Residence> {
+        self.entries.get_mut(index)?.gradient.take()
+    }
+
     /// Moves one gradient out, flattened, as a tensor on `device`; what is there or in host memory
     /// stays in its memory.
     pub(crate) fn take_flat(&mut self, index: usize, device: &Device) -> Result<Option<Tensor<1>>> {
-        let entry = self.entries.get_mut(index);
-        let gradient = entry.and_then(|entry| entry.gradient.take());
+        let gradient = self.take(index);
         gradient.map(|found| found.into_flat(device)).transpose()
-    }
-
-    /// Moves all gradients to host memory. Waits for the devices.
-    pub(crate) fn bring_to_host(&mut self) -> Result<()> {
-        for entry in &mut self.entries {
-            if let Some(gradient) = entry.gradient.take() {
-                entry.gradient = Some(Residence::Host(gradient.into_host()?));
-            }
-        }
-        Ok(())
     }
 
     /// No gradients, of this model.
@@ -226,10 +224,9 @@ impl Gradients {
     /// If they are not of the same model.
     pub fn accumulate(&mut self, other: Gradients) -> Result<()> {
         self.check_same_model(&other)?;
-        other
-            .rows
-            .into_iter()
-            .try_for_each(|rows| self.add_rows(rows))?;
+        for rows in other.rows {
+            self.add_rows(rows)?;
+        }
         for (mine, theirs) in self.entries.iter_mut().zip(other.entries) {
             mine.gradient = match (mine.gradient.take(), theirs.gradient) {
                 (Some(sum), Some(other)) => Some(sum.add(other)?),
@@ -250,9 +247,17 @@ impl Gradients {
     }
 
     fn norm(&self) -> Result<Number> {
-        let dense = self.entries.iter();
-        let dense = dense.filter_map(|entry| entry.gradient.as_ref());
-        residence::norm(dense, self.rows.iter().map(|rows| &rows.values))
+        residence::norm(self.dense(), self.row_values())
+    }
+
+    /// The gradients that there are.
+    fn dense(&self) -> impl Iterator<Item = &Residence> + Clone {
+        let entries = self.entries.iter();
+        entries.filter_map(|entry| entry.gradient.as_ref())
+    }
+
+    fn row_values(&self) -> impl Iterator<Item = &TensorData> {
+        self.rows.iter().map(|rows| &rows.values)
     }
 }
 
@@ -272,11 +277,10 @@ fn placed(
     let Some(gradient) = gradient else {
         return Ok(None);
     };
-    let shape = Shape::from(of.spec().shape);
-    if keeps || is_off_host(&gradient.device()) {
-        return Ok(Some(Residence::device(gradient, shape)));
-    }
-    let data = gradient.try_into_data().map_err(Error::internal)?;
-    let data = with_shape(data, shape)?;
-    Ok(Some(Residence::Host(data)))
+    let stays = keeps || is_off_host(&gradient.device());
+    let placed = Residence::device(gradient, of.spec().shape.into());
+    Ok(Some(match stays {
+        true => placed,
+        false => Residence::Host(placed.into_host()?),
+    }))
 }

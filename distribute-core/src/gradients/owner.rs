@@ -12,34 +12,29 @@ impl Gradients {
     /// # Errors
     /// [`Error::InvalidArgument`], which names the first that differs.
     pub(crate) fn check_model<M: Module>(&self, op: &str, model: &M) -> Result<()> {
-        let mut entries = self.entries.iter();
-        let (mut count, mut what) = (0, None);
+        let other = |what: String| {
+            Err(Error::invalid(format!(
+                "{op}: {what}; compute them with `ctx.gradient(&loss, &state.model)`"
+            )))
+        };
+        let (mut entries, mut count) = (self.entries.iter(), 0);
         parameters::visit_trained(model, |id, path, tensor| {
             count += 1;
-            if let Some(entry) = entries.next()
-                && entry.id != id
-                && what.is_none()
-            {
-                what = Some(format!(
+            match entries.next() {
+                Some(entry) if entry.id != id => other(format!(
                     "in the place of `{path}` of shape {:?} there is the gradient of another \
                      model's parameter, of shape {:?}",
                     tensor.spec().shape,
                     entry.spec.shape
-                ));
+                )),
+                _ => Ok(()),
             }
-            Ok(())
         })?;
-        if what.is_none() && count != self.len() {
-            let own = self.len();
-            what = Some(format!(
+        match self.len() {
+            own if own == count => Ok(()),
+            own => other(format!(
                 "{own} gradients for a model of {count} trainable parameters"
-            ));
-        }
-        match what {
-            None => Ok(()),
-            Some(what) => Err(Error::invalid(format!(
-                "{op}: {what}; compute them with `ctx.gradient(&loss, &state.model)`"
-            ))),
+            )),
         }
     }
 

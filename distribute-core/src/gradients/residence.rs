@@ -42,19 +42,22 @@ pub(crate) enum Number {
 }
 
 /// One operation with a number, wherever a gradient and the number are.
-struct Arithmetic {
-    elements: fn(&mut TensorData, f64) -> Result<()>,
+pub(super) struct Arithmetic {
+    pub(super) elements: fn(&mut TensorData, f64) -> Result<()>,
     number: fn(Tensor<1>, f64) -> Tensor<1>,
     tensor: fn(Tensor<1>, Tensor<1>) -> Tensor<1>,
 }
 
-const MULTIPLIED: Arithmetic = Arithmetic {
+/// Multiplies.
+pub(super) const MULTIPLIED: Arithmetic = Arithmetic {
     elements: elements::scale,
     number: |gradient, factor| gradient.mul_scalar(factor),
     tensor: |gradient, factor| gradient * factor,
 };
 
-const DIVIDED: Arithmetic = Arithmetic {
+/// Divides. What is divided by a large number needs no inverse of it, which may be so small that a
+/// device takes it for 0.
+pub(super) const DIVIDED: Arithmetic = Arithmetic {
     elements: elements::divide,
     number: |gradient, divisor| gradient.div_scalar(divisor),
     tensor: |gradient, divisor| gradient / divisor,
@@ -68,6 +71,14 @@ impl Residence {
             shape,
             copy,
         })
+    }
+
+    /// The tensor of the step that is being captured, if it is one.
+    pub(super) fn captured(&self) -> Option<&CapturedTensor> {
+        match self {
+            Self::Captured(tensor) => Some(tensor),
+            _ => None,
+        }
     }
 
     /// The values in host memory; those of a device are copied the first time, which waits for it.
@@ -96,11 +107,12 @@ impl Residence {
     }
 
     /// The same as a flattened tensor on `device`. What is in host memory stays in its memory.
-    pub(super) fn into_flat(self, device: &Device) -> Result<Tensor<1>> {
+    pub(crate) fn into_flat(self, device: &Device) -> Result<Tensor<1>> {
         match self {
             Self::Host(data) => {
-                let dtype = data.dtype();
-                Ok(Tensor::from_data(flat_data(data)?, (device, dtype)))
+                let (count, dtype) = (data.num_elements(), data.dtype());
+                let flat = with_shape(data, Shape::new([count]))?;
+                Ok(Tensor::from_data(flat, (device, dtype)))
             }
             Self::Device(found) => Ok(found.tensor),
             Self::Captured(tensor) => Ok(tensor.flat()),
@@ -125,60 +137,56 @@ impl Residence {
         })
     }
 
-    /// Multiplies all elements.
-    pub(super) fn scale(&mut self, factor: &Number) -> Result<()> {
-        self.change(factor, &MULTIPLIED)
-    }
-
-    /// Divides all elements. What is divided by a large number needs no inverse of it, which may be
-    /// so small that a device takes it for 0.
-    pub(super) fn divide(&mut self, divisor: &Number) -> Result<()> {
-        self.change(divisor, &DIVIDED)
-    }
-
-    fn change(&mut self, number: &Number, by: &Arithmetic) -> Result<()> {
-        match (&mut *self, number) {
-            (Self::Host(data), Number::Host(number)) => (by.elements)(data, *number),
-            (Self::Device(found), Number::Host(number)) => {
-                let changed = in_wide(found.tensor.clone(), |it, _| (by.number)(it, *number));
-                *self = Self::device(changed, found.shape.clone());
-                Ok(())
-            }
-            (Self::Captured(tensor), number) => {
-                let shape = tensor.spec().shape;
-                let changed = in_wide(tensor.flat(), |it, wide| match number {
+    /// Changes all elements by an operation with a number.
+    pub(super) fn change(&mut self, by: &Arithmetic, number: &Number) -> Result<()> {
+        if let (Self::Device(_), Number::Captured(_)) = (&*self, number) {
+            return Err(not_here());
+        }
+        self.replace(
+            |data| match number {
+                Number::Host(number) => (by.elements)(data, *number),
+                Number::Captured(_) => Err(not_here()),
+            },
+            |gradient| {
+                in_wide(gradient, |it, wide| match number {
                     Number::Host(number) => (by.number)(it, *number),
                     Number::Captured(number) => {
                         (by.tensor)(it, trace::of_type(number.clone(), wide))
                     }
-                });
-                if let Some(changed) = trace::captured(&changed) {
-                    *tensor = changed.reshaped(&shape);
-                }
-                Ok(())
-            }
-            _ => Err(not_here()),
-        }
+                })
+            },
+        )
     }
 
     /// Brings all elements to between `-limit` and `limit`.
     pub(super) fn clamp(&mut self, limit: f64) -> Result<()> {
-        match &mut *self {
-            Self::Host(data) => elements::clamp(data, limit),
+        self.replace(
+            |data| elements::clamp(data, limit),
+            |gradient| gradient.clamp(-limit, limit),
+        )
+    }
+
+    /// Replaces the elements where they are: those in host memory in place, others as a flattened
+    /// tensor.
+    fn replace(
+        &mut self,
+        on_host: impl FnOnce(&mut TensorData) -> Result<()>,
+        elsewhere: impl FnOnce(Tensor<1>) -> Tensor<1>,
+    ) -> Result<()> {
+        match self {
+            Self::Host(data) => return on_host(data),
             Self::Device(found) => {
-                let clamped = found.tensor.clone().clamp(-limit, limit);
-                *self = Self::device(clamped, found.shape.clone());
-                Ok(())
+                *self = Self::device(elsewhere(found.tensor.clone()), found.shape.clone());
             }
             Self::Captured(tensor) => {
                 let shape = tensor.spec().shape;
-                if let Some(clamped) = trace::captured(&tensor.flat().clamp(-limit, limit)) {
-                    *tensor = clamped.reshaped(&shape);
+                if let Some(changed) = trace::captured(&elsewhere(tensor.flat())) {
+                    *tensor = changed.reshaped(&shape);
                 }
-                Ok(())
             }
-            Self::Compiled => Err(not_here()),
+            Self::Compiled => return Err(not_here()),
         }
+        Ok(())
     }
 }
 
@@ -211,84 +219,73 @@ impl Number {
     }
 }
 
-/// The square root of the sum of all squared elements: of those on devices first, with one copy to
-/// the host, then of those in host memory, in order.
+/// The square root of the sum of all squared elements, in `f64`: of those on devices first, with
+/// one copy to the host, then of those in host memory, in order.
 pub(super) fn norm<'a>(
     dense: impl Iterator<Item = &'a Residence> + Clone,
     rows: impl Iterator<Item = &'a TensorData>,
 ) -> Result<Number> {
-    let captured = dense.clone().filter_map(|gradient| match gradient {
-        Residence::Captured(tensor) => Some(tensor),
-        _ => None,
-    });
-    if let Some(norm) = captured_norm(captured) {
+    if let Some(norm) = captured_norm(dense.clone().filter_map(Residence::captured)) {
         return Ok(Number::Captured(norm));
     }
-    let on_device = dense.clone().filter_map(|gradient| match gradient {
-        Residence::Device(found) => Some(&found.tensor),
-        _ => None,
-    });
-    let mut sum = device_sum_of_squares(on_device)?;
-    for gradient in dense {
-        match gradient {
-            Residence::Host(data) => sum += elements::sum_of_squares(data)?,
-            Residence::Compiled => return Err(not_here()),
-            _ => {}
-        }
-    }
-    for data in rows {
-        sum += elements::sum_of_squares(data)?;
-    }
-    Ok(Number::Host(sum.sqrt()))
-}
-
-/// In `f64`, with one copy to the host.
-fn device_sum_of_squares<'a>(tensors: impl Iterator<Item = &'a Tensor<1>>) -> Result<f64> {
-    let sums = tensors.map(|tensor| {
+    let squares = of_devices(dense.clone(), |gradient| {
         // Squares of 16 bits are soon infinite, and their sums inexact.
-        let wide = match tensor.dtype() {
-            DType::F16 | DType::BF16 => tensor.clone().cast(DType::F32),
-            _ => tensor.clone(),
+        let wide = match gradient.dtype() {
+            DType::F16 | DType::BF16 => gradient.cast(DType::F32),
+            _ => gradient,
         };
         wide.powi_scalar(2).sum()
-    });
-    let sums: Vec<Tensor<1>> = sums.collect();
-    if sums.is_empty() {
-        return Ok(0.0);
+    })?;
+    let mut sum = 0.0;
+    for square in squares {
+        sum += square;
     }
-    let sums = Tensor::cat(sums, 0)
-        .try_into_data()
-        .map_err(Error::internal)?;
-    Ok(sums.iter::<f64>().sum())
+    for data in of_host(dense).chain(rows.map(Ok)) {
+        sum += elements::sum_of_squares(data?)?;
+    }
+    Ok(Number::Host(sum.sqrt()))
 }
 
 /// Whether no element is infinite or NaN: of those on devices first, with one copy to the host,
 /// then of those in host memory.
 pub(super) fn are_finite<'a>(
-    dense: impl Iterator<Item = &'a Residence>,
+    dense: impl Iterator<Item = &'a Residence> + Clone,
     rows: impl Iterator<Item = &'a TensorData>,
 ) -> Result<bool> {
-    let (mut on_host, mut blemishes) = (Vec::new(), Vec::new());
-    for gradient in dense {
-        match gradient {
-            Residence::Device(found) => {
-                let elements = found.tensor.clone();
-                // 0, or NaN if an element is not finite.
-                let blemish = (elements.clone() - elements).sum();
-                blemishes.push(blemish.cast(DType::F32));
-            }
-            other => on_host.push(other.host()?),
-        }
+    // 0, or NaN if an element is not finite.
+    let blemish = |elements: Tensor<1>| (elements.clone() - elements).sum().cast(DType::F32);
+    let blemishes = of_devices(dense.clone(), blemish)?;
+    let is_fine = !blemishes.into_iter().any(f64::is_nan);
+    let mut all = of_host(dense).chain(rows.map(Ok));
+    all.try_fold(is_fine, |is_fine, data| {
+        let data = data?;
+        Ok(is_fine && elements::are_finite(data)?)
+    })
+}
+
+/// A number of each gradient on a device; they are copied to the host together.
+fn of_devices<'a>(
+    gradients: impl Iterator<Item = &'a Residence>,
+    number: impl Fn(Tensor<1>) -> Tensor<1>,
+) -> Result<Vec<f64>> {
+    let numbers = gradients.filter_map(|gradient| match gradient {
+        Residence::Device(found) => Some(number(found.tensor.clone())),
+        _ => None,
+    });
+    let numbers: Vec<Tensor<1>> = numbers.collect();
+    if numbers.is_empty() {
+        return Ok(Vec::new());
     }
-    if !blemishes.is_empty() {
-        let sums = Tensor::cat(blemishes, 0);
-        let sums = sums.try_into_data().map_err(Error::internal)?;
-        if sums.iter::<f32>().any(f32::is_nan) {
-            return Ok(false);
-        }
-    }
-    let mut all = on_host.into_iter().chain(rows).map(elements::are_finite);
-    all.try_fold(true, |finite, is_finite| Ok(finite && is_finite?))
+    let numbers = Tensor::cat(numbers, 0).try_into_data();
+    Ok(numbers.map_err(Error::internal)?.iter::<f64>().collect())
+}
+
+/// The gradients that are on no device.
+fn of_host<'a>(
+    gradients: impl Iterator<Item = &'a Residence>,
+) -> impl Iterator<Item = Result<&'a TensorData>> {
+    let others = gradients.filter(|gradient| !matches!(gradient, Residence::Device(_)));
+    others.map(Residence::host)
 }
 
 /// Whether no element of captured gradients is infinite or NaN, as a tensor of shape `[1]`: 1, or
@@ -296,11 +293,9 @@ pub(super) fn are_finite<'a>(
 pub(super) fn captured_are_finite<'a>(
     gradients: impl Iterator<Item = &'a Residence>,
 ) -> Option<Tensor<1>> {
-    let are_finite = gradients.filter_map(|gradient| match gradient {
-        Residence::Captured(tensor) if tensor.spec().shape.contains(&0) => None,
-        Residence::Captured(tensor) => Some(tensor.flat().is_finite().float().min()),
-        _ => None,
-    });
+    let captured = gradients.filter_map(Residence::captured);
+    let filled = captured.filter(|tensor| !tensor.spec().shape.contains(&0));
+    let are_finite = filled.map(|tensor| tensor.flat().is_finite().float().min());
     are_finite.reduce(|all, one| all * one)
 }
 
@@ -334,12 +329,6 @@ fn fetch(tensor: Tensor<1>, shape: Shape) -> Result<TensorData> {
     with_shape(data, shape)
 }
 
-/// The same memory with one dimension.
-fn flat_data(data: TensorData) -> Result<TensorData> {
-    let count = data.num_elements();
-    with_shape(data, Shape::new([count]))
-}
-
 /// The same memory in other dimensions.
 pub(crate) fn with_shape(data: TensorData, shape: Shape) -> Result<TensorData> {
     let (bytes, _, dtype) = data.into_parts();
@@ -363,11 +352,11 @@ mod tests {
             let tensor = Tensor::from_data(data.clone(), (&Device::flex(), dtype));
             let shape = data.shape().clone();
             for number in [1.0 / 3.0, 65_536.0, 1e-4].map(Number::Host) {
-                for change in [Residence::scale, Residence::divide] {
+                for by in [&MULTIPLIED, &DIVIDED] {
                     let mut host = Residence::Host(data.clone());
                     let mut device = Residence::device(tensor.clone(), shape.clone());
-                    change(&mut host, &number).unwrap();
-                    change(&mut device, &number).unwrap();
+                    host.change(by, &number).unwrap();
+                    device.change(by, &number).unwrap();
                     let found = device.into_host().unwrap();
                     assert_eq!(found.dtype(), dtype);
                     assert_eq!(host.host().unwrap(), &found, "{number:?}");

@@ -35,8 +35,8 @@ pub struct RowGradients {
 impl RowGradients {
     /// Adds the gradients of other rows of the same table; the older base counts.
     fn add(&mut self, other: Self) -> Result<()> {
-        let width = self.width()?;
-        if other.width()? != width {
+        let width = check(&self.rows, &self.values)?;
+        if check(&other.rows, &other.values)? != width {
             let expected = [other.rows.ids.len(), width];
             let found = other.values.shape();
             return Err(Error::shape("gradients of rows", &expected, found));
@@ -59,13 +59,9 @@ impl RowGradients {
         self.rows.ids = ids.into();
         Ok(())
     }
-
-    /// Checked: one row of `f32` per id.
-    fn width(&self) -> Result<usize> {
-        check(&self.rows, &self.values)
-    }
 }
 
+/// The width of rows, one of `f32` per id.
 fn check(rows: &RemoteRows, values: &TensorData) -> Result<usize> {
     if values.dtype() != DType::F32 {
         return Err(Error::dtype("rows of a table (f32 only)", values.dtype()));
@@ -137,7 +133,7 @@ impl Gradients {
         match all.find(|known| known.rows.table == rows.rows.table) {
             Some(known) => known.add(rows),
             None => {
-                rows.width()?;
+                check(&rows.rows, &rows.values)?;
                 self.rows.push(rows);
                 Ok(())
             }

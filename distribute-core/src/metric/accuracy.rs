@@ -6,34 +6,62 @@ use super::metric;
 use super::sums::Sums;
 use crate::{Error, Leaf, Result, VariableContext};
 
-/// The share of examples whose largest score is at the label
-/// (Keras: `tf.keras.metrics.SparseCategoricalAccuracy`). Labels are class numbers.
-#[derive(Debug, Clone)]
-pub struct SparseCategoricalAccuracy {
-    sums: Sums,
+metric! {
+    /// The share of examples whose largest score is at the label
+    /// (Keras: `tf.keras.metrics.SparseCategoricalAccuracy`). Labels are class numbers.
+    SparseCategoricalAccuracy {}, "sparse_categorical_accuracy", total => total.mean()
 }
 
-/// The share of examples whose largest score is where the one-hot label is largest
-/// (Keras: `tf.keras.metrics.CategoricalAccuracy`).
-#[derive(Debug, Clone)]
-pub struct CategoricalAccuracy {
-    sums: Sums,
+metric! {
+    /// The share of examples whose largest score is where the one-hot label is largest
+    /// (Keras: `tf.keras.metrics.CategoricalAccuracy`).
+    CategoricalAccuracy {}, "categorical_accuracy", total => total.mean()
 }
 
-/// The share of values that are on the label's side of a threshold
-/// (Keras: `tf.keras.metrics.BinaryAccuracy`). Labels are 0 and 1.
-#[derive(Debug, Clone)]
-#[must_use]
-pub struct BinaryAccuracy {
-    sums: Sums,
-    threshold: f64,
+metric! {
+    /// The share of values that are on the label's side of a threshold
+    /// (Keras: `tf.keras.metrics.BinaryAccuracy`). Labels are 0 and 1.
+    #[must_use]
+    BinaryAccuracy { threshold: f64 = 0.5 }, "binary_accuracy", total => total.mean()
 }
 
-metric!(SparseCategoricalAccuracy, "sparse_categorical_accuracy", total => total.mean());
-metric!(CategoricalAccuracy, "categorical_accuracy", total => total.mean());
-metric!(BinaryAccuracy, "binary_accuracy", total => total.mean(); threshold: 0.5);
+/// The updates of a metric that compares labels and scores of these types, as `$matches` does.
+macro_rules! updates {
+    (
+        $(#[$meta:meta])*
+        $type:ty, $self:ident => $matches:expr;
+        [$($dimensions:tt)+] $labels:ty, $scores:ty
+    ) => {
+        impl $type {
+            $(#[$meta])*
+            pub fn update_state<$($dimensions)+>(
+                &$self,
+                context: &(impl VariableContext + ?Sized),
+                labels: &$labels,
+                scores: &$scores,
+            ) -> Result<()> {
+                $self.sums.compare(context, labels, scores, None, $matches)
+            }
 
-impl SparseCategoricalAccuracy {
+            /// [`update_state`](Self::update_state) with a weight for every example, or one for
+            /// all.
+            ///
+            /// # Errors
+            /// Also if the weights do not fit.
+            pub fn update_state_weighted<$($dimensions)+>(
+                &$self,
+                context: &(impl VariableContext + ?Sized),
+                labels: &$labels,
+                scores: &$scores,
+                mut weights: impl Leaf,
+            ) -> Result<()> {
+                $self.sums.compare(context, labels, scores, Some(&mut weights), $matches)
+            }
+        }
+    };
+}
+
+updates! {
     /// Compares a batch: labels of shape `[batch, ...]` (or with a last dimension of 1)
     /// and scores (logits or probabilities) of shape `[batch, ..., classes]`.
     ///
@@ -41,62 +69,27 @@ impl SparseCategoricalAccuracy {
     ///
     /// # Errors
     /// [`Error::Shape`] if the shapes do not fit, [`Error::MixedStrategies`].
-    pub fn update_state<const L: usize, const S: usize>(
-        &self,
-        context: &(impl VariableContext + ?Sized),
-        labels: &Tensor<L, Int>,
-        scores: &Tensor<S>,
-    ) -> Result<()> {
-        self.sums
-            .compare(context, labels, scores, None, sparse_matches)
-    }
-
-    /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
-    ///
-    /// # Errors
-    /// Also if the weights do not fit.
-    pub fn update_state_weighted<const L: usize, const S: usize>(
-        &self,
-        context: &(impl VariableContext + ?Sized),
-        labels: &Tensor<L, Int>,
-        scores: &Tensor<S>,
-        mut weights: impl Leaf,
-    ) -> Result<()> {
-        self.sums
-            .compare(context, labels, scores, Some(&mut weights), sparse_matches)
-    }
+    SparseCategoricalAccuracy, self => sparse_matches;
+    [const L: usize, const S: usize] Tensor<L, Int>, Tensor<S>
 }
 
-impl CategoricalAccuracy {
+updates! {
     /// Compares a batch: one-hot labels (or probabilities) and scores, both of shape
     /// `[batch, ..., classes]`.
     ///
     /// # Errors
     /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
-    pub fn update_state<const D: usize>(
-        &self,
-        context: &(impl VariableContext + ?Sized),
-        labels: &Tensor<D>,
-        scores: &Tensor<D>,
-    ) -> Result<()> {
-        self.sums
-            .compare(context, labels, scores, None, one_hot_matches)
-    }
+    CategoricalAccuracy, self => one_hot_matches;
+    [const D: usize] Tensor<D>, Tensor<D>
+}
 
-    /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
+updates! {
+    /// Compares a batch: labels 0 or 1 and scores of the same shape.
     ///
     /// # Errors
-    /// Also if the weights do not fit.
-    pub fn update_state_weighted<const D: usize>(
-        &self,
-        context: &(impl VariableContext + ?Sized),
-        labels: &Tensor<D>,
-        scores: &Tensor<D>,
-        mut weights: impl Leaf,
-    ) -> Result<()> {
-        self.sums
-            .compare(context, labels, scores, Some(&mut weights), one_hot_matches)
-    }
+    /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
+    BinaryAccuracy, self => self.matches();
+    [const D: usize] Tensor<D>, Tensor<D>
 }
 
 impl BinaryAccuracy {
@@ -105,35 +98,6 @@ impl BinaryAccuracy {
     pub fn threshold(mut self, threshold: f64) -> Self {
         self.threshold = threshold;
         self
-    }
-
-    /// Compares a batch: labels 0 or 1 and scores of the same shape.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
-    pub fn update_state<const D: usize>(
-        &self,
-        context: &(impl VariableContext + ?Sized),
-        labels: &Tensor<D>,
-        scores: &Tensor<D>,
-    ) -> Result<()> {
-        self.sums
-            .compare(context, labels, scores, None, self.matches())
-    }
-
-    /// [`update_state`](Self::update_state) with a weight for every example, or one for all.
-    ///
-    /// # Errors
-    /// Also if the weights do not fit.
-    pub fn update_state_weighted<const D: usize>(
-        &self,
-        context: &(impl VariableContext + ?Sized),
-        labels: &Tensor<D>,
-        scores: &Tensor<D>,
-        mut weights: impl Leaf,
-    ) -> Result<()> {
-        self.sums
-            .compare(context, labels, scores, Some(&mut weights), self.matches())
     }
 
     fn matches(&self) -> impl Fn(&TensorData, &TensorData) -> Result<TensorData> + 'static {
@@ -177,10 +141,8 @@ fn one_hot_matches(labels: &TensorData, scores: &TensorData) -> Result<TensorDat
     same_shape(labels.shape(), scores.shape())?;
     let shape = leading(scores)?;
     let matches = argmax(labels).into_iter().zip(argmax(scores));
-    Ok(as_numbers(
-        matches.map(|(label, found)| label == found),
-        shape,
-    ))
+    let matches = matches.map(|(label, found)| label == found);
+    Ok(as_numbers(matches, shape))
 }
 
 /// All dimensions but the classes.
@@ -213,12 +175,9 @@ fn as_numbers(matches: impl Iterator<Item = bool>, shape: &[usize]) -> TensorDat
 }
 
 fn same_shape(labels: &[usize], scores: &[usize]) -> Result<()> {
-    if labels == scores {
-        return Ok(());
+    let op = "accuracy: labels against scores";
+    match labels == scores {
+        true => Ok(()),
+        false => Err(Error::shape(op, scores, labels)),
     }
-    Err(Error::shape(
-        "accuracy: labels against scores",
-        scores,
-        labels,
-    ))
 }

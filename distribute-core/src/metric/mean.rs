@@ -4,24 +4,19 @@ use super::metric;
 use super::sums::{Sums, Total, batch};
 use crate::{Leaf, PerReplica, Result, TensorData, VariableContext};
 
-/// The weighted mean of all values (Keras: `tf.keras.metrics.Mean`).
-///
-/// Of per-replica losses that are scaled by the global batch size, the mean is smaller than the
-/// loss by the number of replicas: use `reduce` with SUM, or a [`Mean`] of unscaled per-example
-/// losses.
-#[derive(Debug, Clone)]
-pub struct Mean {
-    sums: Sums,
+metric! {
+    /// The weighted mean of all values (Keras: `tf.keras.metrics.Mean`).
+    ///
+    /// Of per-replica losses that are scaled by the global batch size, the mean is smaller than the
+    /// loss by the number of replicas: use `reduce` with SUM, or a [`Mean`] of unscaled per-example
+    /// losses.
+    Mean {}, "mean", total => total.mean()
 }
 
-/// The weighted sum of all values (Keras: `tf.keras.metrics.Sum`).
-#[derive(Debug, Clone)]
-pub struct Sum {
-    sums: Sums,
+metric! {
+    /// The weighted sum of all values (Keras: `tf.keras.metrics.Sum`).
+    Sum {}, "sum", total => total.values
 }
-
-metric!(Mean, "mean", total => total.mean());
-metric!(Sum, "sum", total => total.values);
 
 /// Of values, and of weights if there are some.
 fn weighted(data: &[TensorData]) -> Result<Total> {

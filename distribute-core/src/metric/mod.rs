@@ -51,9 +51,20 @@ pub trait Metric: Send + Sync + Debug {
     fn reset_state(&self) -> Result<()>;
 }
 
-/// The calls that every metric has, in its own name and as [`Metric`].
+/// A metric of this name, with the calls that every one has, in its own name and as [`Metric`].
 macro_rules! metric {
-    ($type:ty, $name:literal, $sums:ident => $result:expr $(; $field:ident: $value:expr)?) => {
+    (
+        $(#[$meta:meta])*
+        $type:ident { $($field:ident: $field_type:ty = $value:expr)? },
+        $name:literal, $sums:ident => $result:expr
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone)]
+        pub struct $type {
+            sums: Sums,
+            $($field: $field_type,)?
+        }
+
         impl $type {
             /// A metric of this strategy, at zero.
             pub fn new(strategy: &(impl $crate::Strategy + ?Sized)) -> Self {

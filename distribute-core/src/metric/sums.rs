@@ -51,16 +51,12 @@ impl Sums {
 
     /// Adds what `total` makes of values to the sums of one replica: now, or after each call of a
     /// compiled step.
-    pub(super) fn update<C, F>(
+    pub(super) fn update(
         &self,
-        context: &C,
+        context: &(impl VariableContext + ?Sized),
         values: &mut [&mut dyn Leaf],
-        total: F,
-    ) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-        F: Fn(&[TensorData]) -> Result<Total> + Send + Sync + 'static,
-    {
+        total: impl Fn(&[TensorData]) -> Result<Total> + Send + Sync + 'static,
+    ) -> Result<()> {
         let user = context.strategy_id("update_state")?;
         self.strategy.id().check_user(&user)?;
         let total = Arc::new(total);
@@ -79,18 +75,14 @@ impl Sums {
     }
 
     /// Adds how often predictions match, as `matches` tells it for every example.
-    pub(super) fn compare<C, F>(
+    pub(super) fn compare(
         &self,
-        context: &C,
+        context: &(impl VariableContext + ?Sized),
         labels: &(impl Leaf + Clone),
         scores: &(impl Leaf + Clone),
         weights: Option<&mut dyn Leaf>,
-        matches: F,
-    ) -> Result<()>
-    where
-        C: VariableContext + ?Sized,
-        F: Fn(&TensorData, &TensorData) -> Result<TensorData> + Send + Sync + 'static,
-    {
+        matches: impl Fn(&TensorData, &TensorData) -> Result<TensorData> + Send + Sync + 'static,
+    ) -> Result<()> {
         let (mut labels, mut scores) = (labels.clone(), scores.clone());
         let mut given: Vec<&mut dyn Leaf> = vec![&mut labels, &mut scores];
         if let Some(weights) = weights {
@@ -141,9 +133,8 @@ fn add_to(replicas: &[Mutex<Total>], local_id: usize, batch: Total) {
 
 impl fmt::Debug for Sums {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list()
-            .entries(self.replicas.iter().map(|replica| *lock(replica)))
-            .finish()
+        let totals = self.replicas.iter().map(|replica| *lock(replica));
+        f.debug_list().entries(totals).finish()
     }
 }
 
@@ -159,7 +150,7 @@ pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result
             let weight: f64 = one.map_or(1.0, |one| one.iter::<f64>().sum());
             return Ok(Total {
                 values: values.iter::<f64>().sum::<f64>() * weight,
-                weights: to_f64(count) * weight,
+                weights: count as f64 * weight,
             });
         }
     };
@@ -174,12 +165,8 @@ pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result
     let mut total = Total::default();
     for (index, weight) in weights.iter::<f64>().enumerate() {
         let row = &values[index * width..(index + 1) * width];
-        total.values += weight * row.iter().sum::<f64>() / to_f64(width);
+        total.values += weight * row.iter().sum::<f64>() / width as f64;
         total.weights += weight;
     }
     Ok(total)
-}
-
-fn to_f64(count: usize) -> f64 {
-    count as f64
 }

@@ -1,9 +1,8 @@
 //! Adadelta, as in Keras.
 
 use burn::tensor::Tensor;
-use serde::{Deserialize, Serialize};
 
-use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed};
+use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed, numbers};
 use crate::Result;
 
 /// `keras.optimizers.Adadelta` (Zeiler, 2012).
@@ -14,40 +13,19 @@ use crate::Result;
 /// Keras' defaults: a learning rate of 0.001 (the paper has 1), rho 0.95, epsilon 1e-7.
 pub type Adadelta = KerasOptimizer<AdadeltaRule>;
 
-/// The numbers of Adadelta.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct AdadeltaRule {
-    rho: f64,
-    epsilon: f64,
-}
-
-impl Default for AdadeltaRule {
-    fn default() -> Self {
-        let (rho, epsilon) = (0.95, 1e-7);
-        Self { rho, epsilon }
-    }
-}
-
-impl Adadelta {
-    /// Sets the decay rate of the averages, below 1.
-    pub fn rho(mut self, rho: f64) -> Self {
-        self.rule.rho = rho;
-        self
-    }
-
-    /// Sets the number that keeps the division from zero.
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
+numbers! {
+    /// The numbers of Adadelta.
+    AdadeltaRule of Adadelta {
+        /// Sets the decay rate of the averages, below 1.
+        rho: f64 = 0.95,
+        /// Sets the number that keeps the division from zero.
+        epsilon: f64 = 1e-7,
     }
 }
 
 impl Rule for AdadeltaRule {
     const NAME: &'static str = "adadelta";
-
-    fn slots(&self) -> &[&'static str] {
-        &["accumulated_gradient", "accumulated_delta"]
-    }
+    const SLOTS: &'static [&'static str] = &["accumulated_gradient", "accumulated_delta"];
 
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let ([rate], w, g, [gradients, deltas]) = of.parts(Self::NAME)?;

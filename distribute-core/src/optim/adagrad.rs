@@ -1,8 +1,6 @@
 //! Adagrad, as in Keras.
 
-use serde::{Deserialize, Serialize};
-
-use super::{KerasOptimizer, ParameterUpdate, Rule, SlotStart, Updated};
+use super::{KerasOptimizer, ParameterUpdate, Rule, SlotStart, Updated, numbers};
 use crate::Result;
 
 /// `keras.optimizers.Adagrad` (Duchi et al., 2011).
@@ -12,42 +10,19 @@ use crate::Result;
 /// Keras' defaults: a learning rate of 0.001, an initial accumulator of 0.1, epsilon 1e-7.
 pub type Adagrad = KerasOptimizer<AdagradRule>;
 
-/// The numbers of Adagrad.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct AdagradRule {
-    initial_accumulator_value: f64,
-    epsilon: f64,
-}
-
-impl Default for AdagradRule {
-    fn default() -> Self {
-        Self {
-            initial_accumulator_value: 0.1,
-            epsilon: 1e-7,
-        }
-    }
-}
-
-impl Adagrad {
-    /// Sets what the sums of squares start at, 0 or more.
-    pub fn initial_accumulator_value(mut self, value: f64) -> Self {
-        self.rule.initial_accumulator_value = value;
-        self
-    }
-
-    /// Sets the number that keeps the division from zero.
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
+numbers! {
+    /// The numbers of Adagrad.
+    AdagradRule of Adagrad {
+        /// Sets what the sums of squares start at, 0 or more.
+        initial_accumulator_value: f64 = 0.1,
+        /// Sets the number that keeps the division from zero.
+        epsilon: f64 = 1e-7,
     }
 }
 
 impl Rule for AdagradRule {
     const NAME: &'static str = "adagrad";
-
-    fn slots(&self) -> &[&'static str] {
-        &["accumulator"]
-    }
+    const SLOTS: &'static [&'static str] = &["accumulator"];
 
     fn slot_start(&self, _: &str) -> SlotStart {
         SlotStart::Number(self.initial_accumulator_value)

@@ -32,11 +32,12 @@ impl Adam {
 impl Rule for Moments<AdamRule> {
     const NAME: &'static str = "adam";
     const LATER_FLAGS: &'static [&'static str] = &["amsgrad"];
+    const SLOTS: &'static [&'static str] = &["momentum", "velocity", "velocity_hat"];
 
     fn slots(&self) -> &[&'static str] {
         match self.own.amsgrad {
             false => &["momentum", "velocity"],
-            true => &["momentum", "velocity", "velocity_hat"],
+            true => Self::SLOTS,
         }
     }
 

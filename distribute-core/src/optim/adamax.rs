@@ -19,10 +19,7 @@ pub struct AdamaxRule {}
 
 impl Rule for Moments<AdamaxRule> {
     const NAME: &'static str = "adamax";
-
-    fn slots(&self) -> &[&'static str] {
-        &["momentum", "norm"]
-    }
+    const SLOTS: &'static [&'static str] = &["momentum", "norm"];
 
     fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         vec![learning_rate / (1.0 - power(self.beta_1, step))]

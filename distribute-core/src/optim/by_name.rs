@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-type Build = fn(&mut Config) -> serde_json::Result<Arc<dyn Optimizer>>;
+type Build = fn(&Value) -> serde_json::Result<(Arc<dyn Optimizer>, Common)>;
 
 /// All optimizers of this crate by name. `adamw` is Adam that decays weights by default.
 const ALL: [(&str, Build); 10] = [
@@ -29,41 +29,36 @@ const ALL: [(&str, Build); 10] = [
     ("sgd", build::<Sgd>),
 ];
 
-fn build<O>(config: &mut Config) -> serde_json::Result<Arc<dyn Optimizer>>
+fn build<O>(config: &Value) -> serde_json::Result<(Arc<dyn Optimizer>, Common)>
 where
     O: Optimizer + Default + Serialize + DeserializeOwned + 'static,
 {
-    Ok(Arc::new(config.take::<O>()?))
+    let (optimizer, common) = read::<O>(config)?;
+    Ok((Arc::new(optimizer), common))
 }
 
-/// A configuration, of which each part takes what is its own.
-struct Config {
-    left: Map<String, Value>,
-    known: Vec<String>,
-}
-
-impl Config {
-    /// Takes the fields of `T` out of it; what is not there has its default.
-    fn take<T: Default + Serialize + DeserializeOwned>(&mut self) -> serde_json::Result<T> {
-        let mut all = serde_json::to_value(T::default())?;
-        for (name, value) in all.as_object_mut().into_iter().flatten() {
-            if let Some(given) = self.left.remove(name) {
-                *value = given;
-            }
-            self.known.push(name.clone());
-        }
-        serde_json::from_value(all)
-    }
-
-    /// Refuses what nobody has taken.
-    fn end(self) -> serde_json::Result<()> {
-        match self.left.keys().next() {
-            None => Ok(()),
-            Some(unknown) => Err(serde_json::Error::custom(format!(
-                "unknown field `{unknown}`, there are {}",
-                self.known.join(", ")
-            ))),
-        }
+/// What is an optimizer's own of a configuration, and what is around it. What is not there has its
+/// default; what neither of them has is refused.
+fn read<T>(config: &Value) -> serde_json::Result<(T, Common)>
+where
+    T: Default + Serialize + DeserializeOwned,
+{
+    let given: Map<String, Value> = Map::deserialize(config)?;
+    let own = serde_json::to_value(T::default())?;
+    let common = serde_json::to_value(Common::default())?;
+    let defaults = [&own, &common].into_iter().filter_map(Value::as_object);
+    let known = defaults.clone().flat_map(Map::keys);
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    let all = defaults.flatten().chain(&given);
+    let all = all.map(|(name, value)| (name.clone(), value.clone()));
+    let all = Value::Object(all.collect());
+    let parts = (T::deserialize(&all)?, Common::deserialize(&all)?);
+    match given.keys().find(|name| !known.contains(&name.as_str())) {
+        None => Ok(parts),
+        Some(unknown) => Err(serde_json::Error::custom(format!(
+            "unknown field `{unknown}`, there are {}",
+            known.join(", ")
+        ))),
     }
 }
 
@@ -131,24 +126,12 @@ struct OfBurn {
 
 fn build_burn(
     (name, build): &(&'static str, of_burn::Build),
-    config: &mut Config,
-) -> serde_json::Result<Arc<dyn Optimizer>> {
-    let default = if *name == "burn:sgd" { 0.01 } else { 0.001 };
-    let OfBurn { learning_rate } = config.take()?;
-    Ok(Arc::new(build(name, learning_rate.unwrap_or(default))))
-}
-
-/// The optimizer itself, and what is around it.
-fn read(
-    build: impl FnOnce(&mut Config) -> serde_json::Result<Arc<dyn Optimizer>>,
     config: &Value,
 ) -> serde_json::Result<(Arc<dyn Optimizer>, Common)> {
-    let mut config = Config {
-        left: Map::deserialize(config)?,
-        known: Vec::new(),
-    };
-    let parts = (build(&mut config)?, config.take()?);
-    config.end().map(|()| parts)
+    let default = if *name == "burn:sgd" { 0.01 } else { 0.001 };
+    let (OfBurn { learning_rate }, common) = read(config)?;
+    let optimizer = build(name, learning_rate.unwrap_or(default));
+    Ok((Arc::new(optimizer), common))
 }
 
 /// The names of all optimizers of this crate, in alphabetical order.
@@ -185,16 +168,16 @@ pub fn burn_names() -> impl Iterator<Item = &'static str> {
 pub fn from_config(name: &str, config: &Value) -> Result<Arc<dyn Optimizer>> {
     let keras = ALL.iter().find(|(known, _)| *known == name);
     let burns = of_burn::ALL.iter().find(|(known, _)| *known == name);
-    let (name, read) = match (keras, burns) {
-        (Some((name, build)), _) => (*name, read(build, config)),
-        (None, Some(known)) => (known.0, read(|config| build_burn(known, config), config)),
+    let (name, built) = match (keras, burns) {
+        (Some((name, build)), _) => (*name, build(config)),
+        (None, Some(known)) => (known.0, build_burn(known, config)),
         (None, None) => {
             let all = names().chain(burn_names());
             let unknown = distribute_error::unknown("optimizer", name, all);
             return Err(Error::invalid(unknown));
         }
     };
-    let (optimizer, common) = read.map_err(|error| {
+    let (optimizer, common) = built.map_err(|error| {
         Error::invalid(format!(
             "the configuration {config} of the optimizer `{name}`: {error}"
         ))

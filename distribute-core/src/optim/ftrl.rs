@@ -1,9 +1,8 @@
 //! FTRL-Proximal, as in Keras.
 
 use burn::tensor::Tensor;
-use serde::{Deserialize, Serialize};
 
-use super::{KerasOptimizer, ParameterUpdate, Rule, SlotStart, Updated};
+use super::{KerasOptimizer, ParameterUpdate, Rule, SlotStart, Updated, numbers};
 use crate::Result;
 
 /// `keras.optimizers.Ftrl` (McMahan et al., 2013), for sparse models with many features.
@@ -18,43 +17,23 @@ use crate::Result;
 /// regularization.
 pub type Ftrl = KerasOptimizer<FtrlRule>;
 
-/// The numbers of FTRL.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct FtrlRule {
-    learning_rate_power: f64,
-    initial_accumulator_value: f64,
-    l1_regularization_strength: f64,
-    l2_regularization_strength: f64,
-    l2_shrinkage_regularization_strength: f64,
-    beta: f64,
-}
-
-impl Default for FtrlRule {
-    fn default() -> Self {
-        Self {
-            learning_rate_power: -0.5,
-            initial_accumulator_value: 0.1,
-            l1_regularization_strength: 0.0,
-            l2_regularization_strength: 0.0,
-            l2_shrinkage_regularization_strength: 0.0,
-            beta: 0.0,
-        }
+numbers! {
+    /// The numbers of FTRL.
+    FtrlRule of Ftrl {
+        /// Sets how fast the rate falls with the gradients, 0 or less; 0 keeps it.
+        learning_rate_power: f64 = -0.5,
+        /// Sets what the sums of squares start at, 0 or more.
+        initial_accumulator_value: f64 = 0.1,
+    }
+    with {
+        l1_regularization_strength: f64 = 0.0,
+        l2_regularization_strength: f64 = 0.0,
+        l2_shrinkage_regularization_strength: f64 = 0.0,
+        beta: f64 = 0.0,
     }
 }
 
 impl Ftrl {
-    /// Sets how fast the rate falls with the gradients, 0 or less; 0 keeps it.
-    pub fn learning_rate_power(mut self, power: f64) -> Self {
-        self.rule.learning_rate_power = power;
-        self
-    }
-
-    /// Sets what the sums of squares start at, 0 or more.
-    pub fn initial_accumulator_value(mut self, value: f64) -> Self {
-        self.rule.initial_accumulator_value = value;
-        self
-    }
-
     /// Sets the strength of the L1 regularization, which makes weights exactly 0, of the L2
     /// regularization, and of the L2 term of the gradient. Each is 0 or more.
     pub fn regularization(mut self, l1: f64, l2: f64, l2_shrinkage: f64) -> Self {
@@ -82,10 +61,7 @@ impl FtrlRule {
 
 impl Rule for FtrlRule {
     const NAME: &'static str = "ftrl";
-
-    fn slots(&self) -> &[&'static str] {
-        &["accumulator", "linear"]
-    }
+    const SLOTS: &'static [&'static str] = &["accumulator", "linear"];
 
     fn slot_start(&self, slot: &str) -> SlotStart {
         SlotStart::Number(match slot {

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Optimizer, ParameterUpdate, SlotStart, Updated};
 use crate::Result;
+use crate::macros::forward;
 
 /// The rule of an optimizer of Keras. Its fields are the optimizer's hyper-parameters but the
 /// learning rate, by Keras' names, and its [`Default`] is Keras'. The methods are those of
@@ -23,8 +24,13 @@ pub trait Rule: Clone + Debug + Default + Serialize + DeserializeOwned + Send + 
     /// there was such a flag have the same configuration.
     const LATER_FLAGS: &'static [&'static str] = &[];
 
-    /// The names of the state tensors kept per parameter.
-    fn slots(&self) -> &[&'static str];
+    /// The names of all state tensors that may be kept per parameter.
+    const SLOTS: &'static [&'static str];
+
+    /// The names of those that are kept with these numbers.
+    fn slots(&self) -> &[&'static str] {
+        Self::SLOTS
+    }
 
     /// What the elements of a slot start as.
     fn slot_start(&self, slot: &str) -> SlotStart {
@@ -44,6 +50,45 @@ pub trait Rule: Clone + Debug + Default + Serialize + DeserializeOwned + Send + 
     /// If the number of coefficients or slots is not this rule's.
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated>;
 }
+
+/// The numbers of a rule with their defaults, and the methods of its optimizer that set them;
+/// behind `with` those that have no method of their own.
+macro_rules! numbers {
+    (
+        $(#[$of_rule:meta])*
+        $Rule:ident of $Optimizer:ident {
+            $($(#[$of_setter:meta])* $number:ident: $type:ty = $default:expr,)+
+        }
+        $(with { $($other:ident: $type_of_other:ty = $default_of_other:expr,)+ })?
+    ) => {
+        $(#[$of_rule])*
+        #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+        pub struct $Rule {
+            $($number: $type,)+
+            $($($other: $type_of_other,)+)?
+        }
+
+        impl Default for $Rule {
+            fn default() -> Self {
+                Self {
+                    $($number: $default,)+
+                    $($($other: $default_of_other,)+)?
+                }
+            }
+        }
+
+        impl $Optimizer {
+            $(
+                $(#[$of_setter])*
+                pub fn $number(mut self, $number: $type) -> Self {
+                    self.rule.$number = $number;
+                    self
+                }
+            )+
+        }
+    };
+}
+pub(super) use numbers;
 
 /// An optimizer of Keras: a rule, and the learning rate that every rule has.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -76,12 +121,11 @@ impl<R: Rule> Optimizer for KerasOptimizer<R> {
         R::NAME
     }
 
-    fn slots(&self) -> &[&'static str] {
-        self.rule.slots()
-    }
-
-    fn slot_start(&self, slot: &str) -> SlotStart {
-        self.rule.slot_start(slot)
+    forward! { self => self.rule;
+        fn slots() -> &[&'static str];
+        fn slot_start(slot: &str) -> SlotStart;
+        fn coefficients(learning_rate: f64, step: u64) -> Vec<f64>;
+        fn update(of: ParameterUpdate<'_>) -> Result<Updated>;
     }
 
     fn learning_rate(&self) -> f64 {
@@ -97,13 +141,5 @@ impl<R: Rule> Optimizer for KerasOptimizer<R> {
             });
         }
         config
-    }
-
-    fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
-        self.rule.coefficients(learning_rate, step)
-    }
-
-    fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
-        self.rule.update(of)
     }
 }

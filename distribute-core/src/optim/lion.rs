@@ -36,10 +36,7 @@ impl Lion {
 
 impl Rule for LionRule {
     const NAME: &'static str = "lion";
-
-    fn slots(&self) -> &[&'static str] {
-        &["momentum"]
-    }
+    const SLOTS: &'static [&'static str] = &["momentum"];
 
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let ([rate], w, g, [m]) = of.parts(Self::NAME)?;

@@ -34,7 +34,7 @@ pub use adamax::Adamax;
 pub use by_name::{burn_names, from_config, names};
 pub use ftrl::Ftrl;
 pub use keras::KerasOptimizer;
-use keras::Rule;
+use keras::{Rule, numbers};
 pub use lion::Lion;
 use moments::Moments;
 pub(crate) use moving_average::AVERAGE;
@@ -47,6 +47,7 @@ pub use sgd::Sgd;
 pub use weight_decay::{AdamW, WeightDecay};
 
 use crate::checkpoint::OptimizerSlots;
+use crate::macros::forward;
 use crate::{Error, Result};
 
 /// A number that may change every step: a host number under the eager strategies, an input
@@ -66,10 +67,7 @@ pub enum Coefficient {
 impl Coefficient {
     /// Those for a parameter of this type: the tensors of compiled steps are `f32`.
     pub(crate) fn of_type(all: &[Self], dtype: DType) -> Cow<'_, [Self]> {
-        let fits = |one: &Self| match one {
-            Self::Host(_) => true,
-            Self::Tensor(value) => value.dtype() == dtype,
-        };
+        let fits = |one: &Self| !matches!(one, Self::Tensor(value) if value.dtype() != dtype);
         if all.iter().all(fits) {
             return Cow::Borrowed(all);
         }
@@ -221,36 +219,15 @@ pub trait Optimizer: Send + Sync + Debug {
 
 /// A shared optimizer is one.
 impl<T: Optimizer + ?Sized> Optimizer for Arc<T> {
-    fn name(&self) -> &'static str {
-        (**self).name()
-    }
-
-    fn slots(&self) -> &[&'static str] {
-        (**self).slots()
-    }
-
-    fn slot_start(&self, slot: &str) -> SlotStart {
-        (**self).slot_start(slot)
-    }
-
-    fn learning_rate(&self) -> f64 {
-        (**self).learning_rate()
-    }
-
-    fn config(&self) -> serde_json::Value {
-        (**self).config()
-    }
-
-    fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
-        (**self).coefficients(learning_rate, step)
-    }
-
-    fn burn(&self) -> Option<&BurnOptimizer> {
-        (**self).burn()
-    }
-
-    fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
-        (**self).update(of)
+    forward! { self => **self;
+        fn name() -> &'static str;
+        fn slots() -> &[&'static str];
+        fn slot_start(slot: &str) -> SlotStart;
+        fn learning_rate() -> f64;
+        fn config() -> serde_json::Value;
+        fn coefficients(learning_rate: f64, step: u64) -> Vec<f64>;
+        fn burn() -> Option<&BurnOptimizer>;
+        fn update(of: ParameterUpdate<'_>) -> Result<Updated>;
     }
 }
 

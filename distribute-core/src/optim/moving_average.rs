@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{BurnOptimizer, Coefficient, Optimizer, ParameterUpdate, SlotStart, Updated};
+use crate::macros::forward;
 use crate::{Error, Result};
 
 /// The slot that has the averages.
@@ -71,8 +72,10 @@ impl<O: Optimizer> MovingAverage<O> {
 }
 
 impl<O: Optimizer> Optimizer for MovingAverage<O> {
-    fn name(&self) -> &'static str {
-        self.inner.name()
+    forward! { self => self.inner;
+        fn name() -> &'static str;
+        fn learning_rate() -> f64;
+        fn burn() -> Option<&BurnOptimizer>;
     }
 
     fn slots(&self) -> &[&'static str] {
@@ -84,10 +87,6 @@ impl<O: Optimizer> Optimizer for MovingAverage<O> {
             AVERAGE => SlotStart::Parameter,
             _ => self.inner.slot_start(slot),
         }
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.inner.learning_rate()
     }
 
     fn config(&self) -> serde_json::Value {
@@ -113,16 +112,9 @@ impl<O: Optimizer> Optimizer for MovingAverage<O> {
         all
     }
 
-    fn burn(&self) -> Option<&BurnOptimizer> {
-        self.inner.burn()
-    }
-
     fn update(&self, mut of: ParameterUpdate<'_>) -> Result<Updated> {
         let wrong = || Error::invalid("moving averages need their coefficients and their slot");
-        let own = match self.overwrite_frequency {
-            None => 2,
-            Some(_) => 4,
-        };
+        let own = self.overwrite_frequency.map_or(2, |_| 4);
         let count = of.coefficients.len().checked_sub(own).ok_or_else(wrong)?;
         let (coefficients, own) = of.coefficients.split_at(count);
         let [old, new, replacement @ ..] = own else {

@@ -38,10 +38,7 @@ impl Moments<NadamRule> {
 
 impl Rule for Moments<NadamRule> {
     const NAME: &'static str = "nadam";
-
-    fn slots(&self) -> &[&'static str] {
-        &["momentum", "velocity"]
-    }
+    const SLOTS: &'static [&'static str] = &["momentum", "velocity"];
 
     /// The shares of the moment and of the gradient, and the correction of the second moment.
     fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {

@@ -10,14 +10,15 @@ use std::fmt;
 use std::sync::Arc;
 
 use burn::optim::{
-    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, AdjustLrFn, DynState,
-    LambConfig, LionConfig, MuonConfig, Optimizer as BurnRule, RecordState, RmsPropConfig,
-    SgdConfig, StateSink, StateSource,
+    AdaGradConfig, AdafactorConfig, AdamConfig, AdamWConfig, AdanConfig, AdjustLrFn, DynOptimizer,
+    DynState, LambConfig, LionConfig, MuonConfig, Optimizer as BurnRule, RmsPropConfig, SgdConfig,
+    StateSink, StateSource,
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use serde_json::{Map, Value, json};
 
 use super::{Coefficient, Optimizer, ParameterUpdate, Updated, WholeParameter};
+use crate::macros::setters;
 use crate::{Error, Result};
 
 /// What an optimizer of burn keeps for one parameter.
@@ -37,28 +38,10 @@ const FLOAT: &str = ":f64";
 /// The leaves of a record, by name: tensors, and numbers as `i64`.
 pub(crate) type RecordLeaves = BTreeMap<String, TensorData>;
 
-/// A parameter of this many dimensions, flattened.
-struct Step<'a> {
-    shape: &'a [usize],
-    learning_rate: f64,
-    parameter: Tensor<1>,
-    gradient: Tensor<1>,
-    record: Option<BurnRecord>,
-}
-
 /// An optimizer of burn, whatever the dimensions of a parameter.
-trait AnyRank: Send + Sync {
-    fn step(&self, step: Step<'_>) -> Result<(Tensor<1>, Option<BurnRecord>)>;
-
-    fn save(&self, record: &BurnRecord) -> Result<RecordLeaves>;
-
-    /// `None` if leaves are missing.
-    fn load(
-        &self,
-        rank: usize,
-        leaves: RecordLeaves,
-        device: &Device,
-    ) -> Result<Option<BurnRecord>>;
+trait AnyRank: DynOptimizer {
+    /// The updated parameter, flattened as it and its gradient are.
+    fn step(&self, rate: f64, of: [Tensor<1>; 2], whole: WholeParameter<'_>) -> Result<Tensor<1>>;
 }
 
 /// Runs `$body` with the constant `$D` as `$rank`.
@@ -80,75 +63,18 @@ macro_rules! with_rank {
 }
 
 impl<O: BurnRule> AnyRank for O {
-    fn step(&self, step: Step<'_>) -> Result<(Tensor<1>, Option<BurnRecord>)> {
-        let count: usize = step.shape.iter().product();
-        with_rank!(step.shape.len(), D => {
+    fn step(&self, rate: f64, of: [Tensor<1>; 2], whole: WholeParameter<'_>) -> Result<Tensor<1>> {
+        let count: usize = whole.shape.iter().product();
+        let device = of[0].device();
+        with_rank!(whole.shape.len(), D => {
             let mut shape = [0; D];
-            shape.copy_from_slice(step.shape);
-            let device = step.parameter.device();
-            let record = step.record.map(|record| record.0.downcast::<O::State<D>>());
+            shape.copy_from_slice(whole.shape);
+            let record = whole.record.take().map(|record| record.0.downcast::<O::State<D>>());
             let record = record.map(|record| O::to_device::<D>(record, &device));
-            let parameter = step.parameter.reshape(shape);
-            let gradient = step.gradient.reshape(shape);
-            let (parameter, record) =
-                BurnRule::step::<D>(self, step.learning_rate, parameter, gradient, record);
-            let record = record.map(|record| BurnRecord(DynState::create(record, D)));
-            Ok((parameter.reshape([count]), record))
-        })
-    }
-
-    fn save(&self, record: &BurnRecord) -> Result<RecordLeaves> {
-        let mut sink = StateSink::default();
-        with_rank!(record.0.rank(), D => {
-            record.0.downcast_ref::<O::State<D>>().state_flatten("", &mut sink);
-            Ok(())
-        })?;
-        let mut leaves: RecordLeaves = sink.tensors.into_iter().collect();
-        for (name, number) in sink.scalars {
-            let whole = u64::try_from(number)
-                .ok()
-                .and_then(|it| i64::try_from(it).ok());
-            let whole = whole.or_else(|| i64::try_from(number).ok());
-            let (name, bits) = match (whole, bool::try_from(number), f64::try_from(number)) {
-                (Some(whole), ..) => (name, whole),
-                (_, Ok(flag), _) => (name + FLAG, i64::from(flag)),
-                (.., Ok(number)) => (name + FLOAT, number.to_bits().cast_signed()),
-                _ => continue,
-            };
-            leaves.insert(name, TensorData::from([bits]));
-        }
-        Ok(leaves)
-    }
-
-    fn load(
-        &self,
-        rank: usize,
-        leaves: RecordLeaves,
-        device: &Device,
-    ) -> Result<Option<BurnRecord>> {
-        let mut numbers = BTreeMap::new();
-        let mut tensors = Vec::new();
-        for (name, data) in leaves {
-            let Ok(&[bits]) = data.as_slice::<i64>() else {
-                tensors.push((name, data));
-                continue;
-            };
-            if let Some(name) = name.strip_suffix(FLAG) {
-                numbers.insert(name.to_string(), (bits != 0).into());
-            } else if let Some(name) = name.strip_suffix(FLOAT) {
-                let number = f64::from_bits(bits.cast_unsigned());
-                numbers.insert(name.to_string(), number.into());
-            } else {
-                numbers.insert(name, bits.into());
-            }
-        }
-        let mut source = StateSource::new(numbers);
-        for (name, data) in tensors {
-            source.insert_tensor(name, data);
-        }
-        with_rank!(rank, D => {
-            let state = <O::State<D> as RecordState>::state_unflatten("", &mut source, device);
-            Ok(state.map(|state| BurnRecord(DynState::create(state, D))))
+            let [parameter, gradient] = of.map(|tensor| tensor.reshape(shape));
+            let (parameter, record) = BurnRule::step::<D>(self, rate, parameter, gradient, record);
+            *whole.record = record.map(|record| BurnRecord(DynState::create(record, D)));
+            Ok(parameter.reshape([count]))
         })
     }
 }
@@ -205,16 +131,12 @@ impl BurnOptimizer {
         }
     }
 
-    /// Another optimizer for parameters with two dimensions: for Muon, which takes no others.
-    pub fn matrices(mut self, optimizer: impl BurnRule) -> Self {
-        self.matrices = Some(Arc::new(optimizer));
-        self
-    }
+    setters! { self;
+        /// Another optimizer for parameters with two dimensions: for Muon, which takes no others.
+        matrices(optimizer: impl BurnRule) => matrices = Some(Arc::new(optimizer));
 
-    /// Hyper-parameters for checkpoints, beside the learning rate.
-    pub fn described(mut self, config: Map<String, Value>) -> Self {
-        self.config = config;
-        self
+        /// Hyper-parameters for checkpoints, beside the learning rate.
+        described(config: Map<String, Value>) => config = config;
     }
 
     fn of(&self, shape: &[usize]) -> &dyn AnyRank {
@@ -226,7 +148,23 @@ impl BurnOptimizer {
 
     /// The leaves of a record of a parameter of this shape.
     pub(crate) fn save(&self, shape: &[usize], record: &BurnRecord) -> Result<RecordLeaves> {
-        self.of(shape).save(record)
+        let mut sink = StateSink::default();
+        self.of(shape).state_flatten("", &record.0, &mut sink);
+        let mut leaves: RecordLeaves = sink.tensors.into_iter().collect();
+        for (name, number) in sink.scalars {
+            let whole = u64::try_from(number)
+                .ok()
+                .and_then(|it| i64::try_from(it).ok());
+            let whole = whole.or_else(|| i64::try_from(number).ok());
+            let (name, bits) = match (whole, bool::try_from(number), f64::try_from(number)) {
+                (Some(whole), ..) => (name, whole),
+                (_, Ok(flag), _) => (name + FLAG, i64::from(flag)),
+                (.., Ok(number)) => (name + FLOAT, number.to_bits().cast_signed()),
+                _ => continue,
+            };
+            leaves.insert(name, TensorData::from([bits]));
+        }
+        Ok(leaves)
     }
 
     /// The record of a parameter of this shape; `None` if it is not whole.
@@ -236,7 +174,30 @@ impl BurnOptimizer {
         leaves: RecordLeaves,
         device: &Device,
     ) -> Result<Option<BurnRecord>> {
-        self.of(shape).load(shape.len(), leaves, device)
+        let mut numbers = BTreeMap::new();
+        let mut tensors = Vec::new();
+        for (name, data) in leaves {
+            let Ok(&[bits]) = data.as_slice::<i64>() else {
+                tensors.push((name, data));
+                continue;
+            };
+            if let Some(name) = name.strip_suffix(FLAG) {
+                numbers.insert(name.to_string(), (bits != 0).into());
+            } else if let Some(name) = name.strip_suffix(FLOAT) {
+                let number = f64::from_bits(bits.cast_unsigned());
+                numbers.insert(name.to_string(), number.into());
+            } else {
+                numbers.insert(name, bits.into());
+            }
+        }
+        let mut source = StateSource::new(numbers);
+        for (name, data) in tensors {
+            source.insert_tensor(name, data);
+        }
+        with_rank!(shape.len(), D => {
+            let record = self.of(shape).state_unflatten(D, "", &mut source, device);
+            Ok(record.map(BurnRecord))
+        })
     }
 }
 
@@ -277,56 +238,39 @@ impl Optimizer for BurnOptimizer {
             let instead = "use an optimizer of this crate";
             return Err(Error::not_compilable("an optimizer of burn", instead));
         };
-        let Some(WholeParameter { shape, record }) = of.whole else {
+        let Some(whole) = of.whole else {
             return Err(Error::invalid(format!(
                 "the optimizer {} updates whole parameters, not parts of them",
                 self.name
             )));
         };
-        let (parameter, kept) = self.of(shape).step(Step {
-            shape,
-            learning_rate,
-            parameter: of.parameter,
-            gradient: of.gradient,
-            record: record.take(),
-        })?;
-        *record = kept;
+        let optimizer = self.of(whole.shape);
+        let parameter = optimizer.step(learning_rate, [of.parameter, of.gradient], whole)?;
         Ok((parameter, of.slots))
     }
 }
 
 pub(super) type Build = fn(&'static str, f64) -> BurnOptimizer;
 
+/// The optimizer of a configuration of burn with its defaults.
+macro_rules! default_of {
+    ($config:ident) => {
+        |name, rate| BurnOptimizer::new(name, $config::new().build(), rate)
+    };
+}
+
 /// burn's optimizers with burn's defaults.
 pub(super) const ALL: [(&str, Build); 10] = [
-    ("burn:adafactor", |name, rate| {
-        BurnOptimizer::new(name, AdafactorConfig::new().build(), rate)
-    }),
-    ("burn:adagrad", |name, rate| {
-        BurnOptimizer::new(name, AdaGradConfig::new().build(), rate)
-    }),
-    ("burn:adam", |name, rate| {
-        BurnOptimizer::new(name, AdamConfig::new().build(), rate)
-    }),
-    ("burn:adamw", |name, rate| {
-        BurnOptimizer::new(name, AdamWConfig::new().build(), rate)
-    }),
-    ("burn:adan", |name, rate| {
-        BurnOptimizer::new(name, AdanConfig::new().build(), rate)
-    }),
-    ("burn:lamb", |name, rate| {
-        BurnOptimizer::new(name, LambConfig::new().build(), rate)
-    }),
-    ("burn:lion", |name, rate| {
-        BurnOptimizer::new(name, LionConfig::new().build(), rate)
-    }),
+    ("burn:adafactor", default_of!(AdafactorConfig)),
+    ("burn:adagrad", default_of!(AdaGradConfig)),
+    ("burn:adam", default_of!(AdamConfig)),
+    ("burn:adamw", default_of!(AdamWConfig)),
+    ("burn:adan", default_of!(AdanConfig)),
+    ("burn:lamb", default_of!(LambConfig)),
+    ("burn:lion", default_of!(LionConfig)),
     ("burn:muon", muon),
-    ("burn:rmsprop", |name, rate| {
-        BurnOptimizer::new(name, RmsPropConfig::new().build(), rate)
-    }),
-    ("burn:sgd", |name, rate| {
-        BurnOptimizer::new(name, SgdConfig::new().build(), rate)
-    }),
+    ("burn:rmsprop", default_of!(RmsPropConfig)),
+    ("burn:sgd", default_of!(SgdConfig)),
 ];
 
 /// Muon for matrices, with steps as large as AdamW's, which all else is left to.

@@ -1,8 +1,6 @@
 //! RMSprop, as in Keras.
 
-use serde::{Deserialize, Serialize};
-
-use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed};
+use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed, numbers};
 use crate::Result;
 
 /// `keras.optimizers.RMSprop` (Tieleman and Hinton, 2012).
@@ -14,61 +12,30 @@ use crate::Result;
 /// Keras' defaults: a learning rate of 0.001, rho 0.9, epsilon 1e-7, no momentum, not centered.
 pub type RmsProp = KerasOptimizer<RmsPropRule>;
 
-/// The numbers of RMSprop.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct RmsPropRule {
-    rho: f64,
-    momentum: f64,
-    epsilon: f64,
-    centered: bool,
-}
-
-impl Default for RmsPropRule {
-    fn default() -> Self {
-        Self {
-            rho: 0.9,
-            momentum: 0.0,
-            epsilon: 1e-7,
-            centered: false,
-        }
-    }
-}
-
-impl RmsProp {
-    /// Sets the decay rate of the averages, below 1.
-    pub fn rho(mut self, rho: f64) -> Self {
-        self.rule.rho = rho;
-        self
-    }
-
-    /// Sets the momentum, between 0 and 1.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.rule.momentum = momentum;
-        self
-    }
-
-    /// Sets the number that keeps the division from zero.
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.rule.epsilon = epsilon;
-        self
-    }
-
-    /// Divides by the variance of the gradients instead of the mean of their squares.
-    pub fn centered(mut self, centered: bool) -> Self {
-        self.rule.centered = centered;
-        self
+numbers! {
+    /// The numbers of RMSprop.
+    RmsPropRule of RmsProp {
+        /// Sets the decay rate of the averages, below 1.
+        rho: f64 = 0.9,
+        /// Sets the momentum, between 0 and 1.
+        momentum: f64 = 0.0,
+        /// Sets the number that keeps the division from zero.
+        epsilon: f64 = 1e-7,
+        /// Divides by the variance of the gradients instead of the mean of their squares.
+        centered: bool = false,
     }
 }
 
 impl Rule for RmsPropRule {
     const NAME: &'static str = "rmsprop";
+    const SLOTS: &'static [&'static str] = &["velocity", "average_gradient", "momentum"];
 
     fn slots(&self) -> &[&'static str] {
         match (self.centered, self.momentum > 0.0) {
             (false, false) => &["velocity"],
             (false, true) => &["velocity", "momentum"],
             (true, false) => &["velocity", "average_gradient"],
-            (true, true) => &["velocity", "average_gradient", "momentum"],
+            (true, true) => Self::SLOTS,
         }
     }
 

@@ -1,8 +1,6 @@
 //! Stochastic gradient descent with momentum, as in Keras.
 
-use serde::{Deserialize, Serialize};
-
-use super::{KerasOptimizer, ParameterUpdate, Rule, Updated};
+use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, numbers};
 use crate::Result;
 
 /// `keras.optimizers.SGD`.
@@ -13,35 +11,25 @@ use crate::Result;
 /// Keras' defaults: a learning rate of 0.01, no momentum.
 pub type Sgd = KerasOptimizer<SgdRule>;
 
-/// The numbers of SGD.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub struct SgdRule {
-    momentum: f64,
-    nesterov: bool,
-}
-
-impl Sgd {
-    /// Sets the momentum, between 0 and 1.
-    pub fn momentum(mut self, momentum: f64) -> Self {
-        self.rule.momentum = momentum;
-        self
-    }
-
-    /// Turns Nesterov's form of momentum on or off.
-    pub fn nesterov(mut self, nesterov: bool) -> Self {
-        self.rule.nesterov = nesterov;
-        self
+numbers! {
+    /// The numbers of SGD.
+    SgdRule of Sgd {
+        /// Sets the momentum, between 0 and 1.
+        momentum: f64 = 0.0,
+        /// Turns Nesterov's form of momentum on or off.
+        nesterov: bool = false,
     }
 }
 
 impl Rule for SgdRule {
     const NAME: &'static str = "sgd";
     const LEARNING_RATE: f64 = 0.01;
+    const SLOTS: &'static [&'static str] = &["momentum"];
 
     fn slots(&self) -> &[&'static str] {
         match self.momentum == 0.0 {
             true => &[],
-            false => &["momentum"],
+            false => Self::SLOTS,
         }
     }
 

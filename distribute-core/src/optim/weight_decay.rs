@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{Adam, BurnOptimizer, Optimizer, ParameterUpdate, SlotStart, Updated};
+use crate::macros::{forward, setters};
 use crate::{Error, Result};
 
 /// An optimizer with decoupled weight decay (Loshchilov and Hutter, 2017; the argument
@@ -49,10 +50,9 @@ impl<O: Optimizer> WeightDecay<O> {
         }
     }
 
-    /// Sets the weight decay.
-    pub fn weight_decay(mut self, weight_decay: f64) -> Self {
-        self.weight_decay = weight_decay;
-        self
+    setters! { self;
+        /// Sets the weight decay.
+        weight_decay(weight_decay: f64) => weight_decay = weight_decay;
     }
 
     /// Excludes the parameters whose path contains one of these texts, for example `bias` (Keras:
@@ -60,11 +60,6 @@ impl<O: Optimizer> WeightDecay<O> {
     pub fn exclude(mut self, texts: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.excluded.extend(texts.into_iter().map(Into::into));
         self
-    }
-
-    fn decays(&self, path: &str) -> bool {
-        let mut excluded = self.excluded.iter();
-        !excluded.any(|text| path.contains(text))
     }
 }
 
@@ -80,10 +75,9 @@ impl AdamW {
         self
     }
 
-    /// Sets the number that keeps the division from zero.
-    pub fn epsilon(mut self, epsilon: f64) -> Self {
-        self.inner = self.inner.epsilon(epsilon);
-        self
+    setters! { self;
+        /// Sets the number that keeps the division from zero.
+        epsilon(epsilon: f64) => inner = self.inner.epsilon(epsilon);
     }
 }
 
@@ -92,16 +86,11 @@ impl<O: Optimizer> Optimizer for WeightDecay<O> {
         self.name
     }
 
-    fn slots(&self) -> &[&'static str] {
-        self.inner.slots()
-    }
-
-    fn slot_start(&self, slot: &str) -> SlotStart {
-        self.inner.slot_start(slot)
-    }
-
-    fn learning_rate(&self) -> f64 {
-        self.inner.learning_rate()
+    forward! { self => self.inner;
+        fn slots() -> &[&'static str];
+        fn slot_start(slot: &str) -> SlotStart;
+        fn learning_rate() -> f64;
+        fn burn() -> Option<&BurnOptimizer>;
     }
 
     fn config(&self) -> serde_json::Value {
@@ -120,17 +109,13 @@ impl<O: Optimizer> Optimizer for WeightDecay<O> {
         all
     }
 
-    fn burn(&self) -> Option<&BurnOptimizer> {
-        self.inner.burn()
-    }
-
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let Some((keep, coefficients)) = of.coefficients.split_last() else {
             return Err(Error::invalid("weight decay needs one coefficient"));
         };
-        let parameter = match self.decays(of.path) {
-            true => keep.scale(of.parameter),
-            false => of.parameter,
+        let parameter = match self.excluded.iter().any(|text| of.path.contains(text)) {
+            true => of.parameter,
+            false => keep.scale(of.parameter),
         };
         self.inner.update(ParameterUpdate {
             coefficients,

@@ -26,14 +26,26 @@ pub(super) fn compare_shapes(
     let all = link.all_gather(&mine)?;
     let expected = &all[0];
     // Every replica compares the same lists, so all of them return the same error.
-    match all.iter().find(|shapes| *shapes != expected) {
-        Some(found) if found[0] != expected[0] => Err(Error::invalid(
+    let Some(found) = all.iter().find(|shapes| *shapes != expected) else {
+        return Ok(());
+    };
+    if found[0] != expected[0] {
+        return Err(Error::invalid(
             "all_reduce_tensor: the replicas' backward passes reached different calls; use \
              the same results in the loss on every replica",
-        )),
-        Some(found) => Err(different_shapes(&expected[1..], &found[1..], at)),
-        None => Ok(()),
+        ));
     }
+    let shapes = |flat| encoding::lists(flat).unwrap_or_default();
+    let sizes = |shape: &[i64]| shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
+    let (expected, found) = (shapes(&expected[1..]), shapes(&found[1..]));
+    let mut pairs = expected.iter().zip(&found).enumerate();
+    Err(match pairs.find(|(_, (a, b))| a != b) {
+        Some((index, (expected, found))) if expected.len() + found.len() > 0 => {
+            let op = "all_reduce: the replicas passed different shapes";
+            at(index, Error::shape(op, &sizes(expected), &sizes(found)))
+        }
+        _ => different_structure(),
+    })
 }
 
 /// Compares which call the replicas make. It goes through the communicator, so a replica that
@@ -60,24 +72,5 @@ pub(super) fn compare(link: &dyn Link, op: &'static str, detail: i64) -> Result<
             all[replica][0],
         ))),
         None => Ok(()),
-    }
-}
-
-/// The first difference between two replicas' lists of (rank, dimensions...).
-fn different_shapes(
-    expected: &[i64],
-    found: &[i64],
-    at: impl FnOnce(usize, Error) -> Error,
-) -> Error {
-    let shapes = |flat| encoding::lists(flat).unwrap_or_default();
-    let sizes = |shape: &[i64]| shape.iter().map(|size| *size as usize).collect::<Vec<_>>();
-    let (expected, found) = (shapes(expected), shapes(found));
-    let mut pairs = expected.iter().zip(&found).enumerate();
-    match pairs.find(|(_, (a, b))| a != b) {
-        Some((index, (expected, found))) if expected.len() + found.len() > 0 => {
-            let op = "all_reduce: the replicas passed different shapes";
-            at(index, Error::shape(op, &sizes(expected), &sizes(found)))
-        }
-        _ => different_structure(),
     }
 }

@@ -1,29 +1,19 @@
 //! A step that is captured: its calls are operations of a graph that stands for all replicas.
 
-use std::panic::Location;
 use std::sync::Arc;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use burn_capture::CaptureBackend;
+use burn::tensor::{DType, TensorData};
 use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
 use super::peers::Peers;
-use crate::trace::{
-    self, CapturedTensor, Given, HostVariable, Receiver, Target, TensorSpec, Trace,
-};
-use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result, WorkerGroup, host_reduce};
+use crate::trace::{self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
+use crate::{Gradients, Nest, Result, WorkerGroup, host_reduce};
 
 /// All replicas, as the captured step sees them.
 pub(crate) struct Captured {
-    trace: Arc<Trace>,
-    workers: Option<WorkerGroup>,
-}
-
-impl Captured {
-    pub(crate) fn new(trace: Arc<Trace>, workers: Option<WorkerGroup>) -> Self {
-        Self { trace, workers }
-    }
+    pub(super) trace: Arc<Trace>,
+    pub(super) workers: Option<WorkerGroup>,
 }
 
 impl Peers for Captured {
@@ -73,47 +63,6 @@ impl Peers for Captured {
         Ok(())
     }
 
-    fn refuse(&self, what: &str) -> Result<()> {
-        Err(Error::not_compilable(
-            format!("`{what}`"),
-            "return the value from the step and call the strategy's `gather` or `reduce`, or use \
-             `all_reduce`",
-        ))
-    }
-
-    fn refuse_update(&self) -> Result<()> {
-        let instead = "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`";
-        Err(Error::not_compilable(
-            "a training state from outside of the step",
-            instead,
-        ))
-    }
-
-    fn give(&self, _: usize, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
-        let given = values.iter_mut().map(|value| Given::of(*value));
-        let given = given.collect::<Result<Vec<_>>>()?;
-        let examples: Vec<_> = given.iter().map(Given::example).collect();
-        // Shapes that do not fit are an error where the step is, not after its first call.
-        (receiver.check)(&examples)?;
-        self.trace.defer(given, receiver.target, receiver.apply);
-        Ok(())
-    }
-
-    fn use_replica_id(&self) {
-        self.trace.use_replica_id();
-    }
-
-    fn replica_id_tensor(&self, _: usize, _: &Device) -> Tensor<1, Int> {
-        Tensor::from_primitive::<CaptureBackend>(self.trace.replica_id().0)
-    }
-
-    /// The program's random numbers are others in every step and on every replica; the program
-    /// itself is not.
-    fn rng(&self, seed: u64, _: u64, _: usize, place: &'static Location<'static>) -> ReplicaRng {
-        self.trace.use_step_for_random_numbers();
-        ReplicaRng::captured(seed, &self.trace, place)
-    }
-
     fn capture(&self) -> Option<&Arc<Trace>> {
         Some(&self.trace)
     }
@@ -122,8 +71,8 @@ impl Peers for Captured {
 /// The signals of a worker, on their way into a program.
 fn signals(workers: &WorkerGroup, trace: &Trace) -> CapturedTensor {
     let spec = TensorSpec::vector(workers.signals().len(), DType::F32);
-    let host: Arc<dyn HostVariable> = Arc::new(workers.clone());
-    trace.variable(&host, &spec)
+    let variable = Arc::new(workers.clone());
+    trace.variable(variable, &spec, |used| used.current.clone())
 }
 
 /// What is done with the sum of all workers' signals after each call.

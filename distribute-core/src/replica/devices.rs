@@ -40,7 +40,7 @@ impl Devices {
 
     /// Whether gradients are reduced in the memory of the devices; the same on all replicas.
     fn reduces(&self) -> bool {
-        match self.host.link().workers() {
+        match self.host.workers() {
             // NCCL does not round, and adds in an order of its own: the bits would depend on how
             // the replicas lie in workers.
             Some(workers) if workers.options().wire.is_some() => false,
@@ -56,7 +56,7 @@ impl Devices {
         if let Some(local) = &self.local {
             tensors = lock(local).all_reduce(ReduceOp::Sum, tensors)?;
         }
-        let Some(workers) = self.host.link().workers() else {
+        let Some(workers) = self.host.workers() else {
             return Ok(tensors);
         };
         if self.host.local_id == 0 {
@@ -86,8 +86,10 @@ impl Peers for Devices {
             return self.host.all_reduce_gradients(op, gradients);
         }
         gradients.refuse_rows("a reduction over replicas")?;
-        let buffer = self.host.sum_flags(gradients.flags(&self.host.signals()))?;
-        let mut flags = gradients.read_flags(&buffer)?;
+        let mut buffer = [gradients.flags(&self.host.signals())];
+        let host = &self.host;
+        host.waiting().all_reduce(ReduceOp::Sum, &mut buffer)?;
+        let mut flags = gradients.read_flags(&buffer[0])?;
         self.host.receive(&flags.take_signals());
         let mut sums = self.sum(gradients.take_tensors(&flags, &self.device)?)?;
         if op == ReduceOp::Mean {

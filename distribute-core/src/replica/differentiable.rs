@@ -19,14 +19,14 @@ use burn_flex::Flex;
 use distribute_collectives::ReduceOp;
 
 use super::calls;
-use super::link::Link;
+use super::turns::Turning;
 use crate::sync::lock;
 use crate::trace::{self, CapturedTensor, Trace, Tracked};
 use crate::{Error, Leaf, Result};
 
 /// Replicas that are reached through host memory, also in a backward pass.
 pub(crate) struct HostLink {
-    pub(super) link: Box<dyn Link>,
+    pub(super) way: Turning,
     /// The first failure of a collective call in a backward pass, which cannot return it.
     pub(super) backward: Mutex<Option<Error>>,
 }
@@ -40,8 +40,10 @@ impl HostLink {
         mut tensor: Tensor<D>,
     ) -> Result<Tensor<D>> {
         let mut tensors = [Leaf::take(&mut tensor)?];
-        calls::compare_shapes(&*self.link, call, &tensors, |_, error| error)?;
-        self.link.all_reduce(op, &mut tensors)?;
+        let link = self.way.waiting();
+        calls::compare_shapes(&*link, call, &tensors, |_, error| error)?;
+        link.all_reduce(op, &mut tensors)?;
+        drop(link);
         let [data] = tensors;
         tensor.put(data)?;
         Ok(tensor)
@@ -140,13 +142,8 @@ fn with_backward<B: Backend>(
 struct AllReduceBackward;
 
 /// What the backward pass does with a gradient.
+#[derive(Clone)]
 struct State<B: Backend>(Arc<dyn Fn(FloatTensor<B>) -> FloatTensor<B> + Send + Sync>);
-
-impl<B: Backend> Clone for State<B> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
 
 impl<B: Backend> fmt::Debug for State<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -60,7 +60,7 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::Shape`] and [`Error::DType`] for other values, and in a step that is compiled.
     pub fn watch_rows(&self, rows: RemoteRows, values: TensorData) -> Result<Tensor<2>> {
-        self.peers.refuse("watch_rows")?;
+        self.refuse_captured("watch_rows")?;
         let watched = Watched::new(rows, values, self.device())?;
         let leaf = watched.leaf();
         lock(&self.watched).push(watched);

@@ -11,7 +11,7 @@ use super::differentiable::{Differentiable, HostLink};
 use super::link::Link;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
-use super::turns::{Turn, Turning};
+use super::turns::{Turn, Turning, Waiting};
 use crate::gradients::Flags;
 use crate::nest::at_leaf;
 use crate::sync::lock;
@@ -52,7 +52,6 @@ pub(crate) struct HostPeers {
     pub(super) local_id: usize,
     pub(super) num_local: usize,
     exchange: Arc<LocalExchange>,
-    turn: Option<Turn>,
     /// How many differentiable calls were made; equal on all replicas.
     calls: AtomicU64,
 }
@@ -65,23 +64,24 @@ impl HostPeers {
         exchange: Arc<LocalExchange>,
         turn: Option<Turn>,
     ) -> Self {
-        let link = match turn.clone() {
-            Some(turn) => Box::new(Turning { link, turn }),
-            None => link,
-        };
-        let backward = Mutex::default();
+        let (way, backward) = (Turning { link, turn }, Mutex::default());
         Self {
-            shared: Arc::new(HostLink { link, backward }),
+            shared: Arc::new(HostLink { way, backward }),
             local_id,
             num_local,
             exchange,
-            turn,
             calls: AtomicU64::new(0),
         }
     }
 
-    pub(super) fn link(&self) -> &dyn Link {
-        &*self.shared.link
+    /// The link, for calls that wait for other replicas, see [`Turning::waiting`].
+    pub(super) fn waiting(&self) -> Waiting<'_> {
+        self.shared.way.waiting()
+    }
+
+    /// The group of workers, if there are several.
+    pub(super) fn workers(&self) -> Option<&WorkerGroup> {
+        self.shared.way.link.workers()
     }
 
     /// Whole values of all replicas, one list of leaves each, and what one of them makes of them.
@@ -94,15 +94,15 @@ impl HostPeers {
         let leaves = value.take_leaves()?;
         self.compare(op, detail)?;
         let joined = |lists: Vec<_>| {
-            let all = match self.link().workers() {
+            let all = match self.workers() {
                 Some(workers) => workers.gather(call, &lists)?,
                 None => lists,
             };
             Ok(vec![join(all)?; self.num_local])
         };
-        let paused = self.turn.as_ref().map(Turn::pause);
+        let waiting = self.waiting();
         let leaves = self.exchange.exchange(op, self.local_id, leaves, joined)?;
-        drop(paused);
+        drop(waiting);
         value.put_leaves(leaves)
     }
 
@@ -110,21 +110,12 @@ impl HostPeers {
     fn compare(&self, op: &'static str, detail: i64) -> Result<()> {
         // Ends at once where another replica's step is over.
         self.exchange.check_finished(op, self.local_id)?;
-        calls::compare(self.link(), op, detail)
-    }
-
-    /// Sums the flags of gradients that are reduced elsewhere.
-    pub(super) fn sum_flags(&self, flags: TensorData) -> Result<TensorData> {
-        let mut buffers = [flags];
-        self.link().all_reduce(ReduceOp::Sum, &mut buffers)?;
-        let [flags] = buffers;
-        Ok(flags)
+        calls::compare(&*self.waiting(), op, detail)
     }
 
     /// What this replica says with its gradients: one of a process speaks for all.
     pub(super) fn signals(&self) -> Vec<f32> {
-        let workers = self.link().workers();
-        let mut signals = workers.map_or_else(Vec::new, WorkerGroup::signals);
+        let mut signals = self.workers().map_or_else(Vec::new, WorkerGroup::signals);
         if self.local_id != 0 {
             signals.fill(0.0);
         }
@@ -133,7 +124,7 @@ impl HostPeers {
 
     /// What all workers say together.
     pub(super) fn receive(&self, signals: &[f32]) {
-        if let Some(workers) = self.link().workers() {
+        if let Some(workers) = self.workers() {
             workers.receive(signals);
         }
     }
@@ -142,10 +133,11 @@ impl HostPeers {
 impl Peers for HostPeers {
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()> {
         let mut leaves = prepared(op, value)?;
-        calls::compare_shapes(self.link(), 0, &leaves, |index, error| {
-            at_leaf(value, index, error)
-        })?;
-        self.link().all_reduce(op, &mut leaves)?;
+        let link = self.waiting();
+        let at = |index, error| at_leaf(value, index, error);
+        calls::compare_shapes(&*link, 0, &leaves, at)?;
+        link.all_reduce(op, &mut leaves)?;
+        drop(link);
         value.put_leaves(leaves)
     }
 
@@ -171,7 +163,7 @@ impl Peers for HostPeers {
 
     fn all_reduce_gradients(&self, op: ReduceOp, gradients: &mut Gradients) -> Result<()> {
         let mut buffers = gradients.take_buffers(&self.signals())?;
-        self.link().all_reduce_gradients(op, &mut buffers)?;
+        self.waiting().all_reduce_gradients(op, &mut buffers)?;
         let mut flags = Flags::default();
         gradients.put_buffers(0..buffers.len(), buffers, &mut flags)?;
         self.receive(&flags.take_signals());
@@ -181,7 +173,8 @@ impl Peers for HostPeers {
     fn sum_gradients(&self, gradients: &mut Gradients, on_reduced: OnReduced<'_>) -> Result<()> {
         let buffers = gradients.take_buffers(&self.signals())?;
         let mut flags = Flags::default();
-        self.link().sum_in_packs(buffers, &mut |range, pack| {
+        self.waiting().sum_in_packs(buffers, &mut |range, pack| {
+            let _held = self.turn().map(Turn::hold);
             let range = gradients.put_buffers(range, pack, &mut flags)?;
             self.receive(&flags.take_signals());
             on_reduced(range, gradients)
@@ -190,7 +183,7 @@ impl Peers for HostPeers {
 
     fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()> {
         let mut buffers = gradients.take_buffers(&self.signals())?;
-        self.link().reduce(&mut buffers)?;
+        self.waiting().reduce(&mut buffers)?;
         if self.local_id == 0 {
             gradients.put_buffers(0..buffers.len(), buffers, &mut Flags::default())?;
         }
@@ -203,9 +196,9 @@ impl Peers for HostPeers {
     }
 
     fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
-        match self.link().workers() {
+        match self.workers() {
             Some(workers) => {
-                let _paused = self.turn.as_ref().map(Turn::pause);
+                let _waiting = self.waiting();
                 workers.take_initial_value(initial)
             }
             None => Ok(()),
@@ -213,7 +206,7 @@ impl Peers for HostPeers {
     }
 
     fn turn(&self) -> Option<&Turn> {
-        self.turn.as_ref()
+        self.shared.way.turn.as_ref()
     }
 
     fn check_backward(&self) -> Result<()> {
@@ -222,7 +215,7 @@ impl Peers for HostPeers {
 
     fn begin_run(&self) {
         self.exchange.begin_run();
-        if let Some(turn) = &self.turn {
+        if let Some(turn) = self.turn() {
             turn.begin_run();
         }
     }
@@ -233,7 +226,7 @@ impl Peers for HostPeers {
     fn finish_run(&self, id: usize) -> Result<()> {
         self.check_backward()?;
         self.exchange.finish(self.local_id);
-        self.link().barrier().map_err(|error| match error {
+        self.waiting().barrier().map_err(|error| match error {
             CollectiveError::Mismatch { .. } => Error::ReplicaMissing {
                 op: "a collective call (apply_gradients, all_reduce, ...)",
                 replica: id,
@@ -245,7 +238,7 @@ impl Peers for HostPeers {
 
     fn stop_others(&self, cause: &Error) {
         self.exchange.stop(cause);
-        self.link().abort(&cause.to_string());
+        self.shared.way.link.abort(&cause.to_string());
     }
 }
 

@@ -16,7 +16,9 @@ pub(crate) trait Link: Send + Sync {
     fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()>;
 
     /// The same for gradients, which may be rounded on their way between workers.
-    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()>;
+    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
+        self.all_reduce(op, buffers)
+    }
 
     /// The sum of gradients over all replicas; `on_pack` is called for each run of buffers that is
     /// complete, while others may be under way.

@@ -104,7 +104,9 @@ impl LocalExchange {
         if index == 0 {
             let all = |state: &State| state.arrived.iter().all(Option::is_some);
             state = self.wait(state, op, deadline, index, all)?;
-            let values = take_all(&mut state.arrived)?;
+            let arrived = state.arrived.iter_mut();
+            let values = arrived.map(|value| downcast(value.take()));
+            let values = values.collect::<Result<Vec<T>>>()?;
             drop(state);
             let results = join(values);
             state = lock(&self.state);
@@ -173,11 +175,8 @@ impl LocalExchange {
     fn missing(&self, state: &State, index: usize) -> Option<usize> {
         let absent = |i: &usize| *i != index && state.arrived[*i].is_none();
         let ended = |i: &usize| state.is_free() && absent(i) && state.finished[*i];
-        let mut replicas = 0..self.size;
-        replicas
-            .clone()
-            .find(ended)
-            .or_else(|| replicas.find(absent))
+        let replicas = || 0..self.size;
+        replicas().find(ended).or_else(|| replicas().find(absent))
     }
 }
 
@@ -189,13 +188,6 @@ fn stopped_by(cause: &Error) -> Error {
 fn step_ended(op: &'static str, replica: usize) -> Error {
     let why = "its step ended without making this call".to_string();
     Error::ReplicaMissing { op, replica, why }
-}
-
-fn take_all<T: 'static>(values: &mut [Option<Value>]) -> Result<Vec<T>> {
-    values
-        .iter_mut()
-        .map(|value| downcast(value.take()))
-        .collect()
 }
 
 fn downcast<T: 'static>(value: Option<Value>) -> Result<T> {

@@ -22,6 +22,7 @@ use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::{Device, Int, Tensor};
+use burn_capture::CaptureBackend;
 use distribute_collectives::ReduceOp;
 
 use captured::Captured;
@@ -79,8 +80,11 @@ impl ReplicaContext {
     ) -> Self {
         let mut replica = replica.clone();
         replica.device = trace.device().clone();
-        let peers = Captured::new(Arc::clone(trace), workers.cloned());
         let counts = (0, 1, trace.num_replicas());
+        let peers = Captured {
+            trace: Arc::clone(trace),
+            workers: workers.cloned(),
+        };
         Self::new(
             &replica,
             counts,
@@ -115,18 +119,35 @@ impl ReplicaContext {
     /// In a step that is compiled for several replicas there is no such number: `run` returns an
     /// error, and [`replica_id_tensor`](Self::replica_id_tensor) is what can be used.
     pub fn replica_id(&self) -> usize {
-        self.peers.use_replica_id();
+        if let Some(trace) = self.trace() {
+            trace.use_replica_id();
+        }
         self.replica.id
     }
 
     /// This replica's id as a tensor of one element, also in a compiled step.
     pub fn replica_id_tensor(&self) -> Tensor<1, Int> {
-        self.peers.replica_id_tensor(self.replica.id, self.device())
+        match self.trace() {
+            Some(trace) => Tensor::from_primitive::<CaptureBackend>(trace.replica_id().0),
+            None => Tensor::from_data([self.replica.id as i64], self.device()),
+        }
     }
 
     /// The capture that this step is part of.
     pub(crate) fn trace(&self) -> Option<&Arc<Trace>> {
         self.peers.capture()
+    }
+
+    /// Refuses a call that a step which is compiled has no counterpart for.
+    pub(crate) fn refuse_captured(&self, what: &str) -> Result<()> {
+        match self.trace() {
+            None => Ok(()),
+            Some(_) => Err(Error::not_compilable(
+                format!("`{what}`"),
+                "return the value from the step and call the strategy's `gather` or `reduce`, or \
+                 use `all_reduce`",
+            )),
+        }
     }
 
     /// How the other replicas are reached.
@@ -163,8 +184,13 @@ impl ReplicaContext {
     /// process, so replica threads would race for its numbers.)
     #[track_caller]
     pub fn rng(&self, seed: u64, step: u64) -> ReplicaRng {
-        let id = self.replica.id;
-        self.peers.rng(seed, step, id, Location::caller())
+        let Some(trace) = self.trace() else {
+            return ReplicaRng::new(seed, step, self.replica.id as u64);
+        };
+        // The program's random numbers are others in every step and on every replica; the program
+        // itself is not.
+        trace.use_step_for_random_numbers();
+        ReplicaRng::captured(seed, trace, Location::caller())
     }
 
     /// Reduces a value over all replicas; every replica gets the result
@@ -240,6 +266,7 @@ impl ReplicaContext {
         value: T,
         join: impl FnOnce(Vec<T>) -> Result<Vec<R>>,
     ) -> Result<R> {
+        self.refuse_captured(op)?;
         let Some(exchange) = self.peers.local_exchange(op, detail)? else {
             let results = join(vec![value])?;
             crate::error::check_count("the result of a merge_call", 1, results.len())?;

@@ -1,17 +1,16 @@
 //! What a step's replica talks to: [`Peers`].
 
 use std::ops::Range;
-use std::panic::Location;
 use std::sync::Arc;
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::TensorData;
 use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
 use super::local_exchange::LocalExchange;
 use super::turns::Turn;
-use crate::trace::{Receiver, Trace};
-use crate::{Error, Gradients, Leaf, Nest, ReplicaRng, Result};
+use crate::trace::Trace;
+use crate::{Error, Gradients, Nest, Result};
 
 /// What is done with a range of parameters whose gradients are complete.
 pub(crate) type OnReduced<'a> = &'a mut dyn FnMut(Range<usize>, &mut Gradients) -> Result<()>;
@@ -58,57 +57,15 @@ pub(crate) trait Peers: Send {
 
     /// Where the replicas of this process exchange whole values, or `None` for one replica. `op`
     /// and `detail` (a root, an axis, a variable's number) say which call it is; replicas that
-    /// differ in them all get an error.
+    /// differ in them all get an error. A step that is captured has refused the call before.
     fn local_exchange(&self, op: &'static str, detail: i64) -> Result<Option<Arc<LocalExchange>>> {
-        let _ = detail;
-        self.refuse(op).map(|()| None)
-    }
-
-    /// Refuses a call that this way of running a step has no counterpart for.
-    fn refuse(&self, what: &str) -> Result<()> {
-        let _ = what;
-        Ok(())
-    }
-
-    /// Refuses to update a training state that is not an argument of the step.
-    fn refuse_update(&self) -> Result<()> {
-        Ok(())
+        let _ = (op, detail);
+        Ok(None)
     }
 
     /// Takes over the chief's value of a variable that a step makes.
-    fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
-        let _ = initial;
+    fn take_initial_value(&self, _initial: &mut TensorData) -> Result<()> {
         Ok(())
-    }
-
-    /// Hands values of a replica to the host: now, or after each call of a compiled step.
-    fn give(
-        &self,
-        local_id: usize,
-        values: &mut [&mut dyn Leaf],
-        receiver: Receiver<'_>,
-    ) -> Result<()> {
-        receiver.receive(local_id, values)
-    }
-
-    /// Notes that the step asks for its replica's number.
-    fn use_replica_id(&self) {}
-
-    /// The replica's number as a tensor of one element.
-    fn replica_id_tensor(&self, id: usize, device: &Device) -> Tensor<1, Int> {
-        Tensor::from_data(TensorData::new(vec![id as i64], [1]), device)
-    }
-
-    /// The random stream of a replica for one step.
-    fn rng(
-        &self,
-        seed: u64,
-        step: u64,
-        id: usize,
-        place: &'static Location<'static>,
-    ) -> ReplicaRng {
-        let _ = place;
-        ReplicaRng::new(seed, step, id as u64)
     }
 
     /// The capture that the step is part of.
@@ -130,13 +87,10 @@ pub(crate) trait Peers: Send {
     fn begin_run(&self) {}
 
     /// Called when this replica's step has ended well.
-    fn finish_run(&self, id: usize) -> Result<()> {
-        let _ = id;
+    fn finish_run(&self, _id: usize) -> Result<()> {
         Ok(())
     }
 
     /// Called when this replica's step has failed.
-    fn stop_others(&self, cause: &Error) {
-        let _ = cause;
-    }
+    fn stop_others(&self, _cause: &Error) {}
 }

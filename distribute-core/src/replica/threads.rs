@@ -38,10 +38,6 @@ impl Link for Threads {
         })
     }
 
-    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
-        self.all_reduce(op, buffers)
-    }
-
     fn sum_in_packs(&self, mut buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
         self.all_reduce(ReduceOp::Sum, &mut buffers)?;
         on_pack(0..buffers.len(), buffers)

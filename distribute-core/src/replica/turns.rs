@@ -1,62 +1,40 @@
 //! Replicas that share a device compute one after the other: the way to the other replicas of one
 //! that gives up its turn while it waits for them.
 
-use std::ops::Range;
+use std::ops::Deref;
 
-use burn::tensor::TensorData;
+use distribute_collectives::turns::Paused;
 pub(crate) use distribute_collectives::turns::{Turn, Turns};
-use distribute_collectives::{CollectiveError, ReduceOp};
 
-use super::link::{Link, OnPack};
-use crate::{Result, WorkerGroup};
+use super::link::Link;
 
-/// A replica's [`Link`] that gives up the turn of its device while it waits.
+/// A replica's [`Link`], and the turn of its device if it shares that with others.
 pub(crate) struct Turning {
     pub(crate) link: Box<dyn Link>,
-    pub(crate) turn: Turn,
+    pub(crate) turn: Option<Turn>,
 }
 
-impl Link for Turning {
-    fn all_reduce(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
-        let _paused = self.turn.pause();
-        self.link.all_reduce(op, buffers)
+impl Turning {
+    /// The link, for calls that wait for other replicas: the turn is given up until it is dropped.
+    pub(crate) fn waiting(&self) -> Waiting<'_> {
+        Waiting {
+            link: &*self.link,
+            _paused: self.turn.as_ref().map(Turn::pause),
+        }
     }
+}
 
-    fn all_reduce_gradients(&self, op: ReduceOp, buffers: &mut [TensorData]) -> Result<()> {
-        let _paused = self.turn.pause();
-        self.link.all_reduce_gradients(op, buffers)
-    }
+/// A replica's [`Link`] while the replica has given up its turn.
+pub(crate) struct Waiting<'a> {
+    link: &'a dyn Link,
+    _paused: Option<Paused<'a>>,
+}
 
-    fn sum_in_packs(&self, buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()> {
-        let _paused = self.turn.pause();
-        let mut on_pack = |range: Range<usize>, pack| {
-            let _held = self.turn.hold();
-            on_pack(range, pack)
-        };
-        self.link.sum_in_packs(buffers, &mut on_pack)
-    }
+impl<'a> Deref for Waiting<'a> {
+    type Target = dyn Link + 'a;
 
-    fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
-        let _paused = self.turn.pause();
-        self.link.reduce(buffers)
-    }
-
-    fn all_gather(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
-        let _paused = self.turn.pause();
-        self.link.all_gather(mine)
-    }
-
-    fn workers(&self) -> Option<&WorkerGroup> {
-        self.link.workers()
-    }
-
-    fn barrier(&self) -> Result<(), CollectiveError> {
-        let _paused = self.turn.pause();
-        self.link.barrier()
-    }
-
-    fn abort(&self, reason: &str) {
-        self.link.abort(reason);
+    fn deref(&self) -> &Self::Target {
+        self.link
     }
 }
 

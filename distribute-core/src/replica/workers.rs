@@ -56,9 +56,7 @@ impl Link for Workers {
             let mut lists: Vec<_> = std::iter::once(&mut *buffers).chain(others).collect();
             self.workers.all_reduce_in_packs(sum_for(op), &mut lists)?;
         }
-        if local.world_size() > 1 {
-            by_type(&mut [buffers], |buffers| Ok(local.broadcast(0, buffers)?))?;
-        }
+        broadcast(local, buffers)?;
         divide_for(op, self.workers.num_replicas(), &mut as_buffers(buffers)?);
         Ok(())
     }
@@ -234,10 +232,14 @@ fn broadcast_pack(
     (range, mut buffers): Reduced,
     on_pack: OnPack<'_>,
 ) -> Result<()> {
-    if local.world_size() > 1 {
-        by_type(&mut [&mut buffers], |buffers| {
-            Ok(local.broadcast(0, buffers)?)
-        })?;
-    }
+    broadcast(local, &mut buffers)?;
     on_pack(range, buffers)
+}
+
+/// Gives the other replicas of the process what replica 0 has.
+fn broadcast(local: &mut InProcessCommunicator, buffers: &mut [TensorData]) -> Result<()> {
+    if local.world_size() == 1 {
+        return Ok(());
+    }
+    by_type(&mut [buffers], |buffers| Ok(local.broadcast(0, buffers)?))
 }

@@ -4,7 +4,7 @@ use std::f64::consts::PI;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Known, positive};
+use super::{Known, one, positive};
 use crate::{Error, Result};
 
 /// `1` at the beginning of a decay and `alpha` at its end.
@@ -103,10 +103,6 @@ pub struct CosineDecayRestarts {
     m_mul: f64,
     #[serde(default)]
     alpha: f64,
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 fn two() -> f64 {

@@ -5,8 +5,9 @@ use std::marker::PhantomData;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Known, positive};
+use super::{Known, one, positive};
 use crate::Result;
+use crate::macros::setters;
 
 /// What becomes of the rate after some times `decay_steps` updates.
 pub trait Curve: Debug + Clone + Send + Sync + 'static {
@@ -21,6 +22,7 @@ pub trait Curve: Debug + Clone + Send + Sync + 'static {
 /// all at once after the last one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[must_use]
 pub struct RateDecay<C> {
     initial_learning_rate: f64,
     decay_steps: f64,
@@ -85,11 +87,9 @@ impl<C: Curve> RateDecay<C> {
         .checked()
     }
 
-    /// Falls at once after `decay_steps` updates, not a bit in each.
-    #[must_use]
-    pub fn staircase(mut self, staircase: bool) -> Self {
-        self.staircase = staircase;
-        self
+    setters! { self;
+        /// Falls at once after `decay_steps` updates, not a bit in each.
+        staircase(staircase: bool) => staircase = staircase;
     }
 }
 
@@ -114,12 +114,13 @@ impl<C: Curve> Known for RateDecay<C> {
 /// rate rises again there: `decay_steps` is then the next multiple of it that is not below `step`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[must_use]
 pub struct PolynomialDecay {
     initial_learning_rate: f64,
     decay_steps: f64,
     #[serde(default = "end")]
     end_learning_rate: f64,
-    #[serde(default = "linear")]
+    #[serde(default = "one")]
     power: f64,
     #[serde(default)]
     cycle: bool,
@@ -127,10 +128,6 @@ pub struct PolynomialDecay {
 
 fn end() -> f64 {
     0.0001
-}
-
-fn linear() -> f64 {
-    1.0
 }
 
 impl PolynomialDecay {
@@ -143,31 +140,21 @@ impl PolynomialDecay {
             initial_learning_rate,
             decay_steps,
             end_learning_rate: end(),
-            power: linear(),
+            power: one(),
             cycle: false,
         }
         .checked()
     }
 
-    /// Sets the rate at the end.
-    #[must_use]
-    pub fn end_learning_rate(mut self, rate: f64) -> Self {
-        self.end_learning_rate = rate;
-        self
-    }
+    setters! { self;
+        /// Sets the rate at the end.
+        end_learning_rate(rate: f64) => end_learning_rate = rate;
 
-    /// Sets the power of the polynomial, 1 for a straight line.
-    #[must_use]
-    pub fn power(mut self, power: f64) -> Self {
-        self.power = power;
-        self
-    }
+        /// Sets the power of the polynomial, 1 for a straight line.
+        power(power: f64) => power = power;
 
-    /// Rises again after `decay_steps` updates, to less each time.
-    #[must_use]
-    pub fn cycle(mut self, cycle: bool) -> Self {
-        self.cycle = cycle;
-        self
+        /// Rises again after `decay_steps` updates, to less each time.
+        cycle(cycle: bool) => cycle = cycle;
     }
 }
 

@@ -22,6 +22,7 @@ use serde_json::Value;
 pub use warmup::Warmup;
 
 use crate::error::check_positive;
+use crate::macros::forward;
 use crate::{Error, Result};
 
 /// A learning rate that depends on the number of updates
@@ -39,16 +40,10 @@ pub trait LearningRateSchedule: Send + Sync + Debug {
 
 /// A shared schedule is one.
 impl<T: LearningRateSchedule + ?Sized> LearningRateSchedule for Arc<T> {
-    fn name(&self) -> &'static str {
-        (**self).name()
-    }
-
-    fn rate(&self, step: u64) -> f64 {
-        (**self).rate(step)
-    }
-
-    fn config(&self) -> Value {
-        (**self).config()
+    forward! { self => **self;
+        fn name() -> &'static str;
+        fn rate(step: u64) -> f64;
+        fn config() -> Value;
     }
 }
 
@@ -133,6 +128,11 @@ pub fn from_config(name: &str, config: &Value) -> Result<Arc<dyn LearningRateSch
             "the configuration {config} of the schedule `{name}`: {error}"
         ))
     })?
+}
+
+/// The default of some numbers.
+fn one() -> f64 {
+    1.0
 }
 
 /// Refuses what is not above zero.

@@ -57,11 +57,7 @@ pub(crate) fn innermost_strategy() -> Option<Arc<dyn Strategy>> {
 /// Whether a strategy's scope or step is running on this thread
 /// (TensorFlow: `tf.distribute.has_strategy`).
 pub fn has_strategy() -> bool {
-    STACK.with_borrow(|stack| {
-        stack
-            .last()
-            .is_some_and(|entry| !entry.strategy.id().is_default())
-    })
+    innermost_strategy().is_some_and(|strategy| !strategy.id().is_default())
 }
 
 /// Whether the calling code runs inside a step

@@ -31,7 +31,7 @@ pub(crate) struct CallLeaf {
 /// The arguments of a call, in the order in which they are walked.
 #[derive(Debug)]
 pub struct Call<'t> {
-    strategy: &'t StrategyId,
+    pub(super) strategy: &'t StrategyId,
     pub(crate) replicas: usize,
     pub(crate) tracer: &'t dyn Tracer,
     pub(crate) key: StepKey,
@@ -41,24 +41,7 @@ pub struct Call<'t> {
     pub(crate) can_repeat: bool,
 }
 
-impl<'t> Call<'t> {
-    pub(crate) fn new(
-        strategy: &'t StrategyId,
-        replicas: usize,
-        tracer: &'t dyn Tracer,
-        key: StepKey,
-    ) -> Self {
-        Self {
-            strategy,
-            replicas,
-            tracer,
-            key,
-            leaves: Vec::new(),
-            coefficients: Vec::new(),
-            can_repeat: true,
-        }
-    }
-
+impl Call<'_> {
     fn leaf(&mut self, spec: TensorSpec, value: Argument, mutable: bool) {
         self.fixed(format_args!("{spec}"));
         self.leaves.push(CallLeaf {
@@ -279,6 +262,9 @@ impl Capture {
         let mut value = state.copies.first();
         let before = read_numbers(&mut value)?.records;
         let training_state = (!before.is_empty()).then_some(self.training_states);
+        let device = self.trace.device().clone();
+        let is_alone = self.replicas == self.trace.num_replicas();
+        let mut inputs = Vec::new();
         value.parts(|path, part| {
             if mutable {
                 part.check_capture().map_err(|error| error.at(path))?;
@@ -287,12 +273,6 @@ impl Capture {
                 state.bind(Arc::clone(&self.trace), self.training_states);
                 self.training_states += 1;
             }
-            Ok(())
-        })?;
-        let device = self.trace.device().clone();
-        let is_alone = self.replicas == self.trace.num_replicas();
-        let mut inputs = Vec::new();
-        value.parts(|path, part| {
             let mut of_part = Vec::new();
             part.walk_leaves(path, Some(&device), &mut |path, leaf| {
                 if mutable && leaf.is_running_statistic() && !is_alone {
@@ -344,15 +324,11 @@ impl Capture {
                 let kept = kept.cloned().or_else(|| leaf.captured());
                 let mut tensor = kept.ok_or_else(foreign)?;
                 if leaf.is_statistic() && !is_empty {
-                    let path = path.to_string();
-                    let statistic = (
-                        Watched {
-                            path,
-                            training_state,
-                        },
-                        tensor.clone(),
-                    );
-                    self.statistics.push(statistic);
+                    let watched = Watched {
+                        path: path.to_string(),
+                        training_state,
+                    };
+                    self.statistics.push((watched, tensor.clone()));
                     // An update that is skipped takes back what the step has moved them by.
                     if let (Some(is_made), Some(old)) = (&is_made, old) {
                         tensor = choose(is_made, &tensor, old);
@@ -388,11 +364,7 @@ impl Capture {
     /// Replica 0's part of a batch, or one like it if the arguments are captured once more.
     pub(crate) fn own_part<T: Nest>(&self, parts: &mut Vec<T>) -> Result<T> {
         let first = parts.first_mut().ok_or_else(different_structure)?;
-        let copy = if self.keeps_arguments {
-            copy(first)
-        } else {
-            None
-        };
+        let copy = self.keeps_arguments.then(|| copy(first)).flatten();
         Ok(copy.unwrap_or_else(|| parts.swap_remove(0)))
     }
 
@@ -439,45 +411,31 @@ fn of_other_processes() -> Error {
 /// What a call has made of the mutable mirrored arguments, in argument order.
 #[derive(Debug)]
 pub struct Changes<'a> {
-    states: std::slice::Iter<'a, StateChange>,
-    leaves: &'a [CallLeaf],
-    /// The program's results. If it has failed, everything that it could have changed is lost.
-    outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
-    /// Whether the program has taken all changes back.
-    are_undone: bool,
-    skipped: std::slice::Iter<'a, Vec<bool>>,
+    pub(super) states: std::iter::Enumerate<std::slice::Iter<'a, StateChange>>,
+    pub(super) leaves: &'a [CallLeaf],
+    /// If the program has failed, everything that it could have changed is lost.
+    pub(super) outcome: Result<&'a Outcome, &'a Error>,
 }
 
-/// What the program has found while it ran, the same in all processes.
-#[derive(Debug, Default)]
-pub(crate) struct Verdict {
+/// What a program has computed; what it has found while it ran is the same in all processes.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) outputs: Vec<Arc<dyn DeviceTensor>>,
     /// Running statistics that are not finite: it has taken all changes back.
     pub(crate) refused: Option<Error>,
     /// For every change whether its training states have skipped their updates.
     pub(crate) skipped: Vec<Vec<bool>>,
 }
 
-impl<'a> Changes<'a> {
-    pub(crate) fn new(
-        states: &'a [StateChange],
-        leaves: &'a [CallLeaf],
-        outputs: Result<&'a [Arc<dyn DeviceTensor>], &'a Error>,
-        verdict: &'a Verdict,
-    ) -> Self {
-        Self {
-            states: states.iter(),
-            skipped: verdict.skipped.iter(),
-            leaves,
-            outputs,
-            are_undone: verdict.refused.is_some(),
-        }
-    }
-
+impl Changes<'_> {
     /// The new tensors of a mirrored value, or why it is lost.
-    fn tensors(&self, new: &[ResultLeaf]) -> Result<Vec<Arc<dyn DeviceTensor>>, String> {
-        let outputs = self.outputs.map_err(ToString::to_string)?;
+    fn tensors(
+        &self,
+        outcome: &Outcome,
+        new: &[ResultLeaf],
+    ) -> Result<Vec<Arc<dyn DeviceTensor>>, String> {
         let tensor = |new: &ResultLeaf| match *new {
-            ResultLeaf::Output(index) => outputs.get(index).cloned(),
+            ResultLeaf::Output(index) => outcome.outputs.get(index).cloned(),
             ResultLeaf::Leaf(index) => match &self.leaves.get(index)?.value {
                 Argument::Device(tensor) => Some(Arc::clone(tensor)),
                 _ => None,
@@ -490,14 +448,15 @@ impl<'a> Changes<'a> {
 
     /// Puts the next change into its value.
     pub(crate) fn apply<T: Replicate>(&mut self, state: &mut Mirrored<T>) -> Result<()> {
-        let change = self.states.next().ok_or_else(different_structure)?;
-        let mut skipped = self.skipped.next().into_iter().flatten();
-        let new = match self.are_undone {
-            true => &change.before,
-            false => &change.tensors,
+        let (index, change) = self.states.next().ok_or_else(different_structure)?;
+        let (new, numbers) = match self.outcome {
+            Ok(outcome) if outcome.refused.is_some() => (&change.before, &[][..]),
+            _ => (&change.tensors, &change.numbers[..]),
         };
-        let tensors = match self.tensors(new) {
-            Ok(tensors) => tensors,
+        let outcome = self.outcome.map_err(ToString::to_string);
+        let found = outcome.and_then(|outcome| Ok((outcome, self.tensors(outcome, new)?)));
+        let (outcome, tensors) = match found {
+            Ok(found) => found,
             Err(cause) => {
                 state.copies.lose();
                 *lock(&state.poison) = Some(cause);
@@ -505,16 +464,13 @@ impl<'a> Changes<'a> {
             }
         };
         state.copies.keep_fetched();
-        let numbers = match self.are_undone {
-            true => &[][..],
-            false => &change.numbers,
-        };
-        let mut changes = numbers.iter();
+        let skipped = outcome.skipped.get(index).into_iter().flatten();
+        let mut changes = numbers.iter().zip(skipped);
         state.copies.host[0].parts(|_, part| {
             if let Some(state) = part.host()
-                && let Some((before, after)) = changes.next()
+                && let Some(((before, after), is_skipped)) = changes.next()
             {
-                state.replay(before, after, skipped.next().is_some_and(|it| *it));
+                state.replay(before, after, *is_skipped);
             }
             Ok(())
         })?;

@@ -10,14 +10,14 @@ use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
 use burn_ir::OperationIr;
 
-use super::call::{Call, Capture, Changes, Verdict};
+use super::call::{Call, Capture, Changes, Outcome};
 use super::digest::digest;
 use super::{Item, StepArgs, twice};
 use crate::nest::different_structure;
 use crate::strategy::StrategyId;
 use crate::sync::{lock, panic_message};
 use crate::trace::{
-    Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Given, Guard,
+    Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Effect, Given, Guard,
     HostSide, Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput,
     StepProgram, Trace, Tracer, is_random, is_touch, messages,
 };
@@ -37,9 +37,16 @@ where
     F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let id: StrategyId = strategy.id();
-    let replicas = strategy.replicas().len();
     let workers = strategy.workers();
-    let mut call = Call::new(&id, replicas, tracer, StepKey::of::<F>());
+    let mut call = Call {
+        strategy: &id,
+        replicas: strategy.replicas().len(),
+        tracer,
+        key: StepKey::of::<F>(),
+        leaves: Vec::new(),
+        coefficients: Vec::new(),
+        can_repeat: true,
+    };
     let prepared = args.enter(&mut call).and_then(|()| {
         let record = |mut capture: Capture| {
             let mut captured = args.capture(&mut capture)?;
@@ -179,27 +186,23 @@ fn execute<A: StepArgs, R: Nest + 'static>(
     let executable = program.executable.as_ref();
     let missing = || Error::invalid("a program that was not compiled");
     let outputs = executable.ok_or_else(missing)?.execute(arguments);
-    let outputs = outputs.and_then(|outputs| {
-        let verdict = Verdict {
+    let outcome = outputs.and_then(|outputs| {
+        Ok(Outcome {
             refused: not_finite(program, call, &outputs)?,
             skipped: skipped(program, call, &outputs)?,
-        };
-        Ok((outputs, verdict))
+            outputs,
+        })
     });
-    let (results, verdict) = match &outputs {
-        Ok((outputs, verdict)) => (Ok(outputs.as_slice()), verdict),
-        Err(error) => (Err(error), &Verdict::default()),
-    };
-    args.leave(&mut Changes::new(
-        &program.states,
-        &call.leaves,
-        results,
-        verdict,
-    ))?;
-    let (outputs, verdict) = outputs?;
-    if let Some(error) = verdict.refused {
+    args.leave(&mut Changes {
+        states: program.states.iter().enumerate(),
+        leaves: &call.leaves,
+        outcome: outcome.as_ref(),
+    })?;
+    let outcome = outcome?;
+    if let Some(error) = outcome.refused {
         return Err(error);
     }
+    let outputs = outcome.outputs;
     let host = program.host_side();
     let values = |leaves: &[ResultLeaf], replica: usize| -> Result<Vec<TensorData>> {
         let values = leaves.iter();
@@ -267,6 +270,7 @@ fn skipped(
 fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
     let host = program.host_side();
     let mut updates: HashMap<(usize, u64, Option<u64>), Vec<f64>> = HashMap::new();
+    let number = |number: f64| Argument::Same(TensorData::new(vec![number as f32], [1]));
     let mut argument = |source: &Source| match *source {
         Source::Leaf(index) => call.leaves.get(index).map(|leaf| leaf.value.clone()),
         Source::Variable(index) => {
@@ -283,13 +287,11 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
             let source = call.coefficients.get(training_state)?;
             let numbers = updates.entry(key);
             let numbers = numbers.or_insert_with(|| source.of_update(update, learning_rate));
-            let value = *numbers.get(index)?;
-            let value = value as f32;
-            Some(Argument::Same(TensorData::new(vec![value], [1])))
+            numbers.get(index).copied().map(number)
         }
         Source::LossScale(training_state) => {
-            let scale = call.coefficients.get(training_state)?.loss_scale as f32;
-            Some(Argument::Same(TensorData::new(vec![scale], [1])))
+            let source = call.coefficients.get(training_state)?;
+            Some(number(source.loss_scale))
         }
         Source::RandomKey => Some(Argument::Same(random_key(call, program))),
     };
@@ -301,8 +303,8 @@ fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
 /// far of all training states, so that a run that is resumed goes on with the same numbers. Calls
 /// that follow each other without an update are counted as well.
 fn random_key(call: &Call<'_>, program: &StepProgram) -> TensorData {
-    let positions = call.coefficients.iter().map(|numbers| numbers.position);
-    let positions: Vec<u64> = positions.collect();
+    let states = call.coefficients.iter();
+    let positions: Vec<u64> = states.map(|numbers| numbers.position).collect();
     let repeated = program.draws.repeated(&positions);
     let mut hash: u64 = 0xcbf2_9ce4_8422_2325;
     let numbers = std::iter::once(program.seed).chain(positions);
@@ -348,15 +350,13 @@ fn unknown_structure<R>() -> Error {
 /// An error of the step or of a tensor that it reads, which may be burn's own for a read on the
 /// host.
 fn translated(error: Error) -> Error {
-    match error.root_cause() {
+    let read = match error.root_cause() {
         Error::Step(source) | Error::Internal { source } => {
-            match messages::of_message(&format!("{source:?}")) {
-                Some(read) => read,
-                None => error,
-            }
+            messages::of_message(&format!("{source:?}"))
         }
-        _ => error,
-    }
+        _ => None,
+    };
+    read.unwrap_or(error)
 }
 
 /// What a program computes, by the tensors' numbers in the graph.
@@ -364,10 +364,8 @@ struct Plan {
     /// Keeps the tensors alive until the graph is complete.
     capture: Capture,
     outputs: Vec<CapturedTensor>,
-    states: Vec<StateChange>,
-    guard: Option<Guard<ResultLeaf>>,
-    host: HostSide,
-    skeleton: Box<dyn Any + Send>,
+    /// Without what follows from the graph.
+    program: StepProgram,
 }
 
 impl Plan {
@@ -392,11 +390,11 @@ impl Plan {
             before: change.before.iter().map(|old| outputs.add(old)).collect(),
         });
         let states = states.collect();
-        let guard = guard.map(|guard| {
-            let found = outputs.add(&guard.found);
-            guard.of_program(found)
+        let guard = guard.map(|guard| Guard {
+            watched: guard.watched,
+            found: outputs.add(&guard.found),
         });
-        let skeleton = skeleton_of(&result)?;
+        let skeleton: Box<dyn Any + Send> = Box::new(skeleton_of(&result)?);
         let mut results = Vec::new();
         result.walk(&NestPath::ROOT, &mut |path, leaf| {
             let given = Given::of(leaf).map_err(|error| error.at(path))?;
@@ -404,19 +402,32 @@ impl Plan {
             Ok(())
         })?;
         let deferred = capture.trace.deferred().into_iter();
-        let effects = deferred.map(|effect| effect.of_program(|given| outputs.given(given)));
+        let effects = deferred.map(|effect| Effect {
+            leaves: effect.leaves.iter().map(|it| outputs.given(it)).collect(),
+            target: effect.target,
+            apply: effect.apply,
+        });
         let host = HostSide {
             results,
             effects: effects.collect(),
             variables: capture.trace.variables(),
         };
+        let program = StepProgram {
+            digest: 0,
+            check: Check::default(),
+            host: Mutex::new(Arc::new(host)),
+            executable: None,
+            arguments: Vec::new(),
+            states,
+            guard,
+            draws: Draws::default(),
+            skeleton: Mutex::new(skeleton),
+            seed: capture.trace.mixed_seed(),
+        };
         Ok(Self {
             capture,
-            guard,
-            host,
-            skeleton: Box::new(skeleton),
             outputs: outputs.tensors,
-            states,
+            program,
         })
     }
 
@@ -471,18 +482,9 @@ impl Plan {
             random_key,
             num_replicas,
         };
-        let mut program = StepProgram {
-            digest: 0,
-            check: Check::new(outside_uses),
-            host: Mutex::new(Arc::new(self.host)),
-            executable: None,
-            arguments: inputs.iter().map(|input| input.source).collect(),
-            states: self.states,
-            guard: self.guard,
-            draws: Draws::default(),
-            skeleton: Mutex::new(self.skeleton),
-            seed: self.capture.trace.mixed_seed(),
-        };
+        let mut program = self.program;
+        program.check = Check::new(outside_uses);
+        program.arguments = inputs.iter().map(|input| input.source).collect();
         program.digest = digest(&step, &program);
         (step, program)
     }
@@ -490,43 +492,35 @@ impl Plan {
     /// Which input each output takes the memory of: the old value of the same tensor of a state, if
     /// nobody needs that value afterwards.
     fn donations(&self, inputs: &[Input], call: &Call<'_>) -> HashMap<usize, usize> {
-        let states = || self.states.iter().flat_map(|state| &state.tensors);
-        let effects = self.host.effects.iter().flat_map(|effect| &effect.leaves);
-        let before = self.states.iter().flat_map(|state| &state.before);
-        let kept = states()
-            .chain(before)
-            .chain(&self.host.results)
-            .chain(effects);
-        let needed: HashSet<usize> = kept.filter_map(ResultLeaf::argument).collect();
-        let is_free = |input: &Input| match input.source {
-            Source::Leaf(index) => {
-                let leaf = call.leaves.get(index);
-                leaf.is_some_and(|leaf| leaf.mutable) && !needed.contains(&index)
-            }
+        let states = &self.program.states;
+        let host = self.program.host_side();
+        let new = || states.iter().flat_map(|state| &state.tensors);
+        let before = states.iter().flat_map(|state| &state.before);
+        let effects = host.effects.iter().flat_map(|effect| &effect.leaves);
+        let kept = new().chain(before).chain(&host.results).chain(effects);
+        let needed = kept.filter_map(|leaf| match leaf {
+            ResultLeaf::Leaf(index) => Some(*index),
+            _ => None,
+        });
+        let needed: HashSet<usize> = needed.collect();
+        let is_free = |(_, input): &(usize, &Input)| match input.source {
+            Source::Leaf(index) => call.leaves[index].mutable && !needed.contains(&index),
             _ => false,
         };
-        let free = inputs
-            .iter()
-            .enumerate()
-            .filter(|(_, input)| is_free(input));
-        let mut free: Vec<_> = free.collect();
+        let mut free: Vec<_> = inputs.iter().enumerate().filter(is_free).collect();
         let mut donated = HashMap::new();
-        for new in states() {
+        for new in new() {
             let ResultLeaf::Output(output) = *new else {
-                continue;
-            };
-            let Some(spec) = self.outputs.get(output).map(CapturedTensor::spec) else {
                 continue;
             };
             if donated.contains_key(&output) {
                 continue;
             }
+            let spec = self.outputs[output].spec();
             // The states' tensors come in the order of the inputs, so the first that fits is its
             // own.
-            let own = free
-                .iter()
-                .position(|(_, input)| input.tensor.spec() == spec);
-            if let Some(own) = own {
+            let mut inputs = free.iter();
+            if let Some(own) = inputs.position(|(_, input)| input.tensor.spec() == spec) {
                 donated.insert(output, free.remove(own).0);
             }
         }
@@ -595,9 +589,8 @@ fn skeleton_of<R: Nest>(result: &R) -> Result<R> {
     let (mut found, mut known) = (Vec::new(), Vec::new());
     result.fingerprint(&mut found);
     skeleton.fingerprint(&mut known);
-    if found == known {
-        Ok(skeleton)
-    } else {
-        Err(unknown_structure::<R>())
+    match found == known {
+        true => Ok(skeleton),
+        false => Err(unknown_structure::<R>()),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::layout::{Layout, replicas_on};
 use super::replica_threads::ReplicaThreads;
-use super::{Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement};
+use super::{Replica, ReplicaStep, Strategy, StrategyId, VariablePlacement, handle_of};
 use crate::cross_device::ReductionToOneDevice;
 use crate::{LogicalDevice, Result};
 
@@ -67,23 +67,9 @@ impl CentralStorageStrategy {
 }
 
 impl Strategy for CentralStorageStrategy {
-    fn replicas(&self) -> &[Replica] {
-        self.threads.replicas()
-    }
-
-    fn id(&self) -> StrategyId {
-        self.id.clone()
-    }
-
-    fn handle(&self) -> Arc<dyn Strategy> {
-        Arc::new(self.clone())
-    }
+    handle_of!(self: self.threads.replicas(), step => self.threads.run(&self.handle(), step));
 
     fn variable_placement(&self) -> VariablePlacement {
         VariablePlacement::Central
-    }
-
-    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        self.threads.run(&self.handle(), step)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Replica, ReplicaStep, Strategy, StrategyId, run_on_calling_thread};
+use super::{Replica, ReplicaStep, Strategy, StrategyId, handle_of, run_on_calling_thread};
 use crate::{LogicalDevice, Result, scope};
 
 /// The default strategy: one replica on the CPU, on the calling thread
@@ -13,6 +13,7 @@ use crate::{LogicalDevice, Result, scope};
 #[must_use]
 pub struct DefaultStrategy {
     replicas: Arc<[Replica; 1]>,
+    id: StrategyId,
 }
 
 impl DefaultStrategy {
@@ -20,6 +21,7 @@ impl DefaultStrategy {
     pub fn new() -> Self {
         Self {
             replicas: Arc::new([Replica::new(0, LogicalDevice::cpu(0))]),
+            id: StrategyId::default_strategy(),
         }
     }
 }
@@ -31,24 +33,12 @@ impl Default for DefaultStrategy {
 }
 
 impl Strategy for DefaultStrategy {
-    fn replicas(&self) -> &[Replica] {
-        &*self.replicas
-    }
-
-    fn id(&self) -> StrategyId {
-        StrategyId::default_strategy()
-    }
-
-    fn handle(&self) -> Arc<dyn Strategy> {
-        Arc::new(self.clone())
-    }
+    handle_of!(self: &*self.replicas, step => {
+        run_on_calling_thread(self.handle(), &self.replicas[0], step)
+    });
 
     fn distributes_variables(&self) -> bool {
         false
-    }
-
-    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        run_on_calling_thread(self.handle(), &self.replicas[0], step)
     }
 }
 

@@ -42,30 +42,26 @@ pub trait StrategyExt: Strategy {
         &self,
         build: impl FnOnce(&Device) -> Result<T>,
     ) -> Result<Mirrored<T>> {
-        let devices: Vec<Device> = self
-            .replicas()
-            .iter()
-            .map(|replica| replica.device.clone())
-            .collect();
+        let devices = self.replicas().iter().map(|replica| replica.device.clone());
+        let devices: Vec<Device> = devices.collect();
         let built = self.within(|| build(&devices[0])).flatten();
-        // A step that is compiled places variables itself.
-        let built = built.and_then(|mut value| match self.tracer() {
-            None => value
-                .parts(|_, part| {
+        let built = built.and_then(|mut value| {
+            // A step that is compiled places variables itself.
+            if self.tracer().is_none() {
+                value.parts(|_, part| {
                     part.place(self.variable_placement());
                     Ok(())
-                })
-                .map(|()| value),
-            Some(_) => Ok(value),
+                })?;
+            }
+            Ok(value)
         });
         let mut value = match self.workers() {
             None => built?,
-            Some(workers) => {
-                let mut value = workers.or_abort(built)?;
-                value.parts(|_, part| part.take_from_chief(workers))?;
-                value
-            }
+            Some(workers) => workers.or_abort(built)?,
         };
+        if let Some(workers) = self.workers() {
+            value.parts(|_, part| part.take_from_chief(workers))?;
+        }
         if let Some(store) = self.remote_store() {
             value.parts(|path, part| part.attach_remote(store, &path.to_string()))?;
         }

@@ -58,11 +58,8 @@ impl StrategyId {
 
 impl PartialEq for StrategyId {
     fn eq(&self, other: &Self) -> bool {
-        match (&self.token, &other.token) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            (None, None) => true,
-            _ => false,
-        }
+        let [own, other] = [self, other].map(|id| id.token.as_ref().map(Arc::as_ptr));
+        own == other
     }
 }
 

@@ -19,22 +19,24 @@ enum Asked {
     Devices(Vec<LogicalDevice>),
 }
 
+/// One replica on each core.
+impl Default for Layout {
+    fn default() -> Self {
+        Self::of(Asked::AllCores)
+    }
+}
+
 impl Layout {
     /// One replica on each of these devices.
     pub(super) fn on(devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
         Self::of(Asked::Devices(devices.into_iter().collect()))
     }
 
-    /// One replica on each core.
-    pub(super) fn all_cores() -> Self {
-        Self::of(Asked::AllCores)
-    }
-
     /// [`on`](Self::on) where no device means all cores.
     pub(super) fn on_any(devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
         let devices: Vec<_> = devices.into_iter().collect();
         match devices.is_empty() {
-            true => Self::all_cores(),
+            true => Self::default(),
             false => Self::on(devices),
         }
     }
@@ -51,11 +53,7 @@ impl Layout {
 
     /// The same with other devices.
     pub(super) fn instead(&self, other: Self) -> Self {
-        let per_device = self.per_device;
-        Self {
-            per_device,
-            ..other
-        }
+        other.per_device(self.per_device)
     }
 
     /// So many replicas on each device.

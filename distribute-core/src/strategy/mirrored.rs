@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use super::layout::{Layout, replicas_on};
 use super::replica_threads::{ReplicaThreads, ReplicaThreadsBuilder};
-use super::{Replica, ReplicaStep, Strategy, StrategyId};
+use super::{Replica, ReplicaStep, Strategy, StrategyId, handle_of};
 use crate::cross_device::CrossDeviceOps;
 use crate::device_reduce::DevicePlan;
+use crate::macros::setters;
 use crate::{DeviceReducers, LogicalDevice, Result};
 
 /// One replica per device of this machine; every replica has a copy of every variable, and
@@ -49,7 +50,7 @@ impl MirroredStrategy {
 }
 
 /// Options of a [`MirroredStrategy`].
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 #[must_use]
 pub struct MirroredStrategyBuilder {
     layout: Layout,
@@ -57,81 +58,55 @@ pub struct MirroredStrategyBuilder {
     threads: ReplicaThreadsBuilder,
 }
 
-impl Default for MirroredStrategyBuilder {
-    fn default() -> Self {
-        Self {
-            layout: Layout::all_cores(),
-            reducers: None,
-            threads: ReplicaThreadsBuilder::default(),
-        }
-    }
-}
-
 impl MirroredStrategyBuilder {
-    /// `count` replicas on the logical devices `cpu:0`, `cpu:1`, ... With more of them than
-    /// [cores](Self::cores), neighbours share a core and compute one after the other, as
-    /// [`replicas_per_device`](Self::replicas_per_device) says.
-    pub fn replicas(mut self, count: usize) -> Self {
-        self.layout = self.layout.instead(Layout::replicas(count));
-        self
-    }
+    setters! { self;
+        /// `count` replicas on the logical devices `cpu:0`, `cpu:1`, ... With more of them than
+        /// [cores](Self::cores), neighbours share a core and compute one after the other, as
+        /// [`replicas_per_device`](Self::replicas_per_device) says.
+        replicas(count: usize) => layout = self.layout.instead(Layout::replicas(count));
 
-    /// A replica on each of these devices, in this order. An empty list means all CPU cores.
-    pub fn devices(mut self, devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
-        self.layout = self.layout.instead(Layout::on_any(devices));
-        self
-    }
+        /// A replica on each of these devices, in this order. An empty list means all CPU cores.
+        devices(devices: impl IntoIterator<Item = LogicalDevice>) =>
+            layout = self.layout.instead(Layout::on_any(devices));
 
-    /// `count` replicas on each device instead of one: those of the first device have the lowest
-    /// ids. With [`replicas`](Self::replicas) it divides their number.
-    ///
-    /// The replicas of a device have their own ids, random streams, parts of the batch and running
-    /// statistics, as if each had a device of its own, and give the same bits. They compute one
-    /// after the other: one runs until it waits for other replicas (its gradients are reduced, say,
-    /// or a synchronized normalization in the middle of its forward pass) and is suspended there
-    /// until all have come. So the memory of the device holds the activations of one replica
-    /// between two such calls, the gradients of all of them during a reduction, and one copy of
-    /// weights and slots once they were updated: the update is computed once per device.
-    ///
-    /// TensorFlow divides a device by `tf.config.set_logical_device_configuration`; its logical
-    /// devices each reserve a part of the memory and compute at the same time.
-    ///
-    /// A step must not wait for another replica in any other way than by calls of its context: the
-    /// other one may not have begun. It must not give one copy of a mirrored model other weights
-    /// than the others before the update either, or those on its device get them too.
-    pub fn replicas_per_device(mut self, count: usize) -> Self {
-        self.layout = self.layout.per_device(count);
-        self
-    }
+        /// `count` replicas on each device instead of one: those of the first device have the
+        /// lowest ids. With [`replicas`](Self::replicas) it divides their number.
+        ///
+        /// The replicas of a device have their own ids, random streams, parts of the batch and
+        /// running statistics, as if each had a device of its own, and give the same bits. They
+        /// compute one after the other: one runs until it waits for other replicas (its gradients
+        /// are reduced, say, or a synchronized normalization in the middle of its forward pass) and
+        /// is suspended there until all have come. So the memory of the device holds the
+        /// activations of one replica between two such calls, the gradients of all of them during a
+        /// reduction, and one copy of weights and slots once they were updated: the update is
+        /// computed once per device.
+        ///
+        /// TensorFlow divides a device by `tf.config.set_logical_device_configuration`; its logical
+        /// devices each reserve a part of the memory and compute at the same time.
+        ///
+        /// A step must not wait for another replica in any other way than by calls of its context:
+        /// the other one may not have begun. It must not give one copy of a mirrored model other
+        /// weights than the others before the update either, or those on its device get them too.
+        replicas_per_device(count: usize) => layout = self.layout.per_device(count);
 
-    /// How many replicas on CPUs compute at once: on all cores that this process may use by
-    /// default.
-    pub fn cores(mut self, cores: usize) -> Self {
-        self.threads = self.threads.cores(cores);
-        self
-    }
+        /// How many replicas on CPUs compute at once: on all cores that this process may use by
+        /// default.
+        cores(cores: usize) => threads = self.threads.cores(cores);
 
-    /// How gradients are summed over the replicas; [`DirectAllReduce`](crate::DirectAllReduce) by
-    /// default.
-    pub fn cross_device_ops(mut self, ops: impl CrossDeviceOps + 'static) -> Self {
-        self.threads = self.threads.cross_device_ops(Arc::new(ops));
-        self
-    }
+        /// How gradients are summed over the replicas; [`DirectAllReduce`](crate::DirectAllReduce)
+        /// by default.
+        cross_device_ops(ops: impl CrossDeviceOps + 'static) =>
+            threads = self.threads.cross_device_ops(Arc::new(ops));
 
-    /// Reducers of one's own for gradients in the memory of devices. Not used where the
-    /// [cross-device ops](Self::cross_device_ops) want them in host memory.
-    pub fn device_reducers(mut self, reducers: impl DeviceReducers + 'static) -> Self {
-        self.reducers = Some(Arc::new(reducers));
-        self
-    }
+        /// Reducers of one's own for gradients in the memory of devices. Not used where the
+        /// [cross-device ops](Self::cross_device_ops) want them in host memory.
+        device_reducers(own: impl DeviceReducers + 'static) => reducers = Some(Arc::new(own));
 
-    /// How long a replica waits for the others, in a cross-replica call or at the end of a step,
-    /// before it reports which one is missing; 5 minutes by default. Longer than the difference
-    /// between the fastest and the slowest replica of a step. Where several replicas take turns it
-    /// is the time of each of them.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.threads = self.threads.timeout(timeout);
-        self
+        /// How long a replica waits for the others, in a cross-replica call or at the end of a
+        /// step, before it reports which one is missing; 5 minutes by default. Longer than the
+        /// difference between the fastest and the slowest replica of a step. Where several replicas
+        /// take turns it is the time of each of them.
+        timeout(timeout: Duration) => threads = self.threads.timeout(timeout);
     }
 
     /// Starts the replicas' threads.
@@ -155,23 +130,9 @@ impl MirroredStrategyBuilder {
 }
 
 impl Strategy for MirroredStrategy {
-    fn replicas(&self) -> &[Replica] {
-        self.threads.replicas()
-    }
-
-    fn id(&self) -> StrategyId {
-        self.id.clone()
-    }
-
-    fn handle(&self) -> Arc<dyn Strategy> {
-        Arc::new(self.clone())
-    }
+    handle_of!(self: self.threads.replicas(), step => self.threads.run(&self.handle(), step));
 
     fn device_reduction(&self) -> Vec<&str> {
         self.threads.device_reduction().into_iter().collect()
-    }
-
-    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        self.threads.run(&self.handle(), step)
     }
 }

@@ -114,6 +114,29 @@ pub trait Strategy: Send + Sync + fmt::Debug {
     }
 }
 
+/// The methods of a strategy that is a cheap handle with an `id`, of these replicas and with this
+/// way to run a step on them.
+macro_rules! handle_of {
+    ($self:ident: $replicas:expr, $step:ident => $run:expr) => {
+        fn replicas(&$self) -> &[Replica] {
+            $replicas
+        }
+
+        fn id(&$self) -> StrategyId {
+            $self.id.clone()
+        }
+
+        fn handle(&$self) -> Arc<dyn Strategy> {
+            Arc::new($self.clone())
+        }
+
+        fn run_replicas(&$self, $step: ReplicaStep<'_>) -> Result<()> {
+            $run
+        }
+    };
+}
+use handle_of;
+
 /// Steps that were compiled may go on with another metric or variable than before.
 pub(crate) fn used_outside(strategy: &(impl Strategy + ?Sized)) {
     if let Some(tracer) = strategy.tracer() {

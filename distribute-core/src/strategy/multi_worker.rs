@@ -1,6 +1,7 @@
 //! Synchronous training over several processes, on one machine or many.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +12,12 @@ use distribute_collectives::{
 
 use super::layout::{Layout, replicas_on};
 use super::replica_threads::{ReplicaThreads, ReplicaThreadsBuilder};
-use super::{Replica, ReplicaStep, Strategy, StrategyId};
+use super::{Replica, ReplicaStep, Strategy, StrategyId, handle_of};
 use crate::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
 use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::device::{Joined, with_handle};
 use crate::device_reduce::DevicePlan;
+use crate::macros::setters;
 use crate::workers::shares::replica_range;
 use crate::{DeviceReducers, Error, LogicalDevice, Result, WorkerGroup};
 
@@ -94,7 +96,7 @@ impl MultiWorkerMirroredStrategy {
 }
 
 /// Options of a [`MultiWorkerMirroredStrategy`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[must_use]
 pub struct MultiWorkerMirroredStrategyBuilder {
     layout: Option<Layout>,
@@ -107,11 +109,11 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     transport: ProcessTransport,
     security: Security,
     generation: u64,
-    flight_records: Option<std::path::PathBuf>,
-    rendezvous_timeout: Duration,
+    flight_records: Option<PathBuf>,
+    rendezvous_timeout: Option<Duration>,
     interruption: Interruption,
-    silence: Duration,
-    timeout: Duration,
+    silence: Option<Duration>,
+    timeout: Option<Duration>,
     reducers: Option<Arc<dyn DeviceReducers>>,
 }
 
@@ -130,171 +132,100 @@ impl fmt::Debug for CustomCommunicator {
     }
 }
 
-impl Default for MultiWorkerMirroredStrategyBuilder {
-    fn default() -> Self {
-        Self {
-            layout: None,
-            total_replicas: None,
-            threads: ReplicaThreads::builder(),
-            cluster: None,
-            communicator: None,
-            communication: CommunicationOptions::default(),
-            order: None,
-            transport: ProcessTransport::Auto,
-            security: Security::default(),
-            generation: 0,
-            flight_records: None,
-            rendezvous_timeout: Duration::from_secs(60),
-            interruption: Interruption::default(),
-            silence: Duration::from_secs(3),
-            timeout: Duration::from_secs(300),
-            reducers: None,
-        }
-    }
-}
-
 impl MultiWorkerMirroredStrategyBuilder {
-    /// `count` replicas in this worker, on the logical devices `cpu:0`, `cpu:1`, ...; 1 by default.
-    /// Workers may have different numbers. With more of them than [cores](Self::cores),
-    /// neighbours share a core and take turns.
-    pub fn replicas(mut self, count: usize) -> Self {
-        self.layout = Some(self.layout().instead(Layout::replicas(count)));
-        self
-    }
+    setters! { self;
+        /// `count` replicas in this worker, on the logical devices `cpu:0`, `cpu:1`, ...; 1 by
+        /// default. Workers may have different numbers. With more of them than
+        /// [cores](Self::cores), neighbours share a core and take turns.
+        replicas(count: usize) => layout = Some(self.layout().instead(Layout::replicas(count)));
 
-    /// A replica of this worker on each of these devices, in this order.
-    pub fn devices(mut self, devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
-        self.layout = Some(self.layout().instead(Layout::on(devices)));
-        self
-    }
+        /// A replica of this worker on each of these devices, in this order.
+        devices(devices: impl IntoIterator<Item = LogicalDevice>) =>
+            layout = Some(self.layout().instead(Layout::on(devices)));
 
-    /// `count` replicas on each device of this worker, where they take turns as under a
-    /// [`MirroredStrategy`]. Workers may have different numbers.
-    ///
-    /// [`MirroredStrategy`]: crate::MirroredStrategy
-    pub fn replicas_per_device(mut self, count: usize) -> Self {
-        self.layout = Some(self.layout().per_device(count));
-        self
-    }
+        /// `count` replicas on each device of this worker, where they take turns as under a
+        /// [`MirroredStrategy`]. Workers may have different numbers.
+        ///
+        /// [`MirroredStrategy`]: crate::MirroredStrategy
+        replicas_per_device(count: usize) => layout = Some(self.layout().per_device(count));
 
-    /// How many replicas on CPUs compute at once in this worker: on all cores that the process may
-    /// use by default.
-    pub fn cores(mut self, cores: usize) -> Self {
-        self.threads = self.threads.cores(cores);
-        self
-    }
+        /// How many replicas on CPUs compute at once in this worker: on all cores that the process
+        /// may use by default.
+        cores(cores: usize) => threads = self.threads.cores(cores);
 
-    /// So many replicas in the whole job, however many workers there are: this one holds those of
-    /// [`replica_range`], on its first [devices](Self::devices), else on `cpu:0`, `cpu:1`, ...
-    ///
-    /// The number is chosen once, so that a job can go on with fewer or more workers: global batch,
-    /// replica ids and what depends on them stay as they were. A process without a cluster, and an
-    /// evaluator, is the only worker. It takes the place of [`replicas`](Self::replicas).
-    pub fn total_replicas(mut self, total: usize) -> Self {
-        self.total_replicas = Some(total);
-        self
-    }
+        /// So many replicas in the whole job, however many workers there are: this one holds those
+        /// of [`replica_range`], on its first [devices](Self::devices), else on `cpu:0`, `cpu:1`,
+        /// ...
+        ///
+        /// The number is chosen once, so that a job can go on with fewer or more workers: global
+        /// batch, replica ids and what depends on them stay as they were. A process without a
+        /// cluster, and an evaluator, is the only worker. It takes the place of
+        /// [`replicas`](Self::replicas).
+        total_replicas(total: usize) => total_replicas = Some(total);
 
-    /// The cluster and this process' place in it; `None` for the only worker. By default what
-    /// [`detect`] finds in the environment.
-    pub fn cluster(mut self, cluster: impl Into<Option<Cluster>>) -> Self {
-        self.cluster = Some(cluster.into());
-        self
-    }
+        /// The cluster and this process' place in it; `None` for the only worker. By default what
+        /// [`detect`] finds in the environment.
+        cluster(cluster: impl Into<Option<Cluster>>) => cluster = Some(cluster.into());
 
-    /// A group of one's own between the workers instead of connections to the addresses of the
-    /// cluster: its ranks are the workers. Make it with [`Order::Canonical`] where it has other
-    /// algorithms too.
-    pub fn communicator(mut self, communicator: Box<dyn Communicator>) -> Self {
-        self.communicator = Some(CustomCommunicator(communicator));
-        self
-    }
+        /// A group of one's own between the workers instead of connections to the addresses of the
+        /// cluster: its ranks are the workers. Make it with [`Order::Canonical`] where it has other
+        /// algorithms too.
+        communicator(own: Box<dyn Communicator>) => communicator = Some(CustomCommunicator(own));
 
-    /// TensorFlow's options: the size of packs, the deadline of an exchange, the implementation;
-    /// and what gradients [travel as](CommunicationOptions::wire).
-    ///
-    /// Gradients of GPUs: AUTO uses NCCL where all workers can, and otherwise (two workers on one
-    /// GPU, no NCCL) goes through host memory, by what carries other values; the reason is told
-    /// ([`device_reduction`](Strategy::device_reduction)). NCCL is an error where
-    /// one worker cannot. RING goes through host memory.
-    pub fn communication_options(mut self, options: CommunicationOptions) -> Self {
-        self.communication = options;
-        self
-    }
+        /// TensorFlow's options: the size of packs, the deadline of an exchange, the
+        /// implementation; and what gradients [travel as](CommunicationOptions::wire).
+        ///
+        /// Gradients of GPUs: AUTO uses NCCL where all workers can, and otherwise (two workers on
+        /// one GPU, no NCCL) goes through host memory, by what carries other values; the reason is
+        /// told ([`device_reduction`](Strategy::device_reduction)). NCCL is an error where one
+        /// worker cannot. RING goes through host memory.
+        communication_options(options: CommunicationOptions) => communication = options;
 
-    /// In which order the sums of workers are combined in host memory: canonical by default, and
-    /// with the implementation RING as a ring does. [`Order::Canonical`] with RING gives the bits
-    /// of the default with the chunks of a ring. A [communicator](Self::communicator) of one's own
-    /// has its order already.
-    pub fn order(mut self, order: Order) -> Self {
-        self.order = Some(order);
-        self
-    }
+        /// In which order the sums of workers are combined in host memory: canonical by default,
+        /// and with the implementation RING as a ring does. [`Order::Canonical`] with RING gives
+        /// the bits of the default with the chunks of a ring. A
+        /// [communicator](Self::communicator) of one's own has its order already.
+        order(order: Order) => order = Some(order);
 
-    /// Reducers of one's own for gradients in the memory of devices, such as NCCL on memory of
-    /// one's own (`NcclReducers`, feature `nccl`), instead of those that the GPUs come with.
-    pub fn device_reducers(mut self, reducers: impl DeviceReducers + 'static) -> Self {
-        self.reducers = Some(Arc::new(reducers));
-        self
-    }
+        /// Reducers of one's own for gradients in the memory of devices, such as NCCL on memory of
+        /// one's own (`NcclReducers`, feature `nccl`), instead of those that the GPUs come with.
+        device_reducers(own: impl DeviceReducers + 'static) => reducers = Some(Arc::new(own));
 
-    /// What carries the bytes between workers: shared memory where workers share a host and gRPC
-    /// elsewhere by default.
-    pub fn transport(mut self, transport: ProcessTransport) -> Self {
-        self.transport = transport;
-        self
-    }
+        /// What carries the bytes between workers: shared memory where workers share a host and
+        /// gRPC elsewhere by default.
+        transport(transport: ProcessTransport) => transport = transport;
 
-    /// Token and certificates; needed as soon as an address is not a loopback one.
-    pub fn security(mut self, security: Security) -> Self {
-        self.security = security;
-        self
-    }
+        /// Token and certificates; needed as soon as an address is not a loopback one.
+        security(security: Security) => security = security;
 
-    /// The index of this start of the job, from 0: workers of different starts do not join.
-    pub fn generation(mut self, generation: u64) -> Self {
-        self.generation = generation;
-        self
-    }
+        /// The index of this start of the job, from 0: workers of different starts do not join.
+        generation(generation: u64) => generation = generation;
 
-    /// Where each worker writes its last operations when one fails, for `distribute-cli blame`.
-    pub fn flight_records(mut self, directory: impl Into<std::path::PathBuf>) -> Self {
-        self.flight_records = Some(directory.into());
-        self
-    }
+        /// Where each worker writes its last operations when one fails, for `distribute-cli blame`.
+        flight_records(directory: impl Into<PathBuf>) => flight_records = Some(directory.into());
 
-    /// How long to wait for the other workers at the start; 1 minute by default.
-    pub fn rendezvous_timeout(mut self, timeout: Duration) -> Self {
-        self.rendezvous_timeout = timeout;
-        self
-    }
+        /// How long to wait for the other workers at the start; 1 minute by default.
+        rendezvous_timeout(timeout: Duration) => rendezvous_timeout = Some(timeout);
 
-    /// What ends waits for the other workers before their time, such as a signal; nothing by
-    /// default. The error is [`CollectiveError::Interrupted`], on all workers. In a loop of one's
-    /// own, [hold](Interruption::hold) it once there is something to lose and use
-    /// [`WorkerGroup::request_stop`]; `Fit` holds it from its first step on, so
-    /// that then only waits end for a worker that gives no sign of life for a second.
-    ///
-    /// [`CollectiveError::Interrupted`]: distribute_collectives::CollectiveError::Interrupted
-    pub fn interruption(mut self, interruption: Interruption) -> Self {
-        self.interruption = interruption;
-        self
-    }
+        /// What ends waits for the other workers before their time, such as a signal; nothing by
+        /// default. The error is [`CollectiveError::Interrupted`], on all workers. In a loop of
+        /// one's own, [hold](Interruption::hold) it once there is something to lose and use
+        /// [`WorkerGroup::request_stop`]; `Fit` holds it from its first step on, so that then only
+        /// waits end for a worker that gives no sign of life for a second.
+        ///
+        /// [`CollectiveError::Interrupted`]: distribute_collectives::CollectiveError::Interrupted
+        interruption(interruption: Interruption) => interruption = interruption;
 
-    /// After how long without a sign of life a worker counts as lost: stopped, or cut off; 3
-    /// seconds by default, at least 6 ms. Longer where the network may pause.
-    pub fn heartbeat_timeout(mut self, silence: Duration) -> Self {
-        self.silence = silence.max(Duration::from_millis(6));
-        self
-    }
+        /// After how long without a sign of life a worker counts as lost: stopped, or cut off; 3
+        /// seconds by default, at least 6 ms. Longer where the network may pause.
+        heartbeat_timeout(silence: Duration) =>
+            silence = Some(silence.max(Duration::from_millis(6)));
 
-    /// How long a replica waits for the others of this worker; 5 minutes by default, for each of
-    /// those that take turns. For other workers it is the timeout of the
-    /// [communication options](Self::communication_options), or else the same: it must be longer
-    /// than all turns of a step of the worker that has the most replicas on a device.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
+        /// How long a replica waits for the others of this worker; 5 minutes by default, for each
+        /// of those that take turns. For other workers it is the timeout of the
+        /// [communication options](Self::communication_options), or else the same: it must be
+        /// longer than all turns of a step of the worker that has the most replicas on a device.
+        timeout(timeout: Duration) => timeout = Some(timeout);
     }
 
     /// Meets the other workers and starts this worker's replicas. Blocks until all workers are
@@ -328,14 +259,11 @@ impl MultiWorkerMirroredStrategyBuilder {
             .map_or(devices.len(), WorkerGroup::num_replicas);
         // Replicas wait for the one that speaks with other workers; who is missing there is to be
         // named, not that one.
-        let inter_worker = self
-            .communication
-            .timeout
-            .filter(|timeout| !timeout.is_zero());
-        let longest = self.timeout.max(inter_worker.unwrap_or_default());
+        let own = self.own_timeout();
+        let between_workers = self.communication.timeout.unwrap_or_default();
         let timeout = match &workers {
-            Some(_) => longest.saturating_add(MARGIN),
-            None => self.timeout,
+            Some(_) => own.max(between_workers).saturating_add(MARGIN),
+            None => own,
         };
         let wanted = self.communication.implementation.into();
         let plan = DevicePlan::new(wanted, self.reducers.clone(), &devices, timeout)?;
@@ -365,6 +293,11 @@ impl MultiWorkerMirroredStrategyBuilder {
     fn layout(&self) -> Layout {
         let one = || Layout::on([LogicalDevice::cpu(0)]);
         self.layout.clone().unwrap_or_else(one)
+    }
+
+    /// How long its replicas wait for each other.
+    fn own_timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(300))
     }
 
     /// The devices of this worker's replicas.
@@ -400,11 +333,6 @@ impl MultiWorkerMirroredStrategyBuilder {
         }
     }
 
-    /// Whether NCCL may be meant for the gradients of these devices.
-    fn has_gpus(&self, devices: &[LogicalDevice]) -> bool {
-        self.reducers.is_some() || devices.iter().any(|device| device.gpu_index().is_some())
-    }
-
     /// The group of the workers; `None` for the only one.
     fn join_workers(
         &mut self,
@@ -434,11 +362,11 @@ impl MultiWorkerMirroredStrategyBuilder {
         let group = GroupOptions::default()
             .name("workers")
             .generation(self.generation)
-            .timeout(self.timeout);
+            .timeout(self.own_timeout());
         let mut communication = self.communication;
-        if communication.implementation == CommunicationImplementation::Nccl
-            && self.has_gpus(devices)
-        {
+        let is_nccl = communication.implementation == CommunicationImplementation::Nccl;
+        let mut gpus = devices.iter().filter_map(|device| device.gpu_index());
+        if is_nccl && (self.reducers.is_some() || gpus.next().is_some()) {
             // For gradients; everything else goes through the host.
             communication.implementation = CommunicationImplementation::Auto;
         }
@@ -449,12 +377,14 @@ impl MultiWorkerMirroredStrategyBuilder {
             _ => Order::Fast,
         });
         let group = communication.apply(group.order(order))?;
+        let silence = self.silence.unwrap_or(Duration::from_secs(3));
+        let rendezvous = self.rendezvous_timeout.unwrap_or(Duration::from_secs(60));
         let mut options = ProcessGroupOptions::new(rank, addresses.iter().copied())
             .group(group)
             .transport(self.transport)
             .security(std::mem::take(&mut self.security))
-            .heartbeat(self.silence / HEARTBEATS, HEARTBEATS)
-            .rendezvous_timeout(self.rendezvous_timeout)
+            .heartbeat(silence / HEARTBEATS, HEARTBEATS)
+            .rendezvous_timeout(rendezvous)
             .interruption(self.interruption.clone());
         if let Some(directory) = self.flight_records.take() {
             options = options.flight_records(directory);
@@ -465,17 +395,7 @@ impl MultiWorkerMirroredStrategyBuilder {
 }
 
 impl Strategy for MultiWorkerMirroredStrategy {
-    fn replicas(&self) -> &[Replica] {
-        self.threads.replicas()
-    }
-
-    fn id(&self) -> StrategyId {
-        self.id.clone()
-    }
-
-    fn handle(&self) -> Arc<dyn Strategy> {
-        Arc::new(self.clone())
-    }
+    handle_of!(self: self.threads.replicas(), step => self.threads.run(&self.handle(), step));
 
     fn workers(&self) -> Option<&WorkerGroup> {
         self.workers.as_ref()
@@ -484,9 +404,5 @@ impl Strategy for MultiWorkerMirroredStrategy {
     fn device_reduction(&self) -> Vec<&str> {
         let local = self.threads.device_reduction().into_iter();
         local.chain(self.inter_worker.as_deref()).collect()
-    }
-
-    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        self.threads.run(&self.handle(), step)
     }
 }

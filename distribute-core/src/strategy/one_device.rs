@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Replica, ReplicaStep, Strategy, StrategyId, run_on_calling_thread};
+use super::{Replica, ReplicaStep, Strategy, StrategyId, handle_of, run_on_calling_thread};
 use crate::{LogicalDevice, Result};
 
 /// One replica on one chosen device (TensorFlow: `tf.distribute.OneDeviceStrategy`).
@@ -33,23 +33,11 @@ impl OneDeviceStrategy {
 }
 
 impl Strategy for OneDeviceStrategy {
-    fn replicas(&self) -> &[Replica] {
-        &*self.replicas
-    }
-
-    fn id(&self) -> StrategyId {
-        self.id.clone()
-    }
-
-    fn handle(&self) -> Arc<dyn Strategy> {
-        Arc::new(self.clone())
-    }
+    handle_of!(self: &*self.replicas, step => {
+        run_on_calling_thread(self.handle(), &self.replicas[0], step)
+    });
 
     fn distributes_variables(&self) -> bool {
         false
-    }
-
-    fn run_replicas(&self, step: ReplicaStep<'_>) -> Result<()> {
-        run_on_calling_thread(self.handle(), &self.replicas[0], step)
     }
 }

@@ -51,10 +51,8 @@ pub(super) fn combine<V: DistributedValue<Value: Nest>>(
     };
     let replicas = strategy.replicas().len();
     crate::error::check_count("a per-replica value", replicas, values.len())?;
-    let mut leaves = values
-        .iter_mut()
-        .map(Nest::take_leaves)
-        .collect::<Result<Vec<_>>>()?;
+    let leaves = values.iter_mut().map(Nest::take_leaves);
+    let mut leaves = leaves.collect::<Result<Vec<_>>>()?;
     if let Some(workers) = strategy.workers() {
         leaves = workers.gather(call, &leaves)?;
     }

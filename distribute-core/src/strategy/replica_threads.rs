@@ -13,6 +13,7 @@ use super::layout::shared_devices;
 use super::{Replica, ReplicaStep, Strategy, VariablePlacement};
 use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
 use crate::device_reduce::DevicePlan;
+use crate::macros::setters;
 use crate::replica::{
     Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Turn, Turns, Workers,
 };
@@ -57,35 +58,22 @@ impl Default for ReplicaThreadsBuilder {
 }
 
 impl ReplicaThreadsBuilder {
-    /// How long a replica may keep the others waiting, 5 minutes by default; times the number of
-    /// replicas where several share a device.
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
+    setters! { self;
+        /// How long a replica may keep the others waiting, 5 minutes by default; times the number
+        /// of replicas where several share a device.
+        timeout(timeout: Duration) => timeout = timeout;
 
-    /// Where training states keep their variables.
-    pub fn variable_placement(mut self, placement: VariablePlacement) -> Self {
-        self.placement = placement;
-        self
-    }
+        /// Where training states keep their variables.
+        variable_placement(placement: VariablePlacement) => placement = placement;
 
-    /// What sums gradients over the replicas of this process.
-    pub fn cross_device_ops(mut self, ops: Arc<dyn CrossDeviceOps>) -> Self {
-        self.cross_device_ops = ops;
-        self
-    }
+        /// What sums gradients over the replicas of this process.
+        cross_device_ops(ops: Arc<dyn CrossDeviceOps>) => cross_device_ops = ops;
 
-    /// The group of workers, if there are several.
-    pub fn workers(mut self, workers: Option<WorkerGroup>) -> Self {
-        self.workers = workers;
-        self
-    }
+        /// The group of workers, if there are several.
+        workers(workers: Option<WorkerGroup>) => workers = workers;
 
-    /// How many replicas on CPUs compute at once; by default as many as this process has cores.
-    pub fn cores(mut self, cores: usize) -> Self {
-        self.cores = cores.max(1);
-        self
+        /// How many replicas on CPUs compute at once; by default as many as this process has cores.
+        cores(cores: usize) => cores = cores.max(1);
     }
 
     /// How gradients on devices are reduced.
@@ -190,11 +178,7 @@ impl ReplicaThreads {
             })
             .collect();
         launch_anywhere(&self.pools, jobs);
-        let outcome = first_cause(outcomes);
-        if outcome.is_err() {
-            contexts.clear();
-        }
-        outcome
+        first_cause(outcomes).inspect_err(|_| contexts.clear())
     }
 }
 
@@ -226,10 +210,7 @@ fn run_one(
             message: panic_message(&*payload),
         }),
     };
-    if let Err(error) = &outcome {
-        ctx.peers().stop_others(error);
-    }
-    outcome
+    outcome.inspect_err(|error| ctx.peers().stop_others(error))
 }
 
 /// The error to report: the first replica's own failure; failures that only follow from
@@ -271,32 +252,25 @@ fn build_contexts(
     options: &ReplicaThreadsBuilder,
     generation: u64,
 ) -> Result<Vec<ReplicaContext>> {
+    let num_local = replicas.len();
+    let workers = options.workers.as_ref();
+    let num_replicas = workers.map_or(num_local, WorkerGroup::num_replicas);
     let logical: Vec<LogicalDevice> = replicas.iter().map(|replica| replica.logical).collect();
     let turns = Turns::new(shared_devices(&logical, options.cores));
     // The first replica of a device waits while all others have their turns.
     let queue = turns.as_ref().map_or(1, |turns| turns.longest_queue());
-    let timeout = options
-        .timeout
-        .saturating_mul(u32::try_from(queue).unwrap_or(u32::MAX));
-    let exchange = Arc::new(LocalExchange::new(replicas.len(), timeout));
-    let group = distribute_collectives::in_process(
-        replicas.len(),
-        GroupOptions::default()
-            .timeout(timeout)
-            .generation(generation),
-    )?;
+    let queue = u32::try_from(queue).unwrap_or(u32::MAX);
+    let timeout = options.timeout.saturating_mul(queue);
+    let exchange = Arc::new(LocalExchange::new(num_local, timeout));
+    let group = GroupOptions::default().timeout(timeout);
+    let group = distribute_collectives::in_process(num_local, group.generation(generation))?;
     let devices = options.devices.connect(&logical, generation)?;
-    let num_local = replicas.len();
-    let num_replicas = options
-        .workers
-        .as_ref()
-        .map_or(num_local, WorkerGroup::num_replicas);
     let contexts = replicas.iter().zip(group).zip(devices).enumerate().map(
         |(local_id, ((replica, endpoint), reducer))| {
             let counts = (local_id, num_local, num_replicas);
             let ops = Arc::clone(&options.cross_device_ops);
             let threads = Threads::new(Box::new(endpoint), ops);
-            let link: Box<dyn Link> = match &options.workers {
+            let link: Box<dyn Link> = match workers {
                 None => Box::new(threads),
                 Some(workers) => Box::new(Workers::new(threads, workers.clone())),
             };
@@ -305,7 +279,7 @@ fn build_contexts(
             let host = HostPeers::new(link, place, Arc::clone(&exchange), turn);
             let peers: Box<dyn Peers> = if num_replicas == 1 {
                 Box::new(Alone)
-            } else if reducer.is_none() && options.workers.is_none() {
+            } else if reducer.is_none() && workers.is_none() {
                 Box::new(host)
             } else {
                 let device = &replica.device;

@@ -123,22 +123,13 @@ struct Notes {
     variables: Vec<TracedVariable>,
 }
 
-impl Notes {
-    fn input(&mut self, source: Source, tensor: CapturedTensor) -> CapturedTensor {
-        self.inputs.push(Input {
-            tensor: tensor.clone(),
-            source,
-        });
-        tensor
-    }
-}
-
 /// A variable in a capture.
-struct TracedVariable {
+pub(crate) struct TracedVariable {
     variable: Arc<dyn HostVariable>,
-    current: CapturedTensor,
-    /// Stores the value, if the step has changed it.
-    store: Option<Apply>,
+    /// The value at this point of the step.
+    pub(crate) current: CapturedTensor,
+    /// Puts the value into the host's copies after each call, if the step has changed it.
+    pub(crate) store: Option<Apply>,
 }
 
 impl Trace {
@@ -182,39 +173,16 @@ impl Trace {
     /// Declares an input.
     pub(crate) fn input(&self, source: Source, spec: &TensorSpec) -> CapturedTensor {
         let tensor = self.tensor(spec);
-        self.notes().input(source, tensor)
+        self.notes().inputs.push(Input {
+            tensor: tensor.clone(),
+            source,
+        });
+        tensor
     }
 
     /// All inputs declared so far.
     pub(crate) fn inputs(&self) -> Vec<Input> {
         self.notes().inputs.clone()
-    }
-
-    /// The coefficients of one update, as inputs of shape `[1]`.
-    pub(crate) fn coefficients(
-        &self,
-        training_state: usize,
-        update: u64,
-        count: usize,
-        learning_rate: Option<f64>,
-    ) -> Vec<Tensor<1>> {
-        let spec = TensorSpec::vector(1, DType::F32);
-        let input = |index| {
-            let source = Source::Coefficient {
-                training_state,
-                update,
-                index,
-                learning_rate,
-            };
-            self.input(source, &spec).float()
-        };
-        (0..count).map(input).collect()
-    }
-
-    /// The loss scale of a training state, as an input of shape `[1]`.
-    pub(crate) fn loss_scale(&self, training_state: usize) -> CapturedTensor {
-        let spec = TensorSpec::vector(1, DType::F32);
-        self.input(Source::LossScale(training_state), &spec)
     }
 
     /// Notes that the step has read a loss scale that changes.
@@ -263,57 +231,30 @@ impl Trace {
     /// The variables that the step uses.
     pub(crate) fn variables(&self) -> Vec<Arc<dyn HostVariable>> {
         let notes = self.notes();
-        let variables = notes
-            .variables
-            .iter()
-            .map(|used| Arc::clone(&used.variable));
-        variables.collect()
-    }
-
-    /// The value that a variable has at this point of the step.
-    pub(crate) fn variable(
-        &self,
-        variable: &Arc<dyn HostVariable>,
-        spec: &TensorSpec,
-    ) -> CapturedTensor {
-        self.with_variable(variable, spec, |used| used.current.clone())
-    }
-
-    /// Gives a variable another value, which `store` puts into the host's copies after each call.
-    pub(crate) fn set_variable(
-        &self,
-        variable: &Arc<dyn HostVariable>,
-        value: CapturedTensor,
-        store: Apply,
-    ) {
-        let spec = value.spec();
-        self.with_variable(variable, &spec, |used| {
-            used.current = value;
-            used.store = Some(store);
-        });
+        let used = notes.variables.iter();
+        used.map(|used| Arc::clone(&used.variable)).collect()
     }
 
     /// Visits a variable, which is an input of the program from its first use on.
-    fn with_variable<R>(
+    pub(crate) fn variable<R>(
         &self,
-        variable: &Arc<dyn HostVariable>,
+        variable: Arc<dyn HostVariable>,
         spec: &TensorSpec,
         visit: impl FnOnce(&mut TracedVariable) -> R,
     ) -> R {
-        let mut notes = self.notes();
-        let mut used = notes.variables.iter();
-        let known = used.position(|used| used.variable.address() == variable.address());
+        let is_it = |used: &TracedVariable| used.variable.address() == variable.address();
+        let known = self.notes().variables.iter().position(is_it);
         let index = known.unwrap_or_else(|| {
-            let index = notes.variables.len();
-            let current = notes.input(Source::Variable(index), self.tensor(spec));
-            notes.variables.push(TracedVariable {
-                variable: Arc::clone(variable),
+            let index = self.notes().variables.len();
+            let current = self.input(Source::Variable(index), spec);
+            self.notes().variables.push(TracedVariable {
+                variable,
                 current,
                 store: None,
             });
             index
         });
-        visit(&mut notes.variables[index])
+        visit(&mut self.notes().variables[index])
     }
 
     /// A tensor of the graph with this value.
@@ -333,8 +274,8 @@ impl Trace {
             return tensor;
         }
         spec.shape[axis] *= self.num_replicas;
-        let mut gathered = self.record(ops::ALL_GATHER, vec![tensor], &[spec]);
-        gathered.swap_remove(0)
+        self.record(ops::ALL_GATHER, vec![tensor], &[spec])
+            .swap_remove(0)
     }
 
     /// Records an operation of ours.
@@ -394,8 +335,8 @@ impl Trace {
     /// The replica's id as a tensor of shape `[1]`.
     pub(crate) fn replica_id(&self) -> CapturedTensor {
         let spec = TensorSpec::vector(1, DType::I32);
-        let mut result = self.record(ops::REPLICA_ID, Vec::new(), &[spec]);
-        result.swap_remove(0)
+        self.record(ops::REPLICA_ID, Vec::new(), &[spec])
+            .swap_remove(0)
     }
 
     /// Makes other random numbers of the same operations, for steps that have a seed of their own.
@@ -454,8 +395,8 @@ impl Trace {
     pub(crate) fn touch_inputs(&self) -> Vec<TensorId> {
         let key = TensorSpec::vector(2, DType::I32);
         self.input(Source::RandomKey, &key);
-        let inputs = self.inputs().into_iter().map(|input| input.tensor);
-        let inputs: Vec<_> = inputs.collect();
+        let inputs = self.inputs().into_iter();
+        let inputs: Vec<_> = inputs.map(|input| input.tensor).collect();
         let ids = inputs.iter().map(CapturedTensor::id).collect();
         self.record(TOUCH, inputs, &[]);
         ids

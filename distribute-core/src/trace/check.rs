@@ -15,10 +15,8 @@ use crate::{Error, Result};
 const SHARE: u32 = 100;
 
 /// When a program was compared with its step.
-#[derive(Debug)]
-pub(crate) struct Check {
-    state: Mutex<State>,
-}
+#[derive(Debug, Default)]
+pub(crate) struct Check(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
@@ -45,18 +43,16 @@ pub(crate) struct Due {
 
 impl Check {
     pub(crate) fn new(outside_uses: u64) -> Self {
-        Self {
-            state: Mutex::new(State {
-                outside_uses,
-                ..State::default()
-            }),
-        }
+        Self(Mutex::new(State {
+            outside_uses,
+            ..State::default()
+        }))
     }
 
     /// Counts a call that has found its program. With several workers a comparison must be due on
     /// all of them in the same call, which a clock cannot say.
     pub(crate) fn call(&self, outside_uses: u64, has_workers: bool) -> Option<Due> {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.0);
         state.all_calls += 1;
         let is_used_outside = state.outside_uses != outside_uses;
         let is_time = |last: Instant| match has_workers {
@@ -76,7 +72,7 @@ impl Check {
 
     /// Notes a comparison that began at `started`.
     pub(crate) fn done(&self, started: Instant, outside_uses: u64) {
-        let mut state = lock(&self.state);
+        let mut state = lock(&self.0);
         state.calls = 0;
         state.last = Some(Instant::now());
         state.cost = started.elapsed();
@@ -90,7 +86,7 @@ impl Check {
         if calls > 0 {
             return Err(Error::StepChanged { what, calls });
         }
-        lock(&self.state).always = true;
+        lock(&self.0).always = true;
         Ok(())
     }
 }

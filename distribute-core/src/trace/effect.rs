@@ -24,16 +24,6 @@ pub(crate) enum ResultLeaf {
     Constant(TensorData),
 }
 
-impl ResultLeaf {
-    /// The leaf of the arguments that it is.
-    pub(crate) fn argument(&self) -> Option<usize> {
-        match self {
-            Self::Leaf(index) => Some(*index),
-            _ => None,
-        }
-    }
-}
-
 /// Takes the values of one local replica, after a call.
 pub type Apply = Arc<dyn Fn(usize, Vec<TensorData>) -> Result<()> + Send + Sync>;
 
@@ -100,17 +90,6 @@ pub(crate) struct Effect<T = ResultLeaf> {
     pub(crate) leaves: Vec<T>,
     pub(crate) target: Arc<dyn Target>,
     pub(crate) apply: Apply,
-}
-
-impl Effect<Given> {
-    /// The same as part of a program.
-    pub(crate) fn of_program(self, leaf: impl FnMut(&Given) -> ResultLeaf) -> Effect {
-        Effect {
-            leaves: self.leaves.iter().map(leaf).collect(),
-            target: self.target,
-            apply: self.apply,
-        }
-    }
 }
 
 /// A variable that steps read and change.

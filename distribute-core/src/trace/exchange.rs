@@ -13,12 +13,10 @@ pub(crate) fn of_replica(trace: &Trace, tensor: CapturedTensor, root: usize) -> 
         return tensor;
     }
     let shape = tensor.spec().shape;
-    let mut stacked = vec![1];
-    stacked.extend(&shape);
+    let stacked = [&[1][..], &shape[..]].concat();
     let all = trace.all_gather(tensor.reshaped(&stacked), 0);
-    let whole = shape.iter().map(|size| Slice::from(0..*size));
     let mut part = vec![Slice::from(root..root + 1)];
-    part.extend(whole);
+    part.extend(shape.iter().map(|size| Slice::from(0..*size)));
     let own = match all.spec().dtype {
         dtype if dtype.is_float() => CaptureBackend::float_slice(all.0, &part),
         dtype if dtype.is_bool() => CaptureBackend::bool_slice(all.0, &part),

@@ -19,7 +19,7 @@ pub(crate) struct Watched {
 /// How a program says which running statistics it has found not to be finite.
 #[derive(Debug)]
 pub(crate) struct Guard<T> {
-    watched: Vec<Watched>,
+    pub(crate) watched: Vec<Watched>,
     /// For every replica of the program 0, or below it the place of the first one, from the end of
     /// the list.
     pub(crate) found: T,
@@ -65,12 +65,6 @@ impl Guard<CapturedTensor> {
             }
         }
         Ok(Self { watched, found })
-    }
-
-    /// The same for a program that has `found` as an output.
-    pub(crate) fn of_program<T>(self, found: T) -> Guard<T> {
-        let watched = self.watched;
-        Guard { watched, found }
     }
 }
 

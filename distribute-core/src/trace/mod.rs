@@ -79,7 +79,7 @@ pub use tensor::{CapturedTensor, TensorSpec, without_autodiff};
 
 pub(crate) use capture::{Input, Source, is_random, is_touch};
 pub(crate) use check::{Check, Due};
-pub(crate) use effect::{Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
+pub(crate) use effect::{Effect, Given, HostSide, HostVariable, Receiver, ResultLeaf, Target};
 pub(crate) use exchange::{combine, each, not_captured, of_replica};
 pub(crate) use gradients::{CapturedTape, backward, of_type};
 pub(crate) use guard::{Guard, Watched, choose, equals};

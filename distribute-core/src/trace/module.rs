@@ -77,10 +77,6 @@ impl Leaf for Statistic<'_> {
         self.leaf.data()
     }
 
-    fn take(&mut self) -> Result<TensorData> {
-        self.leaf.take()
-    }
-
     fn put(&mut self, data: TensorData) -> Result<()> {
         self.leaf.put(data)
     }

@@ -33,10 +33,8 @@ impl CapturedTensor {
     }
 
     pub(crate) fn spec(&self) -> TensorSpec {
-        TensorSpec {
-            shape: TensorMetadata::shape(&self.0).to_vec(),
-            dtype: TensorMetadata::dtype(&self.0),
-        }
+        let shape = TensorMetadata::shape(&self.0);
+        TensorSpec::new(&shape, TensorMetadata::dtype(&self.0))
     }
 
     /// The same elements in other dimensions.
@@ -63,12 +61,10 @@ impl CapturedTensor {
     /// As a float tensor with autodiff, whose gradient is kept if `require_grad`.
     pub(crate) fn tracked<const D: usize>(self, require_grad: bool) -> Tensor<D> {
         let tensor = Tracked::from_inner(self.0);
-        let tensor = if require_grad {
-            tensor.require_grad()
-        } else {
-            tensor
-        };
-        Tensor::from_primitive::<Tracked>(tensor)
+        Tensor::from_primitive::<Tracked>(match require_grad {
+            true => tensor.require_grad(),
+            false => tensor,
+        })
     }
 }
 
@@ -84,16 +80,18 @@ pub struct TensorSpec {
 impl TensorSpec {
     /// Of a tensor in host memory.
     pub fn of(data: &TensorData) -> Self {
-        Self {
-            shape: data.shape().to_vec(),
-            dtype: data.dtype(),
-        }
+        Self::new(data.shape(), data.dtype())
+    }
+
+    /// Of a tensor of these dimensions.
+    pub(crate) fn new(shape: &[usize], dtype: DType) -> Self {
+        let shape = shape.to_vec();
+        Self { shape, dtype }
     }
 
     /// Of a tensor of one dimension.
     pub(crate) fn vector(length: usize, dtype: DType) -> Self {
-        let shape = vec![length];
-        Self { shape, dtype }
+        Self::new(&[length], dtype)
     }
 }
 
@@ -128,10 +126,7 @@ pub(crate) fn tracked<const D: usize>(
 
 /// What an error of a host read means: a captured tensor has no value yet.
 pub(crate) fn read_error(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    match messages::of_message(&format!("{error:?}")) {
-        Some(traced) => traced,
-        None => Error::internal(error),
-    }
+    messages::of_message(&format!("{error:?}")).unwrap_or_else(|| Error::internal(error))
 }
 
 /// For burn's types.

@@ -1,90 +1,14 @@
 //! How gradients become an update of a training state.
 
-use std::collections::HashMap;
-use std::sync::Arc;
-
 use burn::module::Module;
-use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
-use super::TrainState;
-use super::update::{Update, UpdateCoefficients};
-use crate::remote::RemoteState;
+use super::update::Update;
+use super::{Placement, TrainState};
+use crate::optim::Coefficient;
 use crate::replica::Turn;
 use crate::trace::CapturedTensor;
 use crate::{Applied, Error, Gradients, ReplicaContext, Result};
-
-/// Slots as they came in, in the dimensions of their parameters, by their flat views.
-pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
-
-/// Where the variables of a training state are, and how an update gets there: mirrored, central, in
-/// a step that is captured, or in a store.
-pub(super) trait Placement<M>: Send + Sync {
-    /// Reduces the gradients of all micro-batches over the replicas, and updates.
-    fn apply(
-        &mut self,
-        state: &mut TrainState<M>,
-        ctx: &ReplicaContext,
-        gradients: Gradients,
-    ) -> Result<Applied>;
-
-    /// The same for a copy of the state.
-    fn boxed(&self) -> Box<dyn Placement<M>>;
-
-    /// The store that has tensors and slots, if they are elsewhere.
-    fn store(&self) -> Option<&dyn RemoteState> {
-        None
-    }
-
-    /// Takes over the newest values.
-    fn refresh(&mut self, state: &mut TrainState<M>) -> Result<()> {
-        let _ = state;
-        Ok(())
-    }
-
-    /// The state's learning rate was set.
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        let _ = learning_rate;
-    }
-
-    /// Tells a store a learning rate that was set here.
-    fn send_learning_rate(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// The learning rate that a captured step has set.
-    fn captured_learning_rate(&self) -> Option<f64> {
-        None
-    }
-
-    /// The number of updates was read.
-    fn read_step(&self) {}
-
-    /// A dynamic loss scale was read.
-    fn read_loss_scale(&self) {}
-
-    /// The loss scale as an input of a captured step, of shape `[1]`.
-    fn captured_loss_scale(&mut self) -> Option<CapturedTensor> {
-        None
-    }
-
-    /// Whether a captured step makes its update, see
-    /// [`HostState::applies`](crate::trace::HostState::applies).
-    fn applies(&self) -> Option<CapturedTensor> {
-        None
-    }
-
-    /// The slots of a captured step as they came in.
-    fn captured_slots(&mut self) -> Option<&mut CapturedSlots> {
-        None
-    }
-}
-
-impl<M> Clone for Box<dyn Placement<M>> {
-    fn clone(&self) -> Self {
-        self.boxed()
-    }
-}
 
 impl<M: Module + 'static> TrainState<M> {
     /// Reduces the gradients over all replicas (SUM) and updates the model
@@ -125,24 +49,26 @@ impl<M: Module + 'static> TrainState<M> {
         if !self.is_remote() {
             gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
         }
-        match self.collect(gradients)? {
-            None => Ok(Applied::Accumulated),
-            Some(gradients) => {
-                let applied =
-                    self.with_placement(|placement, state| placement.apply(state, ctx, gradients))?;
-                self.settle_statistics(applied)?;
-                Ok(applied)
-            }
-        }
+        let Some(gradients) = self.collect(gradients)? else {
+            return Ok(Applied::Accumulated);
+        };
+        let applied = self.with_placement(|placement, state| match placement {
+            Placement::Mirrored => state.update_copy(ctx, gradients),
+            Placement::Central => state.update_only_copy(ctx, gradients),
+            Placement::Captured(captured) => captured.apply(state, ctx, gradients),
+            Placement::Remote(remote) => remote.apply(state, gradients),
+        })?;
+        self.settle_statistics(applied)?;
+        Ok(applied)
     }
 
     /// Lets a copy of the placement work on the state: a panic leaves the state where it was.
     pub(super) fn with_placement<R>(
         &mut self,
-        work: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
+        work: impl FnOnce(&mut Placement, &mut Self) -> R,
     ) -> R {
         let mut placement = self.placement.clone();
-        let result = work(&mut *placement, self);
+        let result = work(&mut placement, self);
         self.placement = placement;
         result
     }
@@ -152,20 +78,19 @@ impl<M: Module + 'static> TrainState<M> {
         if self.accumulation_steps == 1 {
             return Ok(Some(gradients));
         }
-        let (count, sum) = match self.accumulated.take() {
+        let (count, mut sum) = match self.accumulated.take() {
             None => (1, gradients),
             Some((count, mut sum)) => {
                 sum.accumulate(gradients)?;
                 (count + 1, sum)
             }
         };
-        if count == self.accumulation_steps {
-            let mut sum = sum;
-            sum.scale(self.accumulation_share)?;
-            return Ok(Some(sum));
+        if count != self.accumulation_steps {
+            self.accumulated = Some((count, sum));
+            return Ok(None);
         }
-        self.accumulated = Some((count, sum));
-        Ok(None)
+        sum.scale(self.accumulation_share)?;
+        Ok(Some(sum))
     }
 
     /// Applies one update with gradients that are already reduced, or skips it. With a turn the
@@ -173,85 +98,70 @@ impl<M: Module + 'static> TrainState<M> {
     pub(super) fn update(
         &mut self,
         mut gradients: Gradients,
-        coefficients: UpdateCoefficients,
+        coefficients: Vec<Coefficient>,
         turn: Option<&Turn>,
     ) -> Result<Applied> {
         if !self.prepare(&mut gradients)? {
             self.loss_scale.count_skipped();
             return Ok(Applied::Skipped);
         }
-        self.update_with(coefficients, |update| {
+        self.update_with(coefficients, None, |update| {
             update.apply_with(turn, 0..update.len(), &mut gradients)
-        })?;
-        Ok(Applied::Updated)
+        })
     }
 
+    /// Makes one update, whose parameters `apply` changes. In a step that is captured the program
+    /// makes it where the bool `only_if` of shape `[1]` is set.
     pub(super) fn update_with(
         &mut self,
-        coefficients: UpdateCoefficients,
-        apply: impl FnOnce(&mut Update<'_>) -> Result<()>,
-    ) -> Result<()> {
-        let (optimizer, names) = (Arc::clone(&self.optimizer), Arc::clone(&self.names));
-        let rule = (&*optimizer, coefficients);
-        let kept = (&mut self.slots[..], &mut self.records[..]);
-        let mut update = Update::new(&self.model, rule, &names, kept)?;
+        coefficients: Vec<Coefficient>,
+        only_if: Option<CapturedTensor>,
+        apply: impl FnOnce(&mut Update<'_, M>) -> Result<()>,
+    ) -> Result<Applied> {
+        let mut update = Update::new(self, coefficients, only_if)?;
         if let Err(error) = apply(&mut update) {
-            self.half_updated |= update.has_begun();
+            update.state.half_updated |= update.has_begun;
             return Err(error);
         }
-        self.model = update.put_into(self.model.clone())?;
+        update.finish()?;
         self.step += 1;
         self.loss_scale.count_update();
-        Ok(())
+        Ok(Applied::Updated)
     }
 
     /// Those of the next update, on the host.
-    fn coefficients(&self) -> UpdateCoefficients {
-        let numbers = self
-            .optimizer
-            .coefficients(self.learning_rate, self.step + 1);
-        UpdateCoefficients::of_host(numbers)
+    pub(super) fn coefficients(&self) -> Vec<Coefficient> {
+        let next = self.step + 1;
+        let numbers = self.optimizer.coefficients(self.learning_rate, next);
+        numbers.into_iter().map(Coefficient::Host).collect()
     }
-}
 
-/// Every replica applies the same update to its copy; those that share a device compute it once.
-pub(super) struct Mirrored;
-
-impl<M: Module + 'static> Placement<M> for Mirrored {
-    fn apply(
-        &mut self,
-        state: &mut TrainState<M>,
-        ctx: &ReplicaContext,
-        mut gradients: Gradients,
-    ) -> Result<Applied> {
-        let peers = ctx.peers();
-        peers.refuse_update()?;
-        let coefficients = state.coefficients();
-        if state.needs_all_gradients() {
-            peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
-            return state.update(gradients, coefficients, peers.turn());
+    /// Every replica applies the same update to its copy; those that share a device compute it
+    /// once.
+    fn update_copy(&mut self, ctx: &ReplicaContext, mut gradients: Gradients) -> Result<Applied> {
+        if ctx.trace().is_some() {
+            return Err(Error::not_compilable(
+                "a training state from outside of the step",
+                "pass the training state to `run` as `&mut Mirrored<TrainState<_>>`",
+            ));
         }
-        state.update_with(coefficients, |update| {
+        let peers = ctx.peers();
+        let coefficients = self.coefficients();
+        if self.needs_all_gradients() {
+            peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
+            return self.update(gradients, coefficients, peers.turn());
+        }
+        self.update_with(coefficients, None, |update| {
             peers.sum_gradients(&mut gradients, &mut |range, gradients| {
                 update.apply_with(peers.turn(), range, gradients)
             })
-        })?;
-        Ok(Applied::Updated)
+        })
     }
 
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(Mirrored)
-    }
-}
-
-/// One update for all replicas: replica 0 applies it to the only copy, the others take the new
-/// tensors' handles.
-pub(super) struct Central;
-
-impl<M: Module + 'static> Placement<M> for Central {
-    fn apply(
+    /// One update for all replicas: replica 0 applies it to the only copy, the others take the new
+    /// tensors' handles.
+    fn update_only_copy(
         &mut self,
-        state: &mut TrainState<M>,
         ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
@@ -259,10 +169,9 @@ impl<M: Module + 'static> Placement<M> for Central {
         let is_first = ctx.local_id() == 0;
         let mut mine = None;
         if is_first {
-            let coefficients = state.coefficients();
-            let applied = state.update(gradients, coefficients, None)?;
+            let applied = self.update(gradients, self.coefficients(), None)?;
             // Handles, not copies.
-            mine = Some((applied, state.clone()));
+            mine = Some((applied, self.clone()));
         }
         let count = ctx.num_local();
         let handles = ctx.exchange("apply_gradients", 0, mine, |mut all| {
@@ -271,17 +180,13 @@ impl<M: Module + 'static> Placement<M> for Central {
         let missing = || Error::invalid("apply_gradients: replica 0 made no update");
         let (applied, first) = handles.ok_or_else(missing)?;
         if !is_first {
-            let model = state.statistics.keep_own(&state.model, &first.model)?;
-            state.model = model.fork(ctx.device());
-            state.slots = first.slots;
-            state.records = first.records;
-            state.step = first.step;
-            state.loss_scale = first.loss_scale;
+            let model = self.statistics.keep_own(&self.model, &first.model)?;
+            self.model = model.fork(ctx.device());
+            self.slots = first.slots;
+            self.records = first.records;
+            self.step = first.step;
+            self.loss_scale = first.loss_scale;
         }
         Ok(applied)
-    }
-
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(Central)
     }
 }

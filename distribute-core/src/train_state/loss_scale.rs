@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::TrainState;
+use super::{Placement, TrainState};
 use crate::{Applied, Error, Gradients, LossScale, Result, trace};
 
 impl<M> TrainState<M> {
@@ -46,8 +46,10 @@ impl<M> TrainState<M> {
     /// In a step that is compiled a dynamic one has the numbers of the time of the capture: ask
     /// outside of steps, and use [`scale_loss`](Self::scale_loss) inside.
     pub fn loss_scale(&self) -> &LossScale {
-        if self.loss_scale.is_dynamic() {
-            self.placement.read_loss_scale();
+        if self.loss_scale.is_dynamic()
+            && let Placement::Captured(captured) = &self.placement
+        {
+            captured.trace.read_loss_scale();
         }
         &self.loss_scale
     }
@@ -58,8 +60,9 @@ impl<M> TrainState<M> {
     pub fn scale_loss(&mut self, loss: &Tensor<1>) -> Tensor<1> {
         self.is_loss_scaled = true;
         if self.loss_scale.is_dynamic()
-            && let Some(scale) = self.placement.captured_loss_scale()
+            && let Placement::Captured(captured) = &mut self.placement
         {
+            let scale = captured.loss_scale();
             let scale = match trace::tracked(loss) {
                 Some(_) => scale.tracked(false),
                 None => scale.float(),

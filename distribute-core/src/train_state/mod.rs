@@ -13,14 +13,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
-use apply::{Central, Mirrored, Placement};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
+use remote::Remote;
+use traced::Captured;
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::gradients::Clip;
 use crate::optim::{BurnRecord, Optimizer};
-use crate::parameters::{self, Parameter};
+use crate::parameters;
 use crate::remote::{RemoteStore, tensors_of};
 use crate::replicate::{PartVisitor, StatePart, take_state};
 use crate::trace::HostState;
@@ -72,7 +73,20 @@ pub struct TrainState<M> {
     /// None without a dynamic loss scale.
     statistics_before: Vec<Tensor<1>>,
     /// Where tensors and slots live.
-    placement: Box<dyn Placement<M>>,
+    placement: Placement,
+}
+
+/// Where the variables of a training state are, and how an update gets there.
+#[derive(Clone)]
+enum Placement {
+    /// Every replica applies the same update to its copy.
+    Mirrored,
+    /// One update is applied to the only copy.
+    Central,
+    /// In a step that is captured.
+    Captured(Box<Captured>),
+    /// In a store.
+    Remote(Remote),
 }
 
 /// What [`TrainState::apply_gradients`] did.
@@ -119,7 +133,7 @@ impl<M: Module + 'static> TrainState<M> {
             accumulation_share: 1.0,
             accumulated: None,
             half_updated: false,
-            placement: Box::new(Mirrored),
+            placement: Placement::Mirrored,
         }
     }
 
@@ -165,7 +179,9 @@ impl<M> TrainState<M> {
     /// In a step that is compiled this is the number at the time of the capture; use it for nothing
     /// but [`ReplicaContext::rng`](crate::ReplicaContext::rng) there.
     pub fn step(&self) -> u64 {
-        self.placement.read_step();
+        if let Placement::Captured(captured) = &self.placement {
+            captured.trace.read_step();
+        }
         self.step
     }
 
@@ -180,7 +196,11 @@ impl<M> TrainState<M> {
     /// the next call that needs them, whose error it is if they are gone.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
-        self.placement.set_learning_rate(learning_rate);
+        match &mut self.placement {
+            Placement::Captured(captured) => captured.learning_rate = Some(learning_rate),
+            Placement::Remote(remote) => remote.set_learning_rate(learning_rate),
+            Placement::Mirrored | Placement::Central => {}
+        }
     }
 
     /// How gradients are clipped before an update, if they are.
@@ -190,7 +210,7 @@ impl<M> TrainState<M> {
 
     /// Whether tensors and slots live elsewhere, and this is a copy.
     pub fn is_remote(&self) -> bool {
-        self.placement.store().is_some()
+        matches!(self.placement, Placement::Remote(_))
     }
 
     /// Whether gradients of some micro-batches wait for the rest of their update.
@@ -276,8 +296,8 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
 
     fn place(&mut self, placement: VariablePlacement) {
         self.placement = match placement {
-            VariablePlacement::Mirrored => Box::new(Mirrored),
-            VariablePlacement::Central => Box::new(Central),
+            VariablePlacement::Mirrored => Placement::Mirrored,
+            VariablePlacement::Central => Placement::Central,
         };
     }
 
@@ -315,10 +335,8 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
 /// The paths of the trainable parameters.
 fn names(model: &impl Module) -> Vec<String> {
     let mut names = Vec::new();
-    let outcome = parameters::visit(model, |parameter: Parameter<'_>| {
-        if parameter.tensor.trained().is_some() {
-            names.push(parameter.path.to_string());
-        }
+    let outcome = parameters::visit_trained(model, |_, path, _| {
+        names.push(path.to_string());
         Ok(())
     });
     debug_assert!(outcome.is_ok(), "nothing here fails");
@@ -342,9 +360,9 @@ impl<M: Module + 'static> TrainState<M> {
     /// # Errors
     /// If the device or the parameter servers cannot be read.
     pub fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
-        match self.placement.store() {
-            Some(store) => store.save(),
-            None => Ok((self.step, self.local_tensors()?)),
+        match &self.placement {
+            Placement::Remote(remote) => remote.state.save(),
+            _ => Ok((self.step, self.local_tensors()?)),
         }
     }
 
@@ -393,10 +411,10 @@ impl<M: Module + 'static> TrainState<M> {
         let model = self.fitting_tensors(tensors)?;
         self.check_slots(tensors)?;
         let loss_scale = self.loss_scale.of_tensors(tensors)?;
-        if let Some(store) = self.placement.store() {
+        if let Placement::Remote(remote) = &self.placement {
             let mut all = tensors.clone();
             all.extend(model);
-            store.restore(&all, step)?;
+            remote.state.restore(&all, step)?;
             self.accumulated = None;
             self.refresh()?;
             self.step = step;
@@ -408,17 +426,16 @@ impl<M: Module + 'static> TrainState<M> {
         let model = module_tensors::put(self.model.clone(), values)?;
         let device = self.model.devices().into_iter().next();
         let device = device.map(|device| device.without_autodiff());
-        let mut slots = Vec::with_capacity(self.names.len());
-        for name in self.names.iter() {
+        let slots = self.names.iter().map(|name| {
             let stored = self.optimizer.slots().iter().map_while(|slot| {
                 let data = tensors.get(&format!("optimizer/{slot}/{name}"))?.clone();
                 let dtype = data.dtype();
                 Some(Tensor::<1>::from_data(data, (device.as_ref()?, dtype)))
             });
-            slots.push(stored.collect());
-        }
+            stored.collect()
+        });
+        self.slots = slots.collect();
         self.model = model;
-        self.slots = slots;
         self.records = records;
         self.loss_scale = loss_scale;
         self.step = step;
@@ -457,20 +474,17 @@ impl<M: Module + 'static> TrainState<M> {
         parameters::visit_trained(&self.model, |_, name, tensor| {
             let count: usize = tensor.spec().shape.iter().product();
             let slots = self.optimizer.slots().iter();
-            let slots: Vec<String> = slots
+            let (found, missing): (Vec<_>, Vec<_>) = slots
                 .map(|slot| format!("optimizer/{slot}/{name}"))
-                .collect();
-            let found: Vec<_> = slots.iter().filter_map(|slot| tensors.get(slot)).collect();
-            if let (false, Some(missing)) = (
-                found.is_empty(),
-                slots.iter().find(|slot| !tensors.contains_key(*slot)),
-            ) {
+                .partition(|slot| tensors.contains_key(slot));
+            if let (Some(_), Some(missing)) = (found.first(), missing.first()) {
                 return Err(Error::invalid(format!(
                     "the checkpoint has no `{missing}`, only other slots of that parameter: it \
                      is not whole"
                 )));
             }
-            for (slot, data) in slots.iter().zip(found) {
+            for slot in found {
+                let data = &tensors[&slot];
                 if data.num_elements() != count || !data.dtype().is_float() {
                     return Err(Error::invalid(format!(
                         "`{slot}` has shape {:?} and type {} in the checkpoint, and the parameter \

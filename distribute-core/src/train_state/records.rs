@@ -15,7 +15,7 @@ const PREFIX: &str = "optimizer_record/";
 
 impl<M: Module + 'static> TrainState<M> {
     /// The dimensions of the trained parameters, in visit order.
-    fn shapes(&self) -> Result<Vec<Vec<usize>>> {
+    pub(super) fn shapes(&self) -> Result<Vec<Vec<usize>>> {
         let mut shapes = Vec::with_capacity(self.names.len());
         visit_named(&self.model, &self.names, |tensor| {
             shapes.push(tensor.spec().shape);
@@ -55,20 +55,17 @@ impl<M: Module + 'static> TrainState<M> {
             }
         }
         let Some(burn) = self.optimizer.burn() else {
-            return match self
-                .names
-                .iter()
-                .find(|name| leaves.contains_key(name.as_str()))
-            {
-                None => Ok(vec![None; self.names.len()]),
-                Some(name) => Err(CheckpointError::WrongOptimizer {
-                    saved_by: "one of burn's optimizers".to_string(),
-                    found: format!("{PREFIX}..{name}"),
-                    optimizer: self.optimizer.name().to_string(),
-                    expected: self.optimizer.slots().join(", "),
-                }
-                .into()),
+            let mut names = self.names.iter();
+            let Some(name) = names.find(|name| leaves.contains_key(name.as_str())) else {
+                return Ok(vec![None; self.names.len()]);
             };
+            let error = CheckpointError::WrongOptimizer {
+                saved_by: "one of burn's optimizers".to_string(),
+                found: format!("{PREFIX}..{name}"),
+                optimizer: self.optimizer.name().to_string(),
+                expected: self.optimizer.slots().join(", "),
+            };
+            return Err(error.into());
         };
         let device = self.model.devices().into_iter().next().unwrap_or_default();
         let device = device.without_autodiff();

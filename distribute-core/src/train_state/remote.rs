@@ -5,8 +5,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::apply::Placement;
-use super::{Applied, TrainState};
+use super::{Applied, Placement, TrainState};
 use crate::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
 };
@@ -17,7 +16,7 @@ use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy
 /// The state's place in the store, and what of it is here.
 #[derive(Clone)]
 pub(super) struct Remote {
-    state: Arc<dyn RemoteState>,
+    pub(super) state: Arc<dyn RemoteState>,
     /// Of the model's tensors in visit order.
     known: Vec<RemoteVersion>,
     is_trained: Arc<[bool]>,
@@ -59,14 +58,11 @@ impl Remote {
         }
         Ok(())
     }
-}
 
-impl<M: Module + 'static> Placement<M> for Remote {
     /// Sends gradients where the state lives; the values here stay as they are.
-    fn apply(
+    pub(super) fn apply<M: Module>(
         &mut self,
         state: &mut TrainState<M>,
-        _: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
         state.prepare(&mut gradients)?;
@@ -82,15 +78,8 @@ impl<M: Module + 'static> Placement<M> for Remote {
         }
     }
 
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(self.clone())
-    }
-
-    fn store(&self) -> Option<&dyn RemoteState> {
-        Some(&*self.state)
-    }
-
-    fn refresh(&mut self, state: &mut TrainState<M>) -> Result<()> {
+    /// Takes over the newest values.
+    fn refresh<M: Module>(&mut self, state: &mut TrainState<M>) -> Result<()> {
         self.send()?;
         let pulled = self.state.pull(&self.known)?;
         let changed = pulled.changed.into_iter();
@@ -113,16 +102,13 @@ impl<M: Module + 'static> Placement<M> for Remote {
         Ok(())
     }
 
-    fn set_learning_rate(&mut self, learning_rate: f64) {
+    /// The state's learning rate was set.
+    pub(super) fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = Some(learning_rate);
         if let Err(error) = self.send() {
             // It is kept, and sent before the next pull or push.
             tracing::debug!(%error, "the store does not know the new learning rate yet");
         }
-    }
-
-    fn send_learning_rate(&mut self) -> Result<()> {
-        self.send()
     }
 }
 
@@ -132,7 +118,10 @@ impl<M> TrainState<M> {
     /// # Errors
     /// Those of the store.
     pub fn send_learning_rate(&mut self) -> Result<()> {
-        self.placement.send_learning_rate()
+        match &mut self.placement {
+            Placement::Remote(remote) => remote.send(),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -150,7 +139,10 @@ impl<M: Module + 'static> TrainState<M> {
         if self.is_accumulating() {
             return Ok(());
         }
-        self.with_placement(|placement, state| placement.refresh(state))
+        self.with_placement(|placement, state| match placement {
+            Placement::Remote(remote) => remote.refresh(state),
+            _ => Ok(()),
+        })
     }
 
     /// Hands the tensors to a store and takes over what it has of them.
@@ -183,7 +175,7 @@ impl<M: Module + 'static> TrainState<M> {
             tensors,
             optimizer: Some(&*self.optimizer),
         })?;
-        self.placement = Box::new(Remote {
+        self.placement = Placement::Remote(Remote {
             state,
             known: vec![RemoteVersion::new(); is_trained.len()],
             is_trained,

@@ -5,28 +5,33 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Shape, Tensor, TensorData};
+use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
-use super::apply::{CapturedSlots, Placement};
-use super::update::{UpdateCoefficients, visit_named};
-use super::{Applied, TrainState};
+use super::update::visit_named;
+use super::{Applied, Placement, TrainState};
 use crate::gradients::with_shape;
+use crate::optim::Coefficient;
 use crate::trace::{
-    CapturedTensor, Coefficients, Fingerprint, HostState, TensorSpec, Trace, captured, equals,
+    CapturedTensor, Coefficients, Fingerprint, HostState, Source, TensorSpec, Trace, captured,
+    equals,
 };
 use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
+
+/// Slots as they came in, in the dimensions of their parameters, by their flat views.
+type CapturedSlots = HashMap<TensorId, CapturedTensor>;
 
 /// What a state knows while it is captured.
 #[derive(Clone)]
 pub(super) struct Captured {
-    trace: Arc<Trace>,
+    pub(super) trace: Arc<Trace>,
     /// Of the training states of the arguments, in order.
     index: usize,
     /// The number of updates before the step.
     first_step: u64,
     /// The learning rate that the step itself has set.
-    learning_rate: Option<f64>,
+    pub(super) learning_rate: Option<f64>,
     slots: CapturedSlots,
     /// A dynamic loss scale, once the step has used it.
     loss_scale: Option<CapturedTensor>,
@@ -45,10 +50,7 @@ struct ShapedSlot<'a> {
 
 impl Leaf for ShapedSlot<'_> {
     fn spec(&self) -> TensorSpec {
-        TensorSpec {
-            shape: self.shape.to_vec(),
-            dtype: self.slot.dtype(),
-        }
+        TensorSpec::new(self.shape, self.slot.dtype())
     }
 
     fn data(&self) -> Result<TensorData> {
@@ -78,101 +80,63 @@ impl Leaf for ShapedSlot<'_> {
     }
 }
 
-impl<M: Module + 'static> Placement<M> for Captured {
+impl Captured {
     /// Reduces captured gradients and records the update.
-    fn apply(
+    ///
+    /// # Errors
+    /// With a dynamic loss scale for the second update of a step: what its scale and its number are
+    /// depends on the first.
+    pub(super) fn apply<M: Module + 'static>(
         &mut self,
         state: &mut TrainState<M>,
         ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
-        ctx.peers()
-            .all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
+        let peers = ctx.peers();
+        peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
         let coefficients = self.coefficients(state);
         if !state.loss_scale.is_dynamic() {
             return state.update(gradients, coefficients, None);
         }
-        let is_made = self.prepare(state, &mut gradients)?;
-        state.update_with(coefficients.only_if(is_made), |update| {
-            update.apply(0..update.len(), &mut gradients)
-        })?;
-        Ok(Applied::Updated)
-    }
-
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(self.clone())
-    }
-
-    fn set_learning_rate(&mut self, learning_rate: f64) {
-        self.learning_rate = Some(learning_rate);
-    }
-
-    fn captured_learning_rate(&self) -> Option<f64> {
-        self.learning_rate
-    }
-
-    fn read_step(&self) {
-        self.trace.read_step();
-    }
-
-    fn read_loss_scale(&self) {
-        self.trace.read_loss_scale();
-    }
-
-    fn captured_loss_scale(&mut self) -> Option<CapturedTensor> {
-        let new = || self.trace.loss_scale(self.index);
-        Some(self.loss_scale.get_or_insert_with(new).clone())
-    }
-
-    fn applies(&self) -> Option<CapturedTensor> {
-        self.applies.clone()
-    }
-
-    fn captured_slots(&mut self) -> Option<&mut CapturedSlots> {
-        Some(&mut self.slots)
-    }
-}
-
-impl Captured {
-    /// Divides summed gradients by a dynamic loss scale and clips them. Whether the program is to
-    /// make the update, as a bool of shape `[1]`; none if there are no gradients.
-    ///
-    /// # Errors
-    /// For the second update of a step: what its scale and its number are depends on the first.
-    fn prepare<M: Module + 'static>(
-        &mut self,
-        state: &TrainState<M>,
-        gradients: &mut Gradients,
-    ) -> Result<Option<CapturedTensor>> {
         if state.step != self.first_step {
             return Err(Error::not_compilable(
                 "a second update of a state with a dynamic loss scale in one step",
                 "call `run` once for each update, or take `LossScale::fixed(..)`",
             ));
         }
-        let scale = <Self as Placement<M>>::captured_loss_scale(self);
-        let scale = scale.map(|scale| scale.float());
-        let applies = match scale {
-            Some(scale) => gradients.unscale_captured(scale)?,
-            None => None,
-        };
+        let applies = gradients.unscale_captured(self.loss_scale().float())?;
         if let Some(clip) = state.clip {
             gradients.apply_clip(clip)?;
         }
         self.applies = applies.as_ref().and_then(captured);
-        Ok(applies.and_then(|applies| equals(&applies, 1.0)))
+        let is_made = applies.and_then(|applies| equals(&applies, 1.0));
+        state.update_with(coefficients, is_made, |update| {
+            update.apply(0..update.len(), &mut gradients)
+        })
     }
 
-    /// Those of the next update, as inputs of the program.
-    fn coefficients<M>(&self, state: &TrainState<M>) -> UpdateCoefficients {
-        let next = state.step + 1;
-        let count = state
-            .optimizer
-            .coefficients(state.learning_rate, next)
-            .len();
-        let earlier = state.step - self.first_step;
-        let set = self.learning_rate;
-        UpdateCoefficients::captured(self.trace.coefficients(self.index, earlier, count, set))
+    /// A dynamic loss scale as an input of the program, of shape `[1]`.
+    pub(super) fn loss_scale(&mut self) -> CapturedTensor {
+        let new = || {
+            let source = Source::LossScale(self.index);
+            self.trace.input(source, &TensorSpec::vector(1, DType::F32))
+        };
+        self.loss_scale.get_or_insert_with(new).clone()
+    }
+
+    /// Those of the next update, as inputs of the program of shape `[1]`.
+    fn coefficients<M: Module + 'static>(&self, state: &TrainState<M>) -> Vec<Coefficient> {
+        let spec = TensorSpec::vector(1, DType::F32);
+        let input = |index| {
+            let source = Source::Coefficient {
+                training_state: self.index,
+                update: state.step - self.first_step,
+                index,
+                learning_rate: self.learning_rate,
+            };
+            Coefficient::Tensor(self.trace.input(source, &spec).float())
+        };
+        (0..state.coefficients().len()).map(input).collect()
     }
 }
 
@@ -201,17 +165,14 @@ impl<M: Module + 'static> TrainState<M> {
     }
 
     pub(super) fn walk_slots(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
-        let optimizer = Arc::clone(&self.optimizer);
-        let names = optimizer.slots();
-        let mut shapes = Vec::new();
-        visit_named(&self.model, &self.names, |tensor| {
-            shapes.push(tensor.spec().shape);
-            Ok(())
-        })?;
-        let mut arrived = self.placement.captured_slots();
+        let shapes = self.shapes()?;
+        let mut arrived = match &mut self.placement {
+            Placement::Captured(captured) => Some(&mut captured.slots),
+            _ => None,
+        };
         let slots = self.slots.iter_mut().zip(shapes);
         for (parameter, (slots, shape)) in self.names.iter().zip(slots) {
-            for (name, slot) in names.iter().zip(slots) {
+            for (name, slot) in self.optimizer.slots().iter().zip(slots) {
                 let name = format!("{parameter} ({name})");
                 let path = path.field(&name);
                 if shape.len() == 1 {
@@ -267,7 +228,7 @@ impl<M: Module + 'static> HostState for TrainState<M> {
     }
 
     fn bind(&mut self, trace: Arc<Trace>, index: usize) {
-        self.placement = Box::new(Captured {
+        self.placement = Placement::Captured(Box::new(Captured {
             trace,
             index,
             first_step: self.step,
@@ -275,17 +236,23 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             slots: HashMap::new(),
             loss_scale: None,
             applies: None,
-        });
+        }));
     }
 
     fn applies(&self) -> Option<CapturedTensor> {
-        self.placement.applies()
+        match &self.placement {
+            Placement::Captured(captured) => captured.applies.clone(),
+            _ => None,
+        }
     }
 
     /// The number of updates, the learning rate and whether the step has set it, the micro-batches
     /// that wait, and which parameters have a gradient in them.
     fn record(&self) -> Vec<u64> {
-        let sets_rate = self.placement.captured_learning_rate().is_some();
+        let sets_rate = matches!(
+            &self.placement,
+            Placement::Captured(captured) if captured.learning_rate.is_some()
+        );
         let rate = self.learning_rate.to_bits();
         let mut record = vec![self.step, rate, u64::from(sets_rate)];
         if let Some((count, gradients)) = &self.accumulated {

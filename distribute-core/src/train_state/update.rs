@@ -6,92 +6,61 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use tracing::trace_span;
 
-use crate::optim::{BurnRecord, Coefficient, Optimizer, ParameterUpdate, WholeParameter};
+use super::{Placement, TrainState};
+use crate::optim::{Coefficient, ParameterUpdate, WholeParameter};
 use crate::parameters::{self, TrainedTensor};
 use crate::replica::Turn;
 use crate::trace::{self, CapturedTensor};
 use crate::{Error, Gradients, Result};
 
-/// The parameters of one update. Until [`put_into`](Self::put_into) the model is as it was; the
-/// slots are not.
-pub(super) struct Update<'a> {
-    optimizer: &'a dyn Optimizer,
+/// The parameters of one update. Until [`finish`](Self::finish) the model is as it was; the slots
+/// are not.
+pub(super) struct Update<'a, M> {
+    pub(super) state: &'a mut TrainState<M>,
     coefficients: Vec<Coefficient>,
-    only_if: Option<CapturedTensor>,
-    /// The paths of the parameters, and their values, in visit order.
-    names: &'a [String],
-    parameters: Vec<Parameter>,
-    updated: Vec<Option<Parameter>>,
-    /// Theirs, for an optimizer of burn; of no parameter for others, which see one row.
-    shapes: Vec<Vec<usize>>,
-    slots: &'a mut [Vec<Tensor<1>>],
-    records: &'a mut [Option<BurnRecord>],
-    has_begun: bool,
-}
-
-/// The coefficients of one update: of the host, or inputs of a step that is captured.
-pub(super) struct UpdateCoefficients {
-    all: Vec<Coefficient>,
-    is_captured: bool,
     /// Whether the program makes the update: a bool of shape `[1]`.
     only_if: Option<CapturedTensor>,
+    /// The values of the parameters, in visit order.
+    parameters: Vec<Parameter>,
+    updated: Vec<Option<Parameter>>,
+    /// Their shapes, for an optimizer of burn; of no parameter for others, which see one row.
+    shapes: Vec<Vec<usize>>,
+    /// Whether slots may have been changed.
+    pub(super) has_begun: bool,
 }
 
-impl UpdateCoefficients {
-    pub(super) fn of_host(numbers: Vec<f64>) -> Self {
-        Self {
-            all: numbers.into_iter().map(Coefficient::Host).collect(),
-            is_captured: false,
-            only_if: None,
-        }
-    }
-
-    pub(super) fn captured(inputs: Vec<Tensor<1>>) -> Self {
-        Self {
-            all: inputs.into_iter().map(Coefficient::Tensor).collect(),
-            is_captured: true,
-            only_if: None,
-        }
-    }
-
-    /// Parameters and slots stay as they are where this bool of a captured step is not set.
-    pub(super) fn only_if(mut self, is_made: Option<CapturedTensor>) -> Self {
-        self.only_if = is_made;
-        self
-    }
-}
-
-impl<'a> Update<'a> {
+impl<'a, M: Module> Update<'a, M> {
+    /// With coefficients of the host, or inputs of the step that is captured: parameters and slots
+    /// stay as they are where `only_if` is not set.
+    ///
     /// # Errors
     /// Those of [`visit_named`], and for a model that is not the captured one, in a step that is
     /// captured.
     pub(super) fn new(
-        model: &impl Module,
-        (optimizer, coefficients): (&'a dyn Optimizer, UpdateCoefficients),
-        names: &'a [String],
-        (slots, records): (&'a mut [Vec<Tensor<1>>], &'a mut [Option<BurnRecord>]),
+        state: &'a mut TrainState<M>,
+        coefficients: Vec<Coefficient>,
+        only_if: Option<CapturedTensor>,
     ) -> Result<Self> {
         let (mut parameters, mut shapes) = (Vec::new(), Vec::new());
-        visit_named(model, names, |tensor| {
-            if optimizer.burn().is_some() {
+        visit_named(&state.model, &state.names, |tensor| {
+            if state.optimizer.burn().is_some() {
                 shapes.push(tensor.spec().shape);
             }
-            parameters.push(match coefficients.is_captured {
-                false => Parameter::Here(Box::new(tensor.flat())),
-                true => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
+            parameters.push(match state.placement {
+                Placement::Captured(_) => {
+                    Parameter::Captured(tensor.captured().ok_or_else(foreign)?)
+                }
+                _ => Parameter::Here(Box::new(tensor.flat())),
             });
             Ok(())
         })?;
         Ok(Self {
-            optimizer,
-            coefficients: coefficients.all,
-            only_if: coefficients.only_if,
+            state,
+            coefficients,
+            only_if,
             updated: vec![None; parameters.len()],
-            names,
             parameters,
             shapes,
-            slots,
-            records,
             has_begun: false,
         })
     }
@@ -99,11 +68,6 @@ impl<'a> Update<'a> {
     /// The number of trainable parameters.
     pub(super) fn len(&self) -> usize {
         self.parameters.len()
-    }
-
-    /// Whether slots may have been changed.
-    pub(super) fn has_begun(&self) -> bool {
-        self.has_begun
     }
 
     /// Updates the parameters of a range in visit order, with gradients that are reduced already.
@@ -132,7 +96,8 @@ impl<'a> Update<'a> {
         let new = turn.once(key, || {
             self.apply(range.clone(), gradients)?;
             let new = |index: usize| {
-                let kept = (self.slots[index].clone(), self.records[index].clone());
+                let state = &*self.state;
+                let kept = (state.slots[index].clone(), state.records[index].clone());
                 (self.updated[index].clone(), kept)
             };
             Ok::<_, Error>(range.clone().map(new).collect::<Vec<_>>())
@@ -140,8 +105,8 @@ impl<'a> Update<'a> {
         for (index, (parameter, (slots, record))) in range.zip(new.iter()) {
             self.has_begun |= parameter.is_some();
             self.updated[index].clone_from(parameter);
-            self.slots[index].clone_from(slots);
-            self.records[index].clone_from(record);
+            self.state.slots[index].clone_from(slots);
+            self.state.records[index].clone_from(record);
         }
         Ok(())
     }
@@ -149,62 +114,60 @@ impl<'a> Update<'a> {
     /// What two updates of the same mirrored state have in common: where its rule and its names
     /// are, which its copies share, and the coefficients.
     fn identity(&self) -> (usize, usize, Vec<u64>) {
-        let rule = std::ptr::from_ref(self.optimizer).cast::<()>().addr();
+        let state = &*self.state;
+        let rule = std::ptr::from_ref(&*state.optimizer).cast::<()>().addr();
         let coefficients = self.coefficients.iter().map(|number| match number {
             Coefficient::Host(number) => number.to_bits(),
             Coefficient::Tensor(_) => 0,
         });
-        (rule, self.names.as_ptr().addr(), coefficients.collect())
+        (rule, state.names.as_ptr().addr(), coefficients.collect())
     }
 
     fn apply_one(&mut self, index: usize, gradients: &mut Gradients) -> Result<()> {
-        if !gradients.is_present(index) {
-            return Ok(());
-        }
-        self.has_begun = true;
-        let parameter = self.parameters[index].flat();
-        let device = parameter.device();
-        let Some(gradient) = gradients.take_flat(index, &device)? else {
+        let Some(gradient) = gradients.take(index) else {
             return Ok(());
         };
+        self.has_begun = true;
+        let parameter = self.parameters[index].flat();
+        let gradient = gradient.into_flat(&parameter.device())?;
         let dtype = parameter.dtype();
-        let mut slots = std::mem::take(&mut self.slots[index]);
+        let state = &mut *self.state;
+        let mut slots = std::mem::take(&mut state.slots[index]);
         if slots.is_empty() {
-            slots = self.optimizer.new_slots(&parameter);
+            slots = state.optimizer.new_slots(&parameter);
         }
         let coefficients = Coefficient::of_type(&self.coefficients, dtype);
-        let before = self
-            .only_if
-            .is_some()
-            .then(|| (parameter.clone(), slots.clone()));
-        let (mut parameter, mut slots) = self.optimizer.update(ParameterUpdate {
-            path: &self.names[index],
+        let only_if = self.only_if.as_ref();
+        let before = only_if.map(|is_made| (is_made, parameter.clone(), slots.clone()));
+        let (mut parameter, mut slots) = state.optimizer.update(ParameterUpdate {
+            path: &state.names[index],
             coefficients: &coefficients,
             parameter,
             gradient,
             slots,
             whole: self.shapes.get(index).map(|shape| WholeParameter {
                 shape,
-                record: &mut self.records[index],
+                record: &mut state.records[index],
             }),
         })?;
-        if let (Some(is_made), Some((old, old_slots))) = (&self.only_if, before) {
+        if let Some((is_made, old, old_slots)) = before {
             parameter = choose(is_made, &parameter, &old)?;
             for (slot, old) in slots.iter_mut().zip(&old_slots) {
                 *slot = choose(is_made, slot, old)?;
             }
         }
-        self.slots[index] = slots;
+        state.slots[index] = slots;
         self.updated[index] = Some(self.parameters[index].with(parameter)?);
         Ok(())
     }
 
-    /// The model with the updated parameters.
-    pub(super) fn put_into<M: Module>(self, model: M) -> Result<M> {
+    /// Puts the updated parameters into the model.
+    pub(super) fn finish(self) -> Result<()> {
         // The old values go before the new ones are put in.
         drop(self.parameters);
         let mut updated = self.updated.into_iter();
-        parameters::map(model, |parameter: parameters::Parameter<'_>| {
+        let model = self.state.model.clone();
+        self.state.model = parameters::map(model, |parameter: parameters::Parameter<'_>| {
             if let Some(tensor) = parameter.tensor.trained() {
                 match updated.next().flatten() {
                     Some(Parameter::Here(flat)) => tensor.set_flat(*flat),
@@ -215,7 +178,8 @@ impl<'a> Update<'a> {
                 }
             }
             Ok(())
-        })
+        })?;
+        Ok(())
     }
 }
 

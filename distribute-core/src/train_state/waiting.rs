@@ -75,12 +75,9 @@ impl<M: Module + 'static> Mirrored<TrainState<M>> {
         let mut sum = all.next().ok_or_else(missing)??;
         all.try_for_each(|other| sum.accumulate(other?))?;
         let (sum, _) = sum.into_values()?;
-        let zeros = sum.iter().map(|data| {
-            let zero =
-                |data: &TensorData| TensorData::full_dtype(data.shape().clone(), 0.0, data.dtype());
-            data.as_ref().map(zero)
-        });
-        let zeros: Sums = zeros.collect();
+        let zero =
+            |data: &TensorData| TensorData::full_dtype(data.shape().clone(), 0.0, data.dtype());
+        let zeros: Sums = sum.iter().map(|data| data.as_ref().map(zero)).collect();
         let of = |id: &usize| if *id == 0 { &sum } else { &zeros };
         Ok(ids.iter().map(|id| of(id).clone()).collect())
     }

@@ -15,7 +15,7 @@ impl ReplicaContext {
         mut initial: T,
         options: VariableOptions,
     ) -> Result<DistributedVariable<T>> {
-        self.peers().refuse("ctx.variable")?;
+        self.refuse_captured("ctx.variable")?;
         let strategy = current_strategy();
         if strategy.remote_store().is_some() {
             return Err(Error::invalid(

@@ -15,7 +15,6 @@
 //! would let the copies of a mirrored variable drift apart without a word (aggregation NONE), the
 //! update is an error.
 
-mod access;
 mod context;
 mod in_step;
 mod options;
@@ -34,7 +33,6 @@ use crate::remote::RemoteVariable;
 use crate::shown::{Shown, write_components};
 use crate::trace::Given;
 use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
-use access::{Access, InStore};
 pub use context::VariableContext;
 pub(crate) use context::sealed;
 pub use options::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
@@ -152,12 +150,12 @@ impl<T> DistributedVariable<T> {
 
     /// The shape of the value.
     pub fn shape(&self) -> &[usize] {
-        &self.shared.shape
+        &self.shared.spec.shape
     }
 
     /// The element type of the value.
     pub fn dtype(&self) -> DType {
-        self.shared.dtype
+        self.shared.spec.dtype
     }
 
     /// Whether this strategy made the variable
@@ -176,10 +174,13 @@ impl<T> DistributedVariable<T> {
     where
         T: VariableValue,
     {
-        let values = self.shared.values()?.into_iter();
-        values
-            .map(|value| T::from_data(value, &Device::flex()))
-            .collect()
+        let values = match &self.shared.home {
+            Home::Here(copies) => copies.all(),
+            Home::Store(store) => vec![store.read()?],
+        };
+        let values = values.into_iter();
+        let own = values.map(|value| T::from_data(value, &Device::flex()));
+        own.collect()
     }
 
     /// Sets the variable.
@@ -235,7 +236,7 @@ impl<T> DistributedVariable<T> {
     where
         T: VariableValue,
     {
-        match self.reach(context, "read")?.read(&self.shared)? {
+        match self.given(context)? {
             Given::Host(data) => T::from_data(data, context.device()?),
             Given::Captured(_) => Err(Error::not_compilable(
                 "`DistributedVariable::read`",
@@ -253,7 +254,7 @@ impl<T> DistributedVariable<T> {
         if self.shape().len() != D {
             return Err(not_of_rank(D, self.shape()));
         }
-        Ok(match self.reach(ctx, "read")?.read(&self.shared)? {
+        Ok(match self.given(ctx)? {
             Given::Host(data) => {
                 let dtype = data.dtype();
                 Tensor::from_data(data, (ctx.device(), dtype))
@@ -290,21 +291,20 @@ impl<T> DistributedVariable<T> {
         update: Update,
         mut value: impl Leaf,
     ) -> Result<()> {
-        self.reach(context, update.name())?
-            .change(&self.shared, update, &mut value)
+        self.check_owner(context, update.name())?;
+        match &self.shared.home {
+            Home::Here(copies) => context.change((&self.shared, copies), update, &mut value),
+            Home::Store(store) => store.change(update, self.shared.fitting(update, &mut value)?),
+        }
     }
 
-    /// The variable as it is reached from this context.
-    fn reach<'a>(
-        &'a self,
-        context: &'a (impl VariableContext + ?Sized),
-        op: &'static str,
-    ) -> Result<Box<dyn Access + 'a>> {
-        self.check_owner(context, op)?;
-        Ok(match &self.shared.home {
-            Home::Here(copies) => context.access(copies),
-            Home::Store(store) => Box::new(InStore(&**store)),
-        })
+    /// The value as it is seen from this context.
+    fn given(&self, context: &(impl VariableContext + ?Sized)) -> Result<Given> {
+        self.check_owner(context, "read")?;
+        match &self.shared.home {
+            Home::Here(copies) => context.read((&self.shared, copies)),
+            Home::Store(store) => store.read().map(Given::Host),
+        }
     }
 
     /// Variables of the default strategy are plain values that every strategy may use.
@@ -332,10 +332,8 @@ impl<T> fmt::Debug for DistributedVariable<T> {
             .field("dtype", &self.dtype())
             .field("options", &self.shared.options);
         if let Home::Here(copies) = &self.shared.home {
-            shown.field(
-                "values",
-                &copies.all().iter().map(Shown).collect::<Vec<_>>(),
-            );
+            let copies = copies.all();
+            shown.field("values", &copies.iter().map(Shown).collect::<Vec<_>>());
         }
         shown.finish_non_exhaustive()
     }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::{DType, Shape, TensorData};
+use burn::tensor::TensorData;
 
 use super::update::Update;
 use super::{VariableAggregation, VariableKind, VariableOptions, VariableSynchronization};
@@ -10,7 +10,7 @@ use crate::remote::{RemoteChange, RemoteVariable};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::TensorSpec;
-use crate::{Error, Result, Strategy, VariablePlacement, strategy};
+use crate::{Error, Leaf, Result, Strategy, VariablePlacement, strategy};
 
 /// What the strategy makes of the options.
 fn kind(
@@ -45,8 +45,8 @@ pub struct Shared {
     pub(super) options: VariableOptions,
     pub(super) owner: StrategyId,
     pub(super) replicas: usize,
-    pub(super) shape: Shape,
-    pub(super) dtype: DType,
+    /// Of the value.
+    pub(super) spec: TensorSpec,
     pub(super) home: Home,
     /// The strategy's, if it compiles steps: it compares them with their programs after a use of a
     /// variable outside of a step.
@@ -97,8 +97,7 @@ impl Shared {
             options,
             owner,
             replicas: strategy.num_replicas_in_sync(),
-            shape: initial.shape().clone(),
-            dtype: initial.dtype(),
+            spec: TensorSpec::of(&initial),
             home: store.map_or_else(|| Home::Here(Copies::new(copies, initial)), Home::Store),
             compiling: strategy.tracer().map(|_| strategy.handle()),
         };
@@ -119,14 +118,6 @@ impl Shared {
         is_own || self.replicas == 1
     }
 
-    /// The copies in this process, or the store's value.
-    pub(super) fn values(&self) -> Result<Vec<TensorData>> {
-        match &self.home {
-            Home::Here(copies) => Ok(copies.all()),
-            Home::Store(store) => Ok(vec![store.read()?]),
-        }
-    }
-
     /// Replaces each copy by a function of it; equal ones by one result.
     pub(super) fn update(
         &self,
@@ -142,19 +133,32 @@ impl Shared {
             Home::Here(copies) => {
                 self.used_outside();
                 self.check_versions(copies, "update")?;
-                copies.replace(self.kind == VariableKind::SyncOnRead, &mut change)
+                let changed = match self.kind {
+                    VariableKind::SyncOnRead => copies.0.len(),
+                    _ => 1,
+                };
+                let old = (0..changed).map(|replica| copies.read(replica));
+                copies.replace(&old.map(change).collect::<Result<Vec<_>>>()?);
+                Ok(())
             }
         }
     }
 
+    /// A value of the host that fits.
+    pub(super) fn fitting(&self, update: Update, value: &mut dyn Leaf) -> Result<TensorData> {
+        let value = value.take()?;
+        self.check_value(update.name(), &TensorSpec::of(&value))?;
+        Ok(value)
+    }
+
     pub(super) fn check_value(&self, op: &'static str, value: &TensorSpec) -> Result<()> {
-        if value.shape[..] != self.shape[..] {
-            return Err(Error::shape(op, &self.shape, &value.shape));
+        if value.shape != self.spec.shape {
+            return Err(Error::shape(op, &self.spec.shape, &value.shape));
         }
-        if value.dtype != self.dtype {
+        if value.dtype != self.spec.dtype {
             return Err(Error::invalid(format!(
                 "{op}: the variable holds {} elements and the value {}; cast the value first",
-                self.dtype.name(),
+                self.spec.dtype.name(),
                 value.dtype.name()
             )));
         }
@@ -220,19 +224,12 @@ impl Copies {
         Ok(())
     }
 
-    fn replace(
-        &self,
-        each_its_own: bool,
-        change: &mut dyn FnMut(TensorData) -> Result<TensorData>,
-    ) -> Result<()> {
-        let changed = if each_its_own { self.0.len() } else { 1 };
-        let old = (0..changed).map(|replica| self.read(replica));
-        let results = old.map(change).collect::<Result<Vec<_>>>()?;
+    /// Replaces each copy by its result, or all by the only one.
+    fn replace(&self, results: &[TensorData]) {
         for (copy, result) in self.0.iter().zip(results.iter().cycle()) {
             let mut copy = lock(copy);
             copy.data = result.clone();
             copy.version += 1;
         }
-        Ok(())
     }
 }

@@ -6,6 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::WorkerGroup;
 use crate::{Configuration, Error, Result};
 
+/// The places of the signals among all, which is the order in which they travel.
+const STOP: usize = 0;
+const SAVE: usize = 1;
+
 /// What one worker can signal and all do together.
 #[derive(Debug, Default)]
 pub(super) struct Signal {
@@ -61,51 +65,46 @@ impl WorkerGroup {
     /// all of them from then on. `Fit` looks at it; a loop of one's own can save a checkpoint and
     /// end there.
     pub fn request_stop(&self) {
-        self.shared.stop.request();
+        self.shared.signals[STOP].request();
     }
 
     /// Whether a worker had asked to stop before the last update.
     pub fn stop_agreed(&self) -> bool {
-        self.shared.stop.is_agreed()
+        self.shared.signals[STOP].is_agreed()
     }
 
     /// Begins anew: nobody has asked to stop. For what follows a loop that has stopped.
     pub fn clear_stop(&self) {
-        self.shared.stop.clear();
+        self.shared.signals[STOP].clear();
     }
 
     /// Asks all workers to save a checkpoint together, as [`request_stop`](Self::request_stop) asks
     /// them to stop.
     pub fn request_save(&self) {
-        self.shared.save.request();
+        self.shared.signals[SAVE].request();
     }
 
     /// Whether a worker had asked to save before the last update.
     pub fn save_agreed(&self) -> bool {
-        self.shared.save.is_agreed()
+        self.shared.signals[SAVE].is_agreed()
     }
 
     /// The checkpoint that was asked for is saved, or is not wanted any more.
     pub fn clear_save(&self) {
-        self.shared.save.clear();
-    }
-
-    /// All signals, in the order in which they travel.
-    fn all_signals(&self) -> [&Signal; 2] {
-        [&self.shared.stop, &self.shared.save]
+        self.shared.signals[SAVE].clear();
     }
 
     /// What this worker adds to the signals that travel with the gradients.
     pub(crate) fn signals(&self) -> Vec<f32> {
         let requested = |signal: &Signal| signal.requested.load(Ordering::Relaxed);
-        let all = self.all_signals();
+        let all = self.shared.signals.iter();
         all.map(|signal| f32::from(u8::from(requested(signal))))
-            .to_vec()
+            .collect()
     }
 
     /// Takes the reduced signals.
     pub(crate) fn receive(&self, signals: &[f32]) {
-        for (signal, sum) in self.all_signals().into_iter().zip(signals) {
+        for (signal, sum) in self.shared.signals.iter().zip(signals) {
             signal.agreed.fetch_or(*sum > 0.0, Ordering::Relaxed);
         }
     }

@@ -2,7 +2,6 @@
 
 use burn::tensor::TensorData;
 use distribute_collectives::Buffer;
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::WorkerGroup;
@@ -10,12 +9,8 @@ use super::encoding::tensor;
 use crate::trace::TensorSpec;
 use crate::{Error, Result};
 
-/// A tensor and where it belongs.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Named {
-    name: String,
-    form: TensorSpec,
-}
+/// Where a tensor belongs, and what it is.
+type Named = (String, TensorSpec);
 
 impl WorkerGroup {
     /// Replaces the tensors, which have these names, by the chief's.
@@ -29,11 +24,8 @@ impl WorkerGroup {
         names: &[String],
         tensors: &mut [TensorData],
     ) -> Result<()> {
-        let own = names.iter().zip(tensors.iter()).map(|(name, data)| Named {
-            name: name.clone(),
-            form: TensorSpec::of(data),
-        });
-        let own: Vec<Named> = own.collect();
+        let forms = tensors.iter().map(TensorSpec::of);
+        let own: Vec<Named> = names.iter().cloned().zip(forms).collect();
         let all = self.all_gather_json("the parameters of a model", &own)?;
         // Every worker compares all lists, so all of them return the same error.
         for (worker, found) in all.iter().enumerate().skip(1) {
@@ -46,9 +38,9 @@ impl WorkerGroup {
         self.communicator()
             .broadcast(0, &mut [Buffer::U8(&mut bytes)])?;
         let mut rest = bytes.as_slice();
-        for (data, named) in tensors.iter_mut().zip(&own) {
+        for (data, (_, form)) in tensors.iter_mut().zip(&own) {
             let (elements, left) = rest.split_at(data.as_bytes().len());
-            *data = tensor(&named.form, elements);
+            *data = tensor(form, elements);
             rest = left;
         }
         Ok(())
@@ -93,21 +85,20 @@ impl WorkerGroup {
 fn difference(chief: &[Named], worker: &[Named]) -> Option<String> {
     let text = |form: &TensorSpec| format!("{} {:?}", form.dtype.name(), form.shape);
     for (index, expected) in chief.iter().enumerate() {
-        let Named { name, form } = expected;
+        let (name, form) = expected;
         return Some(match worker.get(index) {
             Some(found) if found == expected => continue,
-            Some(found) if found.name == *name => format!(
+            Some((other, found)) if other == name => format!(
                 "the parameter `{name}` is {} there and {} on the chief",
-                text(&found.form),
+                text(found),
                 text(form)
             ),
-            Some(found) => format!(
-                "its parameter {index} is `{}`, the chief's is `{name}`",
-                found.name
-            ),
+            Some((other, _)) => {
+                format!("its parameter {index} is `{other}`, the chief's is `{name}`")
+            }
             None => format!("it has no parameter `{name}`"),
         });
     }
-    let more = worker.get(chief.len())?;
-    Some(format!("the chief has no parameter `{}`", more.name))
+    let (more, _) = worker.get(chief.len())?;
+    Some(format!("the chief has no parameter `{more}`"))
 }

@@ -40,11 +40,8 @@ impl WorkerGroup {
             .map(|tensor| tensor.try_into_data().map_err(Error::internal));
         let mut copies = copies.collect::<Result<Vec<_>>>()?;
         let mut buffers = as_buffers(&mut copies)?;
-        self.options().batch_all_reduce(
-            self.communicator().as_mut(),
-            ReduceOp::Sum,
-            &mut buffers,
-        )?;
+        let options = self.options();
+        options.batch_all_reduce(self.communicator().as_mut(), ReduceOp::Sum, &mut buffers)?;
         let back = copies.into_iter().map(|data| {
             let dtype = data.dtype();
             Tensor::from_data(data, (&device, dtype))

@@ -14,6 +14,16 @@ use crate::{Error, Result};
 /// What the names and shapes of a worker's lists may take more than those of another one.
 const SLACK_BYTES: usize = 64 * 1024;
 
+/// What two workers have called, in the same words on both.
+fn different_calls(mut calls: [(usize, &str); 2]) -> Error {
+    calls.sort_unstable();
+    let [(first, one), (second, other)] = calls;
+    Error::invalid(format!(
+        "the workers made different calls: `{one}` on worker {first}, `{other}` on worker \
+         {second}; all workers must make the same ones in the same order"
+    ))
+}
+
 /// Bytes behind their number.
 fn send(communicator: &mut dyn Communicator, to: usize, mut bytes: Vec<u8>) -> Result<()> {
     let mut length = [i64::try_from(bytes.len()).map_err(Error::internal)?];
@@ -40,7 +50,11 @@ impl WorkerGroup {
     pub(crate) fn all_reduce(&self, op: ReduceOp, lists: &mut [&mut [TensorData]]) -> Result<()> {
         let mut communicator = self.communicator();
         by_type(lists, |buffers| {
-            self.combine(communicator.as_mut(), op, buffers)
+            match &self.shared.terms {
+                Some(terms) => terms.all_reduce(communicator.as_mut(), op, buffers)?,
+                None => communicator.all_reduce(op, buffers)?,
+            }
+            Ok(())
         })
     }
 
@@ -55,20 +69,19 @@ impl WorkerGroup {
         }
         let sizes = lists.first().map_or(&[][..], |list| list);
         let sizes: Vec<usize> = sizes.iter().map(|data| data.as_bytes().len()).collect();
-        self.options()
-            .packs(&sizes)
-            .into_iter()
-            .try_for_each(|pack| {
-                let lists = lists.iter_mut().map(|list| &mut list[pack.clone()]);
-                self.all_reduce(op, &mut lists.collect::<Vec<_>>())
-            })
+        for pack in self.options().packs(&sizes) {
+            let lists = lists.iter_mut().map(|list| &mut list[pack.clone()]);
+            self.all_reduce(op, &mut lists.collect::<Vec<_>>())?;
+        }
+        Ok(())
     }
 
     /// Adds up numbers over all replicas of all workers. A worker hands in the sums of each of its
     /// [parts](Self::parts).
     pub(crate) fn add_up(&self, mut parts: Vec<Vec<f64>>) -> Result<Vec<f64>> {
         let mut communicator = self.communicator();
-        let Some(terms) = self.terms().filter(|terms| !terms.is_tree_of_ranks()) else {
+        let terms = self.shared.terms.as_ref();
+        let Some(terms) = terms.filter(|terms| !terms.is_tree_of_ranks()) else {
             let mut sums = parts.swap_remove(0);
             communicator.all_reduce(ReduceOp::Sum, &mut [Buffer::F64(&mut sums)])?;
             return Ok(sums);
@@ -87,19 +100,6 @@ impl WorkerGroup {
             .ok_or_else(different_structure)
     }
 
-    fn combine(
-        &self,
-        communicator: &mut dyn Communicator,
-        op: ReduceOp,
-        buffers: &mut [Buffer<'_>],
-    ) -> Result<()> {
-        match self.terms() {
-            Some(terms) => terms.all_reduce(communicator, op, buffers)?,
-            None => communicator.all_reduce(op, buffers)?,
-        }
-        Ok(())
-    }
-
     /// Gives every worker the lists that all workers hand in, worker by worker. A worker hands in
     /// one list per replica, or one for all of them. `call` says what it is for.
     ///
@@ -115,11 +115,8 @@ impl WorkerGroup {
         let (calls, lists): (Vec<_>, Vec<_>) =
             read.collect::<Result<Vec<_>>>()?.into_iter().unzip();
         if let Some(worker) = calls.iter().position(|found| *found != calls[0]) {
-            let (first, found) = (&calls[0], &calls[worker]);
-            return Err(Error::invalid(format!(
-                "the workers made different calls: `{first}` on worker 0, `{found}` on worker \
-                 {worker}; all workers must make the same ones in the same order"
-            )));
+            let (first, found) = (calls[0].as_str(), calls[worker].as_str());
+            return Err(different_calls([(0, first), (worker, found)]));
         }
         Ok(lists.into_iter().flatten().collect())
     }
@@ -177,16 +174,7 @@ impl WorkerGroup {
         let (found, lists) = encoding::decode(&received)?;
         match found == call {
             true => Ok(lists),
-            false => {
-                // In the same words on both sides.
-                let mut calls = [(before, found.as_str()), (own, call)];
-                calls.sort_unstable();
-                let [(first, one), (second, other)] = calls;
-                Err(Error::invalid(format!(
-                    "the workers made different calls: `{one}` on worker {first}, `{other}` on \
-                     worker {second}; all workers must make the same ones in the same order"
-                )))
-            }
+            false => Err(different_calls([(before, found.as_str()), (own, call)])),
         }
     }
 

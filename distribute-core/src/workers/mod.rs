@@ -47,8 +47,7 @@ struct Shared {
     /// How many replicas of this worker are combined with each other, part by part.
     parts: Vec<usize>,
     options: CommunicationOptions,
-    stop: Signal,
-    save: Signal,
+    signals: [Signal; 2],
     /// Ends the waits of the communicator.
     interruption: OnceLock<Interruption>,
     held: Mutex<Option<InterruptionHold>>,
@@ -91,8 +90,7 @@ impl WorkerGroup {
             parts: parts.unwrap_or_else(|| vec![local_replicas]),
             terms,
             options,
-            stop: Signal::default(),
-            save: Signal::default(),
+            signals: Default::default(),
             interruption: OnceLock::new(),
             held: Mutex::default(),
             device: OnceLock::new(),
@@ -180,11 +178,6 @@ impl WorkerGroup {
     /// workers: the first part has the replicas from 0 on, the next one those after them.
     pub(crate) fn parts(&self) -> &[usize] {
         &self.shared.parts
-    }
-
-    /// How the replicas lie in the workers, where all are combined in canonical order.
-    fn terms(&self) -> Option<&Terms> {
-        self.shared.terms.as_ref()
     }
 
     /// This process' endpoint of the group; nobody else uses it meanwhile.

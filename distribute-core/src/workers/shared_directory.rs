@@ -3,8 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-
 use super::WorkerGroup;
 use super::encoding::unreadable;
 use crate::{Error, Result};
@@ -12,14 +10,9 @@ use crate::{Error, Result};
 /// Followed by 16 hexadecimal digits.
 const PREFIX: &str = ".distribute-probe-";
 
-/// What the chief says of the directory.
-#[derive(Debug, Serialize, Deserialize)]
-enum Chief {
-    /// It put a file of this name into its directory.
-    Probe { directory: String, name: String },
-    /// It cannot use it.
-    Failed(String),
-}
+/// What the chief says of the directory: where it is, and the name of a file that it put there; or
+/// why it cannot use it.
+type Said = Result<(String, String), String>;
 
 /// A file that is removed again.
 struct Probe(PathBuf);
@@ -51,23 +44,20 @@ impl WorkerGroup {
             Ok((value, probe, name))
         };
         let opened: Option<Result<_>> = self.is_chief().then(open);
-        let said = opened.as_ref().map(|opened| match opened {
+        let said: Option<Said> = opened.as_ref().map(|opened| match opened {
             Ok((_, _, name)) => {
                 // For people: the workers may have other working directories.
                 let absolute = std::path::absolute(directory);
                 let absolute = absolute.unwrap_or_else(|_| directory.to_path_buf());
-                Chief::Probe {
-                    directory: absolute.to_string_lossy().into_owned(),
-                    name: name.clone(),
-                }
+                Ok((absolute.to_string_lossy().into_owned(), name.clone()))
             }
-            Err(error) => Chief::Failed(error.to_string()),
+            Err(error) => Err(error.to_string()),
         });
         let said = self.all_gather_json("open a shared directory", &said)?;
         let opened = opened.transpose()?;
         let (path, name) = match said.into_iter().next().flatten() {
-            Some(Chief::Probe { directory, name }) => (PathBuf::from(directory), name),
-            Some(Chief::Failed(cause)) => return Err(Error::Stopped { cause }),
+            Some(Ok((path, name))) => (PathBuf::from(path), name),
+            Some(Err(cause)) => return Err(Error::Stopped { cause }),
             None => return Err(unreadable()),
         };
         let sees = directory.join(name).exists();

@@ -64,16 +64,16 @@ impl BitLog {
             }
             Err(error) => return Err(error.into()),
         };
-        if reader.head() != head {
+        if reader.head != *head {
             return Err(refuse(format!(
                 "{} has the bits of another model; write to another file",
                 self.path.display()
             )));
         }
-        let (mut kept, mut last) = (reader.bytes(), 0);
+        let (mut kept, mut last) = (reader.bytes, 0);
         loop {
             match reader.next() {
-                Ok(Some(line)) if line.step <= step => (kept, last) = (reader.bytes(), line.step),
+                Ok(Some(line)) if line.step <= step => (kept, last) = (reader.bytes, line.step),
                 Ok(_) => return Ok(kept),
                 // What the interrupted run was writing.
                 Err(_) if last == step => return Ok(kept),

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
+use crate::setters::setters;
 use crate::snapshot::{EARLY_STOPPING, unreadable_state};
 use crate::{Callback, CallbackState, Control, EpochRecord, Outcome};
 
@@ -58,42 +59,27 @@ impl EarlyStopping {
         }
     }
 
-    /// Which values are better; by default it follows from the name.
-    pub fn direction(mut self, direction: Direction) -> Self {
-        self.monitor.direction = direction;
-        self
-    }
+    setters! {
+        /// Which values are better; by default it follows from the name.
+        direction(direction: Direction) => monitor.direction = direction;
 
-    /// How much better a value must be to count, 0 by default. In the unit of the value.
-    pub fn min_delta(mut self, min_delta: f64) -> Self {
-        self.monitor.min_delta = min_delta.abs();
-        self
-    }
+        /// How much better a value must be to count, 0 by default. In the unit of the value.
+        min_delta(min_delta: f64) => monitor.min_delta = min_delta.abs();
 
-    /// After how many epochs without improvement to stop; 0 counts as 1, as in Keras.
-    pub fn patience(mut self, epochs: usize) -> Self {
-        self.patience = epochs;
-        self
-    }
+        /// After how many epochs without improvement to stop; 0 counts as 1, as in Keras.
+        patience(epochs: usize) => patience = epochs;
 
-    /// Looks at no epoch before this one, counted from 0: for a warm-up whose values say nothing.
-    pub fn start_from_epoch(mut self, epoch: usize) -> Self {
-        self.start_from_epoch = epoch;
-        self
-    }
+        /// Looks at no epoch before this one, counted from 0: for a warm-up whose values say
+        /// nothing.
+        start_from_epoch(epoch: usize) => start_from_epoch = epoch;
 
-    /// Also counts epochs that are the best so far and not better than this value; they do not end
-    /// training.
-    pub fn baseline(mut self, value: f64) -> Self {
-        self.baseline = Some(value);
-        self
-    }
+        /// Also counts epochs that are the best so far and not better than this value; they do not
+        /// end training.
+        baseline(value: f64) => baseline = Some(value);
 
-    /// Puts the parameters of the best epoch back when training ends (unless it was interrupted:
-    /// then it goes on later). Holds a copy of the parameters in host memory.
-    pub fn restore_best(mut self, restore: bool) -> Self {
-        self.restore_best = restore;
-        self
+        /// Puts the parameters of the best epoch back when training ends (unless it was
+        /// interrupted: then it goes on later). Holds a copy of the parameters in host memory.
+        restore_best(restore: bool) => restore_best = restore;
     }
 
     /// The best value and its epoch (from 0), if there was one.

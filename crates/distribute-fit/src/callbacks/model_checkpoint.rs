@@ -14,6 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
+use crate::setters::setters;
 use crate::snapshot::unreadable_state;
 use crate::worker_sync::all_of;
 use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
@@ -104,25 +105,25 @@ impl ModelCheckpoint {
         }
     }
 
-    /// Saves after every `epochs`-th epoch; 0 counts as 1.
-    pub fn every_epochs(mut self, epochs: usize) -> Self {
-        self.every = Every::Epochs(epochs.max(1));
-        self
-    }
+    setters! {
+        /// Saves after every `epochs`-th epoch; 0 counts as 1.
+        every_epochs(epochs: usize) => every = Every::Epochs(epochs.max(1));
 
-    /// Saves after every `steps`-th optimizer step; 0 counts as 1. Not together with
-    /// [`best_only`](Self::best_only).
-    pub fn every_steps(mut self, steps: u64) -> Self {
-        self.every = Every::Steps(steps.max(1));
-        self
-    }
+        /// Saves after every `steps`-th optimizer step; 0 counts as 1. Not together with
+        /// [`best_only`](Self::best_only).
+        every_steps(steps: u64) => every = Every::Steps(steps.max(1));
 
-    /// Saves after the first optimizer step that ends at least this long after the last save. With
-    /// several workers the chief's clock counts, and several such callbacks all save when the first
-    /// of them is due. Not together with [`best_only`](Self::best_only).
-    pub fn every(mut self, interval: Duration) -> Self {
-        self.every = Every::Seconds(interval);
-        self
+        /// Saves after the first optimizer step that ends at least this long after the last save.
+        /// With several workers the chief's clock counts, and several such callbacks all save when
+        /// the first of them is due. Not together with [`best_only`](Self::best_only).
+        every(interval: Duration) => every = Every::Seconds(interval);
+
+        /// Which values are better, for [`best_only`](Self::best_only); by default it follows from
+        /// the name.
+        direction(direction: Direction) => monitor.direction = direction;
+
+        /// The model's name for [`ModelInfo`](distribute_core::checkpoint::ModelInfo).
+        model_name(name: impl Into<String>) => model_name = name.into();
     }
 
     /// Keeps the newest `checkpoints` only; 0 keeps all. Older ones are removed after a new one is
@@ -137,19 +138,6 @@ impl ModelCheckpoint {
     pub fn best_only(mut self, monitor: impl Into<String>) -> Self {
         self.best_only = true;
         self.monitor.name = monitor.into();
-        self
-    }
-
-    /// Which values are better, for [`best_only`](Self::best_only); by default it follows from
-    /// the name.
-    pub fn direction(mut self, direction: Direction) -> Self {
-        self.monitor.direction = direction;
-        self
-    }
-
-    /// The model's name for [`ModelInfo`](distribute_core::checkpoint::ModelInfo).
-    pub fn model_name(mut self, name: impl Into<String>) -> Self {
-        self.model_name = name.into();
         self
     }
 
@@ -251,11 +239,8 @@ impl ModelCheckpoint {
             Ok::<_, Error>((is_last, self.best_of(&metadata)?))
         };
         let own = self.manager.as_ref().map(find).transpose()?;
-        let all = all_of(
-            run.strategy(),
-            "the newest checkpoint of the directory",
-            own,
-        )?;
+        let call = "the newest checkpoint of the directory";
+        let all = all_of(run.strategy(), call, own)?;
         Ok(all.into_iter().next().flatten().unwrap_or_default())
     }
 

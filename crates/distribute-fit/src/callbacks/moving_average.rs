@@ -18,7 +18,7 @@ pub struct ApplyAverages;
 
 impl Callback for ApplyAverages {
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
-        match run.has_averages() {
+        match run.state.has_averages() {
             true => Ok(()),
             false => Err(Error::invalid(
                 "ApplyAverages: the optimizer keeps no moving averages; put it into a \

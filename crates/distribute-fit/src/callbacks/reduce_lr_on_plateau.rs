@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
+use crate::setters::setters;
 use crate::snapshot::unreadable_state;
 use crate::{Callback, CallbackState, Control, EpochRecord};
 
@@ -53,41 +54,25 @@ impl ReduceLrOnPlateau {
         }
     }
 
-    /// What the learning rate is multiplied by: from 0 to less than 1, else training does not
-    /// begin.
-    pub fn factor(mut self, factor: f64) -> Self {
-        self.factor = factor;
-        self
-    }
+    setters! {
+        /// What the learning rate is multiplied by: from 0 to less than 1, else training does not
+        /// begin.
+        factor(factor: f64) => factor = factor;
 
-    /// After how many epochs without improvement; 0 counts as 1, as in Keras.
-    pub fn patience(mut self, epochs: usize) -> Self {
-        self.patience = epochs;
-        self
-    }
+        /// After how many epochs without improvement; 0 counts as 1, as in Keras.
+        patience(epochs: usize) => patience = epochs;
 
-    /// How much better a value must be to count, in the unit of the value.
-    pub fn min_delta(mut self, min_delta: f64) -> Self {
-        self.monitor.min_delta = min_delta.abs();
-        self
-    }
+        /// How much better a value must be to count, in the unit of the value.
+        min_delta(min_delta: f64) => monitor.min_delta = min_delta.abs();
 
-    /// How many epochs after a reduction do not count.
-    pub fn cooldown(mut self, epochs: usize) -> Self {
-        self.cooldown = epochs;
-        self
-    }
+        /// How many epochs after a reduction do not count.
+        cooldown(epochs: usize) => cooldown = epochs;
 
-    /// The least learning rate.
-    pub fn min_lr(mut self, learning_rate: f64) -> Self {
-        self.min_lr = learning_rate;
-        self
-    }
+        /// The least learning rate.
+        min_lr(learning_rate: f64) => min_lr = learning_rate;
 
-    /// Which values are better; by default it follows from the name.
-    pub fn direction(mut self, direction: Direction) -> Self {
-        self.monitor.direction = direction;
-        self
+        /// Which values are better; by default it follows from the name.
+        direction(direction: Direction) => monitor.direction = direction;
     }
 
     /// The best value, if there was one.

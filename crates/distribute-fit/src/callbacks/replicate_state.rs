@@ -4,7 +4,7 @@ use burn::tensor::TensorData;
 use distribute_core::{Error, Result};
 
 use super::model_checkpoint::check_finite;
-use crate::statistics::named;
+use crate::statistics::{named, values};
 use crate::{Callback, CallbackState, Control, EpochRecord, FitError, StateMemory};
 
 /// Keeps the training state of the last step in memory that outlives this process, so that the job
@@ -49,27 +49,20 @@ impl ReplicateState {
             return Ok(());
         }
         let ids: Vec<usize> = run.strategy().replicas().iter().map(|r| r.id).collect();
-        let own = run.own_statistics()?;
+        let own = run.state.own_statistics()?;
         let paths: Vec<String> = match own.first() {
             Some(first) => first.iter().map(|(path, _)| path.clone()).collect(),
             // A model without any.
             None => return self.memory.write(&checkpoint),
         };
-        let values = own
-            .into_iter()
-            .map(|own| own.into_iter().map(|(_, data)| data));
-        let mut lists: Vec<Vec<TensorData>> = values.map(Iterator::collect).collect();
-        let mut all: Vec<(usize, Vec<TensorData>)> =
-            ids.iter().copied().zip(lists.clone()).collect();
+        let mut lists: Vec<Vec<TensorData>> = own.into_iter().map(values).collect();
+        let mut all: Vec<_> = ids.iter().copied().zip(lists.clone()).collect();
         if let Some(workers) = run.strategy().workers() {
             let ids: Vec<i64> = ids.iter().map(|id| *id as i64).collect();
             let count = ids.len();
             lists.insert(0, vec![TensorData::new(ids, [count])]);
-            all.extend(of_neighbour(workers.shift(
-                CALL,
-                self.memory.distance(),
-                &lists,
-            )?)?);
+            let sent = workers.shift(CALL, self.memory.distance, &lists)?;
+            all.extend(of_neighbour(sent)?);
         }
         for (replica, values) in all {
             let own = paths.iter().cloned().zip(values).collect();
@@ -86,17 +79,16 @@ fn of_neighbour(lists: Vec<Vec<TensorData>>) -> Result<Vec<(usize, Vec<TensorDat
     let ids = lists.next().and_then(|first| first.into_iter().next());
     let ids = ids.and_then(|ids| ids.try_into_vec::<i64>().ok());
     let ids = ids.filter(|ids| ids.len() == lists.len());
-    let ids = ids
-        .ok_or_else(unreadable)?
-        .into_iter()
-        .map(|id| usize::try_from(id).map_err(|_| unreadable()));
-    ids.zip(lists).map(|(id, list)| Ok((id?, list))).collect()
+    let named = ids.ok_or_else(unreadable)?.into_iter().zip(lists);
+    named
+        .map(|(id, list)| Ok((usize::try_from(id).map_err(|_| unreadable())?, list)))
+        .collect()
 }
 
 impl Callback for ReplicateState {
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
         let strategy = run.strategy();
-        let why = match (strategy.tracer().is_some(), run.is_remote()) {
+        let why = match (strategy.tracer().is_some(), run.state.is_remote()) {
             (true, _) => "its steps are compiled, and the newest state is on the device",
             (_, true) => "the variables live on parameter servers, which save them themselves",
             _ => "",

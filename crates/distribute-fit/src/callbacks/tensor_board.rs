@@ -6,6 +6,8 @@ use std::time::SystemTime;
 
 use distribute_core::Result;
 
+use crate::setters::setters;
+use crate::snapshot::parameters;
 use crate::tensorboard::EventWriter;
 use crate::{Callback, Control, EpochRecord, Outcome};
 
@@ -51,19 +53,15 @@ impl TensorBoard {
         })
     }
 
-    /// Also writes `batch_loss`, the mean of the epoch so far, over the optimizer steps (Keras:
-    /// `update_freq`). Reading it waits for the step.
-    pub fn every_steps(mut self, steps: u64) -> Self {
-        self.every_steps = (steps > 0).then_some(steps);
-        self
-    }
+    setters! {
+        /// Also writes `batch_loss`, the mean of the epoch so far, over the optimizer steps (Keras:
+        /// `update_freq`). Reading it waits for the step.
+        every_steps(steps: u64) => every_steps = (steps > 0).then_some(steps);
 
-    /// Also writes the distribution of every parameter after every `epochs`-th epoch, as
-    /// `conv1.weight/histogram` (Keras: `histogram_freq`); 0 is never. Reads the parameters from
-    /// the device, which waits for it. What is not finite is left out of a distribution.
-    pub fn histograms(mut self, epochs: usize) -> Self {
-        self.histograms = (epochs > 0).then_some(epochs);
-        self
+        /// Also writes the distribution of every parameter after every `epochs`-th epoch, as
+        /// `conv1.weight/histogram` (Keras: `histogram_freq`); 0 is never. Reads the parameters
+        /// from the device, which waits for it. What is not finite is left out of a distribution.
+        histograms(epochs: usize) => histograms = (epochs > 0).then_some(epochs);
     }
 
     /// Also writes what this gives at the end of every epoch: a name, and a value, as
@@ -79,10 +77,7 @@ impl TensorBoard {
 
     fn write_histograms(&mut self, epoch: u64, run: &Control<'_>) -> Result<()> {
         let now = SystemTime::now();
-        for (name, data) in run.tensors()? {
-            let Some(name) = name.strip_prefix("model/") else {
-                continue;
-            };
+        for (name, data) in parameters(&run.tensors()?) {
             let finite = data.iter::<f64>().filter(|value| value.is_finite());
             let tag = format!("{name}/histogram");
             self.train.histogram(&tag, finite, epoch, now)?;

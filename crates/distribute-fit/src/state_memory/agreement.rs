@@ -11,10 +11,14 @@ pub(super) fn choose(all: &[Vec<Held>], replicas: usize) -> Option<Identity> {
     let first = holders.next()?.iter().map(|held| held.identity);
     let mut common: BTreeSet<Identity> = first.collect();
     for held in holders {
-        common.retain(|identity| held.iter().any(|held| held.identity == *identity));
+        common.retain(|identity| holds(held, identity));
     }
     common.retain(|identity| is_complete(all, identity, replicas));
     common.pop_last()
+}
+
+fn holds(held: &[Held], identity: &Identity) -> bool {
+    held.iter().any(|held| held.identity == *identity)
 }
 
 /// Whether somebody holds the running statistics of each replica. Other numbers of replicas go on
@@ -30,14 +34,12 @@ fn is_complete(all: &[Vec<Held>], identity: &Identity, replicas: usize) -> bool 
 
 /// The first worker that holds the state.
 pub(super) fn first_holder(all: &[Vec<Held>], identity: &Identity) -> Option<usize> {
-    let holds = |held: &Vec<Held>| held.iter().any(|held| held.identity == *identity);
-    all.iter().position(holds)
+    all.iter().position(|held| holds(held, identity))
 }
 
 /// Whether a worker does not hold the state.
 pub(super) fn is_missing(all: &[Vec<Held>], identity: &Identity) -> bool {
-    let holds = |held: &Vec<Held>| held.iter().any(|held| held.identity == *identity);
-    !all.iter().all(holds)
+    !all.iter().all(|held| holds(held, identity))
 }
 
 /// The replicas whose running statistics a worker gives to the others: it is the first one that

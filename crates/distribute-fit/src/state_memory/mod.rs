@@ -15,10 +15,10 @@ use distribute_core::{Error, Result, Strategy, WorkerGroup};
 use gethostname::gethostname;
 
 use self::record::{Encoded, Held, Identity, decode};
-use self::slot::{Found, Slot};
+use self::slot::Slot;
 use crate::FitError;
 use crate::statistics::replica_of;
-use crate::worker_sync::all_of;
+use crate::worker_sync::{all_of, or_abort};
 
 /// The two files, separated as in `PATH`.
 const VARIABLE: &str = "DISTRIBUTE_STATE_MEMORY";
@@ -55,8 +55,9 @@ pub struct StateMemory {
     sequence: u64,
     /// Whose memory it is.
     launcher: String,
-    /// How far on the worker is that holds what this one's replicas have as their own.
-    distance: usize,
+    /// How far on the worker is that holds what this one's replicas have as their own: after
+    /// [`agree`](Self::agree) one with another launcher, where there is one.
+    pub(crate) distance: usize,
 }
 
 impl StateMemory {
@@ -88,12 +89,6 @@ impl StateMemory {
         })
     }
 
-    /// How far on the worker is that holds what this one's replicas have as their own: after
-    /// [`agree`](Self::agree) one with another launcher, where there is one.
-    pub(crate) fn distance(&self) -> usize {
-        self.distance
-    }
-
     /// The newest state that all workers hold which hold any, with the running statistics of
     /// every replica, for [`Fit::resume_from`](crate::Fit::resume_from). Workers that hold none
     /// are given it. `None` if nobody holds one, or the workers have none in common with the
@@ -106,10 +101,7 @@ impl StateMemory {
     /// come before the deadline.
     pub fn agree(&mut self, strategy: &(impl Strategy + ?Sized)) -> Result<Option<Checkpoint>> {
         let handle = strategy.handle();
-        let own = match strategy.workers() {
-            Some(workers) => workers.or_abort(self.held())?,
-            None => self.held()?,
-        };
+        let own = or_abort(&*handle, self.held())?;
         let said: Vec<Held> = own.iter().map(|(_, held, _)| held.clone()).collect();
         let said = (self.launcher.clone(), said);
         let all = all_of(&*handle, "what each worker holds of the state", said)?;
@@ -123,7 +115,7 @@ impl StateMemory {
         let own = own.into_iter().find(|(_, held, _)| held.identity == chosen);
         let own = own.map(|(slot, _, found)| {
             self.next = 1 - slot;
-            found.checkpoint
+            found
         });
         match strategy.workers() {
             Some(workers) => exchanged(workers, (&all, &chosen), own).map(Some),
@@ -132,15 +124,17 @@ impl StateMemory {
     }
 
     /// The states that are whole, by their slots.
-    fn held(&mut self) -> Result<Vec<(usize, Held, Found)>> {
+    fn held(&mut self) -> Result<Vec<(usize, Held, Checkpoint)>> {
         let mut held = Vec::new();
         for (index, slot) in self.slots.iter().enumerate() {
-            let Some(found) = slot.read()? else { continue };
-            if found.sequence >= self.sequence {
+            let Some((sequence, found)) = slot.read()? else {
+                continue;
+            };
+            if sequence >= self.sequence {
                 // Until the workers have agreed on another one.
-                (self.sequence, self.next) = (found.sequence, 1 - index);
+                (self.sequence, self.next) = (sequence, 1 - index);
             }
-            held.push((index, Held::of(&found.checkpoint)?, found));
+            held.push((index, Held::of(&found)?, found));
         }
         Ok(held)
     }

@@ -3,8 +3,9 @@
 use std::collections::BTreeSet;
 use std::io::{self, Write};
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::TensorData;
 use distribute_core::checkpoint::{Checkpoint, Metadata};
+use distribute_core::trace::TensorSpec;
 use distribute_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -53,39 +54,19 @@ fn checksum(checkpoint: &Checkpoint) -> Result<u32> {
     let metadata = serde_json::to_vec(&checkpoint.metadata).map_err(Error::internal)?;
     let mut sum = crc32c::crc32c(&metadata);
     let tensors = checkpoint.tensors.iter();
-    for (name, data) in tensors.filter(|(name, _)| replica_of(name).is_none()) {
-        let form = serde_json::to_vec(&Form::of(name, data)).map_err(Error::internal)?;
+    for named in tensors.filter(|(name, _)| replica_of(name).is_none()) {
+        let form = serde_json::to_vec(&form_of(named)).map_err(Error::internal)?;
         sum = crc32c::crc32c_append(sum, &form);
-        sum = crc32c::crc32c_append(sum, data.as_bytes());
+        sum = crc32c::crc32c_append(sum, named.1.as_bytes());
     }
     Ok(sum)
 }
 
-/// A tensor without its elements.
-#[derive(Debug, Serialize, Deserialize)]
-struct Form {
-    name: String,
-    dtype: DType,
-    shape: Vec<usize>,
-    bytes: usize,
-}
+/// A tensor without its elements: its name, and what they are.
+type Form = (String, TensorSpec);
 
-impl Form {
-    fn of(name: &str, data: &TensorData) -> Self {
-        Self {
-            name: name.to_string(),
-            dtype: data.dtype(),
-            shape: data.shape().to_vec(),
-            bytes: data.as_bytes().len(),
-        }
-    }
-
-    /// Whether so many bytes are the elements of such a tensor.
-    fn fits(&self) -> bool {
-        let mut sizes = self.shape.iter().copied();
-        let elements = sizes.try_fold(1_usize, usize::checked_mul);
-        elements.and_then(|count| count.checked_mul(self.dtype.size())) == Some(self.bytes)
-    }
+fn form_of((name, data): (&String, &TensorData)) -> Form {
+    (name.clone(), TensorSpec::of(data))
 }
 
 /// What stands before the elements.
@@ -106,7 +87,7 @@ impl<'a> Encoded<'a> {
         let tensors = checkpoint.tensors.iter();
         let head = Head {
             metadata: checkpoint.metadata.clone(),
-            forms: tensors.map(|(name, data)| Form::of(name, data)).collect(),
+            forms: tensors.map(form_of).collect(),
         };
         let head = serde_json::to_vec(&head).map_err(Error::internal)?;
         Ok(Self { head, checkpoint })
@@ -133,11 +114,13 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Checkpoint> {
     let (head, mut rest) = rest.split_at_checked(length)?;
     let Head { metadata, forms } = serde_json::from_slice(head).ok()?;
     let mut checkpoint = Checkpoint::new(metadata);
-    for form in forms {
-        let (elements, left) = rest.split_at_checked(form.bytes).filter(|_| form.fits())?;
+    for (name, TensorSpec { shape, dtype }) in forms {
+        let mut sizes = shape.iter().copied();
+        let bytes = sizes.try_fold(dtype.size(), usize::checked_mul)?;
+        let (elements, left) = rest.split_at_checked(bytes)?;
         rest = left;
-        let data = TensorData::from_bytes_vec(elements.to_vec(), form.shape, form.dtype);
-        checkpoint.tensors.insert(form.name, data);
+        let data = TensorData::from_bytes_vec(elements.to_vec(), shape, dtype);
+        checkpoint.tensors.insert(name, data);
     }
     rest.is_empty().then_some(checkpoint)
 }

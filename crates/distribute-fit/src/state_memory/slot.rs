@@ -15,7 +15,7 @@ use distribute_core::{Error, Result};
 use super::record::{Encoded, decode};
 use crate::FitError;
 
-const MAGIC: [u8; 8] = *b"DSTATE\0\x01";
+const MAGIC: [u8; 8] = *b"DSTATE\0\x02";
 /// Magic, number of the write, length of the state, checksum of these two and the state.
 const HEADER_BYTES: usize = 28;
 
@@ -23,13 +23,6 @@ const HEADER_BYTES: usize = 28;
 pub(super) struct Slot {
     path: PathBuf,
     file: File,
-}
-
-/// A state that was found whole.
-pub(super) struct Found {
-    /// The number of the write.
-    pub(super) sequence: u64,
-    pub(super) checkpoint: Checkpoint,
 }
 
 impl Slot {
@@ -67,8 +60,8 @@ impl Slot {
         self.file.write_all_at(&header, 0)
     }
 
-    /// The state, if there is a whole one.
-    pub(super) fn read(&self) -> Result<Option<Found>> {
+    /// The number of the write and the state, if there is a whole one.
+    pub(super) fn read(&self) -> Result<Option<(u64, Checkpoint)>> {
         let read = || {
             let length = self.file.metadata()?.len();
             let length = usize::try_from(length).map_err(io::Error::other)?;
@@ -83,7 +76,7 @@ impl Slot {
     }
 }
 
-fn found(bytes: &[u8]) -> Option<Found> {
+fn found(bytes: &[u8]) -> Option<(u64, Checkpoint)> {
     let (header, state) = bytes.split_at_checked(HEADER_BYTES)?;
     let number = |at: usize| Some(u64::from_le_bytes(header[at..at + 8].try_into().ok()?));
     let (sequence, length) = (number(8)?, number(16)?);
@@ -93,11 +86,7 @@ fn found(bytes: &[u8]) -> Option<Found> {
     if header[..8] != MAGIC || length != state.len() as u64 || header[24..] != sum.to_le_bytes() {
         return None;
     }
-    let checkpoint = decode(state)?;
-    Some(Found {
-        sequence,
-        checkpoint,
-    })
+    Some((sequence, decode(state)?))
 }
 
 /// Writes behind the header, and adds up a checksum.

@@ -74,7 +74,7 @@ fn the_state_that_was_gone_on_from_is_the_last_to_be_replaced() {
     // As if the others had only finished step 3.
     let older = paths.iter().position(|path| {
         let found = Slot::open(path.clone()).unwrap().read().unwrap();
-        found.unwrap().checkpoint.metadata.step == 3
+        found.unwrap().1.metadata.step == 3
     });
     next.next = 1 - older.unwrap();
     next.write(&state(4, &[])).unwrap();
