@@ -3,6 +3,8 @@
 //! burn's visitors and mappers have a method per kind of elements, generic over the rank. Here both
 //! are written once, and what walks is handed a [`Parameter`] that hides kind and rank.
 
+use std::any::Any;
+
 use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Bool, FloatDType, Gradients as BurnGradients, Int, Tensor};
@@ -39,22 +41,37 @@ impl Parameter<'_> {
 
 /// The tensor of a parameter.
 pub(crate) trait ParameterTensor: Leaf {
-    /// As what a training changes; `None` for integers, bools, and floats without a gradient.
-    fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
+    /// As a float; `None` for integers and bools.
+    fn float(&mut self) -> Option<&mut dyn FloatTensor> {
         None
     }
 
-    /// Makes a float one of this type, through which gradients flow.
-    fn cast_to(&mut self, _: FloatDType) {}
+    /// As what a training changes; `None` for integers, bools, and floats without a gradient.
+    fn trained(&mut self) -> Option<&mut dyn FloatTensor> {
+        self.float().filter(|float| float.tracking().1)
+    }
+
+    /// A handle of the tensor.
+    fn handle(&self) -> Box<dyn Any>;
+
+    /// Puts a [`handle`](Self::handle) of another tensor in its place, if that has the same rank
+    /// and kind.
+    fn set_handle(&mut self, handle: Box<dyn Any>);
 }
 
-/// The tensor of a parameter that is trained: floats with a gradient.
-pub(crate) trait TrainedTensor: Leaf {
-    /// Its values in one dimension, in the memory where they are.
+/// The tensor of a float parameter.
+pub(crate) trait FloatTensor: Leaf {
+    /// Its values in one dimension, in the memory where they are, without autodiff.
     fn flat(&self) -> Tensor<1>;
 
-    /// Replaces the values; the new tensor is a leaf of the autodiff graph.
+    /// Replaces the values. What has a gradient is a new leaf of the autodiff graph.
     fn set_flat(&mut self, flat: Tensor<1>);
+
+    /// Makes it one of this type, through which gradients flow.
+    fn cast_to(&mut self, dtype: FloatDType);
+
+    /// Puts a tensor of another shape in its place.
+    fn set_other_shape(&mut self);
 
     /// Moves its gradient out of a backward pass, in one dimension.
     fn take_gradient(&self, from: &mut BurnGradients) -> Option<Tensor<1>>;
@@ -99,10 +116,16 @@ pub(crate) fn visit<M: Module>(module: &M, mut walk: impl Walk) -> Result<()> {
 ///
 /// # Errors
 /// Those of [`visit`].
-pub(crate) fn map<M: Module>(module: M, mut walk: impl Walk) -> Result<M> {
+pub(crate) fn map<M: Module>(module: M, walk: impl Walk) -> Result<M> {
+    let (module, outcome) = mapped(module, walk);
+    outcome.map(|()| module)
+}
+
+/// [`map`], which gives out the module also if the walk ended early.
+pub(crate) fn mapped<M: Module>(module: M, mut walk: impl Walk) -> (M, Result<()>) {
     let mut walker = Walker::new(&mut walk);
     let module = module.map(&mut walker);
-    walker.outcome.map(|()| module)
+    (module, walker.outcome)
 }
 
 /// Visits the parameters that are trained, in visit order.
@@ -111,7 +134,7 @@ pub(crate) fn map<M: Module>(module: M, mut walk: impl Walk) -> Result<M> {
 /// Those of [`visit`].
 pub(crate) fn visit_trained<M: Module>(
     module: &M,
-    mut each: impl FnMut(ParamId, &str, &mut dyn TrainedTensor) -> Result<()>,
+    mut each: impl FnMut(ParamId, &str, &mut dyn FloatTensor) -> Result<()>,
 ) -> Result<()> {
     visit(module, |parameter: Parameter<'_>| {
         match parameter.tensor.trained() {
@@ -206,7 +229,7 @@ impl ModuleVisitor for Walker<'_> {
 }
 
 /// Replaces a parameter's tensor by what the walk has made of it.
-macro_rules! mapped {
+macro_rules! walked {
     ($walker:expr, $param:expr) => {{
         let (id, mut tensor, mapper) = $param.consume();
         $walker.tensor(id, &mut tensor);
@@ -218,18 +241,18 @@ impl ModuleMapper for Walker<'_> {
     keep_path!();
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        mapped!(self, param)
+        walked!(self, param)
     }
 
     fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        mapped!(self, param)
+        walked!(self, param)
     }
 
     fn map_bool<const D: usize>(
         &mut self,
         param: Param<Tensor<D, Bool>>,
     ) -> Param<Tensor<D, Bool>> {
-        mapped!(self, param)
+        walked!(self, param)
     }
 
     fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
@@ -237,27 +260,56 @@ impl ModuleMapper for Walker<'_> {
     }
 }
 
-impl<const D: usize> ParameterTensor for Tensor<D, Int> {}
+macro_rules! handles {
+    () => {
+        fn handle(&self) -> Box<dyn Any> {
+            Box::new(self.clone())
+        }
 
-impl<const D: usize> ParameterTensor for Tensor<D, Bool> {}
+        fn set_handle(&mut self, handle: Box<dyn Any>) {
+            if let Ok(other) = handle.downcast() {
+                *self = *other;
+            }
+        }
+    };
+}
+
+impl<const D: usize> ParameterTensor for Tensor<D, Int> {
+    handles!();
+}
+
+impl<const D: usize> ParameterTensor for Tensor<D, Bool> {
+    handles!();
+}
 
 impl<const D: usize> ParameterTensor for Tensor<D> {
-    fn trained(&mut self) -> Option<&mut dyn TrainedTensor> {
-        self.is_require_grad().then_some(self)
+    handles!();
+
+    fn float(&mut self) -> Option<&mut dyn FloatTensor> {
+        Some(self)
+    }
+}
+
+impl<const D: usize> FloatTensor for Tensor<D> {
+    fn flat(&self) -> Tensor<1> {
+        flattened(self.clone().without_autodiff())
+    }
+
+    fn set_flat(&mut self, flat: Tensor<1>) {
+        let values = flat.reshape(self.shape());
+        *self = match self.is_autodiff() {
+            true => Tensor::from_inner(values).set_require_grad(self.is_require_grad()),
+            false => values,
+        };
     }
 
     fn cast_to(&mut self, dtype: FloatDType) {
         *self = self.clone().cast(dtype);
     }
-}
 
-impl<const D: usize> TrainedTensor for Tensor<D> {
-    fn flat(&self) -> Tensor<1> {
-        flattened(self.clone().inner())
-    }
-
-    fn set_flat(&mut self, flat: Tensor<1>) {
-        *self = Tensor::from_inner(flat.reshape(self.shape())).require_grad();
+    fn set_other_shape(&mut self) {
+        let count = usize::from(self.shape().num_elements() == 0);
+        *self = Tensor::zeros([count; D], (&self.device(), self.dtype()));
     }
 
     fn take_gradient(&self, from: &mut BurnGradients) -> Option<Tensor<1>> {

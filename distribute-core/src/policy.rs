@@ -135,8 +135,10 @@ impl Policy {
         }
         self.check(model)?;
         parameters::map(model.clone(), |parameter: Parameter<'_>| {
-            if !WIDE.contains(&parameter.container()) {
-                parameter.tensor.cast_to(self.compute);
+            if !WIDE.contains(&parameter.container())
+                && let Some(float) = parameter.tensor.float()
+            {
+                float.cast_to(self.compute);
             }
             Ok(())
         })

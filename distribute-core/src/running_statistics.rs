@@ -9,14 +9,14 @@ use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use burn::module::{Flag, Module, ModuleMapper, ModuleVisitor, Param};
-use burn::tensor::{Bool, DType, Int, Tensor, TensorData};
+use burn::module::{Flag, Module, Param};
+use burn::tensor::{DType, Tensor, TensorData};
 use distribute_collectives::tree;
 
 use crate::local_batch_norm::is_own_statistic;
 use crate::module_tensors::is_off_host;
 use crate::nest::different_structure;
-use crate::parameters::{self, Parameter};
+use crate::parameters::{self, FloatTensor, Parameter, Walk};
 use crate::{Error, ReplicaContext, Result, SyncBatchNorm, WorkerGroup, scope};
 
 /// Which tensors of a model are running statistics; the model keeps its structure.
@@ -56,7 +56,14 @@ impl RunningStatistics {
     pub fn of<M: Module>(model: &M) -> Self {
         let probe = model.valid();
         let before = floats(&probe);
-        drop(probe.clone().map(&mut Emptied));
+        let (emptied, outcome) = parameters::mapped(probe.clone(), |parameter: Parameter<'_>| {
+            if let Some(float) = parameter.tensor.float() {
+                float.set_other_shape();
+            }
+            Ok(())
+        });
+        debug_assert!(outcome.is_ok(), "nothing here fails");
+        drop(emptied);
         let after = floats(&probe);
         let pairs = before.into_iter().zip(after).enumerate();
         let changed = pairs.filter(|(_, (before, after))| before.shape != after.shape);
@@ -104,15 +111,21 @@ impl RunningStatistics {
         if self.is_empty() {
             return model.clone();
         }
-        let mut originals = Originals::default();
         // burn makes new running states in two places only: for validation, and for training.
         let plain = model.valid();
-        model.visit(&mut originals);
-        let copy = match originals.has_autodiff {
+        let (mut all, mut has_autodiff) = (VecDeque::new(), false);
+        let taken = Taken {
+            all: &mut all,
+            has_autodiff: &mut has_autodiff,
+        };
+        let visited = parameters::visit(model, taken);
+        let copy = match has_autodiff {
             true => plain.train(),
             false => plain,
         };
-        copy.map(&mut originals)
+        let (copy, given) = parameters::mapped(copy, Given(all));
+        debug_assert!(visited.and(given).is_ok(), "nothing here fails");
+        copy
     }
 
     /// The model `of_others` with the running statistics of `own`.
@@ -131,9 +144,10 @@ impl RunningStatistics {
             return Vec::new();
         }
         settle(model);
-        let mut chosen = self.chosen(VecDeque::with_capacity(self.places.len()));
-        model.visit(&mut chosen);
-        chosen.values.into()
+        let mut values = Vec::with_capacity(self.places.len());
+        let outcome = parameters::visit(model, self.each(|float| values.push(float.flat())));
+        debug_assert!(outcome.is_ok(), "nothing here fails");
+        values
     }
 
     /// Replaces their values, which have the order and sizes of those of [`read`](Self::read); also
@@ -156,15 +170,26 @@ impl RunningStatistics {
         if self.is_empty() {
             return Ok(());
         }
-        drop(model.clone().map(&mut self.chosen(values.into())));
-        Ok(())
+        let mut own = own.into_iter().zip(values);
+        let put = |float: &mut dyn FloatTensor| {
+            if let Some((own, value)) = own.next() {
+                float.set_flat(value.to_device(&own.device()));
+            }
+        };
+        parameters::map(model.clone(), self.each(put)).map(drop)
     }
 
-    fn chosen(&self, values: VecDeque<Tensor<1>>) -> Chosen<'_> {
-        Chosen {
-            places: &self.places,
-            next: 0,
-            values,
+    /// A walk that does this with each of them.
+    fn each(&self, mut work: impl FnMut(&mut dyn FloatTensor)) -> impl Walk {
+        let mut place = 0;
+        move |parameter: Parameter<'_>| {
+            if let Some(float) = parameter.tensor.float() {
+                if self.places.binary_search(&place).is_ok() {
+                    work(float);
+                }
+                place += 1;
+            }
+            Ok(())
         }
     }
 
@@ -376,116 +401,41 @@ pub(crate) fn layer_of(path: &str) -> &str {
     path.rsplit_once('.').map_or("", |(layer, _)| layer)
 }
 
-/// Puts a tensor of another shape in the place of every float parameter.
-struct Emptied;
-
-impl ModuleMapper for Emptied {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| {
-            let count = usize::from(value.shape().num_elements() == 0);
-            Tensor::zeros([count; D], (&value.device(), value.dtype()))
-        })
-    }
+/// Takes handles of a model's parameters and flags, to put them into a copy of it.
+struct Taken<'a> {
+    all: &'a mut VecDeque<Box<dyn Any>>,
+    /// Whether a float has autodiff.
+    has_autodiff: &'a mut bool,
 }
 
-/// The parameters and flags of a model, to be put into a copy of it.
-#[derive(Default)]
-struct Originals {
-    all: VecDeque<Box<dyn Any>>,
-    has_autodiff: bool,
-}
-
-impl Originals {
-    fn next<T: 'static>(&mut self) -> Option<T> {
-        let next = self.all.pop_front()?;
-        next.downcast::<T>().ok().map(|value| *value)
-    }
-}
-
-impl ModuleVisitor for Originals {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let value = param.base();
-        self.has_autodiff |= value.is_autodiff();
-        self.all.push_back(Box::new(value));
+impl Walk for Taken<'_> {
+    fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
+        self.all.push_back(parameter.tensor.handle());
+        if let Some(float) = parameter.tensor.float() {
+            *self.has_autodiff |= float.tracking().0;
+        }
+        Ok(())
     }
 
-    fn visit_int<const D: usize>(&mut self, param: &Param<Tensor<D, Int>>) {
-        self.all.push_back(Box::new(param.base()));
-    }
-
-    fn visit_bool<const D: usize>(&mut self, param: &Param<Tensor<D, Bool>>) {
-        self.all.push_back(Box::new(param.base()));
-    }
-
-    fn visit_flag(&mut self, flag: &Param<Flag>) {
+    fn flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
         self.all.push_back(Box::new(flag.clone()));
+        flag
     }
 }
 
-/// Parameters get the values that the model had.
-impl ModuleMapper for Originals {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        param.map(|value| self.next().unwrap_or(value))
-    }
+/// Puts handles of parameters and flags into a model.
+struct Given(VecDeque<Box<dyn Any>>);
 
-    fn map_int<const D: usize>(&mut self, param: Param<Tensor<D, Int>>) -> Param<Tensor<D, Int>> {
-        param.map(|value| self.next().unwrap_or(value))
-    }
-
-    fn map_bool<const D: usize>(
-        &mut self,
-        param: Param<Tensor<D, Bool>>,
-    ) -> Param<Tensor<D, Bool>> {
-        param.map(|value| self.next().unwrap_or(value))
-    }
-
-    fn map_flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
-        self.next().unwrap_or(flag)
-    }
-}
-
-/// The float parameters at these places: their values are read to the end of the list, or replaced
-/// from its front.
-struct Chosen<'a> {
-    places: &'a [usize],
-    /// How many float parameters were seen.
-    next: usize,
-    values: VecDeque<Tensor<1>>,
-}
-
-impl Chosen<'_> {
-    fn is_next(&mut self) -> bool {
-        let place = self.next;
-        self.next += 1;
-        self.places.binary_search(&place).is_ok()
-    }
-}
-
-impl ModuleVisitor for Chosen<'_> {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        if self.is_next() {
-            let value = param.base().without_autodiff();
-            let count = value.shape().num_elements();
-            self.values.push_back(value.reshape([count]));
+impl Walk for Given {
+    fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
+        if let Some(handle) = self.0.pop_front() {
+            parameter.tensor.set_handle(handle);
         }
+        Ok(())
     }
-}
 
-impl ModuleMapper for Chosen<'_> {
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        if !self.is_next() {
-            return param;
-        }
-        let Some(flat) = self.values.pop_front() else {
-            return param;
-        };
-        param.map(|old| {
-            let value = flat.to_device(&old.device().without_autodiff());
-            let value = value.reshape::<D, _>(old.shape());
-            match old.is_autodiff() {
-                true => Tensor::from_inner(value),
-                false => value,
-            }
-        })
+    fn flag(&mut self, flag: Param<Flag>) -> Param<Flag> {
+        let given = self.0.pop_front().and_then(|given| given.downcast().ok());
+        given.map_or(flag, |given| *given)
     }
 }

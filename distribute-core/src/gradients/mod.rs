@@ -14,7 +14,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use crate::module_tensors::is_off_host;
-use crate::parameters::{self, TrainedTensor};
+use crate::parameters::{self, FloatTensor};
 use crate::trace::{self, TensorSpec};
 use crate::{Error, Result};
 
@@ -104,7 +104,7 @@ impl Gradients {
 
     fn collect<M: Module>(
         model: &M,
-        mut take: impl FnMut(ParamId, &dyn TrainedTensor) -> Result<Option<Residence>>,
+        mut take: impl FnMut(ParamId, &dyn FloatTensor) -> Result<Option<Residence>>,
     ) -> Result<Self> {
         let mut entries = Vec::new();
         parameters::visit_trained(model, |id, _, tensor| {
@@ -271,7 +271,7 @@ fn on_host(number: Number) -> Result<f64> {
 /// A gradient in the memory where burn has put it; that of the host is taken as it is.
 fn placed(
     gradient: Option<Tensor<1>>,
-    of: &dyn TrainedTensor,
+    of: &dyn FloatTensor,
     keeps: bool,
 ) -> Result<Option<Residence>> {
     let Some(gradient) = gradient else {

@@ -8,7 +8,7 @@ use tracing::trace_span;
 
 use super::{Placement, TrainState};
 use crate::optim::{Coefficient, ParameterUpdate, WholeParameter};
-use crate::parameters::{self, TrainedTensor};
+use crate::parameters::{self, FloatTensor};
 use crate::replica::Turn;
 use crate::trace::{self, CapturedTensor};
 use crate::{Error, Gradients, Result};
@@ -219,7 +219,7 @@ impl Parameter {
 pub(super) fn visit_named(
     model: &impl Module,
     names: &[String],
-    mut each: impl FnMut(&mut dyn TrainedTensor) -> Result<()>,
+    mut each: impl FnMut(&mut dyn FloatTensor) -> Result<()>,
 ) -> Result<()> {
     let mut known = names.iter();
     let other = |name: &str, now: &str, before: &str| {
