@@ -9,10 +9,10 @@ pub(super) const TRAIN: &str = "\
 Examples:
   distribute-cli train
   distribute-cli train --checkpoint-dir saved --restartable
-  distribute-cli train --dataset mnist --data-dir DIR --model mnist-cnn --epochs 5
+  distribute-cli train --dataset mnist --data-dir DIR --epochs 5
   distribute-cli train --dataset csv:films.csv --model text --log-dir logs
   distribute-cli train --dry-run --replicas 4
-  distribute-cli train --strategy one-device --steps 100 --output json > run.jsonl
+  distribute-cli train --strategy one-device --output json > run.jsonl
 
 The first Ctrl-C ends training after the running step: with --checkpoint-dir it saves and ends with \
 42, without it nothing is kept and it ends with 1. The second one ends at once, with 130.";

@@ -36,13 +36,21 @@ pub(crate) use validation::ValidationArgs;
 
 use crate::notes::TERMINAL_COLUMNS;
 
-/// A version with its features, without the feature `otlp` and with it.
+/// The version with the names of its features.
 macro_rules! version {
-    ($without:literal, $with:literal) => {
-        if cfg!(feature = "otlp") {
-            concat!(env!("CARGO_PKG_VERSION"), " (features: ", $with, ")")
-        } else {
-            concat!(env!("CARGO_PKG_VERSION"), " (features: ", $without, ")")
+    ($($names:literal),+) => {
+        concat!(env!("CARGO_PKG_VERSION"), " (features: ", $($names,)+ ")")
+    };
+}
+
+/// The version with features for GPUs.
+macro_rules! gpu_version {
+    ($names:literal) => {
+        match (cfg!(feature = "full"), cfg!(feature = "otlp")) {
+            (true, true) => version!("full, ", $names, ", otlp"),
+            (true, false) => version!("full, ", $names),
+            (false, true) => version!($names, ", otlp"),
+            (false, false) => version!($names),
         }
     };
 }
@@ -50,28 +58,27 @@ macro_rules! version {
 /// The version and the features that the program was built with; of those for GPUs each has the one
 /// before.
 pub(crate) const VERSION: &str = if cfg!(feature = "autotune") {
-    version!(
-        "nccl, cuda, fusion, autotune",
-        "nccl, cuda, fusion, autotune, otlp"
-    )
+    gpu_version!("nccl, cuda, fusion, autotune")
 } else if cfg!(feature = "fusion") {
-    version!("nccl, cuda, fusion", "nccl, cuda, fusion, otlp")
+    gpu_version!("nccl, cuda, fusion")
 } else if cfg!(feature = "cuda") {
-    version!("nccl, cuda", "nccl, cuda, otlp")
+    gpu_version!("nccl, cuda")
 } else if cfg!(feature = "nccl") {
-    version!("nccl", "nccl, otlp")
-} else if cfg!(feature = "full") {
-    version!("none", "otlp")
+    gpu_version!("nccl")
 } else {
-    version!(
-        "none; without default features",
-        "otlp; without default features"
-    )
+    match (cfg!(feature = "full"), cfg!(feature = "otlp")) {
+        (true, true) => version!("full, otlp"),
+        (true, false) => version!("full"),
+        (false, true) => version!("otlp"),
+        (false, false) => version!("none"),
+    }
 };
 
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
 #[derive(Debug, Parser)]
 #[command(name = "distribute-cli", version = VERSION, term_width = TERMINAL_COLUMNS)]
+// Also where the file of the program has another name.
+#[command(bin_name = "distribute-cli")]
 #[command(after_help = examples::EXIT_CODES)]
 pub(crate) struct Cli {
     #[command(flatten)]

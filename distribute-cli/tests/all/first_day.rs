@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use rstest::rstest;
 
@@ -102,6 +103,21 @@ fn a_mistake_is_answered_with_what_was_meant(#[case] arguments: &str, #[case] an
     let finished = run(folder.path(), arguments);
     assert_eq!(finished.code, Some(2), "{}", finished.stderr);
     assert!(finished.stderr.contains(answer), "{}", finished.stderr);
+}
+
+/// No answer hangs on the name of the program's file.
+#[test]
+fn a_program_of_another_name_answers_alike() {
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other");
+    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_distribute-cli"), &other).unwrap();
+    for arguments in ["launch --workers 2 train", "bench", ""] {
+        let answered = Command::new(&other)
+            .args(arguments.split_whitespace())
+            .output();
+        let stderr = String::from_utf8(answered.unwrap().stderr).unwrap();
+        assert_eq!(stderr, run(folder.path(), arguments).stderr);
+    }
 }
 
 #[test]

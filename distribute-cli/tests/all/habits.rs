@@ -105,6 +105,7 @@ fn the_version_names_the_features() {
     let folder = tempfile::tempdir().unwrap();
     let version = succeed(folder.path(), "--version");
     let features = [
+        (cfg!(feature = "full"), "full"),
         (cfg!(feature = "nccl"), "nccl"),
         (cfg!(feature = "cuda"), "cuda"),
         (cfg!(feature = "fusion"), "fusion"),
