@@ -3,8 +3,9 @@
 use burn::module::Module;
 use distribute_collectives::ReduceOp;
 
+use super::TrainState;
+use super::placement::Placement;
 use super::update::Update;
-use super::{Placement, TrainState};
 use crate::optim::Coefficient;
 use crate::replica::Turn;
 use crate::trace::CapturedTensor;
@@ -52,12 +53,8 @@ impl<M: Module + 'static> TrainState<M> {
         let Some(gradients) = self.collect(gradients)? else {
             return Ok(Applied::Accumulated);
         };
-        let applied = self.with_placement(|placement, state| match placement {
-            Placement::Mirrored => state.update_copy(ctx, gradients),
-            Placement::Central => state.update_only_copy(ctx, gradients),
-            Placement::Captured(captured) => captured.apply(state, ctx, gradients),
-            Placement::Remote(remote) => remote.apply(state, gradients),
-        })?;
+        let applied =
+            self.with_placement(|placement, state| placement.apply(state, ctx, gradients))?;
         self.settle_statistics(applied)?;
         Ok(applied)
     }
@@ -65,10 +62,10 @@ impl<M: Module + 'static> TrainState<M> {
     /// Lets a copy of the placement work on the state: a panic leaves the state where it was.
     pub(super) fn with_placement<R>(
         &mut self,
-        work: impl FnOnce(&mut Placement, &mut Self) -> R,
+        work: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
     ) -> R {
         let mut placement = self.placement.clone();
-        let result = work(&mut placement, self);
+        let result = work(&mut *placement, self);
         self.placement = placement;
         result
     }
@@ -135,10 +132,18 @@ impl<M: Module + 'static> TrainState<M> {
         let numbers = self.optimizer.coefficients(self.learning_rate, next);
         numbers.into_iter().map(Coefficient::Host).collect()
     }
+}
 
-    /// Every replica applies the same update to its copy; those that share a device compute it
-    /// once.
-    fn update_copy(&mut self, ctx: &ReplicaContext, mut gradients: Gradients) -> Result<Applied> {
+/// Every replica applies the same update to its copy; those that share a device compute it once.
+pub(super) struct Mirrored;
+
+impl<M: Module + 'static> Placement<M> for Mirrored {
+    fn apply(
+        &mut self,
+        state: &mut TrainState<M>,
+        ctx: &ReplicaContext,
+        mut gradients: Gradients,
+    ) -> Result<Applied> {
         if ctx.trace().is_some() {
             return Err(Error::not_compilable(
                 "a training state from outside of the step",
@@ -146,22 +151,31 @@ impl<M: Module + 'static> TrainState<M> {
             ));
         }
         let peers = ctx.peers();
-        let coefficients = self.coefficients();
-        if self.needs_all_gradients() {
+        let coefficients = state.coefficients();
+        if state.needs_all_gradients() {
             peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
-            return self.update(gradients, coefficients, peers.turn());
+            return state.update(gradients, coefficients, peers.turn());
         }
-        self.update_with(coefficients, None, |update| {
+        state.update_with(coefficients, None, |update| {
             peers.sum_gradients(&mut gradients, &mut |range, gradients| {
                 update.apply_with(peers.turn(), range, gradients)
             })
         })
     }
 
-    /// One update for all replicas: replica 0 applies it to the only copy, the others take the new
-    /// tensors' handles.
-    fn update_only_copy(
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(Mirrored)
+    }
+}
+
+/// One update for all replicas: replica 0 applies it to the only copy, the others take the new
+/// tensors' handles.
+pub(super) struct Central;
+
+impl<M: Module + 'static> Placement<M> for Central {
+    fn apply(
         &mut self,
+        state: &mut TrainState<M>,
         ctx: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
@@ -169,9 +183,9 @@ impl<M: Module + 'static> TrainState<M> {
         let is_first = ctx.local_id() == 0;
         let mut mine = None;
         if is_first {
-            let applied = self.update(gradients, self.coefficients(), None)?;
+            let applied = state.update(gradients, state.coefficients(), None)?;
             // Handles, not copies.
-            mine = Some((applied, self.clone()));
+            mine = Some((applied, state.clone()));
         }
         let count = ctx.num_local();
         let handles = ctx.exchange("apply_gradients", 0, mine, |mut all| {
@@ -180,13 +194,17 @@ impl<M: Module + 'static> TrainState<M> {
         let missing = || Error::invalid("apply_gradients: replica 0 made no update");
         let (applied, first) = handles.ok_or_else(missing)?;
         if !is_first {
-            let model = self.statistics.keep_own(&self.model, &first.model)?;
-            self.model = model.fork(ctx.device());
-            self.slots = first.slots;
-            self.records = first.records;
-            self.step = first.step;
-            self.loss_scale = first.loss_scale;
+            let model = state.statistics.keep_own(&state.model, &first.model)?;
+            state.model = model.fork(ctx.device());
+            state.slots = first.slots;
+            state.records = first.records;
+            state.step = first.step;
+            state.loss_scale = first.loss_scale;
         }
         Ok(applied)
+    }
+
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(Central)
     }
 }

@@ -2,7 +2,7 @@
 
 use burn::module::Module;
 
-use super::{Placement, TrainState};
+use super::TrainState;
 use crate::optim::AVERAGE;
 use crate::parameters::{self, Parameter};
 use crate::{Error, Result};
@@ -36,7 +36,7 @@ impl<M: Module + 'static> TrainState<M> {
                  `average` of a checkpoint",
             ));
         }
-        if let Placement::Captured(_) = self.placement {
+        if self.placement.captured().is_some() {
             let instead = "call it between steps";
             return Err(Error::not_compilable("`apply_averages`", instead));
         }

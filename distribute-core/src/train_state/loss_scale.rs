@@ -3,7 +3,7 @@
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::{Placement, TrainState};
+use super::TrainState;
 use crate::{Applied, Error, Gradients, LossScale, Result, trace};
 
 impl<M> TrainState<M> {
@@ -47,7 +47,7 @@ impl<M> TrainState<M> {
     /// outside of steps, and use [`scale_loss`](Self::scale_loss) inside.
     pub fn loss_scale(&self) -> &LossScale {
         if self.loss_scale.is_dynamic()
-            && let Placement::Captured(captured) = &self.placement
+            && let Some(captured) = self.placement.captured()
         {
             captured.trace.read_loss_scale();
         }
@@ -60,7 +60,7 @@ impl<M> TrainState<M> {
     pub fn scale_loss(&mut self, loss: &Tensor<1>) -> Tensor<1> {
         self.is_loss_scaled = true;
         if self.loss_scale.is_dynamic()
-            && let Placement::Captured(captured) = &mut self.placement
+            && let Some(captured) = self.placement.captured_mut()
         {
             let scale = captured.loss_scale();
             let scale = match trace::tracked(loss) {

@@ -3,6 +3,7 @@
 mod apply;
 mod averages;
 mod loss_scale;
+mod placement;
 mod records;
 mod remote;
 mod traced;
@@ -13,10 +14,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
+use apply::{Central, Mirrored};
 use burn::module::Module;
 use burn::tensor::{Device, Tensor, TensorData};
-use remote::Remote;
-use traced::Captured;
+use placement::Placement;
 
 use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::gradients::Clip;
@@ -73,20 +74,7 @@ pub struct TrainState<M> {
     /// None without a dynamic loss scale.
     statistics_before: Vec<Tensor<1>>,
     /// Where tensors and slots live.
-    placement: Placement,
-}
-
-/// Where the variables of a training state are, and how an update gets there.
-#[derive(Clone)]
-enum Placement {
-    /// Every replica applies the same update to its copy.
-    Mirrored,
-    /// One update is applied to the only copy.
-    Central,
-    /// In a step that is captured.
-    Captured(Box<Captured>),
-    /// In a store.
-    Remote(Remote),
+    placement: Box<dyn Placement<M>>,
 }
 
 /// What [`TrainState::apply_gradients`] did.
@@ -133,7 +121,7 @@ impl<M: Module + 'static> TrainState<M> {
             accumulation_share: 1.0,
             accumulated: None,
             half_updated: false,
-            placement: Placement::Mirrored,
+            placement: Box::new(Mirrored),
         }
     }
 
@@ -179,7 +167,7 @@ impl<M> TrainState<M> {
     /// In a step that is compiled this is the number at the time of the capture; use it for nothing
     /// but [`ReplicaContext::rng`](crate::ReplicaContext::rng) there.
     pub fn step(&self) -> u64 {
-        if let Placement::Captured(captured) = &self.placement {
+        if let Some(captured) = self.placement.captured() {
             captured.trace.read_step();
         }
         self.step
@@ -196,11 +184,7 @@ impl<M> TrainState<M> {
     /// the next call that needs them, whose error it is if they are gone.
     pub fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = learning_rate;
-        match &mut self.placement {
-            Placement::Captured(captured) => captured.learning_rate = Some(learning_rate),
-            Placement::Remote(remote) => remote.set_learning_rate(learning_rate),
-            Placement::Mirrored | Placement::Central => {}
-        }
+        self.placement.set_learning_rate(learning_rate);
     }
 
     /// How gradients are clipped before an update, if they are.
@@ -210,7 +194,7 @@ impl<M> TrainState<M> {
 
     /// Whether tensors and slots live elsewhere, and this is a copy.
     pub fn is_remote(&self) -> bool {
-        matches!(self.placement, Placement::Remote(_))
+        self.placement.store().is_some()
     }
 
     /// Whether gradients of some micro-batches wait for the rest of their update.
@@ -296,8 +280,8 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
 
     fn place(&mut self, placement: VariablePlacement) {
         self.placement = match placement {
-            VariablePlacement::Mirrored => Placement::Mirrored,
-            VariablePlacement::Central => Placement::Central,
+            VariablePlacement::Mirrored => Box::new(Mirrored),
+            VariablePlacement::Central => Box::new(Central),
         };
     }
 
@@ -360,9 +344,9 @@ impl<M: Module + 'static> TrainState<M> {
     /// # Errors
     /// If the device or the parameter servers cannot be read.
     pub fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
-        match &self.placement {
-            Placement::Remote(remote) => remote.state.save(),
-            _ => Ok((self.step, self.local_tensors()?)),
+        match self.placement.store() {
+            Some(store) => store.save(),
+            None => Ok((self.step, self.local_tensors()?)),
         }
     }
 
@@ -411,10 +395,10 @@ impl<M: Module + 'static> TrainState<M> {
         let model = self.fitting_tensors(tensors)?;
         self.check_slots(tensors)?;
         let loss_scale = self.loss_scale.of_tensors(tensors)?;
-        if let Placement::Remote(remote) = &self.placement {
+        if let Some(store) = self.placement.store() {
             let mut all = tensors.clone();
             all.extend(model);
-            remote.state.restore(&all, step)?;
+            store.restore(&all, step)?;
             self.accumulated = None;
             self.refresh()?;
             self.step = step;

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::{Applied, Placement, TrainState};
+use super::placement::Placement;
+use super::{Applied, TrainState};
 use crate::remote::{
     Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
 };
@@ -16,7 +17,7 @@ use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy
 /// The state's place in the store, and what of it is here.
 #[derive(Clone)]
 pub(super) struct Remote {
-    pub(super) state: Arc<dyn RemoteState>,
+    state: Arc<dyn RemoteState>,
     /// Of the model's tensors in visit order.
     known: Vec<RemoteVersion>,
     is_trained: Arc<[bool]>,
@@ -58,11 +59,14 @@ impl Remote {
         }
         Ok(())
     }
+}
 
+impl<M: Module + 'static> Placement<M> for Remote {
     /// Sends gradients where the state lives; the values here stay as they are.
-    pub(super) fn apply<M: Module>(
+    fn apply(
         &mut self,
         state: &mut TrainState<M>,
+        _: &ReplicaContext,
         mut gradients: Gradients,
     ) -> Result<Applied> {
         state.prepare(&mut gradients)?;
@@ -78,8 +82,15 @@ impl Remote {
         }
     }
 
-    /// Takes over the newest values.
-    fn refresh<M: Module>(&mut self, state: &mut TrainState<M>) -> Result<()> {
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(self.clone())
+    }
+
+    fn store(&self) -> Option<&dyn RemoteState> {
+        Some(&*self.state)
+    }
+
+    fn refresh(&mut self, state: &mut TrainState<M>) -> Result<()> {
         self.send()?;
         let pulled = self.state.pull(&self.known)?;
         let changed = pulled.changed.into_iter();
@@ -102,13 +113,16 @@ impl Remote {
         Ok(())
     }
 
-    /// The state's learning rate was set.
-    pub(super) fn set_learning_rate(&mut self, learning_rate: f64) {
+    fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = Some(learning_rate);
         if let Err(error) = self.send() {
             // It is kept, and sent before the next pull or push.
             tracing::debug!(%error, "the store does not know the new learning rate yet");
         }
+    }
+
+    fn send_learning_rate(&mut self) -> Result<()> {
+        self.send()
     }
 }
 
@@ -118,10 +132,7 @@ impl<M> TrainState<M> {
     /// # Errors
     /// Those of the store.
     pub fn send_learning_rate(&mut self) -> Result<()> {
-        match &mut self.placement {
-            Placement::Remote(remote) => remote.send(),
-            _ => Ok(()),
-        }
+        self.placement.send_learning_rate()
     }
 }
 
@@ -139,10 +150,7 @@ impl<M: Module + 'static> TrainState<M> {
         if self.is_accumulating() {
             return Ok(());
         }
-        self.with_placement(|placement, state| match placement {
-            Placement::Remote(remote) => remote.refresh(state),
-            _ => Ok(()),
-        })
+        self.with_placement(|placement, state| placement.refresh(state))
     }
 
     /// Hands the tensors to a store and takes over what it has of them.
@@ -175,7 +183,7 @@ impl<M: Module + 'static> TrainState<M> {
             tensors,
             optimizer: Some(&*self.optimizer),
         })?;
-        self.placement = Placement::Remote(Remote {
+        self.placement = Box::new(Remote {
             state,
             known: vec![RemoteVersion::new(); is_trained.len()],
             is_trained,

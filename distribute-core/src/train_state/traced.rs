@@ -9,8 +9,9 @@ use burn::tensor::{DType, Shape, Tensor, TensorData};
 use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
+use super::placement::Placement;
 use super::update::visit_named;
-use super::{Applied, Placement, TrainState};
+use super::{Applied, TrainState};
 use crate::gradients::with_shape;
 use crate::optim::Coefficient;
 use crate::trace::{
@@ -31,7 +32,7 @@ pub(super) struct Captured {
     /// The number of updates before the step.
     first_step: u64,
     /// The learning rate that the step itself has set.
-    pub(super) learning_rate: Option<f64>,
+    learning_rate: Option<f64>,
     slots: CapturedSlots,
     /// A dynamic loss scale, once the step has used it.
     loss_scale: Option<CapturedTensor>,
@@ -80,13 +81,13 @@ impl Leaf for ShapedSlot<'_> {
     }
 }
 
-impl Captured {
+impl<M: Module + 'static> Placement<M> for Captured {
     /// Reduces captured gradients and records the update.
     ///
     /// # Errors
     /// With a dynamic loss scale for the second update of a step: what its scale and its number are
     /// depends on the first.
-    pub(super) fn apply<M: Module + 'static>(
+    fn apply(
         &mut self,
         state: &mut TrainState<M>,
         ctx: &ReplicaContext,
@@ -115,6 +116,24 @@ impl Captured {
         })
     }
 
+    fn boxed(&self) -> Box<dyn Placement<M>> {
+        Box::new(self.clone())
+    }
+
+    fn set_learning_rate(&mut self, learning_rate: f64) {
+        self.learning_rate = Some(learning_rate);
+    }
+
+    fn captured(&self) -> Option<&Captured> {
+        Some(self)
+    }
+
+    fn captured_mut(&mut self) -> Option<&mut Captured> {
+        Some(self)
+    }
+}
+
+impl Captured {
     /// A dynamic loss scale as an input of the program, of shape `[1]`.
     pub(super) fn loss_scale(&mut self) -> CapturedTensor {
         let new = || {
@@ -166,10 +185,8 @@ impl<M: Module + 'static> TrainState<M> {
 
     pub(super) fn walk_slots(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
         let shapes = self.shapes()?;
-        let mut arrived = match &mut self.placement {
-            Placement::Captured(captured) => Some(&mut captured.slots),
-            _ => None,
-        };
+        let captured = self.placement.captured_mut();
+        let mut arrived = captured.map(|captured| &mut captured.slots);
         let slots = self.slots.iter_mut().zip(shapes);
         for (parameter, (slots, shape)) in self.names.iter().zip(slots) {
             for (name, slot) in self.optimizer.slots().iter().zip(slots) {
@@ -228,7 +245,7 @@ impl<M: Module + 'static> HostState for TrainState<M> {
     }
 
     fn bind(&mut self, trace: Arc<Trace>, index: usize) {
-        self.placement = Placement::Captured(Box::new(Captured {
+        self.placement = Box::new(Captured {
             trace,
             index,
             first_step: self.step,
@@ -236,23 +253,18 @@ impl<M: Module + 'static> HostState for TrainState<M> {
             slots: HashMap::new(),
             loss_scale: None,
             applies: None,
-        }));
+        });
     }
 
     fn applies(&self) -> Option<CapturedTensor> {
-        match &self.placement {
-            Placement::Captured(captured) => captured.applies.clone(),
-            _ => None,
-        }
+        self.placement.captured()?.applies.clone()
     }
 
     /// The number of updates, the learning rate and whether the step has set it, the micro-batches
     /// that wait, and which parameters have a gradient in them.
     fn record(&self) -> Vec<u64> {
-        let sets_rate = matches!(
-            &self.placement,
-            Placement::Captured(captured) if captured.learning_rate.is_some()
-        );
+        let captured = self.placement.captured();
+        let sets_rate = captured.is_some_and(|captured| captured.learning_rate.is_some());
         let rate = self.learning_rate.to_bits();
         let mut record = vec![self.step, rate, u64::from(sets_rate)];
         if let Some((count, gradients)) = &self.accumulated {

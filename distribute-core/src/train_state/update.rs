@@ -6,7 +6,7 @@ use burn::module::Module;
 use burn::tensor::Tensor;
 use tracing::trace_span;
 
-use super::{Placement, TrainState};
+use super::TrainState;
 use crate::optim::{Coefficient, ParameterUpdate, WholeParameter};
 use crate::parameters::{self, FloatTensor};
 use crate::replica::Turn;
@@ -46,11 +46,9 @@ impl<'a, M: Module> Update<'a, M> {
             if state.optimizer.burn().is_some() {
                 shapes.push(tensor.spec().shape);
             }
-            parameters.push(match state.placement {
-                Placement::Captured(_) => {
-                    Parameter::Captured(tensor.captured().ok_or_else(foreign)?)
-                }
-                _ => Parameter::Here(Box::new(tensor.flat())),
+            parameters.push(match state.placement.captured() {
+                Some(_) => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
+                None => Parameter::Here(Box::new(tensor.flat())),
             });
             Ok(())
         })?;
