@@ -6,8 +6,8 @@ use crate::remote::RemoteState;
 use crate::{Gradients, ReplicaContext, Result};
 
 /// Where the variables of a training state are, and how an update gets there: in every replica
-/// ([`Mirrored`](super::apply::Mirrored)), in one ([`Central`](super::apply::Central)), in a step that is captured ([`Captured`]), or in a store
-/// ([`Remote`](super::remote::Remote)).
+/// ([`Mirrored`](super::apply::Mirrored)), in one ([`Central`](super::apply::Central)), in a step
+/// that is captured ([`Captured`]), or in a store ([`Remote`](super::remote::Remote)).
 pub(super) trait Placement<M>: Send + Sync {
     /// Reduces the gradients of all micro-batches over the replicas, and updates.
     fn apply(
