@@ -1,8 +1,13 @@
 //! Where the variables of a training state are, and how an update gets there: [`Placement`].
 
-use super::traced::Captured;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use burn_capture::TensorId;
+
 use super::{Applied, TrainState};
 use crate::remote::RemoteState;
+use crate::trace::{CapturedTensor, Trace};
 use crate::{Gradients, ReplicaContext, Result};
 
 /// Where the variables of a training state are, and how an update gets there: in every replica
@@ -56,4 +61,24 @@ impl<M> Clone for Box<dyn Placement<M>> {
     fn clone(&self) -> Self {
         self.boxed()
     }
+}
+
+/// Slots as they came in, in the dimensions of their parameters, by their flat views.
+pub(super) type CapturedSlots = HashMap<TensorId, CapturedTensor>;
+
+/// What a state knows while it is captured.
+#[derive(Clone)]
+pub(super) struct Captured {
+    pub(super) trace: Arc<Trace>,
+    /// Of the training states of the arguments, in order.
+    pub(super) index: usize,
+    /// The number of updates before the step.
+    pub(super) first_step: u64,
+    /// The learning rate that the step itself has set.
+    pub(super) learning_rate: Option<f64>,
+    pub(super) slots: CapturedSlots,
+    /// A dynamic loss scale, once the step has used it.
+    pub(super) loss_scale: Option<CapturedTensor>,
+    /// Whether the program makes the update of the step, where it may leave it out.
+    pub(super) applies: Option<CapturedTensor>,
 }

@@ -6,10 +6,9 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use burn_capture::TensorId;
 use distribute_collectives::ReduceOp;
 
-use super::placement::Placement;
+use super::placement::{Captured, CapturedSlots, Placement};
 use super::update::visit_named;
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
@@ -19,26 +18,6 @@ use crate::trace::{
     equals,
 };
 use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
-
-/// Slots as they came in, in the dimensions of their parameters, by their flat views.
-type CapturedSlots = HashMap<TensorId, CapturedTensor>;
-
-/// What a state knows while it is captured.
-#[derive(Clone)]
-pub(super) struct Captured {
-    pub(super) trace: Arc<Trace>,
-    /// Of the training states of the arguments, in order.
-    index: usize,
-    /// The number of updates before the step.
-    first_step: u64,
-    /// The learning rate that the step itself has set.
-    learning_rate: Option<f64>,
-    slots: CapturedSlots,
-    /// A dynamic loss scale, once the step has used it.
-    loss_scale: Option<CapturedTensor>,
-    /// Whether the program makes the update of the step, where it may leave it out.
-    applies: Option<CapturedTensor>,
-}
 
 /// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
 /// flat; on the device it has the dimensions of its parameter: on a TPU a flat one has another
