@@ -1,7 +1,10 @@
 //! What types of this crate would otherwise write out in the same words.
 
 /// Methods of a builder that each set one field, which may be inside of another: the documentation
-/// and `name(argument: its type) => field = value;`. The value may be computed from `self`.
+/// and `name(argument: its type) => field = value;`. The value may be computed from `self`. For the
+/// crates of this workspace.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! setters {
     ($self:ident; $(
         $(#[$meta:meta])*

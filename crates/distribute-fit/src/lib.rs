@@ -91,7 +91,6 @@ mod meter;
 mod objective;
 mod remote;
 mod session;
-mod setters;
 mod snapshot;
 mod state_memory;
 mod statistics;

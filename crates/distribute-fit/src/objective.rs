@@ -12,7 +12,7 @@ use distribute_core::{
 use serde::{Deserialize, Serialize};
 
 use super::exact::{self, Exact};
-use super::setters::setters;
+use distribute_core::setters;
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,7 +173,7 @@ impl Objective {
         }
     }
 
-    setters! {
+    setters! { self;
         /// How many examples this replica's batch has (0 if it is empty). Without it the epoch's
         /// loss has nothing to be averaged over, which is an error. In a batch that is padded up to
         /// its full size it is a tensor: the sum of the examples' weights.

@@ -12,10 +12,10 @@ use super::local::Local;
 use super::meter::Meter;
 use super::remote::{Remote, RemoteSteps, accumulates};
 use super::session::{Engine, Session};
-use super::setters::setters;
 use super::{
     BatchSource, Callback, History, Mode, Objective, Position, Progress, StepContext, worker_sync,
 };
+use distribute_core::setters;
 
 /// A training run (Keras: `Model.fit`).
 ///
@@ -49,7 +49,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         }
     }
 
-    setters! {
+    setters! { self;
         /// The epoch to end before: the number of epochs, also those before a resume.
         epochs(epochs: usize) => epochs = epochs;
 

@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
-use crate::setters::setters;
 use crate::snapshot::{EARLY_STOPPING, unreadable_state};
 use crate::{Callback, CallbackState, Control, EpochRecord, Outcome};
+use distribute_core::setters;
 
 /// Ends training when the watched value has not improved for some epochs
 /// (Keras: `EarlyStopping`). A resumed run knows the best value, its parameters and how long ago
@@ -59,7 +59,7 @@ impl EarlyStopping {
         }
     }
 
-    setters! {
+    setters! { self;
         /// Which values are better; by default it follows from the name.
         direction(direction: Direction) => monitor.direction = direction;
 

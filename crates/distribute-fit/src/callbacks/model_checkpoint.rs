@@ -14,10 +14,10 @@ use serde_json::{Map, Value, json};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
-use crate::setters::setters;
 use crate::snapshot::unreadable_state;
 use crate::worker_sync::all_of;
 use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
+use distribute_core::setters;
 
 /// Saves checkpoints of the whole run (Keras: `ModelCheckpoint` and `BackupAndRestore` in one).
 ///
@@ -105,7 +105,7 @@ impl ModelCheckpoint {
         }
     }
 
-    setters! {
+    setters! { self;
         /// Saves after every `epochs`-th epoch; 0 counts as 1.
         every_epochs(epochs: usize) => every = Every::Epochs(epochs.max(1));
 

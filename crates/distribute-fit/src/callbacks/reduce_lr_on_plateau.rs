@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
-use crate::setters::setters;
 use crate::snapshot::unreadable_state;
 use crate::{Callback, CallbackState, Control, EpochRecord};
+use distribute_core::setters;
 
 /// Multiplies the learning rate by a factor when the watched value has not improved for some
 /// epochs (Keras: `ReduceLROnPlateau`). A resumed run goes on counting where it was.
@@ -54,7 +54,7 @@ impl ReduceLrOnPlateau {
         }
     }
 
-    setters! {
+    setters! { self;
         /// What the learning rate is multiplied by: from 0 to less than 1, else training does not
         /// begin.
         factor(factor: f64) => factor = factor;

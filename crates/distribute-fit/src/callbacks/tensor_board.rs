@@ -6,10 +6,10 @@ use std::time::SystemTime;
 
 use distribute_core::Result;
 
-use crate::setters::setters;
 use crate::snapshot::parameters;
 use crate::tensorboard::EventWriter;
 use crate::{Callback, Control, EpochRecord, Outcome};
+use distribute_core::setters;
 
 /// What else is read at the end of an epoch.
 struct Readings(Box<dyn FnMut() -> Vec<(&'static str, f64)> + Send>);
@@ -53,7 +53,7 @@ impl TensorBoard {
         })
     }
 
-    setters! {
+    setters! { self;
         /// Also writes `batch_loss`, the mean of the epoch so far, over the optimizer steps (Keras:
         /// `update_freq`). Reading it waits for the step.
         every_steps(steps: u64) => every_steps = (steps > 0).then_some(steps);
