@@ -4,6 +4,7 @@
 //! The programs are compiled with the libraries that this test itself was built with: nothing is
 //! built a second time.
 
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -44,10 +45,28 @@ fn misuse_does_not_compile() {
         .collect();
     programs.sort();
     assert!(programs.len() >= 13, "{programs:?}");
-    for program in &programs {
-        let name = program.file_stem().unwrap().to_str().unwrap();
-        insta::assert_snapshot!(format!("misuse__{name}"), message(name, &libraries));
+    let names = programs.iter().map(|it| it.file_stem().unwrap());
+    let names: Vec<&str> = names.map(|it| it.to_str().unwrap()).collect();
+    for (name, message) in names.iter().zip(messages(&names, &libraries)) {
+        insta::assert_snapshot!(format!("misuse__{name}"), message);
     }
+}
+
+/// What the compiler says about each program; as many at once as there are cores.
+fn messages(names: &[&str], libraries: &[(&'static str, String)]) -> Vec<String> {
+    let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+    let part = |names: &[&str]| -> Vec<String> {
+        let all = names.iter().map(|name| message(name, libraries));
+        all.collect()
+    };
+    std::thread::scope(|scope| {
+        let parts = names.chunks(names.len().div_ceil(cores));
+        let parts: Vec<_> = parts
+            .map(|names| scope.spawn(move || part(names)))
+            .collect();
+        let parts = parts.into_iter().flat_map(|part| part.join().unwrap());
+        parts.collect()
+    })
 }
 
 fn directory() -> &'static Path {

@@ -7,12 +7,11 @@ use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use distribute_core::{
     Applied, Error, LeafVisitor, Nest, NestPath, ReplicaContext, ReplicaRng, Result, TrainState,
-    loss, trace,
+    loss, setters, trace,
 };
 use serde::{Deserialize, Serialize};
 
 use super::exact::{self, Exact};
-use distribute_core::setters;
 
 /// What a forward pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Mirrored, Result, Strategy, TrainState};
+use distribute_core::{Mirrored, Result, Strategy, TrainState, setters};
 
 use super::control::{Callbacks, Run};
 use super::local::Local;
@@ -15,7 +15,6 @@ use super::session::{Engine, Session};
 use super::{
     BatchSource, Callback, History, Mode, Objective, Position, Progress, StepContext, worker_sync,
 };
-use distribute_core::setters;
 
 /// A training run (Keras: `Model.fit`).
 ///

@@ -3,14 +3,13 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::TensorData;
-use distribute_core::Result;
+use distribute_core::{Result, setters};
 use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
 use crate::snapshot::{EARLY_STOPPING, unreadable_state};
 use crate::{Callback, CallbackState, Control, EpochRecord, Outcome};
-use distribute_core::setters;
 
 /// Ends training when the watched value has not improved for some epochs
 /// (Keras: `EarlyStopping`). A resumed run knows the best value, its parameters and how long ago

@@ -8,7 +8,7 @@ use burn::tensor::TensorData;
 use distribute_core::checkpoint::{
     Checkpoint, CheckpointManager, Metadata, SaveHandle, Saved, latest,
 };
-use distribute_core::{Error, Result, Strategy};
+use distribute_core::{Error, Result, Strategy, setters};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -17,7 +17,6 @@ use crate::exact::Exact;
 use crate::snapshot::unreadable_state;
 use crate::worker_sync::all_of;
 use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Position};
-use distribute_core::setters;
 
 /// Saves checkpoints of the whole run (Keras: `ModelCheckpoint` and `BackupAndRestore` in one).
 ///

@@ -1,13 +1,12 @@
 //! Reduces the learning rate when a value does not improve any more.
 
-use distribute_core::{Error, Result};
+use distribute_core::{Error, Result, setters};
 use serde::{Deserialize, Serialize};
 
 use super::monitor::{Direction, Monitor};
 use crate::exact::Exact;
 use crate::snapshot::unreadable_state;
 use crate::{Callback, CallbackState, Control, EpochRecord};
-use distribute_core::setters;
 
 /// Multiplies the learning rate by a factor when the watched value has not improved for some
 /// epochs (Keras: `ReduceLROnPlateau`). A resumed run goes on counting where it was.

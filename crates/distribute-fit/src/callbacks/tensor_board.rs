@@ -4,12 +4,11 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
-use distribute_core::Result;
+use distribute_core::{Result, setters};
 
 use crate::snapshot::parameters;
 use crate::tensorboard::EventWriter;
 use crate::{Callback, Control, EpochRecord, Outcome};
-use distribute_core::setters;
 
 /// What else is read at the end of an epoch.
 struct Readings(Box<dyn FnMut() -> Vec<(&'static str, f64)> + Send>);
