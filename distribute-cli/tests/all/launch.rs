@@ -188,11 +188,11 @@ fn a_job_whose_worker_is_killed_ends_with_the_bits_of_one_that_was_not(
     #[values(0, 1, 2)] killed: usize,
 ) {
     let whole = tempfile::tempdir().unwrap();
-    let train = format!("{TRAIN} 250 --log-steps 1");
+    let train = format!("{TRAIN} 400 --log-steps 1");
     let uninterrupted = launch(whole.path(), "--workers 3", &train);
     let (expected, epochs) = end(&uninterrupted);
     let steps = losses(&uninterrupted);
-    assert_eq!(steps.len(), 250);
+    assert_eq!(steps.len(), 400);
     for step in [27, 158] {
         let folder = tempfile::tempdir().unwrap();
         let options = "--workers 3 --max-restarts 1 --log-dir logs";
