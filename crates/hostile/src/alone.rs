@@ -1,7 +1,6 @@
 //! A process of its own for a test that takes, counts or measures what its process has.
 
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 /// Set in the processes that tests start for themselves.
 const ALONE: &str = "DISTRIBUTE_TEST_ALONE";
@@ -13,12 +12,9 @@ const ALONE: &str = "DISTRIBUTE_TEST_ALONE";
 /// If the test has failed there.
 #[expect(clippy::panic, reason = "a test fails by a panic")]
 pub fn is_alone(module: &str, test: &str) -> bool {
-    /// One at a time: they take much, and some measure how long something takes.
-    static ONE: Mutex<()> = Mutex::new(());
     if std::env::var_os(ALONE).is_some() {
         return true;
     }
-    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (_program, module) = module.split_once("::").unwrap_or(("", module));
     let test = format!("{module}::{test}");
     let ran = std::env::current_exe().and_then(|program| {

@@ -1,4 +1,6 @@
-//! burn is built once: every member resolves the same features of burn and of all below it.
+//! burn is built once: every member resolves the same features of burn and of all below it. And
+//! `cargo test` builds no library of `cargo build` once more: a feature that only tests ask for
+//! would have it, and all that uses it.
 //!
 //! Cargo gives a dependency the features that the packages of one command ask for together, so two
 //! commands that differ in a feature of anything below burn build burn twice. What each resolves is
@@ -20,15 +22,14 @@ const TEST: &str = "normal,build,dev";
 /// Compares what every member resolves, for itself and for its tests, with the whole workspace.
 pub fn run(root: &Path) -> Result<String, String> {
     let tree = Tree::read(root)?;
-    let whole = resolved(&cargo_tree(root, "--workspace", TEST)?);
+    let with_tests = cargo_tree(root, "--workspace", TEST)?;
+    let without = cargo_tree(root, "--workspace", BUILD)?;
+    let whole = resolved(&with_tests);
     if whole.is_empty() {
         return Err("`cargo tree` shows no burn: this check no longer reads its output".to_owned());
     }
-    let mut problems = differences(
-        "cargo build",
-        &whole,
-        &resolved(&cargo_tree(root, "--workspace", BUILD)?),
-    );
+    let mut problems = differences("cargo build", &whole, &resolved(&without));
+    problems.extend(built_once_more(&packages(&without), &packages(&with_tests)));
     let mut count = 0;
     for member in tree.members.iter().filter(|member| member.is_listed) {
         let what = format!("-p {}", member.name);
@@ -49,6 +50,38 @@ pub fn run(root: &Path) -> Result<String, String> {
 fn cargo_tree(root: &Path, what: &str, edges: &str) -> Result<String, String> {
     let fixed = "tree --locked --prefix depth --format |{p}|{f}";
     cargo::output_offline(root, &format!("{fixed} --edges {edges} {what}"))
+}
+
+/// All that `cargo tree` shows.
+fn packages(text: &str) -> Resolved {
+    let mut packages = Resolved::new();
+    for line in text.lines() {
+        let line = line.trim_end_matches(" (*)");
+        if let Some((name, features)) = line.split_once('|').and_then(|it| it.1.split_once('|')) {
+            let sets = packages.entry(name.to_owned()).or_default();
+            sets.insert(features.to_owned());
+        }
+    }
+    packages
+}
+
+/// What the tests need with other features. (What only a build script or a procedural macro of
+/// theirs needs is built beside the rest, which stays.)
+fn built_once_more(without_tests: &Resolved, with_tests: &Resolved) -> Vec<String> {
+    let none = BTreeSet::new();
+    let mut problems = Vec::new();
+    for (name, without) in without_tests {
+        let with = with_tests.get(name).unwrap_or(&none);
+        if !without.is_subset(with) {
+            problems.push(format!(
+                "`cargo test --workspace` builds {name} once more than `cargo build`, and all that \
+                 uses it: its tests' features are [{}] more; do without in \
+                 `[dev-dependencies]`, or ask for it in `[dependencies]` too",
+                listed(with, without)
+            ));
+        }
+    }
+    problems
 }
 
 /// What stands at or below burn in the output of `cargo tree`. A package that comes again is shown
@@ -117,7 +150,7 @@ fn listed(one: &BTreeSet<String>, other: &BTreeSet<String>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{differences, resolved};
+    use super::{built_once_more, differences, packages, resolved};
 
     /// `(*)` stands where a package comes again.
     const WHOLE: &str = "\
@@ -144,6 +177,22 @@ mod tests {
         ];
         assert_eq!(names, expected);
         assert!(resolved("0|xtask v0.1.0 (xtask)|\n1|syn v3.0.9|full\n").is_empty());
+    }
+
+    #[test]
+    fn a_feature_of_tests_alone_is_named() {
+        let tests = WHOLE.replace("4|memchr v2.8.3|", "4|memchr v2.8.3|alloc");
+        let found = built_once_more(&packages(WHOLE), &packages(&tests));
+        assert_eq!(found.len(), 1, "{found:#?}");
+        let expected = "`cargo test --workspace` builds memchr v2.8.3 once more than `cargo build`";
+        assert!(found[0].starts_with(expected), "{found:#?}");
+        assert!(found[0].contains("[alloc]"), "{found:#?}");
+        // A build script's, beside the one that there is.
+        let beside = format!("{WHOLE}1|memchr v2.8.3|alloc\n");
+        assert_eq!(
+            built_once_more(&packages(WHOLE), &packages(&beside)),
+            [""; 0]
+        );
     }
 
     #[test]

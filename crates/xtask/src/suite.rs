@@ -151,6 +151,8 @@ fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts,
             root,
             &format!("{arguments} --no-fail-fast -- --show-output"),
         );
+        // Half of what `cargo test` runs at once, which has one lane.
+        command.env("RUST_TEST_THREADS", "4");
         if arguments.ends_with(SMALL_STEPS) && std::env::var_os(XLA_FLAGS.0).is_none() {
             command.env(XLA_FLAGS.0, XLA_FLAGS.1);
         }

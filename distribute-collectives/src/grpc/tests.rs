@@ -10,6 +10,7 @@ use distribute_net::security::{Security, TlsIdentity};
 use hostile::alone::is_alone;
 use hostile::descriptors::busy_without_descriptors;
 use proptest::prelude::*;
+use rstest::rstest;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
 
 use super::config::{DataTls, LinkConfig};
@@ -604,20 +605,20 @@ fn connected_in_a_flood(count: usize, bytes: &[u8], tls: Option<DataTls>, more: 
     })
 }
 
-#[test]
-fn a_flood_delays_no_rank() {
-    within_limit(|| {
+#[rstest]
+#[case::of_few(70, false)]
+#[case::of_many(300, false)]
+#[case::of_ever_more(70, true)]
+fn a_flood_delays_no_rank(
+    #[case] count: usize,
+    #[case] more: bool,
+    #[values(false, true)] has_tls: bool,
+) {
+    within_limit(move || {
         for bytes in HALVES {
-            for (count, more) in [(70, false), (300, false), (70, true)] {
-                for tls in [None, Some(tls(2))] {
-                    let has_tls = tls.is_some();
-                    let took = connected_in_a_flood(count, bytes, tls, more);
-                    assert!(
-                        took < Duration::from_secs(3),
-                        "{took:?}: {count} of {bytes:?}, more: {more}, tls: {has_tls}"
-                    );
-                }
-            }
+            let tls = has_tls.then(|| tls(2));
+            let took = connected_in_a_flood(count, bytes, tls, more);
+            assert!(took < Duration::from_secs(3), "{took:?}: {bytes:?}");
         }
     });
 }

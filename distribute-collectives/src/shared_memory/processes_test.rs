@@ -5,6 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rstest::rstest;
+
 use crate::communicator::{Communicator, CommunicatorExt};
 use crate::error::CollectiveError;
 use crate::options::GroupOptions;
@@ -198,20 +200,19 @@ fn a_killed_process_is_named_and_leaves_nothing() {
     });
 }
 
-#[test]
-fn a_stopped_process_is_named_wherever_it_is() {
+/// At a point of its work that differs from run to run.
+#[rstest]
+fn a_stopped_process_is_named_wherever_it_is(#[values(1, 2, 3, 4)] _run: usize) {
     within_limit(|| {
-        for _ in 0..4 {
-            let mut ranks = start("stop", 3);
-            let mut lines = BufReader::new(ranks[1].0.stdout.take().unwrap()).lines();
-            assert!(lines.any(|line| line.unwrap() == "RUNNING"));
-            let stopped = rustix::process::Pid::from_child(&ranks[1].0);
-            rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
-            let last = ranks.pop().unwrap();
-            let held = ranks.pop().unwrap();
-            assert!(wait(last) && wait(ranks.pop().unwrap()));
-            drop(held);
-        }
+        let mut ranks = start("stop", 3);
+        let mut lines = BufReader::new(ranks[1].0.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "RUNNING"));
+        let stopped = rustix::process::Pid::from_child(&ranks[1].0);
+        rustix::process::kill_process(stopped, rustix::process::Signal::STOP).unwrap();
+        let last = ranks.pop().unwrap();
+        let held = ranks.pop().unwrap();
+        assert!(wait(last) && wait(ranks.pop().unwrap()));
+        drop(held);
     });
 }
 

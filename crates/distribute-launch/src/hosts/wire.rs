@@ -90,7 +90,14 @@ pub async fn send(stream: &mut (impl AsyncWrite + Unpin), frame: &Frame) -> io::
 /// Receives a frame, all of it before the other side counts as lost: who sends a byte now and then
 /// is as late as who sends none.
 pub async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
-    let text = timeout(SILENCE_LIMIT, receive_text(stream, FRAME_BYTES_MAX)).await??;
+    receive_within(SILENCE_LIMIT, stream).await
+}
+
+async fn receive_within(
+    limit: Duration,
+    stream: &mut (impl AsyncRead + Unpin),
+) -> io::Result<Frame> {
+    let text = timeout(limit, receive_text(stream, FRAME_BYTES_MAX)).await??;
     Ok(serde_json::from_str(&text)?)
 }
 
@@ -140,15 +147,15 @@ mod tests {
     #[test]
     fn a_slow_frame_is_late() {
         runtime().unwrap().block_on(async {
-            tokio::time::pause();
+            let limit = Duration::from_millis(200);
             let (mut sender, mut receiver) = duplex(100);
             let slowly = async {
                 for byte in [0, 0, 0, 5, b'"', b'B', b'y', b'e', b'"'] {
                     sender.write_all(&[byte]).await.unwrap();
-                    tokio::time::sleep(SILENCE_LIMIT / 5).await;
+                    tokio::time::sleep(limit / 5).await;
                 }
             };
-            let (received, ()) = tokio::join!(receive(&mut receiver), slowly);
+            let (received, ()) = tokio::join!(receive_within(limit, &mut receiver), slowly);
             let kind = received.map(|_| ()).unwrap_err().kind();
             assert_eq!(kind, io::ErrorKind::TimedOut);
         });

@@ -8,6 +8,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use distribute_launch::{Console, Hosts, ReservedPorts, guard_main, run};
+use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 
@@ -436,40 +437,40 @@ fn on_host(address: std::net::SocketAddr, index: usize) -> Launcher {
     Launcher::start_by(command, "exec sleep 1000", 0, false)
 }
 
-#[test]
-fn a_launcher_that_waits_for_another_host_says_so_and_ends_at_a_signal() {
-    within_limit(|| {
-        let cases = [
-            (0, false, Signal::TERM),
-            (1, false, Signal::TERM),
-            (1, true, Signal::TERM),
-            (1, true, Signal::INT),
-        ];
-        for (index, is_silent, signal) in cases {
-            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-            let address = listener.local_addr().expect("bound");
-            // Nobody listens for host 1, or somebody takes connections and says nothing.
-            let _silent = is_silent.then_some(listener);
-            let mut launcher = on_host(address, index);
-            if index == 0 {
-                let said = launcher.lines_with("waits for", 1);
-                assert!(
-                    said[0].contains("[1]") && said[0].contains("here are [0]"),
-                    "{said:?}"
-                );
-            } else {
-                launcher.lines_with("waits for the launcher of host 0", 1);
-            }
-            let begun = Instant::now();
-            launcher.send(signal);
-            let (status, lines) = launcher.end();
-            assert_eq!(status.code(), Some(128 + signal.as_raw()), "{lines:#?}");
+#[rstest]
+#[case::at_host_0(0, false, Signal::TERM)]
+#[case::at_host_1(1, false, Signal::TERM)]
+#[case::for_one_that_says_nothing(1, true, Signal::TERM)]
+#[case::interrupted(1, true, Signal::INT)]
+fn a_launcher_that_waits_for_another_host_says_so_and_ends_at_a_signal(
+    #[case] index: usize,
+    #[case] is_silent: bool,
+    #[case] signal: Signal,
+) {
+    within_limit(move || {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = listener.local_addr().expect("bound");
+        // Nobody listens for host 1, or somebody takes connections and says nothing.
+        let _silent = is_silent.then_some(listener);
+        let mut launcher = on_host(address, index);
+        if index == 0 {
+            let said = launcher.lines_with("waits for", 1);
             assert!(
-                begun.elapsed() < Duration::from_secs(3),
-                "{:?}",
-                begun.elapsed()
+                said[0].contains("[1]") && said[0].contains("here are [0]"),
+                "{said:?}"
             );
+        } else {
+            launcher.lines_with("waits for the launcher of host 0", 1);
         }
+        let begun = Instant::now();
+        launcher.send(signal);
+        let (status, lines) = launcher.end();
+        assert_eq!(status.code(), Some(128 + signal.as_raw()), "{lines:#?}");
+        assert!(
+            begun.elapsed() < Duration::from_secs(3),
+            "{:?}",
+            begun.elapsed()
+        );
     });
 }
 

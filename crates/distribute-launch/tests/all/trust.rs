@@ -9,6 +9,7 @@ use std::time::Duration;
 use distribute_launch::{Hosts, LaunchError, Outcome, Security, TlsIdentity};
 use distribute_net::peers::{Connection, accept};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rstest::rstest;
 use tokio_stream::StreamExt;
 
 use crate::common::{Seen, script, security, see};
@@ -138,71 +139,76 @@ fn launchers_on_a_network_need_certificates_or_are_told_to_be_insecure() {
     }
 }
 
-#[test]
-fn who_reads_along_learns_nothing_from_launchers_with_certificates() {
-    let certified = certificates([EVERYWHERE, HERE]);
-    let insecure = [security().insecure(), security().insecure()];
-    for (is_encrypted, with) in [(true, certified), (false, insecure)] {
-        let (address, _ports) = meeting_point();
-        let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
-        let (tapped, seen) = tap(address);
-        // The last lines of a process that fails are told to all launchers.
-        let text =
-            "echo $DISTRIBUTE_JOB_TOKEN; if [ $i = 1 ]; then echo a known line >&2; exit 3; fi
-            exec sleep 100";
-        let ended = two_hosts(text, [everywhere, tapped], with, 30);
-        for one in &ended {
-            let Outcome::Failed { cause, .. } = one.outcome() else {
-                panic!("{}", one.stderr);
-            };
-            assert_eq!(cause.last_lines, ["a known line"]);
+#[rstest]
+#[case::certificates(true, certificates([EVERYWHERE, HERE]))]
+#[case::no_certificates(false, [security().insecure(), security().insecure()])]
+fn who_reads_along_learns_nothing_from_launchers_with_certificates(
+    #[case] is_encrypted: bool,
+    #[case] with: [Security; 2],
+) {
+    let (address, _ports) = meeting_point();
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
+    let (tapped, seen) = tap(address);
+    // The last lines of a process that fails are told to all launchers.
+    let text = "echo $DISTRIBUTE_JOB_TOKEN; if [ $i = 1 ]; then echo a known line >&2; exit 3; fi
+        exec sleep 100";
+    let ended = two_hosts(text, [everywhere, tapped], with, 30);
+    for one in &ended {
+        let Outcome::Failed { cause, .. } = one.outcome() else {
+            panic!("{}", one.stderr);
+        };
+        assert_eq!(cause.last_lines, ["a known line"]);
+    }
+    let seen = String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
+    let parts = [
+        "nonce",
+        "restarts_max",
+        "Ready",
+        "127.0.0.1:",
+        "a known line",
+    ];
+    for part in parts {
+        assert_eq!(seen.contains(part), !is_encrypted, "{part} in {seen}");
+    }
+    let token = String::from_utf8_lossy(&ended[0].stdout);
+    assert!(token.trim().len() == 64 && !seen.contains(token.trim()));
+}
+
+/// What the launchers of two hosts have, of which the second one is refused.
+fn unfit(what: &str) -> [Security; 2] {
+    let [first, elsewhere] = certificates([HERE, &["192.0.2.7"]]);
+    match what {
+        "of another host" => [first, elsewhere],
+        "of another authority" => {
+            let [stranger] = certificates([HERE]);
+            [first, stranger]
         }
-        let seen = String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
-        let parts = [
-            "nonce",
-            "restarts_max",
-            "Ready",
-            "127.0.0.1:",
-            "a known line",
-        ];
-        for part in parts {
-            assert_eq!(seen.contains(part), !is_encrypted, "{part} in {seen}");
-        }
-        let token = String::from_utf8_lossy(&ended[0].stdout);
-        assert!(token.trim().len() == 64 && !seen.contains(token.trim()));
+        "none at host 1" => [first, security()],
+        "none at host 0" => [security(), first],
+        _ => unreachable!("{what}"),
     }
 }
 
-#[test]
-fn a_launcher_whose_certificate_does_not_fit_is_refused() {
-    let [first, elsewhere] = certificates([HERE, &["192.0.2.7"]]);
-    let [stranger] = certificates([HERE]);
-    let cases = [
-        (
-            &first,
-            &elsewhere,
-            "the certificate of host 1 is not for its address 127.0.0.1",
-        ),
-        (&first, &stranger, "not issued by the CA"),
-        (
-            &first,
-            &security(),
-            "it uses TLS, this process does not: give both a certificate",
-        ),
-        (
-            &security(),
-            &first,
-            "it does not use TLS, this process does: give both a certificate",
-        ),
-    ];
-    for (relay, launcher, why) in cases {
-        let (address, _ports) = meeting_point();
-        let with = [relay.clone(), launcher.clone()];
-        let [first, second] = two_hosts("true", [address; 2], with, 3);
-        let said = refusal(&second);
-        assert!(said.contains(why), "{said}");
-        assert!(first.result.is_err());
-    }
+#[rstest]
+#[case(
+    "of another host",
+    "the certificate of host 1 is not for its address 127.0.0.1"
+)]
+#[case("of another authority", "not issued by the CA")]
+#[case(
+    "none at host 1",
+    "it uses TLS, this process does not: give both a certificate"
+)]
+#[case(
+    "none at host 0",
+    "it does not use TLS, this process does: give both a certificate"
+)]
+fn a_launcher_whose_certificate_does_not_fit_is_refused(#[case] what: &str, #[case] why: &str) {
+    let (address, _ports) = meeting_point();
+    let [first, second] = two_hosts("true", [address; 2], unfit(what), 3);
+    let said = refusal(&second);
+    assert!(said.contains(why), "{said}");
+    assert!(first.result.is_err());
 }
 
 /// Host 0 dials its own relay first; it ends before the other one has found it, or after.
@@ -217,49 +223,41 @@ fn a_relay_whose_certificate_is_for_another_host_is_refused() {
     assert!(second.result.is_err());
 }
 
-#[test]
-fn a_word_that_is_changed_on_the_way_is_refused() {
-    // Who dials claims to be another host; the relay claims to be for something else.
-    let changes = [
-        (
-            true,
-            r#""task":1"#,
-            r#""task":0"#,
-            "its token is another one",
-        ),
-        (
-            true,
-            r#""restarts_max\":0"#,
-            r#""restarts_max\":9"#,
-            "its token is another one",
-        ),
-        (
-            false,
-            r#""launcher""#,
-            r#""worker"  "#,
-            "its connection is for a worker",
-        ),
-        (
-            false,
-            r#""task":0"#,
-            r#""task":1"#,
-            "its token is another one",
-        ),
-    ];
-    for (side, from, to, why) in changes {
-        let (address, _ports) = meeting_point();
-        let between = proxy(address, move |is_dialler, bytes| match is_dialler == side {
+#[rstest]
+#[case::of_another_host(true, r#""task":1"#, r#""task":0"#, "its token is another one")]
+#[case::of_another_job(
+    true,
+    r#""restarts_max\":0"#,
+    r#""restarts_max\":9"#,
+    "its token is another one"
+)]
+#[case::for_something_else(
+    false,
+    r#""launcher""#,
+    r#""worker"  "#,
+    "its connection is for a worker"
+)]
+#[case::of_another_relay(false, r#""task":0"#, r#""task":1"#, "its token is another one")]
+fn a_word_that_is_changed_on_the_way_is_refused(
+    #[case] by_dialler: bool,
+    #[case] from: &'static str,
+    #[case] to: &'static str,
+    #[case] why: &str,
+) {
+    let (address, _ports) = meeting_point();
+    let between = proxy(address, move |is_dialler, bytes| {
+        match is_dialler == by_dialler {
             true => replaced(bytes, from, to),
             false => bytes,
-        });
-        let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
-        let with = [security().insecure(), security().insecure()];
-        let [first, second] = two_hosts("true", [everywhere, between], with, 3);
-        let said = refusal(&second);
-        assert!(said.contains(why), "{from}: {said}");
-        let error = first.result.unwrap_err();
-        assert!(matches!(error, LaunchError::HostsMissing { .. }), "{error}");
-    }
+        }
+    });
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
+    let with = [security().insecure(), security().insecure()];
+    let [first, second] = two_hosts("true", [everywhere, between], with, 3);
+    let said = refusal(&second);
+    assert!(said.contains(why), "{said}");
+    let error = first.result.unwrap_err();
+    assert!(matches!(error, LaunchError::HostsMissing { .. }), "{error}");
 }
 
 #[test]

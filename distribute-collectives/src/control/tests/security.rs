@@ -3,6 +3,7 @@
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd,
 };
+use rstest::rstest;
 
 use super::*;
 use distribute_net::security::{TlsIdentity, Token};
@@ -34,24 +35,23 @@ fn ranks_with_one_token_form_a_group() {
     });
 }
 
-#[test]
-fn a_wrong_or_missing_token_is_refused_by_both_and_never_shown() {
-    within_limit(|| {
-        for tokens in [
-            [Some(TOKEN), Some(OTHER)],
-            [Some(TOKEN), None],
-            [None, Some(TOKEN)],
-        ] {
-            for result in with_tokens(tokens) {
-                let error = error_of(result);
-                let CollectiveError::Refused { reason, .. } = &error else {
-                    panic!("{error:?}");
-                };
-                assert!(reason.contains("token"), "{error}");
-                let shown = format!("{error} {error:?}");
-                for secret in [TOKEN, OTHER] {
-                    assert!(!shown.contains(secret), "{shown}");
-                }
+#[rstest]
+#[case::wrong([Some(TOKEN), Some(OTHER)])]
+#[case::missing_at_rank_1([Some(TOKEN), None])]
+#[case::missing_at_rank_0([None, Some(TOKEN)])]
+fn a_wrong_or_missing_token_is_refused_by_both_and_never_shown(
+    #[case] tokens: [Option<&'static str>; 2],
+) {
+    within_limit(move || {
+        for result in with_tokens(tokens) {
+            let error = error_of(result);
+            let CollectiveError::Refused { reason, .. } = &error else {
+                panic!("{error:?}");
+            };
+            assert!(reason.contains("token"), "{error}");
+            let shown = format!("{error} {error:?}");
+            for secret in [TOKEN, OTHER] {
+                assert!(!shown.contains(secret), "{shown}");
             }
         }
     });
@@ -145,8 +145,7 @@ fn identity(issuer: &Authority, accepts: &Authority, host: &str, expired: bool) 
 }
 
 /// The outcome when rank 0 and rank 1 have these identities.
-fn with_identities(zero: TlsIdentity, one: TlsIdentity) -> Vec<Result<Member>> {
-    let identities = [zero, one];
+fn with_identities(identities: [TlsIdentity; 2]) -> Vec<Result<Member>> {
     join_all(2, |rank, options| {
         options.rendezvous_timeout = Duration::from_secs(3);
         options.security = Security::default()
@@ -183,7 +182,7 @@ fn ranks_with_certificates_of_one_authority_form_a_group() {
     within_limit(|| {
         let ca = authority();
         let good = || identity(&ca, &ca, "127.0.0.1", false);
-        let joined = with_identities(good(), good());
+        let joined = with_identities([good(), good()]);
         let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
         gather_once(&[&members[0], &members[1]]);
         let security = Security::default().tls(good());
@@ -193,46 +192,51 @@ fn ranks_with_certificates_of_one_authority_form_a_group() {
     });
 }
 
-#[test]
-fn a_certificate_of_another_authority_is_refused_by_both() {
-    within_limit(|| {
-        let (ca, other) = (authority(), authority());
-        let good = || identity(&ca, &ca, "127.0.0.1", false);
-        // Rank 1 shows a foreign certificate; then rank 0 does.
-        refused_for(
-            with_identities(good(), identity(&other, &ca, "127.0.0.1", false)),
-            "was not issued by the CA",
-            "does not accept the certificate of this rank",
-        );
-        refused_for(
-            with_identities(identity(&other, &ca, "127.0.0.1", false), good()),
-            "does not accept the certificate of this rank",
-            "was not issued by the CA",
-        );
-    });
+/// A certificate that one rank shows while the other one has a good one.
+#[derive(Clone, Copy)]
+enum Bad {
+    OfAnotherAuthority,
+    Expired,
+    OfAnotherHost,
 }
 
-#[test]
-fn an_expired_certificate_and_one_for_another_host_are_refused_by_both() {
-    within_limit(|| {
+#[rstest]
+#[case::of_another_authority_at_rank_1(
+    Bad::OfAnotherAuthority,
+    1,
+    "was not issued by the CA",
+    "does not accept the certificate of this rank"
+)]
+#[case::of_another_authority_at_rank_0(
+    Bad::OfAnotherAuthority,
+    0,
+    "does not accept the certificate of this rank",
+    "was not issued by the CA"
+)]
+#[case::expired_at_rank_1(Bad::Expired, 1, "has expired", "it has expired")]
+#[case::expired_at_rank_0(Bad::Expired, 0, "it has expired", "has expired")]
+#[case::of_another_host_at_rank_0(
+    Bad::OfAnotherHost,
+    0,
+    "does not accept the certificate of this rank",
+    "not for the host of its address"
+)]
+fn a_bad_certificate_is_refused_by_both(
+    #[case] bad: Bad,
+    #[case] shown_by: usize,
+    #[case] of_zero: &'static str,
+    #[case] of_one: &'static str,
+) {
+    within_limit(move || {
         let ca = authority();
-        let good = || identity(&ca, &ca, "127.0.0.1", false);
-        let expired = || identity(&ca, &ca, "127.0.0.1", true);
-        refused_for(
-            with_identities(good(), expired()),
-            "has expired",
-            "it has expired",
-        );
-        refused_for(
-            with_identities(expired(), good()),
-            "it has expired",
-            "has expired",
-        );
-        refused_for(
-            with_identities(identity(&ca, &ca, "192.0.2.1", false), good()),
-            "does not accept the certificate of this rank",
-            "not for the host of its address",
-        );
+        let bad = match bad {
+            Bad::OfAnotherAuthority => identity(&authority(), &ca, "127.0.0.1", false),
+            Bad::Expired => identity(&ca, &ca, "127.0.0.1", true),
+            Bad::OfAnotherHost => identity(&ca, &ca, "192.0.2.1", false),
+        };
+        let mut identities = [bad, identity(&ca, &ca, "127.0.0.1", false)];
+        identities.rotate_right(shown_by);
+        refused_for(with_identities(identities), of_zero, of_one);
     });
 }
 
@@ -242,7 +246,7 @@ fn a_rank_that_claims_another_place_than_its_certificate_is_refused_by_both() {
     within_limit(|| {
         let ca = authority();
         let of_host = |host| identity(&ca, &ca, host, false);
-        let joined = with_identities(of_host("127.0.0.1"), of_host("192.0.2.1"));
+        let joined = with_identities(["127.0.0.1", "192.0.2.1"].map(of_host));
         for result in joined {
             let reason = refusal(result);
             assert!(
