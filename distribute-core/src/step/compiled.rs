@@ -12,7 +12,7 @@ use burn_ir::OperationIr;
 
 use super::call::{Call, Capture, Changes, Outcome};
 use super::digest::digest;
-use super::{Item, StepArgs, twice};
+use super::{StepArgs, StepFn, twice};
 use crate::nest::different_structure;
 use crate::strategy::StrategyId;
 use crate::sync::{lock, panic_message};
@@ -24,17 +24,16 @@ use crate::trace::{
 use crate::{Error, Nest, NestPath, PerReplica, ReplicaContext, Result, Strategy, scope};
 
 /// Runs a step as a compiled program, which is captured and compiled when there is none yet.
-pub(crate) fn run<S, A, R, F>(
+pub(crate) fn run<'a, S, A, R>(
     strategy: &S,
     tracer: &dyn Tracer,
     mut args: A,
-    step: &F,
+    (key, step): (StepKey, &'a StepFn<'a, A, R>),
 ) -> Result<PerReplica<R>>
 where
     S: Strategy + ?Sized,
-    A: StepArgs,
+    A: StepArgs + 'a,
     R: Nest + Send + 'static,
-    F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R>,
 {
     let id: StrategyId = strategy.id();
     let workers = strategy.workers();
@@ -42,56 +41,70 @@ where
         strategy: &id,
         replicas: strategy.replicas().len(),
         tracer,
-        key: StepKey::of::<F>(),
+        key,
         leaves: Vec::new(),
         coefficients: Vec::new(),
         can_repeat: true,
     };
-    let prepared = args.enter(&mut call).and_then(|()| {
-        let record = |mut capture: Capture| {
-            let mut captured = args.capture(&mut capture)?;
-            let trace = Arc::clone(&capture.trace);
-            let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, workers);
-            let result = {
-                let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
-                scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
-                step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
-            };
-            trace.check()?;
-            A::collect(&mut captured, &mut capture)?;
-            let guard = capture.guard()?;
-            Plan::new(capture, guard, result)
+    let entered = args.enter(&mut call);
+    let mut record = |mut capture: Capture| {
+        let mut captured = args.capture(&mut capture)?;
+        let trace = Arc::clone(&capture.trace);
+        let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, workers);
+        let result = {
+            let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
+            scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
+            step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
         };
-        let mut capturing = Capturing {
-            call: &call,
-            num_replicas: strategy.num_replicas_in_sync(),
-            has_workers: workers.is_some(),
-            record,
-        };
-        capturing.program()
-    });
+        trace.check()?;
+        A::collect(&mut captured, &mut capture)?;
+        let guard = capture.guard()?;
+        Plan::new(capture, guard, Returned::of(result)?)
+    };
+    let mut capturing = Capturing {
+        call: &call,
+        num_replicas: strategy.num_replicas_in_sync(),
+        has_workers: workers.is_some(),
+        record: &mut record,
+    };
+    let prepared = entered.and_then(|()| capturing.program());
     let program = match workers {
         None => prepared?,
         // The replicas of other processes would wait for those of this one. A program that fails
         // needs no such word: they run it too.
         Some(workers) => workers.or_abort(prepared)?,
     };
-    execute(&program, &call, &mut args)
+    let arguments = arguments(&program, &call)?;
+    let outcome = execute(&program, &call, arguments);
+    args.leave(&mut Changes {
+        states: program.states.iter().enumerate(),
+        leaves: &call.leaves,
+        outcome: outcome.as_ref(),
+    })?;
+    let leaves = returned(&program, &call, outcome?)?.into_iter();
+    let results = leaves.map(|leaves| {
+        let skeleton = lock(&program.skeleton);
+        let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
+        let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
+        result.put_leaves(leaves)?;
+        Ok(result)
+    });
+    Ok(PerReplica::new(results.collect::<Result<_>>()?))
 }
 
-/// A call whose step can be captured.
-struct Capturing<'a, F> {
+/// A call whose step can be captured. Compiled once, not for the types of every step.
+struct Capturing<'a> {
     call: &'a Call<'a>,
     num_replicas: usize,
     has_workers: bool,
     /// Runs the closure on captured arguments.
-    record: F,
+    record: &'a mut dyn FnMut(Capture) -> Result<Plan>,
 }
 
 /// A captured step, and the program that it is to become.
 type Captured = (CapturedStep, StepProgram);
 
-impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
+impl Capturing<'_> {
     /// The program of the call: the one that there is, if it still is what the step computes, or a
     /// new one.
     fn program(&mut self) -> Result<Arc<StepProgram>> {
@@ -176,29 +189,23 @@ impl<F: FnMut(Capture) -> Result<Plan>> Capturing<'_, F> {
     }
 }
 
-/// Runs a program and puts its results where they belong.
-fn execute<A: StepArgs, R: Nest + 'static>(
-    program: &StepProgram,
-    call: &Call<'_>,
-    args: &mut A,
-) -> Result<PerReplica<R>> {
-    let arguments = arguments(program, call)?;
+fn execute(program: &StepProgram, call: &Call<'_>, arguments: Vec<Argument>) -> Result<Outcome> {
     let executable = program.executable.as_ref();
     let missing = || Error::invalid("a program that was not compiled");
-    let outputs = executable.ok_or_else(missing)?.execute(arguments);
-    let outcome = outputs.and_then(|outputs| {
-        Ok(Outcome {
-            refused: not_finite(program, call, &outputs)?,
-            skipped: skipped(program, call, &outputs)?,
-            outputs,
-        })
-    });
-    args.leave(&mut Changes {
-        states: program.states.iter().enumerate(),
-        leaves: &call.leaves,
-        outcome: outcome.as_ref(),
-    })?;
-    let outcome = outcome?;
+    let outputs = executable.ok_or_else(missing)?.execute(arguments)?;
+    Ok(Outcome {
+        refused: not_finite(program, call, &outputs)?,
+        skipped: skipped(program, call, &outputs)?,
+        outputs,
+    })
+}
+
+/// The leaves of what the step returns, of each replica; metrics and variables get theirs.
+fn returned(
+    program: &StepProgram,
+    call: &Call<'_>,
+    outcome: Outcome,
+) -> Result<Vec<Vec<TensorData>>> {
     if let Some(error) = outcome.refused {
         return Err(error);
     }
@@ -214,14 +221,8 @@ fn execute<A: StepArgs, R: Nest + 'static>(
             (effect.apply)(replica, values(&effect.leaves, replica)?)?;
         }
     }
-    let results = (0..call.replicas).map(|replica| {
-        let skeleton = lock(&program.skeleton);
-        let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
-        let mut result = skeleton.ok_or_else(unknown_structure::<R>)?;
-        result.put_leaves(values(&host.results, replica)?)?;
-        Ok(result)
-    });
-    Ok(PerReplica::new(results.collect::<Result<_>>()?))
+    let results = (0..call.replicas).map(|replica| values(&host.results, replica));
+    results.collect()
 }
 
 /// Waits for what the program says of running statistics, if the states have any: the error if one
@@ -359,6 +360,25 @@ fn translated(error: Error) -> Error {
     read.unwrap_or(error)
 }
 
+/// What a captured step returns.
+struct Returned {
+    /// A value of its structure, of the step's own type.
+    skeleton: Box<dyn Any + Send>,
+    leaves: Vec<Given>,
+}
+
+impl Returned {
+    fn of<R: Nest + Send + 'static>(mut result: R) -> Result<Self> {
+        let skeleton = Box::new(skeleton_of(&result)?);
+        let mut leaves = Vec::new();
+        result.walk(&NestPath::ROOT, &mut |path, leaf| {
+            leaves.push(Given::of(leaf).map_err(|error| error.at(path))?);
+            Ok(())
+        })?;
+        Ok(Self { skeleton, leaves })
+    }
+}
+
 /// What a program computes, by the tensors' numbers in the graph.
 struct Plan {
     /// Keeps the tensors alive until the graph is complete.
@@ -369,10 +389,10 @@ struct Plan {
 }
 
 impl Plan {
-    fn new<R: Nest + Send + 'static>(
+    fn new(
         capture: Capture,
         guard: Option<Guard<CapturedTensor>>,
-        mut result: R,
+        returned: Returned,
     ) -> Result<Self> {
         let leaves = capture.leaves.iter().enumerate();
         let mut outputs = Outputs {
@@ -394,13 +414,8 @@ impl Plan {
             watched: guard.watched,
             found: outputs.add(&guard.found),
         });
-        let skeleton: Box<dyn Any + Send> = Box::new(skeleton_of(&result)?);
-        let mut results = Vec::new();
-        result.walk(&NestPath::ROOT, &mut |path, leaf| {
-            let given = Given::of(leaf).map_err(|error| error.at(path))?;
-            results.push(outputs.given(&given));
-            Ok(())
-        })?;
+        let results = returned.leaves.iter().map(|it| outputs.given(it));
+        let results = results.collect();
         let deferred = capture.trace.deferred().into_iter();
         let effects = deferred.map(|effect| Effect {
             leaves: effect.leaves.iter().map(|it| outputs.given(it)).collect(),
@@ -421,7 +436,7 @@ impl Plan {
             states,
             guard,
             draws: Draws::default(),
-            skeleton: Mutex::new(skeleton),
+            skeleton: Mutex::new(returned.skeleton),
             seed: capture.trace.mixed_seed(),
         };
         Ok(Self {

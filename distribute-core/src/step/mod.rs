@@ -2,11 +2,18 @@
 
 mod args;
 mod call;
-mod compiled;
+pub(crate) mod compiled;
 mod digest;
+pub(crate) mod eager;
 mod twice;
 
 pub(crate) use args::PoisonOnError;
 pub use args::{Item, Lend, Replicated, StepArgs};
 pub use call::{Call, Capture, CapturedState, Changes};
-pub(crate) use compiled::run;
+
+use crate::{ReplicaContext, Result};
+
+/// The closure of a step. What runs it is compiled for the types of its arguments and its result
+/// alone, not once more for every closure.
+pub(crate) type StepFn<'f, A, R> =
+    dyn for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R> + Sync + 'f;

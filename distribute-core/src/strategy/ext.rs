@@ -1,14 +1,11 @@
 //! What users call on a strategy.
 
-use std::sync::Mutex;
-
 use burn::tensor::{Device, TensorData};
 
 use super::reduce::{combine, reduce};
-use crate::copies::EndOfRun;
 use crate::replicate::ReplicateExt;
-use crate::step::{self, Item, PoisonOnError};
-use crate::sync::{lock, unlocked};
+use crate::step::{self, Item};
+use crate::trace::StepKey;
 use crate::{
     Components, DistributedValue, DistributedVariable, Error, IndexedSlices, Mirrored, Nest,
     PerReplica, ReduceOp, ReplicaContext, Replicate, Result, StepArgs, Strategy, VariableOptions,
@@ -42,30 +39,8 @@ pub trait StrategyExt: Strategy {
         &self,
         build: impl FnOnce(&Device) -> Result<T>,
     ) -> Result<Mirrored<T>> {
-        let devices = self.replicas().iter().map(|replica| replica.device.clone());
-        let devices: Vec<Device> = devices.collect();
-        let built = self.within(|| build(&devices[0])).flatten();
-        let built = built.and_then(|mut value| {
-            // A step that is compiled places variables itself.
-            if self.tracer().is_none() {
-                value.parts(|_, part| {
-                    part.place(self.variable_placement());
-                    Ok(())
-                })?;
-            }
-            Ok(value)
-        });
-        let mut value = match self.workers() {
-            None => built?,
-            Some(workers) => workers.or_abort(built)?,
-        };
-        if let Some(workers) = self.workers() {
-            value.parts(|_, part| part.take_from_chief(workers))?;
-        }
-        if let Some(store) = self.remote_store() {
-            value.parts(|path, part| part.attach_remote(store, &path.to_string()))?;
-        }
-        Ok(Mirrored::replicate(value, &devices, self.id()))
+        let device = &self.replicas()[0].device;
+        mirrored(self, self.within(|| build(device)).flatten())
     }
 
     /// Creates a variable: a tensor or number that steps update and that stays consistent over the
@@ -123,47 +98,17 @@ pub trait StrategyExt: Strategy {
     /// assert_eq!(strategy.reduce(ReduceOp::Sum, doubled)?, 6.0);
     /// # Ok::<(), distribute_core::Error>(())
     /// ```
-    fn run<A, R, F>(&self, mut args: A, step: F) -> Result<PerReplica<R>>
+    fn run<A, R, F>(&self, args: A, step: F) -> Result<PerReplica<R>>
     where
         A: StepArgs,
         R: Nest + Send + 'static,
         F: for<'x> Fn(&ReplicaContext, Item<'x, A>) -> Result<R> + Sync,
     {
-        let id = self.id();
-        scope::check_run(&id)?;
-        if let Some(tracer) = self.tracer() {
-            return step::run(self, tracer, args, &step);
+        scope::check_run(&self.id())?;
+        match self.tracer() {
+            Some(tracer) => step::compiled::run(self, tracer, args, (StepKey::of::<F>(), &step)),
+            None => step::eager::run(self, args, &step),
         }
-        let replicas = self.replicas().len();
-        let mut poison = PoisonOnError::default();
-        let items = args.split(&id, replicas, &mut poison)?;
-        // What goes to each replica, and what comes back.
-        let slots = items.into_iter();
-        let slots: Vec<_> = slots.map(|item| Mutex::new((Some(item), None))).collect();
-        let outcome = self.run_replicas(&|ctx| {
-            let slot = &slots[ctx.local_id()];
-            let item = lock(slot).0.take();
-            let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
-            if let Some(facts) = poison.batches.get(ctx.local_id()) {
-                scope::with_step(|notes| notes.batch.clone_from(facts));
-            }
-            let result = step(ctx, item)?;
-            lock(slot).1 = Some(result);
-            Ok(())
-        });
-        let results: Option<Vec<R>> = slots.into_iter().map(|slot| unlocked(slot).1).collect();
-        let end = EndOfRun {
-            workers: self.workers(),
-            first_replica: self.replicas().first().map_or(0, |replica| replica.id),
-            batches: &poison.batches,
-        };
-        if let Err(error) = outcome.and_then(|()| args.end_run(&end)) {
-            poison.poison(&error);
-            args.undo_run()?;
-            return Err(error);
-        }
-        let missing = || Error::invalid("a strategy left out a replica");
-        results.map(PerReplica::new).ok_or_else(missing)
     }
 
     /// Reduces the components of a per-replica value, leaf by leaf, in replica order
@@ -275,3 +220,33 @@ pub trait StrategyExt: Strategy {
 }
 
 impl<S: Strategy + ?Sized> StrategyExt for S {}
+
+/// What was built on replica 0's device, on all replicas.
+fn mirrored<T: Replicate>(
+    strategy: &(impl Strategy + ?Sized),
+    built: Result<T, Error>,
+) -> Result<Mirrored<T>> {
+    let built = built.and_then(|mut value| {
+        // A step that is compiled places variables itself.
+        if strategy.tracer().is_none() {
+            value.parts(|_, part| {
+                part.place(strategy.variable_placement());
+                Ok(())
+            })?;
+        }
+        Ok(value)
+    });
+    let mut value = match strategy.workers() {
+        None => built?,
+        Some(workers) => workers.or_abort(built)?,
+    };
+    if let Some(workers) = strategy.workers() {
+        value.parts(|_, part| part.take_from_chief(workers))?;
+    }
+    if let Some(store) = strategy.remote_store() {
+        value.parts(|path, part| part.attach_remote(store, &path.to_string()))?;
+    }
+    let devices = strategy.replicas().iter();
+    let devices: Vec<Device> = devices.map(|replica| replica.device.clone()).collect();
+    Ok(Mirrored::replicate(value, &devices, strategy.id()))
+}
