@@ -1,6 +1,6 @@
 """The networks of distribute-models beside the same ones in PyTorch: curves.json and the pictures.
 
-    cargo build -p distribute-models --example curves
+    cargo build -p distribute-models --features bench --example curves
     python bench/networks/compare.py run --program target/debug/examples/curves \\
         --torch PYTHON_WITH_TORCH > bench/networks/curves.json
     python bench/networks/compare.py pictures

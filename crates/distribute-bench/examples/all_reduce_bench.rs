@@ -1,7 +1,7 @@
 //! Compares the in-process all-reduce with a plain multi-threaded sum.
 //!
-//! `cargo run --release -p distribute-bench --example all_reduce_bench [ALGORITHM]...`
-//! prints one JSON object per world size, buffer size and algorithm.
+//! `cargo run --release -p distribute-bench --features bench --example all_reduce_bench
+//! [ALGORITHM]...` prints one JSON object per world size, buffer size and algorithm.
 
 use distribute_bench::all_reduce::{AllReduceBench, AllReduceReport, Samples, all_reduce};
 use distribute_collectives::{Algorithm, CollectiveError};

@@ -1,8 +1,8 @@
 //! Measures the all-reduce between processes of this machine, as `distribute-cli bench all-reduce`
 //! does, without building the rest of the workspace.
 //!
-//! `cargo run --release -p distribute-bench --example process_bench -- WORLD TRANSPORT
-//! [SECONDS [ALGORITHM [BYTES...]]]`: TRANSPORT is shm, grpc or auto. The program
+//! `cargo run --release -p distribute-bench --features bench --example process_bench -- WORLD
+//! TRANSPORT [SECONDS [ALGORITHM [BYTES...]]]`: TRANSPORT is shm, grpc or auto. The program
 //! starts itself once per rank and prints one JSON object per size.
 
 use std::process::Command;

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::cargo::{cargo_command, finish, output, reading_everything};
+use crate::cargo::{PROGRAMS, cargo_command, finish, output, reading_everything};
 use crate::package;
 use crate::tree::{Member, Tree};
 
@@ -16,8 +16,7 @@ use crate::tree::{Member, Tree};
 const COMPILER: &str = "rustc 1.95.";
 /// Examples bring in the dev-dependencies, so that everything resolves to the features with which
 /// the step `clippy` has read it.
-const DOCUMENT: &str =
-    "doc --workspace --no-deps --lib --bins --examples --features distribute-models/cuda";
+const DOCUMENT: &str = "doc --workspace --no-deps --lib --bins --examples";
 const LISTER: &str = "crates/public-interfaces/Cargo.toml";
 const FOLDER: &str = "crates/public-interfaces/listings";
 /// As many lines of a difference say what has changed.
@@ -27,7 +26,7 @@ const SHOWN: usize = 40;
 /// with what the repository has of them.
 pub fn check(root: &Path) -> Result<String, String> {
     if !is_known_compiler()? {
-        finish(reading_everything(root, DOCUMENT).env("RUSTDOCFLAGS", "-D warnings"))?;
+        finish(documentation(root).env("RUSTDOCFLAGS", "-D warnings"))?;
         return Ok(format!("SKIPPED: the interfaces: needs {COMPILER}x"));
     }
     let found = listings(root)?;
@@ -44,6 +43,10 @@ pub fn check(root: &Path) -> Result<String, String> {
         true => Ok(format!("{} libraries", found.len())),
         false => Err(problems.join("\n")),
     }
+}
+
+fn documentation(root: &Path) -> Command {
+    reading_everything(root, &format!("{DOCUMENT} {PROGRAMS}"))
 }
 
 /// Writes them anew.
@@ -161,7 +164,7 @@ fn document(root: &Path, target: &Path) -> Result<String, String> {
         .and_then(|()| fs::write(&rustdoc, script))
         .and_then(|()| fs::set_permissions(&rustdoc, fs::Permissions::from_mode(0o755)))
         .map_err(|error| format!("{}: {error}", rustdoc.display()))?;
-    let mut command = reading_everything(root, DOCUMENT);
+    let mut command = documentation(root);
     command.env("RUSTDOC", rustdoc);
     let flags = "-D warnings -Zunstable-options --output-format json";
     finish(command.env("RUSTDOCFLAGS", flags))

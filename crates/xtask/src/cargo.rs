@@ -22,6 +22,10 @@ pub fn cargo_command(root: &Path, arguments: &str) -> Command {
 /// backend with fusion (as users have it) included.
 const EVERYTHING: &str = "--features distribute-cli/fusion,distribute-cli/otlp";
 
+/// Features with which the libraries have all their programs: benchmarks, and what runs on GPUs.
+pub const PROGRAMS: &str = "--features distribute-bench/bench,distribute-models/bench,\
+                            distribute-models/cuda,distribute-ps/bench";
+
 /// A command that only reads code, with all of it: the steps that do so read the dependencies with
 /// one set of features, and so only once. It needs neither CUDA nor a GPU, and downloads no
 /// compiler for the kernels (`DOCS_RS`).

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use crate::cargo::{cargo, finish, reading_everything};
+use crate::cargo::{PROGRAMS, cargo, finish, reading_everything};
 use crate::tree::Tree;
 use crate::{
     api, book, deny, edges, features, miri, modules, package, pictures, suite, tidy, transports,
@@ -202,7 +202,7 @@ fn edges_step(root: &Path) -> Result<String, String> {
 /// README's first command as it is.
 fn clippy_step(root: &Path) -> Result<String, String> {
     for what in [
-        "--workspace --all-targets --features distribute-models/cuda",
+        &format!("--workspace --all-targets {PROGRAMS}"),
         "-p distribute-cli --no-default-features",
     ] {
         let command = format!("clippy {what} -- -D warnings");

@@ -1,9 +1,9 @@
 //! What parameter servers cost, between processes of this machine.
 //!
-//! `cargo run --release -p distribute-ps --example ps_bench -- exchange [MiB] [rounds] [variables]
-//! [rule]` times pull plus push beside raw TCP. The rule is `sgd` or `adam`. Rounds are
-//! interleaved: raw, servers, raw, servers, ...; the median of the ratios is printed, and the
-//! processor time that both took.
+//! `cargo run --release -p distribute-ps --features bench --example ps_bench -- exchange [MiB]
+//! [rounds] [variables] [rule]` times pull plus push beside raw TCP. The rule is `sgd` or `adam`.
+//! Rounds are interleaved: raw, servers, raw, servers, ...; the median of the ratios is printed,
+//! and the processor time that both took.
 //!
 //! `... ps_bench -- steps [kind] [steps] [rounds]` says what a step costs beside its computation:
 //!
