@@ -75,8 +75,8 @@ fn built_once_more(without_tests: &Resolved, with_tests: &Resolved) -> Vec<Strin
         if !without.is_subset(with) {
             problems.push(format!(
                 "`cargo test --workspace` builds {name} once more than `cargo build`, and all that \
-                 uses it: its tests' features are [{}] more; do without in \
-                 `[dev-dependencies]`, or ask for it in `[dependencies]` too",
+                 uses it: tests add [{}]; do without it in `[dev-dependencies]`, or ask for it in \
+                 `[dependencies]` too",
                 listed(with, without)
             ));
         }

@@ -174,38 +174,32 @@ fn who_reads_along_learns_nothing_from_launchers_with_certificates(
     assert!(token.trim().len() == 64 && !seen.contains(token.trim()));
 }
 
-/// What the launchers of two hosts have, of which the second one is refused.
-fn unfit(what: &str) -> [Security; 2] {
-    let [first, elsewhere] = certificates([HERE, &["192.0.2.7"]]);
-    match what {
-        "of another host" => [first, elsewhere],
-        "of another authority" => {
-            let [stranger] = certificates([HERE]);
-            [first, stranger]
-        }
-        "none at host 1" => [first, security()],
-        "none at host 0" => [security(), first],
-        _ => unreachable!("{what}"),
-    }
+/// Of an authority of its own.
+fn certificate() -> Security {
+    let [own] = certificates([HERE]);
+    own
 }
 
 #[rstest]
-#[case(
-    "of another host",
+#[case::of_another_host(
+    certificates([HERE, &["192.0.2.7"]]),
     "the certificate of host 1 is not for its address 127.0.0.1"
 )]
-#[case("of another authority", "not issued by the CA")]
-#[case(
-    "none at host 1",
+#[case::of_another_authority([certificate(), certificate()], "not issued by the CA")]
+#[case::none_at_host_1(
+    [certificate(), security()],
     "it uses TLS, this process does not: give both a certificate"
 )]
-#[case(
-    "none at host 0",
+#[case::none_at_host_0(
+    [security(), certificate()],
     "it does not use TLS, this process does: give both a certificate"
 )]
-fn a_launcher_whose_certificate_does_not_fit_is_refused(#[case] what: &str, #[case] why: &str) {
+fn a_launcher_whose_certificate_does_not_fit_is_refused(
+    #[case] with: [Security; 2],
+    #[case] why: &str,
+) {
     let (address, _ports) = meeting_point();
-    let [first, second] = two_hosts("true", [address; 2], unfit(what), 3);
+    let [first, second] = two_hosts("true", [address; 2], with, 3);
     let said = refusal(&second);
     assert!(said.contains(why), "{said}");
     assert!(first.result.is_err());
