@@ -52,17 +52,28 @@ fn cargo_tree(root: &Path, what: &str, edges: &str) -> Result<String, String> {
     cargo::output_offline(root, &format!("{fixed} --edges {edges} {what}"))
 }
 
-/// All that `cargo tree` shows.
-fn packages(text: &str) -> Resolved {
-    let mut packages = Resolved::new();
-    for line in text.lines() {
-        let line = line.trim_end_matches(" (*)");
-        if let Some((name, features)) = line.split_once('|').and_then(|it| it.1.split_once('|')) {
-            let sets = packages.entry(name.to_owned()).or_default();
-            sets.insert(features.to_owned());
-        }
+/// What `cargo tree` shows: depth, and package with features. A package that comes again is shown
+/// without what is below it.
+fn shown(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    let lines = text.lines();
+    lines.filter_map(|line| {
+        let (depth, package) = line.trim_end_matches(" (*)").split_once('|')?;
+        Some((depth.parse().ok()?, package))
+    })
+}
+
+fn grouped<'a>(packages: impl IntoIterator<Item = &'a str>) -> Resolved {
+    let mut grouped = Resolved::new();
+    for package in packages {
+        let (name, features) = package.split_once('|').unwrap_or((package, ""));
+        let sets = grouped.entry(name.to_owned()).or_default();
+        sets.insert(features.to_owned());
     }
-    packages
+    grouped
+}
+
+fn packages(text: &str) -> Resolved {
+    grouped(shown(text).map(|(_, package)| package))
 }
 
 /// What the tests need with other features. (What only a build script or a procedural macro of
@@ -84,16 +95,12 @@ fn built_once_more(without_tests: &Resolved, with_tests: &Resolved) -> Vec<Strin
     problems
 }
 
-/// What stands at or below burn in the output of `cargo tree`. A package that comes again is shown
-/// without what is below it.
+/// What stands at or below burn.
 fn resolved(text: &str) -> Resolved {
     let mut below: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut above: Vec<&str> = Vec::new();
-    for line in text.lines() {
-        let Some((depth, package)) = line.trim_end_matches(" (*)").split_once('|') else {
-            continue;
-        };
-        above.truncate(depth.parse().unwrap_or(0));
+    for (depth, package) in shown(text) {
+        above.truncate(depth);
         if let Some(parent) = above.last() {
             below.entry(parent).or_default().insert(package);
         }
@@ -103,18 +110,12 @@ fn resolved(text: &str) -> Resolved {
     let is_burn = |package: &&&str| package.starts_with("burn ") || package.starts_with("burn-");
     let mut waiting: Vec<&str> = below.keys().filter(is_burn).copied().collect();
     let mut seen = BTreeSet::new();
-    let mut resolved = Resolved::new();
     while let Some(package) = waiting.pop() {
         if seen.insert(package) {
             waiting.extend(below.get(package).into_iter().flatten());
-            let (name, features) = package.split_once('|').unwrap_or((package, ""));
-            resolved
-                .entry(name.to_owned())
-                .or_default()
-                .insert(features.to_owned());
         }
     }
-    resolved
+    grouped(seen)
 }
 
 fn differences(command: &str, whole: &Resolved, own: &Resolved) -> Vec<String> {
