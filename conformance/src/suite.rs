@@ -1,8 +1,12 @@
 //! Running cases against what is to be checked.
 
 use std::collections::BTreeSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::iter;
+use std::num::NonZero;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 use distribute_error::panic_text;
 use distribute_tpu_xla::TpuError;
@@ -22,6 +26,8 @@ use crate::tpu;
 pub(crate) const MULTI_WORKER: &str = "multi-worker";
 /// The strategy whose cases need parameter servers, which they start.
 pub(crate) const PARAMETER_SERVER: &str = "parameter-server";
+
+type Selected<'a> = (FamilyName, &'a GoldenFile, &'a Case);
 
 /// Golden files, and what is checked against them.
 ///
@@ -154,8 +160,9 @@ impl Suite {
         (strategies.collect(), communicators.collect())
     }
 
-    /// Runs all cases, one after the other.
+    /// Runs all cases, as many at a time as there are cores.
     pub fn run(&self) -> Report {
+        let mut selected = Vec::new();
         let mut report = Report::of(&self.golden, self.subjects());
         report.missing(self.missing.clone());
         for (family, file) in &self.golden.files {
@@ -172,11 +179,33 @@ impl Suite {
                 report.not_run(*family, file.cases.len());
                 continue;
             }
-            for case in &file.cases {
-                report.add(*family, case, self.result(*family, file, case));
-            }
+            selected.extend(file.cases.iter().map(|case| (*family, file, case)));
+        }
+        for ((family, _, case), result) in selected.iter().zip(self.results(&selected)) {
+            report.add(*family, case, result);
         }
         report
+    }
+
+    /// What becomes of these cases, in their order. Many wait for processes or threads of theirs.
+    fn results(&self, selected: &[Selected<'_>]) -> Vec<CaseResult> {
+        let next = AtomicUsize::new(0);
+        let some = || {
+            let indices = iter::repeat_with(|| next.fetch_add(1, Ordering::Relaxed));
+            let mine = indices.map_while(|index| Some((index, *selected.get(index)?)));
+            let run = |(index, (family, file, case))| (index, self.result(family, file, case));
+            mine.map(run).collect::<Vec<_>>()
+        };
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let mut results: Vec<_> = thread::scope(|scope| {
+            let threads: Vec<_> = (0..cores).map(|_| scope.spawn(some)).collect();
+            let results = threads.into_iter().map(|thread| thread.join());
+            results
+                .flat_map(|some| some.unwrap_or_else(|panic| resume_unwind(panic)))
+                .collect()
+        });
+        results.sort_by_key(|(index, _)| *index);
+        results.into_iter().map(|(_, result)| result).collect()
     }
 
     /// What becomes of a case. None is dropped: where everything is checked, one that nothing runs

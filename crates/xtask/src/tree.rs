@@ -221,7 +221,10 @@ pub mod samples {
         let sound = [
             ("Cargo.toml", "[workspace]\nmembers = [\"sample\"]\n"),
             ("ARCHITECTURE.md", "- `sample`: a sample.\n"),
-            ("sample/Cargo.toml", "[package]\nname = \"sample\"\n"),
+            (
+                "sample/Cargo.toml",
+                "[package]\nname = \"sample\"\n[lib]\ntest = false\n",
+            ),
             ("sample/README.md", "# sample\n"),
             (
                 "sample/src/lib.rs",

@@ -11,6 +11,8 @@ mod contract;
 mod failures;
 #[cfg(feature = "grpc")]
 mod generated;
+#[cfg(target_os = "linux")]
+mod leaks;
 #[cfg(feature = "shm")]
 mod loopback_groups;
 mod properties;

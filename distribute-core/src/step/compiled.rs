@@ -4,6 +4,7 @@ use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Instant;
 
 use burn::tensor::TensorData;
@@ -68,20 +69,20 @@ where
         record: &mut record,
     };
     let prepared = entered.and_then(|()| capturing.program());
-    let program = match workers {
+    let (program, host) = match workers {
         None => prepared?,
         // The replicas of other processes would wait for those of this one. A program that fails
         // needs no such word: they run it too.
         Some(workers) => workers.or_abort(prepared)?,
     };
-    let arguments = arguments(&program, &call)?;
+    let arguments = arguments(&program, &host, &call)?;
     let outcome = execute(&program, &call, arguments);
     args.leave(&mut Changes {
         states: program.states.iter().enumerate(),
         leaves: &call.leaves,
         outcome: outcome.as_ref(),
     })?;
-    let leaves = returned(&program, &call, outcome?)?.into_iter();
+    let leaves = returned(&host, &call, outcome?)?.into_iter();
     let results = leaves.map(|leaves| {
         let skeleton = lock(&program.skeleton);
         let skeleton = skeleton.downcast_ref::<R>().and_then(Nest::skeleton);
@@ -104,10 +105,14 @@ struct Capturing<'a> {
 /// A captured step, and the program that it is to become.
 type Captured = (CapturedStep, StepProgram);
 
+/// A program, and what this call changes, reads and returns on the host: its closure may hand
+/// values to other metrics than that of a call of another thread.
+type Ready = (Arc<StepProgram>, Arc<HostSide>);
+
 impl Capturing<'_> {
     /// The program of the call: the one that there is, if it still is what the step computes, or a
     /// new one.
-    fn program(&mut self) -> Result<Arc<StepProgram>> {
+    fn program(&mut self) -> Result<Ready> {
         let Call { tracer, key, .. } = self.call;
         let outside_uses = tracer.device().outside_uses();
         let Some(found) = tracer.find(key) else {
@@ -119,34 +124,40 @@ impl Capturing<'_> {
             }
             return self.compile(key.clone(), captured);
         };
-        let addresses = found.host_side().addresses();
+        let (host, is_own) = found.newest_host_side();
+        let addresses = host.addresses();
+        // With workers a call captures on all of them or on none, and their threads differ.
+        let is_others = |there: &Vec<usize>| !(is_own || self.has_workers || there.is_empty());
+        let must = addresses.as_ref().is_none_or(is_others);
         let due = match found.check.call(outside_uses, self.has_workers) {
-            Some(due) if tracer.checks_steps() || addresses.is_none() => due,
-            None if addresses.is_none() => Due::default(),
-            _ => return Ok(found),
+            Some(due) if tracer.checks_steps() || must => due,
+            None if must => Due::default(),
+            _ => return Ok((found, host)),
         };
         let started = Instant::now();
         let captured = self.capture(false)?;
         found.check.done(started, outside_uses);
-        let newer = &captured.1;
+        let (newer, new_host) = (&captured.1, captured.1.host_side());
         if newer.digest == found.digest {
-            let (host, new_host) = (found.host_side(), newer.host_side());
             let changed = addresses.is_some() && new_host.addresses() != addresses;
             if changed && !due.is_used_outside {
+                // What another thread has captured says nothing of this one's calls before.
+                let unchecked = if is_own { due.unchecked } else { 0 };
+                let due = Due { unchecked, ..due };
                 found.check.changed("a metric or a variable", due)?;
             }
             if host.results != new_host.results {
                 found.check.changed("a number that the step returns", due)?;
             }
-            found.adopt(newer);
-            return Ok(found);
+            found.adopt(&new_host);
+            return Ok((found, new_host));
         }
         let what = "a number, a tensor or a choice between operations";
         found.check.changed(what, due)?;
         let variant = key.variant(newer.digest);
         if let Some(known) = tracer.find(&variant) {
-            known.adopt(newer);
-            return Ok(known);
+            known.adopt(&new_host);
+            return Ok((known, new_host));
         }
         tracer.admit(key)?;
         tracing::warn!(
@@ -157,12 +168,13 @@ impl Capturing<'_> {
     }
 
     /// Compiles and keeps a step.
-    fn compile(&self, key: StepKey, (step, mut program): Captured) -> Result<Arc<StepProgram>> {
+    fn compile(&self, key: StepKey, (step, mut program): Captured) -> Result<Ready> {
         let tracer = self.call.tracer;
         program.executable = Some(tracer.compile(step)?);
+        let host = program.host_side();
         let program = Arc::new(program);
         tracer.keep(key, Arc::clone(&program));
-        Ok(program)
+        Ok((program, host))
     }
 
     /// Captures a step, which may be done once more if it `keeps` the arguments.
@@ -201,16 +213,11 @@ fn execute(program: &StepProgram, call: &Call<'_>, arguments: Vec<Argument>) -> 
 }
 
 /// The leaves of what the step returns, of each replica; metrics and variables get theirs.
-fn returned(
-    program: &StepProgram,
-    call: &Call<'_>,
-    outcome: Outcome,
-) -> Result<Vec<Vec<TensorData>>> {
+fn returned(host: &HostSide, call: &Call<'_>, outcome: Outcome) -> Result<Vec<Vec<TensorData>>> {
     if let Some(error) = outcome.refused {
         return Err(error);
     }
     let outputs = outcome.outputs;
-    let host = program.host_side();
     let values = |leaves: &[ResultLeaf], replica: usize| -> Result<Vec<TensorData>> {
         let values = leaves.iter();
         let values = values.map(|leaf| value_of(leaf, call, &outputs, replica));
@@ -268,8 +275,7 @@ fn skipped(
 }
 
 /// The arguments in the program's order.
-fn arguments(program: &StepProgram, call: &Call<'_>) -> Result<Vec<Argument>> {
-    let host = program.host_side();
+fn arguments(program: &StepProgram, host: &HostSide, call: &Call<'_>) -> Result<Vec<Argument>> {
     let mut updates: HashMap<(usize, u64, Option<u64>), Vec<f64>> = HashMap::new();
     let number = |number: f64| Argument::Same(TensorData::new(vec![number as f32], [1]));
     let mut argument = |source: &Source| match *source {
@@ -430,7 +436,7 @@ impl Plan {
         let program = StepProgram {
             digest: 0,
             check: Check::default(),
-            host: Mutex::new(Arc::new(host)),
+            host: Mutex::new((thread::current().id(), Arc::new(host))),
             executable: None,
             arguments: Vec::new(),
             states,

@@ -2,8 +2,9 @@
 //!
 //! A closure's captured values are in no key. So now and then a call captures the step again and
 //! compares: in the second call, whenever a metric or variable was made, read or reset in between,
-//! and as often as it costs at most a hundredth of the time (with several workers: in the calls
-//! 2, 3, 5, 9, 17, ...).
+//! when another thread was the last that captured a step with metrics or variables (not with
+//! several workers), and as often as it costs at most a hundredth of the time (with several
+//! workers: in the calls 2, 3, 5, 9, 17, ...).
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};

@@ -42,7 +42,8 @@
 //! leaves the program and reaches them on the host after each call. Any other captured value must
 //! stay the same. A few calls capture the step again and compare the graphs: one that differs is
 //! another program, or [`Error::StepChanged`](crate::Error::StepChanged) if calls before may have
-//! used the old value.
+//! used the old value. Threads may call one step at once, each with metrics and variables of its
+//! own: a call hands values to those that its own thread has captured.
 //!
 //! A new step is captured twice at once. A literal that differs between the two was drawn on the
 //! host and would be the same in every step: [`Error::RandomOnHost`](crate::Error::RandomOnHost).

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 use burn::tensor::TensorData;
 use burn_capture::{CapturedGraph, TensorId};
@@ -178,8 +179,8 @@ pub struct StepProgram {
     pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
     /// Makes the random numbers of this step others than those of another.
     pub(crate) seed: u64,
-    /// What may be another one in each call.
-    pub(crate) host: Mutex<Arc<HostSide>>,
+    /// What may be another one in each call, and the thread that captured it.
+    pub(crate) host: Mutex<(ThreadId, Arc<HostSide>)>,
     /// Tells what the step computes.
     pub(crate) digest: u64,
     pub(crate) check: Check,
@@ -207,12 +208,18 @@ impl Draws {
 
 impl StepProgram {
     pub(crate) fn host_side(&self) -> Arc<HostSide> {
-        Arc::clone(&lock(&self.host))
+        Arc::clone(&lock(&self.host).1)
     }
 
-    /// Takes over the host's side of a newer capture.
-    pub(crate) fn adopt(&self, newer: &Self) {
-        *lock(&self.host) = newer.host_side();
+    /// The host's side of the newest capture, and whether the calling thread captured it.
+    pub(crate) fn newest_host_side(&self) -> (Arc<HostSide>, bool) {
+        let (captured_by, host) = &*lock(&self.host);
+        (Arc::clone(host), *captured_by == thread::current().id())
+    }
+
+    /// Takes over the host's side of a newer capture of the calling thread.
+    pub(crate) fn adopt(&self, host: &Arc<HostSide>) {
+        *lock(&self.host) = (thread::current().id(), Arc::clone(host));
     }
 }
 

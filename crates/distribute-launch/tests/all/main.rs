@@ -8,5 +8,6 @@ mod eventually;
 mod hosts;
 mod jobs;
 mod launcher;
+mod leaks;
 mod progress;
 mod trust;

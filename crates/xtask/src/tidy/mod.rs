@@ -6,6 +6,7 @@ mod documents;
 mod leftovers;
 mod lines;
 mod machine_paths;
+mod unit_tests;
 mod unsafe_code;
 
 use std::fmt;
@@ -46,7 +47,7 @@ impl fmt::Display for Problem {
 
 type Rule = fn(&Tree) -> Vec<Problem>;
 
-const RULES: [Rule; 11] = [
+const RULES: [Rule; 12] = [
     lines::line_length,
     leftovers::leftover,
     dead_files::dead_file,
@@ -58,6 +59,7 @@ const RULES: [Rule; 11] = [
     unsafe_code::unsafe_module,
     unsafe_code::root_lints,
     machine_paths::machine_path,
+    unit_tests::unit_tests,
 ];
 
 /// Applies every rule; the problems come sorted by place.

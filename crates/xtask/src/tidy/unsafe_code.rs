@@ -98,12 +98,8 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "PJRT plugins are shared libraries with a C API",
     ),
     (
-        "distribute-core/tests/activations.rs",
-        "counts the bytes that are allocated and not freed",
-    ),
-    (
-        "distribute-core/tests/zero_copy.rs",
-        "a counting allocator shows that gradients are not copied on their way",
+        "distribute-core/tests/memory/main.rs",
+        "an allocator counts what steps take, and shows that gradients are not copied",
     ),
 ];
 

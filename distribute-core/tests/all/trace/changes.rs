@@ -1,6 +1,8 @@
 //! Steps that capture values which change, and what metrics and variables become of it.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 
 use burn::prelude::*;
 use distribute_core::metric::{Mean, Metric, SparseCategoricalAccuracy, Sum};
@@ -130,15 +132,18 @@ fn metrics_are_updated_after_every_call() {
     assert_eq!(strategy.compiled(), 1);
 }
 
+/// Every call adds one.
+fn count(strategy: &Recording, metric: &Sum, calls: usize) {
+    for _ in 0..calls {
+        let step = |ctx: &ReplicaContext, (x,): (Tensor<1>,)| metric.update_state(ctx, x.sum());
+        strategy.run((ones(1),), step).unwrap();
+    }
+}
+
 #[test]
 fn another_metric_is_another_metric() {
     let strategy = Recording::new(1);
-    let count = |metric: &Sum, calls: usize| {
-        for _ in 0..calls {
-            let step = |ctx: &ReplicaContext, (x,): (Tensor<1>,)| metric.update_state(ctx, x.sum());
-            strategy.run((ones(1),), step).unwrap();
-        }
-    };
+    let count = |metric: &Sum, calls: usize| count(&strategy, metric, calls);
     let (first, second) = (Sum::new(&strategy), Sum::new(&strategy));
     count(&first, 5);
     assert_eq!(first.result().unwrap(), 5.0);
@@ -162,6 +167,42 @@ fn another_metric_is_another_metric() {
     assert_eq!(metrics[0].result().unwrap(), 3.0);
     assert_eq!(metrics[1].result().unwrap(), 3.0);
     assert_eq!(strategy.compiled(), 1);
+}
+
+/// Nothing outside tells that a closure of the same type has another metric here.
+#[test]
+fn a_thread_of_its_own_has_a_metric_of_its_own() {
+    let strategy = Recording::new(1);
+    let (first, second) = (Sum::new(&strategy), Sum::new(&strategy));
+    for turn in 1..4_u8 {
+        count(&strategy, &first, 3);
+        thread::scope(|scope| scope.spawn(|| count(&strategy, &second, 2)).join()).unwrap();
+        if turn == 2 {
+            assert_eq!(first.result().unwrap(), 6.0);
+        }
+    }
+    assert_eq!(first.result().unwrap(), 9.0);
+    assert_eq!(second.result().unwrap(), 6.0);
+    assert_eq!(strategy.compiled(), 1);
+}
+
+#[test]
+fn a_call_keeps_its_metric_while_another_thread_calls() {
+    let strategy = Recording::new(1);
+    let (first, second) = (Arc::new(Sum::new(&strategy)), Arc::new(Sum::new(&strategy)));
+    for calls in 1..4 {
+        let (there, metric) = (strategy.clone(), Arc::clone(&second));
+        let other = move || {
+            thread::spawn(move || count(&there, &metric, calls))
+                .join()
+                .unwrap()
+        };
+        let meanwhile = &strategy.recorder.meanwhile;
+        *meanwhile.0.lock().unwrap() = Some(Box::new(other));
+        count(&strategy, &first, 1);
+    }
+    assert_eq!(first.result().unwrap(), 3.0);
+    assert_eq!(second.result().unwrap(), 6.0);
 }
 
 #[test]

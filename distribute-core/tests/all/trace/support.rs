@@ -1,6 +1,7 @@
 //! A strategy that captures steps and "runs" them by returning ones.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use burn::nn::{Linear, LinearConfig};
@@ -25,6 +26,18 @@ pub struct Recorder {
     pub fails: Arc<Mutex<bool>>,
     /// What is in all results in place of ones.
     pub result: Arc<Mutex<Option<f64>>>,
+    /// Happens once, while the next program runs.
+    pub meanwhile: Arc<Meanwhile>,
+}
+
+/// What happens while a program runs.
+#[derive(Default)]
+pub struct Meanwhile(pub Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meanwhile")
+    }
 }
 
 #[derive(Debug)]
@@ -51,12 +64,17 @@ struct Ones {
     arguments: Arc<Mutex<Vec<Vec<TensorData>>>>,
     fails: Arc<Mutex<bool>>,
     result: Arc<Mutex<Option<f64>>>,
+    meanwhile: Arc<Meanwhile>,
 }
 
 impl Executable for Ones {
     fn execute(&self, arguments: Vec<Argument>) -> Result<Vec<Arc<dyn DeviceTensor>>> {
         if *self.fails.lock().unwrap() {
             return Err(distribute_core::Error::invalid("the device is gone"));
+        }
+        let meanwhile = self.meanwhile.0.lock().unwrap().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
         }
         let host = arguments.iter().filter_map(|argument| match argument {
             Argument::Same(data) => Some(data.clone()),
@@ -93,6 +111,7 @@ impl Tracer for Recorder {
             arguments: Arc::clone(&self.arguments),
             fails: Arc::clone(&self.fails),
             result: Arc::clone(&self.result),
+            meanwhile: Arc::clone(&self.meanwhile),
         }))
     }
 

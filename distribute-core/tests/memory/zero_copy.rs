@@ -1,7 +1,6 @@
 //! Gradients reach the reduction, and come back from it, in the buffers that burn's backward
 //! pass allocated: shown by counting large allocations and by the buffers' addresses.
 
-use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex};
 
@@ -15,59 +14,17 @@ use distribute_core::{
     StrategyExt, TrainState,
 };
 
-/// The weight has 256 x 512 elements of 4 bytes; nothing else in a step is as large.
+use crate::{LARGE, LARGE_BYTES, alone};
+
+/// Nothing else in a step is as large as the weight.
 const INPUTS: usize = 256;
-const OUTPUTS: usize = 512;
-const WEIGHT_BYTES: usize = INPUTS * OUTPUTS * 4;
-
-thread_local! {
-    static LARGE: Cell<usize> = const { Cell::new(0) };
-}
-
-/// Counts the calling thread's allocations of at least the weight's size.
-struct Counting;
-
-// SAFETY: every call is passed on to the system's allocator unchanged; counting touches only a
-// thread-local integer that needs no allocation and has no destructor.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: the caller keeps GlobalAlloc's contract, which is passed on as it is.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size());
-        // SAFETY: as above.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size);
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-fn count(size: usize) {
-    if size >= WEIGHT_BYTES {
-        LARGE.with(|large| large.set(large.get() + 1));
-    }
-}
+const OUTPUTS: usize = LARGE_BYTES / 4 / INPUTS;
 
 fn large_allocations<R>(body: impl FnOnce() -> R) -> (usize, R) {
     let before = LARGE.with(Cell::get);
     let result = body();
     (LARGE.with(Cell::get) - before, result)
 }
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
 
 #[derive(Module, Debug)]
 struct Net {
@@ -126,6 +83,7 @@ fn address(gradients: &Gradients, index: usize) -> usize {
 
 #[test]
 fn gradients_are_reduced_where_backward_put_them() {
+    let _alone = alone();
     let ops = Recording::default();
     let strategy = MirroredStrategy::builder()
         .replicas(2)
@@ -177,6 +135,7 @@ fn gradients_are_reduced_where_backward_put_them() {
 
 #[test]
 fn reduced_gradients_enter_burn_without_a_copy() {
+    let _alone = alone();
     let device = Device::flex();
     let (_, data) = large_allocations(|| Tensor::<2>::ones([INPUTS, OUTPUTS], &device).into_data());
     let at = data.as_slice::<f32>().unwrap().as_ptr() as usize;
@@ -188,6 +147,7 @@ fn reduced_gradients_enter_burn_without_a_copy() {
 
 #[test]
 fn gradients_leave_burns_own_type_and_return_to_it_without_a_copy() {
+    let _alone = alone();
     let device = Device::flex().autodiff();
     let model = Net::new(&device);
     let params = GradientsParams::from_grads(model.loss(&device).backward(), &model);

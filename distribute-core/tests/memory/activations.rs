@@ -1,9 +1,8 @@
 //! How much memory the replicas of a device take: the activations of one of them at a time, and one
 //! copy of weights and slots. Shown by counting the bytes that are allocated and not freed.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Barrier, Mutex};
+use std::sync::Barrier;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use burn::nn::{Linear, LinearConfig};
@@ -13,50 +12,7 @@ use distribute_core::{
     Adam, Mirrored, MirroredStrategy, ReplicaContext, Result, StrategyExt, TrainState,
 };
 
-static LIVE: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-/// Both tests count all of the process.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// Counts the bytes that are allocated and not freed, and the most at any time.
-struct Counting;
-
-fn allocated(size: usize) {
-    let live = LIVE.fetch_add(size, Ordering::Relaxed) + size;
-    PEAK.fetch_max(live, Ordering::Relaxed);
-}
-
-// SAFETY: every call is passed on to the system's allocator unchanged; counting touches only
-// integers.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        allocated(layout.size());
-        // SAFETY: the caller keeps GlobalAlloc's contract, which is passed on as it is.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: as above.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        allocated(layout.size());
-        // SAFETY: as above.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        LIVE.fetch_sub(layout.size(), Ordering::Relaxed);
-        allocated(size);
-        // SAFETY: as above.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
+use crate::{LIVE, PEAK, alone};
 
 /// A layer's activations are 128 KiB for the examples of a replica.
 const WIDTH: usize = 64;
@@ -108,7 +64,7 @@ fn peak_of_step(strategy: &MirroredStrategy, meet: &(dyn Fn() + Sync)) -> usize 
 
 #[test]
 fn the_activations_of_one_replica_of_a_device_are_alive_at_a_time() {
-    let _alone = ALONE.lock();
+    let _alone = alone();
     let of = |replicas: usize, cores: usize| {
         let builder = MirroredStrategy::builder().replicas(replicas);
         builder.cores(cores).build().unwrap()
@@ -149,7 +105,7 @@ fn settled() -> usize {
 
 #[test]
 fn replicas_of_a_device_hold_one_copy_of_weights_and_slots() {
-    let _alone = ALONE.lock();
+    let _alone = alone();
     let width = 512;
     let weights = width * (width + 1) * 4;
     // Not what the strategy keeps for its exchanges: it is there before and after.
