@@ -137,27 +137,34 @@ impl Capturing<'_> {
         let started = Instant::now();
         let captured = self.capture(false)?;
         found.check.done(started, outside_uses);
-        let (newer, new_host) = (&captured.1, captured.1.host_side());
-        if newer.digest == found.digest {
-            let changed = addresses.is_some() && new_host.addresses() != addresses;
-            if changed && !due.is_used_outside {
-                // What another thread has captured says nothing of this one's calls before.
-                let unchecked = if is_own { due.unchecked } else { 0 };
-                let due = Due { unchecked, ..due };
-                found.check.changed("a metric or a variable", due)?;
-            }
-            if host.results != new_host.results {
-                found.check.changed("a number that the step returns", due)?;
-            }
-            found.adopt(&new_host);
-            return Ok((found, new_host));
+        if captured.1.digest != found.digest {
+            return self.variant(&found, due, captured);
         }
+        let newer = captured.1.host_side();
+        let changed = addresses.is_some() && newer.addresses() != addresses;
+        if changed && !due.is_used_outside {
+            // What another thread has captured says nothing of this one's calls before.
+            let unchecked = if is_own { due.unchecked } else { 0 };
+            let due = Due { unchecked, ..due };
+            found.check.changed("a metric or a variable", due)?;
+        }
+        if host.results != newer.results {
+            found.check.changed("a number that the step returns", due)?;
+        }
+        found.adopt(&newer);
+        Ok((found, newer))
+    }
+
+    /// The program of a step that does not compute what the one for its key does.
+    fn variant(&self, found: &StepProgram, due: Due, captured: Captured) -> Result<Ready> {
+        let Call { tracer, key, .. } = self.call;
         let what = "a number, a tensor or a choice between operations";
         found.check.changed(what, due)?;
-        let variant = key.variant(newer.digest);
+        let variant = key.variant(captured.1.digest);
         if let Some(known) = tracer.find(&variant) {
-            known.adopt(&new_host);
-            return Ok((known, new_host));
+            let host = captured.1.host_side();
+            known.adopt(&host);
+            return Ok((known, host));
         }
         tracer.admit(key)?;
         tracing::warn!(
