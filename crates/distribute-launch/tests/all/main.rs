@@ -1,7 +1,6 @@
 //! Jobs of real processes, and launchers that are processes themselves.
 
 mod chief;
-#[path = "../common/mod.rs"]
 mod common;
 mod elastic;
 mod eventually;

@@ -1,5 +1,4 @@
 //! What the tests with real processes share.
-#![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -52,8 +51,8 @@ pub struct Seen {
     pub result: Result<Outcome, LaunchError>,
     pub stdout: Vec<u8>,
     pub stderr: String,
-    /// The log directory that was kept, until this is dropped.
-    pub kept: Kept,
+    /// Removes the log directory that was kept, with this.
+    _kept: Kept,
 }
 
 pub struct Kept(Option<PathBuf>);
@@ -83,7 +82,7 @@ pub fn see(job: Job) -> Seen {
         Seen {
             result,
             stdout,
-            kept: Kept(logs.map(PathBuf::from)),
+            _kept: Kept(logs.map(PathBuf::from)),
             stderr,
         }
     })
