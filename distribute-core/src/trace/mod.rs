@@ -43,7 +43,8 @@
 //! stay the same. A few calls capture the step again and compare the graphs: one that differs is
 //! another program, or [`Error::StepChanged`](crate::Error::StepChanged) if calls before may have
 //! used the old value. Threads may call one step at once, each with metrics and variables of its
-//! own: a call hands values to those that its own thread has captured.
+//! own: a call hands values to those that its own thread has captured. (Not with several workers,
+//! whose exchanges must come in one order.)
 //!
 //! A new step is captured twice at once. A literal that differs between the two was drawn on the
 //! host and would be the same in every step: [`Error::RandomOnHost`](crate::Error::RandomOnHost).
