@@ -22,9 +22,11 @@ pub fn unit_tests(tree: &Tree) -> Vec<Problem> {
 
 fn has_unit_tests(tree: &Tree, member: &Member) -> bool {
     let sources = member.path("src/");
+    // `#[test]`, `#[rstest]`, `#[tokio::test(flavor = "..")]`; not `#[cfg(test)]`.
     let is_test = |line: &str| {
-        let line = line.trim();
-        line.starts_with("#[test]") || line.starts_with("#[rstest]")
+        let attribute = line.trim().strip_prefix("#[");
+        let name = attribute.and_then(|rest| rest.split(['(', ']']).next());
+        name.is_some_and(|name| name.ends_with("test"))
     };
     let mut files = tree.rust.iter();
     files.any(|(path, file)| path.starts_with(&sources) && file.text.lines().any(is_test))
@@ -52,11 +54,25 @@ mod tests {
     fn unit_tests_that_never_run_fail() {
         fails(unit_tests, &[UNTESTED, TEST], "sample/Cargo.toml:1");
         passes(unit_tests, &[TESTED, TEST]);
+        let others = [
+            "#[rstest]\nfn f() {}",
+            "#[tokio::test(flavor = \"x\")]\nfn f() {}",
+        ];
+        for text in others {
+            let test = ("sample/src/a.rs", text);
+            fails(unit_tests, &[UNTESTED, test], "sample/Cargo.toml:1");
+        }
     }
 
     #[test]
     fn a_program_without_unit_tests_fails() {
         fails(unit_tests, &[TESTED], "sample/Cargo.toml:1");
         passes(unit_tests, &[UNTESTED]);
+        let module = (
+            "sample/src/a.rs",
+            "#[cfg(test)]\nmod samples {}\n// #[test]\n",
+        );
+        passes(unit_tests, &[UNTESTED, module]);
+        fails(unit_tests, &[TESTED, module], "sample/Cargo.toml:1");
     }
 }
