@@ -1,5 +1,6 @@
 //! Element types, what they are accumulated in, and the typed views that operations work on.
 
+use distribute_reductions::Arithmetic;
 use half::{bf16, f16};
 
 use crate::names::named_enum;
@@ -46,8 +47,8 @@ impl DType {
 
 /// A Rust type that can be an element of a [`Buffer`]: `f32 f64 f16 bf16 i32 i64 u8`.
 ///
-/// Sealed: the wire format and the arithmetic of every element type are part of this crate.
-pub trait Element: bytemuck::Pod + Send + Sync + Arithmetic + sealed::Sealed {
+/// Sealed: the wire format of every element type is part of this crate.
+pub trait Element: Arithmetic + sealed::Sealed {
     /// The tag of this type.
     const DTYPE: DType;
 
@@ -63,44 +64,6 @@ pub trait Element: bytemuck::Pod + Send + Sync + Arithmetic + sealed::Sealed {
 
     /// Wraps a slice.
     fn buffer(slice: &mut [Self]) -> Buffer<'_>;
-}
-
-/// A type that reductions are computed in.
-pub trait Accumulator: Element<Acc = Self> {
-    /// `self + other`; integers wrap around.
-    #[must_use]
-    fn sum(self, other: Self) -> Self;
-    /// The smaller value; NaN wins.
-    #[must_use]
-    fn minimum(self, other: Self) -> Self;
-    /// The larger value; NaN wins.
-    #[must_use]
-    fn maximum(self, other: Self) -> Self;
-    /// `self * other`; integers wrap around.
-    #[must_use]
-    fn product(self, other: Self) -> Self;
-    /// `dst[i] = f(dst[i], src[i])` for the elements whose bytes are `src`. They need not be
-    /// aligned: a frame lies where its transport has received it. The shorter side decides, and a
-    /// part of an element at the end is left out.
-    fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self);
-    /// `self / world_size`; integers truncate toward zero.
-    #[must_use]
-    fn divide(self, world_size: usize) -> Self;
-    /// The number itself, and the NaN whose bits are all set for every NaN.
-    #[must_use]
-    fn one_nan(self) -> Self;
-}
-
-/// How an element type is turned into the type it is accumulated in, and back.
-pub trait Arithmetic: Copy + Sized {
-    /// `f32` for the two half types, the type itself for all others.
-    type Acc: Accumulator;
-    /// Whether the type is its own accumulator.
-    const NATIVE: bool;
-    /// Converts (exactly). Both slices have one length.
-    fn widen(src: &[Self], dst: &mut [Self::Acc]);
-    /// Converts, rounding to nearest even. Both slices have one length.
-    fn narrow(src: &[Self::Acc], dst: &mut [Self]);
 }
 
 pub(crate) mod sealed {

@@ -1,230 +1,25 @@
-//! The arithmetic of reductions: plain loops over slices that the compiler vectorises.
+//! Reductions of slices, in the canonical order: that of the [`tree`] over all ranks. Whoever
+//! combines some of them first gets the same bits.
 //!
-//! Rules for every kernel here:
+//! The loops, and the rules for roundings, integers, NaN and zeros, are those of the crate
+//! `distribute-reductions`. Here half types are combined in `f32`, and what two of them give is
+//! rounded at once, to nearest even; a mean is divided at the end. Which NaN a minimum or maximum
+//! is, and which zero when both occur, follows from the canonical order; in another order it is
+//! unspecified.
 //!
-//! - `f32 f64 i32 i64 u8` are combined in their own type. Integer sums and products wrap around.
-//! - `f16` and `bf16` are combined in `f32`, and what two of them give is rounded at once, to
-//!   nearest even.
-//! - More than two inputs are combined in the canonical order, that of the [`tree`] over all of
-//!   them: whoever combines some of them first gets the same bits.
-//! - [`ReduceOp::Mean`] is the sum divided by the number of ranks, as in TensorFlow
-//!   (`cross_device_ops.py`). For floats that is one division at the end, not a multiplication
-//!   by a reciprocal. For integers it is the wrapped sum divided with truncation toward zero:
-//!   TensorFlow returns floats there, so convert before the call when the fraction matters.
-//! - [`ReduceOp::Min`] and [`ReduceOp::Max`] return NaN when any value is NaN (IEEE 754-2019
-//!   `minimum`/`maximum`). Which NaN, and which zero when both occur, follows from the canonical
-//!   order; in another order it is unspecified.
-//! - A sum, mean or product of several values that is NaN is the NaN whose bits are all set
-//!   ([`Accumulator::one_nan`]): which of two NaNs an addition returns is up to the compiler, and
-//!   all ranks must have the same one. This is said of reductions here, in host memory; NCCL,
-//!   devices and parameter servers add by themselves.
+//! This is said of reductions here, in host memory; NCCL, devices and parameter servers add by
+//! themselves.
 
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+pub use distribute_reductions::{Accumulator, Arithmetic, ReduceOp};
+pub(crate) use distribute_reductions::{Few, Side};
 
-pub use crate::buffer::{Accumulator, Arithmetic};
 use crate::buffer::{Buffer, Element, with_slice};
-use crate::names::named_enum;
 use crate::tree;
-
-named_enum! {
-    all: pub,
-    /// How the values of the ranks are combined, element by element.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-    #[repr(u8)]
-    pub enum ReduceOp {
-        /// The sum.
-        Sum => "sum",
-        /// The sum divided by the world size.
-        Mean => "mean",
-        /// The smallest value.
-        Min => "min",
-        /// The largest value.
-        Max => "max",
-        /// The product.
-        Prod => "prod",
-    }
-}
-
-impl ReduceOp {
-    /// What partial results are combined with: of a mean the last result is divided, no other one.
-    pub(crate) fn undivided(self) -> Self {
-        match self {
-            ReduceOp::Mean => ReduceOp::Sum,
-            other => other,
-        }
-    }
-}
-
-macro_rules! native_arithmetic {
-    ($($type:ty),*) => {$(
-        impl Arithmetic for $type {
-            type Acc = $type;
-            const NATIVE: bool = true;
-
-            fn widen(src: &[Self], dst: &mut [Self]) {
-                dst.copy_from_slice(src);
-            }
-
-            fn narrow(src: &[Self], dst: &mut [Self]) {
-                dst.copy_from_slice(src);
-            }
-        }
-    )*};
-}
-native_arithmetic!(f32, f64, i32, i64, u8);
-
-macro_rules! zip_unaligned {
-    ($type:ty) => {
-        #[inline(always)]
-        fn zip(dst: &mut [Self], src: &[u8], f: impl Fn(Self, Self) -> Self) {
-            let (src, _) = src.as_chunks::<{ size_of::<$type>() }>();
-            for (d, s) in dst.iter_mut().zip(src) {
-                *d = f(*d, <$type>::from_ne_bytes(*s));
-            }
-        }
-    };
-}
-
-macro_rules! float_accumulator {
-    ($($type:ty),*) => {$(
-        impl Accumulator for $type {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self {
-                self + other
-            }
-
-            // `other != other` is true for NaN only; written so that it becomes a compare and
-            // a blend instead of a branch.
-            #[inline(always)]
-            fn minimum(self, other: Self) -> Self {
-                if (other < self) | (other != other) { other } else { self }
-            }
-
-            #[inline(always)]
-            fn maximum(self, other: Self) -> Self {
-                if (other > self) | (other != other) { other } else { self }
-            }
-
-            #[inline(always)]
-            fn product(self, other: Self) -> Self {
-                self * other
-            }
-
-            #[inline(always)]
-            fn divide(self, world_size: usize) -> Self {
-                self / world_size as $type
-            }
-
-            // Of all NaNs the cheapest to put there: the result of the comparison.
-            #[inline(always)]
-            fn one_nan(self) -> Self {
-                if self != self { <$type>::from_bits(!0) } else { self }
-            }
-
-            zip_unaligned!($type);
-        }
-    )*};
-}
-float_accumulator!(f32, f64);
-
-macro_rules! integer_accumulator {
-    ($($type:ty => $wide:ty),*) => {$(
-        impl Accumulator for $type {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self {
-                self.wrapping_add(other)
-            }
-
-            #[inline(always)]
-            fn minimum(self, other: Self) -> Self {
-                self.min(other)
-            }
-
-            #[inline(always)]
-            fn maximum(self, other: Self) -> Self {
-                self.max(other)
-            }
-
-            #[inline(always)]
-            fn product(self, other: Self) -> Self {
-                self.wrapping_mul(other)
-            }
-
-            #[inline(always)]
-            fn divide(self, world_size: usize) -> Self {
-                // The quotient is never larger than `self`, so it fits.
-                (self as $wide / world_size as $wide) as $type
-            }
-
-            #[inline(always)]
-            fn one_nan(self) -> Self {
-                self
-            }
-
-            zip_unaligned!($type);
-        }
-    )*};
-}
-integer_accumulator!(i32 => i64, i64 => i64, u8 => u64);
-
-impl Arithmetic for f16 {
-    type Acc = f32;
-    const NATIVE: bool = false;
-
-    fn widen(src: &[Self], dst: &mut [f32]) {
-        src.convert_to_f32_slice(dst);
-    }
-
-    fn narrow(src: &[f32], dst: &mut [Self]) {
-        dst.convert_from_f32_slice(src);
-    }
-}
-
-impl Arithmetic for bf16 {
-    type Acc = f32;
-    const NATIVE: bool = false;
-
-    fn widen(src: &[Self], dst: &mut [f32]) {
-        for (to, from) in dst.iter_mut().zip(src) {
-            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
-        }
-    }
-
-    fn narrow(src: &[f32], dst: &mut [Self]) {
-        for (to, from) in dst.iter_mut().zip(src) {
-            let bits = from.to_bits();
-            let nearest_even = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-            // Rounding could carry a NaN's payload into infinity: keep it quiet instead.
-            let nan = (bits >> 16) | 0x40;
-            *to = bf16::from_bits(if from.is_nan() { nan } else { nearest_even } as u16);
-        }
-    }
-}
 
 /// Elements that are combined at a time; their copies stay in the first-level cache.
 const BLOCK: usize = 512;
-
-/// Which side of a node of the [`tree`] comes to the other one. It shows in minima and maxima
-/// alone: in the sign of a zero and in which NaN it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// What comes is the left side.
-    Left,
-    /// What comes is the right side.
-    Right,
-}
-
-/// `dst[i] = f(dst[i], src[i])`, or `f(src[i], dst[i])` where `src` is the left side.
-#[inline(always)]
-fn zip<A: Accumulator>(dst: &mut [A], src: &[u8], side: Side, f: impl Fn(A, A) -> A) {
-    match side {
-        Side::Left => A::zip(dst, src, |right, left| f(left, right)),
-        Side::Right => A::zip(dst, src, f),
-    }
-}
 
 /// `acc = acc op src`, in the accumulator's type. [`ReduceOp::Mean`] adds; see [`finish`].
 ///
@@ -236,12 +31,7 @@ pub fn combine<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[A]) {
 
 fn combine_bytes<A: Accumulator>(op: ReduceOp, acc: &mut [A], src: &[u8], side: Side) {
     assert_same_length(size_of_val(acc), src.len());
-    match op {
-        ReduceOp::Sum | ReduceOp::Mean => zip(acc, src, side, |a, b| a.sum(b).one_nan()),
-        ReduceOp::Min => zip(acc, src, side, A::minimum),
-        ReduceOp::Max => zip(acc, src, side, A::maximum),
-        ReduceOp::Prod => zip(acc, src, side, |a, b| a.product(b).one_nan()),
-    }
+    A::combine(op, acc, src, side);
 }
 
 fn assert_same_length(dst: usize, src: usize) {
@@ -252,9 +42,7 @@ fn assert_same_length(dst: usize, src: usize) {
 /// nothing otherwise.
 pub fn finish<A: Accumulator>(op: ReduceOp, world_size: usize, acc: &mut [A]) {
     if op == ReduceOp::Mean {
-        for value in acc {
-            *value = value.divide(world_size);
-        }
+        A::divide(acc, world_size);
     }
 }
 
@@ -436,9 +224,9 @@ pub fn reduce_all<T: Element>(op: ReduceOp, slices: &mut [&mut [T]]) {
     );
     match slices {
         [_] => {}
-        [a, b] if T::NATIVE => fused(op, [native(a), native(b)]),
-        [a, b, c] if T::NATIVE => fused(op, [native(a), native(b), native(c)]),
-        [a, b, c, d] if T::NATIVE => fused(op, [native(a), native(b), native(c), native(d)]),
+        [a, b] if T::NATIVE => T::Acc::reduce_all(op, Few::Two([a, b].map(native))),
+        [a, b, c] if T::NATIVE => T::Acc::reduce_all(op, Few::Three([a, b, c].map(native))),
+        [a, b, c, d] if T::NATIVE => T::Acc::reduce_all(op, Few::Four([a, b, c, d].map(native))),
         _ => {
             let all = 0..slices.len();
             reduce_ranks(op, all.clone(), all, len, slices);
@@ -488,56 +276,12 @@ pub(crate) fn reduce_ranks<T: Element>(
     }
 }
 
-fn native<T: Element>(slice: &mut [T]) -> &mut [T::Acc] {
+fn native<'a, T: Element>(slice: &'a mut &mut [T]) -> &'a mut [T::Acc] {
     bytemuck::cast_slice_mut(slice)
 }
 
 fn zero<A: bytemuck::Pod>() -> A {
     bytemuck::Zeroable::zeroed()
-}
-
-/// Two to four slices, in one pass: every one gets the result.
-fn fused<A: Accumulator, const N: usize>(op: ReduceOp, slices: [&mut [A]; N]) {
-    match op {
-        ReduceOp::Sum => fold(slices, A::sum, A::one_nan),
-        ReduceOp::Mean => fold(slices, A::sum, |sum| sum.one_nan().divide(N)),
-        ReduceOp::Min => fold(slices, A::minimum, |value| value),
-        ReduceOp::Max => fold(slices, A::maximum, |value| value),
-        ReduceOp::Prod => fold(slices, A::product, A::one_nan),
-    }
-}
-
-/// The loop of [`fused`], one for each reduction and number of slices. All are cut to one length
-/// before it, so that no index in it is checked.
-#[inline(always)]
-fn fold<A: Accumulator, const N: usize>(
-    slices: [&mut [A]; N],
-    combine: impl Fn(A, A) -> A,
-    finish: impl Fn(A) -> A,
-) {
-    let len = slices[0].len();
-    let slices = slices.map(|slice| &mut slice[..len]);
-    #[expect(
-        clippy::needless_range_loop,
-        reason = "all slices are read at one index"
-    )]
-    for index in 0..len {
-        let pair = |first: usize| combine(slices[first][index], slices[first + 1][index]);
-        let result = finish(match N {
-            2 => pair(0),
-            3 => combine(pair(0), slices[2][index]),
-            _ => combine(pair(0), pair(2)),
-        });
-        // Constant indices, so that the array becomes registers.
-        slices[0][index] = result;
-        slices[1][index] = result;
-        if N > 2 {
-            slices[2][index] = result;
-        }
-        if N > 3 {
-            slices[3][index] = result;
-        }
-    }
 }
 
 #[cfg(test)]

@@ -27,12 +27,13 @@ const fn row(name: &'static str, ours: MayUse, burn: bool) -> Row {
 const CRATES: &[Row] = &[
     row(
         "distribute-collectives",
-        MayUse::Only(&["distribute-net"]),
+        MayUse::Only(&["distribute-net", "distribute-reductions"]),
         false,
     ),
     row("distribute-core-derive", MayUse::Only(&[]), false),
     row("distribute-error", MayUse::Only(&[]), false),
     row("distribute-features", MayUse::Only(&[]), false),
+    row("distribute-reductions", MayUse::Only(&[]), false),
     row(
         "distribute-blame",
         MayUse::Only(&["distribute-collectives"]),

@@ -366,7 +366,7 @@ pub(crate) fn unpack<T: Element>(
 }
 
 /// Writes elements to a frame. With a wire type they are `f32`.
-fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
+fn put<T: bytemuck::Pod>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
     match wire {
         Some(wire) => compression::compress(wire, bytemuck::cast_slice(from), frame),
         None => frame.copy_from_slice(bytemuck::cast_slice(from)),
@@ -374,7 +374,7 @@ fn put<T: Element>(wire: Option<WireType>, from: &[T], frame: &mut [u8]) {
 }
 
 /// Reads elements from a frame.
-fn take<T: Element>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
+fn take<T: bytemuck::Pod>(wire: Option<WireType>, frame: &[u8], to: &mut [T]) {
     let expected = to.len() * element_bytes::<T>(wire);
     assert_eq!(frame.len(), expected, "a frame has its elements");
     for_received(wire, frame, |start, values| {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::buffer::Element;
-use crate::reduce::{self, Accumulator, ReduceOp};
+use crate::reduce::{self, Accumulator as _, Few, ReduceOp};
 use crate::shared_memory::doorbell::SegmentView;
 
 /// Elements worked on at a time; their copies stay in the first-level cache.
@@ -30,11 +30,12 @@ pub(crate) fn reduce<'a, T: Element>(
             true => mine,
             false => other(member, range.clone()),
         };
+        let native = |member| bytemuck::cast_slice(input(member));
         match shared.members() {
             1 => {}
-            2 if T::NATIVE => fused(op, [0, 1].map(input), own),
-            3 if T::NATIVE => fused(op, [0, 1, 2].map(input), own),
-            4 if T::NATIVE => fused(op, [0, 1, 2, 3].map(input), own),
+            2 if T::NATIVE => fused(op, Few::Two([0, 1].map(native)), own),
+            3 if T::NATIVE => fused(op, Few::Three([0, 1, 2].map(native)), own),
+            4 if T::NATIVE => fused(op, Few::Four([0, 1, 2, 3].map(native)), own),
             members => reduce::reduce_inputs(op, members, input, own),
         }
         if let Some(copy) = &mut copy {
@@ -44,32 +45,6 @@ pub(crate) fn reduce<'a, T: Element>(
 }
 
 /// Two to four inputs, in one pass.
-fn fused<T: Element, const N: usize>(op: ReduceOp, inputs: [&[T]; N], output: &mut [T]) {
-    let inputs = inputs.map(|input| bytemuck::cast_slice::<T, T::Acc>(input));
-    let output = bytemuck::cast_slice_mut::<T, T::Acc>(output);
-    match op {
-        ReduceOp::Sum => fold(inputs, output, T::Acc::sum, T::Acc::one_nan),
-        ReduceOp::Mean => fold(inputs, output, T::Acc::sum, |sum| sum.one_nan().divide(N)),
-        ReduceOp::Min => fold(inputs, output, T::Acc::minimum, |value| value),
-        ReduceOp::Max => fold(inputs, output, T::Acc::maximum, |value| value),
-        ReduceOp::Prod => fold(inputs, output, T::Acc::product, T::Acc::one_nan),
-    }
-}
-
-#[inline(always)]
-fn fold<A: Accumulator, const N: usize>(
-    inputs: [&[A]; N],
-    output: &mut [A],
-    combine: impl Fn(A, A) -> A,
-    finish: impl Fn(A) -> A,
-) {
-    let inputs = inputs.map(|input| &input[..output.len()]);
-    for (index, to) in output.iter_mut().enumerate() {
-        let pair = |first: usize| combine(inputs[first][index], inputs[first + 1][index]);
-        *to = finish(match N {
-            2 => pair(0),
-            3 => combine(pair(0), inputs[2][index]),
-            _ => combine(pair(0), pair(2)),
-        });
-    }
+fn fused<T: Element>(op: ReduceOp, inputs: Few<&[T::Acc]>, output: &mut [T]) {
+    T::Acc::reduce_into(op, inputs, bytemuck::cast_slice_mut(output));
 }
