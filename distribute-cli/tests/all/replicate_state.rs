@@ -6,6 +6,7 @@ use std::hash::BuildHasher;
 use std::net::Ipv4Addr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use rstest::rstest;
@@ -41,6 +42,9 @@ fn undisturbed(steps: u64) -> Finished {
     );
     common::run(folder.path(), &train)
 }
+
+/// The one that most tests compare with.
+static UNDISTURBED: LazyLock<Finished> = LazyLock::new(|| undisturbed(200));
 
 /// A number that is another one in every run; tests say which one it was.
 fn random(below: u64) -> u64 {
@@ -109,7 +113,7 @@ fn after_the_loss_of_a_worker_the_job_goes_on_from_its_last_step(
     job.0.wait_for(&format!(r#""step":{step},"#));
     common::signal(job.worker(killed), "KILL");
     let finished = job.0.finish();
-    assert_goes_on(&finished, &undisturbed(200), &what);
+    assert_goes_on(&finished, &UNDISTURBED, &what);
     let left = if options.contains("..") { 1 } else { 2 };
     assert_eq!(starts(&finished).len(), 2, "{what}");
     assert_eq!(starts(&finished)[1].1, left, "{what}");
@@ -143,7 +147,7 @@ fn the_state_in_memory_is_taken_before_an_older_checkpoint() {
     job.0.wait_for(r#""step":57,"#);
     common::signal(job.worker(1), "KILL");
     let finished = job.0.finish();
-    assert_goes_on(&finished, &undisturbed(200), "after step 57");
+    assert_goes_on(&finished, &UNDISTURBED, "after step 57");
     let said = finished.stderr.split_once("the state of step ");
     let (_, said) = said.unwrap_or_else(|| panic!("{}", finished.stderr));
     let step: String = said.chars().take_while(char::is_ascii_digit).collect();
@@ -208,7 +212,7 @@ fn the_neighbour_of_a_lost_host_has_what_its_replicas_had(#[values(1, 2, 3)] los
     let step = 20 + random(100);
     let (finished, _folder) = lose_hosts(4, &[lost], &format!("{TRAIN} 200"), step);
     let what = format!("host {lost} killed after step {step}");
-    assert_goes_on(&finished, &undisturbed(200), &what);
+    assert_goes_on(&finished, &UNDISTURBED, &what);
     assert_eq!(starts(&finished).last().unwrap().1, 3, "{what}");
 }
 
@@ -217,7 +221,7 @@ fn a_host_with_several_workers_is_lost_and_the_other_has_what_they_had() {
     let step = 20 + random(100);
     let (finished, _folder) = lose_hosts(2, &[1], &format!("{TRAIN} 200"), step);
     let what = format!("killed after step {step}");
-    assert_goes_on(&finished, &undisturbed(200), &what);
+    assert_goes_on(&finished, &UNDISTURBED, &what);
     assert_eq!(starts(&finished).last().unwrap().1, 2, "{what}");
 }
 
@@ -226,8 +230,7 @@ fn without_a_host_and_its_neighbour_the_checkpoint_on_disk_is_left() {
     let train = format!("{TRAIN} 200 --checkpoint-dir saved --checkpoint-steps 20");
     let (finished, _folder) = lose_hosts(4, &[2, 3], &train, 95);
     assert_eq!(finished.code, Some(0), "{}", finished.stderr);
-    let whole = undisturbed(200);
-    assert_eq!(end(&finished).0, end(&whole).0);
+    assert_eq!(end(&finished).0, end(&UNDISTURBED).0);
     let starts = starts(&finished);
     assert_eq!(starts.last().unwrap().1, 2, "{starts:?}");
     // One of them may have been lost first: then the others went on from a step, not far.

@@ -45,16 +45,16 @@ pub fn plan(name: &str, version: &str) -> Plan {
 
 /// The numbers that `graphs.py` makes of a stream.
 pub fn numbers(stream: u32, count: usize) -> impl Iterator<Item = f64> {
-    let mask = 0xFFFF_FFFF_u64;
+    let start = u64::from(stream) * 0x85EB_CA6B;
+    let half = 2f64.powi(31);
     (1..=count as u64).map(move |position| {
-        let start = u64::from(stream) * 0x85EB_CA6B;
-        let mut x = position.wrapping_mul(0x9E37_79B1).wrapping_add(start) & mask;
+        let mut x = position.wrapping_mul(0x9E37_79B1).wrapping_add(start) as u32;
         x ^= x >> 16;
-        x = (x * 0x21F0_AAAD) & mask;
+        x = x.wrapping_mul(0x21F0_AAAD);
         x ^= x >> 15;
-        x = (x * 0x735A_2D97) & mask;
+        x = x.wrapping_mul(0x735A_2D97);
         x ^= x >> 15;
-        x as f64 / 2f64.powi(31) - 1.0
+        f64::from(x) / half - 1.0
     })
 }
 
@@ -65,18 +65,17 @@ fn weight(stream: u32, planned: &PlannedWeight) -> Weight {
         [.., last] => planned.elements() / last,
         [] => 1,
     };
-    let bound = (6.0 / inputs as f64).sqrt();
-    let value = |u: f64| match name {
-        "count" => 0.0,
-        name if name.ends_with("variance") => 1.0 + 0.5 * u,
-        "gamma" => 0.6 + 0.2 * u,
-        _ if shape.len() == 1 => 0.1 * u,
-        _ => bound * u,
+    let (middle, spread) = match name {
+        "count" => (0.0, 0.0),
+        name if name.ends_with("variance") => (1.0, 0.5),
+        "gamma" => (0.6, 0.2),
+        _ if shape.len() == 1 => (0.0, 0.1),
+        _ => (0.0, (6.0 / inputs as f64).sqrt()),
     };
     let values = numbers(stream, planned.elements());
     Weight {
         shape: shape.clone(),
-        values: values.map(|u| value(u) as f32).collect(),
+        values: values.map(|u| (middle + spread * u) as f32).collect(),
     }
 }
 
@@ -210,9 +209,13 @@ fn trained(plan: &Plan, weights: Vec<Weight>) -> ([f64; 2], TrainState<Model>) {
 fn nearly(weights: &[Weight], seed: u32) -> Vec<Weight> {
     let streams = weights.iter().zip((1 << 24) + (seed << 16)..);
     let moved = streams.map(|(weight, stream)| {
-        let signs = numbers(stream, weight.values.len()).map(f64::signum);
-        let pairs = weight.values.iter().zip(signs);
-        let moved = pairs.map(|(x, sign)| (f64::from(*x) * (1.0 + sign * 2f64.powi(-24))) as f32);
+        let (below, above) = (1.0 - 2f64.powi(-24), 1.0 + 2f64.powi(-24));
+        let chances = numbers(stream, weight.values.len());
+        let pairs = weight.values.iter().zip(chances);
+        let moved = pairs.map(|(x, chance)| {
+            let factor = if chance < 0.0 { below } else { above };
+            (f64::from(*x) * factor) as f32
+        });
         Weight {
             shape: weight.shape.clone(),
             values: moved.collect(),
