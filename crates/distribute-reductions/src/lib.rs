@@ -57,7 +57,7 @@ pub trait Accumulator: Arithmetic<Acc = Self> + number::Number {
     /// Divides every value by `count`; integers truncate toward zero.
     fn divide(values: &mut [Self], count: usize);
 
-    /// Reduces few inputs in one pass, in their order, pairs first: `(0 op 1) op (2 op 3)`.
+    /// Reduces few inputs in one pass, in their order: `(0 op 1) op 2`, or `(0 op 1) op (2 op 3)`.
     ///
     /// # Panics
     /// When an input is shorter than the output.
