@@ -121,25 +121,35 @@ fn flood(address: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     (0..count).map(one).collect()
 }
 
+fn nobody_with_this_waits_in_a_flood(security: &Security) {
+    for bytes in HALVES {
+        for count in [70, 300] {
+            let took = connected_in_a_flood(security, count, bytes);
+            assert!(
+                took < Duration::from_secs(4),
+                "{took:?}: {count} of {bytes:?}"
+            );
+        }
+    }
+}
+
 #[test]
 fn a_flood_delays_nobody_who_has_the_token() {
     if !is_alone(module_path!(), "a_flood_delays_nobody_who_has_the_token") {
         return;
     }
-    within_limit(|| {
-        let ca = Authority::new();
-        for security in [only_token(), ca.security()] {
-            for bytes in HALVES {
-                for count in [70, 300] {
-                    let took = connected_in_a_flood(&security, count, bytes);
-                    assert!(
-                        took < Duration::from_secs(4),
-                        "{took:?}: {count} of {bytes:?}"
-                    );
-                }
-            }
-        }
-    });
+    within_limit(|| nobody_with_this_waits_in_a_flood(&only_token()));
+}
+
+#[test]
+fn a_flood_delays_nobody_who_has_a_certificate() {
+    if !is_alone(
+        module_path!(),
+        "a_flood_delays_nobody_who_has_a_certificate",
+    ) {
+        return;
+    }
+    within_limit(|| nobody_with_this_waits_in_a_flood(&Authority::new().security()));
 }
 
 /// With the windows of a member a stranger may send what it likes: it is not read.
