@@ -53,6 +53,17 @@ pub(crate) fn reduce_all<N: Number, const COUNT: usize>(op: ReduceOp, slices: [&
     fold_with!(op, COUNT, fold_all(slices));
 }
 
+/// Two to four values in their order: `0 op 1`, `(0 op 1) op 2`, or `(0 op 1) op (2 op 3)`.
+#[inline(always)]
+fn in_order<N, const COUNT: usize>(value: impl Fn(usize) -> N, combine: impl Fn(N, N) -> N) -> N {
+    let pair = |first: usize| combine(value(first), value(first + 1));
+    match COUNT {
+        2 => pair(0),
+        3 => combine(pair(0), value(2)),
+        _ => combine(pair(0), pair(2)),
+    }
+}
+
 #[inline(always)]
 fn fold_into<N: Number, const COUNT: usize>(
     inputs: [&[N]; COUNT],
@@ -62,12 +73,8 @@ fn fold_into<N: Number, const COUNT: usize>(
 ) {
     let inputs = inputs.map(|input| &input[..output.len()]);
     for (index, to) in output.iter_mut().enumerate() {
-        let pair = |first: usize| combine(inputs[first][index], inputs[first + 1][index]);
-        *to = finish(match COUNT {
-            2 => pair(0),
-            3 => combine(pair(0), inputs[2][index]),
-            _ => combine(pair(0), pair(2)),
-        });
+        let input = |of: usize| inputs[of][index];
+        *to = finish(in_order::<N, COUNT>(input, &combine));
     }
 }
 
@@ -85,12 +92,8 @@ fn fold_all<N: Number, const COUNT: usize>(
         reason = "all slices are read at one index"
     )]
     for index in 0..len {
-        let pair = |first: usize| combine(slices[first][index], slices[first + 1][index]);
-        let result = finish(match COUNT {
-            2 => pair(0),
-            3 => combine(pair(0), slices[2][index]),
-            _ => combine(pair(0), pair(2)),
-        });
+        let input = |of: usize| slices[of][index];
+        let result = finish(in_order::<N, COUNT>(input, &combine));
         // Constant indices, so that the array becomes registers.
         slices[0][index] = result;
         slices[1][index] = result;

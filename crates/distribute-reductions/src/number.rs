@@ -31,7 +31,7 @@ macro_rules! zip_unaligned {
     };
 }
 
-macro_rules! float_accumulator {
+macro_rules! float_numbers {
     ($($type:ty),*) => {$(
         impl Number for $type {
             #[inline(always)]
@@ -71,9 +71,9 @@ macro_rules! float_accumulator {
         }
     )*};
 }
-float_accumulator!(f32, f64);
+float_numbers!(f32, f64);
 
-macro_rules! integer_accumulator {
+macro_rules! integer_numbers {
     ($($type:ty => $wide:ty),*) => {$(
         impl Number for $type {
             #[inline(always)]
@@ -111,4 +111,4 @@ macro_rules! integer_accumulator {
         }
     )*};
 }
-integer_accumulator!(i32 => i64, i64 => i64, u8 => u64);
+integer_numbers!(i32 => i64, i64 => i64, u8 => u64);
