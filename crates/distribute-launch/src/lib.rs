@@ -52,15 +52,16 @@
 //! When all workers have exited with 0, parameter servers get SIGTERM, and the evaluator gets it
 //! after the grace period. When a process fails before, it is the *root cause*: the others get
 //! SIGTERM, and SIGKILL after the grace period. Then the job starts again, with new ports and a new
-//! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code 2
-//! (wrong usage would be wrong again).
+//! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code
+//! [2](REFUSED_EXIT_CODE) (wrong usage would be wrong again) or [43](DIVERGED_EXIT_CODE) (a training
+//! that has diverged would diverge again).
 //!
 //! With parameter servers, one more process is started: the chief, which coordinates. Its end is
 //! the end of the job: workers and servers get SIGTERM when it has exited with 0, and a failure of
 //! the chief or of a server is a failure as above. A worker that dies is not: the chief gives its
 //! work to others. It alone is started again, at most [`Job::max_restarts`] times, with the
 //! same address, and only if no worker is left the job has failed. A worker that exits with 0 is
-//! done, and with 2 it is not started again.
+//! done, and with 2 or 43 it is not started again.
 //!
 //! Exit code 42 means "stopped on request after saving a checkpoint". When all workers (or the
 //! chief, if there is one) have exited with 0 or 42, the job ends as [`Outcome::Preempted`] if it
@@ -129,6 +130,8 @@ pub use process::guard::guard_main;
 pub use process::{PROGRESS_VARIABLE, REPORT_VARIABLE};
 pub use report::console::Console;
 pub use report::failure_report::FailureReport;
-pub use report::outcome::{Ending, Outcome, PREEMPTED_EXIT_CODE, RootCause};
+pub use report::outcome::{
+    DIVERGED_EXIT_CODE, Ending, Outcome, PREEMPTED_EXIT_CODE, REFUSED_EXIT_CODE, RootCause,
+};
 pub use report::progress::Progress;
 pub use run::run;

@@ -8,7 +8,7 @@ use crate::job::Job;
 use crate::job::task::Role;
 use crate::membership::{AttemptEnd, Decision, End, Plan};
 use crate::report::attempt::AttemptResult;
-use crate::report::outcome::{Outcome, WRONG_USAGE};
+use crate::report::outcome::Outcome;
 use crate::report::verdict::Verdict;
 use crate::run::attempt;
 use crate::run::session::Session;
@@ -114,12 +114,20 @@ fn judge(
         }
         (Verdict::HostLost, None) => return Ok((None, AttemptEnd::HostLost)),
         (Verdict::Preempted | Verdict::Stopped, _) => saved,
-        (Verdict::Failed(index), _) => match ended.root_cause(index) {
+        (Verdict::Failed(index), _) => match ended.root_cause(ended.cause(index)) {
             Some(cause) => {
-                session.screen.log(&ended.describe(index, &cause))?;
+                session
+                    .screen
+                    .log(&ended.describe(ended.cause(index), &cause))?;
+                if cause.ending.is_final() && restarts < session.job.restarts_max {
+                    let ending = cause.ending;
+                    session.screen.log(&format!(
+                        "{ending}; another start would end in the same way, so none is made"
+                    ))?;
+                }
                 let end = AttemptEnd::Failed {
                     rank: ended.lost_rank(index),
-                    may_help: cause.ending != WRONG_USAGE,
+                    may_help: !cause.ending.is_final(),
                 };
                 let cause = Box::new(cause);
                 (Outcome::Failed { cause, restarts }, end)
@@ -164,7 +172,7 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
 fn say_how_it_ended(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
     let (least, most) = (session.job.workers.least, session.job.restarts_max);
     if let Outcome::Failed { cause, .. } = outcome
-        && cause.ending != WRONG_USAGE
+        && !cause.ending.is_final()
     {
         let mut text = format!("no restart of {most} is left");
         // With more workers it would have gone on without this one; without another process never.

@@ -62,6 +62,26 @@ fn the_worker_that_the_others_lost_is_the_one_that_goes() {
     assert_eq!(gpus, "1\n2\n", "the GPU of the lost worker is left alone");
 }
 
+/// A worker that is cut off fails by itself, too, and names the healthy ones.
+#[test]
+fn a_worker_that_was_cut_off_goes_and_no_healthy_one() {
+    for first in [0, 1] {
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!(
+            r#"echo $CUDA_VISIBLE_DEVICES >> gpus$i
+            [ $n = 2 ] && exit 0
+            lost=1; [ $i = 1 ] && lost=0,2
+            echo "{{\"lost\":[$lost]}}" > $DISTRIBUTE_FAILURE_REPORT
+            if [ $i != {first} ]; then await up; else > up; fi; exit 1"#
+        );
+        let job = elastic(directory.path(), &text).elastic_workers(1..=3);
+        let seen = see(job.gpus_per_worker(1));
+        assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 1 });
+        let gpus = [0, 1].map(|index| read(directory.path().join(format!("gpus{index}"))));
+        assert_eq!(gpus, ["0\n0\n", "1\n2\n"], "{first}: {}", seen.stderr);
+    }
+}
+
 #[test]
 fn at_the_minimum_there_is_one_cause() {
     let directory = tempfile::tempdir().unwrap();

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use distribute_launch::{Console, Ending, Job, LaunchError, Outcome, Role, run};
+use distribute_launch::{
+    Console, DIVERGED_EXIT_CODE, Ending, Job, LaunchError, Outcome, Role, run,
+};
 use serde_json::Value;
 
 use crate::common::{read, script, script_in, see, within_limit};
@@ -207,6 +209,17 @@ fn wrong_usage_is_not_tried_again() {
     let seen = see(script("echo run; exit 2").max_restarts(3));
     assert_eq!(seen.outcome().exit_code(), 2);
     assert_eq!(seen.stdout, b"run\n");
+}
+
+#[test]
+fn a_training_that_has_diverged_is_not_tried_again() {
+    let code = DIVERGED_EXIT_CODE;
+    let text = format!("echo run; [ $i = 0 ] && exit {code}; exec sleep 100");
+    let seen = see(script(&text).workers(2).max_restarts(3));
+    assert_eq!(seen.outcome().exit_code(), code);
+    assert_eq!(seen.stdout, b"run\n");
+    let said = "exit code 43; another start would end in the same way";
+    assert!(seen.stderr.contains(said), "{}", seen.stderr);
 }
 
 #[test]

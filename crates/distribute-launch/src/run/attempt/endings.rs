@@ -4,7 +4,7 @@ use rustix::process::Signal;
 
 use crate::hosts::posts::PostBody;
 use crate::job::task::{Role, Task};
-use crate::report::outcome::{Ending, WRONG_USAGE};
+use crate::report::outcome::Ending;
 use crate::run::attempt::Attempt;
 use crate::run::attempt::course::{Phase, SETTLE};
 use crate::run::attempt::worker_restarts::WorkerDeath;
@@ -57,7 +57,7 @@ impl Attempt<'_, '_> {
             return;
         };
         let task = process.task;
-        let most = match ending == WRONG_USAGE {
+        let most = match ending.is_final() {
             true => 0,
             false => session.job.restarts_max,
         };
