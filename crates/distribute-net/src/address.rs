@@ -1,7 +1,9 @@
 //! Addresses, and the socket that a process listens on.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use crate::error::{NetError, Result};
 use crate::security::Security;
@@ -24,6 +26,129 @@ pub fn split(address: &str) -> std::result::Result<(&str, u16), String> {
     Ok((host, port))
 }
 
+/// A host as it stands in front of a port: an IPv6 address in brackets.
+pub fn bracketed(host: &str) -> String {
+    match host.contains(':') && !host.starts_with('[') {
+        true => format!("[{host}]"),
+        false => host.to_string(),
+    }
+}
+
+/// How long to wait before looking again for what may still come.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// How long what may still come is waited for: a name that does not resolve yet, an address that
+/// the system has not given to this host yet.
+pub struct Patience<'a> {
+    /// The end of waiting.
+    pub until: Instant,
+    /// Waits so long; whether to go on.
+    pub pause: &'a dyn Fn(Duration) -> bool,
+}
+
+impl Patience<'_> {
+    /// Tries until it succeeds, fails for good (`false` beside the reason), or there is no more
+    /// patience.
+    fn try_until<T>(
+        &self,
+        mut attempt: impl FnMut() -> std::result::Result<T, (String, bool)>,
+    ) -> std::result::Result<T, String> {
+        let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
+        loop {
+            let (reason, may_come) = match attempt() {
+                Ok(done) => return Ok(done),
+                Err(failed) => failed,
+            };
+            if !may_come {
+                return Err(reason);
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() || !(self.pause)(pause.min(left)) {
+                return Err(match begun.elapsed() {
+                    waited if waited < PAUSE_MIN => reason,
+                    waited => format!("{reason} (waited {waited:.1?})"),
+                });
+            }
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    }
+
+    /// The addresses of a name. The system's look-up cannot be ended; it goes on by itself when
+    /// there is no more patience.
+    fn resolve(&self, host: &str, port: u16) -> std::result::Result<Vec<SocketAddr>, String> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let name = host.to_string();
+        let look_up = move || {
+            let found = (name.as_str(), port).to_socket_addrs();
+            let _nobody_waits = sender.send(found.map(Iterator::collect));
+        };
+        let thread = std::thread::Builder::new().name("distribute-name".to_string());
+        thread.spawn(look_up).map_err(|error| error.to_string())?;
+        loop {
+            match receiver.recv_timeout(PAUSE_MIN) {
+                Ok(found) => return found.map_err(|error: io::Error| error.to_string()),
+                Err(RecvTimeoutError::Disconnected) => return Err("no answer".to_string()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if Instant::now() >= self.until || !(self.pause)(PAUSE_MIN) {
+                return Err("the name service does not answer".to_string());
+            }
+        }
+    }
+}
+
+/// The address by which this host reaches another one, as its routes have it; nothing is sent.
+///
+/// # Errors
+/// Why there is none: the name does not resolve, there is no route. What may still come is waited
+/// for.
+pub fn local_ip_towards(
+    address: &str,
+    patience: &Patience<'_>,
+) -> std::result::Result<IpAddr, String> {
+    let (host, port) = split(address)?;
+    patience.try_until(|| {
+        let may_come = |reason: String| (reason, true);
+        let resolved = patience.resolve(host, port);
+        let resolved =
+            resolved.map_err(|error| may_come(format!("{host} does not resolve: {error}")))?;
+        let mut last = format!("{host} resolves to no address");
+        for remote in resolved {
+            let everywhere: IpAddr = match remote {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            let socket = UdpSocket::bind((everywhere, 0));
+            match socket.and_then(|it| it.connect(remote).and_then(|()| it.local_addr())) {
+                Ok(local) => return Ok(local.ip()),
+                Err(error) => last = format!("this host has no way to {}: {error}", remote.ip()),
+            }
+        }
+        Err(may_come(last))
+    })
+}
+
+/// Why there is no connection to an address, with what to look for: the port and the direction
+/// where a firewall may be the cause.
+pub fn why_unreachable(remote: SocketAddr, error: &io::Error) -> String {
+    let port = remote.port();
+    let firewall = format!(
+        "a firewall? Let connections from this host to TCP port {port} of {} pass",
+        remote.ip()
+    );
+    match error.kind() {
+        io::ErrorKind::ConnectionRefused => "nobody listens there: connection refused".to_string(),
+        io::ErrorKind::TimedOut => format!("no answer to the attempt to connect: {firewall}"),
+        io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable
+        | io::ErrorKind::PermissionDenied => {
+            format!("cannot connect: {error}: no route, or {firewall}")
+        }
+        _ => format!("cannot connect: {error}"),
+    }
+}
+
 /// A socket at an address where a process may listen, open before the process can answer so that
 /// no other one gets the address in between.
 #[derive(Debug)]
@@ -40,34 +165,65 @@ impl BoundListener {
     /// [`NetError::Address`] when the address does not resolve, is in use, is not one of
     /// this host, or is reachable from other hosts although `security` is not enough for that.
     pub fn bind(task: usize, address: &str, security: &Security) -> Result<BoundListener> {
-        let refuse = |reason: String| NetError::Address {
-            task,
-            address: address.to_string(),
-            reason,
+        let patience = Patience {
+            until: Instant::now(),
+            pause: &|_| false,
         };
-        let host_and_port = split(address).map_err(refuse)?;
-        let resolved: Vec<SocketAddr> = host_and_port
-            .to_socket_addrs()
-            .map_err(|error| refuse(format!("it does not resolve: {error}")))?
-            .collect();
+        let refuse = refusal(task, address);
+        let host_and_port = split(address).map_err(&refuse)?;
+        let resolved = host_and_port.to_socket_addrs();
+        let resolved = resolved.map_err(|error| refuse(unresolved(&error)))?;
+        let bound = patience.try_until(|| Self::bind_one(task, resolved.clone(), security));
+        bound.map_err(refuse)
+    }
+
+    /// As [`bind`](Self::bind), and waits for what may still come: for the name of this host, which
+    /// a name service may learn of after the process has started, and for its address.
+    ///
+    /// # Errors
+    /// As `bind`; that a name does not resolve, or an address is not one of this host, when there
+    /// is no more patience.
+    pub fn bind_patiently(
+        task: usize,
+        address: &str,
+        security: &Security,
+        patience: &Patience<'_>,
+    ) -> Result<BoundListener> {
+        let refuse = refusal(task, address);
+        let (host, port) = split(address).map_err(&refuse)?;
+        let bound = patience.try_until(|| {
+            let resolved = patience.resolve(host, port);
+            let resolved = resolved.map_err(|error| (unresolved(&error), true))?;
+            Self::bind_one(task, resolved.into_iter(), security)
+        });
+        bound.map_err(refuse)
+    }
+
+    /// Listens at the first of these addresses that can be used; with the reason, whether one may
+    /// still become an address of this host.
+    fn bind_one(
+        task: usize,
+        resolved: impl Iterator<Item = SocketAddr> + Clone,
+        security: &Security,
+    ) -> std::result::Result<BoundListener, (String, bool)> {
         if let (Some(open), Err(missing)) = (
-            resolved
-                .iter()
-                .find(|resolved| !resolved.ip().is_loopback()),
+            (resolved.clone()).find(|resolved| !resolved.ip().is_loopback()),
             security.allows_beyond_loopback(),
         ) {
-            return Err(refuse(format!(
+            let reason = format!(
                 "other hosts can reach {}, which needs {missing}; set them, use a loopback \
                  address, or ask for `insecure` by name",
                 open.ip()
-            )));
+            );
+            return Err((reason, false));
         }
-        let mut last = "it resolves to no address".to_string();
+        let mut last = ("it resolves to no address".to_string(), true);
         for candidate in resolved {
             match TcpListener::bind(candidate).and_then(|s| Ok((s.local_addr()?, s))) {
                 Ok((local, socket)) => return Ok(BoundListener { socket, local }),
                 Err(error) => {
-                    last = cannot_bind(task, &error);
+                    let may_come = error.kind() == io::ErrorKind::AddrNotAvailable;
+                    last = (cannot_bind(task, &error), may_come);
                     // Another address of the same name would hide that the process exists already.
                     if error.kind() == io::ErrorKind::AddrInUse {
                         break;
@@ -75,7 +231,7 @@ impl BoundListener {
                 }
             }
         }
-        Err(refuse(last))
+        Err(last)
     }
 
     /// The address with the port that is in use.
@@ -87,6 +243,19 @@ impl BoundListener {
     pub fn into_socket(self) -> TcpListener {
         self.socket
     }
+}
+
+fn refusal(task: usize, address: &str) -> impl Fn(String) -> NetError {
+    let address = address.to_string();
+    move |reason| NetError::Address {
+        task,
+        address: address.clone(),
+        reason,
+    }
+}
+
+fn unresolved(error: &impl std::fmt::Display) -> String {
+    format!("it does not resolve: {error}")
 }
 
 fn cannot_bind(task: usize, error: &io::Error) -> String {
@@ -153,6 +322,85 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(error.contains("not an address of this host"), "{error}");
+    }
+
+    /// The pauses of a wait, counted; it ends after so many.
+    fn pauses(count: &std::cell::Cell<usize>, most: usize) -> impl Fn(Duration) -> bool {
+        move |time| {
+            std::thread::sleep(time.min(Duration::from_millis(5)));
+            count.set(count.get() + 1);
+            count.get() < most
+        }
+    }
+
+    #[test]
+    fn names_and_addresses_that_may_still_come_are_waited_for() {
+        let count = std::cell::Cell::new(0);
+        let until = Instant::now() + Duration::from_secs(60);
+        let open = Security::default().insecure();
+        let wait = |address: &str, security: &Security| {
+            count.set(0);
+            let pause = pauses(&count, 5000);
+            let short = Patience {
+                until: until.min(Instant::now() + Duration::from_millis(200)),
+                pause: &pause,
+            };
+            let refused = BoundListener::bind_patiently(3, address, security, &short);
+            (refused.unwrap_err().to_string(), count.get())
+        };
+        let (text, pauses) = wait("no-such-host.invalid:80", &open);
+        assert!(
+            text.contains("does not resolve") && text.contains("waited"),
+            "{text}"
+        );
+        assert!(pauses > 1);
+        let (text, pauses) = wait("192.0.2.1:80", &open);
+        assert!(
+            text.contains("not an address of this host") && pauses > 1,
+            "{text}"
+        );
+        // What does not become better is said at once, beyond the look-up itself.
+        let taken = BoundListener::bind(0, "127.0.0.1:0", &open).unwrap();
+        let (text, _) = wait(&taken.local_addr().to_string(), &open);
+        assert!(
+            text.contains("in use") && !text.contains("waited"),
+            "{text}"
+        );
+        let (text, _) = wait("192.0.2.1:80", &Security::default());
+        assert!(
+            text.contains("needs a token") && !text.contains("waited"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_wait_ends_when_it_is_told_to() {
+        let count = std::cell::Cell::new(0);
+        let pause = pauses(&count, 3);
+        let patience = Patience {
+            until: Instant::now() + Duration::from_secs(60),
+            pause: &pause,
+        };
+        let address = "no-such-host.invalid:80";
+        assert!(
+            BoundListener::bind_patiently(3, address, &Security::default(), &patience).is_err()
+        );
+        assert!(local_ip_towards(address, &patience).is_err());
+    }
+
+    #[test]
+    fn the_address_towards_a_host_is_that_of_the_route() {
+        let patience = Patience {
+            until: Instant::now(),
+            pause: &|_| false,
+        };
+        let towards = |address: &str| local_ip_towards(address, &patience);
+        assert_eq!(
+            towards("127.0.0.1:9"),
+            Ok(IpAddr::from(Ipv4Addr::LOCALHOST))
+        );
+        assert!(towards("localhost:9").unwrap().is_loopback());
+        assert!(towards("localhost").unwrap_err().contains("host:port"));
     }
 
     #[test]

@@ -19,6 +19,10 @@ use crate::tls::{Channel, TlsSettings, certificate_refusal, is_no_tls};
 /// How long a connection may live without a member of the job at its other end.
 const PENDING_LIFETIME: Duration = Duration::from_secs(10);
 
+/// How long a host may take to answer that there is a connection, or none; less than the time that
+/// callers give to an attempt, so that they hear of it.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+
 /// Called for connections that come to nothing: with the address, and the reason if it is known.
 pub(super) type OnRefused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
 
@@ -408,17 +412,17 @@ async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
         .await
         .map_err(|error| format!("the address does not resolve: {error}"))?;
     let mut last = "the address resolves to nothing".to_string();
-    for candidate in resolved {
-        match TcpStream::connect(candidate).await {
+    let candidates: Vec<SocketAddr> = resolved.collect();
+    let each = CONNECT_TIMEOUT / u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX);
+    for candidate in candidates {
+        let connected = tokio::time::timeout(each, TcpStream::connect(candidate)).await;
+        match connected.unwrap_or_else(|late| Err(late.into())) {
             // A port that nobody listens on, drawn by chance as the port of this very socket.
             Ok(tcp) if tcp.local_addr().ok() == tcp.peer_addr().ok() => {
                 last = "nobody listens there".to_string();
             }
             Ok(tcp) => return Ok(tcp),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                last = "nobody listens there: connection refused".to_string();
-            }
-            Err(error) => last = format!("cannot connect: {error}"),
+            Err(error) => last = address::why_unreachable(candidate, &error),
         }
     }
     Err(last)

@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::address::BoundListener;
+use crate::address::{BoundListener, Patience};
 pub use crate::connection::{Connection, ConnectionGuard};
 use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard};
 use crate::error::Result;
@@ -50,6 +50,22 @@ impl PeerListener {
     pub fn bind(task: usize, address: &str, security: &Security) -> Result<Self> {
         Ok(Self {
             listener: BoundListener::bind(task, address, security)?,
+            tls: security.tls_settings()?,
+        })
+    }
+
+    /// As [`bind`](Self::bind), and waits for a name or an address of this host that may still come.
+    ///
+    /// # Errors
+    /// As `bind`, those of names and addresses when there is no more patience.
+    pub fn bind_patiently(
+        task: usize,
+        address: &str,
+        security: &Security,
+        patience: &Patience<'_>,
+    ) -> Result<Self> {
+        Ok(Self {
+            listener: BoundListener::bind_patiently(task, address, security, patience)?,
             tls: security.tls_settings()?,
         })
     }

@@ -61,14 +61,15 @@ type JoinedStream = (u64, Streaming<Envelope>);
 pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
     let mut pause = PAUSE_MIN;
     while shared.state().phase == Phase::Joining {
-        match try_join(&shared, rank).await {
+        let address = shared.addresses.known(rank).await;
+        match try_join(&shared, rank, &address).await {
             Ok((id, inbound)) => {
                 read_messages(&shared, rank, id, inbound).await;
                 pause = PAUSE_MIN;
             }
             Err(HandshakeFailure::Later(_, reason)) => shared.record_missing(rank, reason),
             Err(failed) => {
-                let refusal = failed.refusal(shared.addresses[rank].clone());
+                let refusal = failed.refusal(address);
                 return shared.refuse(Some(rank), refusal);
             }
         }
@@ -85,7 +86,9 @@ pub(super) async fn look_up_address(shared: Arc<Membership>, rank: usize) {
         let state = shared.state();
         state.phase == Phase::Joining && state.links[rank].is_none()
     };
-    let Ok((host, port)) = address::split(&shared.addresses[rank]) else {
+    // One that is not listed tells its address when it comes.
+    let listed = shared.addresses.get(rank).unwrap_or_default();
+    let Ok((host, port)) = address::split(&listed) else {
         return;
     };
     if !is_missing() || host.parse::<IpAddr>().is_ok() {
@@ -148,18 +151,26 @@ fn why_ended(status: &Status) -> String {
     }
 }
 
-async fn try_join(shared: &Membership, rank: usize) -> Result<JoinedStream, HandshakeFailure> {
-    let address = &shared.addresses[rank];
+async fn try_join(
+    shared: &Membership,
+    rank: usize,
+    address: &str,
+) -> Result<JoinedStream, HandshakeFailure> {
     let opening = Connection::open(address, shared.tls.as_ref());
     let opened = tokio::time::timeout(STEP_TIMEOUT, opening).await;
-    let late = |_| Err(("no answer to the attempt to connect".to_string(), false));
+    let late = |_| {
+        Err((
+            "no answer to the attempt to connect, or to TLS".to_string(),
+            false,
+        ))
+    };
     let connection = match opened.unwrap_or_else(late) {
         Err((reason, true)) => return Err(HandshakeFailure::Unproven(reason)),
         Err((reason, false)) => return Err(HandshakeFailure::later(reason)),
         Ok(connection) => connection,
     };
     let guard = connection.guard();
-    let result = open_stream(shared, rank, connection, &guard).await;
+    let result = open_stream(shared, (rank, address), connection, &guard).await;
     // A certificate that the other side does not accept shows only after the TLS handshake.
     match guard.certificate_refusal() {
         Some(reason) if result.is_err() => Err(HandshakeFailure::Unproven(reason)),
@@ -169,14 +180,14 @@ async fn try_join(shared: &Membership, rank: usize) -> Result<JoinedStream, Hand
 
 async fn open_stream(
     shared: &Membership,
-    rank: usize,
+    (rank, address): (usize, &str),
     connection: Connection,
     guard: &ConnectionGuard,
 ) -> Result<JoinedStream, HandshakeFailure> {
     let ip = guard.remote().ip();
-    let channel = channel(&shared.addresses[rank], connection).await?;
+    let channel = channel(address, connection).await?;
     let (sender, receiver): (Sender, _) = mpsc::channel(QUEUE);
-    let own = handshake::hello(shared, rank, &shared.addresses[rank]);
+    let own = handshake::hello(shared, rank, address);
     let (dialer, first) = Dialer::start(own.clone(), &shared.security.secret())
         .map_err(|error| HandshakeFailure::later(error.to_string()))?;
     // The queue is new: there is room.

@@ -9,13 +9,13 @@ use distribute_net::peers::ConnectionGuard;
 use serde::Deserialize;
 use tonic::{Code, Status, Streaming};
 
-use crate::control::clock;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
+use crate::control::{addresses, clock};
 
 /// The version of the messages that follow the handshake.
-pub(super) const PROTOCOL_VERSION: u32 = 4;
+pub(super) const PROTOCOL_VERSION: u32 = 5;
 /// How long a peer may take for each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -69,6 +69,9 @@ impl HandshakeFailure {
 struct Settings {
     world_size: u32,
     options: String,
+    /// Where the rank listens, if that is not listed.
+    #[serde(default)]
+    address: Option<String>,
 }
 
 /// What this rank says in the handshake with `peer_rank`, which it dials at an address or not.
@@ -82,13 +85,13 @@ pub(super) fn hello(shared: &Membership, peer_rank: usize, address: &str) -> Hel
 /// The address that the other ranks must have dialled: that of this rank in the list that all have.
 /// Empty, which fits any, where nothing is proven without a token (who forwards such a port may),
 /// and for a rank that listens at all addresses: the others' lists cannot have that one.
-fn own_address(shared: &Membership) -> &str {
-    let address = &shared.addresses[shared.rank];
-    let host = address::split(address).map_or("", |(host, _)| host);
+fn own_address(shared: &Membership) -> String {
+    let address = shared.addresses.get(shared.rank).unwrap_or_default();
+    let host = address::split(&address).map_or("", |(host, _)| host);
     let is_everywhere = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
     match shared.security.has_token() && !is_everywhere {
         true => address,
-        false => "",
+        false => String::new(),
     }
 }
 
@@ -167,8 +170,11 @@ fn check_certificate(
     guard: &ConnectionGuard,
     peer: &Hello,
 ) -> Result<(), HandshakeFailure> {
-    let address = shared.addresses.get(peer.identity.task as usize);
-    match address.and_then(|address| address::split(address).ok()) {
+    let address = match told_address(shared, peer)? {
+        Some(told) => Some(told),
+        None => shared.addresses.get(peer.identity.task as usize),
+    };
+    match address.as_deref().and_then(|it| address::split(it).ok()) {
         Some((host, _)) if !guard.channel().is_for_host(host) => {
             Err(HandshakeFailure::Unproven(format!(
                 "its certificate is not for {host}, the host of its address; check the \
@@ -177,6 +183,24 @@ fn check_certificate(
         }
         _ => Ok(()),
     }
+}
+
+/// Where a rank says that it listens, if it is not listed.
+fn told_address(shared: &Membership, peer: &Hello) -> Result<Option<String>, HandshakeFailure> {
+    let rank = peer.identity.task as usize;
+    if shared.addresses.is_listed(rank) {
+        return Ok(None);
+    }
+    let settings: Settings = peer.read_details().map_err(|error| failure(error, true))?;
+    let refused = |reason| HandshakeFailure::refused(Code::InvalidArgument, reason);
+    let told = settings.address.ok_or_else(|| {
+        let reason = "it does not say where it listens, and is not listed here: give all ranks \
+                      the same list of addresses, or none";
+        refused(reason.to_string())
+    })?;
+    let wrong = |why| refused(format!("it says that it listens at {told}: {why}"));
+    addresses::check_told(&told).map_err(wrong)?;
+    Ok(Some(told))
 }
 
 /// Two lists of options that differ: the parts that do, or all where one is longer.
@@ -298,7 +322,7 @@ async fn answer(
     inbound: &mut Streaming<Envelope>,
 ) -> Result<Authenticated, HandshakeFailure> {
     let claimed = listener.peer().identity.task as usize;
-    let own = hello(shared, claimed, own_address(shared));
+    let own = hello(shared, claimed, &own_address(shared));
     let (secret, binding) = (shared.security.secret(), &guard.channel().binding);
     let answered = listener.answer(own.clone(), &secret, binding);
     let (waiting, words) = answered.map_err(|error| failure(error, false))?;
@@ -324,6 +348,7 @@ pub(super) fn register(
 ) -> Result<u64, HandshakeFailure> {
     let identity = &peer.peer.identity;
     let rank = identity.task as usize;
+    let told = told_address(shared, &peer.peer)?;
     let mut state = shared.state();
     if state.phase != Phase::Joining {
         let generation = identity.generation;
@@ -336,7 +361,7 @@ pub(super) fn register(
         return Err(HandshakeFailure::Later(Code::FailedPrecondition, reason));
     }
     let id = state.next_link;
-    let Some(place) = state.links.get_mut(rank) else {
+    let Some(place) = state.links.get(rank) else {
         let reason = format!("there is no rank {rank}");
         return Err(HandshakeFailure::refused(Code::InvalidArgument, reason));
     };
@@ -347,6 +372,19 @@ pub(super) fn register(
         let reason =
             format!("it says that it is rank {rank}, as another one: two processes have one rank");
         return Err(HandshakeFailure::refused(Code::AlreadyExists, reason));
+    }
+    if let Some(told) = &told {
+        let is_here = |other: &usize| {
+            *other != rank && (*other == shared.rank || state.links[*other].is_some())
+        };
+        let others = (0..shared.world_size()).filter(is_here);
+        if let Some(other) = shared.addresses.rank_at(told, others) {
+            let reason = format!(
+                "it says that it listens at {told}, where rank {other} is: tell each rank an \
+                 address of its own"
+            );
+            return Err(HandshakeFailure::refused(Code::InvalidArgument, reason));
+        }
     }
     let link = Link {
         id,
@@ -360,6 +398,7 @@ pub(super) fn register(
         unwatched: false,
         left: false,
         open: true,
+        told: 0,
         differing_headers: None,
     };
     link.send(Message::Announcement(shared.announcement.clone()));
@@ -370,6 +409,13 @@ pub(super) fn register(
     state.last[rank] = MissingReason::default();
     state.unproven_claims.retain(|claim| claim.rank != rank);
     state.next_link += 1;
+    if let Some(told) = told {
+        shared.addresses.learn(rank, &told);
+        if shared.rank == 0 {
+            state.registered.add(rank, told);
+        }
+    }
+    state.tell_addresses();
     drop(state);
     shared.changed.notify_one();
     Ok(id)

@@ -12,6 +12,7 @@ use tokio::sync::{Notify, mpsc};
 use tonic::Status;
 
 use crate::communicator::AbortTarget;
+use crate::control::addresses::{self, Addresses, Registered};
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
 use crate::control::{clock, convert};
@@ -35,8 +36,11 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 #[derive(Debug)]
 pub(crate) struct JoinOptions {
     pub(crate) rank: usize,
-    /// `addresses[i]` is where rank `i` listens; their number is the world size.
-    pub(crate) addresses: Vec<String>,
+    /// `addresses[i]` is where rank `i` listens, if that is listed; their number is the world size.
+    /// Rank 0 is listed always.
+    pub(crate) addresses: Vec<Option<String>>,
+    /// Where this rank listens, if it is not listed: it tells rank 0.
+    pub(crate) told_address: Option<String>,
     pub(crate) group: String,
     pub(crate) generation: u64,
     /// All settings that must be equal on all ranks, in words; shown when they differ.
@@ -82,6 +86,8 @@ pub(super) struct Link {
     pub(super) left: bool,
     /// The stream still delivers messages.
     pub(super) open: bool,
+    /// How many of the addresses that have come to rank 0 the peer was told.
+    pub(super) told: usize,
     /// The two headers that differed at the last heartbeat.
     pub(super) differing_headers: Option<(OperationHeader, OperationHeader)>,
 }
@@ -90,6 +96,12 @@ impl Link {
     /// The peer gave up before it had met all others: the group cannot form with it.
     pub(super) fn gave_up(&self) -> bool {
         self.left && !self.ready
+    }
+
+    /// Queues a message if there is room, and says whether there was.
+    fn try_send(&self, message: Message) -> bool {
+        let sender = self.sender.as_ref();
+        sender.is_some_and(|sender| sender.try_send(Ok(envelope(message))).is_ok())
     }
 
     /// Queues a message. It is dropped when the peer does not read: that is found as silence. A
@@ -164,6 +176,8 @@ pub(super) struct State {
     /// The parts of gatherings by number, then by rank.
     pub(super) gathers: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
     pub(super) next_gather: u64,
+    /// On rank 0: the ranks that are not listed and have come.
+    pub(super) registered: Registered,
     pub(super) next_heartbeat: Instant,
     /// Streams that were turned away and still carry the reason to their peers.
     pub(super) turned_away: usize,
@@ -173,7 +187,7 @@ pub(super) struct State {
 
 pub(super) struct Membership {
     pub(super) rank: usize,
-    pub(super) addresses: Vec<String>,
+    pub(super) addresses: Addresses,
     pub(super) hello: Hello,
     pub(super) announcement: Announcement,
     pub(super) security: Security,
@@ -206,6 +220,7 @@ impl State {
             certificates: Vec::new(),
             gathers: BTreeMap::new(),
             next_gather: 0,
+            registered: Registered::default(),
             next_heartbeat: clock::now(),
             turned_away: 0,
             failure_sent: false,
@@ -240,6 +255,20 @@ impl State {
             });
         }
         is_new
+    }
+
+    /// On rank 0: tells all ranks the addresses that they have not been told. What a rank has no room
+    /// for now it is told at a later heartbeat.
+    pub(super) fn tell_addresses(&mut self) {
+        let links = self.links.iter_mut().flatten();
+        for link in links.filter(|link| link.open) {
+            while let Some((message, told)) = self.registered.next(link.told) {
+                if !link.try_send(Message::Addresses(message)) {
+                    break;
+                }
+                link.told = told;
+            }
+        }
     }
 
     pub(super) fn open_links(&self) -> impl Iterator<Item = &Link> {
@@ -280,7 +309,11 @@ impl Membership {
         Membership {
             state: Mutex::new(State::new(options.addresses.len())),
             rank: options.rank,
-            addresses: options.addresses,
+            addresses: Addresses::new(
+                options.addresses,
+                options.rank,
+                options.told_address.as_deref(),
+            ),
             hello,
             announcement: options.announcement,
             security: options.security,
@@ -311,7 +344,7 @@ impl Membership {
     pub(super) fn missing(&self, rank: usize, reason: impl Into<String>) -> MissingRank {
         MissingRank {
             rank,
-            address: self.addresses[rank].clone(),
+            address: self.addresses.shown(rank),
             reason: reason.into(),
         }
     }
@@ -391,8 +424,13 @@ impl Membership {
             Some(Message::Gather(part)) => self.take_part(rank, part),
             Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
             Some(Message::Refusal(refusal)) => self.refuse(Some(rank), refusal),
+            Some(Message::Addresses(told)) if rank == 0 => {
+                for (rank, address) in addresses::entries(told) {
+                    self.addresses.learn(rank, &address);
+                }
+            }
             // Messages of the handshake, and those of later versions.
-            Some(Message::Handshake(_)) | None => {}
+            Some(Message::Handshake(_) | Message::Addresses(_)) | None => {}
         }
         true
     }

@@ -7,6 +7,7 @@
 //! Who may take part, and how it is proven, is the matter of [`distribute_net`]: its [`security`]
 //! and [`peers`] are also here.
 
+mod addresses;
 mod client;
 mod clock;
 pub(crate) mod convert;

@@ -161,13 +161,15 @@ fn unavailable(rank: usize, error: &std::io::Error) -> CollectiveError {
 /// Refuses options that cannot be right.
 fn check(options: &JoinOptions) -> Result<()> {
     let world_size = options.addresses.len();
-    let mut sorted: Vec<&String> = options.addresses.iter().collect();
+    let mut sorted: Vec<&String> = options.addresses.iter().flatten().collect();
     sorted.sort();
     let what = if options.rank >= world_size {
         format!(
             "rank {} does not exist: there are {world_size} addresses",
             options.rank
         )
+    } else if options.addresses.first().is_none_or(Option::is_none) {
+        "the address of rank 0 is needed: it is where the ranks meet".to_string()
     } else if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         format!("two ranks have the address {}", pair[0])
     } else if options.heartbeat_interval.is_zero() || options.heartbeat_misses == 0 {
@@ -178,6 +180,7 @@ fn check(options: &JoinOptions) -> Result<()> {
         format!("the name of the group has more than {TEXT_MAX_BYTES} bytes")
     } else {
         for (rank, address) in options.addresses.iter().enumerate() {
+            let Some(address) = address else { continue };
             address::split(address).map_err(|reason| CollectiveError::Address {
                 rank,
                 address: address.clone(),
@@ -201,6 +204,7 @@ pub(super) fn hello(options: &JoinOptions) -> Result<Hello> {
     hello.details = json!({
         "world_size": options.addresses.len(),
         "options": options.options,
+        "address": options.told_address,
     })
     .to_string();
     Ok(hello)
@@ -359,7 +363,7 @@ fn peers(shared: &Membership, state: &State) -> Option<Vec<Peer>> {
             let link = link.as_ref().filter(|link| link.ready)?;
             Some(Peer {
                 rank,
-                address: shared.addresses[rank].clone(),
+                address: shared.addresses.get(rank)?,
                 ip: link.ip,
                 announcement: link.announcement.clone()?,
                 session_key: link.session_key.clone(),
@@ -395,7 +399,13 @@ fn rendezvous_error(shared: &Membership, state: &State, is_interrupted: bool) ->
     let failed = |rank: usize| shared.missing(rank, missing_reason(shared, state, rank));
     let missing = match absent.is_empty() {
         true => met.into_iter().filter_map(waits).collect(),
-        false => culprits(&absent, &state.last).map(failed).collect(),
+        false => {
+            let heard = absent
+                .iter()
+                .filter(|rank| could_hear_of(shared, state, **rank));
+            let heard: Vec<usize> = heard.copied().collect();
+            culprits(&heard, &state.last).map(failed).collect()
+        }
     };
     let elapsed = clock::now().saturating_duration_since(shared.started);
     let rank = shared.rank;
@@ -429,9 +439,23 @@ fn unproven_claim_error(
     refused_error(shared, refusal)
 }
 
+/// Whether this rank would know if that one had come. Where it listens, only rank 0 says, which may
+/// be missing itself.
+fn could_hear_of(shared: &Membership, state: &State, rank: usize) -> bool {
+    let told_of = shared.addresses.is_listed(rank) || shared.addresses.get(rank).is_some();
+    let has_leader = || {
+        let leader = state.links[0].as_ref().is_some_and(|link| !link.gave_up());
+        shared.rank == 0 || leader || !state.last[0].waited_for.is_empty()
+    };
+    told_of || has_leader()
+}
+
 /// What is known about a rank that did not come.
 fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     let mut reason = state.last[rank].reason.clone();
+    if shared.rank > 0 && shared.addresses.get(rank).is_none() {
+        reason = "it has not come to rank 0".to_string();
+    }
     // Only higher ranks connect here. Which one shows a certificate is not known before it has
     // been accepted.
     for refused in state.certificates.iter().filter(|_| rank > shared.rank) {

@@ -126,8 +126,8 @@ fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFail
     let Some(rank) = claimed else {
         return;
     };
-    let listed = shared.addresses.get(rank).filter(|_| rank != shared.rank);
-    let address = listed.cloned().unwrap_or_else(|| remote.to_string());
+    let known = shared.addresses.get(rank).filter(|_| rank != shared.rank);
+    let address = known.unwrap_or_else(|| remote.to_string());
     match failed {
         HandshakeFailure::Refused(code, ..) => {
             // Of two processes with one rank, only the second one has heard it by now.

@@ -31,6 +31,7 @@ pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
     let mut state = shared.state();
     if now >= state.next_heartbeat {
         state.send_to_all(&heartbeat);
+        state.tell_addresses();
         state.next_heartbeat = now + shared.interval;
     }
     // Time in which this process was stopped says nothing about its peers: what they sent waits

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use distribute_net::address::why_unreachable;
 use distribute_net::pending::{Pending, Progress, one_to_end, pending_connections_max};
 use rustix::event::{PollFd, PollFlags};
 
@@ -37,12 +38,21 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct DataListener(TcpListener);
 
 impl DataListener {
-    /// Listens on a free port.
-    pub(crate) fn bind(ip: IpAddr) -> Result<DataListener> {
+    /// Listens on this port, a free one for 0.
+    pub(crate) fn bind(ip: IpAddr, port: u16) -> Result<DataListener> {
+        let at = SocketAddr::new(ip, port);
         let refuse = |error: io::Error| CollectiveError::InvalidOption {
-            what: format!("cannot listen for data on {ip}: {error}; give an address of this host"),
+            what: match error.kind() {
+                io::ErrorKind::AddrInUse => format!(
+                    "cannot listen for data at {at}: {error}; give each rank of a host a data \
+                     port of its own"
+                ),
+                _ => {
+                    format!("cannot listen for data at {at}: {error}; give an address of this host")
+                }
+            },
         };
-        let listener = TcpListener::bind(SocketAddr::new(ip, 0)).map_err(refuse)?;
+        let listener = TcpListener::bind(at).map_err(refuse)?;
         listener.set_nonblocking(true).map_err(refuse)?;
         // Accepted connections have the listener's setting.
         stop_pacing(&listener, ip);
@@ -99,6 +109,22 @@ struct Connector<'a> {
     answered: Vec<bool>,
 }
 
+/// What to do where a firewall passes certain ports only.
+const CHOOSE_PORT: &str = "(the option `data_port`, --data-port, chooses it)";
+
+/// What there is to say of each rank before anything has happened. Higher ranks connect.
+fn not_yet(config: &LinkConfig, listener: &DataListener) -> Vec<String> {
+    let port = listener.local_addr().map_or(0, |address| address.port());
+    let reason = |rank| match rank > config.rank {
+        true => format!(
+            "it has not connected to the data port of this rank: a firewall? Let connections \
+             from its host to TCP port {port} of this host pass {CHOOSE_PORT}"
+        ),
+        false => "no answer yet".to_string(),
+    };
+    (0..config.world_size).map(reason).collect()
+}
+
 impl<'a> Connector<'a> {
     fn new(
         config: Arc<LinkConfig>,
@@ -116,6 +142,7 @@ impl<'a> Connector<'a> {
         let empty = || (0..config.lanes).map(|_| None).collect();
         Connector {
             addresses,
+            reasons: not_yet(&config, &listener),
             listener,
             dials: lower
                 .flat_map(|rank| (0..config.lanes).map(move |lane| dial(rank, lane)))
@@ -124,7 +151,6 @@ impl<'a> Connector<'a> {
             incoming_max: pending_connections_max(),
             pause: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
-            reasons: vec!["no answer yet".to_string(); config.world_size],
             answered: vec![false; config.world_size],
             config,
         }
@@ -285,7 +311,18 @@ impl<'a> Connector<'a> {
             dial.at = now + ATTEMPT_TIMEOUT;
             return Poll::Pending;
         }
-        Poll::Ready(Err(ConnectError::Failed("no answer".to_string())))
+        Poll::Ready(Err(self.no_answer(dial.rank, socket)))
+    }
+
+    /// An attempt took too long: nothing came back from the port, or no rank answers there.
+    fn no_answer(&self, rank: usize, socket: &SocketState) -> ConnectError {
+        match (socket.poll_connected(), self.addresses[rank]) {
+            (Poll::Pending, Some(address)) => {
+                let why = why_unreachable(address, &io::ErrorKind::TimedOut.into());
+                ConnectError::Unreachable(format!("its data port: {why} {CHOOSE_PORT}"))
+            }
+            _ => ConnectError::Failed("it is connected, and does not answer".to_string()),
+        }
     }
 
     fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<DialAttempt> {

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use distribute_net::address::why_unreachable;
 use distribute_net::handshake::{AwaitingProof, Dialer, HandshakeError, Listener, Proven};
 use distribute_net::tls::Channel;
 use h2::client::SendRequest;
@@ -60,7 +61,13 @@ pub(super) async fn dial(
     authority: String,
 ) -> Result<Lane, ConnectError> {
     let connected = poll_fn(|_| socket.poll_connected()).await;
-    connected.map_err(|error| ConnectError::Unreachable(format!("connecting: {error}")))?;
+    connected.map_err(|error| {
+        let why = match authority.parse() {
+            Ok(address) => why_unreachable(address, &error),
+            Err(_) => error.to_string(),
+        };
+        ConnectError::Unreachable(format!("its data port: {why}"))
+    })?;
     let plain = Socket(socket.clone());
     let (stream, channel) = match &config.tls {
         None => (Stream::new(plain, socket.clone()), Channel::default()),

@@ -21,7 +21,11 @@ use crate::status::GroupStatus;
 #[derive(Debug)]
 pub struct BoundProcessGroup {
     options: ProcessGroupOptions,
+    /// When the time for the rendezvous began.
+    begun: Instant,
     listener: BoundListener,
+    /// Where this rank listens, if it is not listed.
+    told_address: Option<String>,
     data: DataListener,
     data_address: SocketAddr,
     routes: BTreeMap<usize, SocketAddr>,
@@ -31,8 +35,13 @@ impl ProcessGroupOptions {
     /// Listens at this rank's address. Port 0 takes any free one:
     /// [`BoundProcessGroup::address`] tells which.
     ///
+    /// What may still come is waited for: a name of this host that does not resolve yet, and an
+    /// address that it has not got yet. This wait counts towards the
+    /// [time for the rendezvous](Self::rendezvous_timeout).
+    ///
     /// # Errors
     /// [`CollectiveError::Address`] when the address cannot be used,
+    /// [`CollectiveError::Interrupted`] when the [interruption](Self::interruption) was raised,
     /// [`CollectiveError::InvalidOption`] when the rank is not in the list or a setting has a
     /// value that it cannot have.
     pub fn bind(mut self) -> Result<BoundProcessGroup> {
@@ -41,19 +50,21 @@ impl ProcessGroupOptions {
             self.transport = ProcessTransport::Grpc;
         }
         self.check()?;
-        let address = &self.addresses[self.rank];
-        let listener = BoundListener::bind(self.rank, address, &self.security)?;
-        let data = DataListener::bind(listener.local_addr().ip())?;
+        let begun = Instant::now();
+        let (listener, told_address) = self.bind_control(begun)?;
+        let data = DataListener::bind(listener.local_addr().ip(), self.data_port)?;
         let data_address = data
             .local_addr()
             .map_err(|error| CollectiveError::Address {
                 rank: self.rank,
-                address: address.clone(),
+                address: listener.local_addr().to_string(),
                 reason: error.to_string(),
             })?;
         Ok(BoundProcessGroup {
             options: self,
+            begun,
             listener,
+            told_address,
             data,
             data_address,
             routes: BTreeMap::new(),
@@ -66,6 +77,8 @@ impl ProcessGroupOptions {
             "a group has at least 1 rank: give the address of each".to_string()
         } else if self.rank >= world_size {
             format!("rank {} is not below the {world_size} addresses", self.rank)
+        } else if self.addresses.first().is_none_or(Option::is_none) {
+            "the address of rank 0 is needed: it is where the ranks meet".to_string()
         } else if self.lanes == 0 || self.lanes > 16 {
             format!("a pair of ranks has 1 to 16 lanes, not {}", self.lanes)
         } else if self.heartbeat_interval.is_zero() || self.heartbeat_misses == 0 {
@@ -146,13 +159,26 @@ impl BoundProcessGroup {
         mut self,
         addresses: impl IntoIterator<Item = impl Into<String>>,
     ) -> Result<ProcessCommunicator> {
-        self.options.addresses = addresses.into_iter().map(Into::into).collect();
+        let listed = addresses.into_iter().map(|address| Some(address.into()));
+        self.options.addresses = listed.collect();
+        self.told_address = None;
+        self.meet()
+    }
+
+    /// As [`join`](Self::join), with the addresses of the options.
+    ///
+    /// # Errors
+    /// As `join`.
+    pub fn meet(mut self) -> Result<ProcessCommunicator> {
         self.options.check()?;
-        let deadline = Instant::now()
-            .checked_add(self.options.rendezvous_timeout)
-            .ok_or_else(|| CollectiveError::InvalidOption {
-                what: "the rendezvous needs a deadline".to_string(),
-            })?;
+        let timeout = self.options.rendezvous_timeout;
+        let left = timeout.saturating_sub(self.begun.elapsed());
+        let deadline =
+            Instant::now()
+                .checked_add(left)
+                .ok_or_else(|| CollectiveError::InvalidOption {
+                    what: "the rendezvous needs a deadline".to_string(),
+                })?;
         #[cfg(feature = "shm")]
         let offer = sharing::offer(self.options.transport)?;
         let address = self.address();
@@ -170,7 +196,8 @@ impl BoundProcessGroup {
             group: self.options.group.name.clone(),
             generation: self.options.group.generation,
             options: self.options.agreement(),
-            rendezvous_timeout: self.options.rendezvous_timeout,
+            told_address: self.told_address.take(),
+            rendezvous_timeout: left,
             heartbeat_interval: self.options.heartbeat_interval,
             heartbeat_misses: self.options.heartbeat_misses,
             security: self.options.security.clone(),

@@ -1,7 +1,7 @@
 //! From ranks that have met to a communicator.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -133,25 +133,24 @@ impl Joining {
         let Some(tls) = self.options.security.tls_settings()? else {
             return Ok(None);
         };
-        let names = self
-            .options
-            .addresses
-            .iter()
-            .enumerate()
-            .map(|(rank, address)| {
-                let refuse = |reason: String| CollectiveError::Address {
-                    rank,
-                    address: address.clone(),
-                    reason,
-                };
-                let (host, _) = address::split(address).map_err(refuse)?;
-                let reason = "its host is no name or IP address that a certificate can have";
-                ServerName::try_from(host.to_string()).map_err(|_| refuse(reason.to_string()))
-            });
+        let world_size = self.options.addresses.len();
+        // By rank; nobody is dialled, and nobody comes, under the name of this rank itself.
+        let mut names = vec![ServerName::from(IpAddr::from(Ipv4Addr::LOCALHOST)); world_size];
+        for peer in self.control.peers() {
+            let refuse = |reason: String| CollectiveError::Address {
+                rank: peer.rank,
+                address: peer.address.clone(),
+                reason,
+            };
+            let (host, _) = address::split(&peer.address).map_err(refuse)?;
+            let reason = "its host is no name or IP address that a certificate can have";
+            names[peer.rank] =
+                ServerName::try_from(host.to_string()).map_err(|_| refuse(reason.to_string()))?;
+        }
         Ok(Some(DataTls {
             client: tls.client,
             server: tls.server,
-            server_names: names.collect::<Result<_>>()?,
+            server_names: names,
         }))
     }
 }

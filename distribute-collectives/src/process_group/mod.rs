@@ -1,5 +1,6 @@
 //! Groups whose ranks are processes: joining, and the communicator that comes of it.
 
+mod binding;
 mod bound;
 mod communicator;
 #[cfg(feature = "shm")]

@@ -42,7 +42,10 @@ impl fmt::Display for ProcessTransport {
 #[must_use]
 pub struct ProcessGroupOptions {
     pub(crate) rank: usize,
-    pub(crate) addresses: Vec<String>,
+    pub(crate) addresses: Vec<Option<String>>,
+    pub(crate) own_host: Option<String>,
+    pub(crate) own_port: u16,
+    pub(crate) data_port: u16,
     pub(crate) group: GroupOptions,
     pub(crate) transport: ProcessTransport,
     pub(crate) rendezvous_timeout: Duration,
@@ -65,9 +68,25 @@ impl ProcessGroupOptions {
         rank: usize,
         addresses: impl IntoIterator<Item = impl Into<String>>,
     ) -> ProcessGroupOptions {
+        let listed = addresses.into_iter().map(|address| Some(address.into()));
+        Self::partly_listed(rank, listed)
+    }
+
+    /// Rank `rank` of a group of which not all addresses are listed: that of rank 0 is, where all
+    /// meet. The others may be `None`: such a rank listens where it reaches rank 0 from (or at
+    /// [`own_host`](Self::own_host) and [`own_port`](Self::own_port)), tells rank 0, and rank 0
+    /// tells the others. All ranks must leave out the same addresses.
+    pub fn partly_listed(
+        rank: usize,
+        addresses: impl IntoIterator<Item = Option<impl Into<String>>>,
+    ) -> ProcessGroupOptions {
+        let addresses = addresses.into_iter();
         ProcessGroupOptions {
             rank,
-            addresses: addresses.into_iter().map(Into::into).collect(),
+            addresses: addresses.map(|it| it.map(Into::into)).collect(),
+            own_host: None,
+            own_port: 0,
+            data_port: 0,
             group: GroupOptions::default(),
             transport: ProcessTransport::Auto,
             rendezvous_timeout: Duration::from_secs(60),
@@ -107,6 +126,28 @@ impl ProcessGroupOptions {
     pub fn heartbeat(mut self, interval: Duration, misses: u32) -> Self {
         self.heartbeat_interval = interval;
         self.heartbeat_misses = misses;
+        self
+    }
+
+    /// The name or IP address of this host for the other ranks, where this rank is not
+    /// [listed](Self::partly_listed) (default: the address from which it reaches rank 0). With TLS
+    /// the certificate of this host must be for it.
+    pub fn own_host(mut self, host: Option<String>) -> Self {
+        self.own_host = host;
+        self
+    }
+
+    /// The port of this rank, where it is not [listed](Self::partly_listed) (default 0: any free
+    /// one).
+    pub fn own_port(mut self, port: u16) -> Self {
+        self.own_port = port;
+        self
+    }
+
+    /// The port on which this rank takes gRPC's data connections, beside that of its address
+    /// (default 0: any free one). Ranks of one host need different ones.
+    pub fn data_port(mut self, port: u16) -> Self {
+        self.data_port = port;
         self
     }
 

@@ -4,16 +4,17 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use distribute_net::address::BoundListener;
-use distribute_net::security::Security;
+use distribute_net::security::{Security, Token};
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
 use crate::contract;
 use crate::control::{Announcement, ControlPlane, JoinOptions};
 use crate::error::CollectiveError;
+use crate::interruption::Interruption;
 use crate::link_cost::LinkCost;
 use crate::options::{Algorithm, GroupOptions, Order};
-use crate::process_group::{ProcessCommunicator, ProcessGroupOptions};
+use crate::process_group::{ProcessCommunicator, ProcessGroupOptions, ProcessTransport};
 use crate::reduce::{self, ReduceOp};
 use crate::testing::{on_threads, within_limit};
 
@@ -409,7 +410,8 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
         let two = options(2);
         let join = JoinOptions {
             rank: 2,
-            addresses: addresses.clone(),
+            addresses: addresses.iter().cloned().map(Some).collect(),
+            told_address: None,
             group: two.group.name.clone(),
             generation: two.group.generation,
             options: two.agreement(),
@@ -436,5 +438,82 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
             }
         });
         assert!(begin.elapsed() < Duration::from_secs(10));
+    });
+}
+
+/// A port of 127.0.0.1 that nobody has.
+fn free_address() -> String {
+    let free = BoundListener::bind(0, "127.0.0.1:0", &Security::default()).unwrap();
+    free.local_addr().to_string()
+}
+
+/// As launchers have it that say where rank 0 is, and nothing about the others.
+#[test]
+fn ranks_that_are_not_listed_meet_at_rank_0_and_form_a_group() {
+    within_limit(|| {
+        for transport in [ProcessTransport::Grpc, ProcessTransport::Auto] {
+            let listed = [Some(free_address()), None, None];
+            let sums = on_threads(0..3, |rank| {
+                let token = Token::new("0123456789 of this job").unwrap();
+                let options = ProcessGroupOptions::partly_listed(rank, listed.clone())
+                    .security(Security::default().token(token))
+                    .transport(transport)
+                    .rendezvous_timeout(Duration::from_secs(30));
+                let mut endpoint = options.bind().unwrap().meet().unwrap();
+                let mut value = [rank as f32 + 1.0];
+                endpoint
+                    .all_reduce(ReduceOp::Sum, &mut [Buffer::from(&mut value[..])])
+                    .unwrap();
+                value[0]
+            });
+            assert_eq!(sums, [6.0; 3]);
+        }
+    });
+}
+
+/// As where a firewall passes certain ports only.
+#[test]
+fn both_ports_of_a_rank_can_be_chosen() {
+    let [own, data] = [(); 2].map(|()| free_address());
+    let port = |address: &str| address.rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
+    let options = ProcessGroupOptions::partly_listed(1, [Some("127.0.0.1:1"), None])
+        .own_host(Some("localhost".to_string()))
+        .own_port(port(&own))
+        .data_port(port(&data));
+    let bound = options.clone().bind().unwrap();
+    assert_eq!(bound.address().port(), port(&own));
+    assert_eq!(bound.data_address().port(), port(&data));
+    let taken = options.own_port(0).bind().unwrap_err().to_string();
+    assert!(taken.contains("data port of its own"), "{taken}");
+    let none = ProcessGroupOptions::partly_listed(1, [None, Some("127.0.0.1:1")]);
+    let error = none.bind().unwrap_err().to_string();
+    assert!(error.contains("address of rank 0"), "{error}");
+}
+
+/// What may still come is waited for, until the deadline or an interruption.
+#[test]
+fn a_name_of_its_own_that_does_not_resolve_yet_is_waited_for() {
+    within_limit(|| {
+        for addresses in [
+            [Some("127.0.0.1:1"), Some("no-such-host.invalid:80")],
+            [Some("no-such-host.invalid:80"), None],
+        ] {
+            let options = ProcessGroupOptions::partly_listed(1, addresses)
+                .rendezvous_timeout(Duration::from_millis(300));
+            let begin = Instant::now();
+            let error = options.clone().bind().unwrap_err();
+            assert!(matches!(error, CollectiveError::Address { .. }), "{error}");
+            assert!(error.to_string().contains("does not resolve"), "{error}");
+            assert!(begin.elapsed() >= Duration::from_millis(300), "{error}");
+            let interruption = Interruption::default();
+            interruption.raise();
+            let error = options
+                .rendezvous_timeout(Duration::from_secs(50))
+                .interruption(interruption)
+                .bind()
+                .unwrap_err();
+            let interrupted = matches!(error, CollectiveError::Interrupted { rank: 1, .. });
+            assert!(interrupted, "{error}");
+        }
     });
 }

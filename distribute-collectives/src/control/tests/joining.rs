@@ -69,7 +69,7 @@ fn a_rank_alone_and_options_that_cannot_be() {
         options.rendezvous_timeout = Duration::MAX;
         options.heartbeat_interval = Duration::MAX;
         assert!(join(options, sockets.into_iter().next().unwrap()).is_ok());
-        assert!(what(|o| o.addresses.push("nonsense".to_string())).contains("host:port"));
+        assert!(what(|o| o.addresses.push(Some("nonsense".to_string()))).contains("host:port"));
     });
 }
 
@@ -233,7 +233,7 @@ fn both_refuse(change: impl Fn(&mut JoinOptions) + Sync, of_zero: &str, of_one: 
 fn another_world_size_name_or_option_is_refused_by_both() {
     within_limit(|| {
         both_refuse(
-            |options| options.addresses.push("127.0.0.1:1".to_string()),
+            |options| options.addresses.push(Some("127.0.0.1:1".to_string())),
             "it has world size 3, this rank 2",
             "it has world size 2, this rank 3",
         );
@@ -259,7 +259,7 @@ fn another_address_than_the_dialled_one_is_refused_by_both() {
         let ports: Vec<u16> = listeners.iter().map(|it| it.local_addr().port()).collect();
         let reasons = on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
             let mut options = options(rank, &addresses);
-            options.addresses[1 - rank] = format!("localhost:{}", ports[1 - rank]);
+            options.addresses[1 - rank] = Some(format!("localhost:{}", ports[1 - rank]));
             options.security = token();
             refusal(join(options, listener))
         });
@@ -572,7 +572,7 @@ fn nothing_is_left_of_100_groups() {
     let before = (count("task"), count("fd"));
     for _ in 0..50 {
         let named = join_all(2, |_, options| {
-            for address in &mut options.addresses {
+            for address in options.addresses.iter_mut().flatten() {
                 *address = address.replace("127.0.0.1", "localhost");
             }
         });

@@ -2,6 +2,7 @@
 
 mod failures;
 mod joining;
+mod meeting;
 mod processes;
 #[cfg(feature = "reflection")]
 mod reflection;
@@ -34,7 +35,8 @@ fn listeners(world_size: usize) -> (Vec<BoundListener>, Vec<String>) {
 fn options(rank: usize, addresses: &[String]) -> JoinOptions {
     JoinOptions {
         rank,
-        addresses: addresses.to_vec(),
+        addresses: addresses.iter().cloned().map(Some).collect(),
+        told_address: None,
         group: "test".to_string(),
         generation: 0,
         options: "transport grpc".to_string(),

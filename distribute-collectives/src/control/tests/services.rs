@@ -28,7 +28,11 @@ pub(super) fn client<R>(part: impl Future<Output = R>) -> R {
 }
 
 pub(super) async fn channel(member: &Member) -> Channel {
-    let address = &member.plane.shared.addresses[member.plane.shared.rank];
+    let address = &member
+        .plane
+        .shared
+        .addresses
+        .shown(member.plane.shared.rank);
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}")).unwrap();
     endpoint.connect().await.unwrap()
 }
@@ -362,7 +366,7 @@ fn messages_of_any_kind_and_size_do_not_disturb_a_group() {
     within_limit(|| {
         let members = group(2);
         client(async {
-            let address = &members[0].plane.shared.addresses[0];
+            let address = &members[0].plane.shared.addresses.shown(0);
             for message in [
                 Message::Heartbeat(Heartbeat::default()),
                 handshake("0".repeat(1 << 20)),

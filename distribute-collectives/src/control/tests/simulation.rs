@@ -164,7 +164,10 @@ static SESSION_KEY: LazyLock<SessionKey> = LazyLock::new(|| {
 pub(super) fn membership(rank: usize) -> Arc<Membership> {
     let options = JoinOptions {
         rank,
-        addresses: (0..RANKS).map(|rank| format!("rank-{rank}:1")).collect(),
+        addresses: (0..RANKS)
+            .map(|rank| Some(format!("rank-{rank}:1")))
+            .collect(),
+        told_address: None,
         group: String::new(),
         generation: 0,
         options: String::new(),
