@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use burn::tensor::{BoolStore, DType, TensorData};
 use proptest::prelude::*;
@@ -34,7 +35,7 @@ const DTYPES: [DType; 15] = [
 ];
 
 fn manager(directory: &Path) -> CheckpointManager {
-    let fs = Box::new(FaultyFileSystem::faultless());
+    let fs = Arc::new(FaultyFileSystem::faultless());
     CheckpointManager::open_in(fs, directory.to_path_buf()).unwrap()
 }
 

@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::FORMAT_VERSION;
+use super::owner::Holder;
 
 /// The result of what can fail for a [`CheckpointError`].
 pub type Result<T, E = CheckpointError> = std::result::Result<T, E>;
@@ -134,13 +135,27 @@ pub enum CheckpointError {
         "{} is in use by {}, which saves its checkpoints there: wait until it has ended, or \
          choose another checkpoint directory (of several workers, only the chief saves)",
         path.display(),
-        holder_name(*holder)
+        holder_name(holder.as_ref())
     )]
     Busy {
         /// The directory of the checkpoints.
         path: PathBuf,
-        /// The id of the process that holds the directory, if it could be found out.
-        holder: Option<u32>,
+        /// The process that holds the directory, if it could be found out.
+        holder: Option<Holder>,
+    },
+    /// Another process has taken the directory, because this one did not renew its lease on it for
+    /// half a minute: it was stopped, or cut off from the file system. Nothing was written.
+    #[error(
+        "{} was taken over by {}, since this process could not renew its hold there for 30 s: \
+         end this run; the other one goes on",
+        path.display(),
+        holder_name(holder.as_ref())
+    )]
+    TakenOver {
+        /// The directory of the checkpoints.
+        path: PathBuf,
+        /// The process that has it now, if it could be found out.
+        holder: Option<Holder>,
     },
     /// Checkpoints came and went faster than they could be read, several times in a row.
     #[error(
@@ -229,12 +244,8 @@ impl CheckpointError {
 }
 
 /// Who is in the way, for people.
-fn holder_name(holder: Option<u32>) -> String {
-    match holder {
-        Some(id) if id == std::process::id() => "another manager of this process".to_string(),
-        Some(id) => format!("process {id}"),
-        None => "another process".to_string(),
-    }
+fn holder_name(holder: Option<&Holder>) -> String {
+    holder.map_or("another process".to_string(), Holder::to_string)
 }
 
 /// The operation of [`CheckpointError::Io`] that changes nothing on disk.

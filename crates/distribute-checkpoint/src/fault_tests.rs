@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::sync::Arc;
 
 use burn::tensor::TensorData;
 use rstest::rstest;
@@ -19,7 +20,7 @@ fn checkpoint(step: u64, value: f32) -> Checkpoint {
 }
 
 fn manager(fs: &FaultyFileSystem, directory: &Path) -> Result<CheckpointManager, CheckpointError> {
-    CheckpointManager::open_in(Box::new(fs.clone()), directory.to_path_buf())
+    CheckpointManager::open_in(Arc::new(fs.clone()), directory.to_path_buf())
 }
 
 fn save_faultless(directory: &Path, checkpoint: &Checkpoint) {
@@ -222,8 +223,8 @@ fn background_saves_happen_one_after_the_other_and_dropping_waits() {
 fn is_refused(directory: &Path) -> bool {
     match CheckpointManager::open(directory) {
         Ok(_) => false,
-        Err(error @ CheckpointError::Busy { holder, .. }) => {
-            assert_eq!(holder, Some(std::process::id()));
+        Err(ref error @ CheckpointError::Busy { ref holder, .. }) => {
+            assert_eq!(holder.as_ref().unwrap().process, std::process::id());
             let text = error.to_string();
             let start = format!("{} is in use by another manager", directory.display());
             assert!(text.starts_with(&start), "{text}");

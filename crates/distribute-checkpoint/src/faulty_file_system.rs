@@ -110,15 +110,20 @@ impl FaultyFileSystem {
 }
 
 impl State {
+    fn alive(&self) -> io::Result<()> {
+        match self.dead {
+            true => Err(io::Error::other("the process is dead")),
+            false => Ok(()),
+        }
+    }
+
     fn event(&mut self) -> io::Result<()> {
         self.bytes(1).map(|_| ())
     }
 
     /// How many of `count` events happen before the fault; an error if none does.
     fn bytes(&mut self, count: u64) -> io::Result<u64> {
-        if self.dead {
-            return Err(io::Error::other("the process is dead"));
-        }
+        self.alive()?;
         let allowed = match self.events_left {
             None => count,
             Some(0) if count > 0 => {
@@ -243,6 +248,22 @@ impl FileSystem for FaultyFileSystem {
         }
         self.state().event()?;
         fs::remove_dir(path)
+    }
+
+    // A lease is no event: saves must not depend on it. The dead do nothing with it either.
+    fn create_lease(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        self.state().alive()?;
+        OsFileSystem.create_lease(path, content)
+    }
+
+    fn rewrite_lease(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        self.state().alive()?;
+        OsFileSystem.rewrite_lease(path, content)
+    }
+
+    fn remove_lease(&self, path: &Path) -> io::Result<()> {
+        self.state().alive()?;
+        OsFileSystem.remove_lease(path)
     }
 
     fn lock(&self, path: &Path) -> io::Result<Lock> {

@@ -3,8 +3,12 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::Path;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::lease::{MAX_BYTES, random_id};
+use super::owner::{Holder, Owner};
 
 /// A file that is being written. Dropping it does not make its content durable.
 pub(super) trait WritableFile: Write {
@@ -25,9 +29,9 @@ pub(super) enum Lock {
     /// Another process or another manager holds it.
     Busy {
         /// The process, if it could be found out.
-        holder: Option<u32>,
+        holder: Option<Holder>,
     },
-    /// This file system has no locks: saving works, but nothing may be cleaned up.
+    /// This file system has no locks.
     Unsupported,
 }
 
@@ -95,6 +99,73 @@ pub(super) trait FileSystem: Send + Sync {
         fs::remove_dir_all(path)
     }
 
+    /// This process, as other ones would see it.
+    fn owner(&self) -> Owner {
+        Owner::this()
+    }
+
+    /// Whether a process of this host's still runs.
+    fn is_alive(&self, owner: &Owner) -> bool {
+        owner.is_alive()
+    }
+
+    /// Whether a lock in `path` may be unknown to other hosts that reach it.
+    fn has_locks_of_its_host(&self, path: &Path) -> bool {
+        !is_local(path)
+    }
+
+    /// The time, by the clock that stamps files in `directory`; by this host's if none can be
+    /// written there.
+    fn now(&self, directory: &Path) -> SystemTime {
+        let stamped = || {
+            let id = random_id()?;
+            let probe = directory.join(format!(".time-{id}"));
+            let file = File::create_new(&probe)?;
+            let time = file.metadata().and_then(|metadata| metadata.modified());
+            fs::remove_file(&probe)?;
+            time
+        };
+        stamped().unwrap_or_else(|_| SystemTime::now())
+    }
+
+    /// How long ago this host's clock showed a time.
+    fn elapsed(&self, since: Instant) -> Duration {
+        since.elapsed()
+    }
+
+    /// Fails if anything exists at `path`. What cannot be written whole is removed.
+    fn create_lease(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        let mut file = File::create_new(path)?;
+        file.write_all(content)
+            .inspect_err(|_| drop(fs::remove_file(path)))
+    }
+
+    /// Its content, and when it was written last.
+    fn read_lease(&self, path: &Path) -> io::Result<(Vec<u8>, SystemTime)> {
+        if !fs::symlink_metadata(path)?.is_file() {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "not a regular file",
+            ));
+        }
+        // Opened, as network file systems ask their server then.
+        let file = File::open(path)?;
+        let renewed = file.metadata()?.modified()?;
+        let mut content = Vec::new();
+        file.take(MAX_BYTES).read_to_end(&mut content)?;
+        Ok((content, renewed))
+    }
+
+    /// Writes a file that is there once more, with content of the same length.
+    fn rewrite_lease(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        let mut file = OpenOptions::new().write(true).open(path)?;
+        file.write_all(content)
+    }
+
+    fn remove_lease(&self, path: &Path) -> io::Result<()> {
+        fs::remove_file(path)
+    }
+
     fn lock(&self, path: &Path) -> io::Result<Lock> {
         let mut file = OpenOptions::new()
             .create(true)
@@ -110,9 +181,7 @@ pub(super) trait FileSystem: Send + Sync {
             Err(TryLockError::WouldBlock) => Ok(Lock::Busy {
                 holder: holder(&mut file),
             }),
-            Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Unsupported => {
-                Ok(Lock::Unsupported)
-            }
+            Err(TryLockError::Error(error)) if is_unsupported(&error) => Ok(Lock::Unsupported),
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
@@ -129,13 +198,53 @@ impl WritableFile for File {
     }
 }
 
-/// A lock file of ours holds a process id and nothing else.
-const MAX_LOCK_BYTES: u64 = 16;
+/// Whether a file system says that it has no locks: also by the errors of one that asks a server
+/// for them which is not there, or does not know the call.
+fn is_unsupported(error: &io::Error) -> bool {
+    let code = error.raw_os_error();
+    let unsupported = [
+        rustix::io::Errno::NOLCK,
+        rustix::io::Errno::NOSYS,
+        rustix::io::Errno::OPNOTSUPP,
+        rustix::io::Errno::NOTTY,
+    ];
+    let code = code.map(rustix::io::Errno::from_raw_os_error);
+    error.kind() == io::ErrorKind::Unsupported || code.is_some_and(|it| unsupported.contains(&it))
+}
+
+/// The numbers of file systems that one host at a time can have, so that its locks are all that
+/// there are: ext2 to ext4, XFS, Btrfs, tmpfs, ramfs, overlayfs, F2FS, ZFS, bcachefs.
+#[cfg(target_os = "linux")]
+const LOCAL: [u32; 9] = [
+    0xef53,
+    0x5846_5342,
+    0x9123_683e,
+    0x0102_1994,
+    0x8584_58f6,
+    0x794c_7630,
+    0xf2f5_2010,
+    0x2fc1_2fc1,
+    0xca45_1a4e,
+];
+
+#[cfg(target_os = "linux")]
+fn is_local(path: &Path) -> bool {
+    rustix::fs::statfs(path).is_ok_and(|found| LOCAL.contains(&(found.f_type as u32)))
+}
+
+// Elsewhere the locks are trusted.
+#[cfg(not(target_os = "linux"))]
+fn is_local(_path: &Path) -> bool {
+    true
+}
+
+/// A lock file of ours holds a process id and the name of a host, and nothing else.
+const MAX_LOCK_BYTES: u64 = 300;
 
 /// The open file that is the lock.
 struct HeldFile {
     file: File,
-    /// Whether the process id stands in it.
+    /// Whether the process and its host stand in it.
     named: bool,
 }
 
@@ -150,20 +259,27 @@ impl Drop for HeldFile {
     }
 }
 
-/// Writes this process' id into the lock file, for the message of whoever is refused. Without it
+/// Writes this process' id and host into the lock file, for the message of whoever is refused. Without it
 /// (a full disk) the lock is as good.
 fn name_holder(file: &mut File, path: &Path) -> io::Result<()> {
-    let ours = fs::symlink_metadata(path)?.is_file() && file.metadata()?.len() <= MAX_LOCK_BYTES;
+    let ours = fs::symlink_metadata(path)?.is_file()
+        && (file.metadata()?.len() == 0 || holder(file).is_some());
     if !ours {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     file.set_len(0)?;
-    writeln!(file, "{}", std::process::id())
+    file.rewind()?;
+    let own = Owner::this();
+    file.write_all(format!("{} {}\n", own.process, own.host).as_bytes())
 }
 
 /// Who holds the lock, as the lock file says.
-fn holder(file: &mut File) -> Option<u32> {
+fn holder(file: &mut File) -> Option<Holder> {
     let mut text = String::new();
     file.take(MAX_LOCK_BYTES).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+    let mut words = text.split_whitespace();
+    let process = words.next()?.parse().ok()?;
+    let host = words.next().map(str::to_string);
+    // Older programs wrote the process alone.
+    words.next().is_none().then_some(Holder::new(process, host))
 }

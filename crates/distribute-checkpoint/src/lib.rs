@@ -51,8 +51,11 @@ mod filesystem;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod hold;
+mod lease;
 mod manager;
 mod marker;
+mod owner;
 mod reader;
 mod recorded;
 mod restore;
@@ -65,6 +68,8 @@ mod corruption_tests;
 mod fault_tests;
 #[cfg(test)]
 mod faulty_file_system;
+#[cfg(test)]
+mod hold_tests;
 
 use std::collections::BTreeMap;
 
@@ -73,7 +78,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use error::{CheckpointError, Result};
+pub use hold::DirectoryHold;
 pub use manager::{CheckpointManager, Saved};
+pub use owner::Holder;
 pub use reader::{Entry, Newest, Skipped, latest, list, load, load_latest, verify};
 pub use restore::{
     OptimizerSlots, TensorSpec, check_slot_names, check_slots, model_signature, saved_kinds,

@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::error::{CheckpointError, Result};
-use super::filesystem::{FileSystem, Lock, OsFileSystem};
-use super::marker::{FileRecord, Hashing, Marker, hex};
+use super::filesystem::{FileSystem, OsFileSystem};
+use super::hold::DirectoryHold;
+use super::lease::random_id;
+use super::marker::{FileRecord, Hashing, Marker};
 use super::reader::{
     Entry, MAX_METADATA_BYTES, Newest, list_in, load_in, looks_complete, newest_in,
 };
@@ -30,7 +32,8 @@ const TEMPORARY_PREFIX: &str = ".tmp-distribute-";
 /// Only one manager at a time may save into a directory (under a strategy with several workers: the
 /// chief's). It holds the directory from [`open`](Self::open) until its last clone is dropped; a
 /// second one is refused with [`CheckpointError::Busy`]. Reading needs no manager and is possible
-/// at any time. A file system without locks cannot refuse: there, the caller has to see to it.
+/// at any time. How it holds the directory, also where a file system has no locks, says
+/// [`DirectoryHold`].
 #[derive(Clone)]
 pub struct CheckpointManager {
     inner: Arc<Inner>,
@@ -39,9 +42,9 @@ pub struct CheckpointManager {
 
 struct Inner {
     directory: PathBuf,
-    fs: Box<dyn FileSystem>,
+    fs: Arc<dyn FileSystem>,
     /// The hold on the directory; locked for the time of a save.
-    saving: Mutex<Lock>,
+    saving: Mutex<Option<DirectoryHold>>,
 }
 
 /// What a save did.
@@ -67,21 +70,21 @@ impl CheckpointManager {
     /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::NotWritable`] or
     /// another error of the file system, so that a run does not find out after its first epoch.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
-        Self::open_in(Box::new(OsFileSystem), directory.into())
+        Self::open_in(Arc::new(OsFileSystem), directory.into())
     }
 
-    pub(super) fn open_in(fs: Box<dyn FileSystem>, directory: PathBuf) -> Result<Self> {
+    pub(super) fn open_in(fs: Arc<dyn FileSystem>, directory: PathBuf) -> Result<Self> {
         let mut inner = Inner {
             directory,
             fs,
-            saving: Mutex::new(Lock::Unsupported),
+            saving: Mutex::new(None),
         };
         inner.create_directory()?;
-        let lock = inner.lock()?;
-        if let Lock::Held(_) = lock {
+        let hold = inner.hold()?;
+        if hold.is_exclusive() {
             inner.remove_leftovers()?;
         }
-        inner.saving = Mutex::new(lock);
+        inner.saving = Mutex::new(Some(hold));
         Ok(Self {
             inner: Arc::new(inner),
             max_to_keep: None,
@@ -128,27 +131,34 @@ impl CheckpointManager {
     /// # Errors
     ///
     /// [`CheckpointError::DiskFull`], [`CheckpointError::NotWritable`], [`CheckpointError::Busy`],
-    /// [`CheckpointError::Unsupported`] or [`CheckpointError::Io`]. Checkpoints that were complete
+    /// [`CheckpointError::TakenOver`], [`CheckpointError::Unsupported`] or [`CheckpointError::Io`]. Checkpoints that were complete
     /// before are then still complete.
     pub fn save(&self, checkpoint: &Checkpoint) -> Result<Saved> {
         let inner = &self.inner;
-        let lock = inner.saving.lock();
-        let mut lock = lock.unwrap_or_else(PoisonError::into_inner);
+        let hold = inner.saving.lock();
+        let mut hold = hold.unwrap_or_else(PoisonError::into_inner);
         let metadata = encode_metadata(checkpoint)?;
         let tensors = PreparedTensors::new(&checkpoint.tensors, self.path())?;
 
         if inner.create_directory()? {
             // Somebody removed the directory, and with it the lock.
-            *lock = inner.lock()?;
+            *hold = None;
         }
+        let hold = match &mut *hold {
+            Some(hold) => hold,
+            none => none.insert(inner.hold()?),
+        };
+        hold.check()?;
         let mut not_removed = Vec::new();
-        if let Lock::Held(_) = *lock {
+        if hold.is_exclusive() {
             not_removed.extend(inner.remove_leftovers()?);
         }
 
         let temporary = inner.temporary_path()?;
         let written = inner
             .write(&temporary, &metadata, &tensors)
+            // Writing may have taken long enough for another process to take over.
+            .and_then(|bytes| hold.check().map(|()| bytes))
             .and_then(|bytes| Ok((inner.publish(&temporary, checkpoint.metadata.step)?, bytes)));
         let (entry, bytes) = written.inspect_err(|_| {
             // The error that matters is the first one; the next save tries again to clean up.
@@ -195,19 +205,11 @@ impl Inner {
     }
 
     /// Takes the directory, or says who has it.
-    fn lock(&self) -> Result<Lock> {
-        let path = self.directory.join(LOCK_FILE);
-        let lock = self.fs.lock(&path);
-        match lock.map_err(CheckpointError::io(&path, "lock"))? {
-            Lock::Busy { holder } => Err(CheckpointError::Busy {
-                path: self.directory.clone(),
-                holder,
-            }),
-            lock => Ok(lock),
-        }
+    fn hold(&self) -> Result<DirectoryHold> {
+        DirectoryHold::take_in(Arc::clone(&self.fs), self.directory.clone(), LOCK_FILE)
     }
 
-    /// Removes what dead saves left behind; the lock must be held. Returns what would not go.
+    /// Removes what dead saves left behind; the hold must be exclusive. Returns what would not go.
     fn remove_leftovers(&self) -> Result<Vec<PathBuf>> {
         let names = self.fs.file_names(&self.directory);
         let names = names.map_err(CheckpointError::io(&self.directory, "list"))?;
@@ -223,10 +225,8 @@ impl Inner {
 
     /// A name in the directory that nobody can guess and take first.
     fn temporary_path(&self) -> Result<PathBuf> {
-        let mut random = [0; 16];
-        let filled = getrandom::fill(&mut random).map_err(io::Error::from);
-        filled.map_err(CheckpointError::io(&self.directory, "find a name in"))?;
-        let name = format!("{TEMPORARY_PREFIX}{}", hex(&random));
+        let id = random_id().map_err(CheckpointError::io(&self.directory, "find a name in"))?;
+        let name = format!("{TEMPORARY_PREFIX}{id}");
         Ok(self.directory.join(name))
     }
 

@@ -120,15 +120,17 @@ fn run_and_kill(directory: &Path, delay: Duration) -> u64 {
 fn refused_by(directory: &Path) -> Option<u32> {
     match CheckpointManager::open(directory) {
         Ok(_) => None,
-        Err(error @ CheckpointError::Busy { holder, .. }) => {
+        Err(ref error @ CheckpointError::Busy { ref holder, .. }) => {
             let text = error.to_string();
             assert!(text.contains(directory.to_str().unwrap()), "{text}");
-            assert!(text.contains(&holder.unwrap().to_string()), "{text}");
+            let holder = holder.as_ref().unwrap();
+            assert!(text.contains(&holder.to_string()), "{text}");
+            assert!(text.contains(" on host "), "{text}");
             assert!(
                 text.contains("choose another checkpoint directory"),
                 "{text}"
             );
-            holder
+            Some(holder.process)
         }
         Err(error) => panic!("{error}"),
     }

@@ -1,6 +1,6 @@
 //! What callbacks see of a run and can do to it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use burn::module::Module;
@@ -223,6 +223,8 @@ pub(super) struct Run {
     pub(super) last_learning_rate: f64,
     pub(super) seed: u64,
     pub(super) global_batch_size: Option<usize>,
+    /// How many replicas the run has, and has had before it was resumed.
+    pub(super) all_replicas: BTreeSet<usize>,
     pub(super) stop: Option<Outcome>,
 }
 
@@ -427,6 +429,7 @@ impl Control<'_> {
             waiting,
             global_batch_size: self.run.global_batch_size,
             replicas: self.run.strategy.num_replicas_in_sync(),
+            all_replicas: self.run.all_replicas.clone(),
             sums,
             callbacks: states,
         };

@@ -150,6 +150,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
                 stored.micro_batches
             )));
         }
+        self.run.all_replicas.extend(stored.all_replicas());
         snapshot::restore(self.state, checkpoint)?;
         self.put_waiting(checkpoint, &stored)?;
         self.put_statistics(checkpoint, &stored)?;

@@ -1,6 +1,6 @@
 //! A training state as a checkpoint, and back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::module::Module;
 use burn::tensor::TensorData;
@@ -39,6 +39,10 @@ pub(super) struct RunMetadata {
     /// Replicas in sync of the run; 0 in checkpoints that do not say.
     #[serde(default)]
     pub(super) replicas: usize,
+    /// These, and how many it had each time that it was continued; empty in checkpoints that do
+    /// not say.
+    #[serde(default)]
+    pub(super) all_replicas: BTreeSet<usize>,
     pub(super) sums: Sums,
     pub(super) callbacks: BTreeMap<String, Value>,
 }
@@ -57,10 +61,16 @@ impl RunMetadata {
         Self::deserialize(value.ok_or_else(missing)?)
             .map_err(|error| refuse(format!("its `extra.{EXTRA_KEY}` is not readable ({error})")))
     }
+
+    /// How many replicas the run has had, as far as the checkpoint says.
+    pub(super) fn all_replicas(&self) -> BTreeSet<usize> {
+        let last = (self.replicas > 0).then_some(self.replicas);
+        self.all_replicas.iter().copied().chain(last).collect()
+    }
 }
 
 /// What a run that continues from a checkpoint wants to know before it starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RunInfo {
     /// The examples of a global batch, if it had a fixed size. A run that continues must have the
@@ -68,6 +78,9 @@ pub struct RunInfo {
     pub global_batch_size: Option<usize>,
     /// The replicas, over all workers; `None` if the checkpoint does not say.
     pub replicas: Option<usize>,
+    /// With how many replicas the run began, and with how many it has gone on since: a batch size
+    /// for each replica that gave the global one with any of them is the run's own.
+    pub all_replicas: BTreeSet<usize>,
 }
 
 impl RunInfo {
@@ -80,6 +93,7 @@ impl RunInfo {
         Ok(Self {
             global_batch_size: run.global_batch_size,
             replicas: (run.replicas > 0).then_some(run.replicas),
+            all_replicas: run.all_replicas(),
         })
     }
 }

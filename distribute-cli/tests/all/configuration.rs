@@ -196,6 +196,52 @@ fn flags_that_decide_the_result_are_compared_and_others_are_free() {
     succeed(folder, &format!("{train} --resume {free}"));
 }
 
+/// Each run goes on twice by the flags of before, with these replicas in turn. What it prints of
+/// its steps shows that it went on.
+#[rstest]
+#[case("--batch-size 8", &[4, 3, 3])]
+#[case("--batch-size 8 --accumulate 2", &[2, 1, 1, 3])]
+#[case("", &[1, 4, 2, 2])]
+#[case("--reduce-lr-on-plateau 0.5 --monitor loss --batch-size 256", &[2, 1, 1])]
+#[case("--early-stopping 3 --restore-best --validation-split 0.3", &[1, 2, 2])]
+#[case("--lr-schedule cosine:decay_steps=5 --warmup-steps 2 --l2 0.01", &[2, 2, 1])]
+#[case("--optimizer sgd --learning-rate 0.1 --precision f16 --seed 7", &[2, 3, 3])]
+fn what_goes_on_once_goes_on_again(#[case] flags: &str, #[case] replicas: &[usize]) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for (round, replicas) in replicas.iter().enumerate() {
+        let steps = 3 * (round + 1);
+        let run = format!(
+            "train --output json --model mlp --checkpoint-dir saved --restartable {flags} \
+             --steps {steps} --replicas {replicas}"
+        );
+        let ended = last_event(&succeed(folder, &run));
+        assert_eq!(ended["steps"], steps, "{run}");
+    }
+}
+
+#[test]
+fn a_size_that_was_accepted_with_other_replicas_is_accepted_from_then_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = format!(
+        "{} --model mlp --restartable",
+        TRAIN.replace(" --replicas 1", "")
+    );
+    let mut steps = 0;
+    for (size, replicas) in [(8, 4), (16, 2), (16, 1), (16, 1), (8, 3), (8, 3), (8, 4)] {
+        steps += 1;
+        let flags = format!("--batch-size {size} --replicas {replicas} --steps {steps}");
+        succeed(folder, &format!("{train} {flags}"));
+    }
+    let said = "the number of examples in a step is 36 in this run (digits) and 32 in the";
+    refused(
+        folder,
+        &format!("{train} --batch-size 12 --replicas 3 --steps 9"),
+        said,
+    );
+}
+
 /// Every optimizer, with all that is around it: a run that goes on ends with the bits of one that
 /// was not interrupted. The flags come from a file.
 #[rstest]

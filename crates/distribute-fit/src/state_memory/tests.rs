@@ -22,6 +22,7 @@ fn state(step: u64, replicas: &[usize]) -> Checkpoint {
         waiting: 0,
         global_batch_size: Some(8),
         replicas: 1,
+        all_replicas: Default::default(),
         sums: Sums::default(),
         callbacks: Default::default(),
     };

@@ -72,7 +72,9 @@ pub(in crate::commands) struct GlobalBatch {
 
 impl GlobalBatch {
     /// A run that continues keeps its global batches, with however many replicas, unless another
-    /// size is asked for (which is then refused).
+    /// size is asked for (which is then refused). The size that is asked for is that of one
+    /// replica, so it is the run's own if it gave the global one with any number of replicas that
+    /// the run has had: the same command goes on as often as it is repeated.
     pub(in crate::commands) fn new(
         asked: Option<usize>,
         replicas: usize,
@@ -92,7 +94,11 @@ impl GlobalBatch {
         let (Some(global), Some(before)) = (run.global_batch_size, run.replicas) else {
             return Ok(new);
         };
-        if asked.is_some_and(|asked| asked.saturating_mul(before) != global) {
+        let is_own = |asked: usize| {
+            let mut all = run.all_replicas.iter();
+            all.any(|replicas| asked.saturating_mul(*replicas) == global)
+        };
+        if asked.is_some_and(|asked| !is_own(asked)) {
             return Ok(new);
         }
         let note = (before != replicas).then(|| {

@@ -1,0 +1,302 @@
+//! Two processes and one directory, on file systems whose locks do not reach both, or that have
+//! none.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use rstest::rstest;
+
+use super::error::CheckpointError;
+use super::filesystem::{FileSystem, Lock, OsFileSystem};
+use super::hold::DirectoryHold;
+use super::lease::VALID_FOR;
+use super::manager::CheckpointManager;
+use super::owner::Owner;
+use super::{Checkpoint, Metadata, load_latest};
+
+/// What the locks of a file system are worth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Locks {
+    /// Every process gets them.
+    Blind,
+    Unsupported,
+}
+
+/// One host's view of the directory.
+#[derive(Clone)]
+struct Host {
+    name: &'static str,
+    boot: &'static str,
+    locks: Locks,
+    is_network: bool,
+    /// Whether processes of this host's run.
+    alive: bool,
+    room: bool,
+    /// How long it was suspended.
+    slept: Duration,
+}
+
+impl Host {
+    fn new(name: &'static str, locks: Locks) -> Self {
+        Self {
+            name,
+            boot: name,
+            locks,
+            is_network: true,
+            alive: true,
+            room: true,
+            slept: Duration::ZERO,
+        }
+    }
+
+    fn open(&self, directory: &Path) -> Result<CheckpointManager, CheckpointError> {
+        CheckpointManager::open_in(Arc::new(self.clone()), directory.to_path_buf())
+    }
+
+    fn take(&self, directory: &Path) -> Result<DirectoryHold, CheckpointError> {
+        DirectoryHold::take_in(Arc::new(self.clone()), directory.to_path_buf(), ".lock")
+    }
+}
+
+impl FileSystem for Host {
+    fn owner(&self) -> Owner {
+        Owner {
+            host: self.name.to_string(),
+            process: 7,
+            boot: self.boot.to_string(),
+            namespace: "pid:[1]".to_string(),
+            started: self.name.to_string(),
+        }
+    }
+
+    fn is_alive(&self, _: &Owner) -> bool {
+        self.alive
+    }
+
+    fn has_locks_of_its_host(&self, _: &Path) -> bool {
+        self.is_network
+    }
+
+    fn elapsed(&self, since: Instant) -> Duration {
+        since.elapsed() + self.slept
+    }
+
+    fn create_lease(&self, path: &Path, content: &[u8]) -> io::Result<()> {
+        match self.room {
+            true => OsFileSystem.create_lease(path, content),
+            false => Err(io::ErrorKind::StorageFull.into()),
+        }
+    }
+
+    fn lock(&self, _: &Path) -> io::Result<Lock> {
+        Ok(match self.locks {
+            Locks::Blind => Lock::Held(Box::new(())),
+            Locks::Unsupported => Lock::Unsupported,
+        })
+    }
+}
+
+fn at_step(step: u64) -> Checkpoint {
+    Checkpoint::new(Metadata::new(step))
+}
+
+/// Says who is in the way.
+fn refused<T: std::fmt::Debug>(attempt: Result<T, CheckpointError>) -> String {
+    match attempt {
+        Err(error @ CheckpointError::Busy { .. }) => error.to_string(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn leases(directory: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(directory).unwrap();
+    let paths = files.map(|entry| entry.unwrap().path());
+    let is_lease = |path: &PathBuf| path.to_string_lossy().contains(".lease");
+    paths.filter(is_lease).collect()
+}
+
+/// Makes the lease look as if it was renewed so long ago; negative: in the future.
+fn renewed(directory: &Path, ago: i64) {
+    let [lease] = &leases(directory)[..] else {
+        panic!("{:?}", leases(directory));
+    };
+    let by = Duration::from_secs(ago.unsigned_abs());
+    let now = SystemTime::now();
+    let time = if ago >= 0 { now - by } else { now + by };
+    let file = File::options().write(true).open(lease).unwrap();
+    file.set_modified(time).unwrap();
+}
+
+/// The clock of files may be a little behind.
+const OLD: i64 = VALID_FOR.as_secs() as i64 + 1;
+
+#[rstest]
+fn both_halves_of_a_job_never_write_into_one_directory(
+    #[values(Locks::Blind, Locks::Unsupported)] locks: Locks,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let (north, south) = (Host::new("north", locks), Host::new("south", locks));
+    let first = north.open(directory).unwrap();
+    first.save(&at_step(1)).unwrap();
+    let unfinished = directory.join(format!(".tmp-distribute-{:032x}", 5));
+    fs::create_dir(&unfinished).unwrap();
+
+    let said = refused(south.open(directory));
+    assert!(said.contains("in use by process 7 on host north"), "{said}");
+    assert!(
+        unfinished.exists(),
+        "it belongs to a save of the other half"
+    );
+    renewed(directory, OLD - 5);
+    refused(south.open(directory));
+    renewed(directory, 5 - OLD);
+    refused(south.open(directory));
+
+    // The first is cut off for too long.
+    renewed(directory, OLD);
+    let second = south.open(directory).unwrap();
+    assert!(!unfinished.exists());
+    second.save(&at_step(2)).unwrap();
+    let error = first.save(&at_step(3)).unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::TakenOver { .. }),
+        "{error}"
+    );
+    let said = error.to_string();
+    assert!(
+        said.contains("taken over by process 7 on host south"),
+        "{said}"
+    );
+    drop(first);
+    refused(north.open(directory));
+    second.save(&at_step(4)).unwrap();
+    drop(second);
+    assert_eq!(leases(directory), [] as [PathBuf; 0]);
+    let (entry, _) = load_latest(directory).unwrap().found.unwrap();
+    assert_eq!(entry.step, 4);
+    north.open(directory).unwrap();
+}
+
+#[test]
+fn a_time_far_in_the_future_is_not_that_of_a_holder() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let held = Host::new("north", Locks::Blind).take(directory).unwrap();
+    renewed(directory, -10 * OLD);
+    let _second = Host::new("south", Locks::Blind).take(directory).unwrap();
+    held.check().unwrap_err();
+}
+
+#[test]
+fn a_process_of_the_same_host_is_looked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    for locks in [Locks::Blind, Locks::Unsupported] {
+        for is_network in [true, false] {
+            let first = Host::new("north", locks);
+            let mut second = Host {
+                name: "also north",
+                is_network,
+                ..first.clone()
+            };
+            let held = first.take(directory).unwrap();
+            let said = refused(second.take(directory));
+            assert!(said.contains("process 7 on host north"), "{said}");
+            // Of a dead one nothing is waited for, however new its lease is.
+            second.alive = false;
+            let _second = second.take(directory).unwrap();
+            held.check().unwrap_err();
+        }
+    }
+}
+
+#[test]
+fn on_a_local_file_system_the_lock_decides_about_other_hosts() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let crashed = Host::new("before a reboot", Locks::Blind);
+    std::mem::forget(crashed.take(directory).unwrap());
+    let after = Host {
+        is_network: false,
+        ..Host::new("after it", Locks::Blind)
+    };
+    after.take(directory).unwrap();
+}
+
+#[test]
+fn a_lease_that_somebody_removes_is_made_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let host = Host::new("north", Locks::Unsupported);
+    let held = host.take(directory).unwrap();
+    fs::remove_file(&leases(directory)[0]).unwrap();
+    held.check().unwrap();
+    refused(Host::new("south", Locks::Unsupported).take(directory));
+}
+
+#[test]
+fn who_slept_while_another_one_came_and_went_has_lost_the_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let host = Host {
+        slept: VALID_FOR,
+        ..Host::new("north", Locks::Blind)
+    };
+    let held = host.take(directory).unwrap();
+    held.check().unwrap();
+    renewed(directory, OLD);
+    drop(Host::new("south", Locks::Blind).take(directory).unwrap());
+    let said = held.check().unwrap_err().to_string();
+    assert!(said.contains("taken over by another process"), "{said}");
+}
+
+#[test]
+fn a_check_renews() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let held = Host::new("north", Locks::Blind).take(directory).unwrap();
+    renewed(directory, 10 * OLD);
+    held.check().unwrap();
+    refused(Host::new("south", Locks::Blind).take(directory));
+}
+
+#[test]
+fn without_room_for_a_lease_the_lock_has_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    for locks in [Locks::Blind, Locks::Unsupported] {
+        let host = Host {
+            room: false,
+            ..Host::new("north", locks)
+        };
+        let unfinished = directory.join(format!(".tmp-distribute-{:032x}", 5));
+        fs::create_dir_all(&unfinished).unwrap();
+        let manager = host.open(directory).unwrap();
+        manager.save(&at_step(1)).unwrap();
+        assert_eq!(leases(directory), [] as [PathBuf; 0]);
+        // Without any protection nothing is cleaned up.
+        assert_eq!(unfinished.exists(), locks == Locks::Unsupported);
+    }
+}
+
+#[test]
+fn what_is_no_lease_is_respected_as_long_as_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    fs::write(directory.join(".lock.lease"), "half of a le").unwrap();
+    let host = Host::new("north", Locks::Blind);
+    let said = refused(host.take(directory));
+    assert!(said.contains("in use by another process"), "{said}");
+    renewed(directory, OLD);
+    host.take(directory).unwrap();
+    // What is no file is not followed.
+    let elsewhere = directory.join("elsewhere");
+    fs::write(&elsewhere, "kept").unwrap();
+    std::os::unix::fs::symlink(&elsewhere, directory.join(".lock.lease")).unwrap();
+    host.take(directory).unwrap_err();
+    assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "kept");
+}

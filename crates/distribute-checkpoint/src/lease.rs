@@ -1,0 +1,149 @@
+//! A file beside a lock that says who holds a directory, and that it still does: for file systems
+//! whose locks do not reach from one host to another, or that have none.
+//!
+//! The holder writes the file again every [`RENEWAL`], so that its time of change is that of the
+//! file system's own clock. Another process compares that time with the time of a file that it has
+//! just written there: clocks of two hosts never meet.
+
+use std::io;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::owner::Owner;
+
+/// How often a holder renews its lease.
+pub(super) const RENEWAL: Duration = Duration::from_secs(5);
+/// A lease that was not renewed for so long may be taken over.
+pub(super) const VALID_FOR: Duration = Duration::from_secs(30);
+/// A lease of ours is shorter.
+pub(super) const MAX_BYTES: u64 = 4096;
+
+/// What stands in the file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Lease {
+    /// Tells the leases of one process apart.
+    pub(super) id: String,
+    pub(super) owner: Owner,
+}
+
+impl Lease {
+    pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = serde_json::to_vec(self)?;
+        bytes.push(b'\n');
+        Ok(bytes)
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        serde_json::from_slice(bytes).ok()
+    }
+}
+
+/// 32 hexadecimal digits that nobody can guess and take first.
+pub(super) fn random_id() -> io::Result<String> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(io::Error::from)?;
+    Ok(format!("{:032x}", u128::from_le_bytes(random)))
+}
+
+/// What is known of the lock when a lease is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Locking {
+    /// This process has the lock, and every process that can reach the file would have met it.
+    Conclusive,
+    /// This process has the lock, but that of another host might not have met it.
+    PerHost,
+    /// There are no locks.
+    None,
+}
+
+/// Whether the owner of a lease of this age holds the directory. Nothing is known of an owner whose
+/// lease cannot be read.
+pub(super) fn is_held(
+    owner: Option<&Owner>,
+    age: Option<Duration>,
+    own: &Owner,
+    locking: Locking,
+    is_alive: impl FnOnce(&Owner) -> bool,
+) -> bool {
+    // A time that is ahead of the clock by more is not that of a lease that is renewed.
+    if age.is_none_or(|age| age >= VALID_FOR) {
+        return false;
+    }
+    match owner {
+        // Locks work between two files that one process has open.
+        Some(owner) if owner == own => locking == Locking::None,
+        Some(owner) if own.sees(owner) => is_alive(owner),
+        // In another container: a lock of the same kernel.
+        Some(owner) if own.shares_kernel(owner) => locking == Locking::None,
+        _ => locking != Locking::Conclusive,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner(boot: &str, namespace: &str, process: u32) -> Owner {
+        Owner {
+            host: format!("host of {boot}"),
+            process,
+            boot: boot.to_string(),
+            namespace: namespace.to_string(),
+            started: "100".to_string(),
+        }
+    }
+
+    const FRESH: Option<Duration> = Some(Duration::from_secs(6));
+
+    #[test]
+    fn who_holds_follows_from_lock_lease_and_process() {
+        use Locking::{Conclusive, None as NoLocks, PerHost};
+        let own = owner("a", "1", 7);
+        let (neighbour, container) = (owner("a", "1", 8), owner("a", "2", 7));
+        let elsewhere = owner("b", "1", 7);
+        for (lease, locking, alive, held) in [
+            (Some(&own), Conclusive, true, false),
+            (Some(&own), PerHost, true, false),
+            (Some(&own), NoLocks, true, true),
+            // A lock that does not keep two processes of one host apart is none.
+            (Some(&neighbour), Conclusive, true, true),
+            (Some(&neighbour), NoLocks, true, true),
+            (Some(&neighbour), Conclusive, false, false),
+            (Some(&neighbour), NoLocks, false, false),
+            (Some(&container), Conclusive, false, false),
+            (Some(&container), PerHost, false, false),
+            (Some(&container), NoLocks, false, true),
+            (Some(&elsewhere), Conclusive, false, false),
+            (Some(&elsewhere), PerHost, false, true),
+            (Some(&elsewhere), NoLocks, false, true),
+            (None, Conclusive, false, false),
+            (None, PerHost, false, true),
+            (None, NoLocks, false, true),
+        ] {
+            let found = is_held(lease, FRESH, &own, locking, |_| alive);
+            assert_eq!(found, held, "{lease:?} {locking:?} {alive}");
+            for age in [None, Some(VALID_FOR)] {
+                assert!(!is_held(lease, age, &own, locking, |_| alive), "{lease:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_lease_that_is_renewed_is_never_old() {
+        assert!(RENEWAL * 4 < VALID_FOR, "four renewals may fail");
+    }
+
+    #[test]
+    fn a_lease_is_read_as_it_was_written() {
+        let lease = Lease {
+            id: "0".repeat(32),
+            owner: Owner::this(),
+        };
+        let bytes = lease.encode().unwrap();
+        assert!((bytes.len() as u64) < MAX_BYTES);
+        assert_eq!(Lease::decode(&bytes), Some(lease));
+        assert_eq!(Lease::decode(b""), None);
+        assert_eq!(Lease::decode(&bytes[..20]), None);
+    }
+}
