@@ -37,15 +37,19 @@ impl BoundListener {
     /// token and TLS only loopback addresses are allowed, see [`Security`].
     ///
     /// # Errors
-    /// [`NetError::Address`] when the address does not resolve, is in use, is not one of
-    /// this host, or is reachable from other hosts although `security` is not enough for that.
+    /// [`NetError::Address`] when the address does not resolve, is in use or is not one of this
+    /// host; [`NetError::InvalidOption`] when it is no address at all, or is reachable from other
+    /// hosts although `security` is not enough for that.
     pub fn bind(task: usize, address: &str, security: &Security) -> Result<BoundListener> {
         let refuse = |reason: String| NetError::Address {
             task,
             address: address.to_string(),
             reason,
         };
-        let host_and_port = split(address).map_err(refuse)?;
+        let refuse_always = |reason: String| NetError::InvalidOption {
+            what: format!("cannot use the address {address} of rank {task}: {reason}"),
+        };
+        let host_and_port = split(address).map_err(refuse_always)?;
         let resolved: Vec<SocketAddr> = host_and_port
             .to_socket_addrs()
             .map_err(|error| refuse(format!("it does not resolve: {error}")))?
@@ -56,7 +60,7 @@ impl BoundListener {
                 .find(|resolved| !resolved.ip().is_loopback()),
             security.allows_beyond_loopback(),
         ) {
-            return Err(refuse(format!(
+            return Err(refuse_always(format!(
                 "other hosts can reach {}, which needs {missing}; set them, use a loopback \
                  address, or ask for `insecure` by name",
                 open.ip()
@@ -115,6 +119,7 @@ mod tests {
                 address: named,
                 reason,
             }) if named == address => reason,
+            Err(NetError::InvalidOption { what }) if what.contains(address) => what,
             other => panic!("{other:?}"),
         }
     }
@@ -146,7 +151,14 @@ mod tests {
         assert!(text.contains("in use") && text.contains("rank 3"), "{text}");
         let text = reason("no-such-host.invalid:80");
         assert!(text.contains("does not resolve"), "{text}");
-        assert!(reason("localhost").contains("host:port"));
+        let permanent = |address: &str| {
+            let bound = BoundListener::bind(3, address, &Security::default());
+            bound.unwrap_err().is_permanent()
+        };
+        // A port is free again one day; what is no address never becomes one.
+        assert!(!permanent(&taken.local_addr().to_string()));
+        assert!(reason("localhost").contains("host:port") && permanent("localhost"));
+        assert!(permanent("localhost:99999") && permanent("192.0.2.1:80"));
         // A loopback address is local in every network; this one belongs to documentation.
         let open = Security::default().insecure();
         let error = BoundListener::bind(3, "192.0.2.1:80", &open)

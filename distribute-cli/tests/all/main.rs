@@ -9,6 +9,7 @@ mod configuration;
 mod deploy;
 mod elastic;
 mod events;
+mod exit_codes;
 mod first_day;
 mod habits;
 mod help;

@@ -178,10 +178,8 @@ fn check(options: &JoinOptions) -> Result<()> {
         format!("the name of the group has more than {TEXT_MAX_BYTES} bytes")
     } else {
         for (rank, address) in options.addresses.iter().enumerate() {
-            address::split(address).map_err(|reason| CollectiveError::Address {
-                rank,
-                address: address.clone(),
-                reason,
+            address::split(address).map_err(|reason| CollectiveError::InvalidOption {
+                what: format!("cannot use the address {address} of rank {rank}: {reason}"),
             })?;
         }
         return Ok(());

@@ -139,10 +139,8 @@ impl Joining {
             .iter()
             .enumerate()
             .map(|(rank, address)| {
-                let refuse = |reason: String| CollectiveError::Address {
-                    rank,
-                    address: address.clone(),
-                    reason,
+                let refuse = |reason: String| CollectiveError::InvalidOption {
+                    what: format!("cannot use the address {address} of rank {rank}: {reason}"),
                 };
                 let (host, _) = address::split(address).map_err(refuse)?;
                 let reason = "its host is no name or IP address that a certificate can have";

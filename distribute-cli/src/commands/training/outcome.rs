@@ -1,8 +1,11 @@
 //! What is said when training has ended.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use distribute_core::TensorData;
 use distribute_core::checkpoint::weights_sha256;
+use distribute_data::fit::callbacks::first_not_finite;
 use distribute_data::fit::{History, Logs, Outcome, evaluate, json_number};
 use serde_json::json;
 
@@ -24,7 +27,7 @@ impl Run<'_> {
         let step = state.primary()?.step();
         match &history.outcome {
             Outcome::Interrupted => return Err(self.interrupted(step, saved.as_deref())),
-            Outcome::NotFinite { .. } => return Err(Failure::failed(&history.outcome)),
+            Outcome::NotFinite { .. } => return Err(Failure::diverged(&history.outcome)),
             _ => {}
         }
         // Nothing was left to train when a finished run is resumed.
@@ -40,6 +43,7 @@ impl Run<'_> {
             note(&history.outcome.to_string());
         }
         let tensors = state.primary()?.to_tensors()?;
+        check_finite(&tensors, &logs, step)?;
         let weights = tensors
             .iter()
             .filter(|(name, _)| name.starts_with("model/"));
@@ -145,4 +149,26 @@ impl Run<'_> {
             )),
         }
     }
+}
+
+/// What the update of the very last step has done shows in the weights, or in what they give for
+/// the validation data: no later loss is looked at.
+fn check_finite(
+    tensors: &BTreeMap<String, TensorData>,
+    logs: &Logs,
+    step: u64,
+) -> Result<(), Failure> {
+    let what = match first_not_finite(tensors) {
+        Some(parameter) => format!("the weights are not finite after step {step} ({parameter})"),
+        None => match logs
+            .iter()
+            .find(|(name, loss)| name.ends_with("loss") && !loss.is_finite())
+        {
+            Some((name, _)) => format!("{name} is not finite after step {step}"),
+            None => return Ok(()),
+        },
+    };
+    Err(Failure::diverged(format!(
+        "stopped: {what}; lower the learning rate, or limit the gradients with --clip-norm"
+    )))
 }
