@@ -33,6 +33,7 @@ mod permanent_errors;
 mod phases;
 mod schedule;
 mod server_errors;
+mod signal_table;
 mod signals;
 mod split;
 mod strategies;
@@ -52,6 +53,7 @@ use phases::Phases;
 
 fn main() -> ExitCode {
     allocator::keep_freed_pages();
+    signal_table::outlive_file_limits();
     let cli = match config::parse(std::env::args_os().collect()) {
         Ok(cli) => cli,
         Err(Ok(help)) => {

@@ -25,5 +25,6 @@ mod report;
 mod repository;
 mod robustness;
 mod same_bits;
+mod signals;
 mod splits;
 mod validation;
