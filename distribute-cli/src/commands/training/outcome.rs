@@ -10,7 +10,7 @@ use distribute_data::fit::{History, Logs, Outcome, evaluate, json_number};
 use serde_json::json;
 
 use super::{Batches, Run, State};
-use crate::events;
+use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::OutputFormat;
 use crate::notes::note;
@@ -39,7 +39,7 @@ impl Run<'_> {
         };
         if last.is_none() && self.reports() {
             note(&self.nothing_left(&history.outcome, step));
-        } else if matches!(history.outcome, Outcome::EarlyStopped { .. }) && self.reports() {
+        } else if self.is_told(&history.outcome) && self.reports() {
             note(&history.outcome.to_string());
         }
         let tensors = state.primary()?.to_tensors()?;
@@ -64,6 +64,15 @@ impl Run<'_> {
         self.print(&logs, trained, step, &hash)
     }
 
+    /// Whether it is said why training ended; of what was asked for, only to people.
+    fn is_told(&self, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Completed => false,
+            Outcome::EarlyStopped { .. } => true,
+            _ => self.args.general.output == OutputFormat::Text,
+        }
+    }
+
     /// Whether training ends with other weights than those after its last step.
     fn ends_with_others(&self) -> bool {
         self.args.training.ema.is_some() || self.args.validation.restore_best
@@ -84,14 +93,16 @@ impl Run<'_> {
         );
         if self.args.general.output == OutputFormat::Json {
             let number = |value: Option<f64>| json!(value.map(json_number));
-            let event = events::object([
-                ("event", json!("done")),
-                ("loss", number(trained)),
-                ("val_loss", number(loss)),
-                ("val_accuracy", number(accuracy)),
-                ("steps", json!(step)),
-                ("weights_sha256", json!(hash)),
-            ]);
+            let event = events::event(
+                EventName::Done,
+                [
+                    ("loss", number(trained)),
+                    ("val_loss", number(loss)),
+                    ("val_accuracy", number(accuracy)),
+                    ("steps", json!(step)),
+                    ("weights_sha256", json!(hash)),
+                ],
+            );
             return events::line(&event);
         }
         events::line(&format!(
