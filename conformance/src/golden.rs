@@ -133,6 +133,16 @@ distribute_error::debug_as_message!(GoldenError);
 
 distribute_core::wrap_errors!(Input: GoldenError);
 
+impl GoldenError {
+    /// Whether the same files would be refused again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Read { source, .. } => distribute_error::lasts(source),
+            Self::Schema { .. } | Self::Empty { .. } | Self::UnknownFamily { .. } => true,
+        }
+    }
+}
+
 fn names() -> String {
     let names: Vec<_> = FamilyName::ALL.iter().map(|family| family.name()).collect();
     names.join(", ")

@@ -55,6 +55,17 @@ distribute_error::debug_as_message!(SelectionError);
 
 distribute_core::wrap_errors!(Input: SelectionError);
 
+impl SelectionError {
+    /// Whether the same selection would be refused again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Golden(error) => error.is_permanent(),
+            Self::Tpu(error) => error.is_permanent(),
+            Self::Unknown { .. } => true,
+        }
+    }
+}
+
 impl Selection {
     /// Runs the selected cases. Takes some seconds for all of them.
     ///

@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use toml::de::{DeTable, DeValue};
 
 use crate::failure::Failure;
-use crate::flags::{Cli, program};
+use crate::flags::{Cli, instead_of, program};
 
 /// Parses the command line, and the file that it names with `--config`.
 ///
@@ -102,8 +102,12 @@ fn flags<'a>(command: &'a Command, subcommand: &str) -> Vec<&'a Arg> {
 }
 
 fn nearest(name: &str, flags: &[&Arg]) -> String {
-    let known = flags.iter().filter_map(|flag| flag.get_long());
-    let nearest = distribute_error::nearest(name, known);
+    let known = || flags.iter().filter_map(|flag| flag.get_long());
+    let has = |flag: &str| known().any(|long| flag.strip_prefix("--") == Some(long));
+    if let Some(advice) = instead_of(&format!("--{name}"), has) {
+        return format!(", {}", advice.replace("`--", "`"));
+    }
+    let nearest = distribute_error::nearest(name, known());
     nearest.map_or_else(String::new, |long| format!(", did you mean `{long}`?"))
 }
 
@@ -175,14 +179,22 @@ fn line_of(text: &str, offset: usize) -> usize {
         .count()
 }
 
+/// How the program is called in the line of a text that says how it is used.
+fn usage(text: &str) -> &str {
+    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: "));
+    let usage = usage.unwrap_or_default();
+    let usage = usage.split_once(" <").map_or(usage, |(program, _)| program);
+    usage.split_once(" [").map_or(usage, |(program, _)| program)
+}
+
+/// The command that an error is about.
+fn command_of(error: &str) -> Command {
+    program_command(usage(error))
+}
+
 /// Which commands there are, of the program or of the one that needs another, as its help says.
 fn no_command(help: &str) -> Failure {
-    let usage = help.lines().find_map(|line| line.strip_prefix("Usage: "));
-    let (program, _) = usage
-        .unwrap_or_default()
-        .split_once(" <")
-        .unwrap_or_default();
-    let program = program.trim_end_matches(" [OPTIONS]");
+    let program = usage(help);
     let mut command = program_command(program);
     let names: Vec<String> = command
         .get_subcommands_mut()
@@ -238,6 +250,23 @@ fn wants_colors(no_color: Option<OsString>) -> bool {
     no_color.is_none_or(|value| value.is_empty())
 }
 
+/// What to write for an unknown flag that has another name here.
+fn instead(error: &clap::Error) -> Option<String> {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    let (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) =
+        (error.kind(), error.get(ContextKind::InvalidArg))
+    else {
+        return None;
+    };
+    let command = command_of(&error.to_string());
+    let program = program();
+    instead_of(flag, |flag| {
+        let all = command.get_arguments().chain(program.get_arguments());
+        all.filter_map(Arg::get_long)
+            .any(|long| flag.strip_prefix("--") == Some(long))
+    })
+}
+
 /// Clap's error in at most two lines; help and version are not errors.
 fn clap_failure(error: clap::Error) -> Result<String, Failure> {
     use clap::error::ErrorKind;
@@ -262,7 +291,10 @@ fn clap_failure(error: clap::Error) -> Result<String, Failure> {
         .filter(|line| !line.is_empty())
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more"))
         .collect();
-    let message = kept.join("; ").replace(":; ", ": ");
+    let message = match instead(&error) {
+        Some(advice) => format!("{}; {advice}", kept.first().copied().unwrap_or_default()),
+        None => kept.join("; ").replace(":; ", ": "),
+    };
     let message = message.trim_start_matches("error: ");
     let left_out = |name: &&str| message.contains(&format!("subcommand '{name}'"));
     if cfg!(not(feature = "full")) && ["bench", "conformance"].iter().any(left_out) {

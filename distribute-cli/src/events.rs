@@ -43,8 +43,52 @@ fn unless_unread<T>(result: io::Result<T>, done: T) -> io::Result<T> {
     }
 }
 
+/// What a line of `--output json` says, by its name. docs/observing.md lists all of them with their
+/// fields.
+macro_rules! event_names {
+    ($($(#[$attribute:meta])* $variant:ident = $name:literal,)*) => {
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum EventName {
+            $($(#[$attribute])* $variant,)*
+        }
+
+        impl EventName {
+            #[cfg(test)]
+            const ALL: &[Self] = &[$(Self::$variant),*];
+
+            pub(crate) fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+
+event_names! {
+    Start = "start",
+    Step = "step",
+    Epoch = "epoch",
+    Done = "done",
+    DryRun = "dry-run",
+    Evaluation = "evaluation",
+    Report = "report",
+    Doctor = "doctor",
+    #[cfg_attr(all(not(feature = "full"), not(test)), expect(dead_code, reason = "compiles nothing"))]
+    Compiled = "compiled",
+    Log = "log",
+}
+
+/// An event as a JSON object on one line: its name, then its fields in this order.
+pub(crate) fn event<'a>(
+    name: EventName,
+    fields: impl IntoIterator<Item = (&'a str, Value)>,
+) -> String {
+    object([("event", json!(name.name()))].into_iter().chain(fields))
+}
+
 /// A JSON object on one line, its keys in this order.
-pub(crate) fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> String {
+fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> String {
     let fields = fields.into_iter();
     let fields: Vec<String> = fields
         .map(|(name, value)| format!("{}:{value}", json!(name)))
@@ -74,11 +118,12 @@ pub(crate) fn remove_curves(directory: &Path) -> Result<(), Failure> {
             }
             match fs::remove_file(entry.path()) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(Failure::failed(format!(
+                    let message = format!(
                         "cannot remove {}, a curve of an earlier run ({error}); choose another \
                          --log-dir",
                         entry.path().display()
-                    )));
+                    );
+                    return Err(Failure::of_file(&error, message));
                 }
                 _ => {}
             }
@@ -95,10 +140,7 @@ pub(crate) struct JsonEpochs;
 
 impl Callback for JsonEpochs {
     fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
-        let head = [
-            ("event", json!("epoch")),
-            ("epoch", json!(record.epoch + 1)),
-        ];
+        let head = [("epoch", json!(record.epoch + 1))];
         let logs = record
             .logs
             .iter()
@@ -107,7 +149,8 @@ impl Callback for JsonEpochs {
             "examples_per_second",
             json_number(record.examples_per_second()),
         );
-        print(&object(head.into_iter().chain(logs).chain([rate])))
+        let fields = head.into_iter().chain(logs).chain([rate]);
+        print(&event(EventName::Epoch, fields))
     }
 }
 
@@ -140,15 +183,34 @@ impl Callback for StepLines {
             return print(&format!("step {}: {logs}", progress.step));
         }
         let head = [
-            ("event", json!("step")),
             ("step", json!(progress.step)),
             ("epoch", json!(progress.position.epoch + 1)),
         ];
         let logs = logs.iter().map(|(name, value)| (name, json_number(value)));
-        print(&object(head.into_iter().chain(logs)))
+        print(&event(EventName::Step, head.into_iter().chain(logs)))
     }
 }
 
 fn print(text: &str) -> Result<()> {
     line(text).map_err(|failure| Error::step(failure.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::EventName;
+
+    #[test]
+    fn every_event_is_in_the_documents() {
+        let text = include_str!("../../docs/observing.md");
+        let (_, table) = text.split_once("| event | when | fields |").unwrap();
+        let rows = table
+            .lines()
+            .skip(2)
+            .take_while(|line| line.starts_with("| `"));
+        let mut documented: Vec<&str> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+        let mut all: Vec<&str> = EventName::ALL.iter().map(|name| name.name()).collect();
+        documented.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(documented, all);
+    }
 }

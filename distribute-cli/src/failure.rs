@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::error::Error as StdError;
 use std::fmt;
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -12,7 +13,7 @@ use distribute_launch::{FailureReport, REPORT_VARIABLE};
 
 use crate::notes::{note, sentences};
 use crate::option_names::in_flags;
-use crate::permanent_errors::is_permanent;
+use crate::permanent_errors::{Lasting, lasting};
 use crate::server_errors::{ServerError, server_error};
 
 /// What is printed, and what the program ends with.
@@ -31,6 +32,9 @@ pub(crate) struct Failure {
 
 const FAILED: u8 = 1;
 const USAGE: u8 = 2;
+/// The numbers of the training are not finite any more. `launch` starts neither this nor [`USAGE`]
+/// again.
+const DIVERGED: u8 = 3;
 const PREEMPTED: u8 = 42;
 
 impl Failure {
@@ -47,6 +51,19 @@ impl Failure {
     /// Data, a model or a checkpoint is missing or does not fit: the same command would fail again.
     pub(crate) fn refused(message: impl fmt::Display) -> Self {
         Self::usage(message)
+    }
+
+    /// The weights or the loss are NaN or infinite: the same command would compute them again.
+    pub(crate) fn diverged(message: impl fmt::Display) -> Self {
+        Self::new(DIVERGED, message)
+    }
+
+    /// A file cannot be used: the command line is at fault, or what may pass.
+    pub(crate) fn of_file(error: &io::Error, message: impl fmt::Display) -> Self {
+        match distribute_error::lasts(error) {
+            true => Self::usage(message),
+            false => Self::failed(message),
+        }
     }
 
     /// Interrupted, and everything is saved.
@@ -106,9 +123,10 @@ impl Failure {
     fn caused_by(source: impl StdError + Send + Sync + 'static) -> Self {
         Self {
             message: source.to_string(),
-            code: match is_permanent(&source) {
-                true => USAGE,
-                false => FAILED,
+            code: match lasting(&source) {
+                Some(Lasting::Given) => USAGE,
+                Some(Lasting::Diverged) => DIVERGED,
+                None => FAILED,
             },
             is_interruption: is_interruption(&source),
             lost: lost(&source),
@@ -231,9 +249,14 @@ failure_from!(
     distribute_core::checkpoint::CheckpointError,
     distribute_data::readers::ReadError,
     distribute_keras::ModelError,
+    distribute_launch::LaunchError,
 );
 #[cfg(feature = "full")]
-failure_from!(distribute_ps::PsError, distribute_tpu_xla::TpuError);
+failure_from!(
+    distribute_ps::PsError,
+    distribute_tpu_xla::TpuError,
+    ::conformance::SelectionError,
+);
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

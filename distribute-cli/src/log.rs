@@ -1,9 +1,12 @@
 //! `--log`: the events of the libraries, a line each on standard error.
 //!
-//! A line names the process where there are several: the task that its cluster gives it.
+//! A line names the process where there are several: the task that its cluster gives it. Of lines
+//! that say the same again and again (somebody knocks at a port ten times a second) a few are
+//! shown, and then how many were left out.
 
 use std::fmt;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use distribute_core::cluster::{Cluster, ProcessEnvironment, detect};
 use serde_json::{Map, Value, json};
@@ -12,26 +15,41 @@ use tracing::level_filters::LevelFilter;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::events;
+use crate::events::{self, EventName};
 use crate::flags::{LogArgs, LogLevel, OutputFormat};
 use crate::notes::note;
 use crate::phases::Phases;
+use crate::repeats::{LeftOut, Repeats};
 
 /// How the crates of this repository begin: `--log` is about these.
 const OWN: [&str; 2] = ["distribute", "conformance"];
 
 /// Shows events from now on, for as long as the process lives, and collects phases if there is
 /// something to collect them.
-pub(crate) fn install(args: &LogArgs, phases: Option<Phases>) {
+pub(crate) fn install(args: &LogArgs, phases: Option<Phases>) -> Log {
     let lines = Lines {
         level: args.log.filter(),
         format: args.log_format,
         task: task(),
         write: Box::new(note),
         phases,
+        repeats: Mutex::default(),
     };
+    let lines = Arc::new(lines);
     // There is one already only if this was called before.
-    let _ = tracing::subscriber::set_global_default(lines);
+    let _ = tracing::subscriber::set_global_default(Arc::clone(&lines));
+    Log(lines)
+}
+
+/// The log of this process.
+pub(crate) struct Log(Arc<Lines>);
+
+impl Log {
+    /// Says how many lines were left out until the end.
+    pub(crate) fn finish(&self) {
+        let left_out = self.0.repeats().take();
+        left_out.iter().for_each(|it| self.0.say_left_out(it));
+    }
 }
 
 /// What this process is in its cluster, and its rank among the workers.
@@ -63,6 +81,8 @@ struct Lines {
     task: Option<(String, Option<usize>)>,
     write: Box<dyn Fn(&str) + Send + Sync>,
     phases: Option<Phases>,
+    /// Of debugging nothing is left out.
+    repeats: Mutex<Repeats>,
 }
 
 impl Subscriber for Lines {
@@ -90,8 +110,16 @@ impl Subscriber for Lines {
     fn event(&self, event: &Event<'_>) {
         let mut fields = Fields::default();
         event.record(&mut fields);
+        let text = self.text(event.metadata(), &fields);
+        if *event.metadata().level() <= Level::INFO {
+            let (left_out, show) = self.repeats().admit(&text, Instant::now());
+            left_out.iter().for_each(|it| self.say_left_out(it));
+            if !show {
+                return;
+            }
+        }
         let line = match self.format {
-            OutputFormat::Text => self.text(event.metadata(), &fields),
+            OutputFormat::Text => text,
             OutputFormat::Json => self.json(event.metadata(), fields),
         };
         (self.write)(&line);
@@ -126,6 +154,25 @@ impl Subscriber for Lines {
 }
 
 impl Lines {
+    fn repeats(&self) -> MutexGuard<'_, Repeats> {
+        self.repeats.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A line about lines that were not shown.
+    fn say_left_out(&self, LeftOut { line, count }: &LeftOut) {
+        let message = format!("{count} more such lines were left out: {line}");
+        (self.write)(&match self.format {
+            OutputFormat::Text => message,
+            OutputFormat::Json => {
+                let fields = Fields {
+                    message,
+                    ..Fields::default()
+                };
+                self.object(("info", module_path!()), fields)
+            }
+        });
+    }
+
     /// `warning: worker 1: a worker is lost (worker=2) [distribute_ps::coordinator]`.
     fn text(&self, metadata: &Metadata<'_>, fields: &Fields) -> String {
         let task = self.task.as_ref();
@@ -149,21 +196,27 @@ impl Lines {
     }
 
     fn json(&self, metadata: &Metadata<'_>, fields: Fields) -> String {
+        self.object((word(*metadata.level()), metadata.target()), fields)
+    }
+
+    fn object(&self, (level, target): (&str, &str), fields: Fields) -> String {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let (task, rank) = self.task.clone().unzip();
-        events::object([
-            ("event", json!("log")),
-            (
-                "time",
-                json!(since.map_or(0.0, |since| since.as_secs_f64())),
-            ),
-            ("level", json!(word(*metadata.level()))),
-            ("task", json!(task)),
-            ("rank", json!(rank.flatten())),
-            ("target", json!(metadata.target())),
-            ("message", json!(fields.message)),
-            ("fields", Value::Object(fields.others)),
-        ])
+        events::event(
+            EventName::Log,
+            [
+                (
+                    "time",
+                    json!(since.map_or(0.0, |since| since.as_secs_f64())),
+                ),
+                ("level", json!(level)),
+                ("task", json!(task)),
+                ("rank", json!(rank.flatten())),
+                ("target", json!(target)),
+                ("message", json!(fields.message)),
+                ("fields", Value::Object(fields.others)),
+            ],
+        )
     }
 }
 
@@ -240,8 +293,6 @@ impl Visit for Fields {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Arc, Mutex};
-
     use super::*;
 
     /// What is written while events of every level come from this crate and from another one.
@@ -258,6 +309,7 @@ mod tests {
             task,
             write: Box::new(move |line| writer.lock().unwrap().push(line.to_string())),
             phases: None,
+            repeats: Mutex::default(),
         };
         tracing::subscriber::with_default(subscriber, || {
             let error = std::io::Error::other("no\nspace\u{1b}[2J");
@@ -320,5 +372,36 @@ mod tests {
         assert_eq!(line["fields"], json!({"rate": "NaN", "done": true}));
         let line: Value = serde_json::from_str(&lines[0]).unwrap();
         assert_eq!(line["fields"]["error"], "no\nspace\u{1b}[2J");
+    }
+
+    /// A person reads the fields of warnings: they have a message, not the insides of a type.
+    #[test]
+    fn no_warning_shows_the_insides_of_a_type() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let (mut folders, mut calls) = (vec![root], 0);
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                if path.is_dir() {
+                    let sources = !name.starts_with('.') && !["target", "tests"].contains(&&*name);
+                    folders.extend(sources.then_some(path));
+                    continue;
+                }
+                if !name.ends_with(".rs") {
+                    continue;
+                }
+                let text = std::fs::read_to_string(&path).unwrap();
+                for level in ["warn", "error", "info"] {
+                    for call in text.split(&format!("tracing::{level}!(")).skip(1) {
+                        let call = call.split(");").next().unwrap();
+                        let call = call.split('"').next().unwrap();
+                        assert!(!call.contains('?'), "{}: {call}", path.display());
+                        calls += 1;
+                    }
+                }
+            }
+        }
+        assert!(calls > 10, "{calls}");
     }
 }

@@ -31,8 +31,10 @@ mod output_file;
 mod parameter_server;
 mod permanent_errors;
 mod phases;
+mod repeats;
 mod schedule;
 mod server_errors;
+mod signal_table;
 mod signals;
 mod split;
 mod strategies;
@@ -52,6 +54,7 @@ use phases::Phases;
 
 fn main() -> ExitCode {
     allocator::keep_freed_pages();
+    signal_table::outlive_file_limits();
     let cli = match config::parse(std::env::args_os().collect()) {
         Ok(cli) => cli,
         Err(Ok(help)) => {
@@ -63,13 +66,14 @@ fn main() -> ExitCode {
         Err(Err(failure)) => return failure.report(false),
     };
     let phases = cli.command.wants_phases().then(Phases::default);
-    log::install(&cli.log, phases.clone());
+    let log = log::install(&cli.log, phases.clone());
     let verbose = cli.command.verbose();
     if !verbose {
         // A replica's panic is reported by its strategy, any other one below.
         std::panic::set_hook(Box::new(|_| {}));
     }
     let outcome = catch_unwind(AssertUnwindSafe(|| commands::run(cli.command, phases)));
+    log.finish();
     match outcome {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => failure.report(verbose),

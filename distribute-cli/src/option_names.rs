@@ -2,7 +2,7 @@
 //! programmers what to set, and who reads them here has flags.
 
 /// What the libraries say, and what the program says instead.
-const NAMES: [(&str, &str); 13] = [
+const NAMES: [(&str, &str); 14] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
@@ -38,6 +38,11 @@ const NAMES: [(&str, &str); 13] = [
     (
         "set `weight_decay` beside `exclude_from_weight_decay`",
         "add --weight-decay to --weight-decay-exclude",
+    ),
+    (
+        "set them, use a loopback address, or ask for `insecure` by name",
+        "give each process its --certs DIR (`distribute-cli certs` makes them), use a loopback \
+         address, or --insecure on a network that you trust",
     ),
     (
         "raise the timeout of the group",

@@ -84,10 +84,11 @@ impl Drop for OutputFile {
 
 /// The failure of a file that cannot be written.
 pub(crate) fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure::failed(format!(
+    let message = format!(
         "cannot write {} ({error}); choose a writable path with free space",
         path.display()
-    ))
+    );
+    Failure::of_file(error, message)
 }
 
 #[cfg(test)]

@@ -1,121 +1,110 @@
-//! Which errors starting again does not mend: they end with exit code 2, and `launch` does not
-//! start a job again because of them.
+//! Which errors starting again does not mend, by their types: they end with an exit code of their
+//! own, and `launch` does not start a job again because of them.
+//!
+//! Each type says of each of its variants whether it lasts (`is_permanent`, a `match` without a
+//! rest), so that a new variant does not compile before it is sorted.
 
 use std::error::Error as StdError;
-use std::io::{self, ErrorKind};
 
 use distribute_core::Error;
 use distribute_core::checkpoint::CheckpointError;
+use distribute_core::cluster::ClusterError;
+use distribute_core::collectives::CollectiveError;
+use distribute_core::collectives::flight_record::FlightRecordError;
+use distribute_data::DataError;
 use distribute_data::fit::FitError;
 use distribute_data::readers::ReadError;
 use distribute_keras::ModelError;
+use distribute_launch::LaunchError;
+
+#[cfg(feature = "full")]
+use distribute_ps::PsError;
+#[cfg(feature = "full")]
+use distribute_tpu_xla::TpuError;
+#[cfg(feature = "full")]
+use distribute_tpu_xla::pjrt::PjrtError;
 
 use crate::server_errors::{ServerError, server_error};
 
-/// Whether an error, or what caused it, is that of flags, models, data or checkpoints that are not
-/// there, are damaged or do not fit each other or those of another process.
-pub(crate) fn is_permanent(error: &(dyn StdError + 'static)) -> bool {
+/// Why the same command would fail again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lasting {
+    /// Because of what it was given: flags, a configuration, data, models, checkpoints, paths,
+    /// other processes that do not fit.
+    Given,
+    /// The numbers of the training are not finite, and would be the same again.
+    Diverged,
+}
+
+/// Whether an error, or what caused it, is met again by the same command.
+pub(crate) fn lasting(error: &(dyn StdError + 'static)) -> Option<Lasting> {
     let mut next = Some(error);
     while let Some(error) = next {
-        if known(error) {
-            return true;
+        let found = known(error).or_else(|| wrapped(error).and_then(lasting));
+        if found.is_some() {
+            return found;
         }
         next = error.source();
     }
-    false
+    None
 }
 
-fn known(error: &(dyn StdError + 'static)) -> bool {
-    let own = error.downcast_ref::<Error>().map(of_core);
-    let servers = || of_servers(error);
-    let data = || error.downcast_ref::<ReadError>().map(of_data);
-    let model = || error.downcast_ref::<ModelError>().map(of_model);
-    let checkpoint = || error.downcast_ref::<CheckpointError>().map(of_checkpoint);
-    let fit = || error.downcast_ref::<FitError>().map(of_fit);
-    let found = own.or_else(servers).or_else(data).or_else(model);
-    found.or_else(checkpoint).or_else(fit).unwrap_or(false)
-}
-
-fn of_core(error: &Error) -> bool {
-    match error {
-        Error::DifferentConfigurations { .. }
-        | Error::DifferentModels { .. }
-        | Error::TooFewReplicas { .. }
-        | Error::TooFewDevices { .. }
-        | Error::DifferentTotals { .. }
-        | Error::NotShared { .. } => true,
-        // `source` goes on with the cause of the error that they are made of.
-        other => other.wrapped().is_some_and(is_permanent),
+/// The error that another one is made of, which `source` passes over.
+fn wrapped<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a (dyn StdError + 'static)> {
+    match server_error(error) {
+        Some(ServerError::Core(core)) => Some(core),
+        _ => error.downcast_ref().and_then(Error::wrapped),
     }
 }
 
-fn of_fit(error: &FitError) -> bool {
-    match error {
-        FitError::Resume { .. }
-        | FitError::NoStateMemory { .. }
-        | FitError::StateNotReplicated { .. } => true,
-        FitError::File { source, .. } => of_file(source),
-        _ => false,
+/// What the type of an error says of it.
+fn known(error: &(dyn StdError + 'static)) -> Option<Lasting> {
+    macro_rules! either {
+        ($($(#[$feature:meta])* $type:ty: $diverged:expr),* $(,)?) => {$(
+            $(#[$feature])*
+            if let Some(error) = error.downcast_ref::<$type>() {
+                let diverged: fn(&$type) -> bool = $diverged;
+                return match (diverged(error), error.is_permanent()) {
+                    (true, _) => Some(Lasting::Diverged),
+                    (false, true) => Some(Lasting::Given),
+                    (false, false) => None,
+                };
+            }
+        )*};
     }
-}
-
-fn of_servers(error: &(dyn StdError + 'static)) -> Option<bool> {
-    let error = server_error(error)?;
-    Some(matches!(error, ServerError::Core(core) if of_core(core)))
-}
-
-fn of_data(error: &ReadError) -> bool {
-    match error {
-        ReadError::Io { source, .. } => of_file(source),
-        ReadError::OutOfMemory { .. } => false,
-        _ => true,
-    }
-}
-
-fn of_model(error: &ModelError) -> bool {
-    match error {
-        ModelError::Io { source, .. } => of_file(source),
-        ModelError::Npz(error) => of_data(error),
-        _ => true,
-    }
-}
-
-fn of_checkpoint(error: &CheckpointError) -> bool {
-    match error {
-        CheckpointError::Io { source, .. } => of_file(source),
-        CheckpointError::Missing { .. }
-        | CheckpointError::Incomplete { .. }
-        | CheckpointError::Corrupt { .. }
-        | CheckpointError::Version { .. }
-        | CheckpointError::WrongModel { .. }
-        | CheckpointError::WrongOptimizer { .. }
-        | CheckpointError::NotWritable { .. }
-        | CheckpointError::Unsupported { .. } => true,
-        // Another process ends, or somebody makes room.
-        _ => false,
-    }
-}
-
-/// Whether a file is not what it is taken for; a disk or a network may recover.
-fn of_file(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NotFound
-            | ErrorKind::PermissionDenied
-            | ErrorKind::ReadOnlyFilesystem
-            | ErrorKind::IsADirectory
-            | ErrorKind::NotADirectory
-            | ErrorKind::InvalidData
-            | ErrorKind::InvalidInput
-            | ErrorKind::InvalidFilename
-    )
+    either!(
+        Error: Error::is_not_finite,
+        FitError: FitError::is_not_finite,
+        CheckpointError: |_| false,
+        ClusterError: |_| false,
+        CollectiveError: |_| false,
+        DataError: |_| false,
+        FlightRecordError: |_| false,
+        LaunchError: |_| false,
+        ModelError: |_| false,
+        ReadError: |_| false,
+        #[cfg(feature = "full")]
+        PsError: PsError::is_not_finite,
+        #[cfg(feature = "full")]
+        TpuError: |_| false,
+        #[cfg(feature = "full")]
+        PjrtError: |_| false,
+        #[cfg(feature = "full")]
+        conformance::SelectionError: |_| false,
+    );
+    None
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::{self, ErrorKind};
     use std::path::PathBuf;
 
     use super::*;
+
+    fn is_permanent(error: &(dyn StdError + 'static)) -> bool {
+        lasting(error) == Some(Lasting::Given)
+    }
 
     fn file(kind: ErrorKind) -> ReadError {
         ReadError::Io {
@@ -137,7 +126,17 @@ mod tests {
         let resume = || FitError::Resume {
             what: "no".to_string(),
         };
-        for error in [models, shared, Error::from(resume())] {
+        let option = CollectiveError::InvalidOption {
+            what: "no".to_string(),
+        };
+        let errors = [
+            models,
+            shared,
+            Error::from(resume()),
+            Error::from(ClusterError::NoLeader),
+            Error::from(option),
+        ];
+        for error in errors {
             assert!(is_permanent(&error), "{error}");
             #[cfg(feature = "full")]
             assert!(is_permanent(&distribute_ps::PsError::from(error)));
@@ -152,18 +151,98 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_are_not_finite_are_told_apart_however_they_are_wrapped() {
+        let weights = || FitError::WeightsNotFinite {
+            parameter: "w".to_string(),
+            step: 3,
+        };
+        let statistics = Error::StatisticsNotFinite {
+            path: "norm.mean".to_string(),
+            replica: 0,
+            updates: 3,
+        };
+        let of_replica = Error::Replica {
+            replica: 1,
+            source: std::sync::Arc::new(statistics.clone()),
+        };
+        for error in [Error::from(weights()), statistics, of_replica] {
+            assert_eq!(lasting(&error), Some(Lasting::Diverged), "{error}");
+            #[cfg(feature = "full")]
+            {
+                let of_servers = distribute_ps::PsError::from(error);
+                assert_eq!(lasting(&of_servers), Some(Lasting::Diverged));
+            }
+        }
+        assert_eq!(lasting(&weights()), Some(Lasting::Diverged));
+    }
+
+    #[test]
     fn what_may_pass_is_not() {
-        assert!(!is_permanent(&file(ErrorKind::TimedOut)));
+        assert_eq!(lasting(&file(ErrorKind::TimedOut)), None);
         let memory = ReadError::OutOfMemory {
             path: PathBuf::from("a.csv"),
             bytes: 1,
         };
-        assert!(!is_permanent(&Error::from(memory)));
+        assert_eq!(lasting(&Error::from(memory)), None);
         let busy = CheckpointError::Busy {
             path: PathBuf::from("saved"),
             holder: None,
         };
-        assert!(!is_permanent(&Error::from(busy)));
-        assert!(!is_permanent(&Error::step("no luck")));
+        assert_eq!(lasting(&Error::from(busy)), None);
+        assert_eq!(lasting(&Error::step("no luck")), None);
+    }
+
+    /// Errors that a command never ends with: they become one of those above, or text, on their
+    /// way, and say so where they do.
+    const ON_THEIR_WAY: [&str; 12] = [
+        "ContractError",
+        "ExchangeError",
+        "GoldenError",
+        "HandshakeError",
+        "HeaderError",
+        "LowerError",
+        "NcclUnavailable",
+        "NetError",
+        "StableHloError",
+        "WireError",
+        "RequestError",
+        "ConnectError",
+    ];
+
+    /// The enums of errors that the crates of this repository make known.
+    fn public_errors() -> Vec<String> {
+        let mut folders = vec![PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")];
+        let mut found = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                let left_out = name.starts_with('.') || ["target", "tests"].contains(&&*name);
+                if path.is_dir() && !left_out {
+                    folders.push(path);
+                } else if name.ends_with(".rs") {
+                    let text = std::fs::read_to_string(&path).unwrap();
+                    let lines = text.lines().filter_map(|line| {
+                        let rest = line.strip_prefix("pub enum ")?;
+                        rest.strip_suffix("Error {")
+                    });
+                    found.extend(lines.map(|name| format!("{name}Error")));
+                }
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn every_error_of_the_crates_is_sorted() {
+        let own = include_str!("permanent_errors.rs");
+        let found = public_errors();
+        assert!(found.len() > 10, "{found:?}");
+        for name in found {
+            let sorted = own.contains(&format!("        {name}: "))
+                || own.contains(&format!("::{name}: "))
+                || ON_THEIR_WAY.contains(&&*name);
+            assert!(sorted, "{name} is neither in `known` nor in ON_THEIR_WAY");
+        }
     }
 }

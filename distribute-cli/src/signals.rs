@@ -1,4 +1,4 @@
-//! Ctrl-C and the signals of a preemption.
+//! Ctrl-C, the signals of a preemption and those of batch systems.
 //!
 //! What a signal does depends on what the process is about. While it trains, the running step is
 //! finished and saved. While it waits (for other processes, for data, for a compiler) there is
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use distribute_core::collectives::Interruption;
 use distribute_data::fit::{Callback, Control, Outcome};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::failure::Failure;
 use crate::notes::note;
+use crate::signal_table::{Meaning, name, saving};
 
 /// How long a wait may take to end by itself, saying what it waited for.
 const GRACE: Duration = Duration::from_millis(700);
@@ -37,6 +37,36 @@ struct State {
     phase: Phase,
     /// The first signal.
     signal: Option<i32>,
+    /// Whether one was an order: the next order ends the process at once.
+    ordered: bool,
+}
+
+/// What a signal leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Next {
+    /// The process ends now.
+    End,
+    /// It is the first one: what the process is about ends.
+    Begin,
+    /// The end has begun already.
+    Wait,
+}
+
+impl State {
+    fn receive(&mut self, signal: i32) -> Next {
+        let is_order = Meaning::of(signal) == Meaning::Order;
+        if is_order && self.ordered {
+            return Next::End;
+        }
+        self.ordered |= is_order;
+        match self.signal {
+            Some(_) => Next::Wait,
+            None => {
+                self.signal = Some(signal);
+                Next::Begin
+            }
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -47,8 +77,8 @@ struct SignalsShared {
     changed: Condvar,
 }
 
-/// The signals that ask this process to end. The second one ends it at once; a checkpoint that is
-/// being written then leaves the ones before it as they are.
+/// The signals that ask this process to end ([`Meaning`]). The second order ends it at once; a
+/// checkpoint that is being written then leaves the ones before it as they are.
 #[derive(Debug, Clone)]
 pub(crate) struct Signals(Arc<SignalsShared>);
 
@@ -65,11 +95,11 @@ impl Signals {
             state: Mutex::new(State {
                 phase: Phase::Waiting,
                 signal: None,
+                ordered: false,
             }),
             changed: Condvar::new(),
         }));
-        let mut caught =
-            signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(failed)?;
+        let mut caught = signal_hook::iterator::Signals::new(saving()).map_err(failed)?;
         let (own, parked) = (signals.clone(), thread::current());
         thread::Builder::new()
             .name("signals".to_string())
@@ -88,22 +118,30 @@ impl Signals {
     }
 
     fn receive(&self, signal: i32) {
-        let phase = {
+        let (next, phase) = {
             let mut state = self.state();
-            if state.signal.is_some() {
-                drop(state);
-                end(signal);
+            (state.receive(signal), state.phase)
+        };
+        let name = name(signal);
+        let is_order = Meaning::of(signal) == Meaning::Order;
+        match next {
+            Next::End => end(signal),
+            Next::Wait if is_order => {
+                return note(&format!("{name}: ending already (once more ends at once)"));
             }
-            state.signal = Some(signal);
-            state.phase
+            // The system may repeat it every second.
+            Next::Wait => return,
+            Next::Begin => {}
+        }
+        let hurry = match is_order {
+            true => "once more ends at once",
+            false => "SIGTERM twice ends at once",
         };
         self.0.flag.store(true, Ordering::Relaxed);
         self.0.interruption.raise();
         match phase {
-            Phase::Training => note("interrupted: finishing this step (once more ends at once)"),
-            Phase::Serving => {
-                note("interrupted: ending with the chief (once more ends at once)");
-            }
+            Phase::Training => note(&format!("{name}: finishing this step ({hurry})")),
+            Phase::Serving => note(&format!("{name}: ending with the chief ({hurry})")),
             Phase::Waiting | Phase::Trained => {
                 let own = self.clone();
                 let watch = move || own.end_unless_it_changes(phase, signal);
@@ -125,11 +163,11 @@ impl Signals {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(state);
-                let what = match phase {
-                    Phase::Trained => "interrupted after training",
-                    _ => "interrupted before training began",
+                let when = match phase {
+                    Phase::Trained => "after training",
+                    _ => "before training began",
                 };
-                note(what);
+                note(&format!("interrupted by {} {when}", name(signal)));
                 end(signal);
             }
             let waited = self.0.changed.wait_timeout(state, left);
@@ -179,7 +217,7 @@ impl Signals {
     /// How a process ends that has done this: what failed after a signal in a wait was the end of
     /// that wait.
     pub(crate) fn outcome(&self, done: Result<(), Failure>) -> Result<(), Failure> {
-        let State { phase, signal } = *self.state();
+        let State { phase, signal, .. } = *self.state();
         match (done, signal) {
             (Err(failure), Some(signal))
                 if matches!(phase, Phase::Waiting | Phase::Serving)
@@ -222,5 +260,32 @@ impl Callback for TrainingBegins {
         // What is saved at the end, by whichever callback, is still training.
         self.signals.enter(Phase::Training);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGXCPU};
+
+    use super::{Next, Phase, State};
+
+    /// What one signal after the other leads to.
+    fn received(signals: &[i32]) -> Vec<Next> {
+        let mut state = State {
+            phase: Phase::Training,
+            signal: None,
+            ordered: false,
+        };
+        signals.iter().map(|it| state.receive(*it)).collect()
+    }
+
+    #[test]
+    fn the_second_order_ends_at_once_and_a_notice_never_does() {
+        use Next::{Begin, End, Wait};
+        assert_eq!(received(&[SIGINT, SIGTERM]), [Begin, End]);
+        // The system repeats the first every second; a batch system sends the last one at its
+        // limit, however much earlier it has sent a notice.
+        let repeated = received(&[SIGXCPU, SIGXCPU, SIGUSR1, SIGTERM, SIGUSR1, SIGTERM]);
+        assert_eq!(repeated, [Begin, Wait, Wait, Wait, Wait, End]);
     }
 }

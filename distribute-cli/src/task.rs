@@ -464,7 +464,13 @@ fn model_file(model: &str) -> Result<Option<String>, Failure> {
         return Ok(None);
     }
     if !Path::new(model).exists() {
-        return Err(unknown(model));
+        return Err(match is_path(model) {
+            true => Failure::usage(format!(
+                "there is no model file {model}; check the path, or name a built-in model: {}",
+                names().join(", ")
+            )),
+            false => unknown(model),
+        });
     }
     match std::fs::read_to_string(model) {
         Ok(text) => Ok(Some(text)),
@@ -476,8 +482,18 @@ fn model_file(model: &str) -> Result<Option<String>, Failure> {
     }
 }
 
+/// Whether a file was meant, that is not there, and not one of the names.
+fn is_path(model: &str) -> bool {
+    let path = Path::new(model);
+    path.extension().is_some() || path.components().count() > 1 || path.is_symlink()
+}
+
+fn names() -> Vec<&'static str> {
+    BUILT_IN.iter().map(|(name, _)| *name).collect()
+}
+
 fn unknown(model: &str) -> Failure {
-    let names: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
+    let names = names();
     let nearest = distribute_error::nearest(model, names.iter().copied());
     let nearest = nearest.map_or_else(String::new, |name| format!("did you mean `{name}`? "));
     Failure::usage(format!(

@@ -12,7 +12,7 @@ use distribute_tpu_xla::{
 use serde_json::{Value, json};
 
 use crate::compile_watch::{CompileWatch, compiler_bytes};
-use crate::events::{line, object};
+use crate::events::{EventName, event, line};
 use crate::failure::Failure;
 use crate::flags::{DeviceArgs, OutputFormat, PrecisionName, TpuArgs};
 use crate::libtpu::in_own_process;
@@ -177,7 +177,7 @@ pub(crate) fn not_compiled(error: Error) -> Failure {
         _ => None,
     };
     match code {
-        Some(ErrorCode::ResourceExhausted) => Failure::failed(format!(
+        Some(ErrorCode::ResourceExhausted) => Failure::refused(format!(
             "does not fit: {error}; use more replicas, a smaller --batch-size or a smaller model"
         )),
         _ => error.into(),
@@ -266,31 +266,33 @@ fn json_report(report: &CompileReport) -> String {
     let collectives: serde_json::Map<String, Value> = collectives
         .map(|(name, count)| ((*name).to_string(), json!(count)))
         .collect();
-    object([
-        ("event", json!("compiled")),
-        ("topology", json!(report.topology)),
-        ("device_kind", json!(report.device_kind)),
-        ("devices", json!(report.devices)),
-        ("replicas", json!(report.replicas)),
-        ("flops", json!(report.flops)),
-        ("bytes_accessed", json!(report.bytes_accessed)),
-        ("argument_bytes", json!(memory.argument_bytes)),
-        ("output_bytes", json!(memory.output_bytes)),
-        ("alias_bytes", json!(memory.alias_bytes)),
-        ("donated_bytes", json!(report.donated_bytes)),
-        ("temp_bytes", json!(memory.temp_bytes)),
-        ("generated_code_bytes", json!(memory.generated_code_bytes)),
-        ("memory_bytes", json!(report.memory_bytes())),
-        ("peak_bytes", json!(report.peak_bytes())),
-        ("compile_seconds", json!(report.compile_time.as_secs_f64())),
-        ("compiler_peak_bytes", json!(compiler_bytes())),
-        (
-            "estimated_seconds",
-            json!(report.estimated_time.map(|time| time.as_secs_f64())),
-        ),
-        ("estimated_cycles", json!(report.estimated_cycles)),
-        ("memory_limit_bytes", json!(report.memory_limit_bytes)),
-        ("fits", json!(report.fits())),
-        ("collectives", Value::Object(collectives)),
-    ])
+    event(
+        EventName::Compiled,
+        [
+            ("topology", json!(report.topology)),
+            ("device_kind", json!(report.device_kind)),
+            ("devices", json!(report.devices)),
+            ("replicas", json!(report.replicas)),
+            ("flops", json!(report.flops)),
+            ("bytes_accessed", json!(report.bytes_accessed)),
+            ("argument_bytes", json!(memory.argument_bytes)),
+            ("output_bytes", json!(memory.output_bytes)),
+            ("alias_bytes", json!(memory.alias_bytes)),
+            ("donated_bytes", json!(report.donated_bytes)),
+            ("temp_bytes", json!(memory.temp_bytes)),
+            ("generated_code_bytes", json!(memory.generated_code_bytes)),
+            ("memory_bytes", json!(report.memory_bytes())),
+            ("peak_bytes", json!(report.peak_bytes())),
+            ("compile_seconds", json!(report.compile_time.as_secs_f64())),
+            ("compiler_peak_bytes", json!(compiler_bytes())),
+            (
+                "estimated_seconds",
+                json!(report.estimated_time.map(|time| time.as_secs_f64())),
+            ),
+            ("estimated_cycles", json!(report.estimated_cycles)),
+            ("memory_limit_bytes", json!(report.memory_limit_bytes)),
+            ("fits", json!(report.fits())),
+            ("collectives", Value::Object(collectives)),
+        ],
+    )
 }

@@ -283,6 +283,27 @@ impl CollectiveError {
         }
     }
 
+    /// Whether the same start would fail again: the call, an option, the build or the other members
+    /// are not right for it. A rank that was lost or did not come may be there the next time, and a
+    /// port that is in use is free again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Mismatch { .. }
+            | Self::InvalidArgument { .. }
+            | Self::InvalidOption { .. }
+            | Self::Refused { .. }
+            | Self::BackendUnavailable { .. } => true,
+            Self::Poisoned { cause } => cause.is_permanent(),
+            Self::PeerLost { .. }
+            | Self::Timeout { .. }
+            | Self::Aborted { .. }
+            | Self::Rendezvous { .. }
+            | Self::Interrupted { .. }
+            | Self::Address { .. }
+            | Self::Protocol { .. } => false,
+        }
+    }
+
     /// Whether the group is unusable after this error.
     pub fn is_fatal(&self) -> bool {
         !matches!(

@@ -17,6 +17,7 @@ mod codec;
 mod first;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Duration;
 
 #[cfg(any(feature = "grpc", feature = "mpi"))]
@@ -73,6 +74,26 @@ pub(crate) struct Failure {
     pub(crate) kind: FailureKind,
     /// The rank at fault had done its part of all operations before this one.
     pub(crate) from_sequence: u64,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let sequence = self.from_sequence;
+        match &self.kind {
+            FailureKind::Lost { rank, reason } => {
+                write!(
+                    f,
+                    "rank {rank} was lost before operation {sequence}: {reason}"
+                )
+            }
+            FailureKind::Silent { rank, elapsed } => write!(
+                f,
+                "rank {rank} has given no sign of life for {elapsed:.1?}, before operation \
+                 {sequence}"
+            ),
+            FailureKind::Ended(error) => fmt::Display::fmt(error, f),
+        }
+    }
 }
 
 impl Failure {

@@ -67,6 +67,14 @@ impl fmt::Debug for FlightRecordError {
 }
 
 impl FlightRecordError {
+    /// Whether the same call would fail again: there is no record, or no such directory. What the
+    /// system said is text here, so a disk that fails counts as well.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Io { .. } | Self::NoRecords { .. } => true,
+        }
+    }
+
     fn io(path: &Path, error: &std::io::Error) -> Self {
         FlightRecordError::Io {
             path: path.display().to_string(),

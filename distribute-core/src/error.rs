@@ -40,6 +40,13 @@ pub enum Error {
         /// What is wrong and what to pass instead.
         what: String,
     },
+    /// The operating system refused a thread, a socket or a file for a reason that may pass: a full
+    /// disk, a port that is in use, a limit that others reach too.
+    #[error("{what}")]
+    System {
+        /// What was refused, the system's reason and what to do.
+        what: String,
+    },
     /// A tensor has another shape than the operation needs. Usually a bug in the step.
     #[error("{op}: expected shape {expected:?}, got {found:?}")]
     Shape {
@@ -485,6 +492,16 @@ impl Error {
         }
     }
 
+    /// What the system refused: an [`Error::System`] if that may pass, else an
+    /// [`Error::InvalidArgument`]. `what` has the system's reason in it.
+    pub fn of_system(error: &std::io::Error, what: impl fmt::Display) -> Self {
+        let what = what.to_string();
+        match distribute_error::lasts(error) {
+            true => Self::InvalidArgument { what },
+            false => Self::System { what },
+        }
+    }
+
     /// Wraps an error of the caller's own code, so that a step can use `?` on it through
     /// `map_err(Error::step)`.
     pub fn step(error: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -564,6 +581,67 @@ impl Error {
         matches!(error.root_cause(), CollectiveError::Interrupted { .. })
     }
 
+    /// Whether the same start would fail again: with these arguments, devices, workers, files or
+    /// numbers. A replica that panicked, a worker that was lost and what only follows from another
+    /// failure may be otherwise the next time. An error of a crate that this one does not know is
+    /// none: ask [`wrapped`](Self::wrapped) in its own type.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::InvalidArgument { .. }
+            | Self::Shape { .. }
+            | Self::Axis { .. }
+            | Self::NotDistributed { .. }
+            | Self::DType { .. }
+            | Self::MixedStrategies { .. }
+            | Self::ReplicaCount { .. }
+            | Self::InsideStep { .. }
+            | Self::DifferentModels { .. }
+            | Self::TooFewReplicas { .. }
+            | Self::TooFewDevices { .. }
+            | Self::DifferentTotals { .. }
+            | Self::DifferentConfigurations { .. }
+            | Self::NotShared { .. }
+            | Self::UnsupportedSynchronization { .. }
+            | Self::MeanOfIntegers { .. }
+            | Self::AggregationRequired { .. }
+            | Self::NoCommonValue { .. }
+            | Self::UpdateOfSum { .. }
+            | Self::HostRead { .. }
+            | Self::NotCompilable { .. }
+            | Self::Policy { .. }
+            | Self::StepChanged { .. }
+            | Self::RandomOnHost { .. }
+            | Self::UnevenArguments { .. }
+            | Self::TooManyPrograms { .. }
+            | Self::StatisticsNotFinite { .. } => true,
+            Self::System { .. }
+            | Self::ReplicaPanicked { .. }
+            | Self::Poisoned { .. }
+            | Self::ReplicaMissing { .. }
+            | Self::Diverged { .. }
+            | Self::CapturePanicked { .. }
+            | Self::Fetch { .. }
+            | Self::Capture { .. }
+            | Self::Stopped { .. }
+            | Self::Internal { .. } => false,
+            Self::Replica { source, .. } | Self::Leaf { source, .. } => source.is_permanent(),
+            Self::Collective(error) => error.is_permanent(),
+            Self::Cluster(error) => error.is_permanent(),
+            Self::Checkpoint(error)
+            | Self::Connection(error)
+            | Self::Input(error)
+            | Self::Step(error)
+            | Self::Fit(error)
+            | Self::Launch(error)
+            | Self::Backend(error) => is_known_as_permanent(&**error),
+        }
+    }
+
+    /// Whether numbers of the training are NaN or infinite, which the same start computes again.
+    pub fn is_not_finite(&self) -> bool {
+        matches!(self.root_cause(), Self::StatisticsNotFinite { .. })
+    }
+
     /// How far from the cause of a failed run this error is: 0 for a replica's own failure, 1 for
     /// one that names a replica whose step ended early, 2 for a call that went wrong because of
     /// another replica, 3 for the news that another one failed.
@@ -581,6 +659,16 @@ impl Error {
             _ => 0,
         }
     }
+}
+
+/// Whether a wrapped error of a crate below this one lasts.
+fn is_known_as_permanent(error: &(dyn StdError + 'static)) -> bool {
+    let checkpoint = || error.downcast_ref().map(CheckpointError::is_permanent);
+    let net = || error.downcast_ref().map(NetError::is_permanent);
+    let records = || error.downcast_ref().map(FlightRecordError::is_permanent);
+    let core = || error.downcast_ref().map(Error::is_permanent);
+    let found = checkpoint().or_else(net).or_else(records).or_else(core);
+    found.unwrap_or(false)
 }
 
 /// Whether a value has a component for each local replica.

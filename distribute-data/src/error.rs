@@ -55,3 +55,17 @@ pub enum DataError {
 distribute_error::debug_as_message!(DataError);
 
 distribute_core::wrap_errors!(Input: DataError);
+
+impl DataError {
+    /// Whether the same call would fail again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::EmptyBatch { .. }
+            | Self::Unshardable
+            | Self::TooFewFiles { .. }
+            | Self::HintIgnored
+            | Self::InvalidShard { .. } => true,
+            Self::Panicked { .. } | Self::Thread { .. } => false,
+        }
+    }
+}

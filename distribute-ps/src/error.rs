@@ -404,6 +404,61 @@ impl PsError {
         Self::Step(Arc::from(error.into()))
     }
 
+    /// Whether the same start would fail again: the program, its arguments, its variables or its
+    /// numbers are not right for it. A process that was lost or did not come may be there the next
+    /// time. A step's own error is none: ask it in its own type.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Refused { .. }
+            | Self::UnknownVariable { .. }
+            | Self::VariableExists { .. }
+            | Self::Uninitialized { .. }
+            | Self::Shape { .. }
+            | Self::DType { .. }
+            | Self::Row { .. }
+            | Self::UnknownId { .. }
+            | Self::TooLarge { .. }
+            | Self::Full { .. }
+            | Self::NonFinite { .. }
+            | Self::InvalidArgument { .. }
+            | Self::OutOfRange { .. }
+            | Self::Unregistered { .. }
+            | Self::AlreadyRegistered { .. }
+            | Self::WrongArguments { .. }
+            | Self::RemoteValueArgument { .. }
+            | Self::Role { .. } => true,
+            Self::Unavailable { .. }
+            | Self::Timeout { .. }
+            | Self::OtherRun { .. }
+            | Self::Stale { .. }
+            | Self::StalenessTimeout { .. }
+            | Self::Protocol { .. }
+            | Self::System { .. }
+            | Self::Panicked { .. }
+            | Self::LostTooOften { .. }
+            | Self::NoWorkers { .. }
+            | Self::NoCoordinator { .. }
+            | Self::CoordinatorLost { .. }
+            | Self::Interrupted { .. }
+            | Self::CoordinatorFailed { .. }
+            | Self::Deadline { .. }
+            | Self::Cancelled
+            | Self::Stopped
+            | Self::Step(_) => false,
+            Self::Closure { source, .. } => source.is_permanent(),
+            Self::Core(error) => error.is_permanent(),
+        }
+    }
+
+    /// Whether gradients or statistics hold NaN or infinity, which the same start computes again.
+    pub fn is_not_finite(&self) -> bool {
+        match self.root_cause() {
+            Self::NonFinite { .. } => true,
+            Self::Core(error) => error.is_not_finite(),
+            _ => false,
+        }
+    }
+
     /// The innermost error of this crate: without the closure that failed by it.
     pub fn root_cause(&self) -> &PsError {
         match self {

@@ -195,6 +195,27 @@ impl CheckpointError {
         )
     }
 
+    /// Whether the same call would fail again: a checkpoint or a directory that is not there, is
+    /// damaged, must not be written or does not fit. Somebody else who saves there ends, and a disk
+    /// gets room again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Missing { .. }
+            | Self::Incomplete { .. }
+            | Self::Corrupt { .. }
+            | Self::Version { .. }
+            | Self::WrongModel { .. }
+            | Self::WrongOptimizer { .. }
+            | Self::NotWritable { .. }
+            | Self::Unsupported { .. } => true,
+            Self::Io { source, .. } => distribute_error::lasts(source),
+            Self::DiskFull { .. }
+            | Self::Busy { .. }
+            | Self::Changing { .. }
+            | Self::SaverPanicked { .. } => false,
+        }
+    }
+
     /// Sorts errors of the file system at `path` into the variants that say what to do.
     pub(super) fn io(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();

@@ -299,6 +299,12 @@ pub enum ClusterError {
 distribute_error::debug_as_message!(ClusterError);
 
 impl ClusterError {
+    /// Whether the same start would fail again. All of these are about what a process was told of
+    /// its cluster, which no new start changes; a member that may still come is no such error.
+    pub const fn is_permanent(&self) -> bool {
+        true
+    }
+
     pub(super) fn no_such_task(job: &str, index: Option<i64>) -> Self {
         let job = job.to_string();
         Self::NoSuchTask { job, index }

@@ -26,6 +26,7 @@
 use std::any::Any;
 use std::error::Error;
 use std::fmt;
+use std::io;
 
 /// Writes the message of an error, and of each cause what is not told yet: in one line, or with
 /// `{:#?}` in one for each cause.
@@ -56,6 +57,43 @@ pub fn fmt_error(error: &dyn Error, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 pub fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
     let text = payload.downcast_ref::<&str>().copied();
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
+}
+
+/// Whether a file would be met the same next time: a path that is not there, is of another kind,
+/// leads in a circle or must not be touched, a file that is not what it is taken for, or one that
+/// is larger than the limit for files. What may pass by itself (a full disk, a busy device, a
+/// network, memory, too many open files, a disk that fails) is none of that.
+///
+/// ```
+/// use std::io::{Error, ErrorKind};
+/// assert!(distribute_error::lasts(&Error::from(ErrorKind::NotFound)));
+/// assert!(distribute_error::lasts(&Error::other("not a stream of zlib")));
+/// assert!(!distribute_error::lasts(&Error::from(ErrorKind::StorageFull)));
+/// assert!(!distribute_error::lasts(&Error::from_raw_os_error(5))); // EIO: the disk fails
+/// ```
+pub fn lasts(error: &io::Error) -> bool {
+    use io::ErrorKind as Kind;
+    /// Symbolic links in a circle (ELOOP), for which the standard library has no stable word.
+    const LOOP: i32 = if cfg!(target_os = "linux") { 40 } else { 62 };
+    match error.kind() {
+        Kind::NotFound
+        | Kind::PermissionDenied
+        | Kind::AlreadyExists
+        | Kind::NotADirectory
+        | Kind::IsADirectory
+        | Kind::DirectoryNotEmpty
+        | Kind::ReadOnlyFilesystem
+        | Kind::FileTooLarge
+        | Kind::NotSeekable
+        | Kind::InvalidInput
+        | Kind::InvalidData
+        | Kind::InvalidFilename
+        | Kind::UnexpectedEof
+        | Kind::Unsupported => true,
+        // A reader of files says so of what it finds in one, without a number of the system.
+        Kind::Other => error.raw_os_error().is_none(),
+        _ => error.raw_os_error() == Some(LOOP),
+    }
 }
 
 /// The known name that is most like a mistyped one, if any is alike: for "did you mean".

@@ -162,6 +162,37 @@ distribute_error::debug_as_message!(FitError);
 distribute_core::wrap_errors!(Fit: FitError);
 
 impl FitError {
+    /// Whether the same run would end the same: with its settings, its files and its memory as they
+    /// are, or because its numbers are [not finite](Self::is_not_finite) again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::File { source, .. } | Self::BitsFile { source, .. } => {
+                distribute_error::lasts(source)
+            }
+            Self::EventTag { .. }
+            | Self::EventStep { .. }
+            | Self::NonFiniteHistogram { .. }
+            | Self::Csv { .. }
+            | Self::NoSuchLog { .. }
+            | Self::WeightsNotFinite { .. }
+            | Self::Resume { .. }
+            | Self::Bits { .. }
+            | Self::OtherBits { .. }
+            | Self::NoStateMemory { .. }
+            | Self::StateNotReplicated { .. }
+            | Self::NoExamples { .. } => true,
+            Self::StateMemory { .. } => false,
+        }
+    }
+
+    /// Whether weights or gradients hold NaN or infinity.
+    pub fn is_not_finite(&self) -> bool {
+        matches!(
+            self,
+            Self::WeightsNotFinite { .. } | Self::NonFiniteHistogram { .. }
+        )
+    }
+
     pub(super) fn file(path: &Path, operation: &'static str) -> impl FnOnce(io::Error) -> Self {
         Self::choose("path", path, operation)
     }

@@ -175,3 +175,26 @@ pub enum ModelError {
 distribute_error::debug_as_message!(ModelError);
 
 distribute_core::wrap_errors!(Input: ModelError);
+
+impl ModelError {
+    /// Whether the same model, with the same files, would be refused again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => distribute_error::lasts(source),
+            Self::Npz(error) => error.is_permanent(),
+            Self::NotAModel { .. }
+            | Self::Unsupported { .. }
+            | Self::SeveralTensors { .. }
+            | Self::SameName { .. }
+            | Self::MissingLayer { .. }
+            | Self::Cycle { .. }
+            | Self::Graph { .. }
+            | Self::Shape { .. }
+            | Self::Head { .. }
+            | Self::Input { .. }
+            | Self::Inputs { .. }
+            | Self::Weights { .. }
+            | Self::WeightFile { .. } => true,
+        }
+    }
+}

@@ -233,3 +233,36 @@ impl LaunchError {
         }
     }
 }
+
+impl LaunchError {
+    /// Whether the same start would fail again: the command, the options, the paths or the other
+    /// launchers are not right for it. A host that is missing may come, and a port is free again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::NoWorkers
+            | Self::EmptyRange { .. }
+            | Self::ElasticServers
+            | Self::HostWithoutWorker { .. }
+            | Self::NoCommand
+            | Self::TooFewGpus { .. }
+            | Self::CommandNotFound { .. }
+            | Self::NotExecutable { .. }
+            | Self::InvalidHosts { .. }
+            | Self::NotEncrypted { .. }
+            | Self::HostRefused { .. } => true,
+            Self::Spawn { source, .. } | Self::LogDirectory { source, .. } => {
+                distribute_error::lasts(source)
+            }
+            Self::TooFewWorkers { .. }
+            | Self::LogWrite { .. }
+            | Self::Console { .. }
+            | Self::NoFreePort { .. }
+            | Self::Guard { .. }
+            | Self::Rendezvous { .. }
+            | Self::HostsMissing { .. }
+            | Self::HostLost { .. }
+            | Self::TooManyPosts { .. }
+            | Self::System { .. } => false,
+        }
+    }
+}

@@ -162,19 +162,21 @@ impl BoundListener {
     /// token and TLS only loopback addresses are allowed, see [`Security`].
     ///
     /// # Errors
-    /// [`NetError::Address`] when the address does not resolve, is in use, is not one of
-    /// this host, or is reachable from other hosts although `security` is not enough for that.
+    /// [`NetError::Address`] when the address does not resolve, is in use or is not one of this
+    /// host; [`NetError::InvalidOption`] when it is no address at all, or is reachable from other
+    /// hosts although `security` is not enough for that.
     pub fn bind(task: usize, address: &str, security: &Security) -> Result<BoundListener> {
         let patience = Patience {
             until: Instant::now(),
             pause: &|_| false,
         };
+        let (host, port) = split(address).map_err(|reason| refuse_always(task, address, reason))?;
         let refuse = refusal(task, address);
-        let host_and_port = split(address).map_err(&refuse)?;
-        let resolved = host_and_port.to_socket_addrs();
+        let resolved = (host, port).to_socket_addrs();
         let resolved = resolved.map_err(|error| refuse(unresolved(&error)))?;
-        let bound = patience.try_until(|| Self::bind_one(task, resolved.clone(), security));
-        bound.map_err(refuse)
+        let bound =
+            patience.try_until(|| Self::bind_one(task, address, resolved.clone(), security));
+        bound.map_err(refuse)?
     }
 
     /// As [`bind`](Self::bind), and waits for what may still come: for the name of this host, which
@@ -189,23 +191,23 @@ impl BoundListener {
         security: &Security,
         patience: &Patience<'_>,
     ) -> Result<BoundListener> {
-        let refuse = refusal(task, address);
-        let (host, port) = split(address).map_err(&refuse)?;
+        let (host, port) = split(address).map_err(|reason| refuse_always(task, address, reason))?;
         let bound = patience.try_until(|| {
             let resolved = patience.resolve(host, port);
             let resolved = resolved.map_err(|error| (unresolved(&error), true))?;
-            Self::bind_one(task, resolved.into_iter(), security)
+            Self::bind_one(task, address, resolved.into_iter(), security)
         });
-        bound.map_err(refuse)
+        bound.map_err(refusal(task, address))?
     }
 
     /// Listens at the first of these addresses that can be used; with the reason, whether one may
-    /// still become an address of this host.
+    /// still become an address of this host. What waiting cannot change is the inner error.
     fn bind_one(
         task: usize,
+        address: &str,
         resolved: impl Iterator<Item = SocketAddr> + Clone,
         security: &Security,
-    ) -> std::result::Result<BoundListener, (String, bool)> {
+    ) -> std::result::Result<Result<BoundListener>, (String, bool)> {
         if let (Some(open), Err(missing)) = (
             (resolved.clone()).find(|resolved| !resolved.ip().is_loopback()),
             security.allows_beyond_loopback(),
@@ -215,12 +217,12 @@ impl BoundListener {
                  address, or ask for `insecure` by name",
                 open.ip()
             );
-            return Err((reason, false));
+            return Ok(Err(refuse_always(task, address, reason)));
         }
         let mut last = ("it resolves to no address".to_string(), true);
         for candidate in resolved {
             match TcpListener::bind(candidate).and_then(|s| Ok((s.local_addr()?, s))) {
-                Ok((local, socket)) => return Ok(BoundListener { socket, local }),
+                Ok((local, socket)) => return Ok(Ok(BoundListener { socket, local })),
                 Err(error) => {
                     let may_come = error.kind() == io::ErrorKind::AddrNotAvailable;
                     last = (cannot_bind(task, &error), may_come);
@@ -254,6 +256,13 @@ fn refusal(task: usize, address: &str) -> impl Fn(String) -> NetError {
     }
 }
 
+/// The error for an address that no waiting makes usable.
+fn refuse_always(task: usize, address: &str, reason: String) -> NetError {
+    NetError::InvalidOption {
+        what: format!("cannot use the address {address} of rank {task}: {reason}"),
+    }
+}
+
 fn unresolved(error: &impl std::fmt::Display) -> String {
     format!("it does not resolve: {error}")
 }
@@ -284,6 +293,7 @@ mod tests {
                 address: named,
                 reason,
             }) if named == address => reason,
+            Err(NetError::InvalidOption { what }) if what.contains(address) => what,
             other => panic!("{other:?}"),
         }
     }
@@ -315,7 +325,14 @@ mod tests {
         assert!(text.contains("in use") && text.contains("rank 3"), "{text}");
         let text = reason("no-such-host.invalid:80");
         assert!(text.contains("does not resolve"), "{text}");
-        assert!(reason("localhost").contains("host:port"));
+        let permanent = |address: &str| {
+            let bound = BoundListener::bind(3, address, &Security::default());
+            bound.unwrap_err().is_permanent()
+        };
+        // A port is free again one day; what is no address never becomes one.
+        assert!(!permanent(&taken.local_addr().to_string()));
+        assert!(reason("localhost").contains("host:port") && permanent("localhost"));
+        assert!(permanent("localhost:99999") && permanent("192.0.2.1:80"));
         // A loopback address is local in every network; this one belongs to documentation.
         let open = Security::default().insecure();
         let error = BoundListener::bind(3, "192.0.2.1:80", &open)

@@ -34,3 +34,14 @@ pub enum NetError {
 }
 
 distribute_error::debug_as_message!(NetError);
+
+impl NetError {
+    /// Whether the same start would fail again. A port is free again one day, and a name may be
+    /// known then.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::InvalidOption { .. } => true,
+            Self::Address { .. } | Self::NoRandomNumbers { .. } => false,
+        }
+    }
+}

@@ -378,6 +378,39 @@ distribute_error::debug_as_message!(ReadError);
 distribute_core::wrap_errors!(Input: ReadError);
 
 impl ReadError {
+    /// Whether the same file would be refused again; only memory, and a disk or network that fails,
+    /// may be there the next time.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => distribute_error::lasts(source),
+            Self::OutOfMemory { .. } => false,
+            Self::Missing { .. }
+            | Self::MissingName { .. }
+            | Self::Truncated { .. }
+            | Self::Trailing { .. }
+            | Self::TooLarge { .. }
+            | Self::WrongMagic { .. }
+            | Self::Malformed { .. }
+            | Self::Unsupported { .. }
+            | Self::Empty { .. }
+            | Self::CountMismatch { .. }
+            | Self::ShapesDiffer { .. }
+            | Self::AmbiguousHeader { .. }
+            | Self::Bomb { .. }
+            | Self::LabelOutOfRange { .. }
+            | Self::RaggedRow { .. }
+            | Self::NotANumber { .. }
+            | Self::NotFinite { .. }
+            | Self::NotUtf8 { .. }
+            | Self::BadImage { .. }
+            | Self::ImageMismatch { .. }
+            | Self::ShapeMismatch { .. }
+            | Self::IndexOutOfRange { .. }
+            | Self::WrongKind { .. }
+            | Self::BadSplit { .. } => true,
+        }
+    }
+
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         ReadError::Io {
             path: path.to_owned(),

@@ -26,7 +26,7 @@ pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
         return Err(Failure::usage("--days must be at least 1"));
     }
     if directory.exists() {
-        return Err(Failure::failed(format!(
+        return Err(Failure::usage(format!(
             "{} exists: certificates are never overwritten; remove it or name another directory",
             directory.display()
         )));
@@ -62,7 +62,10 @@ fn write_host(
     authority: &Authority,
     directory: &Path,
 ) -> Result<(), Failure> {
-    let (certificate, key) = sign(host, days, authority).map_err(|error| failed(&error))?;
+    // What is wrong can only be the name.
+    let (certificate, key) = sign(host, days, authority).map_err(|error| {
+        Failure::usage(format!("no certificate for the host {host:?}: {error}"))
+    })?;
     create(directory)?;
     write(&directory.join("certificate.pem"), &certificate, false)?;
     write(&directory.join("key.pem"), &key, true)
@@ -110,7 +113,8 @@ fn token() -> Result<String, Failure> {
 }
 
 fn create(directory: &Path) -> Result<(), Failure> {
-    std::fs::create_dir_all(directory).map_err(|error| Failure::failed(error).in_file(directory))
+    let created = std::fs::create_dir_all(directory);
+    created.map_err(|error| Failure::of_file(&error, &error).in_file(directory))
 }
 
 /// Writes a new file; a secret one is readable by its owner only, from the first byte on.
@@ -127,5 +131,5 @@ fn write(path: &Path, text: &str, secret: bool) -> Result<(), Failure> {
     let written = options
         .open(path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|error| Failure::failed(error).in_file(path))
+    written.map_err(|error| Failure::of_file(&error, &error).in_file(path))
 }

@@ -1,8 +1,6 @@
 //! `conformance`: the library against what TensorFlow recorded.
 
-use ::conformance::{
-    FailedCase, FamilyName, Report, Selection, SelectionError, WorkerProgram, run_worker,
-};
+use ::conformance::{FailedCase, FamilyName, Report, Selection, WorkerProgram, run_worker};
 
 use crate::events;
 use crate::failure::Failure;
@@ -29,10 +27,7 @@ pub(crate) fn run(args: ConformanceArgs) -> Result<(), Failure> {
         families: args.family,
         workers: Some(workers()?),
     };
-    let report = selection.run().map_err(|error| match error {
-        SelectionError::Unknown { .. } => Failure::usage(error),
-        error => Failure::failed(error),
-    })?;
+    let report = selection.run()?;
     match args.output {
         OutputFormat::Text => events::line(report.to_string().trim_end())?,
         OutputFormat::Json => events::line(&report.to_json().to_string())?,

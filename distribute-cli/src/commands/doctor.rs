@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::gpus::{self, Gpus};
 use super::libraries::{Library, find_all};
-use crate::events;
+use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{DoctorArgs, OutputFormat, VERSION};
 use crate::notes::wrapped;
@@ -131,28 +131,30 @@ impl Report {
         let cluster = self.cluster.iter().map(
             |(system, name, value)| json!({ "system": system, "variable": name, "value": value }),
         );
-        events::object([
-            ("event", json!("doctor")),
-            ("version", json!(env!("CARGO_PKG_VERSION"))),
-            ("os", json!(std::env::consts::OS)),
-            ("architecture", json!(std::env::consts::ARCH)),
-            ("cores", json!(self.cores)),
-            (
-                "memory_bytes",
-                json!(self.memory.as_ref().map(|memory| memory.total)),
-            ),
-            (
-                "memory_available_bytes",
-                json!(self.memory.as_ref().map(|memory| memory.available)),
-            ),
-            ("shared_memory_free_bytes", json!(self.shared_memory_free)),
-            ("cpu_features", json!(self.features)),
-            ("devices", json!(devices)),
-            ("libraries", json!(libraries.collect::<Vec<_>>())),
-            ("gpus", self.gpus.json()),
-            ("cluster", json!(cluster.collect::<Vec<_>>())),
-            ("place", self.place.json()),
-        ])
+        events::event(
+            EventName::Doctor,
+            [
+                ("version", json!(env!("CARGO_PKG_VERSION"))),
+                ("os", json!(std::env::consts::OS)),
+                ("architecture", json!(std::env::consts::ARCH)),
+                ("cores", json!(self.cores)),
+                (
+                    "memory_bytes",
+                    json!(self.memory.as_ref().map(|memory| memory.total)),
+                ),
+                (
+                    "memory_available_bytes",
+                    json!(self.memory.as_ref().map(|memory| memory.available)),
+                ),
+                ("shared_memory_free_bytes", json!(self.shared_memory_free)),
+                ("cpu_features", json!(self.features)),
+                ("devices", json!(devices)),
+                ("libraries", json!(libraries.collect::<Vec<_>>())),
+                ("gpus", self.gpus.json()),
+                ("cluster", json!(cluster.collect::<Vec<_>>())),
+                ("place", self.place.json()),
+            ],
+        )
     }
 
     fn text(&self) -> String {

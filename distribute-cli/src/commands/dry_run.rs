@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::restore::same_model;
 use super::start::Start;
 use super::training::{GlobalBatch, check_sizes, epochs};
-use crate::events;
+use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, StrategyName, TrainArgs};
 use crate::schedule::updates;
@@ -66,7 +66,8 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     }
     // Workers of parameter servers make steps of their own, and do not read the checkpoint.
     let (together, nothing) = (if is_served { 1 } else { replicas }, Start::default());
-    check_sizes(&task, &data, together)?;
+    let trains_together = if is_served { 1 } else { workers };
+    check_sizes(&task, &data, (together, trains_together))?;
     let examples = data.train.len();
     let continued = if is_served { &nothing } else { &start };
     let batch = GlobalBatch::new(args.data.batch_size, together, examples, continued)?;
@@ -210,8 +211,7 @@ impl Plan {
     }
 
     fn json(&self) -> String {
-        let fields: [(&str, Value); 20] = [
-            ("event", json!("dry-run")),
+        let fields: [(&str, Value); 19] = [
             ("strategy", json!(self.strategy)),
             ("workers", json!(self.workers)),
             ("replicas", json!(self.replicas)),
@@ -232,7 +232,7 @@ impl Plan {
             ("values_bytes", json!(self.step_bytes)),
             ("examples_bytes", json!(self.data_bytes)),
         ];
-        events::object(fields)
+        events::event(EventName::DryRun, fields)
     }
 }
 

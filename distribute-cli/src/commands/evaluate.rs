@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::report::Report;
 use super::restore::restored;
-use crate::events;
+use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{EvaluateArgs, OutputFormat};
 use crate::objective::objective;
@@ -36,20 +36,22 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
     }
     let report = report.filter(|_| args.report);
     if args.general.output == OutputFormat::Json {
-        let event = events::object([
-            ("event", json!("evaluation")),
-            (
-                "checkpoint",
-                json!(restored.checkpoint.display().to_string()),
-            ),
-            ("step", json!(restored.step)),
-            ("model", json!(restored.task.model_name())),
-            ("dataset", json!(restored.task.dataset.to_string())),
-            ("split", json!(restored.split.name())),
-            ("examples", json!(result.examples)),
-            ("loss", json_number(result.logs.loss())),
-            ("accuracy", json_number(accuracy)),
-        ]);
+        let event = events::event(
+            EventName::Evaluation,
+            [
+                (
+                    "checkpoint",
+                    json!(restored.checkpoint.display().to_string()),
+                ),
+                ("step", json!(restored.step)),
+                ("model", json!(restored.task.model_name())),
+                ("dataset", json!(restored.task.dataset.to_string())),
+                ("split", json!(restored.split.name())),
+                ("examples", json!(result.examples)),
+                ("loss", json_number(result.logs.loss())),
+                ("accuracy", json_number(accuracy)),
+            ],
+        );
         events::line(&event)?;
         return report.map_or(Ok(()), |report| events::line(&report.json()));
     }

@@ -17,7 +17,7 @@ use serde_json::json;
 use super::restore::same_model;
 use crate::configuration::{data_settings, same_as_stored};
 use crate::data::{Classified, Data};
-use crate::events;
+use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, TrainArgs};
 use crate::notes::note;
@@ -152,13 +152,15 @@ impl Evaluator {
         let accuracy = found.logs.get("accuracy").unwrap_or(f64::NAN);
         let loss = found.logs.loss();
         events::line(&match self.output {
-            OutputFormat::Json => events::object([
-                ("event", json!("evaluation")),
-                ("step", json!(step)),
-                ("examples", json!(found.examples)),
-                ("loss", json_number(loss)),
-                ("accuracy", json_number(accuracy)),
-            ]),
+            OutputFormat::Json => events::event(
+                EventName::Evaluation,
+                [
+                    ("step", json!(step)),
+                    ("examples", json!(found.examples)),
+                    ("loss", json_number(loss)),
+                    ("accuracy", json_number(accuracy)),
+                ],
+            ),
             OutputFormat::Text => {
                 format!("step {step}: test accuracy {accuracy:.4}, test loss {loss:.4}")
             }

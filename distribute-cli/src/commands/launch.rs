@@ -97,7 +97,7 @@ fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
     Ok(Some(hosts))
 }
 
-/// What cannot be started at all is wrong usage.
+/// Said with the flags of this program where the library names its options.
 fn failure(error: LaunchError) -> Failure {
     match error {
         LaunchError::CommandNotFound { ref command, .. } if is_own_command(command) => {
@@ -107,21 +107,12 @@ fn failure(error: LaunchError) -> Failure {
                  `-- distribute-cli {name}`"
             ))
         }
-        LaunchError::NoWorkers
-        | LaunchError::EmptyRange { .. }
-        | LaunchError::ElasticServers
-        | LaunchError::HostWithoutWorker { .. }
-        | LaunchError::NoCommand
-        | LaunchError::TooFewGpus { .. }
-        | LaunchError::CommandNotFound { .. }
-        | LaunchError::NotExecutable { .. }
-        | LaunchError::InvalidHosts { .. } => Failure::usage(error),
         LaunchError::NotEncrypted { address } => Failure::usage(format!(
             "{address} is not a loopback address, and without certificates what the launchers \
              tell each other is not encrypted: give each its --certs DIR (`certs` makes them), or \
              --insecure on a network that you trust"
         )),
-        other => Failure::failed(other),
+        other => other.into(),
     }
 }
 

@@ -157,7 +157,7 @@ fn worker(
     signals: &Signals,
 ) -> Result<(), Failure> {
     let (task, data) = Task::from_args(args, None)?;
-    check_sizes(&task, &data, 1)?;
+    check_sizes(&task, &data, (1, 1))?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     let mut flags = configuration::flags(args);
     if args.training.learning_rate.is_none() {
@@ -204,7 +204,7 @@ fn chief(
         configuration::LEARNING_RATE,
         Some(optimizer.learning_rate()),
     );
-    check_sizes(&task, &data, 1)?;
+    check_sizes(&task, &data, (1, 1))?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     start.refuse_other_batch(batch.examples)?;
     let own = start.configuration(&args, &task, &data, batch.examples)?;

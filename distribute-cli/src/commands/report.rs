@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::predictions::probabilities;
 use super::restore::Restored;
-use crate::events;
+use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::output_file::{OutputFile, cannot_write};
 
@@ -160,11 +160,13 @@ impl Report {
                 "precision": number(correct, predicted),
             })
         });
-        events::object([
-            ("event", json!("report")),
-            ("classes", json!(classes.collect::<Vec<_>>())),
-            ("confusion", json!(self.counts)),
-        ])
+        events::event(
+            EventName::Report,
+            [
+                ("classes", json!(classes.collect::<Vec<_>>())),
+                ("confusion", json!(self.counts)),
+            ],
+        )
     }
 
     /// Writes the matrix as an SVG file, which is there whole or not at all.

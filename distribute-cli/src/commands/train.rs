@@ -100,7 +100,8 @@ fn train_as(
         Some((strategy, _)) => strategy.num_replicas_in_sync(),
         None => planned_devices(args.strategy, &args.devices)?.len(),
     };
-    check_sizes(&task, &data, replicas)?;
+    let workers = group.as_ref().map_or(1, WorkerGroup::num_workers);
+    check_sizes(&task, &data, (replicas, workers))?;
     let (strategy, mut cluster) = match ready {
         Some(ready) => ready,
         None => (strategy(args.strategy, &args.devices)?, Vec::new()),

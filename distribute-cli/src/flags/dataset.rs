@@ -26,7 +26,7 @@ impl FromStr for DatasetName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let named = match text {
+        let named = match &*text.to_lowercase() {
             "digits" => Some(Self::Digits),
             "mnist" => Some(Self::Mnist),
             "fashion-mnist" => Some(Self::FashionMnist),
@@ -36,7 +36,7 @@ impl FromStr for DatasetName {
         let from_file = || {
             let (kind, path) = text.split_once(':')?;
             let path = PathBuf::from((!path.is_empty()).then_some(path)?);
-            match kind {
+            match &*kind.to_lowercase() {
                 "idx" => Some(Self::Idx(path)),
                 "csv" => Some(Self::Csv(path, CsvHeader::Detect)),
                 "npz" => Some(Self::Npz(path)),

@@ -1,9 +1,10 @@
 //! What stands below the flags in `--help`: how a command is typed, and how it ends.
 
 pub(super) const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed (also: stopped by Ctrl-C with nothing saved), 2 wrong usage or \
-configuration, 42 stopped by Ctrl-C or SIGTERM after a checkpoint was saved, 130 Ctrl-C (143 \
-SIGTERM) before training began, after it has ended, or pressed twice.";
+Exit codes: 0 done, 1 failed for a reason that may pass (also: stopped by a signal with nothing \
+saved), 2 what the same command would meet again, 3 the training diverged (NaN), 42 stopped by a \
+signal after a checkpoint was saved, 128 + N by signal N (130 Ctrl-C, 143 SIGTERM) before training \
+began, after it has ended, or sent twice.";
 
 pub(super) const TRAIN: &str = "\
 Examples:

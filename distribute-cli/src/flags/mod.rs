@@ -6,10 +6,12 @@ mod cluster;
 mod dataset;
 mod examples;
 mod observing;
+mod other_names;
 mod parameter_server;
 mod reading;
 mod schedule;
 mod tpu;
+mod usual;
 mod validation;
 
 use std::ops::RangeInclusive;
@@ -27,6 +29,7 @@ pub(crate) use bench::{
 pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
 pub(crate) use dataset::{CsvHeaderName, DatasetName};
 pub(crate) use observing::ObservingArgs;
+pub(crate) use other_names::instead_of;
 pub(crate) use parameter_server::ParameterServerArgs;
 #[cfg(feature = "full")]
 pub(crate) use parameter_server::{NonFiniteGradients, StaleGradients};
@@ -469,7 +472,7 @@ pub(crate) struct DeviceArgs {
 #[command(next_help_heading = "Model and data")]
 pub(crate) struct DataArgs {
     /// digits-cnn, mnist-cnn, mlp, text, or a model file of Keras [default: by data set]
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE", value_parser = model)]
     pub(crate) model: Option<String>,
     /// digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: digits]
     #[arg(long, value_name = "NAME")]
@@ -629,7 +632,8 @@ impl FromStr for OptimizerName {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let all = || optim::names().chain(optim::burn_names());
-        let known = all().find(|known| *known == text).map(Self);
+        let known = all().find(|known| known.eq_ignore_ascii_case(text));
+        let known = known.map(Self);
         known.ok_or_else(|| distribute_error::unknown("optimizer", text, all()))
     }
 }
@@ -706,7 +710,16 @@ pub(crate) fn program() -> clap::Command {
             *command = reading(std::mem::take(command));
         }
     }
-    program
+    usual::usual_first(any_case(program))
+}
+
+/// Names that are listed are understood in capitals too: `Mirrored`, `JSON`.
+fn any_case(command: clap::Command) -> clap::Command {
+    let command = command.mut_args(|flag| match flag.get_possible_values().is_empty() {
+        true => flag,
+        false => flag.ignore_case(true),
+    });
+    command.mut_subcommands(any_case)
 }
 
 impl Command {
@@ -738,6 +751,17 @@ const GPUS: &[&dyn GpuKind] = &[
 
 fn device(text: &str) -> distribute_core::Result<LogicalDevice> {
     LogicalDevice::parse(text, GPUS)
+}
+
+/// A built-in model in any case, else what was given.
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "what parses a value may refuse it"
+)]
+fn model(text: &str) -> Result<String, String> {
+    let mut names = distribute_keras::BUILT_IN.iter().map(|(name, _)| *name);
+    let known = names.find(|name| name.eq_ignore_ascii_case(text));
+    Ok(known.unwrap_or(text).to_string())
 }
 
 fn positive(text: &str) -> Result<usize, String> {

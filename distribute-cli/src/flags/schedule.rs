@@ -36,7 +36,11 @@ impl FromStr for ScheduleFlag {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, numbers) = text.split_once(':').unwrap_or((text, ""));
-        let known = SCHEDULES.iter().find(|(known, ..)| *known == name);
+        let known = SCHEDULES.iter().find(|(known, class, _)| {
+            [known, class]
+                .iter()
+                .any(|it| it.eq_ignore_ascii_case(name))
+        });
         let Some((_, class, length)) = known else {
             let names = SCHEDULES.map(|(name, ..)| name);
             let nearest = distribute_error::nearest(name, names);

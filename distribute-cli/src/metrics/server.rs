@@ -50,10 +50,11 @@ impl Server {
         page: impl Fn() -> String + Send + Sync + 'static,
     ) -> Result<Self> {
         let cannot = |error: io::Error| {
-            Error::invalid(format!(
+            let what = format!(
                 "cannot listen on --metrics-addr {address} ({error}); give a free port of an \
                  address of this host, or port 0 for any"
-            ))
+            );
+            Error::of_system(&error, what)
         };
         let listener = StdListener::bind(address).map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;

@@ -200,11 +200,12 @@ pub(super) fn part_of(path: &Path, rank: usize) -> PathBuf {
 }
 
 fn cannot_write(path: &Path, error: &io::Error) -> Error {
-    Error::invalid(format!(
+    let what = format!(
         "cannot write the trace {} ({error}); choose another path for --trace, of a file and with \
          free space",
         path.display()
-    ))
+    );
+    Error::of_system(error, what)
 }
 
 #[cfg(test)]

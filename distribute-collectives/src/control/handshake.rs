@@ -1,5 +1,6 @@
 //! The first messages of a stream: two ranks find out whether they form a group.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -29,6 +30,16 @@ pub(super) enum HandshakeFailure {
     Unproven(String),
     /// Not now, but perhaps later.
     Later(Code, String),
+}
+
+impl fmt::Display for HandshakeFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(_, reason, _) => f.write_str(reason),
+            Self::Unproven(reason) => write!(f, "not proven to be of this job: {reason}"),
+            Self::Later(_, reason) => write!(f, "not yet: {reason}"),
+        }
+    }
 }
 
 impl HandshakeFailure {

@@ -181,10 +181,8 @@ fn check(options: &JoinOptions) -> Result<()> {
     } else {
         for (rank, address) in options.addresses.iter().enumerate() {
             let Some(address) = address else { continue };
-            address::split(address).map_err(|reason| CollectiveError::Address {
-                rank,
-                address: address.clone(),
-                reason,
+            address::split(address).map_err(|reason| CollectiveError::InvalidOption {
+                what: format!("cannot use the address {address} of rank {rank}: {reason}"),
             })?;
         }
         return Ok(());

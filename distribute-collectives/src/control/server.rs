@@ -122,7 +122,7 @@ async fn serve(
 /// Notes why a peer was turned away. Nothing of a group that has formed changes.
 fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFailure, info: &Info) {
     let remote = info.remote();
-    tracing::warn!(rank = shared.rank, %remote, ?failed, "turned a connection away");
+    tracing::warn!(rank = shared.rank, %remote, reason = %failed, "turned a connection away");
     let Some(rank) = claimed else {
         return;
     };

@@ -128,7 +128,7 @@ pub(super) fn send_first_failure(shared: &Membership) -> bool {
     let notice = convert::notice(shared.rank, &failure);
     let mut state = shared.state();
     if !std::mem::replace(&mut state.failure_sent, true) {
-        tracing::warn!(rank = shared.rank, ?failure, "the group failed");
+        tracing::warn!(rank = shared.rank, %failure, "the group failed");
         state.send_to_all(&Message::Notice(notice));
     }
     true

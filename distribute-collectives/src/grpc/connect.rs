@@ -102,6 +102,8 @@ struct Connector<'a> {
     incoming_max: usize,
     /// Until when no connection is accepted.
     pause: Option<Instant>,
+    /// Why this process could not take a connection, if it could not take the last one.
+    cannot_accept: Option<String>,
     lanes: Vec<Vec<Option<Lane>>>,
     /// What happened last with each rank.
     reasons: Vec<String>,
@@ -150,6 +152,7 @@ impl<'a> Connector<'a> {
             incoming: Vec::new(),
             incoming_max: pending_connections_max(),
             pause: None,
+            cannot_accept: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
             answered: vec![false; config.world_size],
             config,
@@ -193,11 +196,22 @@ impl<'a> Connector<'a> {
         self.addresses[rank].map_or_else(|| "no address".to_string(), |a| a.to_string())
     }
 
+    /// What is known of a rank without a lane. That one of a higher number did not come says nothing
+    /// of it where this process could not take its connection.
+    fn reason(&self, rank: usize) -> String {
+        match &self.cannot_accept {
+            Some(why) if rank > self.config.rank && !self.answered[rank] => {
+                format!("this process cannot take a connection: {why}; see `ulimit -n`")
+            }
+            _ => self.reasons[rank].clone(),
+        }
+    }
+
     fn rendezvous_error(&self, begin: Instant) -> CollectiveError {
         let missing = self.missing().map(|rank| MissingRank {
             rank,
             address: self.address(rank),
-            reason: self.reasons[rank].clone(),
+            reason: self.reason(rank),
         });
         CollectiveError::Rendezvous {
             rank: self.config.rank,
@@ -228,16 +242,18 @@ impl<'a> Connector<'a> {
             let (stream, remote) = match self.listener.0.accept() {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => {
+                Err(error) => {
                     // Perhaps there are no descriptors left: a stranger's is the first to go.
                     if self.end_one_incoming() {
                         continue;
                     }
                     self.pause = Some(Instant::now() + ACCEPT_PAUSE);
+                    self.cannot_accept = Some(error.to_string());
                     break;
                 }
             };
             any = true;
+            self.cannot_accept = None;
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };

@@ -137,10 +137,9 @@ impl Joining {
         // By rank; nobody is dialled, and nobody comes, under the name of this rank itself.
         let mut names = vec![ServerName::from(IpAddr::from(Ipv4Addr::LOCALHOST)); world_size];
         for peer in self.control.peers() {
-            let refuse = |reason: String| CollectiveError::Address {
-                rank: peer.rank,
-                address: peer.address.clone(),
-                reason,
+            let (rank, address) = (peer.rank, &peer.address);
+            let refuse = |reason: String| CollectiveError::InvalidOption {
+                what: format!("cannot use the address {address} of rank {rank}: {reason}"),
             };
             let (host, _) = address::split(&peer.address).map_err(refuse)?;
             let reason = "its host is no name or IP address that a certificate can have";

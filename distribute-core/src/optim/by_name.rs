@@ -145,7 +145,7 @@ pub fn burn_names() -> impl Iterator<Item = &'static str> {
 }
 
 /// The optimizer of this name with these hyper-parameters, as [`Optimizer::config`] gives them;
-/// what is not there has Keras' default.
+/// what is not there has Keras' default. Capitals make no difference: `Adam` is `adam`.
 ///
 /// Every optimizer also takes `weight_decay` and `exclude_from_weight_decay` ([`WeightDecay`]),
 /// and `use_ema`, `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's
@@ -157,6 +157,7 @@ pub fn burn_names() -> impl Iterator<Item = &'static str> {
 ///
 /// let lion = from_config("lion", &json!({"learning_rate": 1e-4, "weight_decay": 0.1}))?;
 /// assert_eq!(lion.learning_rate(), 1e-4);
+/// assert_eq!(from_config("Adam", &json!({}))?.name(), "adam");
 /// let error = from_config("adammax", &json!({})).unwrap_err();
 /// assert!(error.to_string().contains("did you mean `adamax`?"));
 /// # Ok::<(), distribute_core::Error>(())
@@ -166,8 +167,13 @@ pub fn burn_names() -> impl Iterator<Item = &'static str> {
 /// [`Error::InvalidArgument`] for another name, which says the nearest one, for a hyper-parameter
 /// that the optimizer does not have, and for a value that is none.
 pub fn from_config(name: &str, config: &Value) -> Result<Arc<dyn Optimizer>> {
-    let keras = ALL.iter().find(|(known, _)| *known == name);
-    let burns = of_burn::ALL.iter().find(|(known, _)| *known == name);
+    // Keras writes its classes in capitals (`Adam`), and takes either in `keras.optimizers.get`.
+    let keras = ALL
+        .iter()
+        .find(|(known, _)| known.eq_ignore_ascii_case(name));
+    let burns = of_burn::ALL
+        .iter()
+        .find(|(known, _)| known.eq_ignore_ascii_case(name));
     let (name, built) = match (keras, burns) {
         (Some((name, build)), _) => (*name, build(config)),
         (None, Some(known)) => (known.0, build_burn(known, config)),

@@ -97,7 +97,12 @@ impl ReplicaThreadsBuilder {
                     .num_threads(1)
                     .thread_name(move |thread| format!("replica-{id}.{thread}"))
                     .build()
-                    .map_err(|error| Error::invalid(format!("cannot start threads: {error}")))
+                    .map_err(|error| Error::System {
+                        what: format!(
+                            "cannot start threads: {error}; start fewer replicas, or raise the \
+                             limit of processes (`ulimit -u`)"
+                        ),
+                    })
             })
             .collect::<Result<Vec<_>>>()?;
         let list = build_contexts(&replicas, &self, 0)?;

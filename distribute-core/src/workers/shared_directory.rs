@@ -95,8 +95,7 @@ fn put_probe(directory: &Path) -> Result<(Probe, String)> {
     };
     write().map_err(|error| {
         let path = directory.display();
-        Error::invalid(format!(
-            "cannot write to {path} ({error}): choose a writable directory"
-        ))
+        let what = format!("cannot write to {path} ({error}): choose a writable directory");
+        Error::of_system(&error, what)
     })
 }

@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use distribute_net::NetError;
 use distribute_net::peers::{Connection, PeerListener};
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -42,11 +43,18 @@ impl RpcListener {
     /// Listens at `host:port`; port 0 takes a free one.
     ///
     /// # Errors
-    /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used.
+    /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used,
+    /// [`PsError::System`] when they cannot be used now: a port that is in use.
     pub(crate) fn bind(address: &str, options: RpcOptions) -> Result<Self> {
         let task = options.task.unwrap_or_default();
         let name = rpc::name(options.purpose, options.task);
-        let failed = |error| PsError::invalid(format!("{name}: {error}"));
+        let failed = |error: NetError| match error.is_permanent() {
+            true => PsError::invalid(format!("{name}: {error}")),
+            false => PsError::System {
+                what: name.clone(),
+                reason: error.to_string(),
+            },
+        };
         let listener = PeerListener::bind(task, address, &options.security).map_err(failed)?;
         Ok(Self { listener, options })
     }

@@ -147,6 +147,30 @@ fn summary(searched: &[String]) -> String {
 }
 
 impl PjrtError {
+    /// Whether the same call would fail again: the plugin, the program or the environment is not
+    /// right for it, or the program needs more memory than the device has.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::NotFound { .. }
+            | Self::Load { .. }
+            | Self::NotAPlugin { .. }
+            | Self::Version { .. }
+            | Self::MissingFunction { .. }
+            | Self::InvalidArgument(_)
+            | Self::Environment { .. } => true,
+            Self::Initialize { code, .. } | Self::Plugin { code, .. } => matches!(
+                code,
+                ErrorCode::InvalidArgument
+                    | ErrorCode::NotFound
+                    | ErrorCode::PermissionDenied
+                    | ErrorCode::ResourceExhausted
+                    | ErrorCode::OutOfRange
+                    | ErrorCode::Unimplemented
+            ),
+            Self::Malformed { .. } => false,
+        }
+    }
+
     /// The plugin's error code, if the plugin gave one.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {

@@ -99,6 +99,24 @@ impl TpuError {
         }
     }
 
+    /// Whether the same start would fail again: there is no plugin, or the step, the arguments or
+    /// the environment are not right for it. Another process may come, and a device that is in use
+    /// is free again.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Initialize { searched, .. } => !searched.is_empty(),
+            Self::Resolve { .. }
+            | Self::Replicas { .. }
+            | Self::DifferentPrograms { .. }
+            | Self::Lower(_) => true,
+            Self::Pjrt(error) => error.is_permanent(),
+            Self::Processes { .. }
+            | Self::Timeout { .. }
+            | Self::CompiledOnly { .. }
+            | Self::Internal(_) => false,
+        }
+    }
+
     /// Where a plugin was looked for, if there is none.
     pub fn searched(&self) -> &[String] {
         match self {

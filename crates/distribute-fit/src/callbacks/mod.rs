@@ -20,7 +20,7 @@ pub use early_stopping::EarlyStopping;
 pub use history_file::HistoryFile;
 pub use interrupt::Interrupt;
 pub use learning_rate::LearningRateScheduler;
-pub use model_checkpoint::ModelCheckpoint;
+pub use model_checkpoint::{ModelCheckpoint, first_not_finite};
 pub use monitor::Direction;
 pub use moving_average::ApplyAverages;
 pub use progress_bar::ProgressBar;

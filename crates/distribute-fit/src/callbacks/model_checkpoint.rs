@@ -1,5 +1,6 @@
 //! Saves the run, so that it can be continued.
 
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -358,17 +359,24 @@ impl Callback for ModelCheckpoint {
 
 /// A model that has diverged never comes back, and must not push good checkpoints out.
 pub(super) fn check_finite(checkpoint: &Checkpoint) -> Result<()> {
-    for (name, data) in &checkpoint.tensors {
-        let Some(parameter) = name.strip_prefix("model/").filter(|_| !is_finite(data)) else {
-            continue;
-        };
-        return Err(FitError::WeightsNotFinite {
+    match first_not_finite(&checkpoint.tensors) {
+        Some(parameter) => Err(FitError::WeightsNotFinite {
             parameter: parameter.to_string(),
             step: checkpoint.metadata.step,
         }
-        .into());
+        .into()),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// The first parameter of a model that holds NaN or infinity, among the tensors of a training state
+/// (`model/..`): the update of the very last step may have made it so, after the last loss was
+/// seen.
+pub fn first_not_finite(tensors: &BTreeMap<String, TensorData>) -> Option<&str> {
+    tensors.iter().find_map(|(name, data)| {
+        let parameter = name.strip_prefix("model/")?;
+        (!is_finite(data)).then_some(parameter)
+    })
 }
 
 fn is_finite(data: &TensorData) -> bool {

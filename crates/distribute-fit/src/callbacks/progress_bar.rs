@@ -35,6 +35,8 @@ pub struct ProgressBar {
     rows: Option<Box<dyn Write>>,
     table: Table,
     last_shown: Option<Instant>,
+    /// Whether the end of training is left to others.
+    quiet_end: bool,
 }
 
 impl Default for ProgressBar {
@@ -60,6 +62,12 @@ impl ProgressBar {
         self
     }
 
+    /// The same without a line about how training ended, for who says that anyway.
+    pub fn quiet_end(mut self) -> Self {
+        self.quiet_end = true;
+        self
+    }
+
     fn on(target: ProgressDrawTarget, progress: impl Write + 'static) -> Self {
         Self {
             bar: Bar::with_draw_target(None, target),
@@ -67,6 +75,7 @@ impl ProgressBar {
             rows: None,
             table: Table::default(),
             last_shown: None,
+            quiet_end: false,
         }
     }
 
@@ -197,6 +206,7 @@ impl Callback for ProgressBar {
         self.bar.finish_and_clear();
         match outcome {
             Outcome::Completed => Ok(()),
+            _ if self.quiet_end => Ok(()),
             other => self.line(&other.to_string()),
         }
     }

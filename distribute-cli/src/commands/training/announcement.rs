@@ -5,7 +5,7 @@ use distribute_data::fit::{Callback, Control};
 use serde_json::json;
 
 use super::Run;
-use crate::events;
+use crate::events::{self, EventName};
 use crate::flags::OutputFormat;
 use crate::notes::{note, wrapped};
 
@@ -57,25 +57,27 @@ impl Run<'_> {
 
     fn start_event(&self, continued: Option<u64>) -> String {
         let pipelines = self.strategy.input_context().num_input_pipelines;
-        events::object([
-            ("event", json!("start")),
-            ("step", json!(continued.unwrap_or(0))),
-            ("strategy", json!(self.strategy.name())),
-            ("workers", json!(self.workers.unwrap_or(pipelines))),
-            ("replicas", json!(self.strategy.num_replicas_in_sync())),
-            ("devices", json!(self.devices)),
-            ("model", json!(self.task.model_name())),
-            ("parameters", json!(self.task.plan.parameters())),
-            ("dataset", json!(self.task.dataset.to_string())),
-            ("train_examples", json!(self.data.train.len())),
-            ("test_examples", json!(self.data.test.len())),
-            ("batch_size", json!(self.share())),
-            ("global_batch_size", json!(self.global_batch)),
-            ("epochs", json!(self.epochs)),
-            ("optimizer", json!(self.optimizer.name())),
-            ("learning_rate", json!(self.optimizer.learning_rate())),
-            ("seed", json!(self.args.training.seed)),
-        ])
+        events::event(
+            EventName::Start,
+            [
+                ("step", json!(continued.unwrap_or(0))),
+                ("strategy", json!(self.strategy.name())),
+                ("workers", json!(self.workers.unwrap_or(pipelines))),
+                ("replicas", json!(self.strategy.num_replicas_in_sync())),
+                ("devices", json!(self.devices)),
+                ("model", json!(self.task.model_name())),
+                ("parameters", json!(self.task.plan.parameters())),
+                ("dataset", json!(self.task.dataset.to_string())),
+                ("train_examples", json!(self.data.train.len())),
+                ("test_examples", json!(self.data.test.len())),
+                ("batch_size", json!(self.share())),
+                ("global_batch_size", json!(self.global_batch)),
+                ("epochs", json!(self.epochs)),
+                ("optimizer", json!(self.optimizer.name())),
+                ("learning_rate", json!(self.optimizer.learning_rate())),
+                ("seed", json!(self.args.training.seed)),
+            ],
+        )
     }
 
     /// What is trained, and how.

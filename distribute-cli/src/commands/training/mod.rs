@@ -5,6 +5,7 @@ mod outcome;
 mod sizes;
 
 use std::io::{self, IsTerminal};
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +43,13 @@ use crate::tpu::{self, Ahead};
 const CHECKPOINTS_KEPT: usize = 5;
 /// How often the loss is looked at for NaN, in steps; looking waits for the step.
 const NAN_CHECK_STEPS: usize = 50;
+
+/// Whether there is a terminal that a bar has for itself. What reads a pipe may write the table
+/// into the same terminal at any time (`| cat`, `| tee`), and would leave half a bar there.
+fn wants_bar() -> bool {
+    let is_pipe = std::fs::metadata("/dev/stdout").is_ok_and(|out| out.file_type().is_fifo());
+    io::stderr().is_terminal() && !is_pipe
+}
 
 /// Everything a run needs.
 pub(super) struct Run<'a> {
@@ -187,10 +195,13 @@ impl Run<'_> {
             None => fit,
         };
         let fit = match self.args.general.output {
-            OutputFormat::Text if io::stderr().is_terminal() => {
-                fit.callback(ProgressBar::new().table_on(Rows))
+            OutputFormat::Text => {
+                let bar = match wants_bar() {
+                    true => ProgressBar::new(),
+                    false => ProgressBar::plain(Notes),
+                };
+                fit.callback(bar.table_on(Rows).quiet_end())
             }
-            OutputFormat::Text => fit.callback(ProgressBar::plain(Notes).table_on(Rows)),
             OutputFormat::Json => fit.callback(JsonEpochs),
         };
         let fit = match &self.args.files.log_bits {

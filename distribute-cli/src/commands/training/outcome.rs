@@ -1,13 +1,16 @@
 //! What is said when training has ended.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use distribute_core::TensorData;
 use distribute_core::checkpoint::weights_sha256;
+use distribute_data::fit::callbacks::first_not_finite;
 use distribute_data::fit::{History, Logs, Outcome, evaluate, json_number};
 use serde_json::json;
 
 use super::{Batches, Run, State};
-use crate::events;
+use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::OutputFormat;
 use crate::notes::note;
@@ -24,7 +27,7 @@ impl Run<'_> {
         let step = state.primary()?.step();
         match &history.outcome {
             Outcome::Interrupted => return Err(self.interrupted(step, saved.as_deref())),
-            Outcome::NotFinite { .. } => return Err(Failure::failed(&history.outcome)),
+            Outcome::NotFinite { .. } => return Err(Failure::diverged(&history.outcome)),
             _ => {}
         }
         // Nothing was left to train when a finished run is resumed.
@@ -36,10 +39,11 @@ impl Run<'_> {
         };
         if last.is_none() && self.reports() {
             note(&self.nothing_left(&history.outcome, step));
-        } else if matches!(history.outcome, Outcome::EarlyStopped { .. }) && self.reports() {
+        } else if self.is_told(&history.outcome) && self.reports() {
             note(&history.outcome.to_string());
         }
         let tensors = state.primary()?.to_tensors()?;
+        check_finite(&tensors, &logs, step)?;
         let weights = tensors
             .iter()
             .filter(|(name, _)| name.starts_with("model/"));
@@ -58,6 +62,15 @@ impl Run<'_> {
         }
         let trained = last.and_then(|record| record.logs.get("loss"));
         self.print(&logs, trained, step, &hash)
+    }
+
+    /// Whether it is said why training ended; of what was asked for, only to people.
+    fn is_told(&self, outcome: &Outcome) -> bool {
+        match outcome {
+            Outcome::Completed => false,
+            Outcome::EarlyStopped { .. } => true,
+            _ => self.args.general.output == OutputFormat::Text,
+        }
     }
 
     /// Whether training ends with other weights than those after its last step.
@@ -80,14 +93,16 @@ impl Run<'_> {
         );
         if self.args.general.output == OutputFormat::Json {
             let number = |value: Option<f64>| json!(value.map(json_number));
-            let event = events::object([
-                ("event", json!("done")),
-                ("loss", number(trained)),
-                ("val_loss", number(loss)),
-                ("val_accuracy", number(accuracy)),
-                ("steps", json!(step)),
-                ("weights_sha256", json!(hash)),
-            ]);
+            let event = events::event(
+                EventName::Done,
+                [
+                    ("loss", number(trained)),
+                    ("val_loss", number(loss)),
+                    ("val_accuracy", number(accuracy)),
+                    ("steps", json!(step)),
+                    ("weights_sha256", json!(hash)),
+                ],
+            );
             return events::line(&event);
         }
         events::line(&format!(
@@ -145,4 +160,26 @@ impl Run<'_> {
             )),
         }
     }
+}
+
+/// What the update of the very last step has done shows in the weights, or in what they give for
+/// the validation data: no later loss is looked at.
+fn check_finite(
+    tensors: &BTreeMap<String, TensorData>,
+    logs: &Logs,
+    step: u64,
+) -> Result<(), Failure> {
+    let what = match first_not_finite(tensors) {
+        Some(parameter) => format!("the weights are not finite after step {step} ({parameter})"),
+        None => match logs
+            .iter()
+            .find(|(name, loss)| name.ends_with("loss") && !loss.is_finite())
+        {
+            Some((name, _)) => format!("{name} is not finite after step {step}"),
+            None => return Ok(()),
+        },
+    };
+    Err(Failure::diverged(format!(
+        "stopped: {what}; lower the learning rate, or limit the gradients with --clip-norm"
+    )))
 }

@@ -22,11 +22,12 @@ pub(in crate::commands) fn epochs(args: &TrainArgs, task: &Task) -> usize {
     args.training.epochs.unwrap_or(default)
 }
 
-/// Refuses what no memory holds, and examples that do not fit each other or the replicas.
+/// Refuses what no memory holds, and examples that do not fit each other or the replicas, of so
+/// many workers together.
 pub(in crate::commands) fn check_sizes(
     task: &Task,
     data: &TrainTest,
-    replicas: usize,
+    (replicas, workers): (usize, usize),
 ) -> Result<(), Failure> {
     let parameters = task.plan.parameters();
     if parameters > MAX_PARAMETERS {
@@ -46,11 +47,15 @@ pub(in crate::commands) fn check_sizes(
         )));
     }
     if data.train.len() < replicas {
+        let (dataset, examples) = (&task.dataset, data.train.len());
+        let instead = match workers {
+            0 | 1 => format!("use --replicas {examples} or fewer"),
+            // Each has one at least, which no flag of a worker changes.
+            _ if workers > examples => format!("start {examples} workers or fewer"),
+            _ => format!("use --total-replicas {examples} or fewer, or start fewer workers"),
+        };
         return Err(Failure::refused(format!(
-            "{} has {} training examples for {replicas} replicas; use --replicas {} or fewer",
-            task.dataset,
-            data.train.len(),
-            data.train.len()
+            "{dataset} has {examples} training examples for {replicas} replicas; {instead}"
         )));
     }
     Ok(())

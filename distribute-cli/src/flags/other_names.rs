@@ -1,0 +1,167 @@
+//! What flags are called elsewhere: a suggestion by the letters alone takes `--lr` for
+//! `--lr-schedule`, and `--loss` for `--log`.
+
+/// What to write in the place of a flag that there is not.
+enum Instead {
+    /// This flag, if the command has it.
+    Flag(&'static str),
+    /// What to do, whichever the command is.
+    Advice(&'static str),
+}
+
+use Instead::{Advice, Flag};
+
+/// The names of Keras, PyTorch, torchrun, Horovod and of common scripts.
+const OTHER_NAMES: &[(&str, Instead)] = &[
+    ("--lr", Flag("--learning-rate")),
+    ("--lr-scheduler", Flag("--lr-schedule")),
+    ("--scheduler", Flag("--lr-schedule")),
+    ("--warmup", Flag("--warmup-steps")),
+    ("--bs", Flag("--batch-size")),
+    ("--batch", Flag("--batch-size")),
+    ("--batchsize", Flag("--batch-size")),
+    ("--num-epochs", Flag("--epochs")),
+    ("--n-epochs", Flag("--epochs")),
+    ("--max-epochs", Flag("--epochs")),
+    ("--max-steps", Flag("--steps")),
+    ("--num-steps", Flag("--steps")),
+    ("--iterations", Flag("--steps")),
+    ("--optim", Flag("--optimizer")),
+    ("--opt", Flag("--optimizer")),
+    ("--wd", Flag("--weight-decay")),
+    ("--decay", Flag("--weight-decay")),
+    ("--clip", Flag("--clip-norm")),
+    ("--clipnorm", Flag("--clip-norm")),
+    ("--max-grad-norm", Flag("--clip-norm")),
+    ("--gradient-clip-val", Flag("--clip-norm")),
+    ("--grad-accum", Flag("--accumulate")),
+    ("--gradient-accumulation-steps", Flag("--accumulate")),
+    ("--accumulate-grad-batches", Flag("--accumulate")),
+    ("--fp16", Advice("write --precision f16")),
+    ("--bf16", Advice("write --precision bf16")),
+    ("--amp", Advice("write --precision f16 or bf16")),
+    ("--mixed-precision", Flag("--precision")),
+    ("--dtype", Flag("--precision")),
+    ("--random-seed", Flag("--seed")),
+    ("--patience", Flag("--early-stopping")),
+    ("--data", Flag("--dataset")),
+    ("--data-path", Flag("--dataset")),
+    ("--train-data", Flag("--dataset")),
+    ("--arch", Flag("--model")),
+    ("--network", Flag("--model")),
+    ("--gpu", Flag("--devices")),
+    ("--device", Flag("--devices")),
+    (
+        "--gpus",
+        Advice("write --devices cuda:0,cuda:1,... in `train`, --gpus-per-worker in `launch`"),
+    ),
+    ("--nproc-per-node", Flag("--workers")),
+    ("--np", Flag("--workers")),
+    ("--num-proc", Flag("--workers")),
+    ("--nnodes", Flag("--hosts")),
+    ("--node-rank", Flag("--host")),
+    ("--rdzv-endpoint", Flag("--rendezvous")),
+    ("--master-addr", Flag("--rendezvous")),
+    ("--save-dir", Flag("--checkpoint-dir")),
+    ("--output-dir", Flag("--checkpoint-dir")),
+    ("--ckpt", Flag("--checkpoint-dir")),
+    ("--ckpt-dir", Flag("--checkpoint-dir")),
+    ("--checkpoint", Flag("--checkpoint-dir")),
+    ("--resume-from", Flag("--checkpoint-dir")),
+    ("--weights", Flag("--checkpoint-dir")),
+    ("--logdir", Flag("--log-dir")),
+    ("--tensorboard", Flag("--log-dir")),
+    ("--log-level", Flag("--log")),
+    ("--debug", Advice("write --log debug")),
+    (
+        "--quiet",
+        Advice("write --log error, or --output json and read only its lines"),
+    ),
+    ("--profile", Flag("--trace")),
+    ("--json", Advice("write --output json")),
+    (
+        "--loss",
+        Advice(
+            "the loss follows from the model's last layer (docs/losses.md), there is no flag for it",
+        ),
+    ),
+    (
+        "--metrics",
+        Advice("loss and accuracy are always shown; --metrics-addr serves them to Prometheus"),
+    ),
+    (
+        "--num-workers",
+        Advice(
+            "processes are started by `launch --workers N -- COMMAND`; data is read without workers",
+        ),
+    ),
+    (
+        "--world-size",
+        Advice("`launch --workers N -- COMMAND` starts the processes, each with its place"),
+    ),
+    (
+        "--rank",
+        Advice("`launch --workers N -- COMMAND` starts the processes, each with its place"),
+    ),
+    (
+        "--local-rank",
+        Advice("`launch --workers N -- COMMAND` starts the processes, each with its place"),
+    ),
+    (
+        "--shuffle",
+        Advice("training data is always shuffled, by --seed; there is no flag for it"),
+    ),
+];
+
+/// What to write for a flag that a command does not have but that is called so elsewhere; `has`
+/// says whether the command has one.
+pub(crate) fn instead_of(flag: &str, has: impl Fn(&str) -> bool) -> Option<String> {
+    let name = flag.to_lowercase().replace('_', "-");
+    if name != flag && has(&name) {
+        return Some(format!("did you mean `{name}`?"));
+    }
+    let (_, instead) = OTHER_NAMES.iter().find(|(other, _)| *other == name)?;
+    match instead {
+        Flag(flag) => has(flag).then(|| format!("did you mean `{flag}`?")),
+        Advice(advice) => Some((*advice).to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flags::program;
+
+    /// Whether any command has this flag.
+    fn is_there(flag: &str) -> bool {
+        let name = flag.trim_start_matches("--");
+        let program = program();
+        let commands = program.get_subcommands().chain([&program]);
+        let mut flags = commands.flat_map(clap::Command::get_arguments);
+        flags.any(|flag| flag.get_long() == Some(name))
+    }
+
+    #[test]
+    fn what_is_suggested_is_there_and_what_it_replaces_is_not() {
+        for (other, instead) in OTHER_NAMES {
+            assert!(instead_of(other, |_| true).is_some());
+            let text = match instead {
+                Flag(flag) => flag,
+                Advice(advice) => advice,
+            };
+            let words = text.split([' ', '`', ',', ';']);
+            for flag in words.filter(|word| word.starts_with("--") && word.len() > 2) {
+                assert!(is_there(flag), "{other}: there is no {flag}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_flag_that_the_command_has_not_is_not_suggested() {
+        assert_eq!(instead_of("--lr", |_| false), None);
+        let lr = instead_of("--LR", |flag| flag == "--learning-rate").unwrap();
+        assert_eq!(lr, "did you mean `--learning-rate`?");
+        let same = instead_of("--Batch_Size", |flag| flag == "--batch-size").unwrap();
+        assert_eq!(same, "did you mean `--batch-size`?");
+    }
+}

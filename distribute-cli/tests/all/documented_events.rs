@@ -1,0 +1,85 @@
+//! The fields of `--output json` are those of the table in docs/observing.md, in its order.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::common::{QUICK, run, succeed};
+
+/// The documented fields of each event.
+fn documented() -> BTreeMap<String, Vec<String>> {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/observing.md");
+    let text = std::fs::read_to_string(page).unwrap();
+    let (_, table) = text.split_once("| event | when | fields |").unwrap();
+    let rows = table.lines().skip(2);
+    rows.map_while(|row| {
+        let mut cells = row.strip_prefix("| ")?.split(" | ");
+        let name = cells.next()?.trim_matches('`').to_string();
+        let fields = cells.nth(1)?;
+        Some((name, names(fields)))
+    })
+    .collect()
+}
+
+/// The names in a cell, without what stands in brackets.
+fn names(cell: &str) -> Vec<String> {
+    let mut outside = String::new();
+    let mut depth = 0;
+    for letter in cell.chars() {
+        match letter {
+            '(' => depth += 1,
+            ')' => depth -= 1,
+            _ if depth == 0 => outside.push(letter),
+            _ => {}
+        }
+    }
+    let parts: Vec<&str> = outside.split('`').collect();
+    let names = parts.iter().skip(1).step_by(2);
+    names.map(ToString::to_string).collect()
+}
+
+/// Compares a line with the documents; the order is that of the text.
+fn check(documented: &BTreeMap<String, Vec<String>>, line: &str) -> String {
+    let event: Value = serde_json::from_str(line).unwrap();
+    let name = event["event"].as_str().unwrap().to_string();
+    let fields = &documented[&name];
+    let found = event.as_object().unwrap().len() - 1;
+    assert_eq!(found, fields.len(), "{name}: {line}");
+    let mut after = 0;
+    for field in fields {
+        let quoted = format!("\"{field}\":");
+        let place = line[after..].find(&quoted);
+        after += place.unwrap_or_else(|| panic!("{name} has no {field} there: {line}"));
+    }
+    name
+}
+
+#[test]
+fn every_event_has_the_fields_of_the_documents() {
+    let documented = documented();
+    assert!(documented.len() >= 10, "{documented:?}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let mut seen = Vec::new();
+    for command in [
+        &*format!("{QUICK} --log-steps 2 --checkpoint-dir saved"),
+        "train --model mlp --dry-run --output json",
+        "evaluate --checkpoint-dir saved --report --output json",
+        "doctor --output json",
+    ] {
+        let out = succeed(path, command);
+        seen.extend(out.lines().map(|line| check(&documented, line)));
+    }
+    let refused = run(
+        path,
+        "train --model mlp --steps 1 --log info --log-format json",
+    );
+    let logged = refused.stderr.lines().filter(|line| line.starts_with('{'));
+    seen.extend(logged.map(|line| check(&documented, line)));
+    for name in documented.keys() {
+        // It takes a plugin that compiles for a TPU; its fields are compared where there is one.
+        let here = seen.contains(name) || ["compiled", "log"].contains(&&**name);
+        assert!(here, "{name} never came: {seen:?}");
+    }
+}
