@@ -28,6 +28,7 @@ use crate::client::pool::Pool;
 use crate::client::server::Server;
 use crate::error::{PsError, Result};
 use crate::placement::Placement;
+use crate::rpc::clock::new_clock;
 use crate::rpc::driver::Driver;
 use crate::update::{RunId, RunOptions};
 use crate::variable::{Snapshot, VariableRef, VariableSpec};
@@ -105,14 +106,16 @@ impl VariableClient {
                 "there is no parameter server: the cluster needs at least one task of type `ps`",
             ));
         }
+        let clock = new_clock();
         let driver = Driver::start(
             "variable client".to_string(),
             "cannot start the client's thread",
+            clock.clone(),
         )?;
         let pool = Arc::new(Pool::default());
         let server = |(index, address): (usize, &A)| {
             let address = address.as_ref().to_string();
-            Arc::new(Server::new(index, address, &options, pool.clone()))
+            Arc::new(Server::new(index, address, &options, (&pool, &clock)))
         };
         let servers: Vec<Arc<Server>> = addresses.iter().enumerate().map(server).collect();
         let (limit, interruption) = (options.connect_timeout, options.interruption.clone());
@@ -200,14 +203,19 @@ impl VariableClient {
     /// # Errors
     /// [`PsError::OtherRun`] when a server is in another run or in none.
     pub fn join(&self, run: RunId) -> Result<()> {
-        let rules: Vec<RunOptions> = self.on_all(|server| async move {
+        let rules = self.reach_all(run)?;
+        self.enter(run, rules.first().copied().unwrap_or_default());
+        Ok(())
+    }
+
+    /// Asks all servers whether they are in this run; its rules, as each has them.
+    pub(crate) fn reach_all(&self, run: RunId) -> Result<Vec<RunOptions>> {
+        self.on_all(|server| async move {
             let request = Request::Join {
                 is_coordinator: false,
             };
             server.ask("join", run, request, Vec::new()).await
-        })?;
-        self.enter(run, rules.first().copied().unwrap_or_default());
-        Ok(())
+        })
     }
 
     /// Makes a variable on the servers (coordinator); it has no value yet.

@@ -5,19 +5,24 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_core::collectives::Interruption;
+use distribute_net::compute_clock::ComputeClock;
 use distribute_net::handshake::Purpose::ParameterServer;
 use serde::de::DeserializeOwned;
 
 use crate::client::ClientOptions;
 use crate::client::pool::Pool;
 use crate::error::{PsError, Result};
+use crate::rpc::clock::within;
 use crate::rpc::message::{Outgoing, ReadError};
 use crate::rpc::{Channel, ConnectError, ConnectionEnd, POLL_INTERVAL, RpcOptions};
 use crate::update::{RunId, RunOptions};
 use crate::wire::Request;
 
-/// How long a broken connection may take to come back.
-const RECONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one attempt to connect may take, of a new connection or of one that was broken.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+/// The last attempt within a limit gets as long, whatever is left of that: a server that is there
+/// is not lost because little time was left when it was dialled.
+const LAST_ATTEMPT: Duration = Duration::from_secs(2);
 /// The pause between attempts while a server does not listen yet.
 const CONNECT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -56,18 +61,19 @@ impl Server {
         index: usize,
         address: String,
         options: &ClientOptions,
-        pool: Arc<Pool>,
+        (pool, clock): (&Arc<Pool>, &Arc<ComputeClock>),
     ) -> Self {
         let mut rpc = RpcOptions::new(ParameterServer, Some(index), options.security.clone());
         rpc.keepalive_interval = options.keepalive_interval;
         rpc.keepalive_timeout = options.keepalive_timeout;
+        rpc.clock = clock.clone();
         Self {
             index,
             address,
             rpc,
             timeout: options.timeout,
             interruption: options.interruption.clone(),
-            pool,
+            pool: pool.clone(),
             channel: tokio::sync::Mutex::default(),
             coordinates: tokio::sync::Mutex::default(),
         }
@@ -95,22 +101,23 @@ impl Server {
     pub(super) async fn connect(&self, limit: Duration, interruption: &Interruption) -> Result<()> {
         let begin = Instant::now();
         tokio::select! {
-            connected = self.connect_within(limit, begin) => connected,
+            connected = self.connect_within(limit) => connected,
             () = interruption.raised() => Err(self.interrupted("", begin)),
         }
     }
 
-    async fn connect_within(&self, limit: Duration, begin: Instant) -> Result<()> {
+    async fn connect_within(&self, limit: Duration) -> Result<()> {
+        let begin = self.rpc.clock.now();
         loop {
-            let left = limit.saturating_sub(begin.elapsed());
-            let attempt =
-                Channel::connect(&self.address, &self.rpc, left.min(RECONNECT_TIMEOUT)).await;
+            let left = limit.saturating_sub(self.rpc.clock.elapsed(begin));
+            let within = left.clamp(LAST_ATTEMPT, RECONNECT_TIMEOUT);
+            let attempt = Channel::connect(&self.address, &self.rpc, within).await;
             match attempt {
                 Ok(channel) => {
                     *self.channel.lock().await = Some(channel);
                     return Ok(());
                 }
-                Err(ConnectError::Unavailable(_)) if begin.elapsed() + CONNECT_PAUSE < limit => {
+                Err(ConnectError::Unavailable(_)) if left > CONNECT_PAUSE => {
                     tokio::time::sleep(CONNECT_PAUSE).await;
                 }
                 Err(error) => return Err(self.connect_error(error)),
@@ -148,14 +155,14 @@ impl Server {
     {
         let (op, begun) = (call.op, Instant::now());
         let called = tokio::select! {
-            called = tokio::time::timeout(self.timeout, self.call_or_repeat(call)) => called,
+            called = within(&self.rpc.clock, self.timeout, self.call_or_repeat(call)) => called,
             () = self.silence() => {
                 return Err(self.interrupted(", which gives no sign of life", begun));
             }
         };
         match called {
-            Ok(done) => done,
-            Err(_) => Err(PsError::Timeout {
+            Some(done) => done,
+            None => Err(PsError::Timeout {
                 op,
                 server: self.index,
                 address: self.address.clone(),

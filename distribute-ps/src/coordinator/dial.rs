@@ -16,5 +16,6 @@ pub(super) async fn dial(scheduler: &Scheduler, worker: usize) -> Result<Channel
     let mut rpc = RpcOptions::new(Purpose::Worker, Some(worker), options.security.clone());
     rpc.keepalive_interval = options.keepalive_interval;
     rpc.keepalive_timeout = options.keepalive_timeout;
+    rpc.clock = scheduler.clock.clone();
     Channel::connect(&scheduler.addresses[worker], &rpc, HANDSHAKE_TIMEOUT).await
 }

@@ -12,7 +12,9 @@ use tokio::sync::{mpsc, watch};
 use super::dial::{HANDSHAKE_TIMEOUT, dial};
 use super::queue::TakenClosure;
 use super::scheduler::{Closure, Scheduler, StopSignals, WorkerStatus};
+use super::server_notice::LostClosure;
 use crate::error::PsError;
+use crate::rpc::clock::within;
 use crate::rpc::message::{Outgoing, ReadError, Reader, framed};
 use crate::rpc::{Channel, ConnectError, POLL_INTERVAL};
 use crate::worker::MESSAGE_OVERHEAD_BYTES;
@@ -48,6 +50,14 @@ struct Link<'a> {
     /// The most bytes of arguments that the worker takes.
     limit: usize,
     current: Option<CurrentClosure>,
+    /// Set while the worker does not reach a server that the coordinator reaches.
+    apart: Option<Apart>,
+}
+
+/// When a worker without a way to a server is asked again whether it has one.
+struct Apart {
+    /// Nothing while its answer is awaited.
+    next: Option<Instant>,
 }
 
 /// The closure that the worker has.
@@ -96,7 +106,8 @@ pub(super) async fn keep_connected(scheduler: Arc<Scheduler>, worker: usize) {
     }
     let failure = stop_signals.borrow().finish.clone().unwrap_or_default();
     let told = send_end(&scheduler, worker, failure);
-    if tokio::time::timeout(end_timeout(&scheduler, FINISH_TIMEOUT), told).await != Ok(true) {
+    let limit = end_timeout(&scheduler, FINISH_TIMEOUT);
+    if within(&scheduler.clock, limit, told).await != Some(true) {
         tracing::debug!(worker, "the worker was not told that the job has ended");
     }
 }
@@ -159,15 +170,17 @@ async fn attach(scheduler: &Scheduler, worker: usize) -> Result<Link<'_>, Connec
         let first: Report = inbound.header().await?;
         Ok((inbound, first))
     };
-    let attached = tokio::time::timeout(HANDSHAKE_TIMEOUT, attaching).await;
-    let silent = |_| later("it is connected but does not answer");
+    let attached = within(&scheduler.clock, HANDSHAKE_TIMEOUT, attaching).await;
+    let silent = || later("it is connected but does not answer");
     let (inbound, first) = attached
-        .map_err(silent)?
+        .ok_or_else(silent)?
         .map_err(|error: ReadError| later(error.to_string()))?;
     let welcome = match first {
         Report::Welcome(welcome) => welcome,
         Report::Refused(refused) => return Err(refused),
-        Report::Outcome { .. } => return Err(later("its first message is no Welcome")),
+        Report::Outcome { .. } | Report::Servers(_) => {
+            return Err(later("its first message is no Welcome"));
+        }
     };
     if welcome.steps != scheduler.steps {
         let differs = |a: &[String], b: &[String]| a.iter().find(|step| !b.contains(step)).cloned();
@@ -194,6 +207,7 @@ async fn attach(scheduler: &Scheduler, worker: usize) -> Result<Link<'_>, Connec
         inbound,
         limit: welcome.max_message_bytes,
         current: None,
+        apart: None,
     })
 }
 
@@ -211,7 +225,12 @@ impl Link<'_> {
                 StreamEnd::Lost(reason) => reason,
                 StreamEnd::Finished => "the coordinator ends",
             };
-            self.scheduler.closure_lost(handed.id, self.worker, reason);
+            self.scheduler.closure_lost(LostClosure {
+                closure: handed.id,
+                worker: self.worker,
+                reason: reason.to_string(),
+                accusation: None,
+            });
         }
         if matches!(end, StreamEnd::Finished) {
             drop(self.outbound);
@@ -219,7 +238,7 @@ impl Link<'_> {
             let drained =
                 async { while let Ok(Some(_)) = self.inbound.message::<Report>().await {} };
             let limit = end_timeout(self.scheduler, HANDSHAKE_TIMEOUT);
-            let _ = tokio::time::timeout(limit, drained).await;
+            within(&self.scheduler.clock, limit, drained).await;
         }
         end
     }
@@ -229,9 +248,7 @@ impl Link<'_> {
         loop {
             let ended = tokio::select! {
                 report = self.inbound.message() => self.handle_report(report),
-                handed = self.scheduler.take(), if self.current.is_none() => {
-                    self.send_closure(handed)
-                }
+                handed = self.scheduler.take(), if self.is_free() => self.send_closure(handed),
                 _ = stop_signals.changed() => {
                     let stop_signals = stop_signals.borrow_and_update().clone();
                     if let Some(failure) = stop_signals.finish {
@@ -250,8 +267,13 @@ impl Link<'_> {
         }
     }
 
+    /// Whether the worker takes a closure.
+    fn is_free(&self) -> bool {
+        self.current.is_none() && self.apart.is_none()
+    }
+
     /// A closure that the worker had has ended.
-    fn ended(&self, handed: &TakenClosure<Arc<Closure>>, outcome: Result<Bytes, PsError>) {
+    fn ended(&mut self, handed: &TakenClosure<Arc<Closure>>, outcome: Result<Bytes, PsError>) {
         let outcome = outcome.map_err(|error| match error {
             PsError::Cancelled => PsError::Cancelled,
             source => PsError::Closure {
@@ -261,8 +283,64 @@ impl Link<'_> {
                 source: Arc::new(source),
             },
         });
-        let closure = &handed.payload;
-        self.scheduler.closure_ended(handed.id, closure, outcome);
+        match outcome {
+            Err(error) if matches!(error.root_cause(), PsError::Unavailable { .. }) => {
+                self.accuse(handed.id, error);
+            }
+            outcome => {
+                let closure = &handed.payload;
+                self.scheduler.closure_ended(handed.id, closure, outcome);
+            }
+        }
+    }
+
+    /// The worker says that it does not reach a server. Whether that is lost the coordinator finds
+    /// out by asking it; if it answers, the closure runs on another worker, and this one gets the
+    /// next when it reaches all servers again.
+    fn accuse(&mut self, closure: u64, error: PsError) {
+        self.set_apart(error.root_cause(), Duration::ZERO);
+        let reason = error.root_cause().to_string();
+        self.scheduler.closure_lost(LostClosure {
+            closure,
+            worker: self.worker,
+            reason,
+            accusation: Some(error),
+        });
+    }
+
+    /// The worker does not reach a server; it is asked again after a pause.
+    fn set_apart(&mut self, error: &PsError, pause: Duration) {
+        let (worker, is_news) = (self.worker, self.apart.is_none());
+        if is_news {
+            tracing::warn!(worker, %error, "the worker gets nothing to do until it reaches it");
+        }
+        let next = Some(Instant::now() + pause);
+        self.apart = Some(Apart { next });
+        let status = WorkerStatus::Absent(error.to_string());
+        self.scheduler.set_status(worker, status);
+    }
+
+    /// Asks a worker whether it reaches the servers again, when it is time.
+    fn ask_about_servers(&mut self) -> Result<(), StreamEnd> {
+        let is_due = |at: &mut Instant| *at <= Instant::now();
+        let next = self.apart.as_mut().map(|apart| &mut apart.next);
+        if next.and_then(|next| next.take_if(is_due)).is_none() {
+            return Ok(());
+        }
+        self.order(&Order::<ByteBuf>::CheckServers)
+    }
+
+    /// The worker has asked all servers.
+    fn servers_checked(&mut self, outcome: Result<(), PsError>) {
+        match outcome {
+            Ok(()) => {
+                let worker = self.worker;
+                tracing::info!(worker, "the worker reaches all parameter servers again");
+                self.apart = None;
+                self.scheduler.set_status(worker, WorkerStatus::Connected);
+            }
+            Err(error) => self.set_apart(&error, PAUSE_MAX),
+        }
     }
 
     /// Sends the worker a closure, unless it would not take one so large.
@@ -325,10 +403,16 @@ impl Link<'_> {
                 self.ended(&handed, outcome.map(|value| value.into_vec().into()));
                 return Ok(());
             }
+            Ok(Some(Report::Servers(outcome))) if self.apart.is_some() => {
+                self.servers_checked(outcome);
+                return Ok(());
+            }
             Ok(Some(Report::Refused(
                 ConnectError::Refused(reason) | ConnectError::Unavailable(reason),
             ))) => reason,
-            Ok(Some(Report::Welcome(_))) => "it sent what is not understood".to_string(),
+            Ok(Some(Report::Welcome(_) | Report::Servers(_))) => {
+                "it sent what is not understood".to_string()
+            }
             // A stream ends well only if the worker ends, or its connection.
             Ok(None) => "its process ended".to_string(),
             Err(error) => error.to_string(),
@@ -340,6 +424,7 @@ impl Link<'_> {
     /// Whether the worker gives signs of life, where there is little time, and its step comes to an
     /// end. Otherwise its connection ends when it is silent for too long.
     fn look(&mut self) -> Result<(), StreamEnd> {
+        self.ask_about_servers()?;
         let options = &self.scheduler.options;
         let silence = self.channel.silence();
         if let Some(silence) = silence.filter(|_| options.interruption.is_raised()) {

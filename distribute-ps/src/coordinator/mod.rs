@@ -29,7 +29,13 @@
 //! [`step_timeout`](CoordinatorOptions::step_timeout), gets nothing else to do before it has ended.
 //!
 //! A lost parameter server is [`PsError::Unavailable`]: the coordinator asks all of them once a
-//! second, and steps that need it fail.
+//! second, and at once when a worker says that it does not reach one. If they answer, it is the
+//! link of that worker that is broken: its closure runs on another worker, and it gets nothing to
+//! do until it reaches all servers again. Only a server that does not answer the coordinator itself
+//! ends the job.
+//!
+//! What the coordinator's process did not get to compute (it was stopped, or the machine has many
+//! times more work than processors) is not counted in any of these waits.
 //!
 //! # A lost coordinator
 //!

@@ -38,7 +38,11 @@ impl Runtime {
         variables: Option<VariableClient>,
     ) -> Result<Self> {
         let no_thread = "cannot start a thread of the coordinator";
-        let driver = Driver::start("ps-coordinator".to_string(), no_thread)?;
+        let driver = Driver::start(
+            "ps-coordinator".to_string(),
+            no_thread,
+            scheduler.clock.clone(),
+        )?;
         let mut started = Self {
             links: Some(driver.spawn(run_connections(scheduler.clone()))),
             driver: Some(driver),
@@ -108,6 +112,7 @@ fn notify_servers(scheduler: &Scheduler, variables: &VariableClient) {
             tracing::warn!(%error, "the servers were not told what has ended");
             scheduler.fail(error);
         }
+        // A server that a worker does not reach has answered, or it is the coordinator's word now.
         for lost in notice.lost {
             scheduler.requeue(lost);
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use distribute_core::Configuration;
+use distribute_net::compute_clock::{ComputeClock, ComputeInstant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
@@ -14,6 +15,7 @@ use super::queue::{ClosureQueue, LostOutcome, Refusal, TakenClosure};
 use super::remote_value::{RemoteValue, Slot};
 use super::server_notice::{LostClosure, ServerNotice};
 use crate::error::{PsError, Result};
+use crate::rpc::clock::new_clock;
 use crate::update::{RunId, StalenessPolicy};
 
 /// How many closures that have ended are remembered for the servers; the mark below which all have
@@ -78,7 +80,7 @@ pub(super) struct State {
     /// How often each dataset was made anew.
     datasets: BTreeMap<String, u64>,
     /// Since when no worker is connected.
-    without_workers: Option<Instant>,
+    without_workers: Option<ComputeInstant>,
     /// When the last closure ended.
     progress: Instant,
     ended: u64,
@@ -104,6 +106,8 @@ pub(super) struct Scheduler {
     pub(super) parameter_servers: Vec<String>,
     pub(super) steps: Vec<String>,
     pub(super) configuration: Configuration,
+    /// The clock of the thread that drives the connections.
+    pub(super) clock: Arc<ComputeClock>,
     state: Mutex<State>,
     /// Anything that a waiting caller may want to know.
     changed: Condvar,
@@ -121,12 +125,13 @@ impl Scheduler {
         (addresses, parameter_servers): (Vec<String>, Vec<String>),
         (steps, configuration): (Vec<String>, Configuration),
     ) -> Self {
+        let clock = new_clock();
         let absent = WorkerStatus::Absent("it has not been reached yet".to_string());
         let state = State {
             queue: ClosureQueue::new(options.queue_limits()),
             workers: vec![absent; addresses.len()],
             datasets: BTreeMap::new(),
-            without_workers: Some(Instant::now()),
+            without_workers: Some(clock.now()),
             progress: Instant::now(),
             ended: 0,
             notice: ServerNotice::default(),
@@ -139,6 +144,7 @@ impl Scheduler {
             parameter_servers,
             steps,
             configuration,
+            clock,
             state: Mutex::new(state),
             changed: Condvar::new(),
             notice_ready: Condvar::new(),
@@ -320,17 +326,19 @@ impl Scheduler {
 
     /// Waits until a worker is connected, or one is there that cannot be used.
     pub(super) fn wait_for_worker(&self) -> Result<()> {
-        let begun = Instant::now();
+        let begun = self.clock.now();
         let limit = self.options.connect_timeout;
         let look = |state: &mut State| {
             if state.workers.contains(&WorkerStatus::Connected) {
                 return Some(Ok(()));
             }
             let is_raised = self.options.interruption.is_raised();
-            is_raised.then(|| Err(self.interrupted(state, begun.elapsed())))
+            is_raised.then(|| Err(self.interrupted(state, self.clock.elapsed(begun))))
         };
         self.wait(look, |state| {
-            time_left(limit, begun).ok_or_else(|| self.no_workers_error(state, limit))
+            let left = limit.saturating_sub(self.clock.elapsed(begun));
+            let left = (!left.is_zero()).then_some(left);
+            left.ok_or_else(|| self.no_workers_error(state, limit))
         })
     }
 
@@ -442,15 +450,12 @@ impl Scheduler {
         self.changed.notify_all();
     }
 
-    /// The worker of a closure was lost.
-    pub(super) fn closure_lost(&self, closure: u64, worker: usize, reason: &str) {
-        let lost = LostClosure {
-            closure,
-            worker,
-            reason: reason.to_string(),
-        };
+    /// The worker of a closure was lost, or says that it does not reach a server. The servers are
+    /// asked first where that is so: an accusation that they answer costs the worker alone.
+    pub(super) fn closure_lost(&self, lost: LostClosure) {
         let mut state = self.state();
-        if self.is_waited_for() && !state.is_silent {
+        let asks = self.is_waited_for() || lost.accusation.is_some();
+        if asks && !state.is_silent {
             state.notice.lost.push(lost);
             self.notice_ready.notify_all();
             return;
@@ -465,19 +470,22 @@ impl Scheduler {
             closure: id,
             worker,
             reason,
+            accusation,
         } = lost;
         let mut state = self.state();
         match state.queue.lost(id) {
             LostOutcome::Requeued => self.work.notify_one(),
-            LostOutcome::Cancelled(closure) => closure.end(Err(PsError::Cancelled)),
+            LostOutcome::Cancelled(closure) => {
+                closure.end(Err(accusation.unwrap_or(PsError::Cancelled)));
+            }
             LostOutcome::GivenUp(closure) => {
-                let error = PsError::LostTooOften {
+                let error = accusation.unwrap_or_else(|| PsError::LostTooOften {
                     step: closure.step.to_string(),
                     closure: id,
                     attempts: self.options.max_attempts,
                     worker,
                     reason,
-                };
+                });
                 closure.end(Err(error.clone()));
                 state.queue.failed(id, error);
             }
@@ -512,7 +520,7 @@ impl Scheduler {
         let attended = state.workers.contains(&WorkerStatus::Connected);
         state.without_workers = match attended {
             true => None,
-            false => Some(state.without_workers.unwrap_or_else(Instant::now)),
+            false => Some(state.without_workers.unwrap_or_else(|| self.clock.now())),
         };
         self.changed.notify_all();
     }
@@ -532,12 +540,13 @@ impl Scheduler {
         };
         // Also when an error waits to surface: somebody may wait for a result first.
         let is_raised = self.options.interruption.is_raised();
-        if (since.elapsed() < limit && !is_raised) || state.queue.is_idle() {
+        let waited = self.clock.elapsed(since);
+        if (waited < limit && !is_raised) || state.queue.is_idle() {
             return;
         }
         let error = match is_raised {
-            true => self.interrupted(&state, since.elapsed()),
-            false => self.no_workers_error(&state, since.elapsed()),
+            true => self.interrupted(&state, waited),
+            false => self.no_workers_error(&state, waited),
         };
         for closure in state.queue.clear() {
             closure.end(Err(error.clone()));

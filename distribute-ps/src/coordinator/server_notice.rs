@@ -1,11 +1,13 @@
 //! What the coordinator tells the parameter servers.
 
+use crate::error::PsError;
+
 /// What the servers should know.
 #[derive(Debug, Default)]
 pub(super) struct ServerNotice {
     /// Closures that have ended: nobody should wait for their updates.
     pub(super) ended: Vec<u64>,
-    /// Closures whose workers were lost. They run again when the servers have been told; a server
+    /// Closures whose workers were lost, or do not reach a server. They run again when the servers have been told; a server
     /// that heard of it later would forget that the next worker has pulled.
     pub(super) lost: Vec<LostClosure>,
     /// Closures below this one were cancelled.
@@ -27,4 +29,7 @@ pub(super) struct LostClosure {
     pub(super) closure: u64,
     pub(super) worker: usize,
     pub(super) reason: String,
+    /// The worker's own error, if it is there and says that it does not reach a server: the
+    /// closure ends with that if no other worker gets on either.
+    pub(super) accusation: Option<PsError>,
 }

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use distribute_net::peers;
 use hyper::client::conn::http2::Builder;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 
 use crate::rpc::channel::Channel;
+use crate::rpc::clock::{ComputeTimer, within};
 use crate::rpc::failure::{ConnectError, ConnectionEnd};
 use crate::rpc::handshake;
 use crate::rpc::heard::LastHeard;
@@ -16,7 +17,7 @@ use crate::rpc::{
 };
 
 impl Channel {
-    /// Connects to `host:port` within the timeout. Call it inside of a tokio runtime, which drives
+    /// Connects to `host:port` within the timeout, by the options' clock. Call it inside of a tokio runtime, which drives
     /// the connection from then on.
     ///
     /// # Errors
@@ -26,9 +27,9 @@ impl Channel {
         options: &RpcOptions,
         timeout: Duration,
     ) -> Result<Self, ConnectError> {
-        match tokio::time::timeout(timeout, Self::open(address, options)).await {
-            Ok(opened) => opened,
-            Err(_) => Err(ConnectError::Unavailable(format!(
+        match within(&options.clock, timeout, Self::open(address, options)).await {
+            Some(opened) => opened,
+            None => Err(ConnectError::Unavailable(format!(
                 "it does not answer within {timeout:.1?}"
             ))),
         }
@@ -45,7 +46,7 @@ impl Channel {
                 false => ConnectError::Unavailable(reason),
             })?;
         handshake::dial(&mut connection, options).await?;
-        let heard = LastHeard::new(options.keepalive_interval);
+        let heard = LastHeard::new(options);
         let connection = heard.clone().listening(connection);
         let ended = |error| ConnectError::Unavailable(ConnectionEnd::of(&error).to_string());
         let begun = builder(options).handshake(TokioIo::new(connection));
@@ -71,7 +72,7 @@ impl Channel {
 fn builder(options: &RpcOptions) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
-        .timer(TokioTimer::new())
+        .timer(ComputeTimer(options.clock.clone()))
         .keep_alive_interval(options.keepalive_interval)
         .keep_alive_timeout(options.keepalive_timeout)
         .keep_alive_while_idle(true)

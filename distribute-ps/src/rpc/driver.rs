@@ -2,9 +2,11 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
+use distribute_net::compute_clock::ComputeClock;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle as Task;
@@ -22,8 +24,9 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Starts a thread of this name; `failed` is what is told if that is not possible.
-    pub(crate) fn start(name: String, failed: &str) -> Result<Self> {
+    /// Starts a thread of this name, on which the clock ticks; `failed` is what is told if that is
+    /// not possible.
+    pub(crate) fn start(name: String, failed: &str, clock: Arc<ComputeClock>) -> Result<Self> {
         let failed = |error| PsError::system(failed, error);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -31,6 +34,7 @@ impl Driver {
             .build()
             .map_err(failed)?;
         let handle = runtime.handle().clone();
+        handle.spawn(async move { clock.keep_ticking().await });
         let (stop, stopped) = oneshot::channel::<()>();
         let thread = std::thread::Builder::new()
             .name(name)

@@ -7,10 +7,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use distribute_net::compute_clock::{ComputeClock, ComputeInstant};
 use tokio::io::AsyncRead;
 use tokio_util::io::InspectReader;
+
+use crate::rpc::RpcOptions;
 
 /// What an answer may take beyond the interval of the pings.
 const ANSWER_TIME: Duration = Duration::from_millis(500);
@@ -21,18 +24,20 @@ pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(150);
 /// When something was last heard of a process. Clones are of the same connection.
 #[derive(Debug, Clone)]
 pub(crate) struct LastHeard {
-    opened: Instant,
-    /// Milliseconds after `opened`.
+    clock: Arc<ComputeClock>,
+    opened: ComputeInstant,
+    /// Milliseconds after `opened`, by the clock.
     heard: Arc<AtomicU64>,
     keepalive_interval: Duration,
 }
 
 impl LastHeard {
-    pub(super) fn new(keepalive_interval: Duration) -> Self {
+    pub(super) fn new(options: &RpcOptions) -> Self {
         Self {
-            opened: Instant::now(),
+            clock: options.clock.clone(),
+            opened: options.clock.now(),
             heard: Arc::default(),
-            keepalive_interval,
+            keepalive_interval: options.keepalive_interval,
         }
     }
 
@@ -40,23 +45,26 @@ impl LastHeard {
     pub(super) fn listening<S: AsyncRead>(self, stream: S) -> InspectReader<S, impl FnMut(&[u8])> {
         InspectReader::new(stream, move |came: &[u8]| {
             if !came.is_empty() {
-                let after = self.opened.elapsed().as_millis();
+                let after = self.clock.elapsed(self.opened).as_millis();
                 let after = u64::try_from(after).unwrap_or(u64::MAX);
                 self.heard.store(after, Ordering::Relaxed);
             }
         })
     }
 
-    /// For how long nothing was heard, if that is longer than it takes a living process.
+    /// For how long nothing was heard, if that is longer than it takes a living process. What this
+    /// process did not get to compute is no silence of the other one.
     pub(crate) fn silence(&self) -> Option<Duration> {
         let heard = Duration::from_millis(self.heard.load(Ordering::Relaxed));
-        let silence = self.opened.elapsed().saturating_sub(heard);
+        let silence = self.clock.elapsed(self.opened).saturating_sub(heard);
         (silence > self.keepalive_interval + ANSWER_TIME).then_some(silence)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use distribute_net::handshake::Purpose;
+    use distribute_net::security::Security;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
@@ -64,7 +72,11 @@ mod tests {
     #[tokio::test]
     async fn what_comes_ends_a_silence() {
         let (mut far, near) = tokio::io::duplex(64);
-        let last = LastHeard::new(Duration::ZERO);
+        let mut options = RpcOptions::new(Purpose::Worker, None, Security::default());
+        options.keepalive_interval = Duration::ZERO;
+        let ticking = options.clock.clone();
+        tokio::spawn(async move { ticking.keep_ticking().await });
+        let last = LastHeard::new(&options);
         let mut near = last.clone().listening(near);
         tokio::time::sleep(ANSWER_TIME * 2).await;
         assert!(last.silence().unwrap() >= ANSWER_TIME);

@@ -13,11 +13,12 @@ use http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http2::Builder;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use tokio_stream::StreamExt;
 
 use crate::error::{PsError, Result};
+use crate::rpc::clock::ComputeTimer;
 use crate::rpc::driver::Driver;
 use crate::rpc::message::{Outgoing, Reader};
 use crate::rpc::peer::Peer;
@@ -74,13 +75,13 @@ impl RpcListener {
     ) -> Result<RpcServer> {
         let address = self.address();
         let name = rpc::name(self.options.purpose, self.options.task);
+        let driver = Driver::start(name, "cannot serve", self.options.clock.clone())?;
         let service = Arc::new(Service {
             address,
             options: self.options,
             handler: Arc::new(handler),
             refusals: Refusals::default(),
         });
-        let driver = Driver::start(name, "cannot serve")?;
         let refusals = service.refusals.clone();
         driver.spawn(async move {
             if let Err(error) = accept(self.listener, service).await {
@@ -165,7 +166,7 @@ async fn serve(mut connection: Connection, service: Arc<Service>) {
     });
     let mut builder = Builder::new(TokioExecutor::new());
     builder
-        .timer(TokioTimer::new())
+        .timer(ComputeTimer(options.clock.clone()))
         .keep_alive_interval(options.keepalive_interval)
         .keep_alive_timeout(options.keepalive_timeout)
         .max_frame_size(FRAME_BYTES)

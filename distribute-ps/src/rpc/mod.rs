@@ -6,6 +6,7 @@
 //! [`Channel`] is what they are made over.
 
 mod channel;
+pub(crate) mod clock;
 mod dial;
 pub(crate) mod driver;
 mod failure;
@@ -16,8 +17,10 @@ pub(crate) mod message;
 mod peer;
 pub(crate) mod rope;
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_net::compute_clock::ComputeClock;
 use distribute_net::handshake::Purpose;
 use distribute_net::security::Security;
 
@@ -30,7 +33,7 @@ pub(crate) use listen::{RpcListener, RpcServer};
 pub(crate) use peer::Peer;
 
 /// The version of the messages; both sides must have the same.
-pub(crate) const PROTOCOL_VERSION: u32 = 6;
+pub(crate) const PROTOCOL_VERSION: u32 = 7;
 
 /// The largest DATA frame: one piece of a payload.
 pub(crate) const FRAME_BYTES: u32 = 256 << 10;
@@ -59,6 +62,8 @@ pub(crate) struct RpcOptions {
     /// Bytes of payloads that the calls of one connection may hold in the server's memory before
     /// they are used; 4 GiB by default.
     pub(crate) connection_bytes: u64,
+    /// The clock of the thread that drives the connections, by which they wait.
+    pub(crate) clock: Arc<ComputeClock>,
     /// What this process says that it speaks; tests are of another version by it.
     pub(crate) protocol_version: u32,
 }
@@ -73,6 +78,7 @@ impl RpcOptions {
             purpose,
             task,
             connection_bytes: 4 << 30,
+            clock: clock::new_clock(),
             protocol_version: PROTOCOL_VERSION,
         }
     }

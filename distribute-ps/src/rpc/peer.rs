@@ -28,7 +28,7 @@ impl Peer {
         let units = u32::try_from(units).unwrap_or(u32::MAX).max(1);
         Self {
             remote,
-            heard: LastHeard::new(options.keepalive_interval),
+            heard: LastHeard::new(options),
             memory: Arc::new(Semaphore::new(units as usize)),
             memory_units: units,
             ended: Mutex::default(),

@@ -21,7 +21,7 @@ use crate::update::{RunId, UpdateId};
 type Resources = BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>;
 
 /// How long a worker waits for parameter servers that its coordinator is connected to.
-const SERVERS_TIMEOUT: Duration = Duration::from_secs(3);
+const SERVERS_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// What belongs to one coordinator's run on a worker. A worker that gets another coordinator makes
 /// a new one.
@@ -49,6 +49,35 @@ impl RunSession {
     pub(super) fn resources(&self) -> MutexGuard<'_, Resources> {
         // Only whole entries change under the lock.
         self.resources.lock()
+    }
+
+    /// The variables on the parameter servers. Connects at the first use.
+    fn variables(&self) -> Result<&VariableClient> {
+        if let Some(client) = self.variables.get() {
+            return Ok(client);
+        }
+        if self.attach.parameter_servers.is_empty() {
+            return Err(PsError::invalid(
+                "this coordinator has no parameter servers, so there are no variables",
+            ));
+        }
+        let servers = &self.attach.parameter_servers;
+        let mut options = self.client.clone();
+        // The coordinator has found them: one that does not listen now is lost, not late.
+        options.connect_timeout = options.connect_timeout.min(SERVERS_TIMEOUT);
+        // A step that runs is not interrupted.
+        options.interruption = Interruption::default();
+        let client = VariableClient::connect(servers, options)?;
+        client.join(self.attach.run)?;
+        Ok(self.variables.get_or_init(|| client))
+    }
+
+    /// Asks all parameter servers for a sign of life. Blocks.
+    pub(super) fn check_servers(&self) -> Result<()> {
+        if self.attach.parameter_servers.is_empty() {
+            return Ok(());
+        }
+        self.variables()?.reach_all(self.attach.run).map(drop)
     }
 }
 
@@ -151,24 +180,7 @@ impl WorkerContext {
     /// Those of [`VariableClient::connect`], [`PsError::InvalidArgument`] if the coordinator has
     /// no parameter servers.
     pub fn variables(&self) -> Result<&VariableClient> {
-        let session = &*self.session;
-        if let Some(client) = session.variables.get() {
-            return Ok(client);
-        }
-        if session.attach.parameter_servers.is_empty() {
-            return Err(PsError::invalid(
-                "this coordinator has no parameter servers, so there are no variables",
-            ));
-        }
-        let servers = &session.attach.parameter_servers;
-        let mut options = session.client.clone();
-        // The coordinator has found them: one that does not listen now is lost, not late.
-        options.connect_timeout = options.connect_timeout.min(SERVERS_TIMEOUT);
-        // A step that runs is not interrupted.
-        options.interruption = Interruption::default();
-        let client = VariableClient::connect(servers, options)?;
-        client.join(session.attach.run)?;
-        Ok(session.variables.get_or_init(|| client))
+        self.session.variables()
     }
 
     /// This worker's strategy, whose scope finds the coordinator's variables. What it updates

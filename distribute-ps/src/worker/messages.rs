@@ -2,7 +2,8 @@
 //!
 //! The coordinator makes one call to each worker and keeps it. It begins with `Attach`, which the
 //! worker answers with `Welcome` or `Refused`. Then the coordinator sends one closure after the
-//! other and gets one `Outcome` for each. When the call ends without `Finish`, the worker drops
+//! other and gets one `Outcome` for each. A worker that does not reach a parameter server which the
+//! coordinator reaches gets none until it has answered `CheckServers` well. When the call ends without `Finish`, the worker drops
 //! what it has not begun, asks what is running to stop, and waits for the next call.
 
 use std::collections::BTreeMap;
@@ -22,6 +23,8 @@ pub(crate) enum Order<A = ByteBuf> {
     Execute(Execute<A>),
     /// Stop this closure as soon as it looks.
     Cancel(u64),
+    /// Ask all parameter servers for a sign of life.
+    CheckServers,
     /// The job is done: the worker need not wait for another coordinator. Also the first and only
     /// message of a call to a worker that has none now.
     Finish {
@@ -43,6 +46,8 @@ pub(crate) enum Report {
         /// [`sendable`](crate::wire_error::sendable) makes it.
         outcome: Result<ByteBuf, PsError>,
     },
+    /// Whether the worker reaches all parameter servers.
+    Servers(Result<(), PsError>),
 }
 
 /// Who the coordinator is.

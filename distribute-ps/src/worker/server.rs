@@ -91,6 +91,7 @@ impl WorkerServer {
         options: WorkerOptions,
     ) -> Result<Self> {
         let settings = RpcOptions::new(Purpose::Worker, options.worker, options.security.clone());
+        let clock = settings.clock.clone();
         let listener = RpcListener::bind(address, settings)?;
         let mut client = options.client;
         client.security = options.security;
@@ -112,6 +113,7 @@ impl WorkerServer {
         let service = Arc::new(Service {
             queue: queue.clone(),
             client,
+            clock,
         });
         let address = listener.address();
         let rpc =

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_net::compute_clock::ComputeClock;
 use hyper::body::Incoming;
 use tokio::sync::mpsc;
 
@@ -12,8 +13,10 @@ use super::settings::same_settings;
 use super::step_queue::{REPORTS, Reports, StepQueue, later, report};
 use crate::client::ClientOptions;
 use crate::error::PsError;
+use crate::rpc::clock::within;
 use crate::rpc::message::{Outgoing, Reader};
 use crate::rpc::{ConnectError, Peer};
+use crate::wire_error::sendable;
 
 /// How long the first message may take.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
@@ -24,6 +27,8 @@ const SERVERS_MAX: usize = 1 << 16;
 pub(super) struct Service {
     pub(super) queue: Arc<StepQueue>,
     pub(super) client: ClientOptions,
+    /// The clock of the thread that answers.
+    pub(super) clock: Arc<ComputeClock>,
 }
 
 impl Service {
@@ -47,8 +52,8 @@ impl Service {
         peer: &Peer,
         reports: Reports,
     ) -> Result<(), ConnectError> {
-        let first = tokio::time::timeout(ATTACH_TIMEOUT, orders.header::<Order>()).await;
-        let first = first.map_err(|_| later("no message came"))?;
+        let first = within(&self.clock, ATTACH_TIMEOUT, orders.header::<Order>()).await;
+        let first = first.ok_or_else(|| later("no message came"))?;
         let attach = match first.map_err(|error| later(error.to_string()))? {
             Order::Attach(attach) => attach,
             Order::Finish { failure, run } => {
@@ -146,6 +151,15 @@ fn handle_order(
             queue.end(job_result(failure));
             Ok(())
         }
+        Order::CheckServers => {
+            let (session, reports) = (queue.session(*stream)?, reports.clone());
+            // One that is under way still, when the coordinator asks again, is one thread at most.
+            tokio::task::spawn_blocking(move || {
+                let checked = session.check_servers().map_err(|error| sendable(&error));
+                report(&reports, &Report::Servers(checked));
+            });
+            Ok(())
+        }
         Order::Attach(_) => Err(senseless("a second Attach")),
     }
 }
@@ -155,6 +169,7 @@ mod tests {
     use distribute_core::Configuration;
 
     use super::*;
+    use crate::rpc::clock::new_clock;
     use crate::server::CoordinatorTimeouts;
     use crate::update::RunId;
 
@@ -166,6 +181,7 @@ mod tests {
                 Arc::default(),
             )),
             client: ClientOptions::default(),
+            clock: new_clock(),
         }
     }
 

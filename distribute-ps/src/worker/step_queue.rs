@@ -246,6 +246,14 @@ impl StepQueue {
         Ok(())
     }
 
+    /// What belongs to the coordinator of this stream.
+    pub(super) fn session(&self, stream: u64) -> Result<Arc<RunSession>, ConnectError> {
+        let state = self.state();
+        let is_current = state.stream.is_some_and(|(id, _)| id == stream);
+        let session = state.session.clone().filter(|_| is_current);
+        session.ok_or_else(|| later("the coordinator has begun another stream"))
+    }
+
     /// A closure of this stream is to stop as soon as it looks.
     pub(super) fn cancel(&self, stream: u64, closure: u64) {
         let state = self.state();

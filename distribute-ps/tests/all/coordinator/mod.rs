@@ -1,6 +1,7 @@
 //! The coordinator and its workers.
 
 mod bad_input;
+mod cut_off;
 mod datasets;
 mod falling;
 mod faults;
