@@ -9,7 +9,9 @@ use std::process::ExitCode;
 
 use distribute_core::Error;
 use distribute_core::collectives::CollectiveError;
-use distribute_launch::{FailureReport, REPORT_VARIABLE};
+use distribute_launch::{
+    DIVERGED_EXIT_CODE, FailureReport, PREEMPTED_EXIT_CODE, REFUSED_EXIT_CODE, REPORT_VARIABLE,
+};
 
 use crate::notes::{note, sentences};
 use crate::option_names::in_flags;
@@ -31,11 +33,9 @@ pub(crate) struct Failure {
 }
 
 const FAILED: u8 = 1;
-const USAGE: u8 = 2;
-/// The numbers of the training are not finite any more. `launch` starts neither this nor [`USAGE`]
-/// again.
-const DIVERGED: u8 = 3;
-const PREEMPTED: u8 = 42;
+const USAGE: u8 = REFUSED_EXIT_CODE;
+const DIVERGED: u8 = DIVERGED_EXIT_CODE;
+const PREEMPTED: u8 = PREEMPTED_EXIT_CODE;
 
 impl Failure {
     /// Something went wrong.

@@ -212,6 +212,7 @@ impl CheckpointError {
             Self::DiskFull { .. }
             | Self::Busy { .. }
             | Self::Changing { .. }
+            | Self::TakenOver { .. }
             | Self::SaverPanicked { .. } => false,
         }
     }

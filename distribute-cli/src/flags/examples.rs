@@ -2,8 +2,8 @@
 
 pub(super) const EXIT_CODES: &str = "\
 Exit codes: 0 done, 1 failed for a reason that may pass (also: stopped by a signal with nothing \
-saved), 2 what the same command would meet again, 3 the training diverged (NaN), 42 stopped by a \
-signal after a checkpoint was saved, 128 + N by signal N (130 Ctrl-C, 143 SIGTERM) before training \
+saved), 2 what the same command would meet again, 42 stopped by a signal after a checkpoint was \
+saved, 43 the training diverged (NaN), 128 + N by signal N (130 Ctrl-C, 143 SIGTERM) before training \
 began, after it has ended, or sent twice.";
 
 pub(super) const TRAIN: &str = "\

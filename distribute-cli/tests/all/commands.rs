@@ -351,7 +351,7 @@ fn a_loss_that_is_not_finite_is_a_failure_and_is_not_saved() {
     let train = "train --model mlp --optimizer sgd --learning-rate 1e30 --epochs 3 --replicas 2 \
                  --checkpoint-dir saved --output json";
     let finished = run(folder.path(), train);
-    assert_eq!(finished.code, Some(3), "{}", finished.stderr);
+    assert_eq!(finished.code, Some(43), "{}", finished.stderr);
     assert!(
         finished.stderr.contains("not finite"),
         "{}",
