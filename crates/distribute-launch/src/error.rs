@@ -2,8 +2,6 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
-use crate::job::task::Task;
-
 /// What keeps a job from being started or watched. A process of it that fails is no such error but
 /// [`Outcome::Failed`](crate::Outcome::Failed).
 #[derive(thiserror::Error)]
@@ -103,17 +101,6 @@ pub enum LaunchError {
     LogDirectory {
         /// The directory or file.
         path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// A log file takes no more bytes. The job was stopped.
-    #[error(
-        "cannot write the log of {task}: {source}; the job was stopped, make room or choose \
-         another log directory"
-    )]
-    LogWrite {
-        /// Whose log it is.
-        task: Task,
         /// What the system said.
         source: io::Error,
     },

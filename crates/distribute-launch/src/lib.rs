@@ -68,8 +68,19 @@
 //! was the launcher that was signalled. Otherwise somebody signalled a member, and the job starts
 //! again; that counts as a restart, so that a job which always ends with 42 ends at all.
 //!
-//! SIGINT, SIGTERM and SIGHUP to the launcher reach the processes once, as the signal they are but
-//! SIGHUP, which becomes SIGTERM. A second signal kills the processes, a third the launcher.
+//! SIGINT and SIGTERM to the launcher reach the processes once, as the signals they are. SIGHUP and
+//! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end: SIGUSR1,
+//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. A second signal of the first four kills
+//! the processes, a third the launcher; of the others each one only asks. SIGPIPE is ignored, and
+//! SIGXFSZ is an error of the write. Others do to the launcher what they do by default; its
+//! processes end with it.
+//!
+//! A command may be a script that does not `exec` what it runs. Each process is asked once: one that
+//! catches SIGTERM before those that it has started, as it may pass the signal on; one that does not
+//! catch it, and waits for one that does, not at all, as it ends with that one's exit code. What a process that
+//! catches the signal has not ended after half of the grace period is asked then. When a script ends
+//! by the signal and those that it has started go on, they have the rest of the grace period, and
+//! count as the script: 42 if one of them has saved. SIGINT reaches all at once, as in a terminal.
 //!
 //! # Several hosts
 //!

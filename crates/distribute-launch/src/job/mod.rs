@@ -158,9 +158,11 @@ impl Job {
         self
     }
 
-    /// Whether SIGINT, SIGTERM and SIGHUP of this process stop the job (default: yes). A program
-    /// that runs a job this way ignores these signals from then on: the handlers are taken away
-    /// at the end of the job, but the system's default action does not come back.
+    /// Whether signals to this process stop the job (default: yes): SIGINT, SIGTERM, SIGHUP,
+    /// SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. SIGXFSZ makes no
+    /// difference then. A program that runs a job this way ignores these signals from then on: the
+    /// handlers are taken away at the end of the job, but the system's default action does not come
+    /// back.
     #[must_use]
     pub fn handle_signals(mut self, handle: bool) -> Job {
         self.handles_signals = handle;

@@ -30,6 +30,9 @@ use crate::thread_scope::ThreadScope;
 
 /// Runs a job to its end, restarts included. Blocks until no process of it is left.
 ///
+/// On Linux this process takes over, from then on, processes whose parents have ended and that it
+/// or those have started: so it learns how what a script has started ended.
+///
 /// All threads that it starts have ended when it returns. The processes die with the calling
 /// thread (on Linux), so call it from one that lives as long as the program should.
 ///
@@ -39,6 +42,7 @@ use crate::thread_scope::ThreadScope;
 /// [`Outcome`].
 pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     job.check()?;
+    adopt_orphans();
     let screen = Screen::new(console);
     let place = LogPlace::new(job.log_directory.as_deref())?;
     // There before the directory is and until it is gone: it removes what a killed launcher leaves.
@@ -48,10 +52,7 @@ pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     let is_worth_keeping = match &result {
         Ok(Outcome::Succeeded { .. }) => false,
         Ok(_) => true,
-        Err(error) => matches!(
-            error,
-            LaunchError::LogWrite { .. } | LaunchError::Console { .. }
-        ),
+        Err(error) => matches!(error, LaunchError::Console { .. }),
     };
     if is_worth_keeping {
         guard.keep_logs();
@@ -59,6 +60,16 @@ pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     }
     result
 }
+
+/// How a process ends whose parent has ended is what the next parent learns.
+#[cfg(target_os = "linux")]
+fn adopt_orphans() {
+    // Without it a script that a signal has ended counts as that, whatever its command did.
+    let _old_system = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+}
+
+#[cfg(not(target_os = "linux"))]
+fn adopt_orphans() {}
 
 fn run_with_logs(
     job: &Job,

@@ -18,6 +18,7 @@ use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
 use crate::process::memory::StateMemory;
 use crate::report::console::Screen;
+use crate::run::signals::insists;
 
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
@@ -35,7 +36,7 @@ pub struct Session<'a, 's> {
     pub received: Receiver<Event>,
     /// The signal that told this launcher, or that of another host, to stop.
     pub interrupted: Option<i32>,
-    /// How many signals this launcher got itself.
+    /// How many signals this launcher got itself by which people insist.
     pub signals: usize,
 }
 
@@ -111,7 +112,7 @@ impl Session<'_, '_> {
     /// This launcher got a signal.
     pub fn note_signal(&mut self, signal: i32) {
         self.interrupted.get_or_insert(signal);
-        self.signals += 1;
+        self.signals += usize::from(insists(signal));
     }
 
     pub fn post(&self, item: PostBody) {

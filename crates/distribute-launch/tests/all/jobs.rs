@@ -474,6 +474,52 @@ fn a_job_ends_when_nobody_reads_its_output() {
     );
 }
 
+/// `/dev/full` has no room for what is written to it.
+#[test]
+fn a_log_that_cannot_be_written_is_told_once_and_costs_nothing() {
+    if !std::path::Path::new("/dev/full").exists() {
+        println!("SKIPPED: no /dev/full to write to");
+        return;
+    }
+    let logs = tempfile::tempdir().unwrap();
+    for index in 0..2 {
+        let log = logs.path().join(format!("worker-{index}.log"));
+        std::os::unix::fs::symlink("/dev/full", log).unwrap();
+    }
+    let text = "for n in 1 2 3; do echo line $n of $i; done";
+    let job = script(text).workers(3).prefix_output(true);
+    let seen = see(job.log_directory(&logs));
+    assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 0 });
+    assert_eq!(seen.stdout, b"line 1 of 0\nline 2 of 0\nline 3 of 0\n");
+    assert!(
+        seen.stderr.contains("rank 1: line 3 of 1"),
+        "{}",
+        seen.stderr
+    );
+    let warnings = seen
+        .stderr
+        .matches("warning: cannot write the log of rank ");
+    assert_eq!(warnings.count(), 1, "{}", seen.stderr);
+    assert_eq!(
+        read(logs.path().join("worker-2.log")),
+        "line 1 of 2\nline 2 of 2\nline 3 of 2\n"
+    );
+}
+
+#[test]
+fn a_log_directory_that_is_gone_takes_no_restart_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let logs = directory.path().join("logs");
+    let text = "[ $DISTRIBUTE_RESTART = 0 ] || exit 0; rm -r logs; > logs; exit 1";
+    let job = script_in(directory.path(), text).max_restarts(1);
+    let seen = see(job.log_directory(&logs));
+    assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 1 });
+    let warnings = seen
+        .stderr
+        .matches("warning: cannot write the log of rank 0");
+    assert_eq!(warnings.count(), 1, "{}", seen.stderr);
+}
+
 #[test]
 fn the_headline_names_the_rank_that_the_survivors_name() {
     let lost = "error: replica 0: rank 1 was lost in operation 5 (all_reduce): no sign of life";

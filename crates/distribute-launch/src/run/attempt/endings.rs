@@ -1,7 +1,5 @@
 //! What an attempt does when one of its processes has ended.
 
-use rustix::process::Signal;
-
 use crate::hosts::posts::PostBody;
 use crate::job::task::{Role, Task};
 use crate::report::outcome::Ending;
@@ -12,7 +10,24 @@ use crate::run::session::Session;
 use crate::run::start::Starter;
 
 impl Attempt<'_, '_> {
-    pub(super) fn ended(&mut self, index: usize, ending: Ending, session: &Session<'_, '_>) {
+    /// A process has ended; others that it has started may still do what it was asked.
+    pub(super) fn ended(&mut self, index: usize, first: Ending, session: &Session<'_, '_>) {
+        let process = self.members.get_mut(index);
+        let ending = process.filter(|process| process.ending.is_none());
+        if let Some(ending) = ending.and_then(|process| process.ended(first)) {
+            self.have_ended(index, ending, session);
+        }
+    }
+
+    /// Asks whose time has come.
+    pub(super) fn go_on_asking(&mut self, session: &Session<'_, '_>) {
+        for (index, ending) in self.members.go_on_asking() {
+            self.have_ended(index, ending, session);
+        }
+    }
+
+    /// A process has ended like this, and those with it that it had started.
+    fn have_ended(&mut self, index: usize, ending: Ending, session: &Session<'_, '_>) {
         let Some(process) = self.members.get_mut(index) else {
             return;
         };
@@ -66,7 +81,7 @@ impl Attempt<'_, '_> {
             return self.give_up_worker(task, death, session, starter.workers());
         };
         // What is left of its group may hold the port.
-        process.send(Signal::KILL);
+        process.kill();
         self.log(&format!(
             "{task}: {ending}; starting it again alone, restart {again} of {most}"
         ));

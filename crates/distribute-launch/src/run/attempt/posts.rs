@@ -12,8 +12,9 @@ impl Attempt<'_, '_> {
     /// A launcher waits or leaves: the workers save and stop, and the others go on.
     pub(super) fn ask_to_save(&mut self) {
         self.enter(Phase::Preempting);
+        let grace = self.course.grace();
         self.members
-            .ask(Signal::TERM, |task| task.role == Role::Worker);
+            .ask(Signal::TERM, grace, |task| task.role == Role::Worker);
     }
 
     /// Acts on what a launcher has told all of them, this one included.
