@@ -72,6 +72,9 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
     if let Some(hosts) = hosts {
         job = job.hosts(hosts);
     }
+    if let Some(ports) = args.ports {
+        job = job.ports(ports);
+    }
     Ok(job)
 }
 
@@ -113,6 +116,7 @@ fn failure(error: LaunchError) -> Failure {
         | LaunchError::HostWithoutWorker { .. }
         | LaunchError::NoCommand
         | LaunchError::TooFewGpus { .. }
+        | LaunchError::NoPortInRange { .. }
         | LaunchError::CommandNotFound { .. }
         | LaunchError::NotExecutable { .. }
         | LaunchError::InvalidHosts { .. } => Failure::usage(error),

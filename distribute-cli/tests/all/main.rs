@@ -26,3 +26,4 @@ mod robustness;
 mod same_bits;
 mod splits;
 mod validation;
+mod ways;

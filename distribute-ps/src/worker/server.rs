@@ -91,7 +91,8 @@ impl WorkerServer {
         options: WorkerOptions,
     ) -> Result<Self> {
         let settings = RpcOptions::new(Purpose::Worker, options.worker, options.security.clone());
-        let listener = RpcListener::bind(address, settings)?;
+        let patience = (options.coordinator_timeout, &options.interruption);
+        let listener = RpcListener::bind(address, settings, patience)?;
         let mut client = options.client;
         client.security = options.security;
         let timeouts = CoordinatorTimeouts {
