@@ -15,6 +15,8 @@ use crate::flags::{ClusterArgs, CommunicationName, TransportName, WireName};
 
 /// The secret that the workers of a job share.
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
+/// The port for gradients of this process, which its launcher has chosen.
+const DATA_PORT_VARIABLE: &str = "DISTRIBUTE_DATA_PORT";
 /// The index of this start of the job, from 0: set by `launch`, and by SLURM for a job that
 /// was put back into the queue.
 const RESTART_VARIABLES: [&str; 2] = ["DISTRIBUTE_RESTART", "SLURM_RESTART_COUNT"];
@@ -73,6 +75,8 @@ impl ClusterArgs {
             ("--task-type", self.task_type.is_some()),
             ("--task-id", self.task_id.is_some()),
             ("--port", self.port.is_some()),
+            ("--address", self.address.is_some()),
+            ("--data-port", self.data_port.is_some()),
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
@@ -109,6 +113,8 @@ impl ClusterArgs {
         }
         let given = [
             ("--total-replicas", self.total_replicas.is_some()),
+            ("--address", self.address.is_some()),
+            ("--data-port", self.data_port.is_some()),
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
@@ -162,6 +168,8 @@ impl ClusterArgs {
             })
             .transport(transport.into())
             .security(self.security()?)
+            .own_host(self.address.clone())
+            .data_port(self.data_port()?)
             .generation(restarts()?)
             .rendezvous_timeout(rendezvous)
             .interruption(interruption)
@@ -184,6 +192,25 @@ impl ClusterArgs {
                 other_options(refused)
             }
             _ => error.into(),
+        })
+    }
+
+    /// The first port for gradients: that of the flag, else what `launch --ports` has chosen; 0 for
+    /// any free one.
+    fn data_port(&self) -> Result<u16, Failure> {
+        if let Some(port) = self.data_port {
+            return Ok(port);
+        }
+        let Some(value) = std::env::var_os(DATA_PORT_VARIABLE) else {
+            return Ok(0);
+        };
+        let port = value.to_str().and_then(|value| value.trim().parse().ok());
+        port.filter(|port| *port > 0).ok_or_else(|| {
+            let value = value.to_string_lossy();
+            Failure::usage(format!(
+                "the variable {DATA_PORT_VARIABLE} is `{value}`: set it to a port from 1 to \
+                 65535, or remove it"
+            ))
         })
     }
 

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
+use std::time::Duration;
 
 use crate::sync::unpoisoned;
 
@@ -106,6 +108,15 @@ impl Interruption {
         }
     }
 
+    /// Waits so long, and returns earlier when this is raised; whether it was.
+    pub fn raised_within(&self, time: Duration) -> bool {
+        let (sender, receiver) = sync_channel(1);
+        let _listening = self.on_raise(move || {
+            let _is_raised_already = sender.try_send(());
+        });
+        receiver.recv_timeout(time).is_ok()
+    }
+
     /// Ready when this is raised.
     pub async fn raised(&self) {
         let mut _listening = None;
@@ -168,6 +179,17 @@ mod tests {
         assert!(interruption.is_held());
         drop(other);
         assert!(!interruption.is_held());
+    }
+
+    #[test]
+    fn a_wait_for_it_ends_when_it_is_raised() {
+        let interruption = Interruption::default();
+        assert!(!interruption.raised_within(Duration::from_millis(1)));
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| interruption.raised_within(Duration::from_secs(60)));
+            interruption.raise();
+            assert!(waiting.join().unwrap());
+        });
     }
 
     #[test]

@@ -103,6 +103,10 @@ impl Variables {
     /// The port in this variable, [`DEFAULT_PORT`] if it is not set.
     pub(super) fn port(&self, name: &'static str) -> Result<u16> {
         let number = self.number(&[name], usize::from(u16::MAX))?;
+        if number == Some(0) {
+            let why = "0 is no port to meet at: choose one from 1 to 65535";
+            return Err(ClusterError::invalid_variable(name, "0", why));
+        }
         let port = number.and_then(|number| u16::try_from(number).ok());
         Ok(port.unwrap_or(DEFAULT_PORT))
     }

@@ -94,6 +94,41 @@ pub enum ClusterError {
         /// The task; `None` if the task id is not known.
         index: Option<i64>,
     },
+    /// There is such a task, and nothing says where it is.
+    #[error(
+        "the address of task {index} of job '{job}' is not known: its launcher says where rank 0 \
+         is, and the others tell it when they meet there"
+    )]
+    AddressNotKnown {
+        /// The job.
+        job: String,
+        /// The task.
+        index: i64,
+    },
+    /// An address that no task can have, or not together with the others.
+    #[error("{from}: {job} {index} has the address '{address}': {why}")]
+    Address {
+        /// Where it was given.
+        from: String,
+        /// The job.
+        job: String,
+        /// The task.
+        index: usize,
+        /// The address, cut if long.
+        address: String,
+        /// What is wrong, and what it should be.
+        why: String,
+    },
+    /// A launcher has started several processes, and what it says of them is not enough.
+    #[error(
+        "{seen}, so this looks like one of several processes, which cannot find each other: set \
+         RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in each of them, or TF_CONFIG; if this \
+         process is to train alone, say so (`--cluster none`)"
+    )]
+    UnclearLauncher {
+        /// The variables that were found, and what is missing.
+        seen: String,
+    },
     /// A job has no tasks (TensorFlow: `ValueError`).
     #[error("job '{job}' has no tasks; leave it out, or list the address of at least one")]
     EmptyJob {

@@ -12,6 +12,9 @@ pub enum ClusterKind {
     Torchrun,
     /// Open MPI's `mpirun`.
     OpenMpi,
+    /// The process manager of another MPI, or one like it: MPICH, Intel MPI, MVAPICH, JSM, Flux,
+    /// Horovod.
+    Mpi,
     /// A SLURM step.
     Slurm,
     /// A Kubernetes Indexed Job or JobSet.
@@ -23,23 +26,25 @@ pub enum ClusterKind {
 impl ClusterKind {
     /// All of them, in the order they are tried in: what somebody wrote for this program comes
     /// before what a launcher sets, and the launcher before the scheduler it runs under.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::TfConfig,
         Self::Torchrun,
         Self::OpenMpi,
+        Self::Mpi,
         Self::Slurm,
         Self::Kubernetes,
         Self::OneProcess,
     ];
 }
 
-/// A name for flags: `tf-config`, `torchrun`, `open-mpi`, `slurm`, `kubernetes`, `none`.
+/// A name for flags: `tf-config`, `torchrun`, `open-mpi`, `mpi`, `slurm`, `kubernetes`, `none`.
 impl fmt::Display for ClusterKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::TfConfig => "tf-config",
             Self::Torchrun => "torchrun",
             Self::OpenMpi => "open-mpi",
+            Self::Mpi => "mpi",
             Self::Slurm => "slurm",
             Self::Kubernetes => "kubernetes",
             Self::OneProcess => "none",

@@ -230,6 +230,7 @@ impl ClusterResolver for KubernetesResolver {
             jobs, subdomain, ..
         } = self.pods()?;
         let port = self.port.map_or_else(|| self.env.port(PORT), Ok)?;
+        super::ranks::check_base(port)?;
         let end = subdomain.map_or_else(String::new, |name| format!(".{name}"));
         ClusterSpec::new(jobs.into_iter().map(|(job, hosts)| {
             let hosts = hosts.into_iter().map(|host| format!("{host}{end}:{port}"));

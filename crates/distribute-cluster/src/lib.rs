@@ -10,6 +10,7 @@
 //! | [`KubernetesResolver`] | an Indexed Job or a JobSet |
 //! | [`RankResolver::open_mpi`] | `OMPI_COMM_WORLD_*` |
 //! | [`RankResolver::torchrun`] | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` |
+//! | [`RankResolver::mpi`] | `PMI_RANK` and `PMI_SIZE` (MPICH, Intel MPI, MVAPICH), and those of MVAPICH2, JSM, Flux and Horovod |
 //! | [`SimpleResolver`], [`UnionResolver`] | what the program gives them |
 //!
 //! [`detect`] picks one and says why; [`Overrides`] replaces any part of what it found. Roles and
@@ -43,6 +44,7 @@
     clippy::unwrap_used
 )]
 
+mod addresses;
 mod detect;
 mod environment;
 mod error;
@@ -50,6 +52,7 @@ mod hostlist;
 mod json;
 mod kind;
 mod kubernetes;
+mod launchers;
 mod member;
 mod overrides;
 mod ranks;
@@ -68,9 +71,10 @@ pub use hostlist::{expand_hostlist, expand_tasks_per_node};
 pub use json::parse_task_index;
 pub use kind::ClusterKind;
 pub use kubernetes::KubernetesResolver;
+pub use launchers::LAUNCHER_VARIABLES;
 pub use member::Cluster;
 pub use overrides::{Overridden, Overrides};
-pub use ranks::{RankResolver, is_placeholder};
+pub use ranks::RankResolver;
 pub use resolver::{Accelerators, ClusterResolver, Description, MasterTarget};
 pub use roles::{
     TaskType, collective_leader, coordination_leader, id_in_cluster, is_chief, validate,

@@ -1,9 +1,9 @@
 //! A cluster and this process' place in it, checked once.
 
 use super::{
-    ClusterError, ClusterResolver, ClusterSpec, Result, TaskType, id_in_cluster, is_chief,
+    ClusterError, ClusterResolver, ClusterSpec, Result, TaskType, addresses, id_in_cluster,
+    is_chief, validate, worker_count,
 };
-use super::{validate, worker_count};
 
 /// A cluster, and the task in it that this process is.
 ///
@@ -16,6 +16,8 @@ pub struct Cluster {
     task_type: TaskType,
     task_id: usize,
     rpc_layer: Option<String>,
+    local_rank: Option<usize>,
+    own_port: Option<u16>,
 }
 
 impl Cluster {
@@ -26,7 +28,8 @@ impl Cluster {
     ///
     /// The resolver's errors, those of [`validate`], [`ClusterError::TaskTypeMissing`],
     /// [`ClusterError::TaskIdMissing`], [`ClusterError::NegativeTaskId`],
-    /// [`ClusterError::EmptyJob`] and [`ClusterError::SparseJob`].
+    /// [`ClusterError::EmptyJob`] and [`ClusterError::SparseJob`]; [`ClusterError::Address`] for
+    /// an address that cannot be right.
     pub fn resolve(resolver: &dyn ClusterResolver) -> Result<Option<Self>> {
         let spec = resolver.cluster_spec()?;
         if spec.is_empty() {
@@ -51,12 +54,15 @@ impl Cluster {
                 return Err(ClusterError::SparseJob { job, index });
             }
         }
+        addresses::check(&spec, (task_type, task_id), &resolver.describe())?;
         let rpc_layer = resolver.rpc_layer()?.filter(|layer| !layer.is_empty());
         Ok(Some(Self {
             spec,
             task_type,
             task_id,
             rpc_layer,
+            local_rank: resolver.local_rank()?,
+            own_port: resolver.own_port()?,
         }))
     }
 
@@ -101,27 +107,52 @@ impl Cluster {
         }
     }
 
-    /// This task's own address; `None` for an evaluator outside the cluster.
+    /// This task's own address; `None` for an evaluator outside the cluster, and where it is not
+    /// known before the workers have met.
     pub fn address(&self) -> Option<&str> {
         self.spec
             .task_address(self.task_type.as_str(), self.id())
             .ok()
     }
 
-    /// The addresses of chief and workers by rank.
-    pub fn workers(&self) -> Vec<&str> {
+    /// The place of this process among the processes of the job on its host, from 0: as its
+    /// launcher says, else as the addresses do.
+    pub fn local_rank(&self) -> usize {
+        let host = |address: &str| address.rsplit_once(':').map(|(host, _)| host.to_string());
+        let by_address = || {
+            let own = self.address().and_then(host)?;
+            let before = self.rank().unwrap_or(self.task_id);
+            let lower = self.workers().into_iter().take(before).flatten();
+            Some(
+                lower
+                    .filter(|other| host(other).as_ref() == Some(&own))
+                    .count(),
+            )
+        };
+        self.local_rank.or_else(by_address).unwrap_or(0)
+    }
+
+    /// The port that this task is to listen on where its address is not known; `None` for any free
+    /// one.
+    pub fn own_port(&self) -> Option<u16> {
+        self.own_port
+    }
+
+    /// The addresses of chief and workers by rank; `None` where one is not known. That of rank 0
+    /// always is, and there the others say theirs.
+    pub fn workers(&self) -> Vec<Option<&str>> {
         let chief = self.spec.addresses("chief");
         chief.chain(self.spec.addresses("worker")).collect()
     }
 
-    /// The addresses of the parameter servers by index.
-    pub fn parameter_servers(&self) -> Vec<&str> {
+    /// The addresses of the parameter servers by index; `None` where one is not known.
+    pub fn parameter_servers(&self) -> Vec<Option<&str>> {
         self.spec.addresses("ps").collect()
     }
 
     /// The address of rank 0, where the others meet; `None` if there are no workers.
     pub fn leader_address(&self) -> Option<&str> {
-        self.workers().first().copied()
+        self.workers().first().copied().flatten()
     }
 
     fn id(&self) -> i64 {

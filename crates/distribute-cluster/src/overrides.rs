@@ -64,6 +64,14 @@ impl ClusterResolver for Overridden {
         })
     }
 
+    fn local_rank(&self) -> Result<Option<usize>> {
+        self.inner.local_rank()
+    }
+
+    fn own_port(&self) -> Result<Option<u16>> {
+        self.inner.own_port()
+    }
+
     fn rpc_layer(&self) -> Result<Option<String>> {
         let given = self.overrides.rpc_layer.clone();
         given_or(given, || self.inner.rpc_layer())

@@ -1,16 +1,9 @@
 //! Launchers that number the processes but do not say where each of them is: Open MPI, torchrun.
 
+use super::addresses::check_host;
 use super::environment::{Environment, Variables};
+use super::launchers::{self, Launcher, OPEN_MPI, OTHERS, TORCHRUN};
 use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result};
-
-/// Ends the addresses of tasks that are not known yet (a name that never resolves, RFC 2606).
-const UNKNOWN: &str = ".invalid:0";
-
-/// Whether an address only stands for a task whose place is not known. Launchers such as
-/// torchrun tell every process where rank 0 is; the others have to be asked there.
-pub fn is_placeholder(address: &str) -> bool {
-    address.ends_with(UNKNOWN)
-}
 
 /// Checks that `tasks` tasks can listen on ports from `first` on.
 pub(super) fn check_ports(first: u16, tasks: usize) -> Result<()> {
@@ -22,41 +15,20 @@ pub(super) fn check_ports(first: u16, tasks: usize) -> Result<()> {
     Ok(())
 }
 
-/// What a launcher calls its variables.
-#[derive(Debug, Clone)]
-struct Launcher {
-    name: &'static str,
-    /// This process' rank, the number of processes, and that of this host's.
-    ranks: [&'static str; 3],
-    /// Says whether the launcher itself listens on `MASTER_PORT`.
-    store: Option<&'static str>,
-    /// The host of processes that are all on one, where none is named.
-    one_host: Option<&'static str>,
-    hint: &'static str,
-    host_hint: &'static str,
+/// Refuses port 0 as the first one.
+pub(super) fn check_base(port: u16) -> Result<()> {
+    match port {
+        0 => {
+            let why = "0 is no port to meet at: choose one from 1 to 65535";
+            Err(ClusterError::invalid_variable(
+                "port_base (--port)",
+                "0",
+                why,
+            ))
+        }
+        _ => Ok(()),
+    }
 }
-
-const TORCHRUN: Launcher = Launcher {
-    name: "torchrun variables",
-    ranks: ["RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"],
-    store: Some("TORCHELASTIC_USE_AGENT_STORE"),
-    one_host: None,
-    hint: "torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-    host_hint: "set it to the host that rank 0 runs on",
-};
-
-const OPEN_MPI: Launcher = Launcher {
-    name: "Open MPI",
-    ranks: [
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ],
-    store: None,
-    one_host: Some("127.0.0.1"),
-    hint: "start the program with Open MPI's mpirun",
-    host_hint: "Open MPI does not say where rank 0 runs: mpirun -x MASTER_ADDR=HOST",
-};
 
 const HOST: &str = "MASTER_ADDR";
 const PORT: &str = "MASTER_PORT";
@@ -68,11 +40,12 @@ struct Ranks {
     is_one_host: bool,
 }
 
-/// Reads the ranks that torchrun or Open MPI number the processes with.
+/// Reads the ranks that torchrun, Open MPI or another MPI number the processes with.
 ///
 /// All processes are workers. On one host (as many processes there as in all) rank `i` listens on
-/// port `MASTER_PORT + i`; between hosts only the address of rank 0 is known, at `MASTER_ADDR`,
-/// and the other ranks have placeholders ([`is_placeholder`]).
+/// port `MASTER_PORT + i`. Between hosts only the address of rank 0 is known, at `MASTER_ADDR`; the
+/// others have none in the [`ClusterSpec`]: each tells rank 0 where it listens when it comes, and
+/// rank 0 tells the others.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RankResolver {
@@ -82,59 +55,92 @@ pub struct RankResolver {
 }
 
 impl RankResolver {
-    /// Reads `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, which
-    /// torchrun sets, and Kubeflow's PyTorchJob, and many scripts. Under torchrun its own store
-    /// has `MASTER_PORT`, so ports start one later there.
+    /// Reads `RANK`, `WORLD_SIZE`, `LOCAL_WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR` and
+    /// `MASTER_PORT`, which torchrun sets, and Kubeflow's PyTorchJob, and many scripts. Under
+    /// torchrun its own store has `MASTER_PORT` (`TORCHELASTIC_USE_AGENT_STORE` says so), so ports
+    /// start one later there.
     pub fn torchrun(env: impl Environment + 'static) -> Self {
-        Self::new(env, TORCHRUN)
+        Self::new(env, |_| TORCHRUN)
     }
 
-    /// Reads `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE` and `OMPI_COMM_WORLD_LOCAL_SIZE`,
-    /// which `mpirun` sets.
+    /// Reads `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_SIZE` and
+    /// `OMPI_COMM_WORLD_LOCAL_RANK`, which `mpirun` sets.
     ///
     /// Open MPI does not say which hosts it uses: on one host the loopback is taken, between hosts
     /// `MASTER_ADDR` has to be given (`mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=8888`).
     pub fn open_mpi(env: impl Environment + 'static) -> Self {
-        Self::new(env, OPEN_MPI)
+        Self::new(env, |_| OPEN_MPI)
     }
 
-    fn new(env: impl Environment + 'static, launcher: Launcher) -> Self {
+    /// Reads what other launchers set: `PMI_RANK` and `PMI_SIZE` (MPICH, Intel MPI, MVAPICH, PALS),
+    /// `MV2_COMM_WORLD_*`, `JSM_NAMESPACE_*`, `FLUX_TASK_RANK` and `FLUX_JOB_SIZE`, `HOROVOD_*`.
+    /// Between hosts `MASTER_ADDR` has to be given, as for Open MPI.
+    pub fn mpi(env: impl Environment + 'static) -> Self {
+        let [_, pmi, ..] = OTHERS;
+        Self::new(env, |env| launchers::other(env).unwrap_or(pmi))
+    }
+
+    fn new(env: impl Environment + 'static, launcher: impl FnOnce(&Variables) -> Launcher) -> Self {
+        let env = Variables::new(env);
         Self {
-            env: Variables::new(env),
-            launcher,
+            launcher: launcher(&env),
+            env,
             port_base: None,
         }
     }
 
     /// The port of rank 0, whatever `MASTER_PORT` says; [`super::DEFAULT_PORT`] if nothing does.
+    /// With it the others, too, listen on the port of their place on their host from there on.
     pub fn port_base(mut self, port: impl Into<Option<u16>>) -> Self {
         self.port_base = port.into();
         self
     }
 
     fn ranks(&self) -> Result<Ranks> {
-        let Launcher { ranks, hint, .. } = self.launcher;
-        let [rank_name, size_name, local_name] = ranks;
-        let rank = self.env.require_number(&[rank_name], usize::MAX, hint)?;
-        let size = self.env.require_number(&[size_name], MAX_TASKS, hint)?;
-        let local_size = self.env.number(&[local_name], size)?;
-        ClusterError::check_rank(rank_name, rank, size)?;
+        let Launcher {
+            rank, size, hint, ..
+        } = self.launcher;
+        let number = self.env.require_number(&[rank], usize::MAX, hint)?;
+        let count = self.env.require_number(&[size], MAX_TASKS, hint)?;
+        let local_size = self.env.number(self.launcher.local_size, count)?;
+        ClusterError::check_rank(rank, number, count)?;
         Ok(Ranks {
-            rank,
-            size,
-            is_one_host: size == 1 || local_size == Some(size),
+            rank: number,
+            size: count,
+            is_one_host: count == 1 || local_size == Some(count),
         })
     }
 
     fn host(&self, is_one_host: bool) -> Result<String> {
         let one_host = self.launcher.one_host.filter(|_| is_one_host);
-        let host = match (self.env.var(HOST)?, one_host) {
+        let given = self.env.var(HOST)?;
+        let given = given.filter(|host| !host.trim().is_empty());
+        let host = match (given, one_host) {
             (None, Some(host)) => host.to_string(),
             (host, _) => {
                 host.ok_or_else(|| ClusterError::missing(&[HOST], self.launcher.host_hint))?
             }
         };
         let host = host.trim();
+        let refuse = |why: String| Err(ClusterError::invalid_variable(HOST, host, why));
+        // An IPv6 address has several colons, or none outside of brackets.
+        let is_ipv6 = host.starts_with('[') || host.matches(':').count() > 1;
+        let end = host.rsplit_once(':').filter(|(before, port)| {
+            let outside = !is_ipv6 || before.ends_with(']');
+            outside && port.parse::<u16>().is_ok()
+        });
+        if let (Some((before, port)), false) = (end, host.contains("://")) {
+            let why = format!("a port is not part of it: {HOST}={before} and {PORT}={port}");
+            return refuse(why);
+        }
+        if let Err(why) = check_host(host) {
+            return refuse(format!("{why}; {}", self.launcher.host_hint));
+        }
+        let inner = host.trim_start_matches('[').trim_end_matches(']');
+        let address = inner.split('%').next().unwrap_or_default();
+        if host.contains([':', '[']) && address.parse::<std::net::Ipv6Addr>().is_err() {
+            return refuse("it is neither a name nor an IP address".to_string());
+        }
         // An IPv6 address needs brackets in front of a port.
         Ok(match host.contains(':') && !host.starts_with('[') {
             true => format!("[{host}]"),
@@ -144,12 +150,14 @@ impl RankResolver {
 
     fn port(&self) -> Result<u16> {
         if let Some(port) = self.port_base {
+            check_base(port)?;
             return Ok(port);
         }
         let port = self.env.port(PORT)?;
         let store = self.launcher.store.map(|name| self.env.var(name));
         let store = store.transpose()?.flatten().unwrap_or_default();
-        if store.eq_ignore_ascii_case("true") {
+        let is_taken = ["true", "1"].contains(&store.trim().to_ascii_lowercase().as_str());
+        if is_taken {
             check_ports(port, 2)?;
             return Ok(port + 1);
         }
@@ -163,16 +171,21 @@ impl ClusterResolver for RankResolver {
         let Ranks {
             size, is_one_host, ..
         } = self.ranks()?;
+        if size == 1 {
+            // It meets nobody, wherever it is.
+            return ClusterSpec::new([("worker", [format!("127.0.0.1:{}", self.port()?)])]);
+        }
         let (host, port) = (self.host(is_one_host)?, self.port()?);
         if is_one_host {
             check_ports(port, size)?;
         }
         let address = |rank: usize| match rank {
-            0 => format!("{host}:{port}"),
-            _ if is_one_host => format!("{host}:{}", usize::from(port) + rank),
-            _ => format!("worker-{rank}{UNKNOWN}"),
+            0 => Some(format!("{host}:{port}")),
+            _ if is_one_host => Some(format!("{host}:{}", usize::from(port) + rank)),
+            _ => None,
         };
-        ClusterSpec::new([("worker", (0..size).map(address))])
+        let tasks = (0_i64..).zip((0..size).map(address));
+        ClusterSpec::partly_known([("worker", tasks)])
     }
 
     fn task_type(&self) -> Result<Option<String>> {
@@ -183,8 +196,22 @@ impl ClusterResolver for RankResolver {
         self.ranks().map(|ranks| i64::try_from(ranks.rank).ok())
     }
 
+    fn local_rank(&self) -> Result<Option<usize>> {
+        self.env.number(self.launcher.local_rank, MAX_TASKS)
+    }
+
+    fn own_port(&self) -> Result<Option<u16>> {
+        let Some(first) = self.port_base else {
+            return Ok(None);
+        };
+        let place = self.local_rank()?.unwrap_or(0);
+        check_ports(first, place.saturating_add(1))?;
+        Ok(u16::try_from(usize::from(first) + place).ok())
+    }
+
     fn describe(&self) -> Description {
-        let mut names = [&self.launcher.ranks[..], &[HOST, PORT]].concat();
+        let mut names = self.launcher.variables();
+        names.extend([HOST, PORT]);
         names.extend(self.launcher.store);
         Description::new(self.launcher.name, self.env.set_among(&names))
             .given("port_base", self.port_base)

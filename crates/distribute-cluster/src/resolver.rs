@@ -55,6 +55,25 @@ pub trait ClusterResolver: fmt::Debug + Send + Sync {
         self.master_for(&MasterTarget::default())
     }
 
+    /// The place of this process among those of its host, from 0; `None` if it is not known.
+    ///
+    /// # Errors
+    ///
+    /// Any [`ClusterError`](crate::ClusterError) about where it is read from.
+    fn local_rank(&self) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
+    /// The port that this process is to listen on if its address is not known; `None` for any free
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// Any [`ClusterError`](crate::ClusterError) about where it is read from.
+    fn own_port(&self) -> Result<Option<u16>> {
+        Ok(None)
+    }
+
     /// The protocol that addresses are prefixed with; `None` for no prefix.
     ///
     /// # Errors

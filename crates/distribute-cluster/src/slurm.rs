@@ -149,6 +149,7 @@ impl SlurmResolver {
         }
         ClusterError::check_rank(RANK, rank, size)?;
         let port_base = self.port_base.unwrap_or(DEFAULT_PORT);
+        super::ranks::check_base(port_base)?;
         super::ranks::check_ports(port_base, most)?;
 
         let places = places(&counts, self.chunk()?);

@@ -15,14 +15,18 @@ use super::{ClusterError, MAX_TASKS, Result};
 ///
 /// A job's tasks are numbered from 0 (dense), or are any set of indices (sparse), for a process
 /// that only knows some of them. Addresses are usually `host:port`; they are not interpreted
-/// here. Two specs are equal if they have the same tasks, whatever the order of their jobs.
+/// here. An address that is not known, as of the ranks that a launcher numbers without saying
+/// where they are, is `None`: it is no text that could pass for an address. Two specs are equal if they have the same tasks, whatever the order of their jobs.
 ///
 /// `Display` writes it as TensorFlow does: `ClusterSpec({'worker': ['a:1', 'b:1']})`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterSpec {
     /// In the order they were given in, which is nothing to a comparison.
-    jobs: IndexMap<String, BTreeMap<i64, String>>,
+    jobs: IndexMap<String, Addresses>,
 }
+
+/// The tasks of a job: the address of each, where it is known.
+pub(super) type Addresses = BTreeMap<i64, Option<String>>;
 
 /// The tasks of one job, in the form that TensorFlow's `as_dict` gives them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -70,6 +74,24 @@ impl ClusterSpec {
         L: IntoIterator<Item = (i64, A)>,
         A: Into<String>,
     {
+        let known = |(job, tasks): (J, L)| {
+            let tasks = tasks.into_iter();
+            (job, tasks.map(|(index, address)| (index, Some(address))))
+        };
+        Self::partly_known(jobs.into_iter().map(known))
+    }
+
+    /// As [`Self::sparse`], with `None` for tasks that there are, but whose addresses are not known.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::sparse`].
+    pub fn partly_known<J, L, A>(jobs: impl IntoIterator<Item = (J, L)>) -> Result<Self>
+    where
+        J: Into<String>,
+        L: IntoIterator<Item = (i64, Option<A>)>,
+        A: Into<String>,
+    {
         let mut spec = Self::default();
         let mut total = 0;
         let check_total = |count| ClusterError::check_limit(count, MAX_TASKS, "tasks of a cluster");
@@ -82,7 +104,7 @@ impl ClusterSpec {
                 i32::try_from(index).map_err(|_| {
                     ClusterError::invalid_index(format!("job '{job}'"), index.to_string())
                 })?;
-                addresses.insert(index, address.into());
+                addresses.insert(index, address.map(Into::into));
                 check_total(total + addresses.len())?;
             }
             total += addresses.len();
@@ -170,13 +192,23 @@ impl ClusterSpec {
     ///
     /// # Errors
     ///
-    /// [`ClusterError::NoSuchJob`] or [`ClusterError::NoSuchTask`].
+    /// [`ClusterError::NoSuchJob`] or [`ClusterError::NoSuchTask`];
+    /// [`ClusterError::AddressNotKnown`] if there is such a task, and nothing says where.
     pub fn task_address(&self, job: &str, index: i64) -> Result<&str> {
-        let address = self.job(job)?.get(&index).map(String::as_str);
-        address.ok_or_else(|| ClusterError::no_such_task(job, Some(index)))
+        let address = self.job(job)?.get(&index);
+        let address = address.ok_or_else(|| ClusterError::no_such_task(job, Some(index)))?;
+        let job = || job.to_string();
+        (address.as_deref()).ok_or_else(|| ClusterError::AddressNotKnown { job: job(), index })
     }
 
-    /// The addresses of a job by task index, with gaps where a sparse job has no task.
+    /// Whether there are tasks whose addresses are not known.
+    pub fn has_unknown_addresses(&self) -> bool {
+        let mut addresses = self.jobs.values().flat_map(BTreeMap::values);
+        addresses.any(Option::is_none)
+    }
+
+    /// The addresses of a job by task index, with gaps where a sparse job has no task, or a task's
+    /// address is not known.
     ///
     /// # Errors
     ///
@@ -196,37 +228,50 @@ impl ClusterSpec {
             let (job, index) = (job.to_string(), furthest);
             return Err(ClusterError::SparseJob { job, index });
         }
-        let address = |index| tasks.get(&index).map(String::as_str);
+        let address = |index| tasks.get(&index).and_then(Option::as_deref);
         Ok((0..=last).map(address).collect())
     }
 
     /// The jobs and their tasks (TensorFlow's `as_dict`): a list where the tasks are 0, 1, 2, ...,
-    /// else a map. It serialises to the JSON form that [`ClusterSpec::parse`] reads.
+    /// else a map. Tasks whose addresses are not known are left out, as by a TensorFlow process that
+    /// only knows some of them. It serialises to the JSON form that [`ClusterSpec::parse`] reads.
     pub fn as_dict(&self) -> BTreeMap<String, Tasks> {
         let jobs = self.jobs.iter();
         jobs.map(|(job, tasks)| (job.clone(), normalised(tasks)))
             .collect()
     }
 
-    /// The addresses of a job, none if there is no such job.
-    pub(super) fn addresses(&self, job: &str) -> impl Iterator<Item = &str> {
+    /// The addresses of a job as far as they are known, none if there is no such job.
+    pub(super) fn addresses(&self, job: &str) -> impl Iterator<Item = Option<&str>> {
         let tasks = self.jobs.get(job).into_iter();
-        tasks.flat_map(BTreeMap::values).map(String::as_str)
+        tasks.flat_map(BTreeMap::values).map(Option::as_deref)
     }
 
-    fn job(&self, job: &str) -> Result<&BTreeMap<i64, String>> {
+    /// All jobs with their tasks.
+    pub(super) fn tasks(&self) -> impl Iterator<Item = (&str, &Addresses)> {
+        self.jobs.iter().map(|(job, tasks)| (job.as_str(), tasks))
+    }
+
+    fn job(&self, job: &str) -> Result<&Addresses> {
         self.jobs.get(job).ok_or_else(|| ClusterError::NoSuchJob {
             job: Some(job.to_string()),
         })
     }
 }
 
-fn normalised(tasks: &BTreeMap<i64, String>) -> Tasks {
-    let is_dense = tasks.keys().copied().eq(0..tasks.len() as i64);
-    if is_dense && !tasks.is_empty() {
-        Tasks::Dense(tasks.values().cloned().collect())
-    } else {
-        Tasks::Sparse(tasks.clone())
+/// Whether a job has tasks, and they are 0, 1, 2, ...
+pub(super) fn is_dense<T>(tasks: &BTreeMap<i64, T>) -> bool {
+    !tasks.is_empty() && tasks.keys().copied().eq(0..tasks.len() as i64)
+}
+
+fn normalised(tasks: &Addresses) -> Tasks {
+    let known = tasks.iter();
+    let known: BTreeMap<i64, String> = known
+        .filter_map(|(index, address)| Some((*index, address.clone()?)))
+        .collect();
+    match is_dense(&known) {
+        true => Tasks::Dense(known.into_values().collect()),
+        false => Tasks::Sparse(known),
     }
 }
 

@@ -1,13 +1,11 @@
 //! Several clusters as one.
 
-use std::collections::BTreeMap;
-
 use indexmap::IndexMap;
 
 use super::resolver::given_or;
+use super::spec::{Addresses, is_dense};
 use super::{
     Accelerators, ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Result,
-    Tasks,
 };
 
 /// The tasks of several resolvers together (TensorFlow's `UnionResolver`). Everything but the
@@ -64,13 +62,10 @@ impl UnionResolver {
 
 impl ClusterResolver for UnionResolver {
     fn cluster_spec(&self) -> Result<ClusterSpec> {
-        let mut jobs: IndexMap<String, Vec<Tasks>> = IndexMap::new();
+        let mut jobs: IndexMap<String, Vec<Addresses>> = IndexMap::new();
         for resolver in &self.resolvers {
-            let spec = resolver.cluster_spec()?;
-            let tasks = spec.as_dict();
-            for job in spec.jobs() {
-                let parts = jobs.entry(job.to_string()).or_default();
-                parts.extend(tasks.get(job).cloned());
+            for (job, tasks) in resolver.cluster_spec()?.tasks() {
+                jobs.entry(job.to_string()).or_default().push(tasks.clone());
             }
         }
         let mut united = Vec::new();
@@ -78,7 +73,7 @@ impl ClusterResolver for UnionResolver {
             let tasks = unite(&job, parts)?;
             united.push((job, tasks));
         }
-        ClusterSpec::sparse(united)
+        ClusterSpec::partly_known(united)
     }
 
     fn task_type(&self) -> Result<Option<String>> {
@@ -129,16 +124,13 @@ impl ClusterResolver for UnionResolver {
 }
 
 /// The tasks of one job in several clusters.
-fn unite(job: &str, parts: Vec<Tasks>) -> Result<BTreeMap<i64, String>> {
-    let has_gaps = parts.iter().any(|tasks| matches!(tasks, Tasks::Sparse(_)));
-    let mut united = BTreeMap::new();
+fn unite(job: &str, parts: Vec<Addresses>) -> Result<Addresses> {
+    let has_gaps = parts.iter().any(|tasks| !is_dense(tasks));
+    let mut united = Addresses::new();
     for tasks in parts {
-        let tasks: BTreeMap<i64, String> = match tasks {
-            Tasks::Dense(list) if has_gaps => (0..).zip(list).collect(),
-            Tasks::Dense(list) => (united.len() as i64..).zip(list).collect(),
-            Tasks::Sparse(map) => map,
-        };
+        let first = if has_gaps { 0 } else { united.len() as i64 };
         for (index, address) in tasks {
+            let index = index.saturating_add(first);
             if united.insert(index, address).is_some() {
                 let job = job.to_string();
                 return Err(ClusterError::DuplicateTask { job, index });

@@ -8,7 +8,10 @@ use std::path::PathBuf;
 #[non_exhaustive]
 pub enum LaunchError {
     /// The job has no worker.
-    #[error("a job needs at least one worker: ask for 1 or more")]
+    #[error(
+        "a job needs at least one worker: ask for 1 or more (one of several hosts may have none, \
+         if it starts servers or the evaluator)"
+    )]
     NoWorkers,
     /// The least number of workers is above the greatest.
     #[error("{least}..{most} workers: the first number must not be above the second")]
@@ -111,6 +114,21 @@ pub enum LaunchError {
         stream: &'static str,
         /// What the system said.
         source: io::Error,
+    },
+    /// A range of ports has too few that are free.
+    #[error(
+        "{needed} ports are needed on {address}, and not so many of {first}..{last} are free: \
+         name more, or start fewer processes"
+    )]
+    NoPortInRange {
+        /// The address of this host.
+        address: std::net::IpAddr,
+        /// How many ports the processes of this host need.
+        needed: usize,
+        /// The first port of the range.
+        first: u16,
+        /// The last one.
+        last: u16,
     },
     /// No port is free.
     #[error(
@@ -232,6 +250,7 @@ impl LaunchError {
             | Self::HostWithoutWorker { .. }
             | Self::NoCommand
             | Self::TooFewGpus { .. }
+            | Self::NoPortInRange { .. }
             | Self::CommandNotFound { .. }
             | Self::NotExecutable { .. }
             | Self::InvalidHosts { .. }

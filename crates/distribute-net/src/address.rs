@@ -37,6 +37,8 @@ pub fn bracketed(host: &str) -> String {
 /// How long to wait before looking again for what may still come.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// When it is said what is waited for.
+const SAY_AFTER: Duration = Duration::from_secs(2);
 
 /// How long what may still come is waited for: a name that does not resolve yet, an address that
 /// the system has not given to this host yet.
@@ -55,6 +57,7 @@ impl Patience<'_> {
         mut attempt: impl FnMut() -> std::result::Result<T, (String, bool)>,
     ) -> std::result::Result<T, String> {
         let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
+        let mut has_said = false;
         loop {
             let (reason, may_come) = match attempt() {
                 Ok(done) => return Ok(done),
@@ -71,6 +74,10 @@ impl Patience<'_> {
                 });
             }
             pause = (pause * 2).min(PAUSE_MAX);
+            if begun.elapsed() > SAY_AFTER && !std::mem::replace(&mut has_said, true) {
+                let left = left.as_secs();
+                tracing::warn!("waits at most {left} s more for an address: {reason}");
+            }
         }
     }
 

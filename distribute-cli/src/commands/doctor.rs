@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use distribute_core::cluster::{Cluster, ProcessEnvironment, detect};
+use distribute_core::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
 use distribute_core::{LogicalDevice, available_cores};
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ use crate::flags::{DoctorArgs, OutputFormat, VERSION};
 use crate::notes::wrapped;
 
 /// Variables by which a cluster tells a process who it is. None of them is a secret.
-const CLUSTER_VARIABLES: [(&str, &[&str]); 6] = [
+const CLUSTER_VARIABLES: [(&str, &[&str]); 7] = [
     ("TF_CONFIG", &["TF_CONFIG"]),
     (
         "SLURM",
@@ -33,7 +33,19 @@ const CLUSTER_VARIABLES: [(&str, &[&str]); 6] = [
     ),
     (
         "torchrun",
-        &["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"],
+        &[
+            "RANK",
+            "WORLD_SIZE",
+            "LOCAL_RANK",
+            "LOCAL_WORLD_SIZE",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "TORCHELASTIC_USE_AGENT_STORE",
+        ],
+    ),
+    (
+        "other launchers",
+        &distribute_core::cluster::LAUNCHER_VARIABLES,
     ),
     (
         "TPU",
@@ -44,6 +56,9 @@ const CLUSTER_VARIABLES: [(&str, &[&str]); 6] = [
         ],
     ),
 ];
+
+/// What there is to say where no launcher has left a variable.
+const NONE_DETECTED: &str = "none detected: this process is on its own";
 
 /// Longer values are cut.
 const MAX_VALUE: usize = 200;
@@ -76,9 +91,14 @@ struct Place {
 /// A task of a cluster.
 struct Task {
     name: String,
+    /// None for a task that does not train with others.
     rank: Option<usize>,
     workers: usize,
     is_chief: bool,
+    /// What the task does, where it does not train.
+    purpose: Option<String>,
+    /// Where it meets the others.
+    meeting: Option<String>,
 }
 
 /// Bytes of main memory.
@@ -209,7 +229,11 @@ impl Report {
                 .map(|line| wrapped(line, NAME_COLUMNS)),
         );
         if self.cluster.is_empty() {
-            lines.push("cluster        none detected: this process is on its own".to_string());
+            let alone = matches!(self.place.task, Ok(None));
+            lines.push(format!(
+                "cluster        {}",
+                if alone { NONE_DETECTED } else { "see below" }
+            ));
         }
         for (system, name, value) in &self.cluster {
             let system = match system == name {
@@ -218,7 +242,9 @@ impl Report {
             };
             lines.push(format!("cluster        {system}{name}={value}"));
         }
-        lines.extend(self.place.lines());
+        if !self.cluster.is_empty() || self.place.task.as_ref().map_or(true, Option::is_some) {
+            lines.extend(self.place.lines());
+        }
         lines.join("\n")
     }
 }
@@ -242,13 +268,13 @@ impl Place {
 
     fn lines(&self) -> Vec<String> {
         let task = match &self.task {
-            // That nothing was detected has been said.
-            Ok(None) => return Vec::new(),
+            Ok(None) => "this process is on its own: it trains alone, on all data".to_string(),
             Ok(Some(task)) => task.to_string(),
             Err(error) => format!("cannot be used: {error}"),
         };
-        let lines = self.reasons.iter().chain([&task]);
-        lines.map(|line| format!("               {line}")).collect()
+        let lines = [&task].into_iter().chain(&self.reasons);
+        let line = |line: &String| wrapped(&format!("{:15}{line}", ""), NAME_COLUMNS);
+        lines.map(line).collect()
     }
 
     fn json(&self) -> Value {
@@ -262,6 +288,9 @@ impl Place {
             "rank": task.map(|task| task.rank),
             "workers": task.map(|task| task.workers),
             "is_chief": task.map(|task| task.is_chief),
+            "purpose": task.and_then(|task| task.purpose.as_ref()),
+            "meeting": task.and_then(|task| task.meeting.as_ref()),
+            "reasons": self.reasons,
             "error": error,
         })
     }
@@ -269,13 +298,50 @@ impl Place {
 
 impl Task {
     fn of(cluster: &Cluster) -> Self {
+        let trainers = cluster.workers().len();
+        let purpose = match cluster.task_type() {
+            // TensorFlow's functions say that it is the chief of a cluster of its own; it trains
+            // nothing, and writes no checkpoint.
+            TaskType::Evaluator => Some(format!(
+                "it trains nothing: it measures the checkpoints of {trainers} workers"
+            )),
+            TaskType::ParameterServer => Some(format!(
+                "it trains nothing: it holds variables for {trainers} workers"
+            )),
+            _ => None,
+        };
+        let trains = purpose.is_none();
         Self {
             name: format!("{} {}", cluster.task_type(), cluster.task_id()),
-            rank: cluster.rank(),
-            workers: cluster.worker_count(),
-            is_chief: cluster.is_chief(),
+            rank: cluster.rank().filter(|_| trains),
+            workers: trainers,
+            is_chief: trains && cluster.is_chief(),
+            purpose,
+            meeting: meeting(cluster).filter(|_| trains),
         }
     }
+}
+
+/// Where a worker meets the others, and where it listens itself.
+fn meeting(cluster: &Cluster) -> Option<String> {
+    let leader = cluster.leader_address()?;
+    if cluster.worker_count() < 2 {
+        return None;
+    }
+    let own = match (cluster.address(), cluster.own_port()) {
+        (Some(own), _) => format!("listens at {own}"),
+        (None, Some(port)) => format!("listens on port {port} and tells rank 0 so"),
+        (None, None) => {
+            "listens on a free port and tells rank 0 which (--port chooses)".to_string()
+        }
+    };
+    let is_local = leader.starts_with("127.") || leader.starts_with("[::1]");
+    let is_local = is_local || leader.starts_with("localhost:");
+    let local = match is_local && cluster.address().is_none() {
+        true => "; that address reaches this host only",
+        false => "",
+    };
+    Some(format!("it {own}; the workers meet at {leader}{local}"))
 }
 
 impl fmt::Display for Task {
@@ -284,7 +350,9 @@ impl fmt::Display for Task {
         if let Some(rank) = self.rank {
             write!(f, ", rank {rank} of {}", self.workers)?;
         }
-        f.write_str(if self.is_chief { ", the chief" } else { "" })
+        f.write_str(if self.is_chief { ", the chief" } else { "" })?;
+        let more = [&self.purpose, &self.meeting].into_iter().flatten();
+        more.map(|text| write!(f, "; {text}")).collect()
     }
 }
 

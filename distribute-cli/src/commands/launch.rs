@@ -72,6 +72,9 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
     if let Some(hosts) = hosts {
         job = job.hosts(hosts);
     }
+    if let Some(ports) = args.ports {
+        job = job.ports(ports);
+    }
     Ok(job)
 }
 

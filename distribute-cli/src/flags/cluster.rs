@@ -1,5 +1,6 @@
 //! The flags about several workers.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
@@ -33,8 +34,14 @@ pub(crate) struct ClusterArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) task_id: Option<i64>,
     /// The first port of the workers where the cluster names none [default: 8888]
-    #[arg(long, value_name = "PORT")]
+    #[arg(long, value_name = "PORT", value_parser = super::port())]
     pub(crate) port: Option<u16>,
+    /// This host for the others, where only worker 0 is known [default: what reaches worker 0]
+    #[arg(long, value_name = "HOST", value_parser = host)]
+    pub(crate) address: Option<String>,
+    /// The first port for gradients over gRPC on this host, beside --port [default: any free one]
+    #[arg(long, value_name = "PORT", value_parser = super::port())]
+    pub(crate) data_port: Option<u16>,
     /// What carries values between workers [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) transport: Option<TransportName>,
@@ -77,6 +84,25 @@ pub(crate) struct ClusterArgs {
     pub(crate) flight_records: Option<PathBuf>,
 }
 
+/// A name or an IP address, without a port.
+fn host(text: &str) -> Result<String, String> {
+    let inner = text
+        .strip_prefix('[')
+        .and_then(|text| text.strip_suffix(']'));
+    let host = inner.unwrap_or(text);
+    let ip: Option<IpAddr> = host.split('%').next().and_then(|it| it.parse().ok());
+    match ip {
+        Some(ip) if ip.is_unspecified() => {
+            Err("it is the address by which the others reach this host: name one".to_string())
+        }
+        Some(_) => Ok(host.to_string()),
+        None if host.is_empty() || host.contains([':', '/', ' ']) => {
+            Err("it is a name or an IP address, without a port; --port chooses that".to_string())
+        }
+        None => Ok(host.to_string()),
+    }
+}
+
 fn seconds() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=10_000_000)
 }
@@ -89,6 +115,8 @@ pub(crate) enum ClusterName {
     Torchrun,
     /// The variables of Open MPI's mpirun
     OpenMpi,
+    /// Those of MPICH, Intel MPI, MVAPICH, JSM, Flux or Horovod, such as PMI_RANK
+    Mpi,
     /// The variables of a SLURM step
     Slurm,
     /// An Indexed Job or a JobSet
@@ -103,6 +131,7 @@ impl From<ClusterName> for ClusterKind {
             ClusterName::TfConfig => Self::TfConfig,
             ClusterName::Torchrun => Self::Torchrun,
             ClusterName::OpenMpi => Self::OpenMpi,
+            ClusterName::Mpi => Self::Mpi,
             ClusterName::Slurm => Self::Slurm,
             ClusterName::Kubernetes => Self::Kubernetes,
             ClusterName::None => Self::OneProcess,

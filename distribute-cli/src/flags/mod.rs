@@ -154,7 +154,7 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = examples::LAUNCH)]
 pub(crate) struct LaunchArgs {
-    /// Workers on this host (0 is the chief); MIN..MAX of the job: it shrinks and grows
+    /// Workers on this host (rank 0 is the chief); MIN..MAX of the job: it shrinks and grows
     #[arg(long, value_name = "N|MIN..MAX", value_parser = workers, allow_negative_numbers = true)]
     pub(crate) workers: RangeInclusive<usize>,
     /// How long a job with MIN..MAX workers waits for a host that is missing [default: 30]
@@ -169,6 +169,9 @@ pub(crate) struct LaunchArgs {
     /// Also start an evaluator
     #[arg(long)]
     pub(crate) evaluator: bool,
+    /// Take all ports of this host's processes from here [default: free ones from 20000 on]
+    #[arg(long, value_name = "FIRST..LAST", value_parser = ports)]
+    pub(crate) ports: Option<RangeInclusive<u16>>,
     /// Start all processes again so often in all after a failure (with --ps a dead worker alone)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
@@ -769,8 +772,31 @@ fn positive(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "a whole number from 1 on is needed".to_string())
 }
 
-/// `3`, or `2..8`: from 2 to 8.
+/// A port that something can listen at.
+fn port() -> clap::builder::RangedI64ValueParser<u16> {
+    clap::value_parser!(u16).range(1..)
+}
+
+/// `9000..9020`: from 9000 to 9020.
+fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let (first, last) = text
+        .split_once("..")
+        .or_else(|| text.split_once('-'))
+        .unwrap_or((text, text));
+    let number = |text: &str| text.trim().parse().ok().filter(|port| *port > 0);
+    match (number(first), number(last)) {
+        (Some(first), Some(last)) if first <= last => Ok(first..=last),
+        _ => {
+            Err("two ports from 1 to 65535 are needed, the lower one first: 9000..9020".to_string())
+        }
+    }
+}
+
+/// `3`, or `2..8`: from 2 to 8. 0 is for one of several hosts.
 fn workers(text: &str) -> Result<RangeInclusive<usize>, String> {
+    if text == "0" {
+        return Ok(0..=0);
+    }
     let (least, most) = text.split_once("..").unwrap_or((text, text));
     let number = |text: &str| text.parse().ok().filter(|number| *number > 0);
     match (number(least), number(most)) {

@@ -30,3 +30,4 @@ mod same_bits;
 mod signals;
 mod splits;
 mod validation;
+mod ways;

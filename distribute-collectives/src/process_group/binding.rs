@@ -1,30 +1,19 @@
 //! The socket of a rank: at its listed address, or where it reaches rank 0 from.
 
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use distribute_net::address::{self, BoundListener, Patience, local_ip_towards};
 
 use crate::error::{CollectiveError, MissingRank, Result};
-use crate::interruption::Interruption;
 use crate::process_group::options::ProcessGroupOptions;
 
 /// Longer times count as this long: sums with the clock stay in its range.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Waits so long; whether nothing has interrupted it.
-fn pause(interruption: &Interruption, time: Duration) -> bool {
-    let (sender, receiver) = sync_channel(1);
-    let _listening = interruption.on_raise(move || {
-        let _is_raised_already = sender.try_send(());
-    });
-    matches!(receiver.recv_timeout(time), Err(RecvTimeoutError::Timeout))
-}
-
 impl ProcessGroupOptions {
     /// The socket of this rank, and the address to tell rank 0 where it is not listed.
     pub(super) fn bind_control(&self, begun: Instant) -> Result<(BoundListener, Option<String>)> {
-        let pause = |time| pause(&self.interruption, time);
+        let pause = |time| !self.interruption.raised_within(time);
         let patience = Patience {
             until: begun + self.rendezvous_timeout.min(FOREVER),
             pause: &pause,

@@ -111,6 +111,8 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     generation: u64,
     flight_records: Option<PathBuf>,
     rendezvous_timeout: Option<Duration>,
+    own_host: Option<String>,
+    data_port: Option<u16>,
     interruption: Interruption,
     silence: Option<Duration>,
     timeout: Option<Duration>,
@@ -207,6 +209,16 @@ impl MultiWorkerMirroredStrategyBuilder {
         /// How long to wait for the other workers at the start; 1 minute by default.
         rendezvous_timeout(timeout: Duration) => rendezvous_timeout = Some(timeout);
 
+        /// The name or IP address of this host for the other workers, where the cluster says only
+        /// where worker 0 is (torchrun, Open MPI): by default the address from which this host
+        /// reaches worker 0. With certificates that of this host must be for it.
+        own_host(host: impl Into<Option<String>>) => own_host = host.into();
+
+        /// The port on which this worker takes gradients over gRPC, beside the port of its address;
+        /// workers of one host take the following ones, in order. By default any free one: choose
+        /// it where a firewall passes certain ports.
+        data_port(first: u16) => data_port = Some(first);
+
         /// What ends waits for the other workers before their time, such as a signal; nothing by
         /// default. The error is [`CollectiveError::Interrupted`], on all workers. In a loop of
         /// one's own, [hold](Interruption::hold) it once there is something to lose and use
@@ -235,7 +247,8 @@ impl MultiWorkerMirroredStrategyBuilder {
     /// If there are 0 replicas or a device is named twice, or threads cannot be started;
     /// [`Error::TooFewReplicas`], [`Error::TooFewDevices`] and [`Error::DifferentTotals`] if the
     /// [number of all replicas](Self::total_replicas) does not fit the workers;
-    /// [`Error::Cluster`] if the environment describes a cluster wrongly; [`Error::Collective`] if
+    /// [`Error::Cluster`] if the environment describes a cluster wrongly, or a launcher has started
+    /// several processes and does not say enough; [`Error::Collective`] if
     /// an address cannot be used or a worker does not come (it is named).
     pub fn build(mut self) -> Result<MultiWorkerMirroredStrategy> {
         let cluster = match self.cluster.take() {
@@ -325,6 +338,20 @@ impl MultiWorkerMirroredStrategyBuilder {
         Ok(devices)
     }
 
+    /// The first data port and the place on this host; 0 for any free one.
+    fn own_data_port(&self, cluster: &Cluster) -> Result<u16> {
+        let Some(first) = self.data_port.filter(|port| *port > 0) else {
+            return Ok(0);
+        };
+        let place = u16::try_from(cluster.local_rank()).unwrap_or(u16::MAX);
+        first.checked_add(place).ok_or_else(|| {
+            Error::invalid(format!(
+                "the data ports start at {first}, and this worker is number {place} of its host: \
+                 65535 is the last port; choose a lower first one"
+            ))
+        })
+    }
+
     /// Finds workers that were told another number of replicas.
     fn check_total(&self, found: usize) -> Result<()> {
         match self.total_replicas {
@@ -379,7 +406,10 @@ impl MultiWorkerMirroredStrategyBuilder {
         let group = communication.apply(group.order(order))?;
         let silence = self.silence.unwrap_or(Duration::from_secs(3));
         let rendezvous = self.rendezvous_timeout.unwrap_or(Duration::from_secs(60));
-        let mut options = ProcessGroupOptions::new(rank, addresses.iter().copied())
+        let mut options = ProcessGroupOptions::partly_listed(rank, addresses)
+            .own_host(self.own_host.take())
+            .own_port(cluster.own_port().unwrap_or(0))
+            .data_port(self.own_data_port(cluster)?)
             .group(group)
             .transport(self.transport)
             .security(std::mem::take(&mut self.security))
@@ -389,7 +419,7 @@ impl MultiWorkerMirroredStrategyBuilder {
         if let Some(directory) = self.flight_records.take() {
             options = options.flight_records(directory);
         }
-        let communicator = options.bind()?.join(addresses)?;
+        let communicator = options.bind()?.meet()?;
         Ok(Some(with_handle(communicator)))
     }
 }

@@ -53,15 +53,19 @@ pub(super) fn security_of_environment() -> Result<Security> {
     }
 }
 
-/// The addresses of a job.
-fn tasks<'a>(cluster: &'a Cluster, job: &str) -> Vec<&'a str> {
-    let tasks = cluster.spec().job_tasks(job).unwrap_or_default();
-    tasks.into_iter().flatten().collect()
+/// The addresses of a job, all of which must be known.
+fn tasks<'a>(cluster: &'a Cluster, job: &str) -> Result<Vec<&'a str>> {
+    let spec = cluster.spec();
+    let failed = |error| PsError::from(distribute_core::Error::from(error));
+    let indices = spec.task_indices(job).map_err(failed)?.into_iter();
+    let addresses = indices.map(|index| spec.task_address(job, index).map_err(failed));
+    addresses.collect()
 }
 
 /// The chief's address, for messages.
 fn chief(cluster: &Cluster) -> Option<String> {
-    tasks(cluster, "chief").first().map(ToString::to_string)
+    let chiefs = tasks(cluster, "chief").unwrap_or_default();
+    chiefs.first().map(ToString::to_string)
 }
 
 /// This process' own address.
@@ -77,7 +81,7 @@ pub(super) fn coordinate(
     options: CoordinatorOptions,
     body: impl FnOnce(&ClusterCoordinator) -> Result<()>,
 ) -> Result<()> {
-    let (workers, servers) = (tasks(cluster, "worker"), tasks(cluster, "ps"));
+    let (workers, servers) = (tasks(cluster, "worker")?, tasks(cluster, "ps")?);
     let coordinator = ClusterCoordinator::connect(&workers, &servers, registry, options)?;
     match body(&coordinator) {
         Ok(()) => coordinator.finish(),

@@ -87,6 +87,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::{Duration, Instant};
 
+    use distribute_collectives::Interruption;
     use distribute_net::exchange::{receive_text, send_text};
     use distribute_net::handshake::{Dialer, MESSAGE_BYTES_MAX, Purpose};
     use distribute_net::peers;
@@ -115,7 +116,9 @@ mod tests {
         let other = |purpose| {
             let mut options = RpcOptions::new(purpose, None, Security::default());
             options.protocol_version = 77;
-            let listener = RpcListener::bind("127.0.0.1:0", options).unwrap();
+            let listener =
+                RpcListener::bind("127.0.0.1:0", options, (LIMIT, &Interruption::default()))
+                    .unwrap();
             listener.serve(no_calls).unwrap()
         };
         let (server, worker) = (other(Purpose::ParameterServer), other(Purpose::Worker));
@@ -158,7 +161,12 @@ mod tests {
     #[test]
     fn a_worker_refuses_other_kinds_and_what_is_no_handshake() {
         let options = RpcOptions::new(Purpose::Worker, None, Security::default());
-        let listener = RpcListener::bind("127.0.0.1:0", options.clone()).unwrap();
+        let listener = RpcListener::bind(
+            "127.0.0.1:0",
+            options.clone(),
+            (LIMIT, &Interruption::default()),
+        )
+        .unwrap();
         let address = listener.address().to_string();
         let server = listener.serve(no_calls).unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread()

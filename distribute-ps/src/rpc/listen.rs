@@ -6,8 +6,11 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use distribute_collectives::Interruption;
 use distribute_net::NetError;
+use distribute_net::address::Patience;
 use distribute_net::peers::{Connection, PeerListener};
 use http::{Request, Response};
 use hyper::body::Incoming;
@@ -27,6 +30,9 @@ use crate::rpc::{
     SEND_BUFFER, STREAM_WINDOW, handshake,
 };
 
+/// Longer times count as this long: sums with the clock stay in its range.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// The answer to a call.
 pub(crate) type Answer = Pin<Box<dyn Future<Output = Outgoing> + Send>>;
 
@@ -41,12 +47,17 @@ pub(crate) struct RpcListener {
 }
 
 impl RpcListener {
-    /// Listens at `host:port`; port 0 takes a free one.
+    /// Listens at `host:port`; port 0 takes a free one. A name or an address of this host that may
+    /// still come is waited for, at most so long and until the interruption is raised.
     ///
     /// # Errors
     /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used,
     /// [`PsError::System`] when they cannot be used now: a port that is in use.
-    pub(crate) fn bind(address: &str, options: RpcOptions) -> Result<Self> {
+    pub(crate) fn bind(
+        address: &str,
+        options: RpcOptions,
+        (timeout, interruption): (Duration, &Interruption),
+    ) -> Result<Self> {
         let task = options.task.unwrap_or_default();
         let name = rpc::name(options.purpose, options.task);
         let failed = |error: NetError| match error.is_permanent() {
@@ -56,7 +67,12 @@ impl RpcListener {
                 reason: error.to_string(),
             },
         };
-        let listener = PeerListener::bind(task, address, &options.security).map_err(failed)?;
+        let patience = Patience {
+            until: Instant::now() + timeout.min(FOREVER),
+            pause: &|time| !interruption.raised_within(time),
+        };
+        let listener = PeerListener::bind_patiently(task, address, &options.security, &patience);
+        let listener = listener.map_err(failed)?;
         Ok(Self { listener, options })
     }
 

@@ -149,7 +149,8 @@ impl ParameterServer {
         rpc.keepalive_interval = options.keepalive_interval;
         rpc.keepalive_timeout = options.keepalive_timeout;
         rpc.connection_bytes = options.connection_bytes;
-        let listener = RpcListener::bind(address, rpc)?;
+        let patience = (options.coordinator_timeout, &options.interruption);
+        let listener = RpcListener::bind(address, rpc, patience)?;
         let store = Arc::new(Store::new(options));
         let served = store.clone();
         let server = listener

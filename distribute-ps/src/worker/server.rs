@@ -92,7 +92,8 @@ impl WorkerServer {
     ) -> Result<Self> {
         let settings = RpcOptions::new(Purpose::Worker, options.worker, options.security.clone());
         let clock = settings.clock.clone();
-        let listener = RpcListener::bind(address, settings)?;
+        let patience = (options.coordinator_timeout, &options.interruption);
+        let listener = RpcListener::bind(address, settings, patience)?;
         let mut client = options.client;
         client.security = options.security;
         let timeouts = CoordinatorTimeouts {

@@ -47,6 +47,8 @@ pub struct AttemptCluster {
     pub cluster: Cluster,
     pub tasks: Vec<Task>,
     pub token: Token,
+    /// One for each worker of this host, where a range of ports was named.
+    pub data_ports: Vec<u16>,
 }
 
 impl LauncherGroup {
@@ -291,6 +293,10 @@ impl LauncherGroup {
             }
         }
         cluster.reconcile_chief(&mut tasks);
+        if !self.posts.is_elastic() {
+            let parts = ready.iter().map(|(host, (_, part))| (*host, *part));
+            cluster.check_parts(parts)?;
+        }
         let is_evaluator = |task: &Task| task.role == Role::Evaluator;
         if cluster.tasks().filter(is_evaluator).count() > 1 {
             let what = "more than one host starts an evaluator: ask for it on one".to_owned();
@@ -302,6 +308,7 @@ impl LauncherGroup {
             cluster,
             tasks,
             token,
+            data_ports: Vec::new(),
         })
     }
 

@@ -120,7 +120,7 @@ fn refused(why: impl ToString) -> LaunchError {
 
 /// Connects to the relay and proves itself.
 async fn join(hosts: &Hosts, terms: Terms, tls: Option<&TlsSettings>) -> Result<Joined> {
-    let opened = Connection::open(&hosts.address.to_string(), tls).await;
+    let opened = Connection::open(&hosts.dialled().to_string(), tls).await;
     let mut connection = opened.map_err(|(why, is_final)| match is_final {
         true => refused(why),
         false => cannot_meet(hosts, io::Error::other(why)),
@@ -140,7 +140,7 @@ async fn greet(hosts: &Hosts, terms: Terms, connection: &mut Connection) -> Resu
         terms,
         own_address: hosts.own_address.unwrap_or(local),
     };
-    let own = hello(hosts, hosts.address.to_string(), &settings).map_err(failed)?;
+    let own = hello(hosts, hosts.dialled().to_string(), &settings).map_err(failed)?;
     let greeted = exchange::dial(connection, own, &hosts.security.secret()).await;
     greeted.map_err(|error| match error {
         ExchangeError::Broken(error) => failed(error),

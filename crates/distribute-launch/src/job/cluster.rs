@@ -77,6 +77,29 @@ impl Cluster {
         }
     }
 
+    /// Refuses a job to which no host brings workers, and hosts that bring nothing to this whole.
+    pub fn check_parts<'a>(
+        &self,
+        mut parts: impl Iterator<Item = (usize, &'a Cluster)>,
+    ) -> Result<()> {
+        let brings_nothing = |part: &Cluster| {
+            let has_chief = !part.chief.is_empty() && !self.chief.is_empty();
+            let others = [&part.worker, &part.ps, &part.evaluator];
+            !has_chief && others.into_iter().all(Vec::is_empty)
+        };
+        let what = if self.worker.is_empty() {
+            "no host starts a worker: give --workers 1 or more on at least one".to_owned()
+        } else if let Some((host, _)) = parts.find(|(_, part)| brings_nothing(part)) {
+            format!(
+                "host {host} starts nothing: it has no workers, and no host has the parameter \
+                 servers for which it would start the chief"
+            )
+        } else {
+            return Ok(());
+        };
+        Err(LaunchError::InvalidHosts { what })
+    }
+
     /// The process whose output passes through.
     pub fn first(&self) -> Task {
         let role = self.leading();

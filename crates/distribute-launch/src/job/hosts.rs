@@ -59,7 +59,32 @@ impl Hosts {
 
     pub(crate) fn check(&self) -> Result<()> {
         let (address, security) = (self.address, &self.security);
-        let what = if self.index >= self.count {
+        let own = self.own_address;
+        let is_several = self.count > 1;
+        let what = if address.port() == 0 {
+            format!(
+                "the launchers cannot meet at {address} (--rendezvous): 0 is no port; name one \
+                 from 1 to 65535"
+            )
+        } else if address.ip().is_unspecified() && self.index > 0 {
+            format!(
+                "this host cannot connect to {address} (--rendezvous): name the address of host 0"
+            )
+        } else if address.ip().is_unspecified() && is_several && own.is_none() {
+            format!(
+                "host 0 listens at all its addresses ({address}, --rendezvous), so nothing says \
+                 by which one the others reach its processes: name that one, or add the address \
+                 of this host (--host-address)"
+            )
+        } else if let Some(own) = own.filter(IpAddr::is_unspecified) {
+            format!("{own} is no address of this host for the others (--host-address): name one")
+        } else if let Some(own) = own.filter(|own| own.is_loopback() && self.is_beyond_loopback()) {
+            format!(
+                "other hosts cannot reach the processes of this one at {own} (--host-address), \
+                 and the job has {} hosts: name an address by which they can",
+                self.count
+            )
+        } else if self.index >= self.count {
             format!("host {} of {}: count hosts from 0", self.index, self.count)
         } else if !security.has_token() {
             "the launchers of several hosts need a common token: give all of them the same one"
@@ -70,6 +95,20 @@ impl Hosts {
             return self.tls().map(drop);
         };
         Err(LaunchError::InvalidHosts { what })
+    }
+
+    /// Whether the hosts are more than one machine: the launchers do not meet on a loopback address.
+    fn is_beyond_loopback(&self) -> bool {
+        self.count > 1 && !self.address.ip().is_loopback()
+    }
+
+    /// The address that this launcher dials to be a member: that of host 0. The launcher of host 0
+    /// itself may listen at all addresses; then it dials its own one.
+    pub(crate) fn dialled(&self) -> SocketAddr {
+        match self.own_address {
+            Some(own) if self.address.ip().is_unspecified() => (own, self.address.port()).into(),
+            _ => self.address,
+        }
     }
 
     /// The settings of the connections, if they are encrypted.

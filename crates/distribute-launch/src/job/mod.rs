@@ -37,6 +37,7 @@ pub struct Job {
     pub(crate) handles_signals: bool,
     pub(crate) guard: Option<Vec<OsString>>,
     pub(crate) hosts: Option<Hosts>,
+    pub(crate) ports: Option<RangeInclusive<u16>>,
 }
 
 impl Job {
@@ -61,10 +62,13 @@ impl Job {
             handles_signals: true,
             guard: None,
             hosts: None,
+            ports: None,
         }
     }
 
-    /// How many workers to start. Worker 0 is the chief of a job without parameter servers.
+    /// How many workers to start. Worker 0 is the chief of a job without parameter servers. One of
+    /// several [hosts](Job::hosts) may have none: it starts servers, the evaluator or, as host 0
+    /// of a job with servers, the chief alone.
     #[must_use]
     pub fn workers(mut self, workers: usize) -> Job {
         self.workers = WorkerRange::from(workers..=workers);
@@ -194,10 +198,20 @@ impl Job {
         self
     }
 
+    /// Takes all ports of this host's processes from this range, for networks that pass certain
+    /// ports only (default: ports from 20,000 to 32,767 that nobody has). Each process has one; each
+    /// worker one more, named by the variable `DISTRIBUTE_DATA_PORT`, for what it exchanges with
+    /// other workers.
+    #[must_use]
+    pub fn ports(mut self, ports: RangeInclusive<u16>) -> Job {
+        self.ports = Some(ports);
+        self
+    }
+
     /// Finds what is wrong with the options themselves.
     pub(crate) fn check(&self) -> Result<()> {
         let WorkerRange { least, most } = self.workers;
-        if least == 0 || most == 0 {
+        if (least == 0 || most == 0) && !(most == 0 && self.starts_something_else()) {
             return Err(LaunchError::NoWorkers);
         }
         if least > most {
@@ -220,6 +234,14 @@ impl Job {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether this is one of several hosts and has a purpose without workers: others have them.
+    fn starts_something_else(&self) -> bool {
+        let hosts = self.hosts.as_ref().filter(|hosts| hosts.count > 1);
+        hosts.is_some_and(|hosts| {
+            self.parameter_servers > 0 || self.has_evaluator || hosts.index == 0
+        })
     }
 
     /// Whether the number of workers may change.

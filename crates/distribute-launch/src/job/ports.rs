@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 /// Where ports are drawn from, unless the system hands some of these out by itself. Linux hands out
 /// those from 32768 on, other systems from 49152 on.
@@ -57,6 +57,30 @@ impl ReservedPorts {
         })
     }
 
+    /// Reserves `count` ports of this range, the lowest that are free; `None` if there are too few.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn within(
+        count: usize,
+        address: IpAddr,
+        range: RangeInclusive<u16>,
+    ) -> io::Result<Option<Self>> {
+        let mut reserved = Vec::new();
+        for port in range.filter(|port| *port > 0) {
+            if reserved.len() == count {
+                break;
+            }
+            reserved.extend(unless_taken(claim(SocketAddr::from((address, port))))?);
+        }
+        let is_enough = reserved.len() == count;
+        let (addresses, claims) = reserved.into_iter().unzip();
+        Ok(is_enough.then_some(Self {
+            addresses,
+            _claims: claims,
+        }))
+    }
+
     /// Where the processes are to listen: different ones, in no order.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
@@ -93,11 +117,14 @@ fn draw(drawn: &[u16], address: IpAddr) -> io::Result<Option<(SocketAddr, UdpSoc
         return unless_taken(any(address));
     };
     let at = SocketAddr::from((address, *port));
-    let claimed = UdpSocket::bind(at).and_then(|claim| {
-        TcpListener::bind(at)?;
-        Ok((at, claim))
-    });
-    unless_taken(claimed)
+    unless_taken(claim(at))
+}
+
+/// Claims a port that nobody listens at.
+fn claim(at: SocketAddr) -> io::Result<(SocketAddr, UdpSocket)> {
+    let claim = UdpSocket::bind(at)?;
+    TcpListener::bind(at)?;
+    Ok((at, claim))
 }
 
 /// Nothing for a port that somebody has, or that the system keeps for itself.
@@ -166,6 +193,21 @@ mod tests {
         assert_eq!(drawn(32_000..61_000), (20_000..32_000).collect::<Vec<_>>());
         let (at, _claim) = (0..DRAWS).find_map(|_| draw(&[], HERE).unwrap()).unwrap();
         assert!(handed_out().contains(&at.port()), "{at}");
+    }
+
+    #[test]
+    fn a_range_gives_what_is_free_in_it_and_no_more() {
+        let (at, claim) = (0..DRAWS)
+            .find_map(|_| draw(&drawn(handed_out()), HERE).unwrap())
+            .unwrap();
+        let range = at.port()..=at.port();
+        let reserve = |count| ReservedPorts::within(count, HERE, range.clone()).unwrap();
+        assert!(reserve(1).is_none(), "claimed");
+        drop(claim);
+        assert!(reserve(2).is_none(), "one is there");
+        let reserved = reserve(1).unwrap();
+        assert_eq!(reserved.addresses(), [at]);
+        assert!(reserve(1).is_none(), "reserved");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What the attempts of a job share.
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::mpsc::Receiver;
 
 use crate::error::{LaunchError, Result};
@@ -11,7 +11,7 @@ use crate::hosts::wait::WaitOutcome;
 use crate::job::Job;
 use crate::job::cluster::{Cluster, Token};
 use crate::job::ports::ReservedPorts;
-use crate::job::task::Task;
+use crate::job::task::{Role, Task};
 use crate::membership::lead::Lead;
 use crate::membership::{AttemptEnd, Plan};
 use crate::process::guard::Guard;
@@ -58,18 +58,37 @@ impl Session<'_, '_> {
         }
     }
 
-    /// Ports for so many processes of this host.
-    pub fn ports(&self, needed: usize) -> Result<ReservedPorts> {
+    /// Ports for these processes of this host: one each, and where a range was named one more for
+    /// each worker behind them.
+    pub fn ports(&self, tasks: &[Task]) -> Result<ReservedPorts> {
         let loopback = Ipv4Addr::LOCALHOST.into();
         let address = self
             .group
             .as_ref()
             .map_or(loopback, LauncherGroup::own_address);
-        ReservedPorts::new(needed, address).map_err(|source| LaunchError::NoFreePort {
-            address,
-            needed,
-            source,
-        })
+        let failed = |needed| {
+            move |source| LaunchError::NoFreePort {
+                address,
+                needed,
+                source,
+            }
+        };
+        let Some(range) = &self.job.ports else {
+            let needed = tasks.len();
+            return ReservedPorts::new(needed, address).map_err(failed(needed));
+        };
+        let workers = tasks.iter().filter(|task| task.role == Role::Worker);
+        let needed = tasks.len() + workers.count();
+        let reserved = ReservedPorts::within(needed, address, range.clone());
+        let (first, last) = (*range.start(), *range.end());
+        reserved
+            .map_err(failed(needed))?
+            .ok_or(LaunchError::NoPortInRange {
+                address,
+                needed,
+                first,
+                last,
+            })
     }
 
     /// Gives the processes of this host these ports, and finds what the other hosts have.
@@ -79,14 +98,24 @@ impl Session<'_, '_> {
         (tasks, ports): (Vec<Task>, &ReservedPorts),
     ) -> Result<WaitOutcome<AttemptCluster>> {
         let cluster = Cluster::with_ports(ports, &tasks);
+        let data_ports = ports.addresses().iter().skip(tasks.len());
+        let data_ports = data_ports.map(SocketAddr::port).collect();
         if let Some(group) = &mut self.group {
-            return group.wait_for_hosts(plan, cluster, (&self.received, self.screen));
+            let waiting = (&self.received, self.screen);
+            return Ok(match group.wait_for_hosts(plan, cluster, waiting)? {
+                WaitOutcome::Done(cluster) => WaitOutcome::Done(AttemptCluster {
+                    data_ports,
+                    ..cluster
+                }),
+                other => other,
+            });
         }
         let token = Token::random()?;
         Ok(WaitOutcome::Done(AttemptCluster {
             cluster,
             tasks,
             token,
+            data_ports,
         }))
     }
 

@@ -92,6 +92,118 @@ fn the_processes_of_all_hosts_are_one_cluster() {
     assert_eq!(cluster["worker"].as_array().unwrap().len(), 3);
 }
 
+/// Servers need other machines than workers do, and the chief may have one to itself.
+#[test]
+fn a_host_may_run_servers_only_the_evaluator_only_or_the_chief_only() {
+    let text = "if [ $r = chief ]; then echo $TF_CONFIG; exit 0; fi; exec sleep 100";
+    let job = script(text).workers(0);
+    let seen = see_all(vec![
+        job.clone(),
+        job.clone().parameter_servers(2),
+        job.clone().workers(2),
+        job.clone().evaluator(true),
+    ]);
+    for one in &seen {
+        assert_eq!(
+            *one.outcome(),
+            Outcome::Succeeded { restarts: 0 },
+            "{}",
+            one.stderr
+        );
+    }
+    let config: Value = serde_json::from_slice(&seen[0].stdout).unwrap();
+    let counts = ["chief", "worker", "ps", "evaluator"].map(|job| {
+        let tasks = config["cluster"][job].as_array();
+        tasks.map_or(0, Vec::len)
+    });
+    assert_eq!(counts, [1, 2, 2, 1]);
+    let seen = see_all(vec![
+        script("exit 0"),
+        script("exec sleep 100").workers(0).evaluator(true),
+    ]);
+    for one in &seen {
+        assert_eq!(
+            *one.outcome(),
+            Outcome::Succeeded { restarts: 0 },
+            "{}",
+            one.stderr
+        );
+    }
+}
+
+#[test]
+fn hosts_without_any_worker_or_purpose_are_refused_by_all() {
+    let none = script("exec sleep 100").workers(0);
+    for (jobs, why) in [
+        (
+            vec![none.clone(), none.clone().parameter_servers(1)],
+            "no host starts a worker",
+        ),
+        (
+            vec![none.clone(), script("exec sleep 100").workers(1)],
+            "host 0 starts nothing",
+        ),
+    ] {
+        for one in see_all(jobs) {
+            let error = one.result.unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+    let (address, _ports) = meeting_point();
+    let alone = see(none.clone().parameter_servers(1)).result.unwrap_err();
+    assert!(matches!(alone, LaunchError::NoWorkers), "{alone}");
+    let purposeless = see(none.hosts(host(address, 2, 1))).result.unwrap_err();
+    assert!(
+        matches!(purposeless, LaunchError::NoWorkers),
+        "{purposeless}"
+    );
+}
+
+/// As a firewall wants it that passes certain ports only.
+#[test]
+fn all_ports_of_a_host_are_those_of_a_range() {
+    let (at, claims) = meeting_point();
+    drop(claims);
+    let first = at.port();
+    let text = "echo $TF_CONFIG; echo $DISTRIBUTE_DATA_PORT >&2";
+    let job = script(text).workers(2).prefix_output(true);
+    let seen = see(job.clone().ports(first..=first.saturating_add(40)));
+    assert_eq!(
+        *seen.outcome(),
+        Outcome::Succeeded { restarts: 0 },
+        "{}",
+        seen.stderr
+    );
+    let config: Value = serde_json::from_slice(&seen.stdout).unwrap();
+    let port = |text: &str| {
+        text.rsplit([':', ' '])
+            .next()
+            .unwrap()
+            .parse::<u16>()
+            .unwrap()
+    };
+    let mut ports: BTreeSet<u16> = BTreeSet::new();
+    for address in config["cluster"]["worker"].as_array().unwrap() {
+        ports.insert(port(address.as_str().unwrap()));
+    }
+    let data = seen
+        .stderr
+        .lines()
+        .filter_map(|line| line.trim().rsplit(' ').next()?.parse().ok());
+    ports.extend(data.filter(|port| *port >= first));
+    assert_eq!(ports.len(), 4, "{ports:?} {}", seen.stderr);
+    assert!(
+        ports
+            .iter()
+            .all(|port| (first..=first.saturating_add(40)).contains(port))
+    );
+    let few = see(job.ports(first..=first)).result.unwrap_err();
+    assert!(
+        matches!(few, LaunchError::NoPortInRange { needed: 4, .. }),
+        "{few}"
+    );
+}
+
 #[test]
 fn a_failure_on_one_host_starts_all_of_them_again() {
     let directory = tempfile::tempdir().unwrap();
@@ -228,6 +340,19 @@ fn options_that_do_not_fit_say_what_to_do() {
     };
     let (loopback, _ports) = meeting_point();
     assert!(message(host(loopback, 2, 2)).contains("count hosts from 0"));
+    let at = |ip: [u8; 4], port| SocketAddr::from((ip, port));
+    let zero = message(host(at([127, 0, 0, 1], 0), 2, 0));
+    assert!(
+        zero.contains("0 is no port") && zero.contains("--rendezvous"),
+        "{zero}"
+    );
+    let everywhere = at([0, 0, 0, 0], 9000);
+    assert!(message(host(everywhere, 2, 1)).contains("name the address of host 0"));
+    assert!(message(host(everywhere, 2, 0)).contains("--host-address"));
+    let there = at([192, 0, 2, 1], 9000);
+    let own = |ip: [u8; 4]| message(host(there, 2, 1).own_address(ip.into()));
+    assert!(own([127, 0, 0, 1]).contains("other hosts cannot reach"));
+    assert!(own([0, 0, 0, 0]).contains("name one"));
     let no_token = Hosts::new(loopback, 1, 0, Security::default());
     assert!(message(no_token).contains("need a common token"));
     let damaged = security().tls(TlsIdentity::new("no PEM", "", ""));

@@ -55,7 +55,7 @@ pub fn run(
     session.memory.keep(places);
     let tasks = session.job.tasks(places.len());
     // Until the attempt is over: a worker that starts again alone keeps its port.
-    let ports = session.ports(tasks.len())?;
+    let ports = session.ports(&tasks)?;
     let place = match session.attempt_cluster(plan, (tasks, &ports))? {
         WaitOutcome::Done(place) => place,
         WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),

@@ -1,0 +1,167 @@
+//! Ways into a job: what `doctor` says of each, and what is refused before anybody waits. That the
+//! ways work between two hosts is tried by `.ci/ways`.
+
+use std::process::Output;
+use std::time::Instant;
+
+use crate::common;
+
+/// Runs the program with these variables.
+fn run(variables: &[(&str, &str)], arguments: &str) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = common::program(folder.path());
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy().into_owned();
+        if ["SLURM", "PMI", "OMPI_", "JOB_"].iter().any(|it| name.starts_with(it)) {
+            command.env_remove(name);
+        }
+    }
+    for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"] {
+        command.env_remove(name);
+    }
+    command.envs(variables.iter().copied());
+    command.args(arguments.split_whitespace()).output().unwrap()
+}
+
+/// What `doctor` says, in one line.
+fn doctor(variables: &[(&str, &str)]) -> String {
+    let output = run(variables, "doctor");
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+const CLUSTER: &str = r#""cluster":{"worker":["a:1","b:1"],"ps":["c:1"],"evaluator":["d:1"]}"#;
+
+fn task(task_type: &str, index: usize) -> String {
+    format!(r#"{{{CLUSTER},"task":{{"type":"{task_type}","index":{index}}}}}"#)
+}
+
+#[test]
+fn doctor_says_what_this_process_is_and_why() {
+    let worker = doctor(&[("TF_CONFIG", &task("worker", 1)), ("RANK", "1")]);
+    for part in [
+        "this process is worker 1, rank 1 of 2; it listens at b:1; the workers meet at a:1",
+        "from tf-config (TF_CONFIG is set)",
+        "not from torchrun: RANK set, but not WORLD_SIZE and MASTER_ADDR",
+    ] {
+        assert!(worker.contains(part), "{part}: {worker}");
+    }
+    let evaluator = doctor(&[("TF_CONFIG", &task("evaluator", 0))]);
+    assert!(
+        evaluator.contains("this process is evaluator 0; it trains nothing"),
+        "{evaluator}"
+    );
+    assert!(!evaluator.contains("chief") && !evaluator.contains("rank"), "{evaluator}");
+    let server = doctor(&[("TF_CONFIG", &task("ps", 0))]);
+    assert!(server.contains("this process is ps 0; it trains nothing"), "{server}");
+    let torchrun = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "host-0"),
+        ("MASTER_PORT", "29500"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+        ("OMPI_COMM_WORLD_RANK", "3"),
+        ("OMPI_COMM_WORLD_SIZE", "4"),
+    ];
+    let text = doctor(&torchrun);
+    for part in [
+        "this process is worker 3, rank 3 of 4; it listens on a free port and tells rank 0",
+        "the workers meet at host-0:29501",
+        "not from open-mpi: started by Open MPI's mpirun, but torchrun comes first",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let alone = doctor(&[("TF_CONFIG", "{}")]);
+    assert!(
+        alone.contains("this process is on its own: it trains alone, on all data"),
+        "{alone}"
+    );
+    assert!(alone.contains("not from tf-config: TF_CONFIG names no cluster"), "{alone}");
+    let unclear = doctor(&[("PMIX_RANK", "1")]);
+    assert!(unclear.contains("cannot be used: PMIX_RANK is set"), "{unclear}");
+}
+
+#[test]
+fn doctor_says_the_same_as_json() {
+    let output = run(&[("TF_CONFIG", &task("evaluator", 0))], "doctor --output json");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let place = &report["place"];
+    assert_eq!(place["task"], "evaluator 0");
+    assert!(place["rank"].is_null());
+    assert_eq!(place["is_chief"], false);
+    assert_eq!(place["workers"], 2);
+    assert!(place["purpose"].as_str().unwrap().contains("measures the checkpoints"));
+    assert!(place["reasons"][0].as_str().unwrap().contains("TF_CONFIG is set"));
+}
+
+/// Each of these would train alone on all data, or wait in vain and blame others.
+#[test]
+fn a_process_that_cannot_find_the_others_says_so_at_once() {
+    let train = "train --strategy multi-worker --insecure --model mlp --steps 2";
+    let torchrun = |address, port| {
+        vec![
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", address),
+            ("MASTER_PORT", port),
+        ]
+    };
+    let zero = r#"{"cluster":{"worker":["h:0","i:1"]},"task":{"type":"worker","index":1}}"#;
+    for (variables, parts) in [
+        (vec![("PMIX_RANK", "1")], ["PMIX_RANK", "--cluster none"]),
+        (vec![("PMI_RANK", "1"), ("PMI_SIZE", "2")], ["MASTER_ADDR", "rank 0"]),
+        (torchrun("127.0.0.1:29500", "1"), ["MASTER_ADDR", "MASTER_PORT=29500"]),
+        (torchrun("host", "0"), ["MASTER_PORT=0", "no port"]),
+        (vec![("TF_CONFIG", zero)], ["TF_CONFIG: worker 0", "no port"]),
+    ] {
+        let begun = Instant::now();
+        let output = run(&variables, train);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        for part in parts {
+            assert!(said.contains(part), "{part}: {said}");
+        }
+        assert!(begun.elapsed() < common::LIMIT / 3, "{said}");
+    }
+    let alone = run(&[("PMIX_RANK", "1")], &format!("{train} --cluster none"));
+    assert!(alone.status.success(), "{alone:?}");
+}
+
+#[test]
+fn ports_and_addresses_of_flags_are_checked_where_they_are_given() {
+    let train = "train --strategy multi-worker --model mlp --steps 2";
+    for (flags, part) in [
+        ("--port 0", "--port"),
+        ("--data-port 0", "--data-port"),
+        ("--address host:1", "--address"),
+        ("--address 0.0.0.0", "--address"),
+    ] {
+        let output = run(&[], &format!("{train} {flags}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{flags}: {said}");
+        assert!(said.contains(part), "{said}");
+    }
+    let launch = "launch --workers 1 --ports";
+    for ports in ["0..3", "9..3", "x", "9000..70000"] {
+        let output = run(&[], &format!("{launch} {ports} -- true"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains("--ports"), "{said}");
+    }
+    let token = [("DISTRIBUTE_JOB_TOKEN", "0123456789abcdef0123456789abcdef")];
+    let meet = |at: &str| format!("launch --workers 1 --hosts 2 --host 0 --insecure {at} -- true");
+    for (at, part) in [
+        ("--rendezvous 127.0.0.1:0", "0 is no port"),
+        ("--rendezvous 0.0.0.0:9000", "--host-address"),
+        ("--rendezvous 192.0.2.1:9000 --host-address 127.0.0.1", "--host-address"),
+    ] {
+        let output = run(&token, &meet(at));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(part), "{said}");
+    }
+    let none = run(&[], "launch --workers 0 --ps 1 -- true");
+    assert_eq!(none.status.code(), Some(2), "{none:?}");
+}
