@@ -24,5 +24,6 @@ mod report;
 mod repository;
 mod robustness;
 mod same_bits;
+mod side_outputs;
 mod splits;
 mod validation;
