@@ -87,6 +87,7 @@ fn of_checkpoint(error: &CheckpointError) -> bool {
         | CheckpointError::Incomplete { .. }
         | CheckpointError::Corrupt { .. }
         | CheckpointError::Version { .. }
+        | CheckpointError::Inside { .. }
         | CheckpointError::WrongModel { .. }
         | CheckpointError::WrongOptimizer { .. }
         | CheckpointError::NotWritable { .. }

@@ -7,6 +7,7 @@ mod dataset;
 mod examples;
 mod observing;
 mod parameter_server;
+mod path;
 mod reading;
 mod schedule;
 mod tpu;
@@ -469,7 +470,7 @@ pub(crate) struct DeviceArgs {
 #[command(next_help_heading = "Model and data")]
 pub(crate) struct DataArgs {
     /// digits-cnn, mnist-cnn, mlp, text, or a model file of Keras [default: by data set]
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, value_name = "NAME|FILE", value_parser = path::name_or_file)]
     pub(crate) model: Option<String>,
     /// digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: digits]
     #[arg(long, value_name = "NAME")]
@@ -700,6 +701,7 @@ pub(crate) fn program() -> clap::Command {
             })
     };
     let mut program = Cli::command();
+    path::in_all_flags(&mut program);
     for command in program.get_subcommands_mut() {
         // In its place: `mut_subcommand` would move it to the end.
         if ["evaluate", "predict"].contains(&command.get_name()) {
