@@ -1,15 +1,14 @@
 //! What goes to standard output: JSON lines, or text.
 
-use std::fs;
 use std::io::{self, Write};
-use std::path::Path;
 
-use distribute_core::{Error, Result};
+use distribute_core::Result;
 use distribute_data::fit::{Callback, Control, EpochRecord, json_number};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::flags::OutputFormat;
+use crate::notes::note;
 
 /// Writes a line. That nobody reads it any more (`| head`) is not an error.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
@@ -22,24 +21,36 @@ pub(crate) fn line(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Standard output for the lines of a table: that nobody reads them any more ends nothing.
-#[derive(Debug)]
-pub(crate) struct Rows;
+/// Standard output for the lines of a table: that nobody reads them any more ends nothing, and
+/// neither does a full disk, of which the first is told.
+#[derive(Debug, Default)]
+pub(crate) struct Rows {
+    failed: bool,
+}
 
-impl Write for Rows {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        unless_unread(io::stdout().write(bytes), bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        unless_unread(io::stdout().flush(), ())
+impl Rows {
+    fn tell(&mut self, result: io::Result<()>) {
+        match result {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe && !self.failed => {
+                self.failed = true;
+                note(&format!(
+                    "warning: cannot write to standard output ({error}); training goes on"
+                ));
+            }
+            _ => {}
+        }
     }
 }
 
-fn unless_unread<T>(result: io::Result<T>, done: T) -> io::Result<T> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(done),
-        result => result,
+impl Write for Rows {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.tell(io::stdout().write_all(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.tell(io::stdout().flush());
+        Ok(())
     }
 }
 
@@ -96,47 +107,32 @@ fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> String {
     format!("{{{}}}", fields.join(","))
 }
 
-/// Removes the curves that an earlier run has left in a log directory: a new run replaces its
-/// history files, so they would belong to nothing. Where no run of this program has left a history
-/// nothing is touched.
-pub(crate) fn remove_curves(directory: &Path) -> Result<(), Failure> {
-    if !directory.join("history.jsonl").exists() {
-        return Ok(());
-    }
-    for part in ["train", "validation"] {
-        for entry in fs::read_dir(directory.join(part))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
-            let is_ours = entry
-                .file_name()
-                .to_string_lossy()
-                .starts_with("events.out.tfevents.");
-            if !is_ours {
-                continue;
+/// Lines about training on standard output: one that cannot be written costs the line, and the first
+/// one a warning. Who has to know how training ended is told by the exit code, and by what is
+/// printed at the end.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    failed: bool,
+}
+
+impl Told {
+    pub(crate) fn line(&mut self, text: &str) {
+        if let Err(failure) = line(text) {
+            if !self.failed {
+                note(&format!("warning: {failure}; training goes on"));
             }
-            match fs::remove_file(entry.path()) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    let message = format!(
-                        "cannot remove {}, a curve of an earlier run ({error}); choose another \
-                         --log-dir",
-                        entry.path().display()
-                    );
-                    return Err(Failure::of_file(&error, message));
-                }
-                _ => {}
-            }
+            self.failed = true;
         }
     }
-    Ok(())
 }
 
 /// Prints one JSON object per epoch:
 /// `{"event":"epoch","epoch":1,"loss":..,"accuracy":..,"val_loss":..,"val_accuracy":..,
 /// "examples_per_second":..}`.
-#[derive(Debug)]
-pub(crate) struct JsonEpochs;
+#[derive(Debug, Default)]
+pub(crate) struct JsonEpochs {
+    told: Told,
+}
 
 impl Callback for JsonEpochs {
     fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
@@ -150,7 +146,8 @@ impl Callback for JsonEpochs {
             json_number(record.examples_per_second()),
         );
         let fields = head.into_iter().chain(logs).chain([rate]);
-        print(&event(EventName::Epoch, fields))
+        self.told.line(&event(EventName::Epoch, fields));
+        Ok(())
     }
 }
 
@@ -164,6 +161,7 @@ pub(crate) struct StepLines {
     /// Of several workers one prints; all take part in the averages.
     pub(crate) reports: bool,
     pub(crate) output: OutputFormat,
+    pub(crate) told: Told,
 }
 
 impl Callback for StepLines {
@@ -180,19 +178,18 @@ impl Callback for StepLines {
             return Ok(());
         }
         if self.output == OutputFormat::Text {
-            return print(&format!("step {}: {logs}", progress.step));
+            self.told.line(&format!("step {}: {logs}", progress.step));
+            return Ok(());
         }
         let head = [
             ("step", json!(progress.step)),
             ("epoch", json!(progress.position.epoch + 1)),
         ];
         let logs = logs.iter().map(|(name, value)| (name, json_number(value)));
-        print(&event(EventName::Step, head.into_iter().chain(logs)))
+        let fields = head.into_iter().chain(logs);
+        self.told.line(&event(EventName::Step, fields));
+        Ok(())
     }
-}
-
-fn print(text: &str) -> Result<()> {
-    line(text).map_err(|failure| Error::step(failure.to_string()))
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ mod left_out;
 #[cfg(feature = "full")]
 mod libtpu;
 mod log;
+mod log_directory;
 mod metrics;
 mod notes;
 mod objective;

@@ -143,6 +143,22 @@ pub enum CheckpointError {
         /// The process that holds the directory, if it could be found out.
         holder: Option<Holder>,
     },
+    /// The directory of the checkpoints is a checkpoint itself, or in one: what was saved there would
+    /// be removed together with it.
+    #[error(
+        "{} is in the checkpoint {}: give the directory that holds the checkpoints, {}, to go on \
+         with the newest one; to go on with this one, copy it into an empty directory and give that \
+         directory",
+        path.display(),
+        checkpoint.display(),
+        checkpoint.parent().unwrap_or(checkpoint).display()
+    )]
+    Inside {
+        /// The directory that was given.
+        path: PathBuf,
+        /// The checkpoint.
+        checkpoint: PathBuf,
+    },
     /// Another process has taken the directory, because this one did not renew its lease on it for
     /// half a minute: it was stopped, or cut off from the file system. Nothing was written.
     #[error(
@@ -204,6 +220,7 @@ impl CheckpointError {
             | Self::Incomplete { .. }
             | Self::Corrupt { .. }
             | Self::Version { .. }
+            | Self::Inside { .. }
             | Self::WrongModel { .. }
             | Self::WrongOptimizer { .. }
             | Self::NotWritable { .. }

@@ -81,7 +81,7 @@ pub use error::{CheckpointError, Result};
 pub use hold::DirectoryHold;
 pub use manager::{CheckpointManager, Saved};
 pub use owner::Holder;
-pub use reader::{Entry, Newest, Skipped, latest, list, load, load_latest, verify};
+pub use reader::{Entry, Newest, Skipped, enclosing, latest, list, load, load_latest, verify};
 pub use restore::{
     OptimizerSlots, TensorSpec, check_slot_names, check_slots, model_signature, saved_kinds,
     weights_sha256,

@@ -12,7 +12,7 @@ use super::hold::DirectoryHold;
 use super::lease::random_id;
 use super::marker::{FileRecord, Hashing, Marker};
 use super::reader::{
-    Entry, MAX_METADATA_BYTES, Newest, list_in, load_in, looks_complete, newest_in,
+    Entry, MAX_METADATA_BYTES, Newest, enclosing, list_in, load_in, looks_complete, newest_in,
 };
 use super::tensor_file::PreparedTensors;
 use super::{Checkpoint, MARKER_FILE, METADATA_FILE, TENSORS_FILE, created_by};
@@ -67,8 +67,8 @@ impl CheckpointManager {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::NotWritable`] or
-    /// another error of the file system, so that a run does not find out after its first epoch.
+    /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::Inside`] if it is a
+    /// checkpoint; [`CheckpointError::NotWritable`] or another error of the file system, so that a run does not find out after its first epoch.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
         Self::open_in(Arc::new(OsFileSystem), directory.into())
     }
@@ -79,6 +79,12 @@ impl CheckpointManager {
             fs,
             saving: Mutex::new(None),
         };
+        if let Some(checkpoint) = enclosing(&inner.directory) {
+            return Err(CheckpointError::Inside {
+                path: inner.directory,
+                checkpoint,
+            });
+        }
         inner.create_directory()?;
         let hold = inner.hold()?;
         if hold.is_exclusive() {

@@ -53,6 +53,37 @@ fn file_name(step: u64, revision: u64) -> String {
     }
 }
 
+/// The checkpoint that a path leads to or into, by whatever links: what is written there belongs to
+/// a checkpoint, and goes with it when it is removed.
+pub fn enclosing(path: impl AsRef<Path>) -> Option<PathBuf> {
+    let path = path.as_ref();
+    // What does not exist yet is inside of what does.
+    let existing = path.ancestors().find(|path| path.exists())?;
+    let existing = match existing == Path::new("") {
+        true => Path::new("."),
+        false => existing,
+    };
+    let real = std::fs::canonicalize(existing).ok()?;
+    let files = |path: &Path| {
+        let names = [TENSORS_FILE, METADATA_FILE, MARKER_FILE];
+        names
+            .iter()
+            .filter(|name| path.join(name).is_file())
+            .count()
+    };
+    let is_saved = |path: &Path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let named = name.and_then(|name| Entry::parse(Path::new(""), name));
+        named.is_some() && files(path) > 0
+    };
+    // One that was copied has any name, and is not removed for newer ones.
+    let is_copy = existing == path && files(&real) > 1;
+    let saved = real.ancestors().find(|path| is_saved(path));
+    saved
+        .map(Path::to_path_buf)
+        .or(is_copy.then(|| path.to_path_buf()))
+}
+
 /// A checkpoint that was passed over, and why.
 #[derive(Debug)]
 pub struct Skipped {

@@ -450,6 +450,17 @@ pub(super) struct Callbacks<'a> {
     pub(super) savers: usize,
 }
 
+/// Which callbacks are called, and in which order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Which {
+    /// Those that save come last.
+    All,
+    /// Those that save come first.
+    SaversFirst,
+    /// Those that save, alone.
+    Savers,
+}
+
 struct Slot<'a> {
     /// Where its state is kept; different for each callback.
     key: Option<String>,
@@ -497,17 +508,22 @@ impl<'a> Callbacks<'a> {
         Ok(())
     }
 
-    /// Calls every callback; those that save come last, or first.
+    /// Calls callbacks, in this order, up to the first error.
     pub(super) fn each(
         &mut self,
-        savers_first: bool,
+        which: Which,
         run: &mut Run,
         state: &mut dyn AnyState,
         mut call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
     ) -> Result<()> {
         let count = self.slots.len();
-        let first = if savers_first { count - self.savers } else { 0 };
-        for caller in (first..count).chain(0..first) {
+        let savers = count - self.savers;
+        let (first, then) = match which {
+            Which::All => (0..count, 0..0),
+            Which::SaversFirst => (savers..count, 0..savers),
+            Which::Savers => (savers..count, 0..0),
+        };
+        for caller in first.chain(then) {
             let (before, rest) = self.slots.split_at_mut(caller);
             let Some((slot, after)) = rest.split_first_mut() else {
                 break;

@@ -91,12 +91,14 @@ mod meter;
 mod objective;
 mod remote;
 mod session;
+mod side_output;
 mod snapshot;
 mod state_memory;
 mod statistics;
 pub mod tensorboard;
 mod training;
 mod waiting;
+mod whole_file;
 mod worker_sync;
 
 pub use bits::{BitComparison, compare_bits};

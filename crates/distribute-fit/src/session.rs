@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use burn::module::Module;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Mirrored, Result, TrainState};
+use distribute_core::{Error, Mirrored, Result, TrainState};
 use serde_json::{Value, json};
 
-use super::control::{Callbacks, Run};
+use super::control::{Callbacks, Run, Which};
 use super::meter::Meter;
 use super::snapshot::{self, RunMetadata, refuse};
 use super::{
@@ -205,17 +205,46 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             .map_err(|error| refuse(format!("its running statistics do not fit: {error}")))
     }
 
-    /// Calls a method of all callbacks.
+    /// Calls a method of all callbacks. If one of them ends the run, those that save do so first.
     pub(super) fn notify(
         &mut self,
         call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.callbacks.each(false, &mut self.run, self.state, call)
+        let called = self
+            .callbacks
+            .each(Which::All, &mut self.run, self.state, call);
+        called.inspect_err(|error| self.save_before(error))
+    }
+
+    /// Saves what was trained before an error of a callback ends the run. The workers of a group
+    /// save together, and the others know nothing of the error: they go on from the last
+    /// checkpoint.
+    fn save_before(&mut self, error: &Error) {
+        if self.run.strategy.workers().is_some() {
+            return;
+        }
+        let outcome = Outcome::Requested {
+            why: error.to_string(),
+        };
+        let end = |callback: &mut dyn Callback, run: &mut Control<'_>| {
+            callback.on_train_end(&outcome, run)
+        };
+        let saved = self
+            .callbacks
+            .each(Which::Savers, &mut self.run, self.state, end);
+        if let Err(error) = saved {
+            // The error that matters is the first one.
+            tracing::warn!(%error, "nothing was saved before the end");
+        }
     }
 
     pub(super) fn train(&mut self, engine: &mut impl Engine<M>) -> Result<History> {
         let mut epochs = Vec::new();
-        self.notify(|callback, run| callback.on_train_begin(run))?;
+        let begin =
+            |callback: &mut dyn Callback, run: &mut Control<'_>| callback.on_train_begin(run);
+        // Nothing is trained yet that could be saved.
+        self.callbacks
+            .each(Which::All, &mut self.run, self.state, begin)?;
         while !self.stopping()? && self.run.progress.position.epoch < self.run.progress.epochs {
             if self.run.limit_reached() {
                 self.run.stop = Some(Outcome::MaxSteps);
@@ -230,7 +259,8 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         let end = |callback: &mut dyn Callback, run: &mut Control<'_>| {
             callback.on_train_end(&outcome, run)
         };
-        self.callbacks.each(true, &mut self.run, self.state, end)?;
+        self.callbacks
+            .each(Which::SaversFirst, &mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
         if self.state.host_metadata().learning_rate() != learning_rate {
             self.state.set_learning_rate(learning_rate);

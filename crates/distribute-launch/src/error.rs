@@ -260,7 +260,6 @@ impl LaunchError {
                 distribute_error::lasts(source)
             }
             Self::TooFewWorkers { .. }
-            | Self::LogWrite { .. }
             | Self::Console { .. }
             | Self::NoFreePort { .. }
             | Self::Guard { .. }

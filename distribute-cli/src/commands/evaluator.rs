@@ -1,7 +1,7 @@
 //! The evaluator of a cluster: measures the checkpoints that the workers save, beside them
 //! (Keras: `SidecarEvaluator`).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -10,7 +10,7 @@ use distribute_core::{
     Configuration, DefaultStrategy, Error, Mirrored, Policy, Sgd, StrategyExt, TrainState,
 };
 use distribute_data::fit::{Evaluation, averaged_weights, evaluate, json_number, restore_weights};
-use distribute_data::tensorboard::EventWriter;
+use distribute_data::tensorboard::{EventWriter, remove_points};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
@@ -87,6 +87,11 @@ fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Fail
     }
 }
 
+/// The folder of the curves in the log directory.
+const CURVES: &str = "evaluator";
+/// What their tags begin and end with.
+const TAG: (&str, &str) = ("evaluation_", "_vs_iterations");
+
 struct Evaluator {
     strategy: DefaultStrategy,
     task: Task,
@@ -95,6 +100,7 @@ struct Evaluator {
     state: Mirrored<TrainState<Model>>,
     data: DistributedDataset<Data>,
     log: Option<EventWriter>,
+    log_dir: Option<PathBuf>,
     output: OutputFormat,
     /// The step of the last checkpoint that was measured.
     seen: Option<u64>,
@@ -113,11 +119,12 @@ impl Evaluator {
         let data = strategy.distribute_dataset(examples, Batching::per_replica(BATCH_SIZE))?;
         let log = match &args.files.log_dir {
             Some(directory) => {
-                let writer = EventWriter::create(directory.join("evaluator"));
+                let writer = EventWriter::create(directory.join(CURVES));
                 Some(writer.map_err(Error::from)?)
             }
             None => None,
         };
+        let log_dir = args.files.log_dir.clone();
         let output = args.general.output;
         Ok(Self {
             strategy,
@@ -126,6 +133,7 @@ impl Evaluator {
             state,
             data,
             log,
+            log_dir,
             output,
             seen: None,
         })
@@ -147,8 +155,8 @@ impl Evaluator {
             objective(Policy::float32()),
         )?;
         let step = checkpoint.metadata.step;
+        self.write(step, &found);
         self.seen = Some(step);
-        self.write(step, &found)?;
         let accuracy = found.logs.get("accuracy").unwrap_or(f64::NAN);
         let loss = found.logs.loss();
         events::line(&match self.output {
@@ -167,24 +175,36 @@ impl Evaluator {
         })
     }
 
-    /// Keras' tags, so that the curves stand beside those of its users.
-    fn write(&mut self, step: u64, found: &Evaluation) -> Result<(), Failure> {
-        let Some(log) = &mut self.log else {
-            return Ok(());
+    /// Keras' tags, so that the curves stand beside those of its users. What an evaluator before
+    /// this one has measured at this step and later is measured again. A curve that cannot be
+    /// written is told and left; the numbers are printed all the same.
+    fn write(&mut self, step: u64, found: &Evaluation) {
+        let Some(mut log) = self.log.take() else {
+            return;
         };
         let now = SystemTime::now();
+        let is_first = self.seen.is_none();
         let mut write = || {
+            if let Some(directory) = self.log_dir.as_ref().filter(|_| is_first) {
+                let (head, tail) = TAG;
+                let is_own = |tag: &str| tag.starts_with(head) && tag.ends_with(tail);
+                let is_obsolete = |tag: &str, at| is_own(tag) && at >= step;
+                remove_points(directory.join(CURVES), is_obsolete)?;
+            }
             for (name, value) in found.logs.iter() {
-                let value = value as f32;
-                log.scalar(
-                    &format!("evaluation_{name}_vs_iterations"),
-                    value,
-                    step,
-                    now,
-                )?;
+                let tag = format!("{}{name}{}", TAG.0, TAG.1);
+                log.scalar(&tag, value as f32, step, now)?;
             }
             log.flush()
         };
-        write().map_err(|error| Error::from(error).into())
+        match write() {
+            Ok(()) => self.log = Some(log),
+            Err(error) => {
+                note(&format!(
+                    "warning: {error}; the evaluator goes on without it"
+                ));
+                log.discard();
+            }
+        }
     }
 }

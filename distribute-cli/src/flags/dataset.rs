@@ -7,6 +7,8 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use distribute_data::readers::CsvHeader;
 
+use super::path::local;
+
 /// A data set, as on the command line and in checkpoints.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DatasetName {
@@ -36,20 +38,24 @@ impl FromStr for DatasetName {
         let from_file = || {
             let (kind, path) = text.split_once(':')?;
             let path = PathBuf::from((!path.is_empty()).then_some(path)?);
-            match &*kind.to_lowercase() {
-                "idx" => Some(Self::Idx(path)),
-                "csv" => Some(Self::Csv(path, CsvHeader::Detect)),
-                "npz" => Some(Self::Npz(path)),
-                _ => None,
-            }
+            let file: fn(PathBuf) -> Self = match &*kind.to_lowercase() {
+                "idx" => Self::Idx,
+                "csv" => |path| Self::Csv(path, CsvHeader::Detect),
+                "npz" => Self::Npz,
+                _ => return None,
+            };
+            Some(local(path).map(file))
         };
-        named.or_else(from_file).ok_or_else(|| {
+        let named = named.map(Ok).or_else(from_file);
+        // An address without a kind before it.
+        let named = named.or_else(|| local(PathBuf::from(text)).err().map(Err));
+        named.unwrap_or_else(|| {
             let nearest = distribute_error::nearest(text, NAMES);
             let nearest = nearest.map_or_else(String::new, |it| format!("did you mean `{it}`? "));
-            format!(
+            Err(format!(
                 "{nearest}Use {}, idx:DIR, csv:FILE or npz:FILE",
                 NAMES.join(", ")
-            )
+            ))
         })
     }
 }

@@ -8,6 +8,7 @@ mod examples;
 mod observing;
 mod other_names;
 mod parameter_server;
+mod path;
 mod reading;
 mod schedule;
 mod tpu;
@@ -707,6 +708,7 @@ pub(crate) fn program() -> clap::Command {
             })
     };
     let mut program = Cli::command();
+    path::in_all_flags(&mut program);
     for command in program.get_subcommands_mut() {
         // In its place: `mut_subcommand` would move it to the end.
         if ["evaluate", "predict"].contains(&command.get_name()) {
@@ -764,7 +766,10 @@ fn device(text: &str) -> distribute_core::Result<LogicalDevice> {
 fn model(text: &str) -> Result<String, String> {
     let mut names = distribute_keras::BUILT_IN.iter().map(|(name, _)| *name);
     let known = names.find(|name| name.eq_ignore_ascii_case(text));
-    Ok(known.unwrap_or(text).to_string())
+    match known {
+        Some(name) => Ok(name.to_string()),
+        None => path::name_or_file(text),
+    }
 }
 
 fn positive(text: &str) -> Result<usize, String> {

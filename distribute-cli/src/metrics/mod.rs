@@ -129,7 +129,16 @@ impl Metrics {
             let shown = Arc::clone(&numbers);
             Server::start(address, move || shown.text())
         };
-        let server = args.metrics_addr.map(serve).transpose()?;
+        let server = match args.metrics_addr.map(serve).transpose() {
+            // What was trained before counts for more than who watches.
+            Err(error) if numbers.restarts > 0 => {
+                note(&format!(
+                    "warning: {error}; training goes on without metrics"
+                ));
+                None
+            }
+            server => server?,
+        };
         #[cfg(feature = "otlp")]
         let export = {
             let endpoint = args.otlp_endpoint.as_deref();

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::clock::{self, Offset};
 use super::writer::{self, TraceFile};
 use super::{Phases, merge};
+use crate::cluster::restarts;
 use crate::failure::Failure;
 use crate::notes::note;
 
@@ -37,7 +38,7 @@ impl Trace {
     /// of them call it together.
     ///
     /// # Errors
-    /// If it cannot be written, on all workers.
+    /// If it cannot be written, on all workers; of a job that was started again only a warning.
     pub(crate) fn start(
         phases: &Phases,
         path: &Path,
@@ -50,6 +51,14 @@ impl Trace {
             None => path.to_path_buf(),
         };
         let made = TraceFile::create(&part).map_err(|error| cannot_write(&part, &error));
+        let made = match made {
+            // What was trained before counts for more than its trace.
+            Err(error) if restarts()? > 0 => {
+                note(&format!("warning: {error}; training goes on without it"));
+                TraceFile::create(Path::new("/dev/null")).map_err(Error::from)
+            }
+            made => made,
+        };
         let file = match workers {
             Some(workers) => workers.or_abort(made)?,
             None => made?,

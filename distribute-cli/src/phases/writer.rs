@@ -2,7 +2,7 @@
 //! (<https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>).
 
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -35,7 +35,23 @@ pub(super) struct TraceFile {
 impl TraceFile {
     /// Replaces what is there by a list without events.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
-        let file = File::create(path)?;
+        let options = File::options();
+        let file = options
+            .clone()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(path)?;
+        // Pipes and devices have neither locks nor a length.
+        if file.metadata()?.is_file() {
+            if matches!(file.try_lock(), Err(TryLockError::WouldBlock)) {
+                return Err(io::Error::new(
+                    io::ErrorKind::ResourceBusy,
+                    "another run writes it",
+                ));
+            }
+            file.set_len(0)?;
+        }
         let mut file = Self {
             file,
             next: 0,

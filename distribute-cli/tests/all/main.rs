@@ -27,6 +27,7 @@ mod report;
 mod repository;
 mod robustness;
 mod same_bits;
+mod side_outputs;
 mod signals;
 mod splits;
 mod validation;

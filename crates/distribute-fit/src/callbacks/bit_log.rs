@@ -1,13 +1,14 @@
 //! The hashes of all parameters after every update.
 
-use std::fs::{self, File};
-use std::io::{self, ErrorKind, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Write};
 use std::path::PathBuf;
 
 use distribute_core::{Error, Result, WorkerGroup};
 use serde::Serialize;
 
 use crate::bits::{Head, Line, Reader, file_of};
+use crate::side_output::{self, SideOutput};
 use crate::snapshot::refuse;
 use crate::{Callback, Control, FitError};
 
@@ -20,7 +21,11 @@ use crate::{Callback, Control, FitError};
 /// about a second for each GB. Gradients are not in it: they are consumed by the update.
 ///
 /// A new run replaces the file. A resumed one keeps the updates before it, so that the file ends up
-/// as that of a run that was never interrupted; it must be of the same parameters.
+/// as that of a run that was never interrupted; it must be of the same parameters. One run at a time
+/// writes to a file, which it has locked; a second one is refused.
+///
+/// Training never ends because of it: a file that can no longer be written is left as it is, with a
+/// warning. Only a run that begins is refused a file that cannot be made.
 ///
 /// ```
 /// use distribute_fit::callbacks::BitLog;
@@ -41,7 +46,7 @@ use crate::{Callback, Control, FitError};
 #[must_use]
 pub struct BitLog {
     path: PathBuf,
-    file: Option<File>,
+    file: SideOutput<File>,
 }
 
 impl BitLog {
@@ -50,20 +55,14 @@ impl BitLog {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: file_of(&path.into()),
-            file: None,
+            file: SideOutput::none(),
         }
     }
 
     /// How many bytes of the file are those of its updates up to a step. The later updates are
     /// written again, and so is a line that a crash has cut off.
     fn kept(&self, head: &Head, step: u64) -> Result<u64> {
-        let mut reader = match Reader::open(&self.path) {
-            Ok(reader) => reader,
-            Err(FitError::BitsFile { source, .. }) if source.kind() == ErrorKind::NotFound => {
-                return Ok(0);
-            }
-            Err(error) => return Err(error.into()),
-        };
+        let mut reader = Reader::open(&self.path)?;
         if reader.head != *head {
             return Err(refuse(format!(
                 "{} has the bits of another model; write to another file",
@@ -82,24 +81,51 @@ impl BitLog {
         }
     }
 
-    /// The file with so many bytes of before, to append to.
-    fn opened(&self, kept: u64) -> io::Result<File> {
+    /// The file as it is, to append to, unless another run does.
+    fn opened(&self) -> io::Result<File> {
         if let Some(parent) = self.path.parent() {
             fs::create_dir_all(parent)?;
         }
         let file = File::options().append(true).create(true).open(&self.path)?;
-        file.set_len(kept)?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) if file.metadata()?.is_file() => Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "another run writes it",
+            )),
+            // Of a file system without locks, too.
+            _ => Ok(file),
+        }
+    }
+
+    /// The file with what an earlier run of these parameters has left in it up to a step.
+    fn begun(&self, head: &Head, step: u64) -> Result<File> {
+        let open = |error| Error::from(FitError::file(&self.path, "open")(error));
+        let mut file = self.opened().map_err(open)?;
+        let is_empty = file.metadata().map_err(open)?.len() == 0;
+        let kept = match step {
+            0 => 0,
+            _ if is_empty => 0,
+            step => self.kept(head, step)?,
+        };
+        // A pipe or a device has no length.
+        if !is_empty {
+            file.set_len(kept).map_err(open)?;
+        }
+        if kept == 0 {
+            self.write(&mut file, head)?;
+        }
         Ok(file)
     }
 
-    fn write(&mut self, content: &impl Serialize) -> Result<()> {
+    fn write(&self, file: &mut File, content: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string(content).map_err(Error::internal)? + "\n";
-        if let Some(file) = &mut self.file {
-            // One write per line: a crash leaves whole ones.
-            let written = file.write_all(text.as_bytes());
-            written.map_err(FitError::file(&self.path, "write"))?;
-        }
-        Ok(())
+        let before = file.metadata().map(|metadata| metadata.len());
+        // One write per line: a crash leaves whole ones.
+        file.write_all(text.as_bytes()).map_err(|error| {
+            // The error that matters is the first one.
+            let _ = before.and_then(|before| file.set_len(before));
+            FitError::file(&self.path, "write")(error).into()
+        })
     }
 }
 
@@ -109,24 +135,33 @@ impl Callback for BitLog {
         if !workers.is_none_or(WorkerGroup::is_chief) {
             return Ok(());
         }
-        let head = Head::of(&run.tensors()?);
-        let kept = match run.progress().step {
-            0 => 0,
-            step => self.kept(&head, step)?,
-        };
-        let file = self.opened(kept);
-        self.file = Some(file.map_err(FitError::file(&self.path, "open"))?);
-        match kept {
-            0 => self.write(&head),
-            _ => Ok(()),
-        }
+        let (head, step) = (Head::of(&run.tensors()?), run.progress().step);
+        let begun = self.begun(&head, step);
+        // Both are the user's to mend, and nothing is lost yet.
+        let is_mistaken = begun.as_ref().is_err_and(is_of_another_run);
+        self.file = side_output::opened(begun, step > 0 && !is_mistaken)?;
+        Ok(())
     }
 
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
         // A micro-batch is no update.
-        if self.file.is_none() || !run.reached_multiple_of(1) {
+        if !self.file.is_open() || !run.reached_multiple_of(1) {
             return Ok(());
         }
-        self.write(&Line::of(run.progress().step, &run.tensors()?)?)
+        let line = Line::of(run.progress().step, &run.tensors()?)?;
+        let mut output = std::mem::replace(&mut self.file, SideOutput::none());
+        output.write(|file| self.write(file, &line));
+        self.file = output;
+        Ok(())
+    }
+}
+
+/// Whether the file belongs to another run, of now or of another model.
+fn is_of_another_run(error: &Error) -> bool {
+    let error = error.wrapped().and_then(|error| error.downcast_ref());
+    match error {
+        Some(FitError::File { source, .. }) => source.kind() == io::ErrorKind::ResourceBusy,
+        Some(FitError::Resume { .. }) => true,
+        _ => false,
     }
 }

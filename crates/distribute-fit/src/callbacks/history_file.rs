@@ -8,8 +8,8 @@ use distribute_core::{Error, Result};
 use serde::Serializer;
 use serde_json::Value;
 
-use crate::snapshot::refuse;
-use crate::{Callback, Control, EpochRecord, FitError, json_number};
+use crate::side_output::{self, SideOutput};
+use crate::{Callback, Control, EpochRecord, FitError, json_number, whole_file};
 
 /// Writes one row per epoch to a file: `epoch` (from 1), `step`, `learning_rate`, then the logs
 /// (Keras: `CSVLogger`). Every row is handed to the operating system at once.
@@ -18,12 +18,16 @@ use crate::{Callback, Control, EpochRecord, FitError, json_number};
 /// file ends up as that of a run that was never interrupted. Numbers are written with as many
 /// digits as are needed to read the same number back; what is not finite is `NaN`, `Infinity` or
 /// `-Infinity`, in JSON as a text ([`json_number`]).
+///
+/// Training never ends because of it: a file that can no longer be written, or whose header is
+/// that of another run's logs, is left as it is, with a warning. Only a run that begins is refused
+/// a file that cannot be made.
 #[derive(Debug)]
 #[must_use]
 pub struct HistoryFile {
     path: PathBuf,
     is_csv: bool,
-    file: Option<File>,
+    file: SideOutput<File>,
     columns: Option<Vec<String>>,
 }
 
@@ -33,7 +37,7 @@ impl HistoryFile {
         Self {
             path: path.into(),
             is_csv: false,
-            file: None,
+            file: SideOutput::none(),
             columns: None,
         }
     }
@@ -73,10 +77,9 @@ impl HistoryFile {
             Some(columns) if *columns == names => {}
             Some(columns) => {
                 let (theirs, ours) = (columns.join(", "), names.join(", "));
-                return Err(refuse(format!(
-                    "{} has the columns {theirs}, this run has {ours}: write to another file",
-                    self.path.display(),
-                )));
+                let path = self.path.display();
+                let what = format!("{path} has the columns {theirs}, this run has {ours}");
+                return Err(FitError::csv(what).into());
             }
             None => {
                 lines.write_record(&names).map_err(FitError::csv)?;
@@ -126,21 +129,31 @@ impl HistoryFile {
 impl Callback for HistoryFile {
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
         self.columns = None;
-        let kept = match run.progress().position.epoch {
-            0 => String::new(),
-            epochs => self.keep_rows(epochs)?,
+        let progress = run.progress();
+        let kept = match progress.position.epoch {
+            0 => Ok(String::new()),
+            epochs => self.keep_rows(epochs),
         };
-        self.file = Some(replace(&self.path, &kept)?);
+        let file = kept.and_then(|kept| replace(&self.path, &kept));
+        self.file = side_output::opened(file.map_err(Error::from), progress.step > 0)?;
         Ok(())
     }
 
     fn on_epoch_end(&mut self, record: &EpochRecord, _: &mut Control<'_>) -> Result<()> {
-        let text = self.text(&Self::row(record))?;
-        if let Some(file) = &mut self.file {
-            // One write per row: a crash leaves whole rows.
-            file.write_all(&text)
-                .map_err(FitError::file(&self.path, "write"))?;
+        if !self.file.is_open() {
+            return Ok(());
         }
+        let text = self.text(&Self::row(record));
+        self.file.write(|file| {
+            let before = file.metadata().map(|metadata| metadata.len());
+            // One write per row: a crash leaves whole rows.
+            let written = file.write_all(&text?);
+            written.map_err(|error| {
+                // The error that matters is the first one.
+                let _ = before.and_then(|before| file.set_len(before));
+                Error::from(FitError::file(&self.path, "write")(error))
+            })
+        });
         Ok(())
     }
 }
@@ -152,20 +165,8 @@ fn replace(path: &Path, text: &str) -> Result<File, FitError> {
     if !parent.as_os_str().is_empty() {
         fs::create_dir_all(parent).map_err(FitError::file(parent, "create"))?;
     }
-    let mut name = path.file_name().unwrap_or_default().to_os_string();
-    name.push(".new");
-    let temporary = path.with_file_name(name);
-    let write = || {
-        let mut file = File::create(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)
-    };
-    write().map_err(|error| {
-        // The error that matters is the first one.
-        let _ = fs::remove_file(&temporary);
-        FitError::file(path, "write")(error)
-    })?;
+    let written = whole_file::replace(path, |file| file.write_all(text.as_bytes()));
+    written.map_err(FitError::file(path, "write"))?;
     let file = File::options().append(true).open(path);
     file.map_err(FitError::file(path, "open"))
 }

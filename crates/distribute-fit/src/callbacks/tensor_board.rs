@@ -1,13 +1,14 @@
 //! Curves for TensorBoard.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use distribute_core::{Result, setters};
+use distribute_core::{Error, Result, setters};
 
+use crate::side_output::SideOutput;
 use crate::snapshot::parameters;
-use crate::tensorboard::EventWriter;
+use crate::tensorboard::{EventWriter, remove_points};
 use crate::{Callback, Control, EpochRecord, Outcome};
 
 /// What else is read at the end of an epoch.
@@ -23,6 +24,10 @@ impl fmt::Debug for Readings {
 /// `epoch_learning_rate` and `epoch_examples_per_second`, over the epochs (from 0); training under
 /// `<log directory>/train`, validation under `<log directory>/validation`. Flushed after every
 /// epoch.
+///
+/// A run that is resumed first removes what was written beyond the state that it goes on from, so
+/// that no point is there twice; one run at a time may write into a log directory. Training never
+/// ends because of the curves: what can no longer be written is left as it is, with a warning.
 #[derive(Debug)]
 #[must_use]
 pub struct TensorBoard {
@@ -30,6 +35,11 @@ pub struct TensorBoard {
     every_steps: Option<u64>,
     histograms: Option<usize>,
     readings: Option<Readings>,
+    writers: SideOutput<Writers>,
+}
+
+#[derive(Debug)]
+struct Writers {
     train: EventWriter,
     validation: Option<EventWriter>,
 }
@@ -41,14 +51,16 @@ impl TensorBoard {
     /// If they cannot be written.
     pub fn new(log_directory: impl Into<PathBuf>) -> Result<Self> {
         let directory = log_directory.into();
-        let train = EventWriter::create(directory.join("train"))?;
+        let train = EventWriter::create(directory.join(TRAIN))?;
         Ok(Self {
             directory,
             every_steps: None,
             histograms: None,
             readings: None,
-            train,
-            validation: None,
+            writers: SideOutput::new(Writers {
+                train,
+                validation: None,
+            }),
         })
     }
 
@@ -74,11 +86,52 @@ impl TensorBoard {
         self
     }
 
-    fn write_histograms(&mut self, epoch: u64, run: &Control<'_>) -> Result<()> {
+    /// Writes, and gives up for good when that fails.
+    fn write(&mut self, write: impl FnOnce(&mut Writers) -> Result<()>) {
+        if let Some(failed) = self.writers.write(write) {
+            let writers = [Some(failed.train), failed.validation];
+            writers.into_iter().flatten().for_each(EventWriter::discard);
+        }
+    }
+}
+
+impl Writers {
+    fn epoch(
+        &mut self,
+        record: &EpochRecord,
+        directory: &Path,
+        more: Vec<(&str, f64)>,
+    ) -> Result<()> {
+        let now = SystemTime::now();
+        let epoch = record.epoch as u64;
+        for (name, value) in record.logs.iter() {
+            let (writer, name) = match name.strip_prefix("val_") {
+                None => (&mut self.train, name),
+                Some(name) => {
+                    let writer = match self.validation.take() {
+                        None => EventWriter::create(directory.join(VALIDATION))?,
+                        Some(writer) => writer,
+                    };
+                    (self.validation.insert(writer), name)
+                }
+            };
+            writer.scalar(&format!("{EPOCH}{name}"), value as f32, epoch, now)?;
+        }
+        let rate = record.learning_rate as f32;
+        self.train.scalar("epoch_learning_rate", rate, epoch, now)?;
+        let speed = ("examples_per_second", record.examples_per_second());
+        for (name, value) in [speed].into_iter().chain(more) {
+            let name = format!("{EPOCH}{name}");
+            self.train.scalar(&name, value as f32, epoch, now)?;
+        }
+        Ok(())
+    }
+
+    fn histograms(&mut self, epoch: u64, run: &Control<'_>) -> Result<()> {
         let now = SystemTime::now();
         for (name, data) in parameters(&run.tensors()?) {
             let finite = data.iter::<f64>().filter(|value| value.is_finite());
-            let tag = format!("{name}/histogram");
+            let tag = format!("{name}{HISTOGRAM}");
             self.train.histogram(&tag, finite, epoch, now)?;
         }
         Ok(())
@@ -91,49 +144,62 @@ impl TensorBoard {
     }
 }
 
+/// The folders of the curves.
+const TRAIN: &str = "train";
+const VALIDATION: &str = "validation";
+/// What the tags over epochs begin or end with, and the tag over updates.
+const EPOCH: &str = "epoch_";
+const HISTOGRAM: &str = "/histogram";
+const BATCH_LOSS: &str = "batch_loss";
+
 impl Callback for TensorBoard {
+    fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        let progress = run.progress();
+        if progress.step == 0 {
+            return Ok(());
+        }
+        let is_obsolete = |tag: &str, step| match tag {
+            BATCH_LOSS => step > progress.step,
+            tag if tag.starts_with(EPOCH) || tag.ends_with(HISTOGRAM) => {
+                step >= progress.position.epoch as u64
+            }
+            _ => false,
+        };
+        for folder in [TRAIN, VALIDATION] {
+            let removed = remove_points(self.directory.join(folder), is_obsolete);
+            self.write(|_| removed.map_err(Error::from));
+        }
+        Ok(())
+    }
+
     fn on_batch_end(&mut self, run: &mut Control<'_>) -> Result<()> {
         let due = |every| run.reached_multiple_of(every);
-        if self.every_steps.is_some_and(due) {
+        if self.every_steps.is_some_and(due) && self.writers.is_open() {
             let (loss, step) = (run.logs()?.loss(), run.progress().step);
-            self.train
-                .scalar("batch_loss", loss as f32, step, SystemTime::now())?;
+            let now = SystemTime::now();
+            let loss = loss as f32;
+            self.write(|to| Ok(to.train.scalar(BATCH_LOSS, loss, step, now)?));
         }
         Ok(())
     }
 
     fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
-        let now = SystemTime::now();
-        let epoch = record.epoch as u64;
-        for (name, value) in record.logs.iter() {
-            let (writer, name) = match name.strip_prefix("val_") {
-                None => (&mut self.train, name),
-                Some(name) => {
-                    let writer = match self.validation.take() {
-                        None => EventWriter::create(self.directory.join("validation"))?,
-                        Some(writer) => writer,
-                    };
-                    (self.validation.insert(writer), name)
-                }
-            };
-            writer.scalar(&format!("epoch_{name}"), value as f32, epoch, now)?;
-        }
-        let rate = record.learning_rate as f32;
-        self.train.scalar("epoch_learning_rate", rate, epoch, now)?;
         let readings = self.readings.as_mut().map(|readings| (readings.0)());
-        let speed = ("examples_per_second", record.examples_per_second());
-        for (name, value) in [speed].into_iter().chain(readings.into_iter().flatten()) {
-            let name = format!("epoch_{name}");
-            self.train.scalar(&name, value as f32, epoch, now)?;
-        }
         let due = |every| (record.epoch + 1).is_multiple_of(every);
-        if self.histograms.is_some_and(due) {
-            self.write_histograms(epoch, run)?;
-        }
-        self.flush()
+        let histograms = self.histograms.is_some_and(due);
+        let directory = self.directory.clone();
+        self.write(|to| {
+            to.epoch(record, &directory, readings.unwrap_or_default())?;
+            if histograms {
+                to.histograms(record.epoch as u64, run)?;
+            }
+            to.flush()
+        });
+        Ok(())
     }
 
     fn on_train_end(&mut self, _: &Outcome, _: &mut Control<'_>) -> Result<()> {
-        self.flush()
+        self.write(Writers::flush);
+        Ok(())
     }
 }

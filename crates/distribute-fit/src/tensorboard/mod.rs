@@ -20,11 +20,14 @@
 mod event;
 mod histogram;
 mod record;
+mod resumed;
 
 use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use resumed::remove_points;
 
 use event::{Event, Summary, SummaryValue, Value, What};
 use prost::Message;
@@ -34,8 +37,10 @@ use crate::FitError;
 /// What the first event of every file says.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// Larger than any record, so that a record is never written in pieces that an error could
-/// separate.
+/// What the names of all event files begin with.
+const FILE_PREFIX: &str = "events.out.tfevents.";
+
+/// So much is kept before it is written.
 const BUFFER_BYTES: usize = 128 * 1024;
 
 /// Longest tag in bytes.
@@ -46,7 +51,9 @@ const MAX_TAG_BYTES: usize = 4096;
 #[derive(Debug)]
 pub struct EventWriter {
     path: PathBuf,
-    file: BufWriter<File>,
+    file: File,
+    /// Whole records, and the rest of one that was written in part.
+    buffer: Vec<u8>,
 }
 
 impl EventWriter {
@@ -64,7 +71,8 @@ impl EventWriter {
         let (path, file) = create_file(directory, now)?;
         let mut writer = Self {
             path,
-            file: BufWriter::with_capacity(BUFFER_BYTES, file),
+            file,
+            buffer: Vec::new(),
         };
         writer.write(&Event {
             wall_time: unix_seconds(now),
@@ -123,7 +131,25 @@ impl EventWriter {
     ///
     /// [`FitError::File`]; what was not written is kept and tried again by the next call.
     pub fn flush(&mut self) -> Result<(), FitError> {
-        self.file.flush().map_err(failed(&self.path, "write"))
+        let mut done = 0;
+        let written = loop {
+            if done == self.buffer.len() {
+                break Ok(());
+            }
+            match self.file.write(&self.buffer[done..]) {
+                Ok(0) => break Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => done += bytes,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => break Err(error),
+            }
+        };
+        self.buffer.drain(..done);
+        written.map_err(failed(&self.path, "write"))
+    }
+
+    /// Gives up what is not written yet: of a file that cannot be written.
+    pub fn discard(mut self) {
+        self.buffer.clear();
     }
 
     fn summary(
@@ -155,10 +181,11 @@ impl EventWriter {
     }
 
     fn write(&mut self, event: &Event) -> Result<(), FitError> {
-        let record = record::encode(&event.encode_to_vec());
-        self.file
-            .write_all(&record)
-            .map_err(failed(&self.path, "write"))
+        self.buffer.extend(record::encode(&event.encode_to_vec()));
+        match self.buffer.len() < BUFFER_BYTES {
+            true => Ok(()),
+            false => self.flush(),
+        }
     }
 }
 
@@ -183,7 +210,7 @@ fn create_file(directory: &Path, now: SystemTime) -> Result<(PathBuf, File), Fit
     let mut count = 0_u64;
     loop {
         let process = std::process::id();
-        let name = format!("events.out.tfevents.{seconds:010}.{host}.{process}.{count}");
+        let name = format!("{FILE_PREFIX}{seconds:010}.{host}.{process}.{count}");
         let path = directory.join(name);
         match File::create_new(&path) {
             Ok(file) => return Ok((path, file)),

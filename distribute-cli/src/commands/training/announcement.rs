@@ -1,11 +1,11 @@
 //! What is said when training begins.
 
-use distribute_core::{Error, available_cores};
+use distribute_core::available_cores;
 use distribute_data::fit::{Callback, Control};
 use serde_json::json;
 
 use super::Run;
-use crate::events::{self, EventName};
+use crate::events::{self, EventName, Told};
 use crate::flags::OutputFormat;
 use crate::notes::{note, wrapped};
 
@@ -21,10 +21,10 @@ impl Callback for Announcement {
         for text in &self.notes {
             note(&wrapped(text, 4));
         }
-        match &self.event {
-            Some(event) => events::line(event).map_err(|failure| Error::step(failure.to_string())),
-            None => Ok(()),
+        if let Some(event) = &self.event {
+            Told::default().line(event);
         }
+        Ok(())
     }
 }
 

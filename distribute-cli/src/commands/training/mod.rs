@@ -14,7 +14,7 @@ use distribute_core::optim::Optimizer;
 use distribute_core::{Configuration, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
 use distribute_data::fit::callbacks::{
     ApplyAverages, BitLog, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
-    ProgressBar, ReplicateState, TensorBoard, TerminateOnNan,
+    ProgressBar, ReplicateState, TerminateOnNan,
 };
 use distribute_data::fit::{Fit, History, Objective, StepContext};
 use distribute_data::readers::{Examples, TrainTest};
@@ -25,11 +25,12 @@ pub(super) use self::sizes::{GlobalBatch, check_sizes, epochs};
 use super::start::Start;
 use crate::configuration;
 use crate::data::{Batch, Classified, Data};
-use crate::events::{self, JsonEpochs, Rows, StepLines};
+use crate::events::{JsonEpochs, Rows, StepLines, Told};
 use crate::examples_seen::ExamplesSeen;
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, TrainArgs};
 use crate::job_progress::JobProgress;
+use crate::log_directory::LogDirectory;
 use crate::metrics::Metrics;
 use crate::notes::Notes;
 use crate::objective::objective;
@@ -101,6 +102,13 @@ impl Run<'_> {
         start.hold(&self.args.files)?;
         let (path, checkpoint) = start.take_resumed();
         let continued = checkpoint.as_ref().map(|saved| saved.metadata.step);
+        // Held until training has ended.
+        let logs = match &self.args.files.log_dir {
+            Some(directory) if self.reports() => {
+                LogDirectory::hold(directory, continued.is_some())?
+            }
+            _ => None,
+        };
         let mut saver = start.saver.map(|saver| self.describe(saver));
         let mut fit = Fit::new(&*self.strategy)
             .epochs(self.epochs)
@@ -114,16 +122,15 @@ impl Run<'_> {
                 every: self.args.files.log_steps,
                 reports: self.reports(),
                 output: self.args.general.output,
+                told: Told::default(),
             });
         if let Some(metrics) = self.metrics {
             fit = fit.callback(metrics.follow(self.seen()));
         }
         fit = self.following(fit)?;
         if self.reports() {
-            fit = self.reporting(
-                fit.callback(self.announcement(continued)),
-                continued.is_none(),
-            )?;
+            let fit_so_far = fit.callback(self.announcement(continued));
+            fit = self.reporting(fit_so_far, logs.as_ref())?;
         }
         if let Some(saver) = &mut saver {
             fit = fit.callback(saver);
@@ -187,9 +194,12 @@ impl Run<'_> {
         workers.is_none_or(WorkerGroup::is_chief)
     }
 
-    /// The callbacks that show and write how training goes. A run that begins replaces the logs of
-    /// one before.
-    fn reporting<'a>(&self, fit: Fitting<'a>, begins: bool) -> Result<Fitting<'a>, Failure> {
+    /// The callbacks that show and write how training goes.
+    fn reporting<'a>(
+        &self,
+        fit: Fitting<'a>,
+        logs: Option<&LogDirectory>,
+    ) -> Result<Fitting<'a>, Failure> {
         let fit = match JobProgress::for_launcher(self.seen()) {
             Some(progress) => fit.callback(progress),
             None => fit,
@@ -200,32 +210,34 @@ impl Run<'_> {
                     true => ProgressBar::new(),
                     false => ProgressBar::plain(Notes),
                 };
-                fit.callback(bar.table_on(Rows).quiet_end())
+                fit.callback(bar.table_on(Rows::default()).quiet_end())
             }
-            OutputFormat::Json => fit.callback(JsonEpochs),
+            OutputFormat::Json => fit.callback(JsonEpochs::default()),
         };
         let fit = match &self.args.files.log_bits {
             Some(path) => fit.callback(BitLog::new(path)),
             None => fit,
         };
-        let Some(directory) = &self.args.files.log_dir else {
+        let Some(logs) = logs else {
             return Ok(fit);
         };
-        if begins {
-            events::remove_curves(directory)?;
-        }
+        let directory = logs.path();
+        let history = |name: &str| directory.join(name);
+        let fit = fit
+            .callback(HistoryFile::json_lines(history("history.jsonl")))
+            .callback(HistoryFile::csv(history("history.csv")));
+        let Some(board) = logs.curves()? else {
+            return Ok(fit);
+        };
         let files = &self.args.files;
-        let board = TensorBoard::new(directory)?
+        let board = board
             .every_steps(files.log_steps.unwrap_or(0))
             .histograms(files.log_histograms.unwrap_or(0));
         let board = match self.metrics {
             Some(metrics) => board.readings(metrics.of_epochs()),
             None => board,
         };
-        Ok(fit
-            .callback(board)
-            .callback(HistoryFile::json_lines(directory.join("history.jsonl")))
-            .callback(HistoryFile::csv(directory.join("history.csv"))))
+        Ok(fit.callback(board))
     }
 
     fn state(&self) -> Result<State, Failure> {

@@ -152,22 +152,24 @@ struct Histogram {
     count: f64,
 }
 
-/// All scalars of the one event file in a directory: tag, step, value.
-fn scalars(directory: &Path) -> Vec<(String, i64, f32)> {
+/// All scalars of the event files in a directory: tag, step, value.
+pub(super) fn scalars(directory: &Path) -> Vec<(String, i64, f32)> {
     let values = values(directory).into_iter();
     values
         .map(|(step, value)| (value.tag, step, value.simple_value))
         .collect()
 }
 
-/// All values of the one event file in a directory, with their steps.
+/// All values of the event files in a directory, with their steps.
 fn values(directory: &Path) -> Vec<(i64, Value)> {
-    let files: Vec<_> = fs::read_dir(directory)
-        .unwrap()
-        .map(|f| f.unwrap().path())
-        .collect();
-    assert_eq!(files.len(), 1, "{files:?}");
-    let bytes = fs::read(&files[0]).unwrap();
+    let files = fs::read_dir(directory).unwrap();
+    let mut files: Vec<_> = files.map(|f| f.unwrap().path()).collect();
+    files.sort();
+    files.iter().flat_map(|path| values_of(path)).collect()
+}
+
+fn values_of(path: &Path) -> Vec<(i64, Value)> {
+    let bytes = fs::read(path).unwrap();
     let mut rest = bytes.as_slice();
     let mut found = Vec::new();
     while !rest.is_empty() {

@@ -6,4 +6,5 @@ mod bits;
 mod callbacks;
 mod files;
 mod resume;
+mod side_outputs;
 mod training;

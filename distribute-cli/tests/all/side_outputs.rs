@@ -1,0 +1,161 @@
+//! What `train` writes beside the checkpoints: a disk that is full costs it, and not the training;
+//! one run at a time writes into a directory.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use distribute_core::checkpoint::load_latest;
+use rstest::rstest;
+
+use crate::common::{self, Finished, Process, last_event, run, succeed};
+
+const LOGS: &str = "--log-dir logs --log-bits bits.jsonl --trace trace.json --log-steps 1";
+
+/// Runs the program behind a line of shell that ends with `exec \"$@\"`.
+fn behind(folder: &Path, shell: &str, arguments: &str) -> Finished {
+    let program = common::plain(folder).get_program().to_os_string();
+    let mut command = Command::new("sh");
+    command.current_dir(folder).args(["-c", shell, "sh"]);
+    command.arg(program).args(arguments.split_whitespace());
+    let output = command.output().unwrap();
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+#[test]
+fn files_that_cannot_grow_any_more_do_not_end_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "train --replicas 1 --output json --model mlp --epochs 50";
+    let whole = last_event(&succeed(folder.path(), train));
+    // Files of at most 8 blocks, which are 4 or 8 KiB.
+    let limited = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
+    let limited = behind(folder.path(), limited, &format!("{train} {LOGS}"));
+    assert_eq!(limited.code, Some(0), "{}", limited.stderr);
+    let ended = last_event(&limited.stdout);
+    assert_eq!(ended["weights_sha256"], whole["weights_sha256"]);
+    for file in [
+        "logs/train/events",
+        "logs/history.jsonl",
+        "bits.jsonl",
+        "trace.json",
+    ] {
+        let lines = limited.stderr.lines();
+        let warnings: Vec<_> = lines.filter(|line| line.contains(file)).collect();
+        let [warning] = &warnings[..] else {
+            panic!("{file}: {}", limited.stderr);
+        };
+        assert!(warning.contains("File too large"), "{warning}");
+    }
+    // Only whole rows are left.
+    for file in ["logs/history.jsonl", "bits.jsonl"] {
+        let text = fs::read_to_string(folder.path().join(file)).unwrap();
+        let row = serde_json::from_str::<serde_json::Value>;
+        assert!(text.lines().all(|line| row(line).is_ok()), "{file}");
+    }
+}
+
+#[test]
+fn a_full_disk_under_the_logs_costs_the_logs_and_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    fs::create_dir(folder.join("logs")).unwrap();
+    // A mount of its own, which ends with the process.
+    let private = |then: &str| {
+        format!("exec unshare -m sh -c 'mount -t tmpfs -o size=32k none logs && {then}' sh \"$@\"")
+    };
+    if behind(folder, &private("true"), "").code != Some(0) {
+        eprintln!("SKIPPED: file systems cannot be mounted here");
+        return;
+    }
+    let train = "train --replicas 1 --output json --model mlp --epochs 40 --checkpoint-dir saved \
+                 --log-dir logs --log-bits logs/bits.jsonl --trace logs/trace.json";
+    let full = behind(folder, &private("exec \"$@\""), train);
+    assert_eq!(full.code, Some(0), "{}", full.stderr);
+    assert!(
+        full.stderr.contains("No space left on device"),
+        "{}",
+        full.stderr
+    );
+    let ended = last_event(&full.stdout);
+    let (entry, _) = load_latest(folder.join("saved")).unwrap().found.unwrap();
+    assert_eq!(ended["steps"], entry.step);
+}
+
+#[rstest]
+fn a_full_standard_output_does_not_end_training(#[values("json", "text")] output: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = common::plain(folder.path());
+    let train = "train --model mlp --replicas 1 --epochs 2 --log-steps 5 --checkpoint-dir saved";
+    command
+        .args(train.split_whitespace())
+        .args(["--output", output]);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let ended = command
+        .stdout(full)
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let told = String::from_utf8(ended.stderr).unwrap();
+    // What it ends with could not be told.
+    assert_eq!(ended.status.code(), Some(1), "{told}");
+    let warnings = told
+        .lines()
+        .filter(|line| line.contains("training goes on"));
+    assert!((1..=3).contains(&warnings.count()), "{told}");
+    assert!(told.contains("cannot write to standard output"), "{told}");
+    let (_, saved) = load_latest(folder.path().join("saved"))
+        .unwrap()
+        .found
+        .unwrap();
+    assert_eq!(saved.metadata.epoch, 2);
+}
+
+#[test]
+fn a_second_run_is_refused_the_log_directory_of_one_that_writes_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = "train --model mlp --replicas 1 --log-dir logs --output json";
+    let arguments = format!("{train} --epochs 100000");
+    let mut command = common::plain(folder);
+    let mut first = Process::start(command.args(arguments.split_whitespace()), &[]);
+    first.wait_for("\"epoch\":2");
+    let before = fs::read_dir(folder.join("logs/train")).unwrap().count();
+    let second = run(folder, &format!("{train} --epochs 1"));
+    assert_eq!(second.code, Some(1), "{}", second.stderr);
+    let said = format!("logs is in use by process {} on host ", first.child.id());
+    assert!(second.stderr.contains(&said), "{}", second.stderr);
+    assert!(
+        second.stderr.contains("another --log-dir"),
+        "{}",
+        second.stderr
+    );
+    let curves = fs::read_dir(folder.join("logs/train")).unwrap().count();
+    assert_eq!((before, curves), (1, 1), "the first keeps its curves");
+    first.signal("TERM");
+    first.finish();
+    succeed(folder, &format!("{train} --epochs 1"));
+}
+
+#[test]
+fn a_second_run_is_refused_the_trace_of_one_that_writes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = "train --model mlp --replicas 1 --trace trace.json --output json";
+    let arguments = format!("{train} --epochs 100000");
+    let mut command = common::plain(folder);
+    let mut first = Process::start(command.args(arguments.split_whitespace()), &[]);
+    first.wait_for("\"epoch\":2");
+    let second = run(folder, &format!("{train} --epochs 1"));
+    assert_ne!(second.code, Some(0));
+    assert!(
+        second.stderr.contains("another run writes it"),
+        "{}",
+        second.stderr
+    );
+    first.signal("TERM");
+    first.finish();
+}
