@@ -1,7 +1,7 @@
 //! Addresses, and the socket that a process listens on.
 
 use std::io;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 
 use crate::error::{NetError, Result};
 use crate::security::Security;
@@ -69,6 +69,11 @@ impl BoundListener {
         let mut last = "it resolves to no address".to_string();
         for candidate in resolved {
             match TcpListener::bind(candidate).and_then(|s| Ok((s.local_addr()?, s))) {
+                Ok((local, _)) if is_cut_off(local.ip()) => {
+                    last = "the loopback interface is down, so that nobody can connect; switch it \
+                            on (`ip link set lo up`)"
+                        .to_string();
+                }
                 Ok((local, socket)) => return Ok(BoundListener { socket, local }),
                 Err(error) => {
                     last = cannot_bind(task, &error);
@@ -91,6 +96,14 @@ impl BoundListener {
     pub fn into_socket(self) -> TcpListener {
         self.socket
     }
+}
+
+/// Whether it is a loopback address that nobody can reach, as in a network namespace without an
+/// interface that is up. A socket of datagrams is not sent anything by this.
+fn is_cut_off(ip: IpAddr) -> bool {
+    let connected = || UdpSocket::bind((ip, 0))?.connect((ip, 9));
+    let unreachable = |error: io::Error| error.kind() == io::ErrorKind::NetworkUnreachable;
+    ip.is_loopback() && connected().is_err_and(unreachable)
 }
 
 fn cannot_bind(task: usize, error: &io::Error) -> String {

@@ -29,4 +29,5 @@ mod robustness;
 mod same_bits;
 mod signals;
 mod splits;
+mod turned_away;
 mod validation;

@@ -92,8 +92,8 @@ struct Connector<'a> {
     incoming_max: usize,
     /// Until when no connection is accepted.
     pause: Option<Instant>,
-    /// Why this process could not take a connection, if it could not take the last one.
-    cannot_accept: Option<String>,
+    /// That this process had no descriptor for a connection, in the words of the system.
+    exhausted: Option<String>,
     lanes: Vec<Vec<Option<Lane>>>,
     /// What happened last with each rank.
     reasons: Vec<String>,
@@ -125,7 +125,7 @@ impl<'a> Connector<'a> {
             incoming: Vec::new(),
             incoming_max: pending_connections_max(),
             pause: None,
-            cannot_accept: None,
+            exhausted: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
             reasons: vec!["no answer yet".to_string(); config.world_size],
             answered: vec![false; config.world_size],
@@ -170,14 +170,25 @@ impl<'a> Connector<'a> {
         self.addresses[rank].map_or_else(|| "no address".to_string(), |a| a.to_string())
     }
 
-    /// What is known of a rank without a lane. That one of a higher number did not come says nothing
-    /// of it where this process could not take its connection.
+    /// Notes that the process has no descriptors left. Connections that it gives up then, or cannot
+    /// take, say nothing about the other ranks.
+    fn note_exhausted(&mut self, error: &io::Error) {
+        let errno = rustix::io::Errno::from_io_error(error);
+        if matches!(
+            errno,
+            Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+        ) {
+            self.exhausted = Some(error.to_string());
+        }
+    }
+
+    /// What is known of a rank without a lane.
     fn reason(&self, rank: usize) -> String {
-        match &self.cannot_accept {
-            Some(why) if rank > self.config.rank && !self.answered[rank] => {
-                format!("this process cannot take a connection: {why}; see `ulimit -n`")
-            }
-            _ => self.reasons[rank].clone(),
+        match &self.exhausted {
+            Some(error) => format!(
+                "this process has no file descriptors left: {error}; raise its limit, `ulimit -n`"
+            ),
+            None => self.reasons[rank].clone(),
         }
     }
 
@@ -217,17 +228,16 @@ impl<'a> Connector<'a> {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
+                    self.note_exhausted(&error);
                     // Perhaps there are no descriptors left: a stranger's is the first to go.
                     if self.end_one_incoming() {
                         continue;
                     }
                     self.pause = Some(Instant::now() + ACCEPT_PAUSE);
-                    self.cannot_accept = Some(error.to_string());
                     break;
                 }
             };
             any = true;
-            self.cannot_accept = None;
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };
