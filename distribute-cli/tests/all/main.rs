@@ -26,6 +26,7 @@ mod replicate_state;
 mod report;
 mod repository;
 mod robustness;
+mod said_once;
 mod same_bits;
 mod signals;
 mod splits;

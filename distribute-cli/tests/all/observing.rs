@@ -375,7 +375,7 @@ fn a_port_that_is_taken_is_refused_before_training() {
 }
 
 /// A pseudoterminal: the end that sees what is shown, and the terminal.
-fn terminal() -> (fs::File, fs::File) {
+pub fn terminal() -> (fs::File, fs::File) {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();

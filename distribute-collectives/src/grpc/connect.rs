@@ -139,7 +139,13 @@ impl<'a> Connector<'a> {
         let generation = self.config.generation;
         let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
         loop {
-            self.config.status.check(&header)?;
+            if let Err(failed) = self.config.status.check(&header) {
+                // Others may have given up because of what this process could not do.
+                return Err(match self.exhausted {
+                    Some(_) => self.rendezvous_error(begin),
+                    None => failed,
+                });
+            }
             let mut changed = self.accept();
             changed |= self.poll_dials()?;
             changed |= self.poll_incoming();
@@ -178,7 +184,11 @@ impl<'a> Connector<'a> {
             errno,
             Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
         ) {
-            self.exhausted = Some(error.to_string());
+            let first = self.exhausted.replace(error.to_string()).is_none();
+            if first {
+                let rank = self.config.rank;
+                tracing::warn!(rank, %error, "no file descriptors left: raise `ulimit -n`");
+            }
         }
     }
 
