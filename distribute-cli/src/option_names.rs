@@ -2,7 +2,7 @@
 //! programmers what to set, and who reads them here has flags.
 
 /// What the libraries say, and what the program says instead.
-const NAMES: [(&str, &str); 14] = [
+const NAMES: [(&str, &str); 20] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
@@ -43,6 +43,28 @@ const NAMES: [(&str, &str); 14] = [
         "set them, use a loopback address, or ask for `insecure` by name",
         "give each process its --certs DIR (`distribute-cli certs` makes them), use a loopback \
          address, or --insecure on a network that you trust",
+    ),
+    (
+        "clip, or choose `NonFinite::Apply`",
+        "limit the gradients with --clip-norm, or choose --non-finite apply",
+    ),
+    (
+        "use an optimizer of `distribute_core::optim`",
+        "use an --optimizer without `burn:`",
+    ),
+    (" (`RemoteState::add`)", ""),
+    (
+        "; pass `.prefetch(0)` to do without one",
+        "; start fewer processes",
+    ),
+    (
+        ", or take the weights alone with `fit::restore_weights` (the tensors whose names do not \
+         begin with `optimizer/`)",
+        "",
+    ),
+    (
+        "give the coordinator's address to `TpuClusterResolver::processes`, or set",
+        "set",
     ),
     (
         "raise the timeout of the group",
@@ -111,5 +133,73 @@ mod tests {
         operation 3 (barrier) timed out after 300.0s: rank(s) [1] did not take part; look there, or raise --timeout, or --heartbeat-timeout if it only pauses
         the variable `a` has 10 bytes, the limit is 5; use a smaller --shard-bytes
         ");
+    }
+
+    /// Options of other programs that messages name.
+    const FOREIGN: [&str; 8] = [
+        "--distribution",
+        "--exact",
+        "--features",
+        "--no-default-features",
+        "--nocapture",
+        "--otlp-endpoint",
+        "--release",
+        "--test-threads",
+    ];
+
+    /// The texts of a source file before its tests.
+    fn texts(source: &str) -> String {
+        let code = source.split("#[cfg(test)]\nmod tests").next().unwrap();
+        let mut texts = String::new();
+        for (index, part) in code.split('"').enumerate() {
+            if index % 2 == 1 {
+                texts.push_str(part);
+                texts.push('\n');
+            }
+        }
+        texts
+    }
+
+    #[test]
+    fn every_flag_that_a_message_names_is_there() {
+        let program = crate::flags::program();
+        let mut flags = std::collections::BTreeSet::new();
+        let mut commands = vec![&program];
+        while let Some(command) = commands.pop() {
+            commands.extend(command.get_subcommands());
+            let long = command.get_arguments().filter_map(clap::Arg::get_long);
+            flags.extend(long.map(|long| format!("--{long}")));
+        }
+        flags.extend(["--help".to_string(), "--version".to_string()]);
+        flags.extend(FOREIGN.map(String::from));
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let (mut folders, mut named) = (vec![root], 0);
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(&folder).unwrap() {
+                let path = entry.unwrap().path();
+                let name = path.file_name().unwrap().to_string_lossy().into_owned();
+                if path.is_dir() {
+                    let left_out = ["target", "tests", "examples", "xtask", "fuzz"];
+                    let sources = !name.starts_with('.') && !left_out.contains(&&*name);
+                    folders.extend(sources.then_some(path));
+                    continue;
+                }
+                // The last names flags of other programs, and checks what it suggests itself.
+                if !name.ends_with(".rs") || name.contains("tests") || name == "other_names.rs" {
+                    continue;
+                }
+                let texts = texts(&std::fs::read_to_string(&path).unwrap());
+                let words = texts.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+                let long = |word: &&str| {
+                    let name = word.strip_prefix("--").unwrap_or_default();
+                    name.starts_with(|c: char| c.is_ascii_lowercase())
+                };
+                for flag in words.filter(long) {
+                    assert!(flags.contains(flag), "{}: {flag}", path.display());
+                    named += 1;
+                }
+            }
+        }
+        assert!(named > 100, "{named}");
     }
 }

@@ -229,6 +229,11 @@ impl BoundListener {
         let mut last = ("it resolves to no address".to_string(), true);
         for candidate in resolved {
             match TcpListener::bind(candidate).and_then(|s| Ok((s.local_addr()?, s))) {
+                Ok((local, _)) if is_cut_off(local.ip()) => {
+                    let down = "the loopback interface is down, so that nobody can connect; \
+                                switch it on (`ip link set lo up`)";
+                    last = (down.to_string(), true);
+                }
                 Ok((local, socket)) => return Ok(Ok(BoundListener { socket, local })),
                 Err(error) => {
                     let may_come = error.kind() == io::ErrorKind::AddrNotAvailable;
@@ -272,6 +277,14 @@ fn refuse_always(task: usize, address: &str, reason: String) -> NetError {
 
 fn unresolved(error: &impl std::fmt::Display) -> String {
     format!("it does not resolve: {error}")
+}
+
+/// Whether it is a loopback address that nobody can reach, as in a network namespace without an
+/// interface that is up. A socket of datagrams is not sent anything by this.
+fn is_cut_off(ip: IpAddr) -> bool {
+    let connected = || UdpSocket::bind((ip, 0))?.connect((ip, 9));
+    let unreachable = |error: io::Error| error.kind() == io::ErrorKind::NetworkUnreachable;
+    ip.is_loopback() && connected().is_err_and(unreachable)
 }
 
 fn cannot_bind(task: usize, error: &io::Error) -> String {

@@ -40,7 +40,7 @@ fn certs_writes_a_directory_per_host_and_keeps_secrets_private() {
     let printed = String::from_utf8_lossy(&first.stdout).to_string();
     assert!(!printed.contains(&token), "the token is never printed");
     let second = certs(&mut program());
-    assert_eq!(second.status.code(), Some(1), "nothing is overwritten");
+    assert_eq!(second.status.code(), Some(2), "nothing is overwritten");
     let unchanged = std::fs::read_to_string(out.join("token")).expect("written");
     assert_eq!(token, unchanged);
 }
@@ -53,7 +53,7 @@ fn blame_needs_records() {
         .arg(directory.path())
         .output()
         .expect("runs");
-    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
     let text = String::from_utf8_lossy(&output.stderr).to_string();
     assert!(
         text.starts_with("error: ") && text.contains("no flight record that can be read"),

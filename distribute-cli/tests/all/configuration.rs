@@ -462,8 +462,9 @@ fn what_is_not_finite_is_a_text_in_json() {
     let folder = tempfile::tempdir().unwrap();
     let wild = "--model mlp --optimizer sgd --learning-rate 1e30 --steps 1 --log-dir logs";
     let train = format!("train --replicas 1 --output json {wild}");
-    let done = last_event(&succeed(folder.path(), &train));
-    assert_eq!(done["val_loss"], "NaN");
+    let ended = run(folder.path(), &train);
+    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert_eq!(last_event(&ended.stdout)["val_loss"], "NaN");
     let row = fs::read_to_string(folder.path().join("logs/history.jsonl")).unwrap();
     assert_eq!(last_event(&row)["val_loss"], "NaN");
 }

@@ -92,7 +92,7 @@ fn every_command_has_a_manual_page() {
     );
     fs::write(folder.path().join("file"), "").unwrap();
     let refused = run(folder.path(), "man --out file");
-    assert_eq!(refused.code, Some(1));
+    assert_eq!(refused.code, Some(2));
     assert!(
         refused.stderr.contains("cannot write file"),
         "{}",

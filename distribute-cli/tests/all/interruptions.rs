@@ -51,7 +51,11 @@ fn ctrl_c_saves_and_the_run_goes_on_where_it_was() {
         training.signal(signal);
         let (code, stderr) = training.finish();
         assert_eq!(code, Some(42), "{stderr}");
-        let filters = vec![(r"step-\d+", "step-[N]"), (r"step \d+", "step [N]")];
+        let filters = vec![
+            (r"step-\d+", "step-[N]"),
+            (r"step \d+", "step [N]"),
+            ("SIG(INT|TERM)", "[SIGNAL]"),
+        ];
         insta::with_settings!({ filters => filters }, {
             insta::assert_snapshot!("interrupted_and_saved", stderr);
         });

@@ -200,7 +200,7 @@ fn a_run_that_is_ended_leaves_a_readable_trace(#[case] name: &str, #[case] code:
 }
 
 #[rstest]
-#[case("no/such/t.json", "--replicas 2", 1)]
+#[case("no/such/t.json", "--replicas 2", 2)]
 #[case("/dev/full", "--replicas 2", 1)]
 #[case("t.json", "--strategy parameter-server", 2)]
 fn a_trace_that_cannot_be_written_is_refused_before_training(
@@ -375,7 +375,7 @@ fn a_port_that_is_taken_is_refused_before_training() {
 }
 
 /// A pseudoterminal: the end that sees what is shown, and the terminal.
-fn terminal() -> (fs::File, fs::File) {
+pub fn terminal() -> (fs::File, fs::File) {
     use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
     let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&master).unwrap();

@@ -135,7 +135,7 @@ fn the_report_is_a_text_of_80_columns_and_a_picture() {
         folder.path(),
         "evaluate --checkpoint-dir saved --picture no/such/c.svg --output json",
     );
-    assert_eq!(nowhere.code, Some(1));
+    assert_eq!(nowhere.code, Some(2));
     assert!(
         nowhere.stderr.contains("cannot write no/such/c.svg"),
         "{}",

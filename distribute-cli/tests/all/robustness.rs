@@ -50,7 +50,7 @@ fn a_loss_that_is_no_number_is_a_failure_also_in_short_epochs() {
     let arguments =
         "train --model mlp --learning-rate 1e30 --epochs 9 --replicas 1 --batch-size 64";
     let finished = run(folder.path(), arguments);
-    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert_eq!(finished.code, Some(3), "{}", finished.stderr);
     assert!(
         finished.stderr.contains("not finite after step 23"),
         "{}",
@@ -73,7 +73,7 @@ fn one_replica_cannot_normalize_a_batch_of_one_example(
         run(folder.path(), &format!("train --model net.json {sizes}"))
     };
     let refused = train(1);
-    assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     for part in ["one value per feature", "larger batches"] {
         assert!(refused.stderr.contains(part), "{}", refused.stderr);
     }

@@ -102,8 +102,8 @@ struct Connector<'a> {
     incoming_max: usize,
     /// Until when no connection is accepted.
     pause: Option<Instant>,
-    /// Why this process could not take a connection, if it could not take the last one.
-    cannot_accept: Option<String>,
+    /// That this process had no descriptor for a connection, in the words of the system.
+    exhausted: Option<String>,
     lanes: Vec<Vec<Option<Lane>>>,
     /// What happened last with each rank.
     reasons: Vec<String>,
@@ -152,7 +152,7 @@ impl<'a> Connector<'a> {
             incoming: Vec::new(),
             incoming_max: pending_connections_max(),
             pause: None,
-            cannot_accept: None,
+            exhausted: None,
             lanes: addresses.iter().map(|_| empty()).collect(),
             answered: vec![false; config.world_size],
             config,
@@ -165,7 +165,13 @@ impl<'a> Connector<'a> {
         let generation = self.config.generation;
         let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
         loop {
-            self.config.status.check(&header)?;
+            if let Err(failed) = self.config.status.check(&header) {
+                // Others may have given up because of what this process could not do.
+                return Err(match self.exhausted {
+                    Some(_) => self.rendezvous_error(begin),
+                    None => failed,
+                });
+            }
             let mut changed = self.accept();
             changed |= self.poll_dials()?;
             changed |= self.poll_incoming();
@@ -196,14 +202,29 @@ impl<'a> Connector<'a> {
         self.addresses[rank].map_or_else(|| "no address".to_string(), |a| a.to_string())
     }
 
-    /// What is known of a rank without a lane. That one of a higher number did not come says nothing
-    /// of it where this process could not take its connection.
-    fn reason(&self, rank: usize) -> String {
-        match &self.cannot_accept {
-            Some(why) if rank > self.config.rank && !self.answered[rank] => {
-                format!("this process cannot take a connection: {why}; see `ulimit -n`")
+    /// Notes that the process has no descriptors left. Connections that it gives up then, or cannot
+    /// take, say nothing about the other ranks.
+    fn note_exhausted(&mut self, error: &io::Error) {
+        let errno = rustix::io::Errno::from_io_error(error);
+        if matches!(
+            errno,
+            Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
+        ) {
+            let first = self.exhausted.replace(error.to_string()).is_none();
+            if first {
+                let rank = self.config.rank;
+                tracing::warn!(rank, %error, "no file descriptors left: raise `ulimit -n`");
             }
-            _ => self.reasons[rank].clone(),
+        }
+    }
+
+    /// What is known of a rank without a lane.
+    fn reason(&self, rank: usize) -> String {
+        match &self.exhausted {
+            Some(error) => format!(
+                "this process has no file descriptors left: {error}; raise its limit, `ulimit -n`"
+            ),
+            None => self.reasons[rank].clone(),
         }
     }
 
@@ -243,17 +264,16 @@ impl<'a> Connector<'a> {
                 Ok(accepted) => accepted,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
+                    self.note_exhausted(&error);
                     // Perhaps there are no descriptors left: a stranger's is the first to go.
                     if self.end_one_incoming() {
                         continue;
                     }
                     self.pause = Some(Instant::now() + ACCEPT_PAUSE);
-                    self.cannot_accept = Some(error.to_string());
                     break;
                 }
             };
             any = true;
-            self.cannot_accept = None;
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };

@@ -3,10 +3,11 @@
 //! Because all see the same posts in the same order, all come to the same decisions, and none of
 //! them has to be told. The relay itself decides nothing.
 
+use std::fmt;
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 
-use distribute_net::exchange;
+use distribute_net::exchange::{self, ExchangeError};
 use distribute_net::handshake::{Hello, Secret};
 use distribute_net::peers::{self, Connection};
 use tokio::sync::{mpsc, oneshot};
@@ -40,7 +41,10 @@ impl Relay {
         let runtime = runtime()?;
         let connections = {
             let _entered = runtime.enter();
-            peers::accept(listener, tls, |_, _| {}).map_err(failed)?
+            let refused = |address: String, reason: Option<String>| {
+                turned_away(&address, reason.as_deref().unwrap_or(NO_TLS));
+            };
+            peers::accept(listener, tls, refused).map_err(failed)?
         };
         let greeting = Greeting {
             hello: own_hello(hosts, terms).map_err(failed)?,
@@ -90,9 +94,19 @@ async fn run(
             }
             Some(greeted) = greetings.join_next() => {
                 // Whoever has not proven itself hears no more.
-                if let Ok(Ok(peer)) = greeted {
-                    let admitted = members.admit(&peer);
-                    served.spawn(serve(peer, admitted, inbox.clone()));
+                match greeted {
+                    Ok(Ok(peer)) => {
+                        let admitted = members.admit(&peer);
+                        if let Err(why) = &admitted {
+                            turned_away(&peer.connection.guard().remote(), why);
+                        }
+                        served.spawn(serve(peer, admitted, inbox.clone()));
+                    }
+                    Ok(Err((remote, ExchangeError::Broken(error)))) => {
+                        tracing::debug!(%remote, %error, "a connection came to nothing");
+                    }
+                    Ok(Err((remote, error))) => turned_away(&remote, &error.to_string()),
+                    Err(_) => {}
                 }
             }
             Some((host, frame)) = said.recv() => members.note(host, frame),
@@ -102,6 +116,14 @@ async fn run(
     // Members still get what was posted before; strangers wait for nothing.
     drop((connections, greetings, members, said));
     while served.join_next().await.is_some() {}
+}
+
+/// What is said of a connection that did not begin with TLS, where this side has it.
+const NO_TLS: &str = "it began no TLS handshake; give all launchers their --certs DIR";
+
+/// Says on host 0 which launcher it does not take, and why: that one says so too, but elsewhere.
+fn turned_away(remote: &dyn fmt::Display, reason: &str) {
+    tracing::warn!(%remote, reason, "turned a launcher away");
 }
 
 /// The relay's side of every handshake.
@@ -120,12 +142,19 @@ struct ProvenPeer {
 
 impl Greeting {
     /// Both sides prove that they know the token. The guard of the connection sets the deadline.
-    async fn exchange(self, mut connection: Connection) -> io::Result<ProvenPeer> {
+    async fn exchange(
+        self,
+        mut connection: Connection,
+    ) -> Result<ProvenPeer, (SocketAddr, ExchangeError)> {
+        let remote = connection.guard().remote();
+        let of_it = |error| (remote, error);
         let greeted = exchange::listen(&mut connection, self.hello, &self.secret).await;
-        let peer = greeted.map_err(io::Error::other)?.peer;
+        let peer = greeted.map_err(of_it)?.peer;
+        let settings = peer.read_details();
         Ok(ProvenPeer {
-            host: usize::try_from(peer.identity.task).map_err(io::Error::other)?,
-            settings: peer.read_details().map_err(io::Error::other)?,
+            // One that is too large is no host's.
+            host: usize::try_from(peer.identity.task).unwrap_or(usize::MAX),
+            settings: settings.map_err(|error| of_it(error.into()))?,
             connection,
         })
     }

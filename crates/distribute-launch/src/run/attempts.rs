@@ -148,7 +148,7 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
         return (plan.start > 0).then_some(note);
     };
     let reason = match last.outcome {
-        Some(Outcome::Preempted { .. }) => "the processes have saved and stopped; ",
+        Some(Outcome::Preempted { .. }) => "the processes have stopped and saved what they had; ",
         _ => "",
     };
     let (before, now, most) = (last.plan.counts, plan.counts, job.restarts_max);

@@ -192,8 +192,8 @@ fn a_launcher_that_comes_later_is_taken_in_at_the_next_checkpoint() {
     }
     assert_eq!(read(directory.path().join("told0")), "0:0/2\n1:0/3\n");
     assert_eq!(read(directory.path().join("told2")), "1:2/3\n");
-    let said = "the processes have saved and stopped; going on with 3 workers instead of 2 \
-                (shrink 0, growth 1, restart 0 of 0)";
+    let said = "the processes have stopped and saved what they had; going on with 3 workers \
+                instead of 2 (shrink 0, growth 1, restart 0 of 0)";
     assert!(first.stderr.contains(said), "{}", first.stderr);
     assert!(
         second

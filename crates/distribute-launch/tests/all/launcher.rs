@@ -387,8 +387,8 @@ fn a_member_that_is_signalled_and_saves_is_resumed() {
         }
         let (status, lines) = launcher.end();
         assert_eq!(status.code(), Some(0), "{lines:#?}");
-        let note = "distribute: the processes have saved and stopped; starting all of them again, \
-                    restart 1 of 1";
+        let note = "distribute: the processes have stopped and saved what they had; starting all \
+                    of them again, restart 1 of 1";
         assert!(lines.iter().any(|line| line == note), "{lines:#?}");
     });
 }

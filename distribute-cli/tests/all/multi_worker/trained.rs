@@ -192,7 +192,8 @@ fn certificates_and_a_token_protect_the_workers() {
     };
     assert_agree(&job::finish(train(2, 60)));
     for refused in job::finish(train(1, 3)) {
-        assert_eq!(refused.code, Some(1), "{}", refused.stderr);
+        // One waits for a worker that may come, the other one is told what does not fit.
+        assert!(matches!(refused.code, Some(1 | 2)), "{}", refused.stderr);
         assert_eq!(
             refused.stdout, "",
             "nobody trains with who has no certificate"
