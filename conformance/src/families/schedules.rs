@@ -370,7 +370,9 @@ fn missing(case: &Case, env: &Env<'_>) -> Checked {
         // Its name says no direction either, which is found before training.
         Err(error)
             if error.got.contains("val_loss")
-                || error.got.contains("whether larger or smaller values of it are better") =>
+                || error
+                    .got
+                    .contains("whether larger or smaller values of it are better") =>
         {
             Ok(Outcome::Deviation(Deviation::MissingMetric))
         }
