@@ -120,8 +120,6 @@ reasons! {
         "A part without examples changes nothing; Keras 3 gives NaN, Keras 2 an old average.",
     PopulationVariance "population-variance"
         "The moving variance is divided by N, as in Keras 3; Keras 2's fused kernel by N - 1.",
-    OneValue "one-value"
-        "One value per feature on all replicas together is an error; Keras' variance is 0.",
     AnyReplica "any-replica"
         "A gradient that is not finite on any replica, or its sum, counts; in Keras 3 the first's.",
     ScaleBounds "scale-bounds"
@@ -140,8 +138,6 @@ reasons! {
         "A watched value that is NaN is never the best one; Keras takes the first whatever it is.",
     MissingMetric "missing-metric"
         "A watched value that is not in the logs is an error; Keras goes on without it.",
-    AutoDirection "auto-direction"
-        "Smaller values are better unless the name says otherwise; Keras refuses unknown names.",
     TracedUpdate "traced-update"
         "Accumulation and averages work in every kind of step; Keras 3 fails in a traced one.",
 }

@@ -18,7 +18,8 @@ use crate::flags::{
     TrainArgs, TrainingArgs, ValidationArgs, WireName,
 };
 use crate::schedule::updates;
-use crate::task::{EXTRA_KEY, Task, optimizer};
+use crate::stored_reading::EXTRA_KEY;
+use crate::task::{Task, optimizer};
 
 /// The flag that parameter servers take from the chief.
 pub(crate) const LEARNING_RATE: &str = "--learning-rate";
@@ -81,7 +82,9 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     let TrainingArgs {
         epochs,
         steps,
-        optimizer: optimizer_name,
+        optimizer: _,
+        compiled_optimizer: _,
+        loss,
         // What is not given has a value all the same.
         learning_rate: _,
         lr_schedule,
@@ -93,6 +96,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         ema,
         precision,
         l2,
+        drop_remainder,
         seed,
     } = args;
     // The default is what all runs before it had.
@@ -102,7 +106,12 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
     // What was asked for wrongly is refused where it is built.
     let rate = optimizer(args).ok().map(|built| built.learning_rate());
     vec![
-        ("--optimizer", text(Some(optimizer_name.0)), Scope::Result),
+        (
+            "--optimizer",
+            text(Some(args.optimizer_name())),
+            Scope::Result,
+        ),
+        ("--loss", loss.and_then(name), Scope::Result),
         (LEARNING_RATE, text(rate), Scope::Result),
         ("--lr-schedule", text(lr_schedule.as_ref()), Scope::Result),
         ("--warmup-steps", text(*warmup_steps), Scope::Result),
@@ -117,6 +126,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         ("--ema", text(*ema), Scope::Result),
         ("--precision", precision.and_then(name), Scope::Result),
         ("--l2", text(*l2), Scope::Result),
+        ("--drop-remainder", given(*drop_remainder), Scope::Result),
         ("--seed", text(Some(*seed)), Scope::Result),
         ("--epochs", text(Some(epochs)), Scope::Job),
         ("--steps", text(*steps), Scope::Job),
@@ -155,6 +165,10 @@ fn of_data(args: &DataArgs) -> Vec<Entry> {
         dataset,
         data_dir: _,
         csv_header: _,
+        csv_delimiter: _,
+        label_column: _,
+        scale: _,
+        color_mode: _,
         batch_size: _,
     } = args;
     let dataset = dataset.as_ref().unwrap_or(&DatasetName::Digits);
@@ -164,6 +178,10 @@ fn of_data(args: &DataArgs) -> Vec<Entry> {
         ("--dataset", text(Some(dataset.kind())), Scope::Job),
         ("--data-dir", None, Scope::Content),
         ("--csv-header", None, Scope::Content),
+        ("--csv-delimiter", None, Scope::Content),
+        ("--label-column", None, Scope::Content),
+        ("--scale", None, Scope::Content),
+        ("--color-mode", None, Scope::Content),
         ("--batch-size", None, Scope::Content),
     ]
 }
@@ -545,6 +563,8 @@ mod tests {
         "--optimizer sgd",
         "--learning-rate 0.5",
         "--l2 0.01",
+        "--loss mse",
+        "--drop-remainder",
         "--seed 2",
         "--epochs 3",
         "--steps 7",

@@ -8,6 +8,7 @@ mod cluster;
 mod commands;
 #[cfg(feature = "full")]
 mod compile_watch;
+mod compiled;
 mod config;
 mod configuration;
 mod data;
@@ -16,6 +17,7 @@ mod examples_seen;
 mod failure;
 mod flags;
 mod identity;
+mod inputs;
 mod job_progress;
 #[cfg(not(feature = "full"))]
 mod left_out;
@@ -38,6 +40,7 @@ mod server_errors;
 mod signal_table;
 mod signals;
 mod split;
+mod stored_reading;
 mod strategies;
 mod task;
 mod text;

@@ -1,14 +1,16 @@
 //! The one forward pass that training, validation and evaluation share.
 
-use burn::tensor::{Bool, Int};
+use burn::tensor::{Bool, Int, activation};
 use distribute_core::{Policy, Result, Tensor};
 use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{
-    AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
+    AverageLoss, binary_crossentropy, mean_squared_error, scale_regularization_loss,
+    sparse_categorical_crossentropy,
 };
-use distribute_keras::{Loss, Mode, Model};
+use distribute_keras::{Head, Loss, Mode, Model};
 
 use crate::data::Batch;
+use crate::flags::LossName;
 
 /// Loss and accuracy of one replica's batch, computed in the policy's type.
 ///
@@ -17,12 +19,13 @@ use crate::data::Batch;
 /// model ends with decides the loss, see [`Loss`].
 pub(crate) fn objective(
     policy: Policy,
+    loss: LossName,
 ) -> impl Fn(&StepContext<'_>, &Model, Batch) -> Result<Objective> + Clone + Send + Sync {
-    move |ctx, model, batch| forward(policy, ctx, model, batch)
+    move |ctx, model, batch| forward((policy, loss), ctx, model, batch)
 }
 
 fn forward(
-    policy: Policy,
+    (policy, asked): (Policy, LossName),
     ctx: &StepContext<'_>,
     model: &Model,
     ((input, labels), weights): Batch,
@@ -43,8 +46,12 @@ fn forward(
         false => policy.cast(input),
     };
     let logits = policy.output(policy.model(model)?.logits(input, &mut mode)?);
-    let loss = model.head().loss(logits.dims()[1]);
-    let (per_example, predicted) = losses(loss, logits, labels.clone());
+    let kind = model.head().loss(logits.dims()[1]);
+    let (own, predicted) = losses(kind, logits.clone(), labels.clone());
+    let per_example = match asked {
+        LossName::CrossEntropy => own,
+        of_differences => differences(of_differences, (model.head(), kind), logits, labels.clone()),
+    };
     let correct = (predicted.equal(labels).float() * weights.clone()).sum();
     let examples = weights.clone().sum();
     let loss = AverageLoss::new().weights(weights).of(ctx, per_example)?;
@@ -67,6 +74,31 @@ fn losses(loss: Loss, logits: Tensor<2>, labels: Tensor<1, Int>) -> (Tensor<1>, 
         Loss::Categorical => sparse_categorical_crossentropy(logits, labels),
     };
     (per_example, predicted.reshape([examples]))
+}
+
+/// The mean of the squares, or of the absolute values, of the differences between what the model
+/// returns and the class as zeros and a one (of one output: as 0 or 1).
+fn differences(
+    asked: LossName,
+    (head, kind): (Head, Loss),
+    logits: Tensor<2>,
+    labels: Tensor<1, Int>,
+) -> Tensor<1> {
+    let [examples, outputs] = logits.dims();
+    let column = labels.reshape([examples, 1]);
+    let wanted = match kind {
+        Loss::Binary => column.float(),
+        Loss::BinaryPerClass | Loss::Categorical => one_hot(column, outputs).float(),
+    };
+    let returned = match head {
+        Head::Softmax => activation::softmax(logits, 1),
+        Head::Sigmoid => activation::sigmoid(logits),
+        Head::Linear => logits,
+    };
+    match asked {
+        LossName::Mae => (returned - wanted).abs().mean_dim(1).reshape([examples]),
+        _ => mean_squared_error(returned, wanted),
+    }
 }
 
 /// Whether each class is the one of the example: `[n, classes]` of `[n, 1]`.
@@ -97,6 +129,30 @@ fn empty(ctx: &StepContext<'_>, model: &Model, input: Tensor<2>) -> Result<Objec
 mod tests {
     use super::*;
     use burn::tensor::Device;
+
+    /// Keras: `mean_squared_error(one_hot(labels), probabilities)`, and the same of one output.
+    #[test]
+    fn differences_are_of_what_the_model_returns() {
+        let device = Device::flex();
+        let labels = Tensor::<1, Int>::from_data([1_i64, 0], &device);
+        let logits = Tensor::<2>::from_data([[0.0_f32, 0.0], [0.0, 0.0]], &device);
+        let of = |asked, head, kind, logits: &Tensor<2>| {
+            let found = differences(asked, (head, kind), logits.clone(), labels.clone());
+            found.into_data().try_to_vec::<f32>().unwrap()
+        };
+        let kind = Loss::Categorical;
+        assert_eq!(
+            of(LossName::Mse, Head::Softmax, kind, &logits),
+            [0.25, 0.25]
+        );
+        assert_eq!(of(LossName::Mae, Head::Softmax, kind, &logits), [0.5, 0.5]);
+        assert_eq!(of(LossName::Mse, Head::Linear, kind, &logits), [0.5, 0.5]);
+        let one = Tensor::<2>::from_data([[0.0_f32], [0.0]], &device);
+        assert_eq!(
+            of(LossName::Mse, Head::Sigmoid, Loss::Binary, &one),
+            [0.25, 0.25]
+        );
+    }
 
     /// Keras: `binary_crossentropy(one_hot(labels), logits, from_logits=True)`.
     #[test]

@@ -23,7 +23,7 @@ pub(crate) fn schedule(
         0 => then,
         steps => Arc::new(Warmup::new(steps, then)),
     };
-    if args.optimizer.0 == "ftrl"
+    if args.optimizer_name() == "ftrl"
         && let Some(update) = (0..updates).find(|update| all.rate(*update) == 0.0)
     {
         return Err(Failure::usage(format!(
@@ -45,11 +45,11 @@ pub(crate) fn check(args: &TrainingArgs, strategy: StrategyName) -> Result<(), F
         ));
     }
     let is_eager = ![StrategyName::ParameterServer, StrategyName::Tpu].contains(&strategy);
-    if args.optimizer.0.starts_with("burn:") && !is_eager {
+    if args.optimizer_name().starts_with("burn:") && !is_eager {
         return Err(Failure::usage(format!(
             "--optimizer {} updates whole weights and counts the updates itself, which --strategy \
              parameter-server and tpu cannot have: use one of Keras' optimizers",
-            args.optimizer.0
+            args.optimizer_name()
         )));
     }
     let has_scale = args.precision.policy().loss_scale().is_dynamic();
@@ -62,6 +62,29 @@ pub(crate) fn check(args: &TrainingArgs, strategy: StrategyName) -> Result<(), F
     Ok(())
 }
 
+/// The examples that an epoch trains on: without the last short batch, if it is left out.
+pub(crate) fn per_epoch(args: &TrainingArgs, examples: usize, global_batch: usize) -> usize {
+    match args.drop_remainder {
+        true => examples - examples % global_batch.max(1),
+        false => examples,
+    }
+}
+
+/// Refuses to leave out the only batch.
+pub(crate) fn check_remainder(
+    args: &TrainingArgs,
+    examples: usize,
+    global_batch: usize,
+) -> Result<(), Failure> {
+    match per_epoch(args, examples, global_batch) {
+        0 => Err(Failure::usage(format!(
+            "--drop-remainder leaves nothing to train on: {examples} training examples are no \
+             whole batch of {global_batch}; use a smaller --batch-size, or leave the flag out"
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// The updates of a run: of `--steps`, or of its epochs.
 pub(crate) fn updates(
     args: &TrainingArgs,
@@ -69,6 +92,7 @@ pub(crate) fn updates(
     examples: usize,
     global_batch: usize,
 ) -> u64 {
+    let examples = per_epoch(args, examples, global_batch);
     let batches = epochs.saturating_mul(examples.div_ceil(global_batch.max(1)));
     let updates = (batches / args.accumulate.unwrap_or(1)) as u64;
     args.steps

@@ -50,6 +50,17 @@ pub(crate) struct Chosen {
 }
 
 impl Parts {
+    /// The same of other examples.
+    pub(crate) fn map(self, change: impl Fn(Examples) -> Examples) -> Self {
+        match self {
+            Self::Given(TrainTest { train, test }) => Self::Given(TrainTest {
+                train: change(train),
+                test: change(test),
+            }),
+            Self::Whole(all) => Self::Whole(change(all)),
+        }
+    }
+
     pub(crate) fn first(&self) -> &Examples {
         match self {
             Self::Given(both) => &both.train,
@@ -186,6 +197,19 @@ fn hold_out(all: &Examples, name: &DatasetName, part: f64) -> Result<TrainTest, 
         )),
         other => other.into(),
     })
+}
+
+impl Chosen {
+    /// All of what has no labels.
+    pub(crate) fn unlabelled(examples: Examples, note: String) -> Self {
+        Self {
+            rows: examples.rows(),
+            examples,
+            both: None,
+            split: SplitName::All,
+            note: Some(note),
+        }
+    }
 }
 
 impl SplitRecord {

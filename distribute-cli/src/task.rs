@@ -4,24 +4,29 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use burn::module::Module;
+use clap::ValueEnum;
 use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::{Optimizer, from_config};
 use distribute_core::{Clip, Configuration, Device, Difference, Error, TrainState};
-use distribute_data::readers::{Examples, TrainTest};
+use distribute_data::readers::{CsvColumns, Examples, ImageColor, TrainTest};
 use distribute_keras::{
-    BUILT_IN, Model, ModelError, ModelSpec, Plan, Shape, built_in, parse_keras_json,
+    BUILT_IN, Compiled, Model, ModelError, ModelSpec, Plan, Shape, built_in, compiled, model_text,
+    parse_keras_json,
 };
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
+use crate::compiled;
+use crate::data::Reading;
 use crate::failure::Failure;
-use crate::flags::{CsvHeaderName, DatasetName, TrainArgs, TrainingArgs};
+use crate::flags::{
+    CsvHeaderName, DataArgs, DatasetName, LossName, ScaleName, TrainArgs, TrainingArgs,
+};
 use crate::identity::{Identity, listed};
+use crate::inputs::{self, Inputs, Scale};
 use crate::split::SplitRecord;
+use crate::stored_reading::{EXTRA_KEY, StoredReading};
 use crate::text::Vocabulary;
-
-/// Where a checkpoint's metadata keeps what is in here.
-pub(crate) const EXTRA_KEY: &str = "distribute-cli";
 
 /// A model and what it is made for.
 #[derive(Debug)]
@@ -39,6 +44,15 @@ pub(crate) struct Task {
     pub(crate) trained_on: String,
     /// What the split into training and test examples was made of.
     pub(crate) split: Option<SplitRecord>,
+    /// What the outputs are compared with the classes by.
+    pub(crate) loss: LossName,
+    /// What identifies the inputs; older checkpoints do not say it.
+    pub(crate) inputs: Option<Inputs>,
+    /// How the files were read.
+    reading: StoredReading,
+    compiled: Option<Compiled>,
+    /// What is to be said of the data and the model before the first step.
+    remarks: Vec<String>,
     /// Which examples they are, once somebody has asked.
     identity: OnceLock<Identity>,
 }
@@ -66,10 +80,23 @@ impl Task {
             (None, Some(stored)) => stored,
             (named, _) => named_model(named.as_deref().unwrap_or(dataset.default_model()))?,
         };
-        let data_dir = args.data.data_dir.as_deref();
+        let mut how = Reading::new(&args.data, &dataset, model.0 == "text")?;
+        let trained = continued.and_then(Inputs::of_checkpoint);
+        if let (Some((inputs, values)), false) = (&trained, how.as_text) {
+            how.columns = inputs.columns(*values);
+        }
         let sizes = (args.training.l2, args.validation.validation_split);
-        let (task, data) = Self::read(dataset, data_dir, model, sizes)?;
+        let old = continued.is_some() && trained.is_none();
+        let scale = match (args.data.scale, old) {
+            // As all checkpoints before had it.
+            (None, true) => Scale::as_before(),
+            (asked, _) => Scale::new(asked, trained.map(|(inputs, _)| inputs)),
+        };
+        let (mut task, data) = Self::read(dataset, &how, model, (sizes, &scale))?;
         task.check_excluded(&args.training)?;
+        let compiled = task.compiled.as_ref();
+        task.loss = compiled::loss(args.training.loss, compiled, &task.plan)?;
+        task.reading = StoredReading::from_args(&args.data);
         Ok((task, data))
     }
 
@@ -95,11 +122,14 @@ impl Task {
     /// A part of the examples, if one is named, is held out.
     fn read(
         dataset: DatasetName,
-        data_dir: Option<&Path>,
+        how: &Reading,
         (model, source): (String, Source),
-        (l2, held_out): (Option<f64>, Option<f64>),
+        ((l2, held_out), scale): ((Option<f64>, Option<f64>), &Scale),
     ) -> Result<(Self, TrainTest), Failure> {
-        let parts = dataset.read(data_dir, model == "text")?;
+        let parts = dataset.read(how)?;
+        // Bytes are scaled as the model wants them, which needs no size to be known.
+        let spec = source.spec(&model, (1, 1))?;
+        let parts = parts.map(|examples| scale.apply(examples, &spec));
         let record = parts.record(held_out)?;
         let mut data = parts.train_test(&dataset, held_out)?;
         let identity = OnceLock::new();
@@ -109,6 +139,8 @@ impl Task {
             split
         });
         check_classes(&data, &dataset)?;
+        let inputs = Inputs::of(&data.train, &spec);
+        let remarks = inputs::remarks(&data, &dataset)?;
         let vocabulary = match data.train.is_text() {
             true => Some(Vocabulary::of(&data.train)?),
             false => None,
@@ -136,6 +168,8 @@ impl Task {
                 class_names,
                 split,
                 identity,
+                inputs: Some(inputs),
+                remarks,
                 ..task
             },
             data,
@@ -149,17 +183,23 @@ impl Task {
         l2: Option<f64>,
     ) -> Result<Self, Failure> {
         let tokens = vocabulary.as_ref().map_or(1, Vocabulary::tokens);
-        let spec = match &source {
-            Source::BuiltIn => built_in(model, classes, tokens).ok_or_else(|| unknown(model))?,
-            Source::Keras(text) => parse_keras_json(text, model)?,
-        };
+        let spec = source.spec(model, (classes, tokens))?;
         let spec = match l2 {
             Some(l2) => spec.with_l2(l2),
             None => spec,
         };
         let plan = spec.plan(features)?;
         check_outputs(&plan)?;
+        let compiled = match &source {
+            Source::BuiltIn => None,
+            Source::Keras(text) => compiled(text),
+        };
         Ok(Self {
+            loss: LossName::CrossEntropy,
+            inputs: None,
+            reading: StoredReading::default(),
+            compiled,
+            remarks: Vec::new(),
             trained_on: dataset.to_string(),
             dataset,
             plan,
@@ -173,6 +213,31 @@ impl Task {
             split: None,
             identity: OnceLock::new(),
         })
+    }
+
+    /// Takes what the flags do not say from what the model was compiled with.
+    pub(crate) fn complete(&mut self, args: &mut TrainingArgs) {
+        if let Some(compiled) = &self.compiled {
+            self.remarks.extend(compiled::complete(compiled, args));
+        }
+    }
+
+    /// What is said before the first step: what identifies the inputs of files, and what is not
+    /// used or almost certainly meant otherwise.
+    pub(crate) fn start_notes(&self) -> Vec<String> {
+        let of_files = !self.dataset.knows_classes();
+        let inputs = self.inputs.as_ref().filter(|_| of_files);
+        let loss = (self.loss != LossName::CrossEntropy).then(|| {
+            let name = crate::configuration::name(self.loss).unwrap_or_default();
+            format!("loss: {name}")
+        });
+        let first = inputs.map(Inputs::line).into_iter().chain(loss);
+        first.chain(self.remarks.iter().cloned()).collect()
+    }
+
+    /// What identifies the inputs, for programs.
+    pub(crate) fn inputs_json(&self) -> Value {
+        self.inputs.as_ref().map_or(Value::Null, Inputs::to_json)
     }
 
     /// The model's name or file.
@@ -201,6 +266,7 @@ impl Task {
     }
 
     /// The examples as the model wants them; texts become tokens.
+    /// The labels of examples that have some must be classes of the model.
     pub(crate) fn prepare(&self, examples: Examples) -> Result<Examples, Failure> {
         let examples = match (&self.vocabulary, examples.is_text()) {
             (Some(vocabulary), true) => vocabulary.encode(&examples)?,
@@ -214,9 +280,57 @@ impl Task {
                 found: plan.input().to_string(),
             }));
         }
-        self.check_labels(&examples)?;
+        if examples.is_labelled() {
+            self.check_labels(&examples)?;
+        }
         self.check_tokens(&examples)?;
         Ok(examples)
+    }
+
+    /// Refuses labels that are no classes of this model.
+    pub(crate) fn check_all_labels(&self, examples: &Examples) -> Result<(), Failure> {
+        self.check_labels(examples)
+    }
+
+    /// Whether the data is where the data of the checkpoint was.
+    pub(crate) fn is_of_training(&self, how: &Reading) -> bool {
+        let same_folder = self.reading.is_of(how.data_dir.as_deref());
+        self.dataset.to_string() == self.trained_on && same_folder
+    }
+
+    /// How other data is read for this model, where flags do not say it.
+    pub(crate) fn how(&self, args: &DataArgs) -> Result<Reading, Failure> {
+        let mut args = args.clone();
+        let trained: Option<DatasetName> = self.trained_on.parse().ok();
+        let same_kind = trained.is_some_and(|trained| trained.kind() == self.dataset.kind());
+        if same_kind {
+            let same = self.trained_on == self.dataset.to_string();
+            self.reading.clone().complete(&mut args, same);
+        }
+        let mut how = Reading::new(&args, &self.dataset, self.is_text())?;
+        if args.color_mode.is_none() && self.dataset.is_images() {
+            // A picture alone does not say what the others were.
+            how.color = match self.features.len() {
+                3 => ImageColor::Rgb,
+                _ => ImageColor::Grayscale,
+            };
+        }
+        if !self.is_text()
+            && let [values] = self.features[..]
+        {
+            let inputs = self.inputs.as_ref();
+            how.columns = inputs.map_or(CsvColumns::Count(values), |it| it.columns(values));
+        }
+        Ok(how)
+    }
+
+    /// Examples whose bytes are scaled as the model was trained.
+    pub(crate) fn scaled(&self, examples: Examples, asked: Option<ScaleName>) -> Examples {
+        let scale = match (&self.inputs, asked) {
+            (None, None) => Scale::as_before(),
+            (inputs, asked) => Scale::new(asked, inputs.clone()),
+        };
+        scale.apply(examples, &self.spec)
     }
 
     /// One output is for two classes, more outputs are for as many classes.
@@ -283,6 +397,9 @@ impl Task {
             "vocabulary": self.vocabulary.as_ref().map(Vocabulary::to_json),
             "l2": self.l2,
             "csv_header": self.dataset.header(),
+            "reading": self.reading.to_json(),
+            "inputs": self.inputs_json(),
+            "loss": crate::configuration::name(self.loss),
             "split": self.split.as_ref().map(SplitRecord::to_json),
         });
         (EXTRA_KEY, value)
@@ -378,12 +495,27 @@ impl Task {
             l2,
         )?;
         task.trained_on = trained_on;
+        task.inputs = Inputs::from_json(&extra["inputs"]);
+        task.reading = StoredReading::of(metadata);
+        let loss = extra["loss"].as_str();
+        let loss = loss.and_then(|name| LossName::from_str(name, true).ok());
+        task.loss = loss.unwrap_or(LossName::CrossEntropy);
         task.split = SplitRecord::from_json(&extra["split"]);
         let names = extra["class_names"].as_array().into_iter().flatten();
         task.class_names = names
             .filter_map(|name| Some(name.as_str()?.to_string()))
             .collect();
         Ok(task)
+    }
+}
+
+impl Source {
+    /// The model of this name, for so many classes and tokens.
+    fn spec(&self, model: &str, (classes, tokens): (usize, usize)) -> Result<ModelSpec, Failure> {
+        match self {
+            Self::BuiltIn => built_in(model, classes, tokens).ok_or_else(|| unknown(model)),
+            Self::Keras(text) => Ok(parse_keras_json(text, model)?),
+        }
     }
 }
 
@@ -472,8 +604,8 @@ fn model_file(model: &str) -> Result<Option<String>, Failure> {
             false => unknown(model),
         });
     }
-    match std::fs::read_to_string(model) {
-        Ok(text) => Ok(Some(text)),
+    match std::fs::read(model) {
+        Ok(bytes) => Ok(Some(model_text(bytes, model)?)),
         Err(source) => Err(ModelError::Io {
             path: model.into(),
             source,
@@ -563,7 +695,7 @@ fn check_outputs(plan: &Plan) -> Result<(), Failure> {
 
 /// The optimizer that was asked for, with Keras' defaults.
 pub(crate) fn optimizer(args: &TrainingArgs) -> Result<Arc<dyn Optimizer>, Error> {
-    let mut config = json!({});
+    let mut config = args.compiled_optimizer.clone().unwrap_or(json!({}));
     let numbers = [
         ("learning_rate", args.learning_rate),
         ("weight_decay", args.weight_decay),
@@ -576,7 +708,7 @@ pub(crate) fn optimizer(args: &TrainingArgs) -> Result<Arc<dyn Optimizer>, Error
     }
     config["use_ema"] = json!(args.ema.is_some());
     config["exclude_from_weight_decay"] = json!(args.weight_decay_exclude);
-    from_config(args.optimizer.0, &config)
+    from_config(args.optimizer_name(), &config)
 }
 
 /// A state that clips its gradients to this norm, if there is one.

@@ -65,8 +65,12 @@ impl Vocabulary {
             tokens.extend(padded);
         }
         let tokens = Array::new(vec![all.len(), self.steps], Values::I32(tokens))?;
+        let tokens = Features::Numbers(tokens);
+        if !examples.is_labelled() {
+            return Examples::new(examples.name(), tokens, Labels::Absent(all.len()));
+        }
         let labels = Labels::Classes(examples.labels_i64(&all)?);
-        let encoded = Examples::new(examples.name(), Features::Numbers(tokens), labels)?;
+        let encoded = Examples::new(examples.name(), tokens, labels)?;
         encoded.with_classes(examples.classes().unwrap_or(1))
     }
 

@@ -137,8 +137,8 @@ impl SyncBatchNorm {
     ///
     /// # Errors
     /// Those of [`forward_inference`](Self::forward_inference) and
-    /// [`all_reduce_tensor`](ReplicaContext::all_reduce_tensor); [`Error::InvalidArgument`] on all
-    /// replicas if the global batch has one value per feature, which has no variance.
+    /// [`all_reduce_tensor`](ReplicaContext::all_reduce_tensor). One value per feature in the global
+    /// batch is none: its variance is 0, as in Keras, so the output is `beta`.
     pub fn forward<const D: usize>(
         &self,
         ctx: &ReplicaContext,
@@ -168,9 +168,7 @@ impl SyncBatchNorm {
     /// ```
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward), and [`Error::Shape`] for another number of weights. In
-    /// a compiled step, which cannot look at the weights, one value per feature is no error: it has
-    /// the variance 0, as in Keras.
+    /// Those of [`forward`](Self::forward), and [`Error::Shape`] for another number of weights.
     pub fn forward_weighted<const D: usize>(
         &self,
         ctx: &ReplicaContext,
@@ -322,13 +320,6 @@ impl Count {
                 count.iter::<f64>().next().unwrap_or(0.0)
             }
         };
-        if known == 1.0 {
-            return Err(Error::invalid(
-                "SyncBatchNorm: the batches of all replicas have one value per feature together, \
-                 which has no variance; train with larger batches, or leave the last short one out \
-                 (`drop_remainder`)",
-            ));
-        }
         Ok((known > 0.0).then_some(Self::Known(known)))
     }
 

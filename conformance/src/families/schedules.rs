@@ -200,13 +200,15 @@ fn watch(case: &Case, env: &Env<'_>) -> Checked {
     {
         return Ok(Outcome::Passed);
     }
-    let (weight, epochs) = result?;
     let message = case.error_message().unwrap_or_default();
-    if message.contains("automatically determine") {
-        // Equal values are no improvement, in neither direction.
-        equal(&json!(metrics.first()), &epochs[epochs.len() - 1]["best"])?;
-        return Ok(Outcome::Deviation(Deviation::AutoDirection));
+    if let (true, Err(error)) = (message.contains("automatically determine"), &result)
+        && error
+            .got
+            .contains("whether larger or smaller values of it are better")
+    {
+        return Ok(Outcome::Passed);
     }
+    let (weight, epochs) = result?;
     if metrics.first().is_some_and(|first| first.is_nan()) {
         let known = epochs.get(1).map(|epoch| epoch["best"].clone());
         equal(&json!(metrics.get(1)), &known.unwrap_or_default())?;
@@ -365,7 +367,13 @@ fn strategy(case: &Case, env: &Env<'_>) -> Result<Arc<dyn Strategy>, Failure> {
 fn missing(case: &Case, env: &Env<'_>) -> Checked {
     match watched(case, env, "val_nothing", &[1.0]) {
         Ok(_) => Err(Failure::new("an error", "training went on")),
-        Err(error) if error.got.contains("val_loss") => {
+        // Its name says no direction either, which is found before training.
+        Err(error)
+            if error.got.contains("val_loss")
+                || error
+                    .got
+                    .contains("whether larger or smaller values of it are better") =>
+        {
             Ok(Outcome::Deviation(Deviation::MissingMetric))
         }
         Err(error) => Err(error),

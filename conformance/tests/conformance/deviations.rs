@@ -450,19 +450,6 @@ fn deviation_population_variance() {
     assert_eq!(moved(&[&[1.0, 5.0]]), [1.5, 2.5]);
 }
 
-#[test]
-fn deviation_one_value() {
-    let strategy = mirrored(2);
-    let config = SyncBatchNormConfig::new(1);
-    let mut norm = strategy.try_scope(|device| config.init(device)).unwrap();
-    let found = strategy.run(&mut norm, |ctx, norm| {
-        let examples = [1, 0][ctx.replica_id()];
-        norm.forward(ctx, Tensor::<2>::ones([examples, 1], ctx.device()))
-    });
-    let error = found.unwrap_err().to_string();
-    assert!(error.contains("one value per feature"), "{error}");
-}
-
 /// Trains with these values of `val_loss`, and of the metric `score` in the logs `val_score`.
 fn fit_with(values: &[f32], callback: impl Callback) -> distribute_core::Result<History> {
     let strategy = DefaultStrategy::new();
@@ -507,16 +494,6 @@ fn deviation_missing_metric() {
             "{error}"
         );
     }
-}
-
-#[test]
-fn deviation_auto_direction() {
-    let mut early = EarlyStopping::new("val_score").patience(1);
-    let history = fit_with(&[2.0, 1.0, 1.5, 0.5], &mut early).unwrap();
-    assert_eq!((history.epochs.len(), early.best()), (3, Some((1.0, 1))));
-    let mut reduce = ReduceLrOnPlateau::new("val_score");
-    fit_with(&[2.0, 1.0, 1.5], &mut reduce).unwrap();
-    assert_eq!(reduce.best(), Some(1.0));
 }
 
 #[test]

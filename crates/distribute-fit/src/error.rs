@@ -64,6 +64,19 @@ pub enum FitError {
         /// The names there are, and which is most like it.
         available: String,
     },
+    /// The name of what a callback watches does not say which values of it are better.
+    #[error(
+        "{callback} watches `{monitor}`, whose name does not say whether larger or smaller values \
+         of it are better: give `direction(Direction::Max)` or `direction(Direction::Min)`{nearest}"
+    )]
+    UnknownDirection {
+        /// The callback.
+        callback: &'static str,
+        /// The value that it watches.
+        monitor: String,
+        /// A usual name that is like it, as a question; else empty.
+        nearest: String,
+    },
     /// The weights hold NaN or infinity, so they were not saved over good ones.
     #[error(
         "parameter `{parameter}` is not finite after step {step}, it was not saved: lower the \
@@ -174,6 +187,7 @@ impl FitError {
             | Self::NonFiniteHistogram { .. }
             | Self::Csv { .. }
             | Self::NoSuchLog { .. }
+            | Self::UnknownDirection { .. }
             | Self::WeightsNotFinite { .. }
             | Self::Resume { .. }
             | Self::Bits { .. }

@@ -51,6 +51,14 @@ impl Plan {
         outputs.try_for_each(|output| self.ending(output.value).map(|_| ()))
     }
 
+    /// The head of the first output.
+    #[must_use]
+    pub fn head(&self) -> Head {
+        let first = self.outputs.first();
+        let ending = first.and_then(|output| self.ending(output.value).ok());
+        ending.map_or(Head::Linear, |(head, _)| head)
+    }
+
     /// The head of an output, and the calls from the one that it is taken out of to the output;
     /// those behind the first change nothing.
     ///

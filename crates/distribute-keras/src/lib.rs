@@ -20,6 +20,8 @@
 
 mod activation;
 mod builtin;
+mod bytes;
+mod compiled;
 mod error;
 mod fields;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -36,10 +38,11 @@ mod weight_file;
 
 pub use activation::Activation;
 pub use builtin::{BUILT_IN, built_in};
+pub use compiled::{Compiled, compiled};
 pub use error::ModelError;
 pub use head::{Head, Loss};
 pub use init::{Initializer, Weight};
-pub use keras_json::{parse_keras_json, read_keras_json};
+pub use keras_json::{model_text, parse_keras_json, read_keras_json};
 pub use layers::Mode;
 pub use model::Model;
 pub use plan::{

@@ -88,6 +88,19 @@ impl Values {
         Ok(self)
     }
 
+    /// The name of their type, as Rust has it.
+    pub(crate) fn type_name(&self) -> &'static str {
+        match self {
+            Values::U8(_) => "u8",
+            Values::I8(_) => "i8",
+            Values::I16(_) => "i16",
+            Values::I32(_) => "i32",
+            Values::I64(_) => "i64",
+            Values::F32(_) => "f32",
+            Values::F64(_) => "f64",
+        }
+    }
+
     /// Whether the values are integers.
     pub fn is_integer(&self) -> bool {
         !matches!(self, Values::F32(_) | Values::F64(_))

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::foreign::known;
+
 /// Where in a file or array a value stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -106,7 +108,7 @@ pub enum ReadError {
 
     /// The first bytes are not those of the format.
     #[error(
-        "{}: not {format}: it starts with {found}; check that this is the right file",
+        "{}: not {format}: it {found}; check that this is the right file",
         .path.display()
     )]
     WrongMagic {
@@ -114,7 +116,7 @@ pub enum ReadError {
         path: PathBuf,
         /// The format that was expected, with its magic.
         format: &'static str,
-        /// The first bytes that were found, in hexadecimal.
+        /// What was found: "is HTML ..", or "starts with " and the first bytes in hexadecimal.
         found: String,
     },
 
@@ -177,6 +179,24 @@ pub enum ReadError {
         other: Vec<usize>,
     },
 
+    /// A table has other columns than the ones that are wanted.
+    #[error(
+        "{}: needs {}, but has {}; bring the columns of the same names, in any order",
+        .path.display(), columns(.wanted, *.wanted_count), columns(.found, *.found_count)
+    )]
+    OtherColumns {
+        /// The file.
+        path: PathBuf,
+        /// The names that are wanted; none if only their number is known.
+        wanted: Vec<String>,
+        /// How many that are.
+        wanted_count: usize,
+        /// The names that are there; none without a header.
+        found: Vec<String>,
+        /// How many columns there are.
+        found_count: usize,
+    },
+
     /// The first line of a table may be names or an example.
     #[error(
         "{}: line {line} may be a header or an example: {why}; say which it is (`CsvHeader`, on \
@@ -232,6 +252,21 @@ pub enum ReadError {
         value: String,
         /// The allowed labels, for example `0 to 9`.
         allowed: String,
+    },
+
+    /// A label that is neither a class number nor one-hot.
+    #[error(
+        "{}: the label of example {row} (counted from 0) is {label}, which is no class: neither a \
+         whole number from 0 on nor a row of zeros with one 1; number the classes from 0 on",
+        .path.display()
+    )]
+    NotClasses {
+        /// The file, or the name of the data set.
+        path: PathBuf,
+        /// Which example.
+        row: usize,
+        /// Its label, shortened when it is long.
+        label: String,
     },
 
     /// A line of a table has another number of fields than the first one.
@@ -374,6 +409,14 @@ pub enum ReadError {
 
 distribute_error::debug_as_message!(ReadError);
 
+/// Names of a list, for a message.
+fn columns(names: &[String], count: usize) -> String {
+    match names {
+        [] => format!("{count} columns without names"),
+        names => format!("the columns {}", name_list(names)),
+    }
+}
+
 #[cfg(feature = "core")]
 distribute_core::wrap_errors!(Input: ReadError);
 
@@ -407,6 +450,8 @@ impl ReadError {
             | Self::ShapeMismatch { .. }
             | Self::IndexOutOfRange { .. }
             | Self::WrongKind { .. }
+            | Self::OtherColumns { .. }
+            | Self::NotClasses { .. }
             | Self::BadSplit { .. } => true,
         }
     }
@@ -420,11 +465,13 @@ impl ReadError {
 
     /// `start` holds the first bytes of the file.
     pub(crate) fn wrong_magic(path: &Path, format: &'static str, start: &[u8]) -> Self {
-        let found = start
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<Vec<_>>()
-            .join(" ");
+        let found = match known(start) {
+            Some(what) => format!("is {what}"),
+            None => {
+                let bytes: Vec<_> = start.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("starts with {}", bytes.join(" "))
+            }
+        };
         ReadError::WrongMagic {
             path: path.to_owned(),
             format,

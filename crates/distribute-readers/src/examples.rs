@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::array::{Array, Values, checked_product, with_values};
-use crate::error::{Place, ReadError};
+use crate::error::{Place, ReadError, excerpt};
 
 /// What the model sees of every example.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,6 +24,8 @@ pub enum Labels {
     Classes(Vec<i64>),
     /// Row `i` holds the target values of example `i` (regression, one-hot, labels of any shape).
     Numbers(Array),
+    /// There are none, of so many examples: they are for a model that answers.
+    Absent(usize),
 }
 
 impl Features {
@@ -40,6 +42,7 @@ impl Labels {
         match self {
             Labels::Classes(labels) => labels.len(),
             Labels::Numbers(array) => array.rows(),
+            Labels::Absent(examples) => *examples,
         }
     }
 }
@@ -73,6 +76,18 @@ pub struct Examples {
     classes: Option<usize>,
     class_names: Arc<[String]>,
     files: Arc<[PathBuf]>,
+    origin: Arc<Origin>,
+}
+
+/// What a file says of its features and labels beside their values.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Origin {
+    /// The names of the features, if they have any.
+    pub(crate) columns: Vec<String>,
+    /// Where the labels are from.
+    pub(crate) label: Option<String>,
+    /// What the file holds and nothing of it is used.
+    pub(crate) unused: Vec<String>,
 }
 
 impl Examples {
@@ -133,6 +148,7 @@ impl Examples {
                 check_finite(array, labels_path)?;
                 None
             }
+            Labels::Absent(_) => None,
         };
         let mut files = vec![features_path.to_owned()];
         if labels_path != features_path {
@@ -148,6 +164,7 @@ impl Examples {
             classes,
             class_names: class_names.into(),
             files: files.into(),
+            origin: Arc::new(Origin::default()),
         })
     }
 
@@ -202,6 +219,91 @@ impl Examples {
         self
     }
 
+    /// Says what the file says of them.
+    #[must_use]
+    pub(crate) fn with_origin(mut self, origin: Origin) -> Self {
+        self.origin = Arc::new(origin);
+        self
+    }
+
+    /// What every feature is divided by on reading.
+    pub fn divisor(&self) -> f32 {
+        self.divisor
+    }
+
+    /// The type of the features as they are stored: `u8`, `f32` and so on, or `text`.
+    pub fn stored_type(&self) -> &'static str {
+        match &*self.features {
+            Features::Text(_) => "text",
+            Features::Numbers(array) => array.values().type_name(),
+        }
+    }
+
+    /// The names of the features of one example: the columns of a table with a header, without the
+    /// label. Empty if they have none.
+    pub fn column_names(&self) -> &[String] {
+        &self.origin.columns
+    }
+
+    /// The name of what the labels were taken from: a column of a table, an array of an archive.
+    pub fn label_name(&self) -> Option<&str> {
+        self.origin.label.as_deref()
+    }
+
+    /// The names of what the file holds beside what was read: columns of a table, arrays of an
+    /// archive.
+    pub fn unused(&self) -> &[String] {
+        &self.origin.unused
+    }
+
+    /// Whether the examples have labels.
+    pub fn is_labelled(&self) -> bool {
+        !matches!(*self.labels, Labels::Absent(_))
+    }
+
+    /// Labels that are values as classes: whole numbers from 0 on, one each, or rows of zeros with
+    /// one 1 (one-hot), which is the class. Classes stay as they are.
+    ///
+    /// # Errors
+    /// [`ReadError::NotClasses`] with the first label that is neither; [`ReadError::WrongKind`]
+    /// without labels.
+    pub fn with_labels_as_classes(mut self) -> Result<Self, ReadError> {
+        let array = match &*self.labels {
+            Labels::Classes(_) => return Ok(self),
+            Labels::Absent(_) => return Err(self.wrong_kind("labels", "none")),
+            Labels::Numbers(array) => array,
+        };
+        let path = self
+            .files
+            .last()
+            .map_or(Path::new(&*self.name), PathBuf::as_path);
+        let width = array.row_len();
+        let mut values = Vec::new();
+        let mut classes = Vec::with_capacity(array.rows());
+        for row in 0..array.rows() {
+            values.clear();
+            array.extend_row_f32(row, 1.0, &mut values);
+            let class = class_of(&values).ok_or_else(|| ReadError::NotClasses {
+                path: path.into(),
+                row,
+                label: excerpt(&format!("{values:?}")),
+            })?;
+            classes.push(class);
+        }
+        let found = count_classes(&classes, path)?;
+        self.classes = Some(if width > 1 { width } else { found });
+        self.labels = Arc::new(Labels::Classes(classes));
+        Ok(self)
+    }
+
+    /// The same examples without their labels.
+    #[must_use]
+    pub fn without_labels(mut self) -> Self {
+        self.labels = Arc::new(Labels::Absent(self.features.len()));
+        self.classes = None;
+        self
+    }
+
     /// Replaces the files that the examples are said to come from.
     #[must_use]
     pub(crate) fn with_files(mut self, files: &[PathBuf]) -> Self {
@@ -252,6 +354,7 @@ impl Examples {
         }
         let all = |examples: &Self| (0..examples.len()).collect::<Vec<_>>();
         let (mine, theirs) = (all(self), all(other));
+        let origin = (*self.origin).clone();
         let features = if self.is_text() {
             let texts = [self.texts(&mine)?, other.texts(&theirs)?].concat();
             Features::Text(texts.into_iter().map(ToOwned::to_owned).collect())
@@ -271,7 +374,8 @@ impl Examples {
         let labels = (Labels::Classes(labels), name);
         let joined = Self::from_files(&self.name, (features, name), labels, names)?;
         let files = [&*self.files, &*other.files].concat();
-        Ok(joined.with_classes(a.max(b))?.with_files(&files))
+        let joined = joined.with_classes(a.max(b))?.with_files(&files);
+        Ok(joined.with_origin(origin))
     }
 
     /// The number of examples, at least 1.
@@ -316,7 +420,7 @@ impl Examples {
     /// The shape of one label: `[]` of a class.
     pub fn label_shape(&self) -> &[usize] {
         match &*self.labels {
-            Labels::Classes(_) => &[],
+            Labels::Classes(_) | Labels::Absent(_) => &[],
             Labels::Numbers(array) => array.row_shape(),
         }
     }
@@ -395,13 +499,14 @@ impl Examples {
                 Ok(out)
             }
             Labels::Numbers(_) => Err(self.wrong_kind("integer labels", "floating-point labels")),
+            Labels::Absent(_) => Err(self.wrong_kind("labels", "none")),
         }
     }
 
     /// The labels of the examples `indices` as floating-point numbers; no divisor applies.
     ///
     /// # Errors
-    /// [`ReadError::IndexOutOfRange`].
+    /// [`ReadError::IndexOutOfRange`]; [`ReadError::WrongKind`] without labels.
     pub fn labels_f32(&self, indices: &[usize]) -> Result<Vec<f32>, ReadError> {
         let mut out = Vec::new();
         for &index in indices {
@@ -409,6 +514,7 @@ impl Examples {
             match &*self.labels {
                 Labels::Classes(labels) => out.push(labels[row] as f32),
                 Labels::Numbers(array) => array.extend_row_f32(row, 1.0, &mut out),
+                Labels::Absent(_) => return Err(self.wrong_kind("labels", "none")),
             }
         }
         Ok(out)
@@ -453,6 +559,17 @@ fn check_finite(array: &Array, path: &Path) -> Result<(), ReadError> {
             value,
         }),
     }
+}
+
+/// The class that a label's values are: themselves, or the place of the only 1 among zeros.
+fn class_of(values: &[f32]) -> Option<i64> {
+    if let [value] = values {
+        let is_class = value.fract() == 0.0 && (0.0..MAX_CLASSES as f32).contains(value);
+        return is_class.then_some(*value as i64);
+    }
+    let class = values.iter().position(|value| *value == 1.0)?;
+    let others = values.iter().filter(|value| **value == 0.0).count();
+    (others + 1 == values.len()).then_some(class as i64)
 }
 
 /// The largest label plus one.

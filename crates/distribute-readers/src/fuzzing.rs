@@ -3,8 +3,8 @@
 //! Not part of the interface of this crate; compiled for tests and with the feature `fuzzing`.
 
 use crate::{
-    Array, CsvHeader, CsvLabels, CsvOptions, Examples, parse_csv, parse_idx, parse_npy, parse_npz,
-    parse_npz_arrays, parse_text_csv,
+    Array, CsvColumns, CsvHeader, CsvLabels, CsvOptions, Examples, LabelColumn, parse_csv,
+    parse_idx, parse_npy, parse_npz, parse_npz_arrays, parse_text_csv,
 };
 
 /// A name, and what it calls.
@@ -32,7 +32,34 @@ pub fn csv(bytes: &[u8]) {
                 .for_each(examples);
         }
     }
+    for (columns, label) in [
+        (CsvColumns::Count(2), LabelColumn::Absent),
+        (wanted_columns(), LabelColumn::Detect),
+        (wanted_columns(), LabelColumn::Absent),
+    ] {
+        let options = CsvOptions {
+            columns,
+            label,
+            ..CsvOptions::default()
+        };
+        parse_csv(bytes, "a.csv", &options)
+            .iter()
+            .for_each(features_of);
+    }
     parse_text_csv(bytes, "a.csv").iter().for_each(examples);
+}
+
+fn wanted_columns() -> CsvColumns {
+    CsvColumns::Named {
+        features: vec!["b".to_owned(), "a".to_owned()],
+        label: None,
+    }
+}
+
+/// As many features as each example has.
+fn features_of(read: &Examples) {
+    let values = read.features_f32(&[0]).map_or(0, |values| values.len());
+    assert_eq!(values, read.feature_shape().iter().product::<usize>());
 }
 
 /// MNIST's format.

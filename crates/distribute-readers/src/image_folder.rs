@@ -4,12 +4,14 @@ use std::fs;
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use image::metadata::Orientation;
 use image::{DynamicImage, ImageDecoder, ImageFormat, ImageReader};
 
 use crate::array::{Array, Values};
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels};
-use crate::source::{MAX_BYTES, open_regular, require_directory};
+use crate::foreign::{START_BYTES, known};
+use crate::source::{MAX_BYTES, Source, dangling_link, open_regular, require_directory};
 
 /// No side of an image may be longer; a header that claims more is taken for damaged.
 const MAX_SIDE_PIXELS: u32 = 1 << 14;
@@ -39,7 +41,8 @@ pub enum ImageColor {
 ///
 /// Subfolders are sorted by name and numbered from 0: these are the labels, the names are
 /// [`Examples::class_names`]. Images are sorted by name within their class. All must have the same
-/// size. Pixels become 8-bit, transparency is dropped, and values are read as `x as f32 / 255.0`.
+/// size as they are shown: what a camera noted of their orientation (EXIF) is applied. Pixels become
+/// 8-bit, transparency is dropped, and values are read as `x as f32 / 255.0`.
 /// Names that begin with a dot, and files beside the subfolders, are ignored.
 ///
 /// # Errors
@@ -53,7 +56,20 @@ pub fn read_image_folder(
     let folder = folder.as_ref();
     require_directory(folder)?;
     let mut classes = visible_entries(folder)?;
+    if let Some(error) = classes.iter().find_map(|path| dangling_link(path)) {
+        return Err(error);
+    }
+    let images_beside = classes
+        .iter()
+        .any(|path| path.is_file() && has_extension(path));
     classes.retain(|path| path.is_dir());
+    if classes.is_empty() && images_beside {
+        return Err(ReadError::Unsupported {
+            path: folder.into(),
+            what: "holds images and no folders, so nothing says their classes".into(),
+            remedy: "put them into one folder per class; to predict, no classes are needed",
+        });
+    }
     if classes.is_empty() {
         let looked_for = vec!["subfolder (one per class, with its PNG or JPEG images)".to_owned()];
         return Err(ReadError::Missing {
@@ -61,12 +77,6 @@ pub fn read_image_folder(
             looked_for,
         });
     }
-    let mut stack = Stack {
-        color,
-        kind: None,
-        pixels: Vec::new(),
-        labels: Vec::new(),
-    };
     let mut images = Vec::new();
     for (label, class) in classes.iter().enumerate() {
         let of_class = visible_entries(class)?;
@@ -75,17 +85,84 @@ pub fn read_image_folder(
         }
         images.extend(of_class.into_iter().map(|path| (path, label as i64)));
     }
-    // All headers are compared before the pixels of one image are decoded.
-    for (path, _) in &images {
+    let class_names: Vec<String> = classes.iter().map(|class| file_name(class)).collect();
+    let examples = stacked(&images, color, folder)?.into_examples(folder, &class_names)?;
+    examples.with_classes(class_names.len())
+}
+
+/// Reads PNG and JPEG images without labels, as [`read_image_folder`] reads them: one image, the
+/// images of a folder, or of its subfolders if it has no others; sorted by name. Other files, and
+/// names that begin with a dot, are ignored.
+///
+/// The names of the images, as they stand in the folder, are [`Examples::class_names`]: example `i`
+/// is of the image `i`.
+///
+/// # Errors
+/// [`ReadError::Missing`] without an image, and those of [`read_image_folder`].
+pub fn read_images(path: impl AsRef<Path>, color: ImageColor) -> Result<Examples, ReadError> {
+    let path = path.as_ref();
+    let folder = path.is_dir();
+    let images = match folder {
+        true => images_below(path)?,
+        false => vec![path.to_owned()],
+    };
+    if images.is_empty() {
+        return Err(ReadError::Missing {
+            path: path.into(),
+            looked_for: vec!["PNG or JPEG image".to_owned()],
+        });
+    }
+    let names: Vec<String> = images
+        .iter()
+        .map(|image| {
+            image
+                .strip_prefix(path)
+                .ok()
+                .filter(|_| folder)
+                .unwrap_or(image)
+        })
+        .map(|name| name.display().to_string())
+        .collect();
+    let images: Vec<(PathBuf, i64)> = images.into_iter().map(|image| (image, 0)).collect();
+    let examples = stacked(&images, color, path)?.into_examples(path, &names)?;
+    Ok(examples.without_labels())
+}
+
+/// The images of a folder, or of its subfolders if it has none itself.
+fn images_below(folder: &Path) -> Result<Vec<PathBuf>, ReadError> {
+    let is_image = |path: &PathBuf| has_extension(path) && !path.is_dir();
+    let entries = visible_entries(folder)?;
+    let own: Vec<PathBuf> = entries.iter().filter(|it| is_image(it)).cloned().collect();
+    if !own.is_empty() {
+        return Ok(own);
+    }
+    let mut all = Vec::new();
+    for below in entries.iter().filter(|path| path.is_dir()) {
+        all.extend(visible_entries(below)?.into_iter().filter(is_image));
+    }
+    Ok(all)
+}
+
+/// The pixels of these images, all headers of which are compared before one is decoded.
+fn stacked(
+    images: &[(PathBuf, i64)],
+    color: ImageColor,
+    folder: &Path,
+) -> Result<Stack, ReadError> {
+    let mut stack = Stack {
+        color,
+        kind: None,
+        pixels: Vec::new(),
+        labels: Vec::new(),
+    };
+    for (path, _) in images {
         stack.compare(path)?;
     }
     stack.reserve(images.len(), folder)?;
     for (path, label) in images {
-        stack.push(&path, label)?;
+        stack.push(path, *label)?;
     }
-    let class_names: Vec<String> = classes.iter().map(|class| file_name(class)).collect();
-    let examples = stack.into_examples(folder, &class_names)?;
-    examples.with_classes(class_names.len())
+    Ok(stack)
 }
 
 /// The entries of a directory whose names do not begin with a dot, sorted by name.
@@ -122,11 +199,22 @@ struct Stack {
 }
 
 impl Stack {
-    /// Reads the header of an image, which must be like the first one: the decoder, and whether
-    /// it becomes colour.
-    fn compare(&mut self, path: &Path) -> Result<(impl ImageDecoder + use<>, bool), ReadError> {
-        let decoder = open(path)?;
-        let (width, height) = decoder.dimensions();
+    /// Reads the header of an image, which must be like the first one: the decoder, how the image
+    /// is turned, and whether it becomes colour.
+    fn compare(
+        &mut self,
+        path: &Path,
+    ) -> Result<(impl ImageDecoder + use<>, Orientation, bool), ReadError> {
+        let mut decoder = open(path)?;
+        // What cannot be understood of it turns nothing.
+        let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+        let (width, height) = match lies_on_its_side(orientation) {
+            true => {
+                let (width, height) = decoder.dimensions();
+                (height, width)
+            }
+            false => decoder.dimensions(),
+        };
         let is_color = match self.color {
             ImageColor::AsStored => decoder.color_type().has_color(),
             ImageColor::Grayscale => false,
@@ -141,7 +229,7 @@ impl Stack {
         self.kind
             .get_or_insert(kind)
             .check(path, (width, height), is_color)?;
-        Ok((decoder, is_color))
+        Ok((decoder, orientation, is_color))
     }
 
     /// Memory for the pixels of so many images.
@@ -167,8 +255,10 @@ impl Stack {
     }
 
     fn push(&mut self, path: &Path, label: i64) -> Result<(), ReadError> {
-        let (decoder, is_color) = self.compare(path)?;
-        let image = DynamicImage::from_decoder(decoder).map_err(|error| bad_image(path, error))?;
+        let (decoder, orientation, is_color) = self.compare(path)?;
+        let image = DynamicImage::from_decoder(decoder);
+        let mut image = image.map_err(|error| bad_image(path, error))?;
+        image.apply_orientation(orientation);
         let pixels = match is_color {
             true => image.into_rgb8().into_raw(),
             false => image.into_luma8().into_raw(),
@@ -204,7 +294,8 @@ impl Kind {
             let found = format!("{width} x {height} pixels");
             (expected, found, "bring all images to one size")
         } else if is_color != self.is_color {
-            let remedy = "ask for grey or for colour images, then it is converted";
+            let remedy = "have all of them converted: --color-mode grayscale or --color-mode rgb \
+                          (`ImageColor`)";
             (color(self.is_color), color(is_color), remedy)
         } else {
             return Ok(());
@@ -222,22 +313,31 @@ impl Kind {
 
 /// Reads the header of a PNG or JPEG file: which of the two it is, its contents say.
 fn open(path: &Path) -> Result<impl ImageDecoder + use<>, ReadError> {
-    let extension = path
-        .extension()
-        .map(|e| e.to_string_lossy().to_ascii_lowercase());
-    let is_image = extension.is_some_and(|extension| EXTENSIONS.contains(&&*extension));
-    if path.is_dir() || !is_image {
+    if path.is_dir() {
+        return Err(ReadError::Unsupported {
+            path: path.into(),
+            what: "is a folder inside of a class folder".into(),
+            remedy: "put the images of a class into its folder, not deeper; if the classes are \
+                     the folders below, name the folder above them",
+        });
+    }
+    if !has_extension(path) {
         return Err(ReadError::Unsupported {
             path: path.into(),
             what: "is not a PNG or JPEG image".into(),
-            remedy: "convert it, or move it out of the class folder",
+            remedy: "convert it, or move it out of the folder",
         });
     }
     let (file, length) = open_regular(path)?;
     let reader = ImageReader::new(BufReader::new(file)).with_guessed_format();
     let mut reader = reader.map_err(|error| ReadError::io(path, error))?;
     if !matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Jpeg)) {
-        return Err(bad_image(path, "it does not start as PNG or JPEG files do"));
+        let start = Source::open(path)?.head(START_BYTES)?;
+        let why = match known(&start) {
+            Some(what) => format!("it is {what}"),
+            None => "it does not start as PNG or JPEG files do".to_owned(),
+        };
+        return Err(bad_image(path, why));
     }
     let mut limits = image::Limits::default();
     limits.max_image_width = Some(MAX_SIDE_PIXELS);
@@ -257,6 +357,25 @@ fn open(path: &Path) -> Result<impl ImageDecoder + use<>, ReadError> {
         });
     }
     Ok(decoder)
+}
+
+/// Whether the name is of a PNG or JPEG image.
+fn has_extension(path: &Path) -> bool {
+    let extension = path
+        .extension()
+        .map(|extension| extension.to_string_lossy().to_ascii_lowercase());
+    extension.is_some_and(|extension| EXTENSIONS.contains(&&*extension))
+}
+
+/// Whether an image is shown with its width as its height.
+fn lies_on_its_side(orientation: Orientation) -> bool {
+    matches!(
+        orientation,
+        Orientation::Rotate90
+            | Orientation::Rotate270
+            | Orientation::Rotate90FlipH
+            | Orientation::Rotate270FlipH
+    )
 }
 
 fn bad_image(path: &Path, why: impl ToString) -> ReadError {

@@ -21,6 +21,7 @@ mod decode;
 mod digits;
 mod error;
 mod examples;
+mod foreign;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -31,9 +32,11 @@ mod lines;
 mod mnist;
 mod npy;
 mod npz;
+mod places;
 mod source;
 mod split;
 mod table;
+mod table_start;
 mod text;
 
 pub use array::{Array, Values};
@@ -41,10 +44,12 @@ pub use digits::{digits, digits_split};
 pub use error::{Place, ReadError};
 pub use examples::{Examples, Features, Labels, TrainTest};
 pub use idx::{parse_idx, read_idx};
-pub use image_folder::{ImageColor, read_image_folder};
+pub use image_folder::{ImageColor, read_image_folder, read_images};
 pub use mnist::read_mnist_folder;
 pub use npy::{parse_npy, read_npy};
-pub use npz::{parse_npz, parse_npz_arrays, read_npz, read_npz_arrays};
+pub use npz::{parse_npz, parse_npz_arrays, read_npz, read_npz_arrays, read_npz_features};
 pub use split::permutation;
-pub use table::{CsvHeader, CsvLabels, CsvOptions, LabelColumn, parse_csv, read_csv};
-pub use text::{parse_text_csv, read_text_csv};
+pub use table::{CsvColumns, CsvHeader, CsvLabels, CsvOptions, LabelColumn, parse_csv, read_csv};
+pub use text::{
+    TextOptions, parse_text_csv, parse_texts, read_text_csv, read_text_lines, read_texts,
+};

@@ -8,6 +8,7 @@ use csv::ByteRecord;
 use crate::error::{Place, ReadError, excerpt};
 use crate::examples::MAX_CLASSES;
 use crate::source::{Source, stream_error};
+use crate::table_start::{LOOK_BYTES, TableStart};
 
 /// A column for error messages, counted from 0.
 pub(crate) struct Column<'a> {
@@ -25,8 +26,16 @@ pub(crate) struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    pub(crate) fn new(source: Source<'a>, delimiter: u8) -> Self {
+    /// The lines behind a first one that only says what separates the fields, which goes before
+    /// `delimiter`.
+    ///
+    /// # Errors
+    /// What is no text in UTF-8, or separates its fields otherwise, and a file that cannot be read.
+    pub(crate) fn new(mut source: Source<'a>, delimiter: u8) -> Result<Self, ReadError> {
         let path = source.origin();
+        let start = TableStart::of(&source.peek(LOOK_BYTES)?, delimiter, path)?;
+        let source = source.with_carriage_returns(start.carriage_returns);
+        let delimiter = start.delimiter;
         let mut builder = csv::ReaderBuilder::new();
         // Flexible: the number of fields is checked here, where the line is known.
         builder
@@ -37,14 +46,21 @@ impl<'a> Lines<'a> {
             inner: source,
             start: 0,
             bytes: Vec::new(),
+            quotes: 0,
+            ended: false,
         });
-        Lines {
+        let mut lines = Lines {
             reader,
             path,
             fields: None,
             record: ByteRecord::new(),
             line: 0,
+        };
+        if start.names_delimiter {
+            lines.advance()?;
+            lines.fields = None;
         }
+        Ok(lines)
     }
 
     /// Reads the next line into `record`; `false` at the end.
@@ -61,6 +77,17 @@ impl<'a> Lines<'a> {
             })?;
         if !more {
             return Ok(false);
+        }
+        if self.is_open() {
+            let newlines = self.newlines_inside() as usize;
+            let line = self
+                .reader
+                .position()
+                .line()
+                .saturating_sub(newlines as u64);
+            let what =
+                format!("line {line}: a quotation mark begins a text there that no other one ends");
+            return Err(ReadError::malformed(self.path, what));
         }
         self.line = self.line_of_record();
         let found = self.record.len();
@@ -83,15 +110,21 @@ impl<'a> Lines<'a> {
     /// were skipped, and with CR LF the line before that one. So this counts back from the end.
     fn line_of_record(&self) -> u64 {
         let end = self.reader.position();
-        let inside = self
-            .record
-            .as_slice()
-            .iter()
-            .filter(|&&byte| byte == b'\n')
-            .count() as u64;
+        let inside = self.newlines_inside();
         let ended_by_newline = self.reader.get_ref().byte_before(end.byte()) == Some(b'\n');
         end.line()
             .saturating_sub(inside + u64::from(ended_by_newline))
+    }
+
+    fn newlines_inside(&self) -> u64 {
+        let bytes = self.record.as_slice().iter();
+        bytes.filter(|byte| **byte == b'\n').count() as u64
+    }
+
+    /// Whether the record is what follows a quotation mark that was never closed: up to the end.
+    fn is_open(&self) -> bool {
+        let read = self.reader.get_ref();
+        read.ended && read.quotes % 2 == 1 && self.newlines_inside() > 0
     }
 
     /// The fields of this line as column names.
@@ -111,8 +144,14 @@ impl<'a> Lines<'a> {
         let Some(value) = parsed else {
             let wanted = "a class number";
             let remedy = match self.line {
-                1 => "number the classes from 0 on, or say that the first line is a header",
-                _ => "number the classes from 0 on, or ask for values as labels",
+                1 => {
+                    "number the classes from 0 on; if the first line names the columns, say so \
+                     (--csv-header yes)"
+                }
+                _ => {
+                    "number the classes from 0 on; if another column has them, name it \
+                     (`LabelColumn::Name`, --label-column)"
+                }
             };
             return Err(self.cell_error(place, &text, wanted, remedy));
         };
@@ -139,8 +178,15 @@ impl<'a> Lines<'a> {
     }
 
     pub(crate) fn not_a_number(&self, place: &Column<'_>, field: &[u8]) -> ReadError {
+        let with_point: Vec<u8> = field
+            .iter()
+            .map(|byte| if *byte == b',' { b'.' } else { *byte })
+            .collect();
         let remedy = match self.line {
-            1 => "correct it, or say that the first line is a header",
+            _ if field.contains(&b',') && number(&with_point).is_some() => {
+                "write decimal points, not commas"
+            }
+            1 => "correct it; if the first line names the columns, say so (--csv-header yes)",
             _ => "correct it or remove the line",
         };
         self.cell_error(
@@ -176,6 +222,10 @@ struct LastChunk<R> {
     /// Offset of `bytes` in the stream.
     start: u64,
     bytes: Vec<u8>,
+    /// Quotation marks so far.
+    quotes: u64,
+    /// Whether the end has been read.
+    ended: bool,
 }
 
 impl<R> LastChunk<R> {
@@ -188,6 +238,9 @@ impl<R> LastChunk<R> {
 impl<R: Read> Read for LastChunk<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
+        self.ended |= count == 0 && !buffer.is_empty();
+        let quotes = buffer[..count].iter().filter(|byte| **byte == b'"');
+        self.quotes += quotes.count() as u64;
         if count > 0 {
             self.start += self.bytes.len() as u64;
             self.bytes.clear();
@@ -209,7 +262,7 @@ mod tests {
 
     fn lines_of(text: &str) -> Vec<(u64, String)> {
         let source = Source::from_bytes(text.as_bytes(), Path::new("x")).unwrap();
-        let mut lines = Lines::new(source, b',');
+        let mut lines = Lines::new(source, b',').unwrap();
         let mut found = Vec::new();
         while lines.advance().unwrap() {
             found.push((lines.line, lines.names().concat()));

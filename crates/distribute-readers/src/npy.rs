@@ -53,7 +53,7 @@ impl<'a> Opened<'a> {
                 "holds values of the NumPy type {:?}",
                 excerpt(&header.descr)
             );
-            let remedy = "save it as plain numbers: array.astype('float32')";
+            let remedy = remedy(&header.descr);
             return Err(ReadError::Unsupported {
                 path: source.origin().into(),
                 what,
@@ -194,6 +194,25 @@ fn stored(descr: &str) -> Option<(Stored, Endian)> {
         ">" => Some((stored, Endian::Big)),
         "|" if stored.bytes() == 1 => Some((stored, Endian::Little)),
         _ => None,
+    }
+}
+
+/// What to do about values that are no plain numbers.
+fn remedy(descr: &str) -> &'static str {
+    let kind = descr.trim_start_matches(['<', '>', '|', '=']);
+    match kind.as_bytes() {
+        [b'[', ..] => "save each field as an array of its own: array['name']",
+        [b'O', ..] => {
+            "it holds Python objects, such as lists of different lengths: make one array of \
+             numbers of them (numpy.stack) and save that"
+        }
+        [b'U' | b'S' | b'T', ..] => {
+            "texts are read from a CSV file with the columns text and label (--model text); \
+             classes are numbers from 0 on: numpy.unique(y, return_inverse=True)[1]"
+        }
+        [b'c', ..] => "save real and imaginary parts: numpy.stack([x.real, x.imag], -1)",
+        [b'M' | b'm', ..] => "save times as numbers: array.astype('int64').astype('float32')",
+        _ => "save it as plain numbers: array.astype('float32')",
     }
 }
 

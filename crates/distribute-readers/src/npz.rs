@@ -3,12 +3,13 @@
 use std::io::{BufReader, Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use zip::ZipArchive;
 use zip::result::ZipError;
+use zip::{CompressionMethod, ZipArchive};
 
 use crate::array::Array;
 use crate::error::ReadError;
-use crate::examples::{Examples, Features, Labels, TrainTest};
+use crate::examples::{Examples, Features, Labels, Origin, TrainTest};
+use crate::foreign::{START_BYTES, known};
 use crate::mnist::{class_labels, same_count};
 use crate::npy::Opened;
 use crate::source::{Source, open_regular, stream_error};
@@ -17,6 +18,9 @@ const WANTED: &str = "x_train and y_train (with x_test and y_test, or without), 
 
 /// Reads a `.npz` file with the keys `x_train`, `y_train` and, if there is a test set, `x_test`
 /// and `y_test` (the layout of Keras' data sets); or with the keys `x` and `y`.
+///
+/// Test examples are `x_test` and `y_test`, or `x_val` and `y_val` where these are not there. What
+/// else is in the archive is not read: [`Examples::unused`] has the names.
 ///
 /// The first axis counts the examples. Bytes are pixels, read as `x as f32 / 255.0`; all other
 /// features are taken as they are. Integer labels of shape `[n]` or `[n, 1]` are classes, all
@@ -60,7 +64,7 @@ fn all_arrays(
     length: u64,
     path: &Path,
 ) -> Result<Vec<(String, Array)>, ReadError> {
-    let archive = ZipArchive::new(reader).map_err(|error| zip_error(path, error))?;
+    let archive = opened(reader, path)?;
     let mut npz = Npz {
         archive,
         path,
@@ -108,7 +112,7 @@ fn parse(
     length: u64,
     path: &Path,
 ) -> Result<(Examples, Option<Examples>), ReadError> {
-    let archive = ZipArchive::new(reader).map_err(|error| zip_error(path, error))?;
+    let archive = opened(reader, path)?;
     let name = path
         .file_stem()
         .map_or("npz".into(), |name| name.to_string_lossy().into_owned());
@@ -122,11 +126,11 @@ fn parse(
     } else {
         ["x", "y"]
     };
-    let has_test = x == "x_train" && (npz.has("x_test") || npz.has("y_test"));
+    let second = [["x_test", "y_test"], ["x_val", "y_val"]].into_iter();
+    let mut second = second.filter(|pair| x == "x_train" && pair.iter().any(|key| npz.has(key)));
+    let test = second.next();
     let mut keys = vec![x, y];
-    if has_test {
-        keys.extend(["x_test", "y_test"]);
-    }
+    keys.extend(test.into_iter().flatten());
     if !keys.iter().all(|key| npz.has(key)) {
         let found = npz.keys();
         return Err(ReadError::MissingName {
@@ -137,22 +141,24 @@ fn parse(
     }
     // All sizes are compared before the values of one are read.
     let shape = npz.compare([x, y])?;
-    if has_test {
-        let other = npz.compare(["x_test", "y_test"])?;
+    if let Some(test) = test {
+        let other = npz.compare(test)?;
         if shape != other {
             return Err(ReadError::ShapesDiffer {
-                path: npz.name("x_train"),
+                path: npz.name(x),
                 shape,
-                other_path: npz.name("x_test"),
+                other_path: npz.name(test[0]),
                 other,
             });
         }
     }
-    let train = npz.examples(&format!("{name} train"), [x, y])?;
-    if !has_test {
+    let unused = npz.keys().into_iter();
+    let unused: Vec<String> = unused.filter(|key| !keys.contains(&&**key)).collect();
+    let train = npz.examples(&format!("{name} train"), [x, y], &unused)?;
+    let Some(test) = test else {
         return Ok((train, None));
-    }
-    let test = npz.examples(&format!("{name} test"), ["x_test", "y_test"])?;
+    };
+    let test = npz.examples(&format!("{name} test"), test, &unused)?;
     let both = TrainTest { train, test }.with_common_classes()?;
     Ok((both.train, Some(both.test)))
 }
@@ -198,12 +204,25 @@ impl<R: Read + Seek> Npz<'_, R> {
             .archive
             .by_name(&member(key))
             .map_err(|error| zip_error(path, error))?;
+        let method = file.compression();
+        if let Some(method) = unread(method) {
+            return Err(ReadError::Unsupported {
+                path: path.into(),
+                what: format!("is compressed with {method}"),
+                remedy: "write it with numpy.savez or numpy.savez_compressed, which uses deflate",
+            });
+        }
         // The archive may claim anything; there cannot be more compressed bytes than the file has.
         let compressed_bytes = file.compressed_size().min(self.length);
         Opened::new(Source::compressed(Box::new(file), compressed_bytes, path))
     }
 
-    fn examples(&mut self, name: &str, [x, y]: [&str; 2]) -> Result<Examples, ReadError> {
+    fn examples(
+        &mut self,
+        name: &str,
+        [x, y]: [&str; 2],
+        unused: &[String],
+    ) -> Result<Examples, ReadError> {
         let (features_path, labels_path) = (self.name(x), self.name(y));
         let features = self.open(x, &features_path)?.read()?;
         let labels = self.open(y, &labels_path)?.read()?;
@@ -219,8 +238,92 @@ impl<R: Read + Seek> Npz<'_, R> {
             (labels, &labels_path),
             &[],
         )?;
-        Ok(examples.with_files(&[self.path.into()]))
+        let examples = examples.with_files(&[self.path.into()]);
+        Ok(examples.with_origin(Origin {
+            label: Some(y.to_owned()),
+            unused: unused.to_vec(),
+            ..Origin::default()
+        }))
     }
+
+    /// The array that is for a model to answer on: see [`read_npz_features`].
+    fn features(&mut self) -> Result<Examples, ReadError> {
+        let keys = self.keys();
+        let named = ["x", "x_test", "x_train"].into_iter();
+        let named = named.map(str::to_owned).find(|key| keys.contains(key));
+        let only = || (keys.len() == 1).then(|| keys[0].clone());
+        let Some(key) = named.or_else(only) else {
+            return Err(ReadError::MissingName {
+                path: self.path.into(),
+                wanted: "x (or x_test, or one array alone)".into(),
+                found: keys,
+            });
+        };
+        let name = self.name(&key);
+        let array = self.open(&key, &name)?.read()?;
+        if array.shape().is_empty() {
+            let what = "is a single number, not an array of examples";
+            return Err(ReadError::malformed(&name, what));
+        }
+        let labels = Labels::Absent(array.rows());
+        let features = (Features::Numbers(array), &*name);
+        let examples = Examples::from_files(&key, features, (labels, &name), &[])?;
+        let unused = keys.into_iter().filter(|other| *other != key);
+        let origin = Origin {
+            unused: unused.collect(),
+            ..Origin::default()
+        };
+        Ok(examples.with_files(&[self.path.into()]).with_origin(origin))
+    }
+}
+
+/// Reads the examples of `.npz` that a model is to answer on, without labels: the array `x`, else
+/// `x_test`, else `x_train`, else the only one of the archive.
+///
+/// # Errors
+/// [`ReadError::MissingName`] if there is no such array, and those of [`read_npz`].
+pub fn read_npz_features(path: impl AsRef<Path>) -> Result<Examples, ReadError> {
+    let path = path.as_ref();
+    let (file, length) = open_regular(path)?;
+    let archive = opened(BufReader::with_capacity(1 << 16, file), path)?;
+    let mut npz = Npz {
+        archive,
+        path,
+        length,
+    };
+    npz.features()
+}
+
+/// Opens the archive, or says what it is in place of one.
+fn opened<R: Read + Seek>(mut reader: R, path: &Path) -> Result<ZipArchive<R>, ReadError> {
+    let io = |error| ReadError::io(path, error);
+    let mut start = Vec::with_capacity(START_BYTES);
+    let mut read = (&mut reader).take(START_BYTES as u64);
+    read.read_to_end(&mut start).map_err(io)?;
+    reader.rewind().map_err(io)?;
+    if start.is_empty() {
+        return Err(ReadError::malformed(path, "the file is empty (0 bytes)"));
+    }
+    let is_zip = start.starts_with(b"PK");
+    if let Some(what) = known(&start).filter(|_| !is_zip) {
+        return Err(ReadError::Unsupported {
+            path: path.into(),
+            what: format!("is no .npz archive: it is {what}"),
+            remedy: "take the file that numpy.savez wrote",
+        });
+    }
+    ZipArchive::new(reader).map_err(|error| match error {
+        ZipError::InvalidArchive(_) if is_zip => {
+            let what = "the archive is cut off or damaged: the list of its arrays, which stands \
+                        at its end, is not there";
+            ReadError::malformed(path, what)
+        }
+        ZipError::InvalidArchive(_) => {
+            let what = "is no .npz archive: it does not begin as a zip file does";
+            ReadError::malformed(path, what)
+        }
+        error => zip_error(path, error),
+    })
 }
 
 fn member(key: &str) -> String {
@@ -236,5 +339,17 @@ fn zip_error(path: &Path, error: ZipError) -> ReadError {
             remedy: "write it with numpy.savez or numpy.savez_compressed",
         },
         error => ReadError::malformed(path, format!("not a readable .npz archive: {error}")),
+    }
+}
+
+/// The name of a compression that is not read.
+fn unread(method: CompressionMethod) -> Option<&'static str> {
+    match method {
+        CompressionMethod::Stored | CompressionMethod::Deflated => None,
+        CompressionMethod::BZIP2 => Some("bzip2"),
+        CompressionMethod::LZMA => Some("LZMA"),
+        CompressionMethod::ZSTD => Some("zstd"),
+        CompressionMethod::XZ => Some("xz"),
+        _ => Some("another method than deflate"),
     }
 }

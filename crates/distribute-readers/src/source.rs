@@ -38,6 +38,8 @@ pub(crate) struct Source<'a> {
     /// Bytes that may be reserved before they are read.
     reserve: u64,
     consumed: u64,
+    /// Carriage returns are read as the ends of lines that they are.
+    carriage_returns: bool,
 }
 
 impl<'a> Source<'a> {
@@ -74,6 +76,7 @@ impl<'a> Source<'a> {
                 stored_bytes: length,
                 reserve: length,
                 consumed: 0,
+                carriage_returns: false,
             })
         }
     }
@@ -98,11 +101,28 @@ impl<'a> Source<'a> {
             stored_bytes: compressed_bytes,
             reserve,
             consumed: 0,
+            carriage_returns: false,
         }
     }
 
     pub(crate) fn origin(&self) -> &'a Path {
         self.origin
+    }
+
+    /// The next `count` bytes, or fewer at the end of the data, which stay to be read.
+    pub(crate) fn peek(&mut self, count: usize) -> Result<Vec<u8>, ReadError> {
+        let before = self.consumed;
+        let start = self.head(count)?;
+        self.consumed = before;
+        let rest = std::mem::replace(&mut self.reader, Box::new(io::empty()));
+        self.reader = Box::new(io::Cursor::new(start.clone()).chain(rest));
+        Ok(start)
+    }
+
+    /// Every carriage return ends a line.
+    pub(crate) fn with_carriage_returns(mut self, they_end_lines: bool) -> Self {
+        self.carriage_returns = they_end_lines;
+        self
     }
 
     /// Reads up to `count` bytes: fewer only at the end of the data.
@@ -237,6 +257,9 @@ impl<'a> Source<'a> {
     }
 
     fn short(&self, expected_bytes: u64, found_bytes: u64) -> ReadError {
+        if self.exact && self.stored_bytes == 0 {
+            return ReadError::malformed(self.origin, "the file is empty (0 bytes)");
+        }
         ReadError::Truncated {
             path: self.origin.into(),
             expected_bytes,
@@ -270,6 +293,10 @@ impl Read for Source<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.reader.read(buffer)?;
         self.consumed += count as u64;
+        if self.carriage_returns {
+            let ends = buffer[..count].iter_mut().filter(|byte| **byte == b'\r');
+            ends.for_each(|byte| *byte = b'\n');
+        }
         if self.consumed > MAX_BYTES || self.is_bomb(self.consumed) {
             let message = format!(
                 "its {} bytes become more than {} after decompression, which data hardly does",
@@ -336,8 +363,21 @@ pub(crate) fn require_directory(path: &Path) -> Result<(), ReadError> {
     })
 }
 
+/// The error for a link to what is not there, if that is what `path` is.
+pub(crate) fn dangling_link(path: &Path) -> Option<ReadError> {
+    let target = fs::read_link(path).ok().filter(|_| !path.exists())?;
+    Some(ReadError::Unsupported {
+        path: path.into(),
+        what: format!("is a link to {}, which does not exist", target.display()),
+        remedy: "remove the link, or put the file there",
+    })
+}
+
 fn not_there(path: &Path, error: io::Error) -> ReadError {
     if error.kind() == io::ErrorKind::NotFound {
+        if let Some(dangling) = dangling_link(path) {
+            return dangling;
+        }
         return ReadError::Missing {
             path: path.into(),
             looked_for: Vec::new(),

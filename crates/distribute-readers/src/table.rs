@@ -7,6 +7,7 @@ use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels};
 use crate::header::{self, HeaderCheck};
 use crate::lines::{Column, Lines, number};
+use crate::places::Places;
 use crate::source::Source;
 
 /// Whether a table starts with a line of column names.
@@ -37,6 +38,28 @@ pub enum LabelColumn {
     Last,
     /// The column of this name; the table needs a header.
     Name(String),
+    /// There is none, or it does not matter: the examples have no labels. With
+    /// [`CsvOptions::columns`] the column that would be the label may be there, and is left out.
+    Absent,
+}
+
+/// Which columns are the features, and in which order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CsvColumns {
+    /// All but the label.
+    #[default]
+    All,
+    /// So many: all but the label, of which there must be as many.
+    Count(usize),
+    /// The columns of these names, wherever they stand. Others are left out
+    /// ([`Examples::unused`]). A table without header must have as many, in this order.
+    Named {
+        /// The names of the features.
+        features: Vec<String>,
+        /// The name of the label, for [`LabelColumn::Detect`].
+        label: Option<String>,
+    },
 }
 
 /// What the label column holds.
@@ -71,6 +94,8 @@ pub struct CsvOptions {
     pub labels: CsvLabels,
     /// The byte between two fields, `b','` by default.
     pub delimiter: u8,
+    /// Which columns are features; all but the label by default.
+    pub columns: CsvColumns,
 }
 
 impl Default for CsvOptions {
@@ -80,6 +105,7 @@ impl Default for CsvOptions {
             label: LabelColumn::default(),
             labels: CsvLabels::default(),
             delimiter: b',',
+            columns: CsvColumns::default(),
         }
     }
 }
@@ -90,6 +116,7 @@ impl Default for CsvOptions {
 /// # Errors
 /// [`ReadError::RaggedRow`] and [`ReadError::NotANumber`] with the line (and column; NaN and
 /// infinity are refused too), [`ReadError::MissingName`] if there is no such label column,
+/// [`ReadError::OtherColumns`] if the wanted columns are not there,
 /// [`ReadError::LabelOutOfRange`], [`ReadError::AmbiguousHeader`], [`ReadError::Empty`], or a file
 /// that cannot be read.
 pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Examples, ReadError> {
@@ -110,15 +137,11 @@ pub fn parse_csv(
 
 fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError> {
     let path = source.origin();
-    let mut lines = Lines::new(source, options.delimiter);
+    let mut lines = Lines::new(source, options.delimiter)?;
     if !lines.advance()? {
         return Err(ReadError::empty(path));
     }
-    let columns = lines.record.len();
-    if columns < 2 {
-        let what = "the first line has one field: a label, but no feature";
-        return Err(ReadError::malformed(path, what));
-    }
+    let count = lines.record.len();
     let has_header = match (options.header, &options.label) {
         (CsvHeader::Present, _) | (CsvHeader::Detect, LabelColumn::Name(_)) => true,
         (CsvHeader::Absent, _) => false,
@@ -127,18 +150,14 @@ fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError
     let detects = options.header == CsvHeader::Detect && !has_header;
     let mut header_check = detects.then(|| HeaderCheck::new(&lines.record, lines.line));
     let names = has_header.then(|| lines.names());
-    let label = label_column(names.as_deref(), columns, &options.label, path)?;
-    let mut table = Table {
-        features: Vec::new(),
-        classes: Vec::new(),
-        targets: Vec::new(),
-    };
+    let places = Places::of(names.as_deref(), count, options, path)?;
+    let mut table = Table::default();
     let mut has_line = !has_header || lines.advance()?;
     while has_line {
         if let Some(header_check) = &mut header_check {
-            header_check.line(&lines.record, label, lines.line);
+            header_check.line(&lines.record, places.label.unwrap_or(count), lines.line);
         }
-        table.push(&lines, label, options.labels, names.as_deref())?;
+        table.push(&lines, &places, options.labels, names.as_deref())?;
         has_line = lines.advance()?;
     }
     if let Some(why) = header_check.as_ref().and_then(HeaderCheck::why) {
@@ -148,32 +167,13 @@ fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError
             why,
         ));
     }
-    table.into_examples(columns - 1, options.labels, path)
-}
-
-fn label_column(
-    names: Option<&[String]>,
-    columns: usize,
-    wanted: &LabelColumn,
-    path: &Path,
-) -> Result<usize, ReadError> {
-    let position = |name: &str| names.and_then(|names| names.iter().position(|n| n == name));
-    match wanted {
-        LabelColumn::Last => Ok(columns - 1),
-        LabelColumn::Detect => Ok(position("label").unwrap_or(columns - 1)),
-        LabelColumn::Name(name) => position(name).ok_or_else(|| ReadError::MissingName {
-            path: path.into(),
-            wanted: match names {
-                Some(_) => format!("a column named {name:?}"),
-                None => format!("a header with a column named {name:?}"),
-            },
-            found: names.unwrap_or_default().to_vec(),
-        }),
-    }
+    table.into_examples(&places, names.as_deref(), options.labels, path)
 }
 
 /// The examples read so far.
+#[derive(Default)]
 struct Table {
+    rows: usize,
     features: Vec<f32>,
     classes: Vec<i64>,
     targets: Vec<f32>,
@@ -183,7 +183,7 @@ impl Table {
     fn push(
         &mut self,
         line: &Lines<'_>,
-        label: usize,
+        places: &Places,
         labels: CsvLabels,
         names: Option<&[String]>,
     ) -> Result<(), ReadError> {
@@ -191,40 +191,50 @@ impl Table {
         room.and_then(|()| self.classes.try_reserve(1))
             .and_then(|()| self.targets.try_reserve(1))
             .map_err(|_| line.no_memory(self.features.len()))?;
-        for (column, field) in line.record.iter().enumerate() {
-            let place = Column {
-                column,
-                name: names.map(|names| &names[column]),
-            };
-            if column != label {
-                let value = number(field).ok_or_else(|| line.not_a_number(&place, field))?;
-                self.features.push(value);
-            } else if labels == CsvLabels::Classes {
-                self.classes.push(line.class(&place, field)?);
-            } else {
-                let value = number(field).ok_or_else(|| line.not_a_number(&place, field))?;
-                self.targets.push(value);
-            }
+        let place = |column: usize| Column {
+            column,
+            name: names.map(|names| &names[column]),
+        };
+        let value = |column: usize| {
+            let field = &line.record[column];
+            number(field).ok_or_else(|| line.not_a_number(&place(column), field))
+        };
+        for &column in &places.features {
+            self.features.push(value(column)?);
         }
+        match (places.label, labels) {
+            (None, _) => {}
+            (Some(label), CsvLabels::Classes) => {
+                let class = line.class(&place(label), &line.record[label])?;
+                self.classes.push(class);
+            }
+            (Some(label), CsvLabels::Numbers) => self.targets.push(value(label)?),
+        }
+        self.rows += 1;
         Ok(())
     }
 
     fn into_examples(
         self,
-        columns: usize,
+        places: &Places,
+        names: Option<&[String]>,
         labels: CsvLabels,
         path: &Path,
     ) -> Result<Examples, ReadError> {
-        let rows = self.features.len() / columns;
-        let features = Array::new(vec![rows, columns], Values::F32(self.features))?;
-        let labels = match labels {
-            CsvLabels::Classes => Labels::Classes(self.classes),
-            CsvLabels::Numbers => {
+        let rows = self.rows;
+        let shape = vec![rows, places.features.len()];
+        let features = Array::new(shape, Values::F32(self.features))?;
+        let labels = match (places.label, labels) {
+            (None, _) => Labels::Absent(rows),
+            (Some(_), CsvLabels::Classes) => Labels::Classes(self.classes),
+            (Some(_), CsvLabels::Numbers) => {
                 Labels::Numbers(Array::new(vec![rows], Values::F32(self.targets))?)
             }
         };
         let features = Features::Numbers(features);
-        Examples::from_files(&table_name(path), (features, path), (labels, path), &[])
+        let examples =
+            Examples::from_files(&table_name(path), (features, path), (labels, path), &[])?;
+        Ok(examples.with_origin(places.origin(names)))
     }
 }
 

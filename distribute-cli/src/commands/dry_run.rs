@@ -11,7 +11,8 @@ use super::training::{GlobalBatch, check_sizes, epochs};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, StrategyName, TrainArgs};
-use crate::schedule::updates;
+use crate::notes::note;
+use crate::schedule::{check_remainder, per_epoch, updates};
 use crate::strategies::{check_share, of_replicas, planned_devices, worker_devices};
 use crate::task::{Task, optimizer};
 
@@ -60,7 +61,11 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     }
     start.complete(&mut args.training);
     let stored = start.metadata().filter(|_| !is_served);
-    let (task, data) = Task::from_args(&args, stored)?;
+    let (mut task, data) = Task::from_args(&args, stored)?;
+    task.complete(&mut args.training);
+    if args.general.output == OutputFormat::Text {
+        task.start_notes().iter().for_each(|text| note(text));
+    }
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
@@ -74,6 +79,7 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     if is_served {
         start.refuse_other_batch(batch.examples)?;
     }
+    check_remainder(&args.training, examples, batch.examples)?;
     start.configuration(&args, &task, &data, batch.examples)?;
     let (optimizer, epochs) = (optimizer(&args.training)?, epochs(&args, &task));
     let share = batch.examples.div_ceil(together);
@@ -93,7 +99,8 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         batch_size: share,
         global_batch_size: batch.examples,
         epochs,
-        steps_per_epoch: examples.div_ceil(batch.examples.max(1)),
+        steps_per_epoch: per_epoch(&args.training, examples, batch.examples)
+            .div_ceil(batch.examples.max(1)),
         updates: updates(&args.training, epochs, examples, batch.examples),
         done: start.metadata().map_or(0, |metadata| metadata.step),
         optimizer: optimizer.name(),

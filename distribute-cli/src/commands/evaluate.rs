@@ -5,19 +5,19 @@ use distribute_data::fit::{evaluate, json_number};
 use serde_json::json;
 
 use super::report::Report;
-use super::restore::restored;
+use super::restore::{Purpose, restored};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{EvaluateArgs, OutputFormat};
 use crate::objective::objective;
 
 pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
-    let restored = restored(&args.restore, &args.data, &args.devices)?;
+    let restored = restored(&args.restore, &args.data, &args.devices, Purpose::Evaluate)?;
     let result = evaluate(
         &*restored.strategy,
         &restored.state,
         &restored.data,
-        objective(Policy::float32()),
+        objective(Policy::float32(), restored.task.loss),
     )?;
     let accuracy = result.logs.get("accuracy").unwrap_or(f64::NAN);
     let report = match args.report || args.picture.is_some() {

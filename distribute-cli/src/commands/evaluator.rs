@@ -152,7 +152,7 @@ impl Evaluator {
             &self.strategy,
             &self.state,
             &self.data,
-            objective(Policy::float32()),
+            objective(Policy::float32(), self.task.loss),
         )?;
         let step = checkpoint.metadata.step;
         self.write(step, &found);

@@ -22,6 +22,7 @@ use crate::data::{Batch, Classified};
 use crate::failure::Failure;
 use crate::flags::{TrainArgs, WireName};
 use crate::objective::objective;
+use crate::schedule::check_remainder;
 use crate::signals::Signals;
 use crate::task::{Task, clipped, optimizer};
 
@@ -73,7 +74,7 @@ pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
             let found = detected.to_string();
             chief(args, resolver, &found, signals)
         }
-        Some(TaskType::Worker) => worker(&args, resolver, signals),
+        Some(TaskType::Worker) => worker(args, resolver, signals),
         // Without a cluster the program says what is missing.
         Some(TaskType::ParameterServer) | None => {
             let program = empty(&args, signals)?;
@@ -124,7 +125,7 @@ fn register(
     global_batch: usize,
 ) -> Result<Job, Failure> {
     let (optimizer, seed) = (optimizer(&args.training)?, args.training.seed);
-    let clip_norm = args.training.clip_norm;
+    let (clip_norm, drop_remainder) = (args.training.clip_norm, args.training.drop_remainder);
     let plan = task.plan.clone();
     let state = program.shared("model", move |strategy| {
         let state = strategy.try_scope(|device| {
@@ -138,7 +139,8 @@ fn register(
     let data = move |strategy: &distribute_ps::ParameterServerStrategy| {
         let batching = Batching::global(global_batch);
         let train = Classified::weighted(train.clone());
-        let train = strategy.distribute_dataset(train, batching.shuffle(seed))?;
+        let shuffled = batching.shuffle(seed).drop_remainder(drop_remainder);
+        let train = strategy.distribute_dataset(train, shuffled)?;
         let test = strategy.distribute_dataset(Classified::weighted(test.clone()), batching)?;
         Ok(TrainingData::new(train).validation(test))
     };
@@ -146,28 +148,31 @@ fn register(
         NAME,
         &state,
         data,
-        objective(args.training.precision.policy()),
+        objective(args.training.precision.policy(), task.loss),
     );
     Ok(Job { state, training })
 }
 
 fn worker(
-    args: &TrainArgs,
+    mut args: TrainArgs,
     resolver: &dyn ClusterResolver,
     signals: &Signals,
 ) -> Result<(), Failure> {
-    let (task, data) = Task::from_args(args, None)?;
+    let mut flags = configuration::flags(&args);
+    let asks_rate = args.training.learning_rate.is_some();
+    let (mut task, data) = Task::from_args(&args, None)?;
+    task.complete(&mut args.training);
     check_sizes(&task, &data, (1, 1))?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
-    let mut flags = configuration::flags(args);
-    if args.training.learning_rate.is_none() {
+    check_remainder(&args.training, data.train.len(), batch.examples)?;
+    if !asks_rate {
         // The servers have it from the chief, who may have it from a checkpoint.
         flags.leave(configuration::LEARNING_RATE);
     }
-    let mut program = empty(args, signals)?;
+    let mut program = empty(&args, signals)?;
     program.configuration(&flags);
     program.configuration(&configuration::contents(&task, &data, batch.share)?);
-    register(&mut program, args, &task, &data, batch.examples)?;
+    register(&mut program, &args, &task, &data, batch.examples)?;
     signals.serve();
     ended(program.run_in(resolver, |_| Ok(())), signals)
 }
@@ -193,11 +198,12 @@ fn chief(
     let start = Start::new(&args.files)?;
     start.refuse_other_numbers(&args)?;
     // The workers do not read the checkpoint, so the model is what all are asked for.
-    let (task, data) = Task::from_args(&args, None)?;
+    let (mut task, data) = Task::from_args(&args, None)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
     start.complete(&mut args.training);
+    task.complete(&mut args.training);
     // What they are not asked for they get from here.
     let optimizer = optimizer(&args.training)?;
     flags.set(
@@ -206,6 +212,7 @@ fn chief(
     );
     check_sizes(&task, &data, (1, 1))?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
+    check_remainder(&args.training, data.train.len(), batch.examples)?;
     start.refuse_other_batch(batch.examples)?;
     let own = start.configuration(&args, &task, &data, batch.examples)?;
     let mut program = empty(&args, signals)?;

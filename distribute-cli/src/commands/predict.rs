@@ -4,13 +4,13 @@ use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 use super::predictions::probabilities;
-use super::restore::{Restored, restored};
+use super::restore::{Purpose, Restored, restored};
 use crate::failure::Failure;
 use crate::flags::PredictArgs;
 use crate::output_file::{OutputFile, cannot_write};
 
 pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
-    let restored = restored(&args.restore, &args.data, &args.devices)?;
+    let restored = restored(&args.restore, &args.data, &args.devices, Purpose::Predict)?;
     let probabilities = probabilities(&restored)?;
     match &args.predictions {
         Some(path) => {
@@ -33,14 +33,17 @@ pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
 }
 
 /// One line per example; the index is its row in the file or set that it is from. Where the
-/// examples of two sets follow each other, a last column says which.
+/// examples of two sets follow each other, a last column says which; of images without classes it
+/// names the file.
 fn write(out: impl Write, rows: &[(usize, f32)], restored: &Restored) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
     let names = &restored.task.class_names;
     let set = |name| restored.both.map(|_| name);
-    let mut record =
-        |fields: [&str; 3], set: Option<&str>| writer.write_record(fields.into_iter().chain(set));
-    record(["index", "label", "probability"], set("set")).map_err(io_error)?;
+    let mut record = |fields: [&str; 3], set: Option<&str>, file: Option<&str>| {
+        writer.write_record(fields.into_iter().chain(set).chain(file))
+    };
+    let file = restored.files.first().map(|_| "file");
+    record(["index", "label", "probability"], set("set"), file).map_err(io_error)?;
     for (position, (class, probability)) in rows.iter().enumerate() {
         let label = names
             .get(*class)
@@ -52,7 +55,8 @@ fn write(out: impl Write, rows: &[(usize, f32)], restored: &Restored) -> io::Res
         };
         let index = restored.rows[position].to_string();
         let fields = [&index, &label, &format!("{probability:.6}")[..]];
-        record(fields, set(from)).map_err(io_error)?;
+        let file = restored.files.get(position).map(String::as_str);
+        record(fields, set(from), file).map_err(io_error)?;
     }
     writer.flush()
 }

@@ -16,6 +16,7 @@ use crate::failure::Failure;
 use crate::flags::{DataArgs, DeviceArgs, RestoreArgs, SplitName};
 use crate::identity::listed;
 use crate::notes::note;
+use crate::split::Chosen;
 use crate::strategies::strategy;
 use crate::task::Task;
 
@@ -35,8 +36,19 @@ pub(crate) struct Restored {
     /// Where the training examples end, if those of two sets were asked for.
     pub(crate) both: Option<usize>,
     pub(crate) split: SplitName,
+    /// The files of the examples, of images without classes.
+    pub(crate) files: Vec<String>,
     pub(crate) checkpoint: PathBuf,
     pub(crate) step: u64,
+}
+
+/// What a model is restored for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// To be measured: the examples must have labels.
+    Evaluate,
+    /// To answer: nobody looks at labels.
+    Predict,
 }
 
 /// Loads the newest checkpoint of a directory, or the one checkpoint that is named.
@@ -44,6 +56,7 @@ pub(crate) fn restored(
     args: &RestoreArgs,
     data: &DataArgs,
     devices: &DeviceArgs,
+    purpose: Purpose,
 ) -> Result<Restored, Failure> {
     let Some(directory) = &args.checkpoint_dir else {
         return Err(Failure::usage(
@@ -58,7 +71,6 @@ pub(crate) fn restored(
         data.dataset.clone(),
         data.model.as_deref(),
     )?;
-    let trained_on = task.trained_on.clone();
     same_model(&checkpoint, &path, &task)?;
     let mut state = strategy.try_scope(|device| {
         // The optimizer is never asked; a checkpoint of any one can be used.
@@ -67,18 +79,23 @@ pub(crate) fn restored(
     let ended = best_weights(averaged_weights(checkpoint.clone())?);
     restore_weights(&mut state, &ended)?;
     task.dataset = task.dataset.with_header(data.csv_header)?;
-    let parts = task
-        .dataset
-        .read(data.data_dir.as_deref(), task.is_text())?;
-    same_classes(parts.first(), &path, &task)?;
-    let name = (&task.dataset, task.dataset.to_string() == trained_on);
-    let chosen = parts.choose(args.split, task.split.as_ref(), name)?;
+    let chosen = chosen(&task, args.split, data, (&path, purpose))?;
+    let differences = task.inputs.as_ref().map_or_else(
+        || of_older(&task, &path),
+        |inputs| inputs.differences(&chosen.examples, &task.dataset),
+    );
     let examples = task.prepare(chosen.examples)?;
-    if let Some(text) = &chosen.note {
+    for text in chosen.note.iter().chain(&differences) {
         note(text);
     }
     let all: Vec<usize> = (0..examples.len()).collect();
-    let labels = examples.labels_i64(&all)?;
+    let labels = match examples.is_labelled() {
+        true => examples.labels_i64(&all)?,
+        false => Vec::new(),
+    };
+    let of_images = !examples.is_labelled() && task.dataset.is_images();
+    let files = examples.class_names().iter().filter(|_| of_images);
+    let files = files.cloned().collect();
     let size = data.batch_size.unwrap_or(DEFAULT_BATCH_SIZE);
     let batches = Batching::per_replica(size);
     let data = strategy.distribute_dataset(Classified::weighted(examples), batches)?;
@@ -91,9 +108,58 @@ pub(crate) fn restored(
         labels,
         both: chosen.both,
         split: chosen.split,
+        files,
         checkpoint: path,
         step: checkpoint.metadata.step,
     })
+}
+
+/// The examples that were asked for.
+fn chosen(
+    task: &Task,
+    split: Option<SplitName>,
+    data: &DataArgs,
+    (path, purpose): (&Path, Purpose),
+) -> Result<Chosen, Failure> {
+    let how = task.how(data)?;
+    let labelled = task.dataset.read(&how).and_then(|parts| {
+        same_classes(parts.first(), path, task)?;
+        if purpose == Purpose::Predict {
+            task.check_all_labels(parts.first())?;
+        }
+        Ok(parts)
+    });
+    match (labelled, purpose) {
+        (Ok(parts), _) => {
+            let parts = parts.map(|examples| task.scaled(examples, data.scale));
+            let same = task.is_of_training(&how);
+            parts.choose(split, task.split.as_ref(), (&task.dataset, same))
+        }
+        (Err(error), Purpose::Predict) if split.is_none_or(|split| split == SplitName::All) => {
+            // What cannot be read without labels either is wrong for another reason.
+            let Ok(examples) = task.dataset.read_unlabelled(&how) else {
+                return Err(error);
+            };
+            let note = format!(
+                "{} has no labels of this model: all {} examples are used",
+                task.dataset,
+                examples.len()
+            );
+            Ok(Chosen::unlabelled(task.scaled(examples, data.scale), note))
+        }
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// What an older checkpoint cannot be compared with.
+fn of_older(task: &Task, path: &Path) -> Vec<String> {
+    let is_other = task.trained_on != task.dataset.to_string();
+    let note = format!(
+        "{} is of an older version and does not say names and scale of its inputs: columns are \
+         taken by their order, bytes are divided by 255",
+        path.display()
+    );
+    is_other.then_some(note).into_iter().collect()
 }
 
 /// Refuses a checkpoint that says that it is of another model.

@@ -12,7 +12,8 @@ use super::restore::usable;
 use crate::cluster::restarts;
 use crate::configuration::{of_checkpoint, same_as_stored};
 use crate::failure::Failure;
-use crate::flags::{DataArgs, FileArgs, TrainArgs, TrainingArgs};
+use crate::flags::{DataArgs, DatasetName, FileArgs, TrainArgs, TrainingArgs};
+use crate::stored_reading::StoredReading;
 use crate::task::{Task, stored_l2, trained_on};
 
 /// What the flags about files say.
@@ -126,8 +127,16 @@ impl Start {
 
     /// The same of the data set; with it [`Task::from_args`] takes the checkpoint's model.
     pub(super) fn complete_data(&self, data: &mut DataArgs) -> Result<(), Failure> {
-        if let (None, Some(stored)) = (&data.dataset, self.metadata()) {
-            data.dataset = trained_on(stored)?;
+        let Some(stored) = self.metadata() else {
+            return Ok(());
+        };
+        let trained = trained_on(stored)?;
+        if data.dataset.is_none() {
+            data.dataset.clone_from(&trained);
+        }
+        let same = |one: &DatasetName| Some(one.kind()) == trained.as_ref().map(DatasetName::kind);
+        if data.dataset.as_ref().is_some_and(same) {
+            StoredReading::of(stored).complete(data, trained == data.dataset);
         }
         Ok(())
     }

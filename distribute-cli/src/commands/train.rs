@@ -15,7 +15,7 @@ use crate::failure::Failure;
 use crate::flags::{StrategyName, TrainArgs};
 use crate::metrics::Metrics;
 use crate::phases::{Phases, Trace};
-use crate::schedule;
+use crate::schedule::{self, check_remainder};
 use crate::signals::Signals;
 use crate::strategies::{check_share, device_names, planned_devices, strategy, worker_devices};
 use crate::task::{Task, optimizer};
@@ -86,7 +86,8 @@ fn train_as(
     };
     start.complete(&mut args.training);
     start.complete_data(&mut args.data)?;
-    let (task, data) = Task::from_args(&args, start.metadata())?;
+    let (mut task, data) = Task::from_args(&args, start.metadata())?;
+    task.complete(&mut args.training);
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
@@ -107,6 +108,7 @@ fn train_as(
         None => (strategy(args.strategy, &args.devices)?, Vec::new()),
     };
     let batch = GlobalBatch::new(args.data.batch_size, replicas, data.train.len(), &start)?;
+    check_remainder(&args.training, data.train.len(), batch.examples)?;
     cluster.extend(batch.note);
     cluster.extend(start.recalled.as_ref().map(in_memory));
     if let Some(group) = &group {

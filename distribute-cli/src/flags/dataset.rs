@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::ValueEnum;
-use distribute_data::readers::CsvHeader;
+use distribute_data::readers::{CsvHeader, ImageColor};
 
 use super::path::local;
 
@@ -16,6 +16,10 @@ pub(crate) enum DatasetName {
     Mnist,
     FashionMnist,
     Images,
+    /// Of a folder, or one image.
+    ImagesAt(PathBuf),
+    /// Lines of text without labels.
+    Text(PathBuf),
     Idx(PathBuf),
     Csv(PathBuf, CsvHeader),
     Npz(PathBuf),
@@ -39,6 +43,8 @@ impl FromStr for DatasetName {
             let (kind, path) = text.split_once(':')?;
             let path = PathBuf::from((!path.is_empty()).then_some(path)?);
             let file: fn(PathBuf) -> Self = match &*kind.to_lowercase() {
+                "images" => Self::ImagesAt,
+                "text" => Self::Text,
                 "idx" => Self::Idx,
                 "csv" => |path| Self::Csv(path, CsvHeader::Detect),
                 "npz" => Self::Npz,
@@ -53,7 +59,7 @@ impl FromStr for DatasetName {
             let nearest = distribute_error::nearest(text, NAMES);
             let nearest = nearest.map_or_else(String::new, |it| format!("did you mean `{it}`? "));
             Err(format!(
-                "{nearest}Use {}, idx:DIR, csv:FILE or npz:FILE",
+                "{nearest}Use {}, images:DIR, idx:DIR, csv:FILE, npz:FILE or, to predict, text:FILE",
                 NAMES.join(", ")
             ))
         })
@@ -85,9 +91,61 @@ impl fmt::Display for DatasetName {
             Self::Mnist => f.write_str("mnist"),
             Self::FashionMnist => f.write_str("fashion-mnist"),
             Self::Images => f.write_str("images"),
+            Self::ImagesAt(path) => write!(f, "images:{}", path.display()),
+            Self::Text(path) => write!(f, "text:{}", path.display()),
             Self::Idx(path) => write!(f, "idx:{}", path.display()),
             Self::Csv(path, _) => write!(f, "csv:{}", path.display()),
             Self::Npz(path) => write!(f, "npz:{}", path.display()),
         }
     }
+}
+
+/// What the values of examples that are stored as bytes are divided by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScaleName {
+    /// Bytes by 255, unless the model rescales them itself; other types are taken as they are
+    Auto,
+    None,
+    #[value(name = "255")]
+    By255,
+}
+
+/// What images become; Keras' `color_mode`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ColorName {
+    AsStored,
+    Grayscale,
+    Rgb,
+}
+
+impl From<ColorName> for ImageColor {
+    fn from(name: ColorName) -> Self {
+        match name {
+            ColorName::AsStored => Self::AsStored,
+            ColorName::Grayscale => Self::Grayscale,
+            ColorName::Rgb => Self::Rgb,
+        }
+    }
+}
+
+/// The byte between two fields of a table.
+pub(super) fn delimiter(text: &str) -> Result<char, String> {
+    match (text, text.as_bytes()) {
+        ("tab" | "\\t", _) => Ok('\t'),
+        (_, [byte]) if byte.is_ascii() && !matches!(byte, b'"' | b'\n' | b'\r' | b'.') => {
+            Ok(char::from(*byte))
+        }
+        _ => Err("one character such as ; or | is needed, or `tab`".to_string()),
+    }
+}
+
+/// What the outputs of the model are compared with the classes by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LossName {
+    /// Between the outputs and the class, or as many yes-no questions behind a sigmoid
+    CrossEntropy,
+    /// The mean of the squares of the differences to the class as zeros and a one
+    Mse,
+    /// The mean of the differences without their signs
+    Mae,
 }

@@ -28,7 +28,8 @@ pub(crate) use bench::{
     StrategiesArgs,
 };
 pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
-pub(crate) use dataset::{CsvHeaderName, DatasetName};
+use dataset::delimiter;
+pub(crate) use dataset::{ColorName, CsvHeaderName, DatasetName, LossName, ScaleName};
 pub(crate) use observing::ObservingArgs;
 pub(crate) use other_names::instead_of;
 pub(crate) use parameter_server::ParameterServerArgs;
@@ -472,13 +473,14 @@ pub(crate) struct DeviceArgs {
     pub(crate) replicas_per_device: Option<usize>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and data")]
 pub(crate) struct DataArgs {
     /// digits-cnn, mnist-cnn, mlp, text, or a model file of Keras [default: by data set]
     #[arg(long, value_name = "NAME|FILE", value_parser = model)]
     pub(crate) model: Option<String>,
-    /// digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: digits]
+    /// digits, mnist, fashion-mnist, images:DIR, idx:DIR, csv:FILE, npz:FILE or (to predict)
+    /// text:FILE [default: digits]
     #[arg(long, value_name = "NAME")]
     pub(crate) dataset: Option<DatasetName>,
     /// Where mnist, fashion-mnist [default: data/NAME] or images (a folder per class) are
@@ -487,6 +489,18 @@ pub(crate) struct DataArgs {
     /// Whether the first line of csv:FILE names the columns [default: auto]
     #[arg(long, value_name = "WHETHER")]
     pub(crate) csv_header: Option<CsvHeaderName>,
+    /// What separates the fields of csv:FILE: a character, or tab [default: a comma]
+    #[arg(long, value_name = "CHAR", value_parser = delimiter)]
+    pub(crate) csv_delimiter: Option<char>,
+    /// The column of csv:FILE with the label [default: `label`, else the last]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) label_column: Option<String>,
+    /// What values are divided by: auto (bytes by 255, unless the model rescales them), none or 255
+    #[arg(long, value_name = "WHAT", hide_possible_values = true)]
+    pub(crate) scale: Option<ScaleName>,
+    /// What images become: as-stored, grayscale or rgb [default: as-stored]
+    #[arg(long, value_name = "MODE", hide_possible_values = true)]
+    pub(crate) color_mode: Option<ColorName>,
     /// Examples of one step of one replica [default: up to 64, at least 20 steps an epoch]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) batch_size: Option<usize>,
@@ -502,8 +516,15 @@ pub(crate) struct TrainingArgs {
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
     /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop, sgd, or burn:NAME
-    #[arg(long, value_name = "NAME", default_value = "adam")]
-    pub(crate) optimizer: OptimizerName,
+    /// [default: what the model was compiled with, else adam]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) optimizer: Option<OptimizerName>,
+    /// What the model was compiled with, once its file has been read: no flag
+    #[arg(skip)]
+    pub(crate) compiled_optimizer: Option<serde_json::Value>,
+    /// cross-entropy, mse or mae [default: what the model was compiled with, else cross-entropy]
+    #[arg(long, value_name = "NAME", hide_possible_values = true)]
+    pub(crate) loss: Option<LossName>,
     /// The size of an update [default: 0.001, for sgd 0.01]
     #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) learning_rate: Option<f64>,
@@ -534,6 +555,9 @@ pub(crate) struct TrainingArgs {
     /// L2 factor of all kernels [default: what the model says]
     #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
     pub(crate) l2: Option<f64>,
+    /// Leave out the last batch of an epoch if it is short (Keras: drop_remainder)
+    #[arg(long)]
+    pub(crate) drop_remainder: bool,
     /// Decides initial weights, the order of the examples and dropout
     #[arg(
         long,
@@ -630,6 +654,16 @@ pub(crate) enum StrategyName {
 /// The name of an optimizer that there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OptimizerName(pub(crate) &'static str);
+
+impl TrainingArgs {
+    /// The optimizer that is trained with.
+    pub(crate) fn optimizer_name(&self) -> &'static str {
+        self.optimizer.map_or(DEFAULT_OPTIMIZER, |named| named.0)
+    }
+}
+
+/// What trains where nothing else is said.
+const DEFAULT_OPTIMIZER: &str = "adam";
 
 impl FromStr for OptimizerName {
     type Err = String;

@@ -380,9 +380,6 @@ fn deviation(case: &Case) -> Result<Option<Deviation>, Failure> {
             .as_array()
             .is_some_and(|shape| shape.len() == 4);
     Ok(match () {
-        () if synchronized && counts.iter().any(|step| step.iter().sum::<usize>() == 1) => {
-            Some(Deviation::OneValue)
-        }
         () if counts.iter().flatten().any(|count| *count == 0) => Some(Deviation::EmptyPart),
         () if is_fused => Some(Deviation::PopulationVariance),
         () => None,
@@ -392,17 +389,6 @@ fn deviation(case: &Case) -> Result<Option<Deviation>, Failure> {
 fn train(case: &Case, env: &Env<'_>, strategy: Arc<dyn Strategy>) -> Checked {
     let mut run = Run::new(&case.inputs, features(case)?, strategy)?;
     let deviation = deviation(case)?;
-    if deviation == Some(Deviation::OneValue) {
-        let found = steps(case)?
-            .iter()
-            .try_for_each(|step| run.step(step).map(drop));
-        return match found {
-            Err(failure) if failure.got.contains("one value per feature") => {
-                Ok(Outcome::Deviation(Deviation::OneValue))
-            }
-            found => Err(Failure::new("an error", format!("{found:?}"))),
-        };
-    }
     if let Some(deviation) = deviation {
         let mut reference = Reference::of(&case.inputs, case.strategy.replicas)?;
         for (index, step) in steps(case)?.iter().enumerate() {

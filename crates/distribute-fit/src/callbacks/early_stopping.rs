@@ -59,7 +59,8 @@ impl EarlyStopping {
     }
 
     setters! { self;
-        /// Which values are better; by default it follows from the name.
+        /// Which values are better; by default it follows from the name, and a name that says
+        /// nothing is refused before training.
         direction(direction: Direction) => monitor.direction = direction;
 
         /// How much better a value must be to count, 0 by default. In the unit of the value.
@@ -110,6 +111,7 @@ impl EarlyStopping {
 impl Callback for EarlyStopping {
     /// A run that had stopped is over, unless it is given more patience.
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
+        self.monitor.check("EarlyStopping")?;
         match self.progress.stopped && self.patience_is_over() {
             true => self.stop(run),
             false => self.progress.stopped = false,

@@ -277,6 +277,9 @@ impl Callback for ModelCheckpoint {
                  `every`, or use one callback for each, with a directory of its own",
             ));
         }
+        if self.best_only {
+            self.monitor.check("ModelCheckpoint")?;
+        }
         let progress = run.progress();
         self.last_time = Instant::now();
         // Of a run that has not begun there is nothing to save.

@@ -7,7 +7,8 @@ use crate::{FitError, Logs};
 /// Which values are better.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Direction {
-    /// Larger for accuracies, AUC, precision, recall and F1, smaller for everything else.
+    /// Larger for accuracies, AUC, precision, recall and F1, smaller for losses and errors (MSE,
+    /// MAE and the like). Another name is refused before training, as by Keras.
     #[default]
     Auto,
     /// Smaller is better.
@@ -15,6 +16,23 @@ pub enum Direction {
     /// Larger is better.
     Max,
 }
+
+/// Endings of names of which larger values are better.
+const LARGER: [&str; 6] = ["accuracy", "acc", "auc", "precision", "recall", "f1"];
+/// Endings of names of which smaller values are better.
+const SMALLER: [&str; 9] = [
+    "loss",
+    "error",
+    "mse",
+    "rmse",
+    "mae",
+    "mape",
+    "msle",
+    "entropy",
+    "perplexity",
+];
+/// The names that most runs have.
+const USUAL: [&str; 4] = ["loss", "val_loss", "accuracy", "val_accuracy"];
 
 /// A value of the logs, and which values of it are better.
 #[derive(Debug, Clone)]
@@ -32,6 +50,22 @@ impl Monitor {
             direction: Direction::Auto,
             min_delta: 0.0,
         }
+    }
+
+    /// Refuses a name of which nothing says which values are better; before training.
+    pub(super) fn check(&self, callback: &'static str) -> Result<()> {
+        if self.direction != Direction::Auto || self.ends_with(&LARGER) || self.ends_with(&SMALLER)
+        {
+            return Ok(());
+        }
+        let nearest = distribute_error::nearest(&self.name, USUAL);
+        let nearest = nearest.map(|name| format!("; did you mean `{name}`?"));
+        Err(FitError::UnknownDirection {
+            callback,
+            monitor: self.name.clone(),
+            nearest: nearest.unwrap_or_default(),
+        }
+        .into())
     }
 
     /// The watched value.
@@ -65,10 +99,13 @@ impl Monitor {
         match self.direction {
             Direction::Min => false,
             Direction::Max => true,
-            Direction::Auto => ["accuracy", "acc", "auc", "precision", "recall", "f1"]
-                .iter()
-                .any(|ending| self.name.to_lowercase().ends_with(ending)),
+            Direction::Auto => self.ends_with(&LARGER),
         }
+    }
+
+    fn ends_with(&self, endings: &[&str]) -> bool {
+        let name = self.name.to_lowercase();
+        endings.iter().any(|ending| name.ends_with(ending))
     }
 }
 
@@ -93,6 +130,35 @@ mod tests {
         #[case] better: bool,
     ) {
         assert_eq!(Monitor::new(name).improves(value, best), better);
+    }
+
+    #[rstest]
+    #[case("val_score", Direction::Auto, Some("score"))]
+    #[case("val_lost", Direction::Auto, Some("did you mean `val_loss`?"))]
+    #[case("reward", Direction::Auto, Some("Direction::Max"))]
+    #[case("reward", Direction::Max, None)]
+    #[case("val_mean_squared_error", Direction::Auto, None)]
+    #[case("val_top5_accuracy", Direction::Auto, None)]
+    fn a_name_that_does_not_say_what_is_better_is_refused(
+        #[case] name: &str,
+        #[case] direction: Direction,
+        #[case] part: Option<&str>,
+    ) {
+        let monitor = Monitor {
+            direction,
+            ..Monitor::new(name)
+        };
+        let error = monitor
+            .check("EarlyStopping")
+            .err()
+            .map(|it| it.to_string());
+        match part {
+            None => assert_eq!(error, None),
+            Some(part) => assert!(
+                error.as_deref().unwrap_or_default().contains(part),
+                "{error:?}"
+            ),
+        }
     }
 
     #[test]

@@ -70,7 +70,8 @@ impl ReduceLrOnPlateau {
         /// The least learning rate.
         min_lr(learning_rate: f64) => min_lr = learning_rate;
 
-        /// Which values are better; by default it follows from the name.
+        /// Which values are better; by default it follows from the name, and a name that says
+        /// nothing is refused before training.
         direction(direction: Direction) => monitor.direction = direction;
     }
 
@@ -94,7 +95,7 @@ impl ReduceLrOnPlateau {
 impl Callback for ReduceLrOnPlateau {
     fn on_train_begin(&mut self, _: &mut Control<'_>) -> Result<()> {
         match (0.0..1.0).contains(&self.factor) {
-            true => Ok(()),
+            true => self.monitor.check("ReduceLrOnPlateau"),
             false => Err(Error::invalid(format!(
                 "ReduceLrOnPlateau: the factor must be from 0 to less than 1, got {}",
                 self.factor

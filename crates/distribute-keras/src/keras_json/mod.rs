@@ -5,8 +5,8 @@
 //! the inputs of a layer are written, and in `module`/`registered_name`, which older files lack.
 //! Every option of a layer, and of what stands inside it, is honoured or refused by name, since a
 //! model that silently computes something else is worse than none; how,
-//! [`fields`](crate::fields) says. `build_config` and the model's `compile_config` change nothing
-//! here: optimizer and loss are the program's.
+//! [`fields`](crate::fields) says. `build_config` changes nothing; what `compile_config` says of
+//! loss and optimizer, [`compiled`](crate::compiled) reads for the program that trains.
 
 mod entries;
 mod graph;
@@ -28,12 +28,46 @@ use entries::Graph;
 /// [`ModelError::Io`], and those of [`parse_keras_json`].
 pub fn read_keras_json(path: impl AsRef<Path>) -> Result<ModelSpec, ModelError> {
     let path = path.as_ref();
-    let text = std::fs::read_to_string(path).map_err(|source| ModelError::Io {
+    let bytes = std::fs::read(path).map_err(|source| ModelError::Io {
         path: path.to_path_buf(),
         source,
     })?;
     let name = path.file_name().map(|name| name.to_string_lossy());
-    parse_keras_json(&text, &name.unwrap_or_else(|| path.to_string_lossy()))
+    let name = name.unwrap_or_else(|| path.to_string_lossy());
+    parse_keras_json(&model_text(bytes, &name)?, &name)
+}
+
+/// The text of a model file, of its bytes; `origin` names it in messages.
+///
+/// # Errors
+/// [`ModelError::NotAModel`] if it is no text, which says what it is: a whole model (`.keras`,
+/// `.h5`), or weights.
+pub fn model_text(bytes: Vec<u8>, origin: &str) -> Result<String, ModelError> {
+    let holds = |name: &[u8]| bytes.windows(name.len()).any(|part| part == name);
+    let what = match &bytes[..] {
+        [] => "the file is empty (0 bytes)",
+        [0x89, b'H', b'D', b'F', ..] => {
+            "an HDF5 file (.h5) with a whole model or its weights, of which only the layers are \
+             read here, as JSON"
+        }
+        [b'P', b'K', ..] if holds(b"config.json") => {
+            "a zip file with a whole model (.keras), of which only the layers are read here, as \
+             JSON"
+        }
+        [b'P', b'K', ..] if holds(b".npy") => {
+            "an archive of arrays (.npz), such as weights or data, and no layers"
+        }
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "text in UTF-16; save it as UTF-8",
+        _ => "bytes that are no text in UTF-8, so no JSON",
+    };
+    let not_a_model = |what: &str| ModelError::NotAModel {
+        origin: origin.to_string(),
+        what: what.to_string(),
+    };
+    if bytes.is_empty() || bytes.starts_with(b"PK") || bytes.contains(&0) {
+        return Err(not_a_model(what));
+    }
+    String::from_utf8(bytes).map_err(|_| not_a_model(what))
 }
 
 /// Reads a model from the text of a model file; `origin` names it in messages.
@@ -43,10 +77,23 @@ pub fn read_keras_json(path: impl AsRef<Path>) -> Result<ModelSpec, ModelError> 
 /// and the option that this program does not have, [`ModelError::SameName`],
 /// [`ModelError::MissingLayer`] and [`ModelError::Cycle`] for layers that do not make a graph.
 pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelError> {
-    let root: Value = serde_json::from_str(text).map_err(|error| ModelError::NotAModel {
+    let not_a_model = |what: String| ModelError::NotAModel {
         origin: origin.to_string(),
-        what: format!("not JSON: {error}"),
+        what,
+    };
+    let root: Value = serde_json::from_str(text).map_err(|error| {
+        not_a_model(match text.trim_start().starts_with('<') {
+            true => "HTML or XML, as a server sends it in place of a file".to_string(),
+            false => format!("not JSON: {error}"),
+        })
     })?;
+    if root.is_string() {
+        return Err(not_a_model(
+            "one JSON text that holds the JSON, as `json.dump(model.to_json(), file)` writes it; \
+             write the text itself, `file.write(model.to_json())`"
+                .to_string(),
+        ));
+    }
     // Keras 3 does not write its version into the file.
     let version = root["keras_version"].as_str();
     let file = File {
@@ -71,6 +118,39 @@ impl File<'_> {
         ModelError::NotAModel {
             origin: self.origin.to_string(),
             what: what.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_model_file_is_named() {
+        let zip = |name: &str| [b"PK\x03\x04 ", name.as_bytes(), &[0xff]].concat();
+        for (bytes, part) in [
+            (b"\x89HDF\r\n\x1a\n\0".to_vec(), "HDF5 file (.h5)"),
+            (zip("config.json"), "(.keras)"),
+            (zip("arr_0.npy"), "(.npz)"),
+            (Vec::new(), "empty"),
+            (b"\xff\xfe{\0".to_vec(), "UTF-16"),
+        ] {
+            let error = model_text(bytes, "m").unwrap_err().to_string();
+            assert!(
+                error.contains(part) && error.contains("model.to_json()"),
+                "{error}"
+            );
+        }
+        for (text, part) in [
+            (
+                r#""{\"class_name\": \"Sequential\"}""#,
+                "file.write(model.to_json())",
+            ),
+            ("<html>", "HTML"),
+        ] {
+            let error = parse_keras_json(text, "m").unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
         }
     }
 }

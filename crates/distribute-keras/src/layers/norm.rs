@@ -3,7 +3,7 @@
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
 use burn::tensor::module::layer_norm;
-use distribute_core::{Error, LocalBatchNorm, ReplicaContext, Result, SyncBatchNorm};
+use distribute_core::{LocalBatchNorm, Result, SyncBatchNorm};
 
 use super::{Flow, Mode, Pass};
 
@@ -28,26 +28,11 @@ fn batch_norm_of<const D: usize>(
 ) -> Result<Tensor<D>> {
     let is_frozen = pass.arguments.inference || !layer.training.is_enabled();
     match &*pass.mode {
-        Mode::Training { ctx, .. } if !is_frozen => {
-            refuse_one_value(ctx, &x)?;
-            layer.forward(x)
-        }
+        // One value per feature has the variance 0, as in Keras: the output is beta.
+        Mode::Training { .. } if !is_frozen => layer.forward(x),
         // On a device with gradients `forward` would train.
         _ => layer.forward_inference(x),
     }
-}
-
-/// Refuses a batch without a variance. The part of one of several replicas may be one, as in
-/// TensorFlow: who has how many examples of a short batch is nobody's choice.
-fn refuse_one_value<const D: usize>(ctx: &ReplicaContext, x: &Tensor<D>) -> Result<()> {
-    let dims = x.dims();
-    if ctx.num_replicas_in_sync() > 1 || dims[0] * dims[2..].iter().product::<usize>() != 1 {
-        return Ok(());
-    }
-    Err(Error::invalid(
-        "BatchNormalization: the batch has one value per feature, which has no variance; train \
-         with larger batches, or leave the last short one out (`drop_remainder`)",
-    ))
 }
 
 /// Keras' `BatchNormalization(synchronized=True)`, by core's.

@@ -6,4 +6,5 @@ mod digits;
 mod examples;
 mod files;
 mod hostile;
+mod inputs;
 mod sizes;

@@ -31,7 +31,8 @@ impl Callback for Announcement {
 impl Run<'_> {
     /// What is said once nothing can be refused any more.
     pub(super) fn announcement(&self, continued: Option<u64>) -> Announcement {
-        let details = self.cluster.iter().cloned();
+        let details = self.task.start_notes().into_iter();
+        let details = details.chain(self.cluster.iter().cloned());
         let details = details.chain(self.device_reduction());
         let details = details.chain(self.short_batch(self.global_batch));
         let details = details.chain(self.beyond_the_cores(available_cores()));
@@ -73,6 +74,8 @@ impl Run<'_> {
                 ("batch_size", json!(self.share())),
                 ("global_batch_size", json!(self.global_batch)),
                 ("epochs", json!(self.epochs)),
+                ("inputs", self.task.inputs_json()),
+                ("loss", json!(crate::configuration::name(self.task.loss))),
                 ("optimizer", json!(self.optimizer.name())),
                 ("learning_rate", json!(self.optimizer.learning_rate())),
                 ("seed", json!(self.args.training.seed)),

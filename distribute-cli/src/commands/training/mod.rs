@@ -34,7 +34,7 @@ use crate::log_directory::LogDirectory;
 use crate::metrics::Metrics;
 use crate::notes::Notes;
 use crate::objective::objective;
-use crate::schedule::{schedule, updates};
+use crate::schedule::{per_epoch, schedule, updates};
 use crate::signals::Signals;
 use crate::task::{Task, clipped};
 #[cfg(feature = "full")]
@@ -184,7 +184,11 @@ impl Run<'_> {
     fn seen(&self) -> ExamplesSeen {
         ExamplesSeen {
             global_batch: self.global_batch,
-            per_epoch: self.data.train.len(),
+            per_epoch: per_epoch(
+                &self.args.training,
+                self.data.train.len(),
+                self.global_batch,
+            ),
         }
     }
 
@@ -255,11 +259,13 @@ impl Run<'_> {
     pub(super) fn objective(
         &self,
     ) -> impl Fn(&StepContext<'_>, &Model, Batch) -> Computed + Clone + Sync + use<> {
-        objective(self.args.training.precision.policy())
+        objective(self.args.training.precision.policy(), self.task.loss)
     }
 
     pub(super) fn train_data(&self) -> Result<Batches, Failure> {
-        let batching = Batching::global(self.global_batch).shuffle(self.args.training.seed);
+        let training = &self.args.training;
+        let batching = Batching::global(self.global_batch).shuffle(training.seed);
+        let batching = batching.drop_remainder(training.drop_remainder);
         self.batches(&self.data.train, batching)
     }
 

@@ -255,13 +255,20 @@ fn an_infinite_best_value_is_resumed() {
     let (all, best) = (directory.path().join("all"), directory.path().join("best"));
     for epochs in 1..=3 {
         let checkpoint = (epochs > 1).then(|| newest(&all));
-        let mut stopping = EarlyStopping::new("watched").patience(10);
+        let mut stopping = EarlyStopping::new("watched")
+            .direction(Direction::Min)
+            .patience(10);
         let mut state = new_state(&strategy, 1);
         let fit = Fit::new(&strategy)
             .epochs(epochs)
             .resume_from(checkpoint)
             .callback(ModelCheckpoint::new(&all).unwrap())
-            .callback(ModelCheckpoint::new(&best).unwrap().best_only("watched"))
+            .callback(
+                ModelCheckpoint::new(&best)
+                    .unwrap()
+                    .best_only("watched")
+                    .direction(Direction::Min),
+            )
             .callback(&mut stopping);
         let objective =
             |ctx: &StepContext<'_>, model: &Mlp, batch| losses.objective(ctx, model, batch);
@@ -286,6 +293,7 @@ fn the_best_value_is_saved_in_its_epoch_with_micro_batches_left_over() {
     let best = ModelCheckpoint::new(directory.path())
         .unwrap()
         .best_only("watched")
+        .direction(Direction::Min)
         .keep(1);
     let fit = Fit::new(&strategy).epochs(3).callback(best);
     let objective = |ctx: &StepContext<'_>, model: &Mlp, batch| losses.objective(ctx, model, batch);
@@ -307,7 +315,12 @@ fn a_best_value_whose_checkpoint_was_lost_is_none() {
         let fit = Fit::new(&strategy)
             .epochs(epochs)
             .resume_from(checkpoint)
-            .callback(ModelCheckpoint::new(&best).unwrap().best_only("watched"))
+            .callback(
+                ModelCheckpoint::new(&best)
+                    .unwrap()
+                    .best_only("watched")
+                    .direction(Direction::Min),
+            )
             .callback(ModelCheckpoint::new(&all).unwrap());
         let objective =
             |ctx: &StepContext<'_>, model: &Mlp, batch| losses.objective(ctx, model, batch);

@@ -1,0 +1,157 @@
+//! What a Keras model was compiled with, as its file says: `compile_config`.
+
+use serde_json::{Map, Value};
+
+/// Loss, optimizer and metrics that a model file names (Keras 3: `model.compile(..)` before
+/// `model.to_json()`).
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Compiled {
+    /// Keras' name of the loss in snake case, such as `mean_squared_error`.
+    pub loss: Option<String>,
+    /// Arguments of the loss that are not Keras' defaults, with their values.
+    pub loss_arguments: Vec<(String, Value)>,
+    /// Keras' name of the optimizer in lower case, such as `adam`.
+    pub optimizer: Option<String>,
+    /// The arguments of the optimizer that have a value.
+    pub optimizer_config: Map<String, Value>,
+    /// The names of the metrics.
+    pub metrics: Vec<String>,
+    /// What else is set: `loss_weights`, `weighted_metrics`, `steps_per_execution`.
+    pub others: Vec<String>,
+}
+
+/// What the text of a model file says that the model was compiled with; nothing if it says nothing.
+#[must_use]
+pub fn compiled(text: &str) -> Option<Compiled> {
+    let root: Value = serde_json::from_str(text).ok()?;
+    let config = root["compile_config"].as_object()?;
+    let named = |key: &str| config.get(key).filter(|value| !value.is_null());
+    let loss = named("loss");
+    let optimizer = named("optimizer");
+    let mut found = Compiled {
+        loss: loss.and_then(name).map(|name| usual_name(&name)),
+        optimizer: optimizer.and_then(name).map(|name| name.to_lowercase()),
+        ..Compiled::default()
+    };
+    if let Some(Value::Object(arguments)) = loss.map(|loss| &loss["config"]) {
+        let usual = |(key, value): &(&String, &Value)| is_usual(key, value);
+        let others = arguments.iter().filter(|argument| !usual(argument));
+        found.loss_arguments = others
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+    }
+    if let Some(Value::Object(arguments)) = optimizer.map(|optimizer| &optimizer["config"]) {
+        let given = arguments
+            .iter()
+            .filter(|(key, value)| *key != "name" && !value.is_null());
+        found.optimizer_config = given
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+    }
+    if let Some(metrics) = named("metrics") {
+        add_names(metrics, &mut found.metrics);
+    }
+    for key in ["loss_weights", "weighted_metrics"] {
+        found.others.extend(named(key).map(|_| key.to_string()));
+    }
+    if named("steps_per_execution").is_some_and(|steps| *steps != 1) {
+        found.others.push("steps_per_execution".to_string());
+    }
+    (found != Compiled::default()).then_some(found)
+}
+
+/// A name that stands for an object, or the class of one. A list of one loss is that loss.
+fn name(value: &Value) -> Option<String> {
+    match value {
+        Value::String(name) => Some(name.clone()),
+        Value::Array(one) if one.len() == 1 => name(&one[0]),
+        // A function that Keras wrote down has its name in its configuration.
+        Value::Object(object) if object.get("class_name")? == "function" => {
+            object["config"].as_str().map(ToString::to_string)
+        }
+        Value::Object(object) => object.get("class_name")?.as_str().map(ToString::to_string),
+        Value::Array(_) => Some("several losses".to_string()),
+        _ => None,
+    }
+}
+
+/// `MeanSquaredError` and `mse` are `mean_squared_error`.
+fn usual_name(name: &str) -> String {
+    let mut snake = String::new();
+    for (index, letter) in name.char_indices() {
+        let begins = letter.is_uppercase() && index > 0;
+        snake.extend(begins.then_some('_'));
+        snake.extend(letter.to_lowercase());
+    }
+    match &*snake {
+        "mse" | "m_s_e" => "mean_squared_error".to_string(),
+        "mae" | "m_a_e" => "mean_absolute_error".to_string(),
+        "bce" => "binary_crossentropy".to_string(),
+        _ => snake,
+    }
+}
+
+/// Whether an argument of a loss is what Keras sets by default, or says how the model's outputs are
+/// to be taken, which follows from its last layer.
+fn is_usual(key: &str, value: &Value) -> bool {
+    match key {
+        "name" | "dtype" | "from_logits" | "fn" => true,
+        "reduction" => value == "sum_over_batch_size" || value == "auto",
+        "axis" => *value == -1,
+        "label_smoothing" => value.as_f64() == Some(0.0),
+        _ => value.is_null(),
+    }
+}
+
+fn add_names(value: &Value, names: &mut Vec<String>) {
+    match value {
+        Value::Array(all) => all.iter().for_each(|one| add_names(one, names)),
+        Value::Object(object) if !object.contains_key("class_name") => {
+            object.values().for_each(|one| add_names(one, names));
+        }
+        one => names.extend(name(one)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_objects_say_the_same() {
+        let named = r#"{"compile_config":{"optimizer":"SGD","loss":"mse","metrics":["accuracy"],
+            "loss_weights":null,"steps_per_execution":1}}"#;
+        let objects = r#"{"compile_config":{
+            "optimizer":{"class_name":"SGD","config":{"name":"sgd","learning_rate":0.5,
+                "weight_decay":null}},
+            "loss":{"class_name":"MeanSquaredError","config":{"name":"mean_squared_error",
+                "reduction":"sum_over_batch_size","dtype":"float32"}},
+            "metrics":[{"class_name":"AUC","config":{}}],"weighted_metrics":["accuracy"]}}"#;
+        let (named, objects) = (compiled(named).unwrap(), compiled(objects).unwrap());
+        assert_eq!(named.loss.as_deref(), Some("mean_squared_error"));
+        assert_eq!(
+            (&named.loss, &named.optimizer),
+            (&objects.loss, &objects.optimizer)
+        );
+        assert_eq!(objects.optimizer_config.len(), 1);
+        assert_eq!(
+            (&*objects.metrics, &*objects.others),
+            (
+                &["AUC".to_string()][..],
+                &["weighted_metrics".to_string()][..],
+            )
+        );
+        assert!(objects.loss_arguments.is_empty());
+    }
+
+    #[test]
+    fn arguments_that_change_a_loss_are_kept() {
+        let text = r#"{"compile_config":{"loss":{"class_name":"CategoricalCrossentropy",
+            "config":{"from_logits":true,"label_smoothing":0.1}}}}"#;
+        let found = compiled(text).unwrap();
+        assert_eq!(found.loss.as_deref(), Some("categorical_crossentropy"));
+        assert_eq!(found.loss_arguments[0].0, "label_smoothing");
+        assert_eq!(compiled(r#"{"compile_config":{}}"#), None);
+        assert_eq!(compiled("{}"), None);
+    }
+}

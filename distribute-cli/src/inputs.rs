@@ -1,0 +1,301 @@
+//! What identifies the inputs of a model: their names and order, their type and scale, and where
+//! the labels are from. A checkpoint keeps it, and other data is matched with it.
+
+use distribute_core::checkpoint::Metadata;
+use distribute_data::readers::{CsvColumns, Examples, ReadError, TrainTest};
+use distribute_keras::ModelSpec;
+use serde_json::{Value, json};
+
+use crate::flags::{DatasetName, ScaleName};
+use crate::identity::listed;
+use crate::stored_reading::EXTRA_KEY;
+
+/// The largest byte, by which bytes become numbers from 0 to 1.
+const LARGEST_BYTE: f32 = 255.0;
+/// Fewer lines count up by chance.
+const MIN_LINES: usize = 5;
+/// How pandas and spreadsheets call a column that only counts.
+const COUNTING_NAMES: [&str; 4] = ["", "Unnamed: 0", "index", "id"];
+
+/// What a model was trained on, beside the values.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Inputs {
+    /// The names of the features, in the order of the model; empty if they have none.
+    columns: Vec<String>,
+    label: Option<String>,
+    /// The type of the values in the file.
+    stored: String,
+    divisor: f32,
+    /// The layer of the model that rescales bytes, if that is why they are not divided.
+    rescaled_by: Option<String>,
+}
+
+impl Inputs {
+    pub(crate) fn of(examples: &Examples, spec: &ModelSpec) -> Self {
+        let is_taken = examples.stored_type() == "u8" && examples.divisor() == 1.0;
+        Self {
+            columns: examples.column_names().to_vec(),
+            label: examples.label_name().map(str::to_string),
+            stored: examples.stored_type().to_string(),
+            divisor: examples.divisor(),
+            rescaled_by: spec
+                .rescales_bytes()
+                .filter(|_| is_taken)
+                .map(str::to_string),
+        }
+    }
+
+    /// For a checkpoint.
+    pub(crate) fn to_json(&self) -> Value {
+        json!({
+            "columns": self.columns,
+            "label": self.label,
+            "type": self.stored,
+            "divided_by": self.divisor,
+            "rescaled_by": self.rescaled_by,
+        })
+    }
+
+    /// From a checkpoint; older ones do not have it.
+    pub(crate) fn from_json(value: &Value) -> Option<Self> {
+        let text = |key: &str| value[key].as_str().map(str::to_string);
+        let columns = value["columns"].as_array()?.iter();
+        Some(Self {
+            columns: columns
+                .map(|name| name.as_str().map(str::to_string))
+                .collect::<Option<_>>()?,
+            label: text("label"),
+            stored: text("type")?,
+            divisor: value["divided_by"].as_f64()? as f32,
+            rescaled_by: text("rescaled_by"),
+        })
+    }
+
+    /// That of a checkpoint, and how many values an example has there.
+    pub(crate) fn of_checkpoint(metadata: &Metadata) -> Option<(Self, usize)> {
+        let extra = metadata.extra.get(EXTRA_KEY)?;
+        let extents = extra["features"].as_array()?.iter();
+        let extents: Option<Vec<u64>> = extents.map(Value::as_u64).collect();
+        let values = usize::try_from(extents?.iter().product::<u64>()).ok()?;
+        Some((Self::from_json(&extra["inputs"])?, values))
+    }
+
+    /// How the columns of other data are found, which has `features` values an example.
+    pub(crate) fn columns(&self, features: usize) -> CsvColumns {
+        match self.columns.is_empty() {
+            true => CsvColumns::Count(features),
+            false => CsvColumns::Named {
+                features: self.columns.clone(),
+                label: self.label.clone(),
+            },
+        }
+    }
+
+    /// In one line.
+    pub(crate) fn line(&self) -> String {
+        let columns = match self.columns.len() {
+            0 => None,
+            count => Some(format!(
+                "{count} columns by name ({})",
+                listed(&self.columns)
+            )),
+        };
+        let scale = match (&self.rescaled_by, self.divisor) {
+            (Some(layer), _) => {
+                format!(
+                    "{} as it is, which the layer {layer} of the model rescales",
+                    self.stored
+                )
+            }
+            (None, 1.0) => format!("{} as it is", self.stored),
+            (None, divisor) => format!("{} divided by {divisor}", self.stored),
+        };
+        let label = self.label.as_ref().map(|name| format!("label: {name}"));
+        let what = columns.into_iter().chain([scale]).chain(label);
+        format!("inputs: {}", what.collect::<Vec<_>>().join("; "))
+    }
+
+    /// What is another in other data, in one line.
+    pub(crate) fn differences(&self, data: &Examples, dataset: &DatasetName) -> Vec<String> {
+        let mut all = Vec::new();
+        if !self.columns.is_empty() && data.column_names().is_empty() {
+            all.push(format!(
+                "{dataset} has no header: its columns are taken for {} by their order",
+                listed(&self.columns)
+            ));
+        }
+        let found = (data.stored_type(), data.divisor());
+        if (&*self.stored, self.divisor) != found && data.stored_type() != "text" {
+            let scaled = |stored: &str, divisor: f32| match divisor {
+                1.0 => format!("{stored} as it is"),
+                divisor => format!("{stored} divided by {divisor}"),
+            };
+            all.push(format!(
+                "{dataset} is {}, and the model was trained on {}; if that is not the same, say \
+                 --scale 255 or --scale none",
+                scaled(found.0, found.1),
+                scaled(&self.stored, self.divisor)
+            ));
+        }
+        all
+    }
+}
+
+/// What decides what values are divided by.
+#[derive(Debug)]
+pub(crate) struct Scale {
+    asked: Option<ScaleName>,
+    trained: Option<Inputs>,
+    /// Bytes are divided by 255 whatever the model does with them.
+    as_before: bool,
+}
+
+impl Scale {
+    /// What was asked for, or else what the model was trained on, or else what it wants.
+    pub(crate) fn new(asked: Option<ScaleName>, trained: Option<Inputs>) -> Self {
+        let asked = asked.filter(|asked| *asked != ScaleName::Auto);
+        Self {
+            asked,
+            trained,
+            as_before: false,
+        }
+    }
+
+    /// For a checkpoint that does not say it: it was trained on bytes that were divided.
+    pub(crate) fn as_before() -> Self {
+        Self {
+            asked: None,
+            trained: None,
+            as_before: true,
+        }
+    }
+
+    pub(crate) fn apply(&self, examples: Examples, spec: &ModelSpec) -> Examples {
+        if examples.is_text() {
+            return examples;
+        }
+        let is_bytes = examples.stored_type() == "u8";
+        let own = examples.divisor();
+        let rescaled = || own == LARGEST_BYTE && spec.rescales_bytes().is_some();
+        let divisor = match (self.asked, &self.trained) {
+            (Some(ScaleName::None), _) => 1.0,
+            (Some(ScaleName::By255), _) => LARGEST_BYTE,
+            (_, Some(trained)) if is_bytes && trained.stored == "u8" => trained.divisor,
+            _ if is_bytes && !self.as_before && rescaled() => 1.0,
+            _ => own,
+        };
+        examples.with_divisor(divisor)
+    }
+}
+
+/// What is in the data and not used, and what is almost certainly meant otherwise.
+pub(crate) fn remarks(data: &TrainTest, dataset: &DatasetName) -> Result<Vec<String>, ReadError> {
+    let train = &data.train;
+    let mut all = Vec::new();
+    if !train.unused().is_empty() {
+        all.push(format!("{dataset}: not used: {}", listed(train.unused())));
+    }
+    if train.class_names().is_empty() && !dataset.knows_classes() {
+        all.extend(missing_classes(data, dataset));
+    }
+    if let Some(name) = counting_column(train)? {
+        all.push(format!(
+            "{dataset}: the {name} only counts the lines, and is a feature of the model; leave it \
+             out (pandas: to_csv(.., index=False))"
+        ));
+    }
+    Ok(all)
+}
+
+fn missing_classes(data: &TrainTest, dataset: &DatasetName) -> Option<String> {
+    let (train, test) = (data.train.class_counts(), data.test.class_counts());
+    let count = |class: usize| [&train, &test].map(|of| of.get(class).copied().unwrap_or(0));
+    let missing = (0..train.len()).filter(|class| count(*class) == [0, 0]);
+    let missing: Vec<String> = missing.map(|class| class.to_string()).collect();
+    let last = train.len().saturating_sub(1);
+    match &missing[..] {
+        [] => None,
+        [zero] if zero == "0" => Some(format!(
+            "{dataset}: the labels go from 1 to {last}, so the model has a class 0 that never \
+             occurs; number them from 0 on"
+        )),
+        _ => Some(format!(
+            "{dataset}: of the classes 0 to {last} these never occur: {}",
+            listed(&missing)
+        )),
+    }
+}
+
+/// The name of a first column that is 0, 1, 2 and so on, or from 1, if there is one.
+fn counting_column(examples: &Examples) -> Result<Option<String>, ReadError> {
+    let is_table = examples.stored_type() == "f32" && examples.feature_shape().len() == 1;
+    if !is_table || examples.feature_shape()[0] < 2 {
+        return Ok(None);
+    }
+    let name = examples.column_names().first();
+    let named_so = name.is_none_or(|name| COUNTING_NAMES.contains(&name.as_str()));
+    let rows = examples.rows();
+    if !named_so || rows.len() < MIN_LINES {
+        return Ok(None);
+    }
+    let first = |index: usize| examples.features_f32(&[index]).map(|values| values[0]);
+    let offset = first(0)? - rows[0] as f32;
+    if offset != 0.0 && offset != 1.0 {
+        return Ok(None);
+    }
+    for (index, row) in rows.iter().enumerate() {
+        if first(index)? != *row as f32 + offset {
+            return Ok(None);
+        }
+    }
+    Ok(Some(match name.map(String::as_str) {
+        None | Some("") => "first column (without a name)".to_string(),
+        Some(name) => format!("first column ({name})"),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_data::readers::{CsvOptions, parse_csv};
+
+    use super::*;
+
+    fn table(text: &str) -> TrainTest {
+        let all = parse_csv(text.as_bytes(), "a.csv", &CsvOptions::default()).unwrap();
+        all.train_test(0.2, 1).unwrap()
+    }
+
+    fn said(text: &str) -> String {
+        let dataset = "csv:a.csv".parse().unwrap();
+        remarks(&table(text), &dataset).unwrap().join("\n")
+    }
+
+    #[test]
+    fn what_is_meant_otherwise_is_said() {
+        let lines = |first: &str, of: fn(usize) -> String| {
+            let lines: String = (0..10).map(of).collect();
+            said(&format!("{first}\n{lines}"))
+        };
+        let index = lines(",a,label", |i| format!("{i},0.{i},{}\n", i % 2));
+        assert!(index.contains("only counts the lines"), "{index}");
+        let index = lines("Unnamed: 0,a,label", |i| format!("{i},0.{i},{}\n", i % 2));
+        assert!(index.contains("(Unnamed: 0)"), "{index}");
+        let named = lines("age,a,label", |i| format!("{i},0.{i},{}\n", i % 2));
+        assert_eq!(named, "");
+        let from_one = lines("b,a,label", |i| format!("1,0.{i},{}\n", i % 3 + 1));
+        assert!(from_one.contains("from 1 to 3"), "{from_one}");
+        let gap = lines("b,a,label", |i| format!("1,0.{i},{}\n", i % 2 * 2));
+        assert!(gap.contains("never occur: 1"), "{gap}");
+    }
+
+    #[test]
+    fn a_record_comes_back_out_of_a_checkpoint() {
+        let data = table("b,a,kind\n1,2,0\n1,2,1\n1,3,0\n1,5,1\n1,3,0\n");
+        let spec = distribute_keras::built_in("mlp", 2, 1).unwrap();
+        let inputs = Inputs::of(&data.train, &spec);
+        assert_eq!(Inputs::from_json(&inputs.to_json()), Some(inputs.clone()));
+        assert_eq!(Inputs::from_json(&Value::Null), None);
+        let line = "inputs: 2 columns by name (b, a); f32 as it is; label: kind";
+        assert_eq!(inputs.line(), line);
+    }
+}
