@@ -18,6 +18,7 @@ use crate::job::hosts::Hosts;
 use crate::job::task::{Role, Task};
 use crate::job::workers::WorkerRange;
 
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(10);
 const SHRINK_AFTER: Duration = Duration::from_secs(30);
 
@@ -31,6 +32,7 @@ pub struct Job {
     pub(crate) parameter_servers: usize,
     pub(crate) has_evaluator: bool,
     pub(crate) restarts_max: u32,
+    pub(crate) restart_pause: Duration,
     pub(crate) log_directory: Option<PathBuf>,
     pub(crate) shows_all: bool,
     pub(crate) grace: Duration,
@@ -55,6 +57,7 @@ impl Job {
             parameter_servers: 0,
             has_evaluator: false,
             restarts_max: 0,
+            restart_pause: RESTART_PAUSE,
             log_directory: None,
             shows_all: false,
             grace: GRACE,
@@ -128,6 +131,15 @@ impl Job {
     #[must_use]
     pub fn max_restarts(mut self, restarts: u32) -> Job {
         self.restarts_max = restarts;
+        self
+    }
+
+    /// How long to wait before the job, or a worker alone, is started again after a failure (default:
+    /// 1 s): the pause doubles from failure to failure, up to a minute, and is this one again after
+    /// an attempt that did not fail or took ten minutes. Zero is no pause.
+    #[must_use]
+    pub fn restart_pause(mut self, pause: Duration) -> Job {
+        self.restart_pause = pause;
         self
     }
 
