@@ -2,6 +2,7 @@
 
 pub mod guard;
 pub mod leftovers;
+mod log_writer;
 pub mod logs;
 pub mod memory;
 pub mod output;
@@ -25,6 +26,7 @@ use crate::error::{LaunchError, Result};
 use crate::job::Job;
 use crate::job::task::Task;
 use crate::process::request::Request;
+use crate::process::table::Entry;
 use crate::report::attempt::ProcessReport;
 use crate::report::console::Stream;
 use crate::report::failure_report;
@@ -142,9 +144,9 @@ impl Process {
     }
 
     /// Asks it, and those that it has started, to end within `grace`; see [`Request`].
-    pub fn ask(&mut self, signal: Signal, grace: Duration) {
+    pub fn ask(&mut self, signal: Signal, grace: Duration, all: &[Entry]) {
         self.asked.get_or_insert(signal);
-        self.request = Some(Request::new(self.pid, signal, grace));
+        self.request = Some(Request::new(self.pid, signal, grace, all));
     }
 
     /// Whether those that it has started are to be looked after.
@@ -155,7 +157,8 @@ impl Process {
     /// It has ended like this. What is known then: nothing as long as others that it has started
     /// do what it was asked.
     pub fn ended(&mut self, first: Ending) -> Option<Ending> {
-        let leaves = |request: &mut Request| request.has_ended(first) && request.go_on() > 0;
+        let leaves =
+            |request: &mut Request| request.has_ended(first) && request.go_on(&table::all()) > 0;
         if self.request.as_mut().is_some_and(leaves) {
             self.left_others = Some(first);
             return None;
@@ -166,9 +169,9 @@ impl Process {
 
     /// Asks whose time has come. How it ended if it has by now, the last of those that it had
     /// started.
-    pub fn go_on(&mut self) -> Option<Ending> {
+    pub fn go_on(&mut self, all: &[Entry]) -> Option<Ending> {
         let request = self.request.as_mut()?;
-        let left = request.go_on();
+        let left = request.go_on(all);
         let first = self.left_others.filter(|_| left == 0)?;
         self.left_others = None;
         Some(request.ending(first))
