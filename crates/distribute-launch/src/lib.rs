@@ -70,8 +70,9 @@
 //!
 //! SIGINT and SIGTERM to the launcher reach the processes once, as the signals they are. SIGHUP and
 //! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end: SIGUSR1,
-//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. A second signal of the first four kills
-//! the processes, a third the launcher; of the others each one only asks. SIGPIPE is ignored, and
+//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, on Linux also SIGPWR, SIGSTKFLT and the
+//! real-time signals. A second signal of the first four kills the processes, a third the launcher;
+//! of the others each one only asks. SIGPIPE is ignored, and
 //! SIGXFSZ is an error of the write. Others do to the launcher what they do by default; its
 //! processes end with it.
 //!
@@ -135,7 +136,9 @@ mod job;
 mod membership;
 mod process;
 mod report;
+mod room;
 mod run;
+mod signals;
 mod thread_scope;
 
 pub use distribute_net::security::{Security, TlsIdentity, Token};

@@ -16,9 +16,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
@@ -198,20 +197,6 @@ impl Drop for Process {
     }
 }
 
-/// Whether a little can be written without waiting, in time.
-pub fn has_room(pipe: BorrowedFd<'_>, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).ok();
-        let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
-        match poll(&mut polled, left.as_ref()) {
-            Err(Errno::INTR) => {}
-            ready => return ready.is_ok_and(|ready| ready > 0),
-        }
-    }
-}
-
 /// The process number that `text` is.
 pub fn parse_pid(text: &str) -> Option<Pid> {
     Pid::from_raw(text.parse().ok().filter(|number| *number > 0)?)
@@ -242,6 +227,7 @@ pub fn ending(pid: Pid) -> Ending {
 /// Blocks until the process has ended; false if `stop` has before.
 #[cfg(target_os = "linux")]
 fn await_end(pid: Pid, stop: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::{PidfdFlags, pidfd_open};
 
     // An old kernel has none; then there is only the wait for the end.
