@@ -53,8 +53,8 @@
 //! after the grace period. When a process fails before, it is the *root cause*: the others get
 //! SIGTERM, and SIGKILL after the grace period. Then the job starts again, with new ports and a new
 //! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code
-//! [2](REFUSED_EXIT_CODE) (wrong usage would be wrong again) or [43](DIVERGED_EXIT_CODE) (a training
-//! that has diverged would diverge again).
+//! [2](REFUSED_EXIT_CODE) (wrong usage would be wrong again) or [43](DIVERGED_EXIT_CODE) (a
+//! training that has diverged would diverge again).
 //!
 //! With parameter servers, one more process is started: the chief, which coordinates. Its end is
 //! the end of the job: workers and servers get SIGTERM when it has exited with 0, and a failure of
@@ -69,19 +69,19 @@
 //! again; that counts as a restart, so that a job which always ends with 42 ends at all.
 //!
 //! SIGINT and SIGTERM to the launcher reach the processes once, as the signals they are. SIGHUP and
-//! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end: SIGUSR1,
-//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, on Linux also SIGPWR, SIGSTKFLT and the
-//! real-time signals. A second signal of the first four kills the processes, a third the launcher;
-//! of the others each one only asks. SIGPIPE is ignored, and
-//! SIGXFSZ is an error of the write. Others do to the launcher what they do by default; its
-//! processes end with it.
+//! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end:
+//! SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, on Linux also SIGPWR, SIGSTKFLT
+//! and the real-time signals. A second signal of the first four kills the processes, a third the
+//! launcher; of the others each one only asks. SIGPIPE is ignored, and SIGXFSZ is an error of the
+//! write. Others do to the launcher what they do by default; its processes end with it.
 //!
-//! A command may be a script that does not `exec` what it runs. Each process is asked once: one that
-//! catches SIGTERM before those that it has started, as it may pass the signal on; one that does not
-//! catch it, and waits for one that does, not at all, as it ends with that one's exit code. What a process that
-//! catches the signal has not ended after half of the grace period is asked then. When a script ends
-//! by the signal and those that it has started go on, they have the rest of the grace period, and
-//! count as the script: 42 if one of them has saved. SIGINT reaches all at once, as in a terminal.
+//! A command may be a script that does not `exec` what it runs. Each process is asked once: one
+//! that catches SIGTERM before those that it has started, as it may pass the signal on; one that
+//! does not catch it, and waits for one that does, not at all, as it ends with that one's exit
+//! code. What a process that catches the signal has not ended after half of the grace period is
+//! asked then. When a script ends by the signal and those that it has started go on, they have the
+//! rest of the grace period, and count as the script: 42 if one of them has saved. SIGINT reaches
+//! all at once, as in a terminal.
 //!
 //! # Several hosts
 //!

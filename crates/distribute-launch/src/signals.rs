@@ -12,8 +12,8 @@ const ANNOUNCING: [i32; 7] = [
     SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGIO,
 ];
 
-/// Those that only Linux has: of a coprocessor, of the power supply, and all real-time ones that are
-/// free for programs.
+/// Those that only Linux has: of a coprocessor, of the power supply, and all real-time ones that
+/// are free for programs.
 #[cfg(all(
     target_os = "linux",
     any(target_arch = "x86_64", target_arch = "aarch64")

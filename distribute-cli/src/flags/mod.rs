@@ -169,7 +169,7 @@ pub(crate) struct LaunchArgs {
     /// Start all processes again so often in all after a failure (with --ps a dead worker alone)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
-    /// Wait before a restart after a failure: twice as long each time, up to a minute
+    /// Wait before a restart; twice as long each time after the same failure, up to a minute
     #[arg(
         long,
         value_name = "SECONDS",

@@ -91,9 +91,9 @@ impl ModelCheckpoint {
         Self::with_workers_within(strategy, directory, Duration::ZERO)
     }
 
-    /// [`with_workers`](Self::with_workers) after a restart, with whatever strategy: who saved there
-    /// before may not have ended yet, on another host that was cut off for example. The chief waits
-    /// for that, at most for `patience`, and the others with it.
+    /// [`with_workers`](Self::with_workers) after a restart, with whatever strategy: who saved
+    /// there before may not have ended yet, on another host that was cut off for example. The chief
+    /// waits for that, at most for `patience`, and the others with it.
     ///
     /// # Errors
     /// As `with_workers`, when the time is over.

@@ -1,5 +1,5 @@
-//! The launchers of all hosts, as the relay knows them: who is there, who is away for a moment and who
-//! is lost, and what is on its way to each.
+//! The launchers of all hosts, as the relay knows them: who is there, who is away for a moment and
+//! who is lost, and what is on its way to each.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

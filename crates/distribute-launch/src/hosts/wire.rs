@@ -10,9 +10,9 @@
 //! both                Beat, Post, Bye or Quit     from the launcher a Beat at once
 //! ```
 //!
-//! The posts of each direction are numbered from 0, and each side says how many it has. A connection
-//! that breaks is followed by another one of the same session, over which the posts go on with the
-//! first that has not arrived.
+//! The posts of each direction are numbered from 0, and each side says how many it has. A
+//! connection that breaks is followed by another one of the same session, over which the posts go
+//! on with the first that has not arrived.
 
 use std::io;
 use std::net::IpAddr;
@@ -202,7 +202,8 @@ pub async fn write(
     pace: Pace,
 ) -> Written {
     let limit = pace.silence();
-    // Whoever is silent is taken for lost, and so is who only sends posts and never says what it has.
+    // Whoever is silent is taken for lost, and so is who only sends posts and never says what it
+    // has.
     let mut beats = interval(pace.beat());
     beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

@@ -64,8 +64,8 @@ impl Hosts {
     }
 
     /// How long the launcher of a host may be out of reach of that of host 0, the same on all of
-    /// them (default: 12 s): meanwhile the processes go on, if they reach each other. After that, or
-    /// up to half of the time later, the host is lost, and the job starts again if restarts are
+    /// them (default: 12 s): meanwhile the processes go on, if they reach each other. After that,
+    /// or up to half of the time later, the host is lost, and the job starts again if restarts are
     /// left. At least 1 s; not shorter than the time after which the processes give each other up.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Hosts {

@@ -134,9 +134,10 @@ impl Job {
         self
     }
 
-    /// How long to wait before the job, or a worker alone, is started again after a failure (default:
-    /// 1 s): the pause doubles from failure to failure, up to a minute, and is this one again after
-    /// an attempt that did not fail or took ten minutes. Zero is no pause.
+    /// How long to wait before the job, or a worker alone, is started again after a failure
+    /// (default: 1 s): the pause doubles while the same process fails in the same way, up to a
+    /// minute, and is this one again after another failure, or an attempt of a minute. Zero is no
+    /// pause.
     #[must_use]
     pub fn restart_pause(mut self, pause: Duration) -> Job {
         self.restart_pause = pause;
@@ -172,9 +173,9 @@ impl Job {
 
     /// Whether signals to this process stop the job (default: yes): SIGINT, SIGTERM, SIGHUP,
     /// SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO, on Linux also
-    /// SIGPWR, SIGSTKFLT and the real-time signals. SIGXFSZ makes no difference then. A program that runs a job this way ignores these signals from then on: the
-    /// handlers are taken away at the end of the job, but the system's default action does not come
-    /// back.
+    /// SIGPWR, SIGSTKFLT and the real-time signals. SIGXFSZ makes no difference then. A program
+    /// that runs a job this way ignores these signals from then on: the handlers are taken away at
+    /// the end of the job, but the system's default action does not come back.
     #[must_use]
     pub fn handle_signals(mut self, handle: bool) -> Job {
         self.handles_signals = handle;

@@ -1,5 +1,5 @@
-//! Writes a log file on a thread of its own, so that a file system that hangs holds up nobody but that
-//! thread, which is left behind then.
+//! Writes a log file on a thread of its own, so that a file system that hangs holds up nobody but
+//! that thread, which is left behind then.
 
 use std::collections::VecDeque;
 use std::fs::File;

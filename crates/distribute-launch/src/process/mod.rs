@@ -202,8 +202,8 @@ pub fn parse_pid(text: &str) -> Option<Pid> {
     Pid::from_raw(text.parse().ok().filter(|number| *number > 0)?)
 }
 
-/// Blocks until the process ends, and leaves it to be reaped; or until `stop` has ended, which means
-/// that nobody wants to know any more: then nothing.
+/// Blocks until the process ends, and leaves it to be reaped; or until `stop` has ended, which
+/// means that nobody wants to know any more: then nothing.
 pub fn wait(pid: Pid, stop: BorrowedFd<'_>) -> Option<Ending> {
     await_end(pid, stop).then(|| ending(pid))
 }

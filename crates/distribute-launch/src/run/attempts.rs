@@ -61,8 +61,11 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
             WaitOutcome::HostLost => (None, AttemptEnd::HostLost),
             WaitOutcome::Done(ended) => judge(session, ended, restarts)?,
         };
-        let has_failed = matches!(outcome, Some(Outcome::Failed { .. }));
-        pauses.ended(begun.elapsed(), has_failed);
+        let failure = match &outcome {
+            Some(Outcome::Failed { cause, .. }) => Some((cause.task, cause.ending)),
+            _ => None,
+        };
+        pauses.ended(begun.elapsed(), failure);
         if let (Some(_), Some(outcome)) = (session.interrupted, &outcome) {
             return Ok(outcome.clone());
         }
@@ -72,8 +75,8 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
         let refused = session.ended(end);
         if !refused.is_empty() {
             session.screen.log(&format!(
-                "the job cannot go on with the hosts {refused:?} (counted from 0), which came last, \
-                 as the failure above says; it goes on without them"
+                "the job cannot go on with the hosts {refused:?} (counted from 0), which came \
+                 last, as the failure above says; it goes on without them"
             ))?;
         }
         last = Some(Last { plan, outcome });

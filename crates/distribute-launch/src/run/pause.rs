@@ -1,6 +1,7 @@
-//! The pause before a job starts again after a failure: each one is twice as long as the one before,
-//! so that what is in the way (an address that is still in use, a file system that hangs, a process
-//! that has not let go of its checkpoints) has time to pass before the restarts are used up.
+//! The pause before a job starts again after a failure: each one is twice as long as the one before
+//! while the same process fails in the same way, so that what is in the way (an address that is
+//! still in use, a file system that hangs, a process that has not let go of its checkpoints) has
+//! time to pass before the restarts are used up.
 
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
@@ -8,26 +9,32 @@ use std::time::{Duration, Instant};
 use crate::error::Result;
 use crate::events::Event;
 use crate::hosts::posts::PostBody;
+use crate::job::task::Task;
+use crate::report::outcome::Ending;
 use crate::run::session::Session;
 
 /// No pause is longer, unless the first one is.
 pub const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// A failure after so long has nothing to do with the one before.
-const FORGET_AFTER: Duration = Duration::from_secs(600);
+const FORGET_AFTER: Duration = Duration::from_secs(60);
 
 /// The failures that follow each other.
 #[derive(Default)]
 pub struct Pauses {
     in_a_row: u32,
+    /// Which process failed last, and how.
+    last: Option<(Task, Ending)>,
 }
 
 impl Pauses {
-    /// An attempt has taken this long, and has failed or not.
-    pub fn ended(&mut self, time: Duration, has_failed: bool) {
-        if !has_failed || time >= FORGET_AFTER {
+    /// An attempt has taken this long, and has failed because of a process that ended like this, or
+    /// not.
+    pub fn ended(&mut self, time: Duration, failure: Option<(Task, Ending)>) {
+        if failure != self.last || time >= FORGET_AFTER {
             self.in_a_row = 0;
         }
-        self.in_a_row += u32::from(has_failed);
+        self.in_a_row += u32::from(failure.is_some());
+        self.last = failure;
     }
 
     /// How long to wait before the next start, when the first pause is `first`.
@@ -81,13 +88,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_a_minute_and_begin_anew_after_a_success() {
+    fn pauses_double_up_to_a_minute_while_the_same_process_fails_in_the_same_way() {
         let first = Duration::from_secs(1);
+        let failed = |index| Some((Task::worker(index), Ending::Exit(1)));
         let mut pauses = Pauses::default();
         assert_eq!(pauses.next(first), Duration::ZERO);
         let short = Duration::from_secs(2);
         let told = (0..9).map(|_| {
-            pauses.ended(short, true);
+            pauses.ended(short, failed(0));
             pauses.next(first).as_secs()
         });
         assert_eq!(told.collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
@@ -96,13 +104,17 @@ mod tests {
             pauses.next(Duration::from_secs(90)),
             Duration::from_secs(90)
         );
-        pauses.ended(FORGET_AFTER, true);
+        pauses.ended(FORGET_AFTER, failed(0));
         assert_eq!(pauses.next(first), first);
-        pauses.ended(short, true);
-        pauses.ended(short, false);
+        for other in [failed(1), Some((Task::worker(1), Ending::Signal(9)))] {
+            pauses.ended(short, failed(0));
+            pauses.ended(short, other);
+            assert_eq!(pauses.next(first), first);
+        }
+        pauses.ended(short, None);
         assert_eq!(pauses.next(first), Duration::ZERO);
         for _ in 0..100 {
-            pauses.ended(short, true);
+            pauses.ended(short, failed(0));
         }
         assert_eq!(pauses.next(first), PAUSE_MAX);
     }
