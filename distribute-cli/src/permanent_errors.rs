@@ -187,6 +187,7 @@ mod tests {
         let busy = CheckpointError::Busy {
             path: PathBuf::from("saved"),
             holder: None,
+            host: None,
         };
         assert_eq!(lasting(&Error::from(busy)), None);
         assert_eq!(lasting(&Error::step("no luck")), None);

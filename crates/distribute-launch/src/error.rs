@@ -193,6 +193,21 @@ pub enum LaunchError {
         /// What does not fit, and what to do.
         why: String,
     },
+    /// The launchers of hosts were lost, and did not come back. The job was stopped.
+    #[error(
+        "the launchers of the hosts {hosts:?} (counted from 0) were lost, and none of them was \
+         within reach again in {} s{}; the job was stopped: start it again on all hosts, or let it \
+         wait longer (`Hosts::join_timeout`)",
+        .waited.as_secs(), used(.restarts)
+    )]
+    HostStaysAway {
+        /// The numbers of the hosts.
+        hosts: Vec<usize>,
+        /// How long they were waited for.
+        waited: std::time::Duration,
+        /// How many restarts were used of how many, where that is known.
+        restarts: Option<(u32, u32)>,
+    },
     /// The launcher of a host is gone or cannot be reached. The job was stopped.
     #[error("the launcher of host {host} is gone or cannot be reached; the job was stopped")]
     HostLost {
@@ -219,6 +234,14 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// How many restarts were used, as a part of a message.
+fn used(restarts: &Option<(u32, u32)>) -> String {
+    match restarts {
+        Some((used, most)) => format!(" (restarts used: {used} of {most})"),
+        None => String::new(),
+    }
 }
 
 distribute_error::debug_as_message!(LaunchError);
@@ -266,6 +289,7 @@ impl LaunchError {
             | Self::Rendezvous { .. }
             | Self::HostsMissing { .. }
             | Self::HostLost { .. }
+            | Self::HostStaysAway { .. }
             | Self::TooManyPosts { .. }
             | Self::System { .. } => false,
         }

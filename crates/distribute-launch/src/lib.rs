@@ -53,8 +53,8 @@
 //! after the grace period. When a process fails before, it is the *root cause*: the others get
 //! SIGTERM, and SIGKILL after the grace period. Then the job starts again, with new ports and a new
 //! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code
-//! [2](REFUSED_EXIT_CODE) (wrong usage would be wrong again) or [43](DIVERGED_EXIT_CODE) (a training
-//! that has diverged would diverge again).
+//! [2](REFUSED_EXIT_CODE) (wrong usage would be wrong again) or [43](DIVERGED_EXIT_CODE) (a
+//! training that has diverged would diverge again).
 //!
 //! With parameter servers, one more process is started: the chief, which coordinates. Its end is
 //! the end of the job: workers and servers get SIGTERM when it has exited with 0, and a failure of
@@ -69,25 +69,33 @@
 //! again; that counts as a restart, so that a job which always ends with 42 ends at all.
 //!
 //! SIGINT and SIGTERM to the launcher reach the processes once, as the signals they are. SIGHUP and
-//! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end: SIGUSR1,
-//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. A second signal of the first four kills
-//! the processes, a third the launcher; of the others each one only asks. SIGPIPE is ignored, and
-//! SIGXFSZ is an error of the write. Others do to the launcher what they do by default; its
-//! processes end with it.
+//! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end:
+//! SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, on Linux also SIGPWR, SIGSTKFLT
+//! and the real-time signals. A second signal of the first four kills the processes, a third the
+//! launcher; of the others each one only asks. SIGPIPE is ignored, and SIGXFSZ is an error of the
+//! write. Others do to the launcher what they do by default; its processes end with it.
 //!
-//! A command may be a script that does not `exec` what it runs. Each process is asked once: one that
-//! catches SIGTERM before those that it has started, as it may pass the signal on; one that does not
-//! catch it, and waits for one that does, not at all, as it ends with that one's exit code. What a process that
-//! catches the signal has not ended after half of the grace period is asked then. When a script ends
-//! by the signal and those that it has started go on, they have the rest of the grace period, and
-//! count as the script: 42 if one of them has saved. SIGINT reaches all at once, as in a terminal.
+//! A command may be a script that does not `exec` what it runs. Each process is asked once: one
+//! that catches SIGTERM before those that it has started, as it may pass the signal on; one that
+//! does not catch it, and waits for one that does, not at all, as it ends with that one's exit
+//! code. What a process that catches the signal has not ended after half of the grace period is
+//! asked then. When a script ends by the signal and those that it has started go on, they have the
+//! rest of the grace period, and count as the script: 42 if one of them has saved. SIGINT reaches
+//! all at once, as in a terminal.
 //!
 //! # Several hosts
 //!
 //! [`Job::hosts`] makes the launchers of several hosts one: they wait for each other, number the
 //! processes through, and start and stop them together; a failure on one host is the same failure
 //! on all. What they must know of each other is kept in the launcher of host 0, and in none of the
-//! job's processes. When a launcher is lost, the others stop their processes and say which it was.
+//! job's processes.
+//!
+//! A connection between launchers that breaks is followed by another one, over which nothing is
+//! lost; meanwhile the processes go on. A launcher that is out of reach for
+//! [longer](Hosts::timeout) is lost: the others stop their processes and say which it was. While
+//! there are [restarts](Job::max_restarts) left they wait for it, or for another launcher of its
+//! host, for the [time](Hosts::join_timeout) in which launchers meet, and a launcher that has lost
+//! host 0 looks for it as long. When all are there the job starts again.
 //!
 //! The launchers know each other by a common token, and encrypt what they say if they have
 //! certificates; without, an address beyond loopback is refused unless [`Security::insecure`]
@@ -100,7 +108,7 @@
 //! lost for good, or a host, is done without: the others are stopped and start again in a cluster
 //! without it, from what they have saved. A launcher that comes with the token is taken in: all
 //! workers get SIGTERM, are expected to save and to exit with 42, and start again with the new
-//! ones.
+//! ones. If they end with exit code 2 then, the job goes on without the launcher that came.
 //! The launcher of host 0 decides, and cannot be done without.
 //!
 //! # What cannot stay behind
@@ -128,7 +136,9 @@ mod job;
 mod membership;
 mod process;
 mod report;
+mod room;
 mod run;
+mod signals;
 mod thread_scope;
 
 pub use distribute_net::security::{Security, TlsIdentity, Token};

@@ -74,6 +74,8 @@ fn send(id: u32, name: &str) -> rustix::io::Result<()> {
         "KILL" => Signal::KILL,
         "STOP" => Signal::STOP,
         "TERM" => Signal::TERM,
+        "USR1" => Signal::USR1,
+        "XCPU" => Signal::XCPU,
         other => panic!("SIG{other}"),
     };
     let process = Pid::from_raw(i32::try_from(id).unwrap()).unwrap();

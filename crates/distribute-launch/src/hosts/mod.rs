@@ -2,6 +2,9 @@
 
 pub mod group;
 mod join;
+mod link;
+mod members;
+mod outbox;
 pub mod posts;
 pub mod relay;
 #[cfg(test)]

@@ -45,17 +45,19 @@ pub enum PostBody {
     Ended(AttemptResult),
     /// The host's launcher is gone.
     Lost,
-    /// Of an elastic job: the host's launcher is there.
+    /// The host's launcher is there.
     Came,
     /// Of an elastic job, by host 0: a launcher waits, so the workers shall save and stop.
     Save,
     /// Of an elastic job: the host's launcher was told to stop. The workers shall save and stop,
     /// and the others go on.
     Leave,
-    /// Of an elastic job, by host 0: what the launchers of its hosts start next.
+    /// By host 0: what the launchers of its hosts start next.
     Plan(Plan),
-    /// Of an elastic job, by host 0: there is no other start.
+    /// By host 0: there is no other start.
     Over(Over),
+    /// Of an elastic job, by host 0: these hosts came last, and do not fit. The others go on.
+    Refused(Vec<usize>),
 }
 
 impl PostBody {
@@ -74,7 +76,8 @@ impl PostBody {
             | PostBody::Save
             | PostBody::Leave
             | PostBody::Plan(_)
-            | PostBody::Over(_) => false,
+            | PostBody::Over(_)
+            | PostBody::Refused(_) => false,
         }
     }
 
@@ -88,6 +91,21 @@ impl PostBody {
 }
 
 impl Post {
+    /// What a launcher tells itself when it cannot reach the relay any more. (The relay itself says
+    /// of host 0 that it is lost when its launcher ends.)
+    pub fn relay_is_lost() -> Post {
+        Post {
+            host: 0,
+            restart: u32::MAX,
+            item: PostBody::Lost,
+        }
+    }
+
+    /// Whether it is that.
+    pub fn is_relay_lost(&self) -> bool {
+        self.host == 0 && self.restart == u32::MAX && matches!(self.item, PostBody::Lost)
+    }
+
     /// Whether both say the same of the same attempt: the second one adds nothing.
     fn repeats(&self, other: &Post) -> bool {
         (self.host, self.restart) == (other.host, other.restart)
@@ -96,14 +114,14 @@ impl Post {
     }
 }
 
-/// How an elastic job ended.
+/// How a job ended.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Over {
     Outcome(Outcome),
     TooFew { missing: Vec<usize>, left: usize },
 }
 
-/// What host 0 of an elastic job has told to do next.
+/// What host 0 has told to do next.
 pub enum Instruction {
     Start(Plan),
     Over(Over),
@@ -113,9 +131,9 @@ pub enum Instruction {
 pub struct Posts {
     /// The hosts that take part in the attempt.
     hosts: BTreeSet<usize>,
-    /// Whether the job goes on without a host.
+    /// Whether the job goes on without a host for good.
     is_elastic: bool,
-    /// The hosts whose launchers are there, of an elastic job.
+    /// The hosts whose launchers are there.
     here: BTreeSet<usize>,
     /// The hosts that were lost since the plan of the attempt was made.
     lost: BTreeSet<usize>,
@@ -130,7 +148,7 @@ pub struct Posts {
 }
 
 impl Posts {
-    /// The posts of a job on so many hosts.
+    /// The posts of a job on so many hosts; of an elastic one, a launcher may leave.
     pub fn new(hosts: usize, is_elastic: bool) -> Posts {
         Posts {
             hosts: (0..hosts).collect(),
@@ -145,17 +163,11 @@ impl Posts {
         }
     }
 
-    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without,
-    /// or has told more than there is to tell.
+    /// Remembers what a launcher has told; an error if it is more than there is to tell.
     pub fn record(&mut self, post: Post) -> Result<()> {
         let host = post.host;
         match &post.item {
-            PostBody::Lost if self.is_elastic && host != 0 => {
-                self.here.remove(&host);
-                self.lost.insert(host);
-                self.lost_for_next.insert(host);
-            }
-            PostBody::Lost => return Err(LaunchError::HostLost { host }),
+            PostBody::Lost => self.lose(host),
             PostBody::Came => {
                 self.here.insert(host);
             }
@@ -174,6 +186,30 @@ impl Posts {
             _ => {}
         }
         self.keep(post)
+    }
+
+    fn lose(&mut self, host: usize) {
+        self.here.remove(&host);
+        self.lost.insert(host);
+        self.lost_for_next.insert(host);
+    }
+
+    /// The relay is lost, and with it all other hosts than this one.
+    pub fn lose_others(&mut self, own: usize, count: usize) {
+        let others = (0..count).filter(|host| *host != own);
+        others.for_each(|host| self.lose(host));
+    }
+
+    /// The launcher has joined anew: who else is there is told again.
+    pub fn join_anew(&mut self) {
+        self.here.clear();
+        self.instruction = None;
+        self.posts.clear();
+    }
+
+    /// The hosts whose launchers are there.
+    pub fn here(&self) -> &BTreeSet<usize> {
+        &self.here
     }
 
     /// Keeps what is asked for later, once.
@@ -322,15 +358,18 @@ impl Posts {
         }
         let parts: Vec<AttemptResult> = ended.into_values().cloned().collect();
         let verdicts: Vec<Verdict> = parts.iter().map(|part| part.verdict).collect();
+        let all_succeeded = verdicts.iter().all(|one| *one == Verdict::Succeeded);
         let mut whole = AttemptResult::join(parts);
         let number = |task: &Task| whole.number(*task);
         let failures = failures.iter();
         let failures = failures.filter_map(|(task, ending)| Some((number(task)?, *ending)));
         let failures: Vec<(usize, Ending)> = failures.collect();
         whole.verdict = match root_cause(&failures) {
+            // What is left of the lost host served those that are done, or had nothing more to do.
+            None if is_broken && self.workers_are_done() && all_succeeded => Verdict::Succeeded,
             _ if is_broken => Verdict::HostLost,
             Some(index) => Verdict::Failed(index),
-            None if verdicts.iter().all(|one| *one == Verdict::Succeeded) => Verdict::Succeeded,
+            None if all_succeeded => Verdict::Succeeded,
             None if signal.is_some() && verdicts.contains(&Verdict::Stopped) => Verdict::Stopped,
             None => Verdict::Preempted,
         };

@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::{Pid, getpid};
 
 use crate::process::guard::PATIENCE;
-use crate::process::has_room;
+use crate::room::has_room;
 
 /// The longest line about a group, with the longest number.
 const LINE_BYTES: usize = "group 2147483647\n".len();
@@ -24,8 +24,8 @@ pub fn die_with_parent(command: &mut Command, guard: Option<BorrowedFd<'_>>) {
         guard.map_or(Ok(()), announce)
     };
     // SAFETY: between fork and exec only what is async-signal-safe may run. `prepare` makes five
-    // system calls (it reads the clock, too) on values that it owns or has on its stack; it allocates nothing and takes no
-    // lock, and its errors are plain numbers.
+    // system calls (it reads the clock, too) on values that it owns or has on its stack; it
+    // allocates nothing and takes no lock, and its errors are plain numbers.
     unsafe {
         command.pre_exec(prepare);
     }

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::error::LaunchError;
-use crate::process::has_room;
+use crate::room::has_room;
 
 /// How long a reader is waited for that does not read.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -39,10 +39,10 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// What `stdout` and `stderr` write to (default: not known). Then nobody waits for a reader that
-    /// does not read, as a terminal that was stopped with Ctrl-S or a pager: what standard error
-    /// does not take within a second is left out, which is said when it is read again, and what
-    /// standard output does not take at the end of the job. Log files have everything.
+    /// What `stdout` and `stderr` write to (default: not known). Then nobody waits for a reader
+    /// that does not read, as a terminal that was stopped with Ctrl-S or a pager: what standard
+    /// error does not take within a second is left out, which is said when it is read again, and
+    /// what standard output does not take at the end of the job. Log files have everything.
     #[must_use]
     pub fn descriptors(mut self, stdout: BorrowedFd<'a>, stderr: BorrowedFd<'a>) -> Self {
         self.descriptors = Some([stdout, stderr]);
@@ -141,8 +141,8 @@ impl<'a> Screen<'a> {
         let _unread = lock(&self.stderr).clear_status();
     }
 
-    /// Writes bytes of the first process, at once and unchanged. Once `stop` has ended, nobody waits
-    /// long for a reader of standard output any more. False if there is none.
+    /// Writes bytes of the first process, at once and unchanged. Once `stop` has ended, nobody
+    /// waits long for a reader of standard output any more. False if there is none.
     pub fn pass(
         &self,
         stream: Stream,

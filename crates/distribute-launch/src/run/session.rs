@@ -18,7 +18,7 @@ use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
 use crate::process::memory::StateMemory;
 use crate::report::console::Screen;
-use crate::run::signals::insists;
+use crate::signals::insists;
 
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
@@ -41,20 +41,32 @@ pub struct Session<'a, 's> {
 }
 
 impl Session<'_, '_> {
-    /// The number of this host in plans: 0 where each launcher makes its own.
+    /// The number of this host in plans.
     pub fn host(&self) -> usize {
-        match (&self.lead, &self.group) {
-            (None, Some(group)) => group.index(),
-            _ => 0,
+        self.group.as_ref().map_or(0, LauncherGroup::index)
+    }
+
+    /// The places of this host's workers in a plan.
+    pub fn places(&self, plan: &Plan) -> Vec<usize> {
+        // The plan of a job on several hosts that is not elastic only has the hosts.
+        let has_places = self.group.is_none() || self.job.is_elastic();
+        match (plan.places.get(&self.host()), has_places) {
+            (Some(places), true) => places.clone(),
+            (Some(_), false) => (0..self.job.workers_here()).collect(),
+            (None, _) => Vec::new(),
         }
     }
 
-    /// The attempt is over.
-    pub fn ended(&mut self, end: AttemptEnd) {
+    /// The attempt is over. On host 0, the hosts without which the job goes on because they do not
+    /// fit.
+    pub fn ended(&mut self, end: AttemptEnd) -> Vec<usize> {
         match (&mut self.lead, &mut self.group) {
-            (Some(lead), _) => lead.ended(end),
+            (Some(lead), _) => {
+                lead.ended(end);
+                Vec::new()
+            }
             (None, Some(group)) => group.ended(end),
-            (None, None) => {}
+            (None, None) => Vec::new(),
         }
     }
 

@@ -193,6 +193,17 @@ fn a_crash_loop_is_restarted_exactly_as_often_as_allowed() {
 }
 
 #[test]
+fn before_each_restart_is_a_pause_that_grows() {
+    let pause = Duration::from_millis(200);
+    let begun = Instant::now();
+    let seen = see(script("exit 1").max_restarts(2).restart_pause(pause));
+    assert!(begun.elapsed() >= pause * 3, "{:?}", begun.elapsed());
+    for said in ["restart 1 of 2, in 0.2 s", "restart 2 of 2, in 0.4 s"] {
+        assert!(seen.stderr.contains(said), "{}", seen.stderr);
+    }
+}
+
+#[test]
 fn a_job_that_succeeds_after_a_restart_succeeds() {
     let text = "if [ $i$DISTRIBUTE_RESTART = 10 ]; then kill -SEGV $$; fi";
     let seen = see(script(text).workers(2).max_restarts(5));

@@ -18,6 +18,7 @@ use crate::hosts::meeting_point;
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
+const PAUSE: &str = "LAUNCH_TEST_PAUSE";
 const GRACE: &str = "LAUNCH_TEST_GRACE";
 const SERVERS: &str = "LAUNCH_TEST_SERVERS";
 const HOST: &str = "LAUNCH_TEST_HOST";
@@ -47,6 +48,10 @@ fn as_launcher() {
         let seconds = seconds.parse().expect("a number");
         job = job.grace_period(Duration::from_secs(seconds));
     }
+    if let Ok(seconds) = std::env::var(PAUSE) {
+        let seconds = seconds.parse().expect("a number");
+        job = job.restart_pause(Duration::from_secs(seconds));
+    }
     if std::env::var_os(SERVERS).is_some() {
         job = job.parameter_servers(1);
     }
@@ -69,7 +74,9 @@ fn as_launcher() {
             job = job.elastic_workers(next()..=next());
             count = next();
         }
-        job = job.hosts(Hosts::new(address, count, index, security()));
+        let hosts = Hosts::new(address, count, index, security());
+        // Shorter than usual, as launchers are killed here; long enough for a busy machine.
+        job = job.hosts(hosts.timeout(Duration::from_secs(3)));
     }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
@@ -278,6 +285,7 @@ fn what_a_script_runs_is_asked_once_and_its_exit_code_counts(
 #[case(Signal::VTALARM)]
 #[case(Signal::PROF)]
 #[case(Signal::IO)]
+#[case(Signal::POWER)]
 fn every_signal_that_announces_an_end_saves(#[case] signal: Signal) {
     within_limit(move || {
         let mut launcher = Launcher::start(SAVING, 3, true);
@@ -374,6 +382,19 @@ fn a_second_signal_kills() {
             start.elapsed() < Duration::from_secs(8),
             "the grace period was waited for"
         );
+    });
+}
+
+#[test]
+fn a_signal_in_the_pause_before_a_restart_ends_the_job() {
+    within_limit(|| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(PAUSE, "1000");
+        let mut launcher = Launcher::start_by(command, "exit 1", 3, false);
+        launcher.lines_with("restart 1 of 3, in 1000 s", 1);
+        launcher.send(Signal::TERM);
+        let (status, lines) = launcher.end();
+        assert_eq!(status.code(), Some(128 + 15), "{lines:#?}");
     });
 }
 

@@ -6,6 +6,7 @@ use crate::report::outcome::Ending;
 use crate::run::attempt::Attempt;
 use crate::run::attempt::course::{Phase, SETTLE};
 use crate::run::attempt::worker_restarts::WorkerDeath;
+use crate::run::pause::after;
 use crate::run::session::Session;
 use crate::run::start::Starter;
 
@@ -39,7 +40,14 @@ impl Attempt<'_, '_> {
         );
         if leading == Role::Chief && task.role == Role::Worker {
             if is_running && !is_asked && ending != Ending::Exit(0) {
-                self.restarts.push(WorkerDeath { index, ending }, SETTLE);
+                let again = self.restarts.count(index);
+                // None is made in vain, and the chief hears of that at once.
+                let is_last = ending.is_final() || again >= session.job.restarts_max;
+                let pause = match is_last {
+                    true => SETTLE,
+                    false => after(again + 1, session.job.restart_pause).max(SETTLE),
+                };
+                self.restarts.push(WorkerDeath { index, ending }, pause);
             }
             return;
         }
