@@ -117,7 +117,12 @@ impl Joining {
             secrets: self.secrets(),
             status: self.status.clone(),
         };
-        Links::connect(config, ports.own, &addresses, Some(self.deadline))
+        let linked = Links::connect(config, ports.own, &addresses, Some(self.deadline));
+        if let Err(error @ CollectiveError::Rendezvous { .. }) = &linked {
+            // The others hear why this rank leaves, which they may not know otherwise.
+            self.control.abort_target().abort(rank, &error.to_string());
+        }
+        linked
     }
 
     /// What this rank and each other one know since they have met, by rank.

@@ -57,13 +57,20 @@ impl RpcListener {
     ) -> Result<Self> {
         let task = options.task.unwrap_or_default();
         let name = rpc::name(options.purpose, options.task);
-        let failed = |error| PsError::invalid(format!("{name}: {error}"));
+        let begun = Instant::now();
         let patience = Patience {
-            until: Instant::now() + timeout.min(FOREVER),
+            until: begun + timeout.min(FOREVER),
             pause: &|time| !interruption.raised_within(time),
         };
         let listener = PeerListener::bind_patiently(task, address, &options.security, &patience);
-        let listener = listener.map_err(failed)?;
+        let listener = listener.map_err(|error| match interruption.is_raised() {
+            true => PsError::Interrupted {
+                task: name,
+                what: format!("its own address: {error}"),
+                waited: begun.elapsed(),
+            },
+            false => PsError::invalid(format!("{name}: {error}")),
+        })?;
         Ok(Self { listener, options })
     }
 

@@ -5,6 +5,8 @@
 
 use std::io;
 use std::net::{IpAddr, TcpListener};
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use distribute_net::exchange;
 use distribute_net::handshake::{Hello, Secret};
@@ -14,12 +16,17 @@ use tokio::task::JoinSet;
 use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
+use crate::events::Event;
 use crate::hosts::posts::{Post, PostBody};
+use crate::hosts::wait::{WaitOutcome, WaitReport};
 use crate::hosts::wire::{Frame, Settings, Terms, hello, receive, runtime, send, write};
 use crate::job::hosts::Hosts;
 use crate::job::workers::WorkerRange;
+use crate::report::console::Screen;
 use crate::thread_scope::ThreadScope;
 
+/// How long to wait before looking again for an address that this host has not got yet.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How many posts wait for one launcher before it counts as lost, and for the relay itself.
 const WAITING_MAX: usize = 1024;
 /// How many posts of one host are kept for those that may still come. Until then a host has little
@@ -32,10 +39,36 @@ pub struct Relay {
 }
 
 impl Relay {
-    pub fn start(threads: &ThreadScope<'_, '_>, hosts: &Hosts, terms: Terms) -> Result<Relay> {
+    /// Listens where the launchers meet. An address that this host has not got yet is waited for as
+    /// long as the other launchers are.
+    pub fn start(
+        threads: &ThreadScope<'_, '_>,
+        hosts: &Hosts,
+        terms: Terms,
+        (received, screen): (&Receiver<Event>, &Screen<'_>),
+    ) -> Result<WaitOutcome<Relay>> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
+        let mut report = WaitReport::new(hosts.join_timeout);
+        let listener = loop {
+            match TcpListener::bind(address) {
+                Ok(listener) => break listener,
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                    if report.is_over() {
+                        return Err(failed(error));
+                    }
+                    report.log_if_due(screen, || {
+                        format!("host 0 waits for its address {address}: {error}")
+                    })?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+            match received.recv_timeout(RETRY_PAUSE) {
+                Ok(Event::Signal(signal)) => return Ok(WaitOutcome::Stopped(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                _ => {}
+            }
+        };
         let tls = hosts.tls()?;
         let runtime = runtime()?;
         let connections = {
@@ -55,7 +88,7 @@ impl Relay {
         threads.spawn("relay", move || {
             runtime.block_on(run(connections, greeting, members, stop));
         })?;
-        Ok(Relay { _stopper: stopper })
+        Ok(WaitOutcome::Done(Relay { _stopper: stopper }))
     }
 }
 
