@@ -29,7 +29,8 @@ impl Channel {
         match tokio::time::timeout(timeout, Self::open(address, options)).await {
             Ok(opened) => opened,
             Err(_) => Err(ConnectError::Unavailable(format!(
-                "it does not answer within {timeout:.1?}"
+                "it does not answer within {timeout:.1?} (a firewall? Let connections from this \
+                 host to {address} pass)"
             ))),
         }
     }
