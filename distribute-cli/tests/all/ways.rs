@@ -180,6 +180,7 @@ fn ports_and_addresses_of_flags_are_checked_where_they_are_given() {
         ("--data-port 0", "--data-port"),
         ("--address host:1", "--address"),
         ("--address 0.0.0.0", "--address"),
+        ("--address node1", "--address is for torchrun"),
     ] {
         let output = run(&[], &format!("{train} {flags}"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -259,8 +259,8 @@ impl State {
         is_new
     }
 
-    /// On rank 0: tells all ranks the addresses that they have not been told. What a rank has no room
-    /// for now it is told at a later heartbeat.
+    /// On rank 0: tells all ranks the addresses that they have not been told. What a rank has no
+    /// room for now it is told at a later heartbeat.
     pub(super) fn tell_addresses(&mut self) {
         let links = self.links.iter_mut().flatten();
         for link in links.filter(|link| link.open) {
