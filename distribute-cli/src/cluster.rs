@@ -144,6 +144,16 @@ impl ClusterArgs {
         };
         let detected = detect_with(ProcessEnvironment, overrides);
         let cluster = Cluster::resolve(&*detected.resolver).map_err(Error::from)?;
+        let says_only_where_they_meet = matches!(
+            detected.kind,
+            ClusterKind::Torchrun | ClusterKind::OpenMpi | ClusterKind::Mpi
+        );
+        if self.address.is_some() && !(says_only_where_they_meet && self.cluster_spec.is_none()) {
+            return Err(Failure::usage(
+                "--address is for torchrun and MPI, which only say where worker 0 is; this cluster \
+                 lists the address of every task: write it there",
+            ));
+        }
         Ok((detected, cluster))
     }
 

@@ -108,9 +108,9 @@ pub enum CollectiveError {
 
     /// The group did not come together before the deadline.
     #[error(
-        "rank {rank} waited {elapsed:.1?} for the other ranks; missing: {}; start them, or correct \
-         the list of addresses",
-        missing_ranks(missing)
+        "rank {rank} waited {elapsed:.1?} for the other ranks; missing: {}; {}",
+        missing_ranks(missing),
+        advice(missing)
     )]
     Rendezvous {
         /// The rank that waited.
@@ -261,6 +261,18 @@ pub struct MissingRank {
 fn missing_ranks(missing: &[MissingRank]) -> String {
     let one = |m: &MissingRank| format!("rank {} at {} ({})", m.rank, m.address, m.reason);
     missing.iter().map(one).collect::<Vec<_>>().join(", ")
+}
+
+/// What the reasons that name a port and a direction have in common.
+const FIREWALL: &str = "a firewall?";
+
+/// What to do about ranks that are missing. An address that is not in the list cannot be wrong
+/// there.
+fn advice(missing: &[MissingRank]) -> &'static str {
+    match missing.iter().all(|it| it.reason.contains(FIREWALL)) {
+        true => "let the connections pass, or choose ports that pass",
+        false => "start them, or correct the list of addresses",
+    }
 }
 
 impl CollectiveError {

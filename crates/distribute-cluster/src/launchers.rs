@@ -100,8 +100,8 @@ pub(super) const OTHERS: [Launcher; 5] = [
     },
 ];
 
-/// The variables by which launchers other than torchrun, Open MPI and `srun` number processes: for a
-/// report of what is set.
+/// The variables by which launchers other than torchrun, Open MPI and `srun` number processes: for
+/// a report of what is set.
 pub const LAUNCHER_VARIABLES: [&str; 18] = [
     "PMI_RANK",
     "PMI_SIZE",

@@ -10,7 +10,7 @@
 //! | [`KubernetesResolver`] | an Indexed Job or a JobSet |
 //! | [`RankResolver::open_mpi`] | `OMPI_COMM_WORLD_*` |
 //! | [`RankResolver::torchrun`] | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` |
-//! | [`RankResolver::mpi`] | `PMI_RANK` and `PMI_SIZE` (MPICH, Intel MPI, MVAPICH), and those of MVAPICH2, JSM, Flux and Horovod |
+//! | [`RankResolver::mpi`] | `PMI_RANK`, `PMI_SIZE` (MPICH, Intel MPI) and others |
 //! | [`SimpleResolver`], [`UnionResolver`] | what the program gives them |
 //!
 //! [`detect`] picks one and says why; [`Overrides`] replaces any part of what it found. Roles and

@@ -16,7 +16,8 @@ use super::{ClusterError, MAX_TASKS, Result};
 /// A job's tasks are numbered from 0 (dense), or are any set of indices (sparse), for a process
 /// that only knows some of them. Addresses are usually `host:port`; they are not interpreted
 /// here. An address that is not known, as of the ranks that a launcher numbers without saying
-/// where they are, is `None`: it is no text that could pass for an address. Two specs are equal if they have the same tasks, whatever the order of their jobs.
+/// where they are, is `None`: it is no text that could pass for an address. Two specs are equal if
+/// they have the same tasks, whatever the order of their jobs.
 ///
 /// `Display` writes it as TensorFlow does: `ClusterSpec({'worker': ['a:1', 'b:1']})`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -81,7 +82,8 @@ impl ClusterSpec {
         Self::partly_known(jobs.into_iter().map(known))
     }
 
-    /// As [`Self::sparse`], with `None` for tasks that there are, but whose addresses are not known.
+    /// As [`Self::sparse`], with `None` for tasks that there are, but whose addresses are not
+    /// known.
     ///
     /// # Errors
     ///
@@ -233,8 +235,9 @@ impl ClusterSpec {
     }
 
     /// The jobs and their tasks (TensorFlow's `as_dict`): a list where the tasks are 0, 1, 2, ...,
-    /// else a map. Tasks whose addresses are not known are left out, as by a TensorFlow process that
-    /// only knows some of them. It serialises to the JSON form that [`ClusterSpec::parse`] reads.
+    /// else a map. Tasks whose addresses are not known are left out, as by a TensorFlow process
+    /// that only knows some of them. It serialises to the JSON form that [`ClusterSpec::parse`]
+    /// reads.
     pub fn as_dict(&self) -> BTreeMap<String, Tasks> {
         let jobs = self.jobs.iter();
         jobs.map(|(job, tasks)| (job.clone(), normalised(tasks)))

@@ -54,7 +54,8 @@ impl PeerListener {
         })
     }
 
-    /// As [`bind`](Self::bind), and waits for a name or an address of this host that may still come.
+    /// As [`bind`](Self::bind), and waits for a name or an address of this host that may still
+    /// come.
     ///
     /// # Errors
     /// As `bind`, those of names and addresses when there is no more patience.

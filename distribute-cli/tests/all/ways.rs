@@ -12,11 +12,20 @@ fn run(variables: &[(&str, &str)], arguments: &str) -> Output {
     let mut command = common::program(folder.path());
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        if ["SLURM", "PMI", "OMPI_", "JOB_"].iter().any(|it| name.starts_with(it)) {
+        if ["SLURM", "PMI", "OMPI_", "JOB_"]
+            .iter()
+            .any(|it| name.starts_with(it))
+        {
             command.env_remove(name);
         }
     }
-    for name in ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"] {
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "LOCAL_RANK",
+    ] {
         command.env_remove(name);
     }
     command.envs(variables.iter().copied());
@@ -52,9 +61,15 @@ fn doctor_says_what_this_process_is_and_why() {
         evaluator.contains("this process is evaluator 0; it trains nothing"),
         "{evaluator}"
     );
-    assert!(!evaluator.contains("chief") && !evaluator.contains("rank"), "{evaluator}");
+    assert!(
+        !evaluator.contains("chief") && !evaluator.contains("rank"),
+        "{evaluator}"
+    );
     let server = doctor(&[("TF_CONFIG", &task("ps", 0))]);
-    assert!(server.contains("this process is ps 0; it trains nothing"), "{server}");
+    assert!(
+        server.contains("this process is ps 0; it trains nothing"),
+        "{server}"
+    );
     let torchrun = [
         ("RANK", "3"),
         ("WORLD_SIZE", "4"),
@@ -78,22 +93,41 @@ fn doctor_says_what_this_process_is_and_why() {
         alone.contains("this process is on its own: it trains alone, on all data"),
         "{alone}"
     );
-    assert!(alone.contains("not from tf-config: TF_CONFIG names no cluster"), "{alone}");
+    assert!(
+        alone.contains("not from tf-config: TF_CONFIG names no cluster"),
+        "{alone}"
+    );
     let unclear = doctor(&[("PMIX_RANK", "1")]);
-    assert!(unclear.contains("cannot be used: PMIX_RANK is set"), "{unclear}");
+    assert!(
+        unclear.contains("cannot be used: PMIX_RANK is set"),
+        "{unclear}"
+    );
 }
 
 #[test]
 fn doctor_says_the_same_as_json() {
-    let output = run(&[("TF_CONFIG", &task("evaluator", 0))], "doctor --output json");
+    let output = run(
+        &[("TF_CONFIG", &task("evaluator", 0))],
+        "doctor --output json",
+    );
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let place = &report["place"];
     assert_eq!(place["task"], "evaluator 0");
     assert!(place["rank"].is_null());
     assert_eq!(place["is_chief"], false);
     assert_eq!(place["workers"], 2);
-    assert!(place["purpose"].as_str().unwrap().contains("measures the checkpoints"));
-    assert!(place["reasons"][0].as_str().unwrap().contains("TF_CONFIG is set"));
+    assert!(
+        place["purpose"]
+            .as_str()
+            .unwrap()
+            .contains("measures the checkpoints")
+    );
+    assert!(
+        place["reasons"][0]
+            .as_str()
+            .unwrap()
+            .contains("TF_CONFIG is set")
+    );
 }
 
 /// Each of these would train alone on all data, or wait in vain and blame others.
@@ -111,10 +145,19 @@ fn a_process_that_cannot_find_the_others_says_so_at_once() {
     let zero = r#"{"cluster":{"worker":["h:0","i:1"]},"task":{"type":"worker","index":1}}"#;
     for (variables, parts) in [
         (vec![("PMIX_RANK", "1")], ["PMIX_RANK", "--cluster none"]),
-        (vec![("PMI_RANK", "1"), ("PMI_SIZE", "2")], ["MASTER_ADDR", "rank 0"]),
-        (torchrun("127.0.0.1:29500", "1"), ["MASTER_ADDR", "MASTER_PORT=29500"]),
+        (
+            vec![("PMI_RANK", "1"), ("PMI_SIZE", "2")],
+            ["MASTER_ADDR", "rank 0"],
+        ),
+        (
+            torchrun("127.0.0.1:29500", "1"),
+            ["MASTER_ADDR", "MASTER_PORT=29500"],
+        ),
         (torchrun("host", "0"), ["MASTER_PORT=0", "no port"]),
-        (vec![("TF_CONFIG", zero)], ["TF_CONFIG: worker 0", "no port"]),
+        (
+            vec![("TF_CONFIG", zero)],
+            ["TF_CONFIG: worker 0", "no port"],
+        ),
     ] {
         let begun = Instant::now();
         let output = run(&variables, train);
@@ -137,6 +180,7 @@ fn ports_and_addresses_of_flags_are_checked_where_they_are_given() {
         ("--data-port 0", "--data-port"),
         ("--address host:1", "--address"),
         ("--address 0.0.0.0", "--address"),
+        ("--address node1", "--address is for torchrun"),
     ] {
         let output = run(&[], &format!("{train} {flags}"));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -155,7 +199,10 @@ fn ports_and_addresses_of_flags_are_checked_where_they_are_given() {
     for (at, part) in [
         ("--rendezvous 127.0.0.1:0", "0 is no port"),
         ("--rendezvous 0.0.0.0:9000", "--host-address"),
-        ("--rendezvous 192.0.2.1:9000 --host-address 127.0.0.1", "--host-address"),
+        (
+            "--rendezvous 192.0.2.1:9000 --host-address 127.0.0.1",
+            "--host-address",
+        ),
     ] {
         let output = run(&token, &meet(at));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

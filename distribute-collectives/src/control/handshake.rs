@@ -12,7 +12,7 @@ use tonic::{Code, Status, Streaming};
 
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
-use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
+use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, State, envelope};
 use crate::control::{addresses, clock};
 
 /// The version of the messages that follow the handshake.
@@ -349,6 +349,28 @@ async fn answer(
     Ok(peer)
 }
 
+/// Refuses an address that another rank has which is here.
+fn refuse_taken(
+    shared: &Membership,
+    state: &State,
+    rank: usize,
+    told: &str,
+) -> Result<(), HandshakeFailure> {
+    let is_here =
+        |other: &usize| *other != rank && (*other == shared.rank || state.links[*other].is_some());
+    let others = (0..shared.world_size()).filter(is_here);
+    match shared.addresses.rank_at(told, others) {
+        Some(other) => {
+            let reason = format!(
+                "it says that it listens at {told}, where rank {other} is: tell each rank an \
+                 address of its own"
+            );
+            Err(HandshakeFailure::refused(Code::InvalidArgument, reason))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Makes a link of a stream whose handshake has succeeded, and announces this rank there.
 pub(super) fn register(
     shared: &Membership,
@@ -385,17 +407,7 @@ pub(super) fn register(
         return Err(HandshakeFailure::refused(Code::AlreadyExists, reason));
     }
     if let Some(told) = &told {
-        let is_here = |other: &usize| {
-            *other != rank && (*other == shared.rank || state.links[*other].is_some())
-        };
-        let others = (0..shared.world_size()).filter(is_here);
-        if let Some(other) = shared.addresses.rank_at(told, others) {
-            let reason = format!(
-                "it says that it listens at {told}, where rank {other} is: tell each rank an \
-                 address of its own"
-            );
-            return Err(HandshakeFailure::refused(Code::InvalidArgument, reason));
-        }
+        refuse_taken(shared, &state, rank, told)?;
     }
     let link = Link {
         id,

@@ -1,8 +1,8 @@
 //! What the tasks of one rank's control plane share: who it is, its peers, and what they said.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use distribute_net::handshake::{Hello, SessionKey};
@@ -188,6 +188,8 @@ pub(super) struct State {
 pub(super) struct Membership {
     pub(super) rank: usize,
     pub(super) addresses: Addresses,
+    /// Where the socket of this rank listens, once it does.
+    pub(super) local: OnceLock<SocketAddr>,
     pub(super) hello: Hello,
     pub(super) announcement: Announcement,
     pub(super) security: Security,
@@ -257,8 +259,8 @@ impl State {
         is_new
     }
 
-    /// On rank 0: tells all ranks the addresses that they have not been told. What a rank has no room
-    /// for now it is told at a later heartbeat.
+    /// On rank 0: tells all ranks the addresses that they have not been told. What a rank has no
+    /// room for now it is told at a later heartbeat.
     pub(super) fn tell_addresses(&mut self) {
         let links = self.links.iter_mut().flatten();
         for link in links.filter(|link| link.open) {
@@ -314,6 +316,7 @@ impl Membership {
                 options.rank,
                 options.told_address.as_deref(),
             ),
+            local: OnceLock::new(),
             hello,
             announcement: options.announcement,
             security: options.security,

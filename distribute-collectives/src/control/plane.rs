@@ -250,6 +250,7 @@ async fn run_tasks(
     joined: mpsc::Sender<Result<Vec<Peer>>>,
     left: oneshot::Receiver<String>,
 ) {
+    let _first = shared.local.set(listener.local_addr());
     let reporter = HealthReporter::new();
     watch::report(&reporter, ServingStatus::NotServing).await;
     if let Err(error) = server::start(shared, listener.into_socket(), reporter.clone()) {
@@ -454,6 +455,7 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     if shared.rank > 0 && shared.addresses.get(rank).is_none() {
         reason = "it has not come to rank 0".to_string();
     }
+    reason += &loopback_note(shared, rank);
     // Only higher ranks connect here. Which one shows a certificate is not known before it has
     // been accepted.
     for refused in state.certificates.iter().filter(|_| rank > shared.rank) {
@@ -461,6 +463,22 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
         reason += &format!("; a connection from {address} was turned away: {why}");
     }
     reason
+}
+
+/// A common reason for which nobody comes from other hosts: a line of `/etc/hosts` says that the
+/// name of this host is a loopback address.
+fn loopback_note(shared: &Membership, rank: usize) -> String {
+    let own = shared.addresses.get(shared.rank).unwrap_or_default();
+    let host = address::split(&own).map_or("", |(host, _)| host);
+    let is_plain = host.parse::<IpAddr>().is_ok() || host == "localhost";
+    match shared.local.get() {
+        Some(local) if rank > shared.rank && local.ip().is_loopback() && !is_plain => format!(
+            "; on this host {host} is {}, which other hosts cannot reach: give an IP address, or \
+             correct /etc/hosts",
+            local.ip()
+        ),
+        _ => String::new(),
+    }
 }
 
 /// Leaves out whoever was there and gave up waiting for another absent rank: its deadline was

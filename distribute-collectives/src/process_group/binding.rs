@@ -32,7 +32,8 @@ impl ProcessGroupOptions {
             } if self.interruption.is_raised() => CollectiveError::Interrupted {
                 rank,
                 missing: vec![MissingRank {
-                    rank,
+                    // One that is not listed looks for the way to rank 0.
+                    rank: self.addresses[rank].as_ref().map_or(0, |_| rank),
                     address,
                     reason,
                 }],

@@ -102,9 +102,16 @@ impl Joining {
                 continue;
             }
             // Only higher ranks connect; what they connect to is the host of the control port.
-            let port = u16::try_from(peer.announcement.data_port).unwrap_or(0);
-            let announced = SocketAddr::new(peer.ip, port);
-            addresses[peer.rank] = Some(*ports.routes.get(&peer.rank).unwrap_or(&announced));
+            let port = u16::try_from(peer.announcement.data_port).ok();
+            let port = port.filter(|port| *port > 0 || peer.rank > rank);
+            let announced = port.map(|port| SocketAddr::new(peer.ip, port));
+            let address = ports.routes.get(&peer.rank).copied().or(announced);
+            addresses[peer.rank] = Some(address.ok_or_else(|| CollectiveError::Protocol {
+                rank,
+                peer: peer.rank,
+                address: peer.address.clone(),
+                what: "it announces no port for data".to_string(),
+            })?);
         }
         let config = LinkConfig {
             rank,
@@ -117,7 +124,12 @@ impl Joining {
             secrets: self.secrets(),
             status: self.status.clone(),
         };
-        Links::connect(config, ports.own, &addresses, Some(self.deadline))
+        let linked = Links::connect(config, ports.own, &addresses, Some(self.deadline));
+        if let Err(error @ CollectiveError::Rendezvous { .. }) = &linked {
+            // The others hear why this rank leaves, which they may not know otherwise.
+            self.control.abort_target().abort(rank, &error.to_string());
+        }
+        linked
     }
 
     /// What this rank and each other one know since they have met, by rank.

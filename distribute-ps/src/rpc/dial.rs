@@ -30,7 +30,8 @@ impl Channel {
         match within(&options.clock, timeout, Self::open(address, options)).await {
             Some(opened) => opened,
             None => Err(ConnectError::Unavailable(format!(
-                "it does not answer within {timeout:.1?}"
+                "it does not answer within {timeout:.1?} (a firewall? Let connections from this \
+                 host to {address} pass)"
             ))),
         }
     }

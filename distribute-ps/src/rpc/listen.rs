@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_collectives::Interruption;
-use distribute_net::NetError;
 use distribute_net::address::Patience;
 use distribute_net::peers::{Connection, PeerListener};
 use http::{Request, Response};
@@ -60,19 +59,24 @@ impl RpcListener {
     ) -> Result<Self> {
         let task = options.task.unwrap_or_default();
         let name = rpc::name(options.purpose, options.task);
-        let failed = |error: NetError| match error.is_permanent() {
-            true => PsError::invalid(format!("{name}: {error}")),
-            false => PsError::System {
-                what: name.clone(),
-                reason: error.to_string(),
-            },
-        };
+        let begun = Instant::now();
         let patience = Patience {
-            until: Instant::now() + timeout.min(FOREVER),
+            until: begun + timeout.min(FOREVER),
             pause: &|time| !interruption.raised_within(time),
         };
         let listener = PeerListener::bind_patiently(task, address, &options.security, &patience);
-        let listener = listener.map_err(failed)?;
+        let listener = listener.map_err(|error| match error.is_permanent() {
+            true => PsError::invalid(format!("{name}: {error}")),
+            false if interruption.is_raised() => PsError::Interrupted {
+                task: name,
+                what: format!("its own address: {error}"),
+                waited: begun.elapsed(),
+            },
+            false => PsError::System {
+                what: name,
+                reason: error.to_string(),
+            },
+        })?;
         Ok(Self { listener, options })
     }
 

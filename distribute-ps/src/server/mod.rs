@@ -72,6 +72,8 @@ pub struct ServerOptions {
     /// How long the answer may take; 3 s by default.
     pub keepalive_timeout: Duration,
     /// How long [`ParameterServer::wait`] waits for the first coordinator; 30 minutes by default.
+    /// Before that, how long [`ParameterServer::bind`] waits for a name or an address of this host
+    /// that may still come.
     pub coordinator_timeout: Duration,
     /// How long a coordinator that has gone may stay away before [`ParameterServer::wait`] gives
     /// up; 5 minutes by default. Another coordinator that comes within this time begins a new run.
@@ -135,7 +137,8 @@ pub struct ParameterServer {
 }
 
 impl ParameterServer {
-    /// Listens at `host:port` (port 0 takes a free one) and serves from then on.
+    /// Listens at `host:port` (port 0 takes a free one) and serves from then on. A name that does
+    /// not resolve yet, and an address that this host has not got yet, are waited for.
     ///
     /// # Errors
     /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used,

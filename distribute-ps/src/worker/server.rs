@@ -29,7 +29,8 @@ pub struct WorkerOptions {
     pub client: ClientOptions,
     /// The most bytes of one closure's arguments, and of its result; 64 MiB by default.
     pub max_message_bytes: usize,
-    /// How long the worker waits for the first coordinator; 30 minutes by default.
+    /// How long the worker waits for the first coordinator, and before that for a name or an
+    /// address of this host that may still come; 30 minutes by default.
     pub coordinator_timeout: Duration,
     /// How long a coordinator that has gone may stay away before the worker gives up; 5 minutes by
     /// default. Another coordinator that comes within this time is served.

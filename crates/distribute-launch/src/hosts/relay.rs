@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use distribute_net::exchange::{self, ExchangeError};
@@ -18,8 +19,10 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
+use crate::events::Event;
 use crate::hosts::members::{Admitted, Members, Said};
 use crate::hosts::outbox::WAITING_MAX;
+use crate::hosts::wait::{WaitOutcome, WaitReport};
 use crate::hosts::wire::{
     Frame, Pace, Session, Settings, Terms, hello, receive, runtime, send, write,
 };
@@ -35,6 +38,8 @@ const FAREWELL_TIME: Duration = Duration::from_secs(5);
 const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 /// How many reasons are remembered for that.
 const REFUSALS_MAX: usize = 64;
+/// How long to wait before looking again for an address that this host has not got yet.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// Runs until it is dropped.
 pub struct Relay {
@@ -42,15 +47,36 @@ pub struct Relay {
 }
 
 impl Relay {
+    /// Listens where the launchers meet. An address that this host has not got yet is waited for as
+    /// long as the other launchers are.
     pub fn start<'scope, 'env: 'scope>(
         threads: &ThreadScope<'scope, 'env>,
         hosts: &Hosts,
         terms: Terms,
-        screen: &'env Screen<'_>,
-    ) -> Result<Relay> {
+        (received, screen): (&Receiver<Event>, &'env Screen<'_>),
+    ) -> Result<WaitOutcome<Relay>> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
-        let listener = TcpListener::bind(address).map_err(failed)?;
+        let mut report = WaitReport::new(hosts.join_timeout);
+        let listener = loop {
+            match TcpListener::bind(address) {
+                Ok(listener) => break listener,
+                Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                    if report.is_over() {
+                        return Err(failed(error));
+                    }
+                    report.log_if_due(screen, || {
+                        format!("host 0 waits for its address {address}: {error}")
+                    })?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+            match received.recv_timeout(RETRY_PAUSE) {
+                Ok(Event::Signal(signal)) => return Ok(WaitOutcome::Stopped(signal)),
+                Ok(Event::Broken(error)) => return Err(error),
+                _ => {}
+            }
+        };
         let tls = hosts.tls()?;
         let runtime = runtime()?;
         let (turned_away, refusals) = mpsc::channel(REFUSALS_MAX);
@@ -82,7 +108,7 @@ impl Relay {
                 stop,
             ));
         })?;
-        Ok(Relay { _stopper: stopper })
+        Ok(WaitOutcome::Done(Relay { _stopper: stopper }))
     }
 }
 

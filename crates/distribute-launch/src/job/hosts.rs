@@ -113,7 +113,8 @@ impl Hosts {
         Err(LaunchError::InvalidHosts { what })
     }
 
-    /// Whether the hosts are more than one machine: the launchers do not meet on a loopback address.
+    /// Whether the hosts are more than one machine: the launchers do not meet on a loopback
+    /// address.
     fn is_beyond_loopback(&self) -> bool {
         self.count > 1 && !self.address.ip().is_loopback()
     }

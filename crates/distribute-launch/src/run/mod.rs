@@ -97,9 +97,14 @@ fn run_with_logs(
         };
         let relay = job.hosts.as_ref().filter(|hosts| hosts.index == 0);
         // Dropped after the session, whose connection to it says good-bye first.
-        let _relay = relay
-            .map(|hosts| Relay::start(threads, hosts, terms(job, hosts), screen))
+        let waiting = (&received, screen);
+        let relay = relay
+            .map(|hosts| Relay::start(threads, hosts, terms(job, hosts), waiting))
             .transpose()?;
+        if let Some(WaitOutcome::Stopped(signal)) = relay {
+            let restarts = 0;
+            return Ok(Outcome::Stopped { signal, restarts });
+        }
         let (lead, led) = lead(job);
         let joined = job
             .hosts

@@ -96,7 +96,8 @@ fn the_processes_of_all_hosts_are_one_cluster() {
 #[test]
 fn a_host_may_run_servers_only_the_evaluator_only_or_the_chief_only() {
     let text = "if [ $r = chief ]; then echo $TF_CONFIG; exit 0; fi; exec sleep 100";
-    let job = script(text).workers(0);
+    let grace = Duration::from_millis(300);
+    let job = script(text).workers(0).grace_period(grace);
     let seen = see_all(vec![
         job.clone(),
         job.clone().parameter_servers(2),
@@ -118,8 +119,8 @@ fn a_host_may_run_servers_only_the_evaluator_only_or_the_chief_only() {
     });
     assert_eq!(counts, [1, 2, 2, 1]);
     let seen = see_all(vec![
-        script("exit 0"),
-        script("exec sleep 100").workers(0).evaluator(true),
+        script("exit 0").grace_period(grace),
+        job.workers(0).evaluator(true),
     ]);
     for one in &seen {
         assert_eq!(
@@ -159,6 +160,19 @@ fn hosts_without_any_worker_or_purpose_are_refused_by_all() {
     );
 }
 
+/// As on a machine whose network comes up after the launcher has started.
+#[test]
+fn an_address_that_is_not_there_yet_is_waited_for() {
+    let elsewhere = SocketAddr::from(([192, 0, 2, 1], 9000));
+    let open = security().insecure();
+    let wait = Duration::from_millis(700);
+    let hosts = Hosts::new(elsewhere, 2, 0, open).join_timeout(wait);
+    let begun = Instant::now();
+    let error = see(script("true").hosts(hosts)).result.unwrap_err();
+    assert!(matches!(error, LaunchError::Rendezvous { .. }), "{error}");
+    assert!(begun.elapsed() >= wait, "{:?}", begun.elapsed());
+}
+
 /// As a firewall wants it that passes certain ports only.
 #[test]
 fn all_ports_of_a_host_are_those_of_a_range() {
@@ -189,7 +203,7 @@ fn all_ports_of_a_host_are_those_of_a_range() {
     let data = seen
         .stderr
         .lines()
-        .filter_map(|line| line.trim().rsplit(' ').next()?.parse().ok());
+        .filter_map(|line| line.trim().rsplit(' ').next()?.parse::<u16>().ok());
     ports.extend(data.filter(|port| *port >= first));
     assert_eq!(ports.len(), 4, "{ports:?} {}", seen.stderr);
     assert!(
