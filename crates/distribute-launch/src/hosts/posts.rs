@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{LaunchError, Result};
 use crate::job::cluster::Cluster;
-use crate::job::task::Task;
+use crate::job::task::{Role, Task};
 use crate::membership::Plan;
 use crate::report::attempt::AttemptResult;
 use crate::report::outcome::{Ending, Outcome};
@@ -121,6 +121,8 @@ pub struct Posts {
     lost: BTreeSet<usize>,
     /// The same for the plan of the next attempt, once it is known.
     lost_for_next: BTreeSet<usize>,
+    /// How many workers the attempt has lost with their hosts, of a job that is not elastic.
+    lost_workers: usize,
     instruction: Option<Instruction>,
     /// Whether the workers of the newest plan shall save and stop.
     asked_to_save: bool,
@@ -138,6 +140,7 @@ impl Posts {
             here: BTreeSet::new(),
             lost: BTreeSet::new(),
             lost_for_next: BTreeSet::new(),
+            lost_workers: 0,
             instruction: None,
             asked_to_save: false,
             restart: 0,
@@ -154,6 +157,12 @@ impl Posts {
                 self.here.remove(&host);
                 self.lost.insert(host);
                 self.lost_for_next.insert(host);
+            }
+            PostBody::Lost if self.can_do_without(host) => {
+                let ready = self.ready();
+                let (_, part) = ready[&host];
+                self.lost_workers += part.count(Role::Worker);
+                self.hosts.remove(&host);
             }
             PostBody::Lost => return Err(LaunchError::HostLost { host }),
             PostBody::Came => {
@@ -174,6 +183,37 @@ impl Posts {
             _ => {}
         }
         self.keep(post)
+    }
+
+    /// Whether a job that is not elastic goes on without this host: a chief gives the work of its
+    /// workers to others, it had nothing but these, and some are left; or the work is done, and no
+    /// evaluator is lost with it. The job has the chief on its first host.
+    fn can_do_without(&self, host: usize) -> bool {
+        let ready = self.ready();
+        let Some((_, lost)) = ready.get(&host).filter(|_| host != 0) else {
+            return false;
+        };
+        if self.workers_are_done() {
+            return lost.count(Role::Evaluator) == 0;
+        }
+        let others = || ready.iter().filter(|(other, _)| **other != host);
+        let of_others = |role| -> usize { others().map(|(_, (_, part))| part.count(role)).sum() };
+        // Before all are there the attempt has not begun.
+        let has_begun = self.hosts.iter().all(|host| ready.contains_key(host));
+        let has_chief = has_begun && of_others(Role::ParameterServer) > 0;
+        let only_workers = lost.tasks().all(|task| task.role == Role::Worker);
+        let gone = self.gone_workers().filter(|(other, _)| *other != host);
+        has_chief && only_workers && of_others(Role::Worker) > gone.count()
+    }
+
+    /// The workers of the attempt that are not started again, with their hosts; not those that
+    /// were lost with theirs.
+    fn gone_workers(&self) -> impl Iterator<Item = (usize, Task)> {
+        let gone = self.of_attempt().filter_map(|post| match &post.item {
+            PostBody::WorkerGone(task, _) => Some((post.host, *task)),
+            _ => None,
+        });
+        gone.filter(|(host, _)| self.hosts.contains(host))
     }
 
     /// Keeps what is asked for later, once.
@@ -235,6 +275,7 @@ impl Posts {
     /// An attempt begins: what was told of those before it counts no more, but a signal does.
     pub fn begin_attempt(&mut self, restart: u32) {
         self.restart = restart;
+        self.lost_workers = 0;
         self.forget_before(restart);
     }
 
@@ -268,17 +309,16 @@ impl Posts {
             PostBody::Ready(nonce, cluster) => Some((post.host, (nonce, cluster))),
             _ => None,
         });
-        ready.collect()
+        ready
+            .filter(|(host, _)| self.hosts.contains(host))
+            .collect()
     }
 
-    /// Whether all workers of all hosts have died for good, this one as the last.
+    /// Whether all workers of all hosts have died for good or were lost with their hosts, this one
+    /// as the last.
     pub fn is_last_worker(&self, task: Task, workers: usize) -> bool {
-        let gone = self.of_attempt().filter_map(|post| match &post.item {
-            PostBody::WorkerGone(task, _) => Some(*task),
-            _ => None,
-        });
-        let gone: Vec<Task> = gone.collect();
-        gone.len() == workers && gone.last() == Some(&task)
+        let gone: Vec<Task> = self.gone_workers().map(|(_, task)| task).collect();
+        gone.len() + self.lost_workers == workers && gone.last() == Some(&task)
     }
 
     /// Whether the workers of all hosts are done, or the chief of the one that has it.
@@ -307,7 +347,7 @@ impl Posts {
                 }
                 _ => {}
             }
-            if ended.len() == self.hosts.len() {
+            if self.hosts.iter().all(|host| ended.contains_key(host)) {
                 break;
             }
         }
@@ -341,7 +381,7 @@ impl Posts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::task::Role;
+    use crate::job::ports::ReservedPorts;
     use crate::membership::{Counts, Places};
 
     fn post(host: usize, restart: u32, item: PostBody) -> Post {
@@ -356,6 +396,90 @@ mod tests {
         let role = Role::Worker;
         let item = PostBody::Failed(Task { role, index }, Ending::Exit(1));
         post(1, restart, item)
+    }
+
+    /// The posts of three hosts that start so many processes of each role.
+    fn begun(hosts: [&[(Role, usize)]; 3]) -> Posts {
+        let mut posts = Posts::new(3, false);
+        for (host, roles) in hosts.into_iter().enumerate() {
+            let of_role = |(role, count): &(Role, usize)| {
+                let role = *role;
+                (0..*count).map(move |index| Task { role, index })
+            };
+            let tasks: Vec<Task> = roles.iter().flat_map(of_role).collect();
+            let loopback = std::net::Ipv4Addr::LOCALHOST.into();
+            let ports = ReservedPorts::new(tasks.len(), loopback).unwrap();
+            let cluster = Cluster::with_ports(&ports, &tasks);
+            let ready = PostBody::Ready(String::new(), cluster);
+            posts.record(post(host, 0, ready)).unwrap();
+        }
+        posts
+    }
+
+    fn lost(host: usize) -> Post {
+        post(host, 0, PostBody::Lost)
+    }
+
+    fn gone(host: usize, index: usize) -> Post {
+        let role = Role::Worker;
+        let item = PostBody::WorkerGone(Task { role, index }, Ending::Exit(1));
+        post(host, 0, item)
+    }
+
+    const WORKER: (Role, usize) = (Role::Worker, 1);
+    const SERVER: (Role, usize) = (Role::ParameterServer, 1);
+    const CHIEF: (Role, usize) = (Role::Chief, 1);
+
+    #[test]
+    fn a_host_that_only_had_workers_of_a_chief_costs_these() {
+        let mut posts = begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[(Role::Worker, 2)]]);
+        posts.record(lost(2)).unwrap();
+        assert_eq!(posts.hosts().iter().copied().collect::<Vec<_>>(), [0, 1]);
+        // Two of four are lost with their host; these are the others.
+        for (host, index, is_last) in [(0, 0, false), (1, 1, true)] {
+            posts.record(gone(host, index)).unwrap();
+            let role = Role::Worker;
+            assert_eq!(posts.is_last_worker(Task { role, index }, 4), is_last);
+        }
+        // The next attempt is one of the hosts that are left.
+        posts.begin_attempt(1);
+        assert_eq!(posts.hosts().len(), 2);
+    }
+
+    #[test]
+    fn a_host_is_missed_with_the_last_worker_a_server_or_without_a_chief() {
+        let mut last = begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[WORKER]]);
+        last.record(gone(0, 0)).unwrap();
+        last.record(lost(1)).unwrap();
+        let missed = |posts: &mut Posts, host| {
+            let error = posts.record(lost(host)).unwrap_err();
+            assert!(matches!(error, LaunchError::HostLost { host: it } if it == host));
+        };
+        missed(&mut last, 2);
+        missed(
+            &mut begun([&[CHIEF, WORKER], &[WORKER], &[SERVER, WORKER]]),
+            2,
+        );
+        missed(
+            &mut begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[WORKER]]),
+            0,
+        );
+        // A chief that is only offered is none.
+        missed(&mut begun([&[CHIEF, WORKER], &[WORKER], &[WORKER]]), 1);
+        let mut early = Posts::new(3, false);
+        missed(&mut early, 1);
+    }
+
+    #[test]
+    fn when_the_work_is_done_a_host_is_not_missed_unless_it_evaluates() {
+        let evaluator = (Role::Evaluator, 1);
+        let mut posts = begun([&[CHIEF, WORKER], &[SERVER], &[WORKER, evaluator]]);
+        for host in 0..3 {
+            posts.record(post(host, 0, PostBody::WorkersDone)).unwrap();
+        }
+        posts.record(lost(1)).unwrap();
+        let error = posts.record(lost(2)).unwrap_err();
+        assert!(matches!(error, LaunchError::HostLost { host: 2 }));
     }
 
     /// However often a host says the same, and whatever it says that has its effect at once.

@@ -54,6 +54,19 @@ impl Attempt<'_, '_> {
                 ));
                 self.stop(Signal::TERM);
             }
+            PostBody::Lost if !group.posts.is_elastic() => {
+                let is_over = group.posts.workers_are_done();
+                self.log(&match is_over {
+                    true => format!("the launcher of host {host} is gone; its work is done"),
+                    false => format!(
+                        "the launcher of host {host} is gone; the job goes on without the workers \
+                         of that host"
+                    ),
+                });
+                if is_over && self.course.is_under_way() {
+                    self.finish();
+                }
+            }
             PostBody::WorkersDone
                 if self.course.is_under_way() && group.posts.workers_are_done() =>
             {
