@@ -175,6 +175,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             last_learning_rate: learning_rate,
             seed: self.seed,
             global_batch_size: engine.global_batch_size(),
+            same_at: None,
             stop: None,
         };
         let mut session = Session {

@@ -65,7 +65,12 @@ impl BoundListener {
         let mut last = "it resolves to no address".to_string();
         for candidate in resolved {
             match TcpListener::bind(candidate).and_then(|s| Ok((s.local_addr()?, s))) {
-                Ok((local, socket)) => return Ok(BoundListener { socket, local }),
+                Ok((local, socket)) => {
+                    if let Some(text) = security.clear_text(local) {
+                        tracing::warn!("{text}");
+                    }
+                    return Ok(BoundListener { socket, local });
+                }
                 Err(error) => {
                     last = cannot_bind(task, &error);
                     // Another address of the same name would hide that the process exists already.
