@@ -2,8 +2,6 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 
-use crate::job::task::Task;
-
 /// What keeps a job from being started or watched. A process of it that fails is no such error but
 /// [`Outcome::Failed`](crate::Outcome::Failed).
 #[derive(thiserror::Error)]
@@ -106,17 +104,6 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
-    /// A log file takes no more bytes. The job was stopped.
-    #[error(
-        "cannot write the log of {task}: {source}; the job was stopped, make room or choose \
-         another log directory"
-    )]
-    LogWrite {
-        /// Whose log it is.
-        task: Task,
-        /// What the system said.
-        source: io::Error,
-    },
     /// The launcher's own output takes no more bytes. The job was stopped.
     #[error("cannot write to {stream}: {source}; the job was stopped")]
     Console {
@@ -188,6 +175,21 @@ pub enum LaunchError {
         /// What does not fit, and what to do.
         why: String,
     },
+    /// The launchers of hosts were lost, and did not come back. The job was stopped.
+    #[error(
+        "the launchers of the hosts {hosts:?} (counted from 0) were lost, and none of them was \
+         within reach again in {} s{}; the job was stopped: start it again on all hosts, or let it \
+         wait longer (`Hosts::join_timeout`)",
+        .waited.as_secs(), used(.restarts)
+    )]
+    HostStaysAway {
+        /// The numbers of the hosts.
+        hosts: Vec<usize>,
+        /// How long they were waited for.
+        waited: std::time::Duration,
+        /// How many restarts were used of how many, where that is known.
+        restarts: Option<(u32, u32)>,
+    },
     /// The launcher of a host is gone or cannot be reached. The job was stopped.
     #[error("the launcher of host {host} is gone or cannot be reached; the job was stopped")]
     HostLost {
@@ -214,6 +216,14 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+/// How many restarts were used, as a part of a message.
+fn used(restarts: &Option<(u32, u32)>) -> String {
+    match restarts {
+        Some((used, most)) => format!(" (restarts used: {used} of {most})"),
+        None => String::new(),
+    }
 }
 
 distribute_error::debug_as_message!(LaunchError);

@@ -52,23 +52,35 @@
 //! When all workers have exited with 0, parameter servers get SIGTERM, and the evaluator gets it
 //! after the grace period. When a process fails before, it is the *root cause*: the others get
 //! SIGTERM, and SIGKILL after the grace period. Then the job starts again, with new ports and a new
-//! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code 2
-//! (wrong usage would be wrong again).
+//! token, as often as [`Job::max_restarts`] allows. It does not start again after exit code
+//! [2](REFUSED_EXIT_CODE) (wrong usage would be wrong again) or [43](DIVERGED_EXIT_CODE) (a training
+//! that has diverged would diverge again).
 //!
 //! With parameter servers, one more process is started: the chief, which coordinates. Its end is
 //! the end of the job: workers and servers get SIGTERM when it has exited with 0, and a failure of
 //! the chief or of a server is a failure as above. A worker that dies is not: the chief gives its
 //! work to others. It alone is started again, at most [`Job::max_restarts`] times, with the
 //! same address, and only if no worker is left the job has failed. A worker that exits with 0 is
-//! done, and with 2 it is not started again.
+//! done, and with 2 or 43 it is not started again.
 //!
 //! Exit code 42 means "stopped on request after saving a checkpoint". When all workers (or the
 //! chief, if there is one) have exited with 0 or 42, the job ends as [`Outcome::Preempted`] if it
 //! was the launcher that was signalled. Otherwise somebody signalled a member, and the job starts
 //! again; that counts as a restart, so that a job which always ends with 42 ends at all.
 //!
-//! SIGINT, SIGTERM and SIGHUP to the launcher reach the processes once, as the signal they are but
-//! SIGHUP, which becomes SIGTERM. A second signal kills the processes, a third the launcher.
+//! SIGINT and SIGTERM to the launcher reach the processes once, as the signals they are. SIGHUP and
+//! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end: SIGUSR1,
+//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. A second signal of the first four kills
+//! the processes, a third the launcher; of the others each one only asks. SIGPIPE is ignored, and
+//! SIGXFSZ is an error of the write. Others do to the launcher what they do by default; its
+//! processes end with it.
+//!
+//! A command may be a script that does not `exec` what it runs. Each process is asked once: one that
+//! catches SIGTERM before those that it has started, as it may pass the signal on; one that does not
+//! catch it, and waits for one that does, not at all, as it ends with that one's exit code. What a process that
+//! catches the signal has not ended after half of the grace period is asked then. When a script ends
+//! by the signal and those that it has started go on, they have the rest of the grace period, and
+//! count as the script: 42 if one of them has saved. SIGINT reaches all at once, as in a terminal.
 //!
 //! # Several hosts
 //!
@@ -129,6 +141,8 @@ pub use process::guard::guard_main;
 pub use process::{PROGRESS_VARIABLE, REPORT_VARIABLE};
 pub use report::console::Console;
 pub use report::failure_report::FailureReport;
-pub use report::outcome::{Ending, Outcome, PREEMPTED_EXIT_CODE, RootCause};
+pub use report::outcome::{
+    DIVERGED_EXIT_CODE, Ending, Outcome, PREEMPTED_EXIT_CODE, REFUSED_EXIT_CODE, RootCause,
+};
 pub use report::progress::Progress;
 pub use run::run;

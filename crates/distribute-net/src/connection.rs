@@ -313,11 +313,22 @@ impl Connection {
     /// # Errors
     /// What the operating system says.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        let stream = match &self.stream {
+        self.stream().tcp.local_addr()
+    }
+
+    /// The address at the other end.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream().tcp.peer_addr()
+    }
+
+    fn stream(&self) -> &GuardedStream {
+        match &self.stream {
             Stream::Plain(stream) => stream,
             Stream::Tls(stream) => stream.get_ref().0,
-        };
-        stream.tcp.local_addr()
+        }
     }
 
     /// Wraps an accepted connection and does the TLS handshake.

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use distribute_net::peers::Connection;
 use signal_hook::consts::SIGINT;
-use tokio::io::AsyncRead;
-use tokio::sync::mpsc;
 
 use crate::error::{LaunchError, Result};
 use crate::events::{Event, Events};
-use crate::hosts::join::{Joined, Joining};
+use crate::hosts::join::Joining;
+use crate::hosts::link::{Delivery, Link};
+use crate::hosts::outbox::{Farewell, Outbox};
 use crate::hosts::posts::{Instruction, Over, Post, PostBody, Posts};
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Frame, Terms, receive, runtime, write};
+use crate::hosts::wire::{Session, Terms, runtime};
 use crate::job::cluster::{Cluster, Token};
 use crate::job::hosts::Hosts;
 use crate::job::task::{Role, Task};
@@ -26,15 +26,17 @@ use crate::report::console::Screen;
 use crate::report::outcome::Outcome;
 use crate::thread_scope::ThreadScope;
 
-const OUTBOX_MAX: usize = 1024;
-
 /// The launchers of all hosts, as this launcher sees them.
 pub struct LauncherGroup {
     hosts: Hosts,
-    outbox: mpsc::Sender<Frame>,
+    outbox: Arc<Outbox>,
     own_address: IpAddr,
+    /// Whether the relay is lost, so that this launcher knows of nobody.
+    is_cut_off: bool,
+    /// Whether it is tried to find a lost relay again.
+    may_return: bool,
     pub posts: Posts,
-    /// On host 0 of an elastic job: who takes part.
+    /// On host 0: who takes part.
     lead: Option<Lead>,
     /// The signal because of which this host leaves the job, which goes on.
     leaving: Option<i32>,
@@ -51,39 +53,45 @@ pub struct AttemptCluster {
 
 impl LauncherGroup {
     /// Connects to the relay, which may not be there yet, and says what it waits for. `lead` is
-    /// that of an elastic job on host 0.
+    /// that of host 0; `return_time` is how long it is tried to find a relay again that is lost.
     pub fn join(
         threads: &ThreadScope<'_, '_>,
         hosts: &Hosts,
-        (terms, lead): (Terms, Option<Lead>),
+        (terms, lead, return_time): (Terms, Option<Lead>, Option<Duration>),
         events: &Events,
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<LauncherGroup>> {
         let runtime = runtime()?;
+        let session = Session::new()?;
         let joining = Joining {
             runtime: &runtime,
             hosts,
             terms,
+            session: &session,
             received,
             screen,
         };
-        let Joined {
-            connection,
-            own_address,
-        } = match joining.run()? {
+        let joined = match joining.run()? {
             WaitOutcome::Done(joined) => joined,
             WaitOutcome::Stopped(signal) => return Ok(WaitOutcome::Stopped(signal)),
             WaitOutcome::HostLost => return Ok(WaitOutcome::HostLost),
         };
-        let (outbox, frames) = mpsc::channel(OUTBOX_MAX);
-        let events = events.clone();
-        threads.spawn("group", move || {
-            runtime.block_on(take_part(connection, frames, &events));
-        })?;
+        let (outbox, own_address) = (Outbox::new(), joined.own_address);
+        let link = Link {
+            hosts: hosts.clone(),
+            terms,
+            outbox: Arc::clone(&outbox),
+            session,
+            delivery: Delivery::new(events),
+            return_time,
+        };
+        threads.spawn("group", move || runtime.block_on(link.run(joined)))?;
         Ok(WaitOutcome::Done(LauncherGroup {
             hosts: hosts.clone(),
             outbox,
             own_address,
+            is_cut_off: false,
+            may_return: return_time.is_some(),
             posts: Posts::new(hosts.count, terms.workers.is_some()),
             lead,
             leaving: None,
@@ -94,7 +102,7 @@ impl LauncherGroup {
     /// The job is over, and the other hosts know as much as this one. Without this call, they take
     /// the end of the connection for the loss of this host.
     pub fn leave(&self) {
-        let _gone = self.outbox.try_send(Frame::Bye);
+        self.outbox.close(Farewell::Over);
     }
 
     /// The number of this host.
@@ -127,15 +135,14 @@ impl LauncherGroup {
     pub fn post(&self, item: PostBody) {
         let (host, restart) = (self.hosts.index, self.posts.restart());
         // Never full but with a connection that is about to be given up.
-        let _lost = self.outbox.try_send(Frame::Post(Box::new(Post {
+        let _lost = self.outbox.push(Post {
             host,
             restart,
             item,
-        })));
+        });
     }
 
-    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without,
-    /// or has told more than there is to tell.
+    /// Remembers what a launcher has told; an error if it is more than there is to tell.
     pub fn record(&mut self, post: Post) -> Result<()> {
         if let Some(lead) = &mut self.lead {
             match post.item {
@@ -144,21 +151,61 @@ impl LauncherGroup {
                 PostBody::Leave => lead.leaves(post.host),
                 _ => {}
             }
-            if lead.wants_save() {
+            let wants_save = lead.wants_save();
+            let refused = lead.take_refused();
+            if wants_save {
                 self.post(PostBody::Save);
             }
+            if !refused.is_empty() {
+                self.post(PostBody::Refused(refused));
+            }
+        }
+        if let (0, PostBody::Refused(hosts)) = (post.host, &post.item)
+            && hosts.contains(&self.hosts.index)
+        {
+            let why = "the job could not go on with it, as its workers say above or in their logs: \
+                       use the same program, options and data everywhere";
+            return Err(LaunchError::HostRefused {
+                why: why.to_owned(),
+            });
+        }
+        if post.host == 0 && matches!(post.item, PostBody::Lost) {
+            self.is_cut_off = true;
+            // A relay that has ended says so, and does not come again.
+            self.may_return &= post.is_relay_lost();
+            self.posts.lose_others(self.hosts.index, self.hosts.count);
         }
         self.posts.record(post)
     }
 
-    /// The attempt of an elastic job is over.
-    pub fn ended(&mut self, end: AttemptEnd) {
-        if let Some(lead) = &mut self.lead {
-            lead.ended(end);
+    /// Begins to look for a relay that is lost; an error if it does not come again.
+    fn return_if_cut_off(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.is_cut_off) {
+            return Ok(());
         }
+        if !self.may_return {
+            return Err(LaunchError::HostLost { host: 0 });
+        }
+        self.posts.join_anew();
+        self.outbox.ask_for_return();
+        Ok(())
     }
 
-    /// What host 0 of an elastic job tells all to do next; on host 0, says that. `outcome` is that
+    /// The attempt is over. On host 0, the hosts without which the job goes on because they do not
+    /// fit.
+    pub fn ended(&mut self, end: AttemptEnd) -> Vec<usize> {
+        let Some(lead) = &mut self.lead else {
+            return Vec::new();
+        };
+        lead.ended(end);
+        let refused = lead.take_refused();
+        if !refused.is_empty() {
+            self.post(PostBody::Refused(refused.clone()));
+        }
+        refused
+    }
+
+    /// What host 0 tells all to do next; on host 0, says that. `outcome` is that
     /// of the last attempt.
     pub fn next(
         &mut self,
@@ -168,7 +215,13 @@ impl LauncherGroup {
         let index = self.hosts.index;
         let mut report = WaitReport::endless();
         let mut has_decided = false;
+        let mut is_told = false;
+        if let Some(done @ Outcome::Succeeded { .. }) = outcome.filter(|_| self.is_cut_off) {
+            let over = Over::Outcome(done.clone());
+            return Ok(WaitOutcome::Done(Instruction::Over(over)));
+        }
         loop {
+            self.return_if_cut_off()?;
             if let Some(signal) = self.posts.stop_signal() {
                 return Ok(WaitOutcome::Stopped(signal));
             }
@@ -182,22 +235,47 @@ impl LauncherGroup {
                 until = wait;
                 self.tell(decision, outcome);
             }
-            report.log_if_due(screen, || {
-                format!("host {index} waits for the next start of the job")
-            })?;
+            report.log_if_due(screen, || self.describe_wait())?;
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
             let left = left.map_or(report.left(), |left| left.min(report.left()));
             match received.recv_timeout(left) {
                 Ok(Event::Post(post)) => self.record(*post)?,
-                Ok(Event::Signal(signal)) if index == 0 => self.post(PostBody::Stop(signal)),
-                // No process of this host runs: the job goes on without it.
-                Ok(Event::Signal(signal)) => return Ok(WaitOutcome::Stopped(signal)),
+                // No process of this host runs: an elastic job goes on without it.
+                Ok(Event::Signal(signal)) if is_told || (index > 0 && self.posts.is_elastic()) => {
+                    return Ok(WaitOutcome::Stopped(signal));
+                }
+                Ok(Event::Signal(signal)) => {
+                    is_told = true;
+                    match self.posts.here().is_empty() {
+                        true => return Ok(WaitOutcome::Stopped(signal)),
+                        false => self.post(PostBody::Stop(signal)),
+                    }
+                }
                 Ok(Event::Broken(error)) => return Err(error),
                 Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
                     return Err(LaunchError::HostLost { host: 0 });
                 }
             }
+        }
+    }
+
+    /// What this host waits for before the next start, as a message.
+    fn describe_wait(&self) -> String {
+        let Hosts { index, address, .. } = self.hosts;
+        let here: Vec<usize> = self.posts.here().iter().copied().collect();
+        let missing = (0..self.hosts.count).filter(|host| !here.contains(host));
+        let missing: Vec<usize> = missing.collect();
+        if here.is_empty() {
+            format!("host {index} has lost the launcher of host 0 and looks for it at {address}")
+        } else if missing.is_empty() {
+            format!("host {index} waits for the next start of the job")
+        } else {
+            let count = self.hosts.count;
+            format!(
+                "host {index} waits for the launchers of the hosts {missing:?} to come to \
+                 {address}; here are {here:?} of {count}"
+            )
         }
     }
 
@@ -225,10 +303,7 @@ impl LauncherGroup {
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<AttemptCluster>> {
         let restart = plan.start;
-        match self.posts.is_elastic() {
-            true => self.posts.begin_plan(plan),
-            false => self.posts.begin_attempt(restart),
-        }
+        self.posts.begin_plan(plan);
         self.post(PostBody::Ready(self.nonce.secret().to_owned(), cluster));
         let mut report = WaitReport::new(self.hosts.join_timeout);
         loop {
@@ -312,8 +387,18 @@ impl LauncherGroup {
         ended: AttemptResult,
         received: &Receiver<Event>,
     ) -> Result<(AttemptResult, Option<i32>)> {
-        self.post(PostBody::Ended(ended));
+        self.post(PostBody::Ended(ended.clone()));
+        let (host, restart) = (self.hosts.index, self.posts.restart());
         loop {
+            if self.is_cut_off {
+                // Nobody passes it on.
+                let item = PostBody::Ended(ended.clone());
+                self.posts.record(Post {
+                    host,
+                    restart,
+                    item,
+                })?;
+            }
             if let Some(whole) = self.posts.combined() {
                 return Ok(whole);
             }
@@ -330,36 +415,9 @@ impl LauncherGroup {
     }
 }
 
-/// Sends this launcher's frames and hears of posts, until either ends.
-async fn take_part(connection: Connection, frames: mpsc::Receiver<Frame>, events: &Events) {
-    let (reader, writer) = tokio::io::split(connection);
-    tokio::select! {
-        () = read(reader, events) => {}
-        () = write(writer, frames) => {}
-    }
-}
-
-/// Turns posts into events until the connection ends.
-async fn read(mut reader: impl AsyncRead + Unpin, events: &Events) {
-    loop {
-        let (post, is_last) = match receive(&mut reader).await {
-            Ok(Frame::Post(post)) => (post, false),
-            Ok(_) => continue,
-            Err(_) => {
-                let (host, restart, item) = (0, u32::MAX, PostBody::Lost);
-                let lost = Post {
-                    host,
-                    restart,
-                    item,
-                };
-                (Box::new(lost), true)
-            }
-        };
-        let events = events.clone();
-        // Heartbeats go on while nobody takes the event.
-        let delivered = tokio::task::spawn_blocking(move || events.deliver(Event::Post(post)));
-        if !delivered.await.unwrap_or(false) || is_last {
-            return;
-        }
+/// A launcher that has not said that the job is over gives up.
+impl Drop for LauncherGroup {
+    fn drop(&mut self) {
+        self.outbox.close(Farewell::Quit);
     }
 }

@@ -7,6 +7,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use distribute_net::exchange::{self, ExchangeError};
+use distribute_net::handshake::HandshakeError;
 use distribute_net::peers::Connection;
 use distribute_net::tls::TlsSettings;
 use tokio::runtime::Runtime;
@@ -15,22 +16,26 @@ use tokio::time::timeout;
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Frame, Settings, Terms, hello, receive, send};
+use crate::hosts::wire::{Frame, Session, Settings, Terms, hello, receive, send};
 use crate::job::hosts::Hosts;
 use crate::report::console::Screen;
 
 /// How long to wait before connecting again to a host that does not listen yet.
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
+pub const RETRY_PAUSE: Duration = Duration::from_millis(200);
 /// How long one attempt may take.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is looked for a signal while an attempt is under way.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
+/// How often a launcher is told in a row that the two do not fit before it believes that: without
+/// TLS a byte that was changed on the way looks like that, too.
+const REFUSALS_MAX: u32 = 5;
 
 /// What happens while a launcher tries to join.
 pub struct Joining<'a, 's> {
     pub runtime: &'a Runtime,
     pub hosts: &'a Hosts,
     pub terms: Terms,
+    pub session: &'a Session,
     pub received: &'a Receiver<Event>,
     pub screen: &'a Screen<'s>,
 }
@@ -40,6 +45,8 @@ pub struct Joined {
     pub connection: Connection,
     /// Where the other hosts reach the processes of this one.
     pub own_address: IpAddr,
+    /// How many posts of this launcher the relay has.
+    pub received: u64,
 }
 
 impl Joining<'_, '_> {
@@ -49,11 +56,19 @@ impl Joining<'_, '_> {
         let tls = self.hosts.tls()?;
         let mut report = WaitReport::new(self.hosts.join_timeout);
         let mut last = "it has not answered".to_owned();
+        let mut refusals = 0;
         loop {
             let source = match self.attempt(tls.as_ref(), &mut report, &last) {
                 Err(LaunchError::Rendezvous { source, .. }) => source,
                 ended => return ended,
             };
+            refusals = match does_not_fit(&source) {
+                true => refusals + 1,
+                false => 0,
+            };
+            if refusals == REFUSALS_MAX {
+                return Err(refused(source));
+            }
             if report.is_over() {
                 return Err(LaunchError::Rendezvous { address, source });
             }
@@ -73,7 +88,11 @@ impl Joining<'_, '_> {
         last: &str,
     ) -> Result<WaitOutcome<Joined>> {
         let mut joining = Box::pin(async {
-            let joined = timeout(ATTEMPT_TIMEOUT, join(self.hosts, self.terms, tls)).await;
+            let joined = timeout(
+                ATTEMPT_TIMEOUT,
+                join(self.hosts, self.terms, self.session, tls),
+            )
+            .await;
             joined.unwrap_or_else(|late| Err(cannot_meet(self.hosts, late)))
         });
         loop {
@@ -112,6 +131,12 @@ fn cannot_meet(hosts: &Hosts, source: impl Into<io::Error>) -> LaunchError {
     }
 }
 
+/// Whether a handshake says that the two launchers do not fit.
+fn does_not_fit(error: &io::Error) -> bool {
+    let inner = error.get_ref();
+    inner.is_some_and(|inner| inner.is::<HandshakeError>())
+}
+
 fn refused(why: impl ToString) -> LaunchError {
     LaunchError::HostRefused {
         why: why.to_string(),
@@ -119,39 +144,57 @@ fn refused(why: impl ToString) -> LaunchError {
 }
 
 /// Connects to the relay and proves itself.
-async fn join(hosts: &Hosts, terms: Terms, tls: Option<&TlsSettings>) -> Result<Joined> {
+pub async fn join(
+    hosts: &Hosts,
+    terms: Terms,
+    session: &Session,
+    tls: Option<&TlsSettings>,
+) -> Result<Joined> {
     let opened = Connection::open(&hosts.address.to_string(), tls).await;
     let mut connection = opened.map_err(|(why, is_final)| match is_final {
         true => refused(why),
         false => cannot_meet(hosts, io::Error::other(why)),
     })?;
-    let own_address = greet(hosts, terms, &mut connection).await?;
+    let greeted = greet(hosts, terms, session, &mut connection).await;
+    let (own_address, received) = greeted?;
     Ok(Joined {
         connection,
         own_address,
+        received,
     })
 }
 
-/// Both sides prove that they know the token. Returns where the other hosts reach this one.
-async fn greet(hosts: &Hosts, terms: Terms, connection: &mut Connection) -> Result<IpAddr> {
+/// Both sides prove that they know the token. Returns where the other hosts reach this one, and how
+/// many of its posts the relay has.
+async fn greet(
+    hosts: &Hosts,
+    terms: Terms,
+    session: &Session,
+    connection: &mut Connection,
+) -> Result<(IpAddr, u64)> {
     let failed = |source: io::Error| cannot_meet(hosts, source);
     let local = connection.local_addr().map_err(failed)?.ip();
     let settings = Settings {
         terms,
         own_address: hosts.own_address.unwrap_or(local),
+        session: session.clone(),
     };
     let own = hello(hosts, hosts.address.to_string(), &settings).map_err(failed)?;
     let greeted = exchange::dial(connection, own, &hosts.security.secret()).await;
     greeted.map_err(|error| match error {
         ExchangeError::Broken(error) => failed(error),
+        ExchangeError::Refused(error) => failed(io::Error::other(error)),
         error => refused(error),
     })?;
-    match receive(connection).await.map_err(failed)? {
-        Frame::Welcome => {}
+    let received = match receive(ATTEMPT_TIMEOUT, connection).await.map_err(failed)? {
+        Frame::Welcome(received) => received,
         Frame::Refused(why) => return Err(refused(why)),
         _ => return Err(failed(io::ErrorKind::InvalidData.into())),
-    }
+    };
     // Who says nothing as a member is expected to come again.
-    send(connection, &Frame::Beat).await.map_err(failed)?;
-    Ok(settings.own_address)
+    let beat = Frame::Beat(session.received);
+    send(ATTEMPT_TIMEOUT, connection, &beat)
+        .await
+        .map_err(failed)?;
+    Ok((settings.own_address, received))
 }

@@ -2,6 +2,8 @@
 
 pub mod group;
 mod join;
+mod link;
+mod outbox;
 pub mod posts;
 pub mod relay;
 #[cfg(test)]

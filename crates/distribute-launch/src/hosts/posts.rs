@@ -45,17 +45,19 @@ pub enum PostBody {
     Ended(AttemptResult),
     /// The host's launcher is gone.
     Lost,
-    /// Of an elastic job: the host's launcher is there.
+    /// The host's launcher is there.
     Came,
     /// Of an elastic job, by host 0: a launcher waits, so the workers shall save and stop.
     Save,
     /// Of an elastic job: the host's launcher was told to stop. The workers shall save and stop,
     /// and the others go on.
     Leave,
-    /// Of an elastic job, by host 0: what the launchers of its hosts start next.
+    /// By host 0: what the launchers of its hosts start next.
     Plan(Plan),
-    /// Of an elastic job, by host 0: there is no other start.
+    /// By host 0: there is no other start.
     Over(Over),
+    /// Of an elastic job, by host 0: these hosts came last, and do not fit. The others go on.
+    Refused(Vec<usize>),
 }
 
 impl PostBody {
@@ -74,7 +76,8 @@ impl PostBody {
             | PostBody::Save
             | PostBody::Leave
             | PostBody::Plan(_)
-            | PostBody::Over(_) => false,
+            | PostBody::Over(_)
+            | PostBody::Refused(_) => false,
         }
     }
 
@@ -88,6 +91,21 @@ impl PostBody {
 }
 
 impl Post {
+    /// What a launcher tells itself when it cannot reach the relay any more. (The relay itself says
+    /// of host 0 that it is lost when its launcher ends.)
+    pub fn relay_is_lost() -> Post {
+        Post {
+            host: 0,
+            restart: u32::MAX,
+            item: PostBody::Lost,
+        }
+    }
+
+    /// Whether it is that.
+    pub fn is_relay_lost(&self) -> bool {
+        self.host == 0 && self.restart == u32::MAX && matches!(self.item, PostBody::Lost)
+    }
+
     /// Whether both say the same of the same attempt: the second one adds nothing.
     fn repeats(&self, other: &Post) -> bool {
         (self.host, self.restart) == (other.host, other.restart)
@@ -96,14 +114,14 @@ impl Post {
     }
 }
 
-/// How an elastic job ended.
+/// How a job ended.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Over {
     Outcome(Outcome),
     TooFew { missing: Vec<usize>, left: usize },
 }
 
-/// What host 0 of an elastic job has told to do next.
+/// What host 0 has told to do next.
 pub enum Instruction {
     Start(Plan),
     Over(Over),
@@ -113,16 +131,16 @@ pub enum Instruction {
 pub struct Posts {
     /// The hosts that take part in the attempt.
     hosts: BTreeSet<usize>,
-    /// Whether the job goes on without a host.
+    /// Whether the job goes on without a host for good.
     is_elastic: bool,
-    /// The hosts whose launchers are there, of an elastic job.
+    /// The hosts whose launchers are there.
     here: BTreeSet<usize>,
     /// The hosts that were lost since the plan of the attempt was made.
     lost: BTreeSet<usize>,
     /// The same for the plan of the next attempt, once it is known.
     lost_for_next: BTreeSet<usize>,
-    /// How many workers the attempt has lost with their hosts, of a job that is not elastic.
-    lost_workers: usize,
+    /// The hosts that were lost while the attempt goes on, with the numbers of their workers.
+    spared: BTreeMap<usize, usize>,
     instruction: Option<Instruction>,
     /// Whether the workers of the newest plan shall save and stop.
     asked_to_save: bool,
@@ -132,7 +150,7 @@ pub struct Posts {
 }
 
 impl Posts {
-    /// The posts of a job on so many hosts.
+    /// The posts of a job on so many hosts; of an elastic one, a launcher may leave.
     pub fn new(hosts: usize, is_elastic: bool) -> Posts {
         Posts {
             hosts: (0..hosts).collect(),
@@ -140,7 +158,7 @@ impl Posts {
             here: BTreeSet::new(),
             lost: BTreeSet::new(),
             lost_for_next: BTreeSet::new(),
-            lost_workers: 0,
+            spared: BTreeMap::new(),
             instruction: None,
             asked_to_save: false,
             restart: 0,
@@ -148,23 +166,17 @@ impl Posts {
         }
     }
 
-    /// Remembers what a launcher has told; an error if one is gone that the job cannot do without,
-    /// or has told more than there is to tell.
+    /// Remembers what a launcher has told; an error if it is more than there is to tell.
     pub fn record(&mut self, post: Post) -> Result<()> {
         let host = post.host;
         match &post.item {
-            PostBody::Lost if self.is_elastic && host != 0 => {
-                self.here.remove(&host);
-                self.lost.insert(host);
-                self.lost_for_next.insert(host);
+            PostBody::Lost => {
+                if let Some(workers) = self.spares(host) {
+                    self.spared.insert(host, workers);
+                    self.hosts.remove(&host);
+                }
+                self.lose(host);
             }
-            PostBody::Lost if self.can_do_without(host) => {
-                let ready = self.ready();
-                let (_, part) = ready[&host];
-                self.lost_workers += part.count(Role::Worker);
-                self.hosts.remove(&host);
-            }
-            PostBody::Lost => return Err(LaunchError::HostLost { host }),
             PostBody::Came => {
                 self.here.insert(host);
             }
@@ -185,16 +197,16 @@ impl Posts {
         self.keep(post)
     }
 
-    /// Whether a job that is not elastic goes on without this host: a chief gives the work of its
-    /// workers to others, it had nothing but these, and some are left; or the work is done, and no
-    /// evaluator is lost with it. The job has the chief on its first host.
-    fn can_do_without(&self, host: usize) -> bool {
+    /// The workers of a host without which the attempt of a job that is not elastic goes on: a chief
+    /// gives the work of its workers to others, it had nothing but these, and some are left; or the
+    /// work is done, and no evaluator is lost with it. The job has the chief on its first host.
+    fn spares(&self, host: usize) -> Option<usize> {
         let ready = self.ready();
-        let Some((_, lost)) = ready.get(&host).filter(|_| host != 0) else {
-            return false;
-        };
+        let may_spare = !self.is_elastic && host != 0;
+        let (_, lost) = ready.get(&host).filter(|_| may_spare)?;
+        let workers = lost.count(Role::Worker);
         if self.workers_are_done() {
-            return lost.count(Role::Evaluator) == 0;
+            return (lost.count(Role::Evaluator) == 0).then_some(workers);
         }
         let others = || ready.iter().filter(|(other, _)| **other != host);
         let of_others = |role| -> usize { others().map(|(_, (_, part))| part.count(role)).sum() };
@@ -203,7 +215,13 @@ impl Posts {
         let has_chief = has_begun && of_others(Role::ParameterServer) > 0;
         let only_workers = lost.tasks().all(|task| task.role == Role::Worker);
         let gone = self.gone_workers().filter(|(other, _)| *other != host);
-        has_chief && only_workers && of_others(Role::Worker) > gone.count()
+        let spares = has_chief && only_workers && of_others(Role::Worker) > gone.count();
+        spares.then_some(workers)
+    }
+
+    /// Whether the attempt goes on although this host was lost.
+    pub fn is_spared(&self, host: usize) -> bool {
+        self.spared.contains_key(&host)
     }
 
     /// The workers of the attempt that are not started again, with their hosts; not those that
@@ -214,6 +232,30 @@ impl Posts {
             _ => None,
         });
         gone.filter(|(host, _)| self.hosts.contains(host))
+    }
+
+    fn lose(&mut self, host: usize) {
+        self.here.remove(&host);
+        self.lost.insert(host);
+        self.lost_for_next.insert(host);
+    }
+
+    /// The relay is lost, and with it all other hosts than this one.
+    pub fn lose_others(&mut self, own: usize, count: usize) {
+        let others = (0..count).filter(|host| *host != own);
+        others.for_each(|host| self.lose(host));
+    }
+
+    /// The launcher has joined anew: who else is there is told again.
+    pub fn join_anew(&mut self) {
+        self.here.clear();
+        self.instruction = None;
+        self.posts.clear();
+    }
+
+    /// The hosts whose launchers are there.
+    pub fn here(&self) -> &BTreeSet<usize> {
+        &self.here
     }
 
     /// Keeps what is asked for later, once.
@@ -275,7 +317,7 @@ impl Posts {
     /// An attempt begins: what was told of those before it counts no more, but a signal does.
     pub fn begin_attempt(&mut self, restart: u32) {
         self.restart = restart;
-        self.lost_workers = 0;
+        self.spared.clear();
         self.forget_before(restart);
     }
 
@@ -318,7 +360,8 @@ impl Posts {
     /// as the last.
     pub fn is_last_worker(&self, task: Task, workers: usize) -> bool {
         let gone: Vec<Task> = self.gone_workers().map(|(_, task)| task).collect();
-        gone.len() + self.lost_workers == workers && gone.last() == Some(&task)
+        let spared: usize = self.spared.values().sum();
+        gone.len() + spared == workers && gone.last() == Some(&task)
     }
 
     /// Whether the workers of all hosts are done, or the chief of the one that has it.
@@ -362,15 +405,18 @@ impl Posts {
         }
         let parts: Vec<AttemptResult> = ended.into_values().cloned().collect();
         let verdicts: Vec<Verdict> = parts.iter().map(|part| part.verdict).collect();
+        let all_succeeded = verdicts.iter().all(|one| *one == Verdict::Succeeded);
         let mut whole = AttemptResult::join(parts);
         let number = |task: &Task| whole.number(*task);
         let failures = failures.iter();
         let failures = failures.filter_map(|(task, ending)| Some((number(task)?, *ending)));
         let failures: Vec<(usize, Ending)> = failures.collect();
         whole.verdict = match root_cause(&failures) {
+            // What is left of the lost host served those that are done, or had nothing more to do.
+            None if is_broken && self.workers_are_done() && all_succeeded => Verdict::Succeeded,
             _ if is_broken => Verdict::HostLost,
             Some(index) => Verdict::Failed(index),
-            None if verdicts.iter().all(|one| *one == Verdict::Succeeded) => Verdict::Succeeded,
+            None if all_succeeded => Verdict::Succeeded,
             None if signal.is_some() && verdicts.contains(&Verdict::Stopped) => Verdict::Stopped,
             None => Verdict::Preempted,
         };
@@ -441,9 +487,7 @@ mod tests {
             let role = Role::Worker;
             assert_eq!(posts.is_last_worker(Task { role, index }, 4), is_last);
         }
-        // The next attempt is one of the hosts that are left.
-        posts.begin_attempt(1);
-        assert_eq!(posts.hosts().len(), 2);
+        assert!(posts.is_spared(2) && !posts.has_lost());
     }
 
     #[test]
@@ -452,8 +496,8 @@ mod tests {
         last.record(gone(0, 0)).unwrap();
         last.record(lost(1)).unwrap();
         let missed = |posts: &mut Posts, host| {
-            let error = posts.record(lost(host)).unwrap_err();
-            assert!(matches!(error, LaunchError::HostLost { host: it } if it == host));
+            posts.record(lost(host)).unwrap();
+            assert!(posts.has_lost() && !posts.is_spared(host));
         };
         missed(&mut last, 2);
         missed(
@@ -478,8 +522,9 @@ mod tests {
             posts.record(post(host, 0, PostBody::WorkersDone)).unwrap();
         }
         posts.record(lost(1)).unwrap();
-        let error = posts.record(lost(2)).unwrap_err();
-        assert!(matches!(error, LaunchError::HostLost { host: 2 }));
+        assert!(!posts.has_lost());
+        posts.record(lost(2)).unwrap();
+        assert!(posts.has_lost());
     }
 
     /// However often a host says the same, and whatever it says that has its effect at once.

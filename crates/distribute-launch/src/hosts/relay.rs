@@ -3,28 +3,40 @@
 //! Because all see the same posts in the same order, all come to the same decisions, and none of
 //! them has to be told. The relay itself decides nothing.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use distribute_net::exchange;
+use distribute_net::exchange::{self, ExchangeError};
 use distribute_net::handshake::{Hello, Secret};
 use distribute_net::peers::{self, Connection};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
+use crate::hosts::outbox::{Farewell, Outbox, WAITING_MAX};
 use crate::hosts::posts::{Post, PostBody};
-use crate::hosts::wire::{Frame, Settings, Terms, hello, receive, runtime, send, write};
+use crate::hosts::wire::{
+    Frame, Pace, Session, Settings, Terms, hello, receive, runtime, send, write,
+};
 use crate::job::hosts::Hosts;
 use crate::job::workers::WorkerRange;
+use crate::report::console::Screen;
 use crate::thread_scope::ThreadScope;
 
-/// How many posts wait for one launcher before it counts as lost, and for the relay itself.
-const WAITING_MAX: usize = 1024;
-/// How many posts of one host are kept for those that may still come. Until then a host has little
-/// more to say than that it is ready.
-const KEPT_MAX: usize = 1024;
+/// How often the relay looks whether somebody is away for too long.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
+/// How long the last words may take when the relay ends.
+const FAREWELL_TIME: Duration = Duration::from_secs(5);
+/// How often the same reason for turning somebody away is told.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
+/// How many reasons are remembered for that.
+const REFUSALS_MAX: usize = 64;
 
 /// Runs until it is dropped.
 pub struct Relay {
@@ -32,30 +44,72 @@ pub struct Relay {
 }
 
 impl Relay {
-    pub fn start(threads: &ThreadScope<'_, '_>, hosts: &Hosts, terms: Terms) -> Result<Relay> {
+    pub fn start<'scope, 'env: 'scope>(
+        threads: &ThreadScope<'scope, 'env>,
+        hosts: &Hosts,
+        terms: Terms,
+        screen: &'env Screen<'_>,
+    ) -> Result<Relay> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
         let listener = TcpListener::bind(address).map_err(failed)?;
         let tls = hosts.tls()?;
         let runtime = runtime()?;
+        let (turned_away, refusals) = mpsc::channel(REFUSALS_MAX);
         let connections = {
             let _entered = runtime.enter();
-            peers::accept(listener, tls, |_, _| {}).map_err(failed)?
+            let told = turned_away.clone();
+            let refused = move |address: String, reason: Option<String>| {
+                if let Some(reason) = reason {
+                    // Of a flood a few are told.
+                    let _many = told.try_send((address, reason));
+                }
+            };
+            peers::accept(listener, tls, refused).map_err(failed)?
         };
         let greeting = Greeting {
             hello: own_hello(hosts, terms).map_err(failed)?,
             secret: hosts.security.secret(),
+            turned_away,
         };
         let members = Members {
             terms,
             all: (0..hosts.count).map(|_| Member::default()).collect(),
-            posts: Vec::new(),
+            failed: None,
         };
         let (stopper, stop) = oneshot::channel();
         threads.spawn("relay", move || {
-            runtime.block_on(run(connections, greeting, members, stop));
+            let told = Refusals::new(screen);
+            runtime.block_on(run(connections, greeting, members, (refusals, told), stop));
         })?;
         Ok(Relay { _stopper: stopper })
+    }
+}
+
+/// Says whom the relay has turned away, and why: the same not often, as a stranger may come without
+/// end.
+struct Refusals<'a, 's> {
+    screen: &'a Screen<'s>,
+    told: BTreeMap<String, Instant>,
+}
+
+impl<'a, 's> Refusals<'a, 's> {
+    fn new(screen: &'a Screen<'s>) -> Refusals<'a, 's> {
+        let told = BTreeMap::new();
+        Refusals { screen, told }
+    }
+
+    fn tell(&mut self, who: &str, why: &str) {
+        // The port differs from attempt to attempt.
+        let address = who.rsplit_once(':').map_or(who, |(address, _)| address);
+        let text = format!("turned away a launcher at {address}: {why}");
+        let is_new = |last: &Instant| last.elapsed() >= REFUSAL_INTERVAL;
+        self.told.retain(|_, last| !is_new(last));
+        if self.told.len() < REFUSALS_MAX && !self.told.contains_key(&text) {
+            // Whoever has something to say finds out whether nobody can read it.
+            let _unread = self.screen.log(&text);
+            self.told.insert(text, Instant::now());
+        }
     }
 }
 
@@ -65,6 +119,7 @@ fn own_hello(hosts: &Hosts, terms: Terms) -> io::Result<Hello> {
     let settings = Settings {
         terms,
         own_address: address.ip(),
+        session: Session::new().map_err(io::Error::other)?,
     };
     // One that listens at all addresses does not know which of them others dial.
     let dialled = match address.ip().is_unspecified() {
@@ -78,10 +133,13 @@ async fn run(
     mut connections: impl Stream<Item = io::Result<Connection>> + Unpin,
     greeting: Greeting,
     mut members: Members,
+    (mut refusals, mut told): (mpsc::Receiver<(String, String)>, Refusals<'_, '_>),
     mut stop: oneshot::Receiver<()>,
 ) {
     let (inbox, mut said) = mpsc::channel(WAITING_MAX);
     let (mut greetings, mut served) = (JoinSet::new(), JoinSet::new());
+    let mut looks = interval(LOOK_INTERVAL);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = &mut stop => break,
@@ -92,16 +150,25 @@ async fn run(
                 // Whoever has not proven itself hears no more.
                 if let Ok(Ok(peer)) = greeted {
                     let admitted = members.admit(&peer);
-                    served.spawn(serve(peer, admitted, inbox.clone()));
+                    if let Err(why) = &admitted {
+                        told.tell(&peer.address(), why);
+                    }
+                    served.spawn(serve(peer, admitted, (inbox.clone(), members.terms.pace())));
                 }
             }
-            Some((host, frame)) = said.recv() => members.note(host, frame),
+            Some((host, connection, frame)) = said.recv() => {
+                members.note((host, connection), frame);
+            }
+            Some((who, why)) = refusals.recv() => told.tell(&who, &why),
+            _ = looks.tick() => members.look(Instant::now()),
             Some(_) = served.join_next() => {}
         }
     }
     // Members still get what was posted before; strangers wait for nothing.
-    drop((connections, greetings, members, said));
-    while served.join_next().await.is_some() {}
+    drop((connections, greetings, said));
+    members.say_farewell();
+    let all_served = async { while served.join_next().await.is_some() {} };
+    let _late = timeout(FAREWELL_TIME, all_served).await;
 }
 
 /// The relay's side of every handshake.
@@ -109,6 +176,8 @@ async fn run(
 struct Greeting {
     hello: Hello,
     secret: Secret,
+    /// Who was turned away, and why.
+    turned_away: mpsc::Sender<(String, String)>,
 }
 
 /// A launcher that has proven itself.
@@ -118,11 +187,27 @@ struct ProvenPeer {
     connection: Connection,
 }
 
+impl ProvenPeer {
+    /// Where it is.
+    fn address(&self) -> String {
+        format!("{} (host {}):0", self.settings.own_address, self.host)
+    }
+}
+
 impl Greeting {
     /// Both sides prove that they know the token. The guard of the connection sets the deadline.
     async fn exchange(self, mut connection: Connection) -> io::Result<ProvenPeer> {
         let greeted = exchange::listen(&mut connection, self.hello, &self.secret).await;
-        let peer = greeted.map_err(io::Error::other)?.peer;
+        let greeted = greeted.map_err(|error| {
+            if let (ExchangeError::Refused(why), Ok(address)) = (&error, connection.peer_addr()) {
+                // Of a flood a few are told.
+                let _many = self
+                    .turned_away
+                    .try_send((address.to_string(), why.to_string()));
+            }
+            io::Error::other(error)
+        });
+        let peer = greeted?.peer;
         Ok(ProvenPeer {
             host: usize::try_from(peer.identity.task).map_err(io::Error::other)?,
             settings: peer.read_details().map_err(io::Error::other)?,
@@ -131,19 +216,29 @@ impl Greeting {
     }
 }
 
-/// The launchers of all hosts, and what they have told.
+/// The launchers of all hosts.
 struct Members {
     terms: Terms,
     all: Vec<Member>,
-    /// All posts until every host has been there, for those that come later.
-    posts: Vec<Post>,
+    /// When a process has failed.
+    failed: Option<Instant>,
 }
 
 #[derive(Default)]
 struct Member {
     stage: Stage,
+    link: Option<MemberLink>,
+}
+
+/// What a member's connections that follow each other have in common.
+struct MemberLink {
+    session: Session,
     /// What is on its way to it.
-    frames: Option<mpsc::Sender<Frame>>,
+    outbox: Arc<Outbox>,
+    /// How many of its posts have arrived.
+    received: Arc<AtomicU64>,
+    /// The connection that counts.
+    connection: u64,
 }
 
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
@@ -154,12 +249,35 @@ enum Stage {
     Welcomed,
     /// It has said something as a member.
     Here,
-    Gone,
+    /// Its connection is broken; until then it may connect again.
+    Away {
+        until: Instant,
+        /// Whether the other end has closed it, as the system does for a launcher that was killed.
+        is_closed: bool,
+    },
+}
+
+/// What comes over a connection.
+enum Said {
+    Frame(Frame),
+    /// It is broken: closed by the other end, or silent.
+    Broken {
+        is_closed: bool,
+    },
+}
+
+/// A connection of a member.
+struct Admitted {
+    outbox: Arc<Outbox>,
+    received: Arc<AtomicU64>,
+    connection: u64,
+    /// The number of the first post that it has not got.
+    next: u64,
 }
 
 impl Members {
-    /// Makes a launcher a member, with the posts that it missed; or says why not.
-    fn admit(&mut self, peer: &ProvenPeer) -> Result<mpsc::Receiver<Frame>, String> {
+    /// Makes a launcher a member, or goes on with one whose connection was broken; or says why not.
+    fn admit(&mut self, peer: &ProvenPeer) -> Result<Admitted, String> {
         let ProvenPeer { host, settings, .. } = peer;
         if let Some(why) = self.rejection_reason(*host, settings) {
             return Err(format!("{why}; use the same options everywhere"));
@@ -172,33 +290,66 @@ impl Members {
                  that was made for it, or name its address"
             ));
         }
-        let missed = self.posts.len() + self.terms.hosts;
-        let member = match self.all.get_mut(*host) {
-            Some(member) if member.stage == Stage::Awaited => member,
-            Some(_) => {
+        self.take_in(*host, &settings.session)
+    }
+
+    fn take_in(&mut self, host: usize, session: &Session) -> Result<Admitted, String> {
+        let Some(member) = self.all.get_mut(host) else {
+            return Err(format!("there is no host {host}; count hosts from 0"));
+        };
+        let link = member.link.as_mut();
+        if let Some(link) = link.filter(|link| link.session.is_same(session)) {
+            let Some(connection) = link.outbox.connect(session.received) else {
+                return Err(format!(
+                    "host {host} has lost what it was told; start it again"
+                ));
+            };
+            link.connection = connection;
+            if session.resumes {
+                member.stage = Stage::Here;
+            }
+            return Ok(Admitted {
+                outbox: Arc::clone(&link.outbox),
+                received: Arc::clone(&link.received),
+                connection,
+                next: session.received,
+            });
+        }
+        match member.stage {
+            _ if session.resumes => {
+                return Err(format!("host {host} was out of reach for too long"));
+            }
+            Stage::Awaited => {}
+            // Another launcher of that host: the one before is gone.
+            Stage::Away { .. } => self.lose(host),
+            Stage::Welcomed | Stage::Here => {
                 return Err(format!(
                     "there was a launcher for host {host} already; give every host its own number"
                 ));
             }
-            None => return Err(format!("there is no host {host}; count hosts from 0")),
-        };
-        // There is room for all that it missed.
-        let (frames, queue) = mpsc::channel(1 + missed + WAITING_MAX);
-        let _sent = frames.try_send(Frame::Welcome);
-        for post in &self.posts {
-            let _sent = frames.try_send(Frame::Post(Box::new(post.clone())));
         }
-        *member = Member {
+        let outbox = Outbox::new();
+        let connection = outbox.connect(0).unwrap_or_default();
+        let here = self.all.iter().enumerate();
+        for (host, _) in here.filter(|(_, member)| member.is_here()) {
+            outbox.push(came_or_lost(host, true));
+        }
+        let received = Arc::<AtomicU64>::default();
+        self.all[host] = Member {
             stage: Stage::Welcomed,
-            frames: Some(frames.clone()),
+            link: Some(MemberLink {
+                session: session.clone(),
+                outbox: Arc::clone(&outbox),
+                received: Arc::clone(&received),
+                connection,
+            }),
         };
-        if self.is_elastic() {
-            let here = self.all.iter().enumerate();
-            for (host, _) in here.filter(|(_, member)| member.stage == Stage::Here) {
-                let _sent = frames.try_send(Frame::Post(Box::new(came_or_lost(host, true))));
-            }
-        }
-        Ok(queue)
+        Ok(Admitted {
+            outbox,
+            received,
+            connection,
+            next: 0,
+        })
     }
 
     fn rejection_reason(&self, host: usize, settings: &Settings) -> Option<String> {
@@ -207,6 +358,7 @@ impl Members {
             (theirs != ours).then_some(text)
         };
         let (theirs, ours) = (settings.terms, self.terms);
+        let timeout = |terms: Terms| format!("{} s", terms.host_timeout.as_secs());
         let workers = |terms: Terms| match terms.workers {
             Some(WorkerRange { least, most }) => format!("{least}..{most}"),
             None => "one number".to_owned(),
@@ -216,74 +368,121 @@ impl Members {
         differ("the numbers of hosts", hosts(theirs), hosts(ours))
             .or_else(|| differ("the numbers of restarts", restarts(theirs), restarts(ours)))
             .or_else(|| differ("the ranges of workers", workers(theirs), workers(ours)))
+            .or_else(|| differ("the host timeouts", timeout(theirs), timeout(ours)))
     }
 
-    /// Whether launchers may come later, and again.
-    fn is_elastic(&self) -> bool {
-        self.terms.workers.is_some()
-    }
-
-    /// Notes what a member has said, or that its connection has ended.
-    fn note(&mut self, host: usize, said: Option<Frame>) {
+    /// Notes what a member has said over a connection, or that this one is broken.
+    fn note(&mut self, (host, connection): (usize, u64), said: Said) {
+        let pace = self.terms.pace();
+        let is_failing = self.failed.is_some_and(|at| at.elapsed() < pace.closed());
         let Some(member) = self.all.get_mut(host) else {
             return;
         };
-        let is_elastic = self.terms.workers.is_some();
+        // What was on its way over a connection that counts no more is told again.
+        let Some(link) = member
+            .link
+            .as_mut()
+            .filter(|link| link.connection == connection)
+        else {
+            return;
+        };
         match (said, member.stage) {
-            // What was on its way when it went.
-            (_, Stage::Gone) => {}
-            // Of an elastic job it may come again.
-            (Some(Frame::Bye) | None, Stage::Here) if is_elastic => {
-                *member = Member::default();
-                self.publish(came_or_lost(host, false));
-            }
-            (Some(Frame::Bye), _) => *member = Member::gone(),
-            (Some(frame), stage) => {
+            (Said::Frame(Frame::Bye | Frame::Quit), _) => self.lose(host),
+            (Said::Frame(frame), stage) => {
                 member.stage = Stage::Here;
-                if is_elastic && stage != Stage::Here {
-                    self.publish(came_or_lost(host, true));
+                if let Frame::Beat(received) = frame {
+                    link.outbox.acknowledge(received);
+                }
+                if stage == Stage::Welcomed {
+                    self.publish(&came_or_lost(host, true));
                 }
                 if let Frame::Post(post) = frame {
                     self.relay(host, *post);
                 }
             }
-            (None, Stage::Here) => {
-                *member = Member::gone();
-                self.publish(came_or_lost(host, false));
+            (Said::Broken { is_closed }, Stage::Here) => {
+                let time = match is_closed && is_failing {
+                    true => pace.closed(),
+                    false => pace.away(),
+                };
+                let until = Instant::now() + time;
+                member.stage = Stage::Away { until, is_closed };
             }
-            (None, Stage::Welcomed) => *member = Member::default(),
-            (None, Stage::Awaited) => {}
+            (Said::Broken { .. }, Stage::Welcomed) => *member = Member::default(),
+            (Said::Broken { .. }, Stage::Awaited | Stage::Away { .. }) => {}
         }
     }
 
-    /// Tells all what a member says. If one says more than can be kept for hosts that may still
-    /// come, it is lost: late hosts would decide otherwise than the others.
+    /// Tells all what a member says.
     fn relay(&mut self, host: usize, post: Post) {
-        let from_host = self.posts.iter().filter(|kept| kept.host == host);
-        if from_host.count() < KEPT_MAX {
-            return self.publish(Post { host, ..post });
+        if let Some(link) = &self.all[host].link {
+            link.received.fetch_add(1, Ordering::Relaxed);
         }
-        self.all[host] = Member::gone();
-        self.publish(came_or_lost(host, false));
+        if matches!(post.item, PostBody::Failed(..)) {
+            self.processes_fail();
+        }
+        self.publish(&Post { host, ..post });
     }
 
-    /// Tells all members, and keeps it for those that may still come.
-    fn publish(&mut self, post: Post) {
-        let may_come = |member: &Member| matches!(member.stage, Stage::Awaited | Stage::Welcomed);
-        // Who comes late to an elastic job waits for its next start.
-        if self.is_elastic() || !self.all.iter().any(may_come) {
-            self.posts.clear();
-        } else {
-            self.posts.push(post.clone());
-        }
+    /// Processes fail. A launcher whose connection was closed was killed, then, and its processes
+    /// with it: the job goes on sooner if nobody waits for it as long as for one that is cut off.
+    fn processes_fail(&mut self) {
+        let now = Instant::now();
+        let soon = now + self.terms.pace().closed();
+        self.failed = Some(now);
         for member in &mut self.all {
-            let frame = Frame::Post(Box::new(post.clone()));
-            if let Some(frames) = &member.frames
-                && frames.try_send(frame).is_err()
+            if let Stage::Away {
+                until,
+                is_closed: true,
+            } = &mut member.stage
             {
-                // Whoever does not read is lost: its connection ends after what is under way.
-                member.frames = None;
+                *until = soon.min(*until);
             }
+        }
+    }
+
+    /// Gives up those that are away for too long.
+    fn look(&mut self, now: Instant) {
+        for host in 0..self.all.len() {
+            if matches!(self.all[host].stage, Stage::Away { until, .. } if until <= now) {
+                self.lose(host);
+            }
+        }
+    }
+
+    /// A member is gone. Its host may come again.
+    fn lose(&mut self, host: usize) {
+        let member = std::mem::take(&mut self.all[host]);
+        let was_here = member.is_here();
+        if let Some(link) = member.link {
+            link.outbox.close(Farewell::Quit);
+        }
+        if was_here {
+            self.publish(&came_or_lost(host, false));
+        }
+    }
+
+    /// Tells all members. Who comes later waits for the next start.
+    fn publish(&mut self, post: &Post) {
+        let mut full = Vec::new();
+        for (host, member) in self.all.iter().enumerate() {
+            let link = member.link.as_ref();
+            if link.is_some_and(|link| !link.outbox.push(post.clone())) {
+                full.push(host);
+            }
+        }
+        // Whoever does not read is lost.
+        for host in full {
+            self.lose(host);
+        }
+    }
+
+    /// The launcher of host 0 ends, and with it the relay. Who has not heard that the job is over
+    /// hears that this host is lost.
+    fn say_farewell(&mut self) {
+        self.publish(&came_or_lost(0, false));
+        for link in self.all.iter().filter_map(|member| member.link.as_ref()) {
+            link.outbox.close(Farewell::Over);
         }
     }
 }
@@ -302,123 +501,252 @@ fn came_or_lost(host: usize, is_here: bool) -> Post {
 }
 
 impl Member {
-    fn gone() -> Member {
-        Member {
-            stage: Stage::Gone,
-            frames: None,
-        }
+    /// Whether its launcher takes part, as far as is known.
+    fn is_here(&self) -> bool {
+        matches!(self.stage, Stage::Here | Stage::Away { .. })
     }
 }
 
-/// Serves one launcher until it or the relay goes.
+/// Serves one connection of a launcher until it or the relay goes.
 async fn serve(
     peer: ProvenPeer,
-    admitted: Result<mpsc::Receiver<Frame>, String>,
-    inbox: mpsc::Sender<(usize, Option<Frame>)>,
+    admitted: Result<Admitted, String>,
+    (inbox, pace): (mpsc::Sender<(usize, u64, Said)>, Pace),
 ) {
     let ProvenPeer {
         host,
         mut connection,
         ..
     } = peer;
-    let frames = match admitted {
-        Ok(frames) => frames,
+    let limit = pace.silence();
+    let Admitted {
+        outbox,
+        received,
+        connection: number,
+        next,
+    } = match admitted {
+        Ok(admitted) => admitted,
         Err(why) => {
-            let _gone = send(&mut connection, &Frame::Refused(why)).await;
+            let _gone = send(limit, &mut connection, &Frame::Refused(why)).await;
             return;
         }
     };
+    let welcome = Frame::Welcome(received.load(Ordering::Relaxed));
+    if send(limit, &mut connection, &welcome).await.is_err() {
+        let said = Said::Broken { is_closed: true };
+        let _over = inbox.send((host, number, said)).await;
+        return;
+    }
     let (mut reader, writer) = tokio::io::split(connection);
     let read = async {
-        while let Ok(frame) = receive(&mut reader).await {
-            let is_last = matches!(frame, Frame::Bye);
-            let _over = inbox.send((host, Some(frame))).await;
+        loop {
+            let frame = match receive(limit, &mut reader).await {
+                Ok(frame) => frame,
+                Err(error) => return error.kind() != io::ErrorKind::TimedOut,
+            };
+            let is_last = matches!(frame, Frame::Bye | Frame::Quit);
+            let _over = inbox.send((host, number, Said::Frame(frame))).await;
             if is_last {
                 return true;
             }
         }
-        false
     };
-    let has_left = tokio::select! {
-        has_left = read => has_left,
-        () = write(writer, frames) => false,
+    let is_closed = tokio::select! {
+        is_closed = read => is_closed,
+        _written = write(writer, &outbox, (number, next), &received, pace) => false,
     };
-    // Who has said good-bye may be there again by now.
-    if !has_left {
-        let _over = inbox.send((host, None)).await;
-    }
+    // That of a connection that has been replaced, or whose launcher has left, says nothing.
+    let said = Said::Broken { is_closed };
+    let _over = inbox.send((host, number, said)).await;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hosts::outbox::Next;
 
-    /// Hosts 0 and 1 are there, host 2 may still come; the queue of host 0.
-    fn members() -> (Members, mpsc::Receiver<Frame>) {
-        let terms = Terms {
-            hosts: 3,
-            restarts_max: 0,
-            workers: None,
-        };
-        let (frames, queue) = mpsc::channel(4 * KEPT_MAX);
-        let here = |frames| Member {
-            stage: Stage::Here,
-            frames,
-        };
-        let members = Members {
-            terms,
-            all: vec![here(Some(frames)), here(None), Member::default()],
-            posts: Vec::new(),
-        };
-        (members, queue)
+    fn members(host_timeout: Duration) -> Members {
+        Members {
+            terms: Terms {
+                hosts: 3,
+                restarts_max: 0,
+                workers: None,
+                host_timeout,
+            },
+            all: (0..3).map(|_| Member::default()).collect(),
+            failed: None,
+        }
     }
 
-    fn done(restart: u32) -> Option<Frame> {
-        Some(Frame::Post(Box::new(Post {
-            host: 0,
+    /// A launcher that has come, and its connection.
+    fn come(members: &mut Members, host: usize, session: &Session) -> Admitted {
+        let admitted = members.take_in(host, session).unwrap();
+        members.note((host, admitted.connection), Said::Frame(Frame::Beat(0)));
+        admitted
+    }
+
+    const BROKEN: fn() -> Said = || Said::Broken { is_closed: true };
+
+    fn said(restart: u32, item: PostBody) -> Said {
+        let host = 0;
+        Said::Frame(Frame::Post(Box::new(Post {
+            host,
             restart,
-            item: PostBody::WorkersDone,
+            item,
         })))
     }
 
-    #[test]
-    fn all_posts_are_kept_for_a_host_that_comes_late() {
-        let (mut members, mut queue) = members();
-        for restart in 0..800 {
-            members.note(0, done(restart));
-            members.note(1, done(restart));
+    fn done(restart: u32) -> Said {
+        said(restart, PostBody::WorkersDone)
+    }
+
+    /// What is on its way over a connection, from this number on: what happened, and to whom.
+    fn told(admitted: &Admitted, from: u64) -> Vec<String> {
+        let runtime = runtime().unwrap();
+        let mut told = Vec::new();
+        for number in from.. {
+            let next = admitted.outbox.next(admitted.connection, number);
+            let next = runtime.block_on(async { timeout(Duration::from_millis(10), next).await });
+            let Ok(Next::Post(post)) = next else {
+                return told;
+            };
+            told.push(match post.item {
+                PostBody::Came => format!("came {}", post.host),
+                PostBody::Lost => format!("lost {}", post.host),
+                _ => format!("done {} {}", post.host, post.restart),
+            });
         }
-        assert_eq!(members.posts.len(), 1600);
-        let told = std::iter::from_fn(|| queue.try_recv().ok());
-        assert_eq!(told.count(), 1600);
+        told
     }
 
     #[test]
-    fn a_host_that_says_more_than_is_kept_is_lost_for_all() {
-        let (mut members, mut queue) = members();
-        for restart in 0..=KEPT_MAX as u32 + 5 {
-            members.note(1, done(restart));
-        }
-        assert!(members.all[1].stage == Stage::Gone);
-        assert_eq!(members.posts.len(), KEPT_MAX + 1);
-        let last = std::iter::from_fn(|| queue.try_recv().ok()).last().unwrap();
-        let Frame::Post(last) = last else {
-            panic!("no post");
-        };
-        assert!(matches!(last.item, PostBody::Lost) && last.host == 1);
-        // The others go on.
-        members.note(0, done(0));
-        assert_eq!(members.posts.len(), KEPT_MAX + 2);
+    fn a_broken_connection_that_is_followed_by_another_loses_nothing() {
+        let mut members = members(Duration::from_secs(60));
+        let mut session = Session::new().unwrap();
+        let first = come(&mut members, 0, &Session::new().unwrap());
+        let broken = come(&mut members, 1, &session);
+        members.note((1, broken.connection), done(0));
+        members.note((1, broken.connection), BROKEN());
+        // Meanwhile others say something; what the broken one still says counts no more.
+        members.note((0, first.connection), done(7));
+        session.resumes = true;
+        session.received = 2;
+        let again = members.take_in(1, &session).unwrap();
+        assert_eq!(
+            again.received.load(Ordering::Relaxed),
+            1,
+            "the relay has one of it"
+        );
+        members.note((1, broken.connection), done(9));
+        members.note((1, broken.connection), BROKEN());
+        members.note((1, again.connection), done(1));
+        members.look(Instant::now() + Duration::from_secs(1000));
+        assert_eq!(
+            told(&first, 0),
+            ["came 0", "came 1", "done 1 0", "done 0 7", "done 1 1"]
+        );
+        assert_eq!(
+            told(&again, 2),
+            ["done 1 0", "done 0 7", "done 1 1"][..].to_vec()
+        );
     }
 
     #[test]
-    fn what_was_on_its_way_revives_nobody() {
-        let (mut members, _queue) = members();
-        members.note(1, Some(Frame::Bye));
-        for said in [Some(Frame::Beat), done(0), None] {
-            members.note(1, said);
-            assert!(members.all[1].stage == Stage::Gone);
+    fn who_stays_away_for_too_long_is_lost_and_may_come_anew() {
+        let mut members = members(Duration::from_secs(6));
+        let mut session = Session::new().unwrap();
+        let first = come(&mut members, 0, &Session::new().unwrap());
+        let second = come(&mut members, 1, &session);
+        members.note((1, second.connection), BROKEN());
+        members.look(Instant::now() + Duration::from_secs(5));
+        assert_eq!(told(&first, 0), ["came 0", "came 1"]);
+        members.look(Instant::now() + Duration::from_secs(7));
+        assert_eq!(told(&first, 2), ["lost 1"]);
+        session.resumes = true;
+        let refused = members.take_in(1, &session).map(|_| ()).unwrap_err();
+        assert!(refused.contains("out of reach for too long"), "{refused}");
+        come(&mut members, 1, &Session::new().unwrap());
+        assert_eq!(told(&first, 3), ["came 1"]);
+    }
+
+    /// The processes of a launcher that is killed end with it, and the others fail.
+    #[test]
+    fn a_launcher_whose_connection_is_closed_while_processes_fail_is_lost_soon() {
+        for (is_first, is_closed) in [(false, true), (true, true), (false, false)] {
+            let mut members = members(Duration::from_secs(60));
+            let first = come(&mut members, 0, &Session::new().unwrap());
+            let second = come(&mut members, 1, &Session::new().unwrap());
+            let ending = crate::report::outcome::Ending::Exit(1);
+            let failed = || {
+                said(
+                    0,
+                    PostBody::Failed(crate::job::task::Task::worker(0), ending),
+                )
+            };
+            if is_first {
+                members.note((0, first.connection), failed());
+            }
+            members.note((1, second.connection), Said::Broken { is_closed });
+            if !is_first {
+                members.note((0, first.connection), failed());
+            }
+            members.look(Instant::now() + Duration::from_secs(16));
+            assert_eq!(
+                members.all[1].stage == Stage::Awaited,
+                is_closed,
+                "{is_first}"
+            );
         }
-        assert!(members.posts.is_empty());
+    }
+
+    #[test]
+    fn another_launcher_of_a_host_takes_the_place_of_one_that_is_away_and_of_no_other() {
+        let mut members = members(Duration::from_secs(6));
+        let first = come(&mut members, 0, &Session::new().unwrap());
+        let second = come(&mut members, 1, &Session::new().unwrap());
+        let third = Session::new().unwrap();
+        let refused = members.take_in(1, &third).map(|_| ()).unwrap_err();
+        assert!(
+            refused.contains("a launcher for host 1 already"),
+            "{refused}"
+        );
+        members.note((1, second.connection), BROKEN());
+        come(&mut members, 1, &third);
+        assert_eq!(told(&first, 2), ["lost 1", "came 1"]);
+    }
+
+    #[test]
+    fn who_leaves_or_never_comes_is_no_member() {
+        let mut members = members(Duration::from_secs(6));
+        let first = come(&mut members, 0, &Session::new().unwrap());
+        for last in [Frame::Bye, Frame::Quit] {
+            let second = come(&mut members, 1, &Session::new().unwrap());
+            members.note((1, second.connection), Said::Frame(last));
+            // What was on its way revives nobody.
+            for said in [Said::Frame(Frame::Beat(0)), done(0), BROKEN()] {
+                members.note((1, second.connection), said);
+            }
+            assert!(members.all[1].stage == Stage::Awaited);
+        }
+        assert_eq!(told(&first, 1), ["came 1", "lost 1", "came 1", "lost 1"]);
+        // It was welcomed, and has not heard of that.
+        let third = members.take_in(2, &Session::new().unwrap()).unwrap();
+        members.note((2, third.connection), BROKEN());
+        members.take_in(2, &Session::new().unwrap()).unwrap();
+        members.say_farewell();
+        assert_eq!(told(&first, 5), ["lost 0"]);
+    }
+
+    #[test]
+    fn who_does_not_read_is_lost() {
+        let mut members = members(Duration::from_secs(6));
+        let first = come(&mut members, 0, &Session::new().unwrap());
+        come(&mut members, 1, &Session::new().unwrap());
+        for restart in 0..2 * WAITING_MAX as u32 {
+            members.note((0, first.connection), done(restart));
+            first.outbox.acknowledge(u64::from(restart));
+        }
+        assert!(members.all[1].stage == Stage::Awaited);
+        assert!(members.all[0].stage == Stage::Here);
     }
 }

@@ -7,11 +7,16 @@
 //! relay -> launcher   proof of the relay, Hello   see distribute_net::handshake
 //! launcher -> relay   proof of the launcher
 //! relay -> launcher   Welcome, or Refused and why
-//! both                Beat, Post, Bye             from the launcher a Beat at once
+//! both                Beat, Post, Bye or Quit     from the launcher a Beat at once
 //! ```
+//!
+//! The posts of each direction are numbered from 0, and each side says how many it has. A connection
+//! that breaks is followed by another one of the same session, over which the posts go on with the
+//! first that has not arrived.
 
 use std::io;
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use distribute_net::exchange::{receive_text, send_text};
@@ -19,33 +24,78 @@ use distribute_net::handshake::{Hello, Purpose};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::error::{LaunchError, Result};
+use crate::hosts::outbox::{Farewell, Next, Outbox};
 use crate::hosts::posts::Post;
+use crate::job::cluster::Token;
 use crate::job::hosts::Hosts;
 use crate::job::workers::WorkerRange;
 
 /// The version of what follows the handshake.
-const VERSION: u32 = 5;
-/// How often each side sends a heartbeat, if it sends nothing else.
+const VERSION: u32 = 6;
+/// How often each side sends a heartbeat at least, if it sends nothing else.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
-/// After this long without a frame, or with one on its way, the other side is lost.
-const SILENCE_LIMIT: Duration = Duration::from_secs(12);
+/// How long a launcher has at least to connect again.
+const CLOSED_TIME_MIN: Duration = Duration::from_secs(2);
+/// How long an attempt to connect may take at most, and at least.
+const ATTEMPT_TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 const FRAME_BYTES_MAX: usize = 4 << 20;
 
 /// What travels once both sides have proven themselves, as JSON.
 #[derive(Clone, Serialize, Deserialize)]
 pub enum Frame {
-    /// The launcher is a member of the group.
-    Welcome,
+    /// The launcher is a member of the group, of which the relay has so many posts.
+    Welcome(u64),
     /// It is not, for this reason.
     Refused(String),
-    Beat,
+    /// So many posts of the other side have arrived.
+    Beat(u64),
     Post(Box<Post>),
-    /// The launcher needs no more posts.
+    /// There are no more posts: the job is over.
     Bye,
+    /// There are no more posts: the launcher gives up.
+    Quit,
+}
+
+/// How long the two sides of a connection wait for each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace(Duration);
+
+impl Pace {
+    /// A host may be out of reach for this long.
+    pub fn new(timeout: Duration) -> Pace {
+        Pace(timeout)
+    }
+
+    /// How often each side sends something.
+    fn beat(self) -> Duration {
+        (self.0 / 6).min(HEARTBEAT_INTERVAL)
+    }
+
+    /// After this long without a frame, or with one on its way, a connection is broken: another one
+    /// may do better.
+    pub fn silence(self) -> Duration {
+        self.0 / 2
+    }
+
+    /// For so long another connection is waited for. Together with the silence before, this is
+    /// enough also for whoever is within reach again just before the time is over.
+    pub fn away(self) -> Duration {
+        self.0
+    }
+
+    /// The same for a connection that the other end has closed, while processes fail.
+    pub fn closed(self) -> Duration {
+        (self.0 / 4).max(CLOSED_TIME_MIN).min(self.0)
+    }
+
+    /// How long an attempt to connect again may take.
+    pub fn attempt(self) -> Duration {
+        let [least, most] = ATTEMPT_TIMES;
+        (self.0 / 6).clamp(least, most)
+    }
 }
 
 /// What all launchers of a job must have alike.
@@ -56,6 +106,40 @@ pub struct Terms {
     pub restarts_max: u32,
     /// The least and the greatest number of workers of an elastic job.
     pub workers: Option<WorkerRange>,
+    /// How long a host may be out of reach.
+    pub host_timeout: Duration,
+}
+
+impl Terms {
+    pub fn pace(&self) -> Pace {
+        Pace::new(self.host_timeout)
+    }
+}
+
+/// What connects the connections of one launcher that follow each other.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Session {
+    /// A random text that no other launcher has.
+    id: String,
+    /// Whether it is not the first connection.
+    pub resumes: bool,
+    /// How many posts of the relay the launcher has.
+    pub received: u64,
+}
+
+impl Session {
+    pub fn new() -> Result<Session> {
+        Ok(Session {
+            id: Token::random()?.secret().to_owned(),
+            resumes: false,
+            received: 0,
+        })
+    }
+
+    /// Whether both are of one launcher.
+    pub fn is_same(&self, other: &Session) -> bool {
+        self.id == other.id
+    }
 }
 
 /// What the relay compares, beside what every handshake does.
@@ -64,6 +148,7 @@ pub struct Settings {
     pub terms: Terms,
     /// Where the other hosts reach the processes of this one.
     pub own_address: IpAddr,
+    pub session: Session,
 }
 
 /// What the launcher of a host says first, about itself and the address of the relay.
@@ -82,39 +167,68 @@ pub fn runtime() -> Result<Runtime> {
 }
 
 /// Sends one frame; an error if the other side takes it too slowly.
-pub async fn send(stream: &mut (impl AsyncWrite + Unpin), frame: &Frame) -> io::Result<()> {
-    let text = serde_json::to_string(frame)?;
-    timeout(SILENCE_LIMIT, send_text(stream, &text)).await?
-}
-
-/// Receives a frame, all of it before the other side counts as lost: who sends a byte now and then
-/// is as late as who sends none.
-pub async fn receive(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
-    receive_within(SILENCE_LIMIT, stream).await
-}
-
-async fn receive_within(
+pub async fn send(
     limit: Duration,
-    stream: &mut (impl AsyncRead + Unpin),
-) -> io::Result<Frame> {
+    stream: &mut (impl AsyncWrite + Unpin),
+    frame: &Frame,
+) -> io::Result<()> {
+    let text = serde_json::to_string(frame)?;
+    timeout(limit, send_text(stream, &text)).await?
+}
+
+/// Receives a frame, all of it within the limit: who sends a byte now and then is as late as who
+/// sends none.
+pub async fn receive(limit: Duration, stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Frame> {
     let text = timeout(limit, receive_text(stream, FRAME_BYTES_MAX)).await??;
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Sends frames, and heartbeats between them, until there are no more to come or the other side is
-/// gone.
-pub async fn write(mut stream: impl AsyncWrite + Unpin, mut frames: mpsc::Receiver<Frame>) {
+/// How the writing side of a connection ended.
+pub enum Written {
+    /// All has been sent.
+    All,
+    Broken,
+    /// By another connection.
+    Replaced,
+}
+
+/// Sends the posts from number `next` on, over this connection, and heartbeats between them, until
+/// there are no more to come or the other side is gone.
+pub async fn write(
+    mut stream: impl AsyncWrite + Unpin,
+    outbox: &Outbox,
+    (connection, mut next): (u64, u64),
+    received: &AtomicU64,
+    pace: Pace,
+) -> Written {
+    let limit = pace.silence();
+    // Whoever is silent is taken for lost, and so is who only sends posts and never says what it has.
+    let mut beats = interval(pace.beat());
+    beats.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let frame = match timeout(HEARTBEAT_INTERVAL, frames.recv()).await {
-            Ok(Some(frame)) => frame,
-            Ok(None) => break,
-            Err(_) => Frame::Beat,
+        let frame = tokio::select! {
+            _ = beats.tick() => Frame::Beat(received.load(Ordering::Relaxed)),
+            post = outbox.next(connection, next) => match post {
+                Next::Post(post) => {
+                    next += 1;
+                    Frame::Post(post)
+                }
+                Next::Farewell(farewell) => {
+                    let last = match farewell {
+                        Farewell::Over => Frame::Bye,
+                        Farewell::Quit => Frame::Quit,
+                    };
+                    let sent = send(limit, &mut stream, &last).await;
+                    let _closed_already = stream.shutdown().await;
+                    return sent.map_or(Written::Broken, |()| Written::All);
+                }
+                Next::Replaced => return Written::Replaced,
+            },
         };
-        if send(&mut stream, &frame).await.is_err() {
-            return;
+        if send(limit, &mut stream, &frame).await.is_err() {
+            return Written::Broken;
         }
     }
-    let _closed_already = stream.shutdown().await;
 }
 
 #[cfg(test)]
@@ -123,8 +237,10 @@ mod tests {
 
     use super::*;
 
+    const LIMIT: Duration = Duration::from_secs(10);
+
     fn error(bytes: &[u8]) -> io::ErrorKind {
-        let received = runtime().unwrap().block_on(receive(&mut &*bytes));
+        let received = runtime().unwrap().block_on(receive(LIMIT, &mut &*bytes));
         received.map(|_| ()).unwrap_err().kind()
     }
 
@@ -132,8 +248,11 @@ mod tests {
     fn frames_arrive_and_broken_ones_are_errors() {
         runtime().unwrap().block_on(async {
             let (mut sender, mut receiver) = duplex(100);
-            send(&mut sender, &Frame::Bye).await.unwrap();
-            assert!(matches!(receive(&mut receiver).await, Ok(Frame::Bye)));
+            send(LIMIT, &mut sender, &Frame::Bye).await.unwrap();
+            assert!(matches!(
+                receive(LIMIT, &mut receiver).await,
+                Ok(Frame::Bye)
+            ));
         });
         assert_eq!(error(&[255; 64]), io::ErrorKind::InvalidData);
         assert_eq!(error(&[0, 3]), io::ErrorKind::UnexpectedEof);
@@ -155,9 +274,22 @@ mod tests {
                     tokio::time::sleep(limit / 5).await;
                 }
             };
-            let (received, ()) = tokio::join!(receive_within(limit, &mut receiver), slowly);
+            let (received, ()) = tokio::join!(receive(limit, &mut receiver), slowly);
             let kind = received.map(|_| ()).unwrap_err().kind();
             assert_eq!(kind, io::ErrorKind::TimedOut);
         });
+    }
+
+    /// A host that is within reach again when the time is almost over finds that it is waited for.
+    #[test]
+    fn who_is_out_of_reach_for_less_than_the_limit_is_not_lost() {
+        for seconds in [3, 12, 60, 600] {
+            let timeout = Duration::from_secs(seconds);
+            let pace = Pace::new(timeout);
+            // The last word may be one beat old when it begins.
+            let lost = pace.silence() + pace.away() - pace.beat();
+            assert!(lost >= timeout + pace.attempt() / 3, "{seconds}");
+            assert!(pace.silence() > 2 * pace.beat(), "{seconds}");
+        }
     }
 }

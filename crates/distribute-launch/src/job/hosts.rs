@@ -8,6 +8,9 @@ use distribute_net::tls::TlsSettings;
 use crate::error::{LaunchError, Result};
 
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(12);
+/// Shorter ones would take a busy host for a lost one.
+const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 
 /// A job on several hosts: the launcher is run once on each, with the same options but
 /// [`index`](Hosts::new) and what it starts there.
@@ -24,6 +27,7 @@ pub struct Hosts {
     pub(crate) security: Security,
     pub(crate) own_address: Option<IpAddr>,
     pub(crate) join_timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl Hosts {
@@ -39,6 +43,7 @@ impl Hosts {
             security,
             own_address: None,
             join_timeout: JOIN_TIMEOUT,
+            timeout: TIMEOUT,
         }
     }
 
@@ -50,10 +55,21 @@ impl Hosts {
         self
     }
 
-    /// How long to wait for all hosts (default: 5 minutes).
+    /// How long to wait for all hosts (default: 5 minutes), at first and for one that was lost, as
+    /// long as restarts are left.
     #[must_use]
     pub fn join_timeout(mut self, timeout: Duration) -> Hosts {
         self.join_timeout = timeout;
+        self
+    }
+
+    /// How long the launcher of a host may be out of reach of that of host 0, the same on all of
+    /// them (default: 12 s): meanwhile the processes go on, if they reach each other. After that, or
+    /// up to half of the time later, the host is lost, and the job starts again if restarts are
+    /// left. At least 1 s; not shorter than the time after which the processes give each other up.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Hosts {
+        self.timeout = timeout.max(TIMEOUT_MIN);
         self
     }
 

@@ -18,6 +18,7 @@ use crate::job::hosts::Hosts;
 use crate::job::task::{Role, Task};
 use crate::job::workers::WorkerRange;
 
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(10);
 const SHRINK_AFTER: Duration = Duration::from_secs(30);
 
@@ -31,6 +32,7 @@ pub struct Job {
     pub(crate) parameter_servers: usize,
     pub(crate) has_evaluator: bool,
     pub(crate) restarts_max: u32,
+    pub(crate) restart_pause: Duration,
     pub(crate) log_directory: Option<PathBuf>,
     pub(crate) shows_all: bool,
     pub(crate) grace: Duration,
@@ -55,6 +57,7 @@ impl Job {
             parameter_servers: 0,
             has_evaluator: false,
             restarts_max: 0,
+            restart_pause: RESTART_PAUSE,
             log_directory: None,
             shows_all: false,
             grace: GRACE,
@@ -131,6 +134,15 @@ impl Job {
         self
     }
 
+    /// How long to wait before the job, or a worker alone, is started again after a failure (default:
+    /// 1 s): the pause doubles from failure to failure, up to a minute, and is this one again after
+    /// an attempt that did not fail or took ten minutes. Zero is no pause.
+    #[must_use]
+    pub fn restart_pause(mut self, pause: Duration) -> Job {
+        self.restart_pause = pause;
+        self
+    }
+
     /// Where the log files go; the directory is made if there is none, files of an earlier job are
     /// overwritten. By default they go to a new directory below the system's temporary one, which
     /// is named on standard error, removed when the job succeeds and kept when it does not. Of a
@@ -158,9 +170,11 @@ impl Job {
         self
     }
 
-    /// Whether SIGINT, SIGTERM and SIGHUP of this process stop the job (default: yes). A program
-    /// that runs a job this way ignores these signals from then on: the handlers are taken away
-    /// at the end of the job, but the system's default action does not come back.
+    /// Whether signals to this process stop the job (default: yes): SIGINT, SIGTERM, SIGHUP,
+    /// SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. SIGXFSZ makes no
+    /// difference then. A program that runs a job this way ignores these signals from then on: the
+    /// handlers are taken away at the end of the job, but the system's default action does not come
+    /// back.
     #[must_use]
     pub fn handle_signals(mut self, handle: bool) -> Job {
         self.handles_signals = handle;

@@ -37,6 +37,14 @@ pub struct Task {
     pub index: usize,
 }
 
+impl Task {
+    /// The worker with this rank.
+    pub(crate) fn worker(index: usize) -> Task {
+        let role = Role::Worker;
+        Task { role, index }
+    }
+}
+
 /// `chief`, `rank 1`, `ps 0` or `evaluator`.
 impl fmt::Display for Task {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

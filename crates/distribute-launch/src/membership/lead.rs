@@ -35,6 +35,11 @@ impl Lead {
         self.machine.wants_save()
     }
 
+    /// The hosts that are to be told that the job goes on without them.
+    pub fn take_refused(&mut self) -> Vec<usize> {
+        self.machine.take_refused()
+    }
+
     pub fn ended(&mut self, end: AttemptEnd) {
         self.machine.ended(end);
     }

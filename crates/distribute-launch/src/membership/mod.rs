@@ -142,7 +142,16 @@ pub struct Membership {
     starts: u32,
     /// Whether a launcher of the last plan was lost and has come again.
     has_returned: bool,
+    /// The hosts of the last plan that were not in the one before.
+    newcomers: Vec<usize>,
+    /// How often the job could not go on with each host.
+    misfits: Vec<u32>,
+    /// The hosts that are to be told so.
+    refused: Vec<usize>,
 }
+
+/// How often a host may come with which the job cannot go on.
+const MISFITS_MAX: u32 = 3;
 
 fn workers(places: &Places) -> usize {
     places.values().map(Vec::len).sum()
@@ -154,12 +163,15 @@ impl Membership {
         let until = rules.shrink_after.min(rules.join_timeout);
         let mut members = Membership {
             hosts: vec![Host::Awaited { until }; rules.hosts],
+            misfits: vec![0; rules.hosts],
             rules,
             phase: Phase::Gathering,
             last: None,
             counts: Counts::default(),
             starts: 0,
             has_returned: false,
+            newcomers: Vec::new(),
+            refused: Vec::new(),
         };
         members.came(0);
         members
@@ -171,6 +183,9 @@ impl Membership {
         let Some(state) = self.hosts.get_mut(host) else {
             return;
         };
+        if self.misfits[host] >= MISFITS_MAX {
+            return self.refused.push(host);
+        }
         let is_back = matches!(state, Host::Awaited { .. }) && self.last.is_some();
         self.has_returned |= is_back;
         *state = Host::Here(places);
@@ -236,6 +251,9 @@ impl Membership {
             AttemptEnd::Succeeded => Some(End::Succeeded),
             AttemptEnd::Failed {
                 may_help: false, ..
+            } if self.refuse_newcomers() => None,
+            AttemptEnd::Failed {
+                may_help: false, ..
             } => Some(End::Failed),
             // Whatever else happened follows from the loss, or from being stopped for a newcomer.
             _ if is_broken || is_asked => None,
@@ -249,6 +267,28 @@ impl Membership {
             AttemptEnd::HostLost => None,
         };
         self.phase = over.map_or(Phase::Gathering, Phase::Over);
+    }
+
+    /// Goes on without the hosts that came last, if there are some and enough workers are left: who
+    /// comes harms none of those that run.
+    fn refuse_newcomers(&mut self) -> bool {
+        let newcomers = std::mem::take(&mut self.newcomers);
+        let mut others = self.here();
+        others.retain(|host, _| !newcomers.contains(host));
+        if newcomers.is_empty() || workers(&others) < self.rules.workers.least {
+            return false;
+        }
+        for host in &newcomers {
+            self.hosts[*host] = Host::GivenUp;
+            self.misfits[*host] += 1;
+        }
+        self.refused.extend(newcomers);
+        true
+    }
+
+    /// The hosts that are to be told that the job goes on without them.
+    pub fn take_refused(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.refused)
     }
 
     fn restart(&mut self) -> Option<End> {
@@ -336,6 +376,8 @@ impl Membership {
             self.counts.shrinks += u32::from(exceeds(last, &places));
             self.counts.growths += u32::from(exceeds(&places, last));
             self.counts.restarts += u32::from(std::mem::take(&mut self.has_returned));
+            let new = places.keys().filter(|host| !last.contains_key(host));
+            self.newcomers = new.copied().collect();
         }
         let plan = Plan {
             start: self.starts,
@@ -346,5 +388,82 @@ impl Membership {
         self.last = Some(places);
         self.phase = Phase::Running { is_asked: false };
         plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REFUSED: AttemptEnd = AttemptEnd::Failed {
+        rank: Some(1),
+        may_help: false,
+    };
+
+    fn machine(workers: WorkerRange, hosts: usize, restarts_max: u32) -> Membership {
+        let wait = Duration::from_secs(10);
+        Membership::new(Rules {
+            workers,
+            hosts,
+            restarts_max,
+            shrink_after: wait,
+            join_timeout: wait,
+        })
+    }
+
+    fn hosts(decision: Decision) -> Vec<usize> {
+        match decision {
+            Decision::Start(plan) => plan.places.into_keys().collect(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_host_that_does_not_fit_harms_none_of_those_that_run() {
+        let mut members = machine(WorkerRange { least: 1, most: 4 }, 2, 0);
+        let late = Duration::from_secs(11);
+        assert_eq!(hosts(members.decide(late)), [0]);
+        for _time in 0..MISFITS_MAX {
+            members.came(1);
+            assert!(members.wants_save() && members.take_refused().is_empty());
+            members.ended(AttemptEnd::Saved);
+            assert_eq!(hosts(members.decide(late)), [0, 1]);
+            members.ended(REFUSED);
+            assert_eq!(members.take_refused(), [1]);
+            assert_eq!(hosts(members.decide(late)), [0]);
+            members.lost(1, late);
+        }
+        members.came(1);
+        assert!(!members.wants_save(), "nobody is disturbed any more");
+        assert_eq!(members.take_refused(), [1]);
+        // Those that were there before have no excuse.
+        members.ended(REFUSED);
+        assert_eq!(members.decide(late), Decision::End(End::Failed));
+    }
+
+    #[test]
+    fn a_job_that_needs_all_hosts_waits_for_a_lost_one_as_long_as_restarts_are_left() {
+        let all = WorkerRange { least: 3, most: 3 };
+        let mut members = machine(all, 3, 1);
+        let now = Duration::from_secs(1);
+        (1..3).for_each(|host| members.came(host));
+        assert_eq!(hosts(members.decide(now)), [0, 1, 2]);
+        members.lost(1, now);
+        members.ended(AttemptEnd::HostLost);
+        let until = now + Duration::from_secs(10);
+        assert_eq!(members.decide(now), Decision::Wait(Some(until)));
+        members.came(1);
+        let Decision::Start(plan) = members.decide(now) else {
+            panic!("no start");
+        };
+        assert_eq!((plan.start, plan.counts.restarts), (1, 1));
+        // No restart is left.
+        members.lost(2, now);
+        members.ended(AttemptEnd::HostLost);
+        let end = End::TooFew {
+            missing: vec![2],
+            left: 2,
+        };
+        assert_eq!(members.decide(now), Decision::End(end));
     }
 }

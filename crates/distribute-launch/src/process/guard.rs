@@ -31,18 +31,28 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{
+    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
+    SIGXCPU, SIGXFSZ,
+};
 
 use crate::error::{LaunchError, Result};
 use crate::job::cluster::Token;
 use crate::process::leftovers::{self, Marks};
-use crate::process::{MARK_VARIABLE, Process, parse_pid};
+use crate::process::{MARK_VARIABLE, Process, has_room, parse_pid};
 
 const READY: &str = "distribute-launch: the guard is ready";
 /// How much the program may write before that.
 const READY_BYTES_MAX: usize = 4096;
 /// How long the guard may take to say that it is ready, and to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Signals that may be meant for all processes of a job: the guard outlives them.
+const IGNORED: [i32; 12] = [
+    SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ, SIGALRM, SIGVTALRM,
+    SIGPROF, SIGIO,
+];
+/// How long a guard may leave what it is told unread before it is replaced.
+pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How many guards may follow each other: one that always ends is of no use.
 const REPLACED_MAX: u32 = 16;
 
@@ -51,10 +61,10 @@ const LOGS_VARIABLE: &str = "DISTRIBUTE_LAUNCH_LOGS";
 
 /// What the program of [`Job::guard`](crate::Job::guard) does, and nothing else: it waits until
 /// its standard input ends, and then ends the processes it was told of, and removes a temporary
-/// directory of log files that is still there. It ignores SIGTERM, SIGINT and SIGHUP. Without a
-/// launcher at the other end it returns at once.
+/// directory of log files that is still there. It ignores the signals that the launcher acts on.
+/// Without a launcher at the other end it returns at once.
 pub fn guard_main() -> ExitCode {
-    for signal in [SIGTERM, SIGINT, SIGHUP] {
+    for signal in IGNORED {
         let unused = Arc::new(AtomicBool::new(false));
         if signal_hook::flag::register(signal, unused).is_err() {
             return ExitCode::FAILURE;
@@ -179,10 +189,17 @@ impl Guard {
         Some(input.writer.as_fd())
     }
 
-    /// A process was started that has said so itself.
+    /// A process was started that has said so itself, if the guard reads what it is told.
     pub fn group_started(&mut self, group: Pid) {
         if let Some(current) = &mut self.current {
             current.groups.push(group);
+        }
+        if self
+            .pipe()
+            .is_some_and(|pipe| !has_room(pipe, Duration::ZERO))
+        {
+            // It may not have been told: another one is.
+            let _ended = self.running.as_mut().map(|running| running.child.kill());
         }
     }
 
@@ -241,10 +258,18 @@ impl Guard {
     }
 
     fn send(&mut self, line: &str) {
-        let running = self.running.as_mut();
-        if let Some(input) = running.and_then(|running| running.input.as_mut()) {
+        let Some(running) = self.running.as_mut() else {
+            return;
+        };
+        let Some(input) = running.input.as_mut() else {
+            return;
+        };
+        if has_room(input.writer.as_fd(), PATIENCE) {
             // A guard that has ended is noticed by looking, and its successor is told all.
             let _ended = input.writer.write_all(line.as_bytes());
+        } else {
+            // It does not do its work: another one is told all.
+            let _ended = running.child.kill();
         }
     }
 }
@@ -342,7 +367,7 @@ mod tests {
     use super::*;
     use crate::job::Job;
     use crate::job::task::{Role, Task};
-    use crate::process::wait;
+    use crate::process::ending as wait;
     use crate::report::outcome::Ending;
 
     #[test]

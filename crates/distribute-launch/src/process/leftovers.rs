@@ -5,11 +5,13 @@
 //! one that started it, or by their process group, should they have cleared the environment. Only
 //! a process that has done both, cleared its environment and left the group, is not found.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
 
 use crate::job::cluster::Token;
+use crate::process::table::Identity;
 
 /// How an attempt's processes are found.
 #[derive(Clone)]
@@ -24,14 +26,22 @@ const DEATH: Duration = Duration::from_secs(1);
 /// How often they are looked for: processes that start others all the time take several times.
 const ROUNDS_MAX: usize = 20;
 
-/// Ends all that is left: with SIGTERM first, with SIGKILL what is still there after `grace`.
-pub fn end(marks: &Marks, grace: Duration) {
+/// Ends all that is left: with SIGTERM first, unless it is among those that were asked before, with
+/// SIGKILL what is still there after `grace`.
+pub fn end(marks: &Marks, asked: &BTreeSet<Identity>, grace: Duration) {
     if !grace.is_zero() {
         let found = system::find(marks);
-        found.iter().for_each(|one| one.send(Signal::TERM));
+        let is_asked = |one: &system::Found| one.identity().is_some_and(|one| asked.contains(&one));
+        let others = found.iter().filter(|one| !is_asked(one));
+        others.for_each(|one| one.send(Signal::TERM));
         system::wait(&found, Instant::now() + grace);
     }
     kill(marks);
+}
+
+/// Sends a signal to a process, and to none that has its number later.
+pub fn send(identity: Identity, signal: Signal) {
+    system::send(identity, signal);
 }
 
 /// Ends all that is left with SIGKILL.
@@ -43,6 +53,10 @@ pub fn kill(marks: &Marks) {
         }
         found.iter().for_each(|one| one.send(Signal::KILL));
         system::wait(&found, Instant::now() + DEATH);
+        let others = found
+            .iter()
+            .filter(|one| !marks.groups.contains(&one.pid()));
+        others.for_each(system::Found::reap);
     }
 }
 
@@ -54,18 +68,48 @@ mod system {
 
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     use rustix::io::Errno;
-    use rustix::process::{Pid, PidfdFlags, Signal, getpid, pidfd_open, pidfd_send_signal};
+    use rustix::process::{
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, pidfd_open, pidfd_send_signal,
+        waitid,
+    };
 
-    use super::Marks;
-    use crate::process::{MARK_VARIABLE, parse_pid};
+    use super::{Identity, Marks};
+    use crate::process::{MARK_VARIABLE, parse_pid, table};
 
     /// A process, and not whichever has its number later.
-    pub struct Found(OwnedFd);
+    pub struct Found(OwnedFd, Pid);
 
     impl Found {
         pub fn send(&self, signal: Signal) {
             // The process may have ended by now.
             let _gone = pidfd_send_signal(&self.0, signal);
+        }
+
+        pub fn pid(&self) -> Pid {
+            self.1
+        }
+
+        pub fn identity(&self) -> Option<Identity> {
+            let entry = table::entry(self.1.as_raw_nonzero().get());
+            entry.map(|entry| entry.identity)
+        }
+
+        /// Those whose parents have ended are children of this process.
+        pub fn reap(&self) {
+            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+            let _not_ours = waitid(WaitId::PidFd(self.0.as_fd()), options);
+        }
+    }
+
+    pub fn send(identity: Identity, signal: Signal) {
+        let Some(pid) = Pid::from_raw(identity.number) else {
+            return;
+        };
+        let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+            return;
+        };
+        if table::entry(identity.number).is_some_and(|entry| entry.identity == identity) {
+            let _gone = pidfd_send_signal(&process, signal);
         }
     }
 
@@ -79,7 +123,7 @@ mod system {
             if !is_marked(pid, marks, &variable) {
                 return None;
             }
-            let found = Found(pidfd_open(pid, PidfdFlags::empty()).ok()?);
+            let found = Found(pidfd_open(pid, PidfdFlags::empty()).ok()?, pid);
             // The number may have passed to another process before the descriptor was there.
             is_marked(pid, marks, &variable).then_some(found)
         };
@@ -141,9 +185,9 @@ mod system {
 mod system {
     use std::time::Instant;
 
-    use rustix::process::{Signal, kill_process_group};
+    use rustix::process::{Pid, Signal, kill_process_group};
 
-    use super::Marks;
+    use super::{Identity, Marks};
 
     pub struct Found(std::convert::Infallible);
 
@@ -151,7 +195,21 @@ mod system {
         pub fn send(&self, _signal: Signal) {
             match self.0 {}
         }
+
+        pub fn pid(&self) -> Pid {
+            match self.0 {}
+        }
+
+        pub fn identity(&self) -> Option<Identity> {
+            match self.0 {}
+        }
+
+        pub fn reap(&self) {
+            match self.0 {}
+        }
     }
+
+    pub fn send(_identity: Identity, _signal: Signal) {}
 
     pub fn find(marks: &Marks) -> Vec<Found> {
         for group in &marks.groups {

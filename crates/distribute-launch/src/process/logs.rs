@@ -4,9 +4,11 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{LaunchError, Result};
 use crate::job::task::Task;
+use crate::report::console::Screen;
 
 /// Where the log files of a job are to be.
 pub enum LogPlace<'a> {
@@ -47,7 +49,11 @@ impl<'a> LogPlace<'a> {
             false => fs::create_dir_all(&path),
         };
         match made {
-            Ok(()) => Ok(LogDirectory { path, is_temporary }),
+            Ok(()) => Ok(LogDirectory {
+                path,
+                is_told: AtomicBool::new(false),
+                is_temporary,
+            }),
             Err(source) => Err(LaunchError::LogDirectory { path, source }),
         }
     }
@@ -56,6 +62,8 @@ impl<'a> LogPlace<'a> {
 /// The directory of a job's log files.
 pub struct LogDirectory {
     path: PathBuf,
+    /// Whether people know that a log is not whole.
+    is_told: AtomicBool,
     /// Removed when dropped.
     pub is_temporary: bool,
 }
@@ -70,27 +78,67 @@ impl LogDirectory {
         self.is_temporary = false;
     }
 
-    /// Makes the empty log file of a task and says where it is. `again` counts how often the task
-    /// alone was started again.
-    pub fn file(&self, task: Task, restart: u32, again: u32) -> Result<(PathBuf, File)> {
+    /// Where the log file of a task is. `again` counts how often the task alone was started again.
+    fn place(&self, task: Task, restart: u32, again: u32) -> PathBuf {
         let mut path = self.path.clone();
-        let failed = |path, source| Err(LaunchError::LogDirectory { path, source });
         if restart > 0 {
             path.push(format!("restart-{restart}"));
-            if let Err(source) = fs::create_dir_all(&path) {
-                return failed(path, source);
-            }
         }
         let again = match again {
             0 => String::new(),
             _ => format!("-again-{again}"),
         };
         path.push(format!("{}-{}{again}.log", task.role.name(), task.index));
-        match File::create(&path) {
+        path
+    }
+
+    /// Makes the empty log file of a task and says where it is. What is wrong with the directory at
+    /// the first start is an error, as nothing is lost then; whatever comes later costs the log and
+    /// not the job.
+    pub fn file(
+        &self,
+        task: Task,
+        (restart, again): (u32, u32),
+        screen: &Screen<'_>,
+    ) -> Result<(PathBuf, File)> {
+        let path = self.place(task, restart, again);
+        let made = match path.parent().filter(|_| restart > 0) {
+            Some(directory) => fs::create_dir_all(directory),
+            None => Ok(()),
+        };
+        let is_first = restart == 0 && again == 0;
+        match made.and_then(|()| File::create(&path)) {
             Ok(file) => Ok((path, file)),
-            Err(source) => failed(path, source),
+            Err(source) if is_first && !is_full(&source) => {
+                Err(LaunchError::LogDirectory { path, source })
+            }
+            Err(source) => {
+                self.warn_once(task, &source, screen)?;
+                let nowhere = File::options().write(true).open("/dev/null");
+                let nowhere = nowhere.map_err(LaunchError::system("cannot open /dev/null"))?;
+                Ok((path, nowhere))
+            }
         }
     }
+
+    /// Says once in a job that a log is not whole.
+    pub fn warn_once(&self, task: Task, error: &io::Error, screen: &Screen<'_>) -> Result<()> {
+        if self.is_told.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        screen.log(&format!(
+            "warning: cannot write the log of {task}: {error}; the job goes on, its logs in {} are \
+             not whole from now on (make room, or choose another log directory next time)",
+            self.path.display()
+        ))
+    }
+}
+
+/// Whether there is no room, which may be mended, other than a path that makes no sense.
+fn is_full(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
 impl Drop for LogDirectory {

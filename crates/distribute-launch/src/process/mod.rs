@@ -7,19 +7,24 @@ pub mod memory;
 pub mod output;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod parent_death;
+pub mod request;
+pub mod table;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use crate::error::{LaunchError, Result};
 use crate::job::Job;
 use crate::job::task::Task;
+use crate::process::request::Request;
 use crate::report::attempt::ProcessReport;
 use crate::report::console::Stream;
 use crate::report::failure_report;
@@ -50,6 +55,12 @@ pub struct Process {
     pub ending: Option<Ending>,
     /// The first signal that it got from the launcher.
     pub asked: Option<Signal>,
+    /// What it and those that it has started were asked.
+    pub request: Option<Request>,
+    /// How it ended that has left others behind, who were asked to end and have not yet.
+    left_others: Option<Ending>,
+    /// Nothing ends it, not even SIGKILL: nobody waits for it any more.
+    is_given_up: bool,
     child: Child,
 }
 
@@ -97,6 +108,9 @@ impl Process {
             report,
             ending: None,
             asked: None,
+            request: None,
+            left_others: None,
+            is_given_up: false,
             child,
         };
         let streams = [
@@ -120,11 +134,52 @@ impl Process {
         }
     }
 
-    /// Sends a signal to the group, whose leader may have ended already.
-    pub fn send(&mut self, signal: Signal) {
-        self.asked.get_or_insert(signal);
+    /// Kills the group, whose leader may have ended already.
+    pub fn kill(&mut self) {
+        self.asked.get_or_insert(Signal::KILL);
         // The group may have no process left that can get it.
-        let _gone = kill_process_group(self.pid, signal);
+        let _gone = kill_process_group(self.pid, Signal::KILL);
+    }
+
+    /// Asks it, and those that it has started, to end within `grace`; see [`Request`].
+    pub fn ask(&mut self, signal: Signal, grace: Duration) {
+        self.asked.get_or_insert(signal);
+        self.request = Some(Request::new(self.pid, signal, grace));
+    }
+
+    /// Whether those that it has started are to be looked after.
+    pub fn is_being_asked(&self) -> bool {
+        self.request.is_some() && self.ending.is_none()
+    }
+
+    /// It has ended like this. What is known then: nothing as long as others that it has started
+    /// do what it was asked.
+    pub fn ended(&mut self, first: Ending) -> Option<Ending> {
+        let leaves = |request: &mut Request| request.has_ended(first) && request.go_on() > 0;
+        if self.request.as_mut().is_some_and(leaves) {
+            self.left_others = Some(first);
+            return None;
+        }
+        let request = self.request.as_ref();
+        Some(request.map_or(first, |request| request.ending(first)))
+    }
+
+    /// Asks whose time has come. How it ended if it has by now, the last of those that it had
+    /// started.
+    pub fn go_on(&mut self) -> Option<Ending> {
+        let request = self.request.as_mut()?;
+        let left = request.go_on();
+        let first = self.left_others.filter(|_| left == 0)?;
+        self.left_others = None;
+        Some(request.ending(first))
+    }
+
+    /// Waits for it no longer.
+    pub fn give_up(&mut self) -> Ending {
+        self.is_given_up = self.left_others.is_none();
+        *self
+            .ending
+            .insert(self.left_others.unwrap_or(Ending::Unknown))
     }
 }
 
@@ -132,7 +187,25 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         let _gone = kill_process_group(self.pid, Signal::KILL);
-        let _status = self.child.wait();
+        let _status = match self.is_given_up {
+            true => self.child.try_wait(),
+            false => self.child.wait().map(Some),
+        };
+        request::reap_group(self.pid);
+    }
+}
+
+/// Whether a little can be written without waiting, in time.
+pub fn has_room(pipe: BorrowedFd<'_>, patience: Duration) -> bool {
+    let until = Instant::now() + patience;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
+        match poll(&mut polled, left.as_ref()) {
+            Err(Errno::INTR) => {}
+            ready => return ready.is_ok_and(|ready| ready > 0),
+        }
     }
 }
 
@@ -141,8 +214,14 @@ pub fn parse_pid(text: &str) -> Option<Pid> {
     Pid::from_raw(text.parse().ok().filter(|number| *number > 0)?)
 }
 
+/// Blocks until the process ends, and leaves it to be reaped; or until `stop` has ended, which means
+/// that nobody wants to know any more: then nothing.
+pub fn wait(pid: Pid, stop: BorrowedFd<'_>) -> Option<Ending> {
+    await_end(pid, stop).then(|| ending(pid))
+}
+
 /// Blocks until the process ends, and leaves it to be reaped.
-pub fn wait(pid: Pid) -> Ending {
+pub fn ending(pid: Pid) -> Ending {
     loop {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         match waitid(WaitId::Pid(pid), options) {
@@ -154,5 +233,60 @@ pub fn wait(pid: Pid) -> Ending {
             Ok(None) | Err(Errno::INTR) => {}
             Err(_) => return Ending::Unknown,
         }
+    }
+}
+
+/// Blocks until the process has ended; false if `stop` has before.
+#[cfg(target_os = "linux")]
+fn await_end(pid: Pid, stop: BorrowedFd<'_>) -> bool {
+    use rustix::process::{PidfdFlags, pidfd_open};
+
+    // An old kernel has none; then there is only the wait for the end.
+    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
+        return true;
+    };
+    loop {
+        let mut polled = [
+            PollFd::new(&process, PollFlags::IN),
+            PollFd::from_borrowed_fd(stop, PollFlags::IN),
+        ];
+        match poll(&mut polled, None) {
+            Ok(_) if !polled[0].revents().is_empty() => return true,
+            Ok(_) if !polled[1].revents().is_empty() => return false,
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(_) => return true,
+        }
+    }
+}
+
+/// Elsewhere the wait for the end cannot be ended.
+#[cfg(not(target_os = "linux"))]
+fn await_end(_pid: Pid, _stop: BorrowedFd<'_>) -> bool {
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use rustix::pipe::{PipeFlags, pipe_with};
+
+    use super::*;
+    use crate::job::task::Task;
+
+    fn start(command: &[&str]) -> Process {
+        let paths = (PathBuf::new(), PathBuf::new());
+        let started = Process::start(&Job::new(command), Task::worker(0), &[], paths, None);
+        started.unwrap().0
+    }
+
+    #[test]
+    fn nobody_waits_for_a_corpse() {
+        let mut process = start(&["sleep", "1000"]);
+        let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        drop(stopper);
+        // It has not ended, and never will as far as this shows.
+        assert_eq!(wait(process.pid, stop.as_fd()), None);
+        assert_eq!(process.give_up(), Ending::Unknown);
     }
 }

@@ -32,12 +32,20 @@ pub enum View<'a, 's> {
     Nobody,
 }
 
+/// What keeps an output from being passed on or kept.
+pub enum Trouble {
+    /// The launcher's own output is at fault.
+    Console(LaunchError),
+    /// The log file takes no more bytes.
+    Log(io::Error),
+}
+
 /// Reads both streams of one process.
 pub struct Output<'a, 's, B> {
     task: Task,
     log: BufWriter<File>,
     view: View<'a, 's>,
-    /// Called when the output cannot be passed on or kept.
+    /// Called when the output cannot be passed on, or not be kept: once for each.
     broken: B,
     is_log_broken: bool,
     inputs: [Input; 2],
@@ -57,7 +65,7 @@ struct Input {
     is_continued: bool,
 }
 
-impl<'a, 's, B: Fn(LaunchError)> Output<'a, 's, B> {
+impl<'a, 's, B: Fn(Trouble)> Output<'a, 's, B> {
     /// Takes the pipes, which it makes non-blocking.
     pub fn new(
         task: Task,
@@ -96,7 +104,7 @@ impl<'a, 's, B: Fn(LaunchError)> Output<'a, 's, B> {
             if left == usize::MAX && self.wait(stop) {
                 left = LEFT_BYTES_MAX;
             }
-            let read = self.read_all(&mut buffer);
+            let read = self.read_all(&mut buffer, stop);
             if left != usize::MAX {
                 left = if read == 0 {
                     0
@@ -127,7 +135,7 @@ impl<'a, 's, B: Fn(LaunchError)> Output<'a, 's, B> {
     }
 
     /// Reads each stream once. Returns how many bytes there were.
-    fn read_all(&mut self, buffer: &mut [u8]) -> usize {
+    fn read_all(&mut self, buffer: &mut [u8], stop: BorrowedFd<'_>) -> usize {
         let mut total = 0;
         for index in 0..self.inputs.len() {
             let Some(pipe) = &self.inputs[index].pipe else {
@@ -137,7 +145,7 @@ impl<'a, 's, B: Fn(LaunchError)> Output<'a, 's, B> {
                 Ok(0) => self.inputs[index].pipe = None,
                 Ok(bytes) => {
                     total += bytes;
-                    self.take(index, &buffer[..bytes]);
+                    self.take(index, &buffer[..bytes], stop);
                 }
                 Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(_) => self.inputs[index].pipe = None,
@@ -146,13 +154,17 @@ impl<'a, 's, B: Fn(LaunchError)> Output<'a, 's, B> {
         total
     }
 
-    fn take(&mut self, index: usize, mut bytes: &[u8]) {
+    fn take(&mut self, index: usize, mut bytes: &[u8], stop: BorrowedFd<'_>) {
         let stream = self.inputs[index].stream;
-        if let View::Through(screen) = &self.view
-            && let Err(error) = screen.pass(stream, bytes)
-        {
-            self.view = View::Nobody;
-            (self.broken)(error);
+        if let View::Through(screen) = &self.view {
+            match screen.pass(stream, bytes, stop) {
+                Ok(true) => {}
+                Ok(false) => self.view = View::Nobody,
+                Err(error) => {
+                    self.view = View::Nobody;
+                    (self.broken)(Trouble::Console(error));
+                }
+            }
         }
         while !bytes.is_empty() {
             let room = PIECE_BYTES - self.inputs[index].line.len();
@@ -228,8 +240,7 @@ impl<'a, 's, B: Fn(LaunchError)> Output<'a, 's, B> {
         if let Err(source) = result
             && !std::mem::replace(&mut self.is_log_broken, true)
         {
-            let task = self.task;
-            (self.broken)(LaunchError::LogWrite { task, source });
+            (self.broken)(Trouble::Log(source));
         }
     }
 }

@@ -7,6 +7,9 @@ use std::process::Command;
 
 use rustix::process::{Pid, getpid};
 
+use crate::process::guard::PATIENCE;
+use crate::process::has_room;
+
 /// The longest line about a group, with the longest number.
 const LINE_BYTES: usize = "group 2147483647\n".len();
 
@@ -20,8 +23,8 @@ pub fn die_with_parent(command: &mut Command, guard: Option<BorrowedFd<'_>>) {
         ask_kernel(launcher)?;
         guard.map_or(Ok(()), announce)
     };
-    // SAFETY: between fork and exec only what is async-signal-safe may run. `prepare` makes three
-    // system calls on values that it owns or has on its stack; it allocates nothing and takes no
+    // SAFETY: between fork and exec only what is async-signal-safe may run. `prepare` makes five
+    // system calls (it reads the clock, too) on values that it owns or has on its stack; it allocates nothing and takes no
     // lock, and its errors are plain numbers.
     unsafe {
         command.pre_exec(prepare);
@@ -56,6 +59,9 @@ fn announce(guard: RawFd) -> io::Result<()> {
     // SAFETY: the launcher lent the descriptor for as long as it starts this process, and after the
     // fork this process has its own copy of it, which nothing closes before exec.
     let guard = unsafe { BorrowedFd::borrow_raw(guard) };
-    rustix::io::write(guard, &line[..LINE_BYTES - left])?;
+    // A guard that does not read holds up no start: the launcher notices, and tells another one.
+    if has_room(guard, PATIENCE) {
+        rustix::io::write(guard, &line[..LINE_BYTES - left])?;
+    }
     Ok(())
 }

@@ -34,6 +34,11 @@ pub struct ProcessReport {
 }
 
 impl ProcessReport {
+    /// Whether it failed without having been told to end.
+    fn has_failed(&self) -> bool {
+        !self.is_asked && self.ending.is_failure()
+    }
+
     /// The ranks that it names.
     fn named(&self) -> BTreeSet<usize> {
         match &self.lost {
@@ -41,6 +46,14 @@ impl ProcessReport {
             None => named(&self.last_lines),
         }
     }
+}
+
+/// Processes by their numbers.
+struct Fault {
+    /// Whose end tells most of it.
+    cause: usize,
+    /// The rank that this one was lost without.
+    lost: Option<usize>,
 }
 
 impl AttemptResult {
@@ -73,30 +86,96 @@ impl AttemptResult {
         })
     }
 
-    /// The rank that most of the processes name that failed by themselves, process `index` among
-    /// them; none if that rank failed by itself as well, because its own failure says more.
-    fn blamed(&self, index: usize) -> Option<usize> {
-        let failed = |member: &ProcessReport| !member.is_asked && member.ending.is_failure();
+    /// Who is at fault when process `index` was seen to fail: the process itself, or the rank that
+    /// most of those name that failed by themselves.
+    ///
+    /// A rank that is cut off ends by itself as well, and names those whom it cannot reach: each
+    /// side accuses the other, and the smaller one is taken to be cut off, which has the most to
+    /// name. Where both are as large it is the one without rank 0, which holds what the job has
+    /// saved. A rank that failed and names nobody is the reason for what the others say of it.
+    fn fault(&self, index: usize) -> Fault {
+        let own = Fault {
+            cause: index,
+            lost: None,
+        };
+        let is_plain = |member: &ProcessReport| !member.ending.is_final();
+        if self.accused_by(index).is_empty() || !self.members.get(index).is_some_and(is_plain) {
+            return own;
+        }
+        let Some(lost) = self.most_accused() else {
+            return own;
+        };
+        let is_silent = self.accused_by(lost).is_empty();
+        if self.members[lost].has_failed() && is_silent {
+            return Fault {
+                cause: lost,
+                lost: None,
+            };
+        }
+        let all = std::iter::once(index).chain(0..self.members.len());
+        let mut names_it = all.filter(|number| self.accused_by(*number).contains(&lost));
+        names_it.next().map_or(own, |cause| Fault {
+            cause,
+            lost: Some(lost),
+        })
+    }
+
+    /// The numbers of the processes that process `number` names, if it failed by itself.
+    fn accused_by(&self, number: usize) -> BTreeSet<usize> {
+        let member = self.members.get(number);
+        let named = member.filter(|member| member.has_failed());
+        let named = named.map(ProcessReport::named).unwrap_or_default();
+        let numbers = named.iter();
+        let numbers = numbers.filter_map(|rank| self.number(Task::worker(*rank)));
+        numbers.filter(|other| *other != number).collect()
+    }
+
+    /// The process that most of those name that failed by themselves.
+    fn most_accused(&self) -> Option<usize> {
         let mut votes: BTreeMap<usize, usize> = BTreeMap::new();
-        for member in self.members.iter().filter(|member| failed(member)) {
-            for rank in member.named() {
-                *votes.entry(rank).or_default() += 1;
+        for number in 0..self.members.len() {
+            for accused in self.accused_by(number) {
+                *votes.entry(accused).or_default() += 1;
             }
         }
-        let own = self.members.get(index)?.named();
-        let (rank, _) = votes
-            .into_iter()
-            .filter(|(rank, _)| own.contains(rank))
-            .max_by_key(|(rank, votes)| (*votes, Reverse(*rank)))?;
-        let role = Role::Worker;
-        let blamed = self.number(Task { role, index: rank })?;
-        (blamed != index && !failed(&self.members[blamed])).then_some(blamed)
+        let of_chief = self.number(Task::worker(0));
+        let of_chief = of_chief.map(|chief| self.accused_by(chief));
+        let of_chief = of_chief.unwrap_or_default();
+        let most = votes.into_iter().max_by_key(|(number, votes)| {
+            let member = &self.members[*number];
+            let accuses = self.accused_by(*number).len();
+            (
+                *votes,
+                self.votes_of_stopped(member.task.index),
+                // It is where the chain of those who name each other begins.
+                member.has_failed() && accuses == 0,
+                accuses,
+                of_chief.contains(number),
+                Reverse(member.task.index),
+            )
+        });
+        most.map(|(number, _)| number)
+    }
+
+    /// How many of those name a rank in a report that the launcher had told to end: they may also
+    /// name others that were told so before them.
+    fn votes_of_stopped(&self, rank: usize) -> usize {
+        let stopped = self.members.iter().filter(|member| member.is_asked);
+        let reports = stopped.filter_map(|member| member.lost.as_ref());
+        reports.filter(|lost| lost.contains(&rank)).count()
+    }
+
+    /// The number of the process whose end tells most of why the job failed, when process `index`
+    /// was the first that was seen to fail.
+    pub fn cause(&self, index: usize) -> usize {
+        self.fault(index).cause
     }
 
     /// The worker without which others may go on after this failure: the process with this number,
     /// or the rank that it was lost without. None for a process that is no worker.
     pub fn lost_rank(&self, index: usize) -> Option<usize> {
-        let lost = self.members.get(self.blamed(index).unwrap_or(index))?;
+        let Fault { cause, lost } = self.fault(index);
+        let lost = self.members.get(lost.unwrap_or(cause))?;
         (lost.task.role == Role::Worker).then_some(lost.task.index)
     }
 
@@ -109,10 +188,11 @@ impl AttemptResult {
             ending,
             ..
         } = cause;
-        let mut text = match self.blamed(index) {
+        let lost = self.fault(index).lost.filter(|lost| *lost != index);
+        let mut text = match lost {
             None => format!("the job failed because of {task}: {ending}\n  "),
-            Some(blamed) => {
-                let blamed = &self.members[blamed];
+            Some(lost) => {
+                let blamed = &self.members[lost];
                 format!(
                     "the job failed because of {}: the others lost it, as {task} says \
                      ({ending})\n  {0}: host {}, pid {}, log {}\n  {task}: ",
@@ -182,7 +262,130 @@ fn number(text: &str) -> (Option<usize>, &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::named;
+    use super::{AttemptResult, ProcessReport, named};
+    use crate::job::task::Task;
+    use crate::report::outcome::Ending;
+    use crate::report::verdict::Verdict;
+
+    /// A worker that failed by itself, or was told to end, and names these ranks.
+    fn worker(index: usize, is_asked: bool, lost: &[usize]) -> ProcessReport {
+        ProcessReport {
+            task: Task::worker(index),
+            host: format!("host-{index}"),
+            pid: 1,
+            ending: match is_asked {
+                true => Ending::Signal(15),
+                false => Ending::Exit(1),
+            },
+            is_asked,
+            log: String::new(),
+            last_lines: Vec::new(),
+            lost: Some(lost.to_vec()),
+        }
+    }
+
+    /// The headline, and the rank without which an elastic job goes on, by the process that was
+    /// seen first.
+    fn blamed(members: &[ProcessReport], first: usize) -> (String, Option<usize>) {
+        let ended = AttemptResult::new(Verdict::Failed(first), members.to_vec());
+        let cause = ended.cause(first);
+        let described = ended.describe(cause, &ended.root_cause(cause).unwrap());
+        let headline = described.lines().next().unwrap_or_default().to_owned();
+        (headline, ended.lost_rank(first))
+    }
+
+    #[test]
+    fn the_worker_that_was_cut_off_is_to_blame_whoever_was_seen_first() {
+        for count in 3..6 {
+            for cut_off in 0..count {
+                let others: Vec<usize> = (0..count).filter(|rank| *rank != cut_off).collect();
+                let lost = |rank| match rank == cut_off {
+                    true => others.clone(),
+                    false => vec![cut_off],
+                };
+                let members: Vec<_> = (0..count)
+                    .map(|rank| worker(rank, false, &lost(rank)))
+                    .collect();
+                for first in 0..count {
+                    let (headline, rank) = blamed(&members, first);
+                    let said = format!("because of rank {cut_off}: the others lost it, as rank ");
+                    assert!(headline.contains(&said), "{first}: {headline}");
+                    assert_eq!(rank, Some(cut_off), "{first} of {count}");
+                }
+            }
+        }
+    }
+
+    /// All but the one that failed first are told to end before they can fail.
+    #[test]
+    fn the_worker_that_was_cut_off_is_to_blame_when_others_were_stopped() {
+        for first in 0..2 {
+            let told = |rank| worker(rank, rank != first, if rank == first { &[2] } else { &[] });
+            let members = [told(0), told(1), worker(2, false, &[0, 1])];
+            for seen in [first, 2] {
+                assert_eq!(blamed(&members, seen).1, Some(2));
+            }
+        }
+        // One that was stopped has said so before.
+        let members = [
+            worker(0, true, &[2]),
+            worker(1, true, &[]),
+            worker(2, false, &[0, 1]),
+        ];
+        let said = [worker(3, false, &[2])];
+        let members = [&members[..], &said].concat();
+        assert_eq!(blamed(&members, 2).1, Some(2));
+    }
+
+    #[test]
+    fn of_two_halves_the_one_without_rank_0_was_cut_off() {
+        let halves: [&[usize]; 4] = [&[2, 3], &[2, 3], &[0, 1], &[0, 1]];
+        let members: Vec<_> = (0..4)
+            .map(|rank| worker(rank, false, halves[rank]))
+            .collect();
+        for first in 0..4 {
+            assert_eq!(blamed(&members, first).1, Some(2));
+        }
+        let two = [worker(0, false, &[1]), worker(1, false, &[0])];
+        for first in 0..2 {
+            assert_eq!(blamed(&two, first).1, Some(1));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_failed_and_names_nobody_is_the_cause_also_when_it_is_seen_later() {
+        let mut crashed = worker(1, false, &[]);
+        crashed.ending = Ending::Exit(7);
+        let members = [worker(0, false, &[1]), crashed, worker(2, false, &[0])];
+        for first in 0..3 {
+            let (headline, rank) = blamed(&members, first);
+            assert_eq!(headline, "the job failed because of rank 1: exit code 7");
+            assert_eq!(rank, Some(1));
+        }
+    }
+
+    /// A worker that hangs names nobody and does not end by itself.
+    #[test]
+    fn a_rank_that_hung_is_to_blame() {
+        let members = [
+            worker(0, false, &[2]),
+            worker(1, false, &[2]),
+            worker(2, true, &[]),
+        ];
+        for first in 0..2 {
+            assert_eq!(blamed(&members, first).1, Some(2));
+        }
+    }
+
+    #[test]
+    fn a_refused_or_diverged_process_is_to_blame_itself() {
+        for code in [2, 43] {
+            let mut refused = worker(0, false, &[1]);
+            refused.ending = Ending::Exit(code);
+            let members = [refused, worker(1, true, &[])];
+            assert_eq!(blamed(&members, 0).1, Some(0));
+        }
+    }
 
     #[test]
     fn ranks_are_named_by_the_errors_of_the_collectives_only() {

@@ -1,8 +1,18 @@
 use std::io::{self, Write};
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 
 use crate::error::LaunchError;
+use crate::process::has_room;
 
+/// How long a reader is waited for that does not read.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What a pipe takes without waiting when it takes anything.
+const PIECE_BYTES: usize = 4096;
 /// Goes to the begin of the line of a terminal and empties it.
 const CLEAR: &str = "\r\x1b[2K";
 
@@ -12,6 +22,7 @@ pub struct Console<'a> {
     stderr: &'a mut (dyn Write + Send),
     columns: Option<usize>,
     is_stdout_elsewhere: bool,
+    descriptors: Option<[BorrowedFd<'a>; 2]>,
 }
 
 impl<'a> Console<'a> {
@@ -24,7 +35,18 @@ impl<'a> Console<'a> {
             stderr,
             columns: None,
             is_stdout_elsewhere: false,
+            descriptors: None,
         }
+    }
+
+    /// What `stdout` and `stderr` write to (default: not known). Then nobody waits for a reader that
+    /// does not read, as a terminal that was stopped with Ctrl-S or a pager: what standard error
+    /// does not take within a second is left out, which is said when it is read again, and what
+    /// standard output does not take at the end of the job. Log files have everything.
+    #[must_use]
+    pub fn descriptors(mut self, stdout: BorrowedFd<'a>, stderr: BorrowedFd<'a>) -> Self {
+        self.descriptors = Some([stdout, stderr]);
+        self
     }
 
     /// `stderr` is a terminal with so many columns (default: it is none): it gets a line that says
@@ -49,6 +71,7 @@ impl<'a> Console<'a> {
 /// A console that several threads write to.
 pub struct Screen<'a> {
     stdout: Mutex<&'a mut (dyn Write + Send)>,
+    stdout_descriptor: Option<BorrowedFd<'a>>,
     stderr: Mutex<Stderr<'a>>,
     /// Those of the terminal that the line about the job is drawn on.
     columns: Option<usize>,
@@ -57,6 +80,9 @@ pub struct Screen<'a> {
 
 struct Stderr<'a> {
     sink: &'a mut (dyn Write + Send),
+    descriptor: Option<BorrowedFd<'a>>,
+    /// How many bytes were left out since it was last read.
+    left_out: usize,
     /// Whether the last byte ended a line, or went back to its start as progress bars do.
     is_at_line_start: bool,
     /// The same of what goes to standard output, which may be on the same terminal.
@@ -74,10 +100,17 @@ pub enum Stream {
 
 impl<'a> Screen<'a> {
     pub fn new(console: &'a mut Console<'_>) -> Screen<'a> {
+        let [stdout, stderr] = match console.descriptors {
+            Some(both) => both.map(Some),
+            None => [None, None],
+        };
         Screen {
             stdout: Mutex::new(&mut *console.stdout),
+            stdout_descriptor: stdout,
             stderr: Mutex::new(Stderr {
                 sink: &mut *console.stderr,
+                descriptor: stderr,
+                left_out: 0,
                 is_at_line_start: true,
                 is_stdout_at_line_start: true,
                 has_status: false,
@@ -108,21 +141,23 @@ impl<'a> Screen<'a> {
         let _unread = lock(&self.stderr).clear_status();
     }
 
-    /// Writes bytes of the first process, at once and unchanged.
-    pub fn pass(&self, stream: Stream, bytes: &[u8]) -> Result<(), LaunchError> {
+    /// Writes bytes of the first process, at once and unchanged. Once `stop` has ended, nobody waits
+    /// long for a reader of standard output any more. False if there is none.
+    pub fn pass(
+        &self,
+        stream: Stream,
+        bytes: &[u8],
+        stop: BorrowedFd<'_>,
+    ) -> Result<bool, LaunchError> {
         match stream {
             Stream::Stdout => {
-                // On one terminal held until it is written: no line may be drawn in between. A
-                // pipe that nobody reads must not keep the launcher from what it has to say.
-                let shares_terminal = self.columns.is_some() && !self.is_stdout_elsewhere;
-                let mut terminal = shares_terminal.then(|| lock(&self.stderr));
-                if let Some(stderr) = &mut terminal {
-                    stderr.clear_status().map_err(broken("standard error"))?;
-                    stderr.is_stdout_at_line_start = ends_line(bytes);
+                for piece in bytes.chunks(PIECE_BYTES) {
+                    if !self.await_stdout(stop) {
+                        return Ok(false);
+                    }
+                    self.pass_stdout(piece)?;
                 }
-                let mut stdout = lock(&self.stdout);
-                let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
-                written.map_err(broken("standard output"))
+                Ok(true)
             }
             Stream::Stderr => {
                 let mut stderr = lock(&self.stderr);
@@ -130,7 +165,42 @@ impl<'a> Screen<'a> {
                 if !bytes.is_empty() {
                     stderr.is_at_line_start = ends_line(bytes);
                 }
-                stderr.write(bytes).map_err(broken("standard error"))
+                let written = stderr.write(bytes);
+                written.map_err(broken("standard error")).map(|()| true)
+            }
+        }
+    }
+
+    fn pass_stdout(&self, bytes: &[u8]) -> Result<(), LaunchError> {
+        // On one terminal held until it is written: no line may be drawn in between. A pipe that
+        // nobody reads must not keep the launcher from what it has to say.
+        let shares_terminal = self.columns.is_some() && !self.is_stdout_elsewhere;
+        let mut terminal = shares_terminal.then(|| lock(&self.stderr));
+        if let Some(stderr) = &mut terminal {
+            stderr.clear_status().map_err(broken("standard error"))?;
+            stderr.is_stdout_at_line_start = ends_line(bytes);
+        }
+        let mut stdout = lock(&self.stdout);
+        let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
+        written.map_err(broken("standard output"))
+    }
+
+    /// Waits until standard output takes something. False if it does not and `stop` has ended.
+    fn await_stdout(&self, stop: BorrowedFd<'_>) -> bool {
+        let Some(stdout) = self.stdout_descriptor else {
+            return true;
+        };
+        loop {
+            let mut polled = [
+                PollFd::from_borrowed_fd(stdout, PollFlags::OUT),
+                PollFd::from_borrowed_fd(stop, PollFlags::IN),
+            ];
+            match poll(&mut polled, None) {
+                Ok(_) if !polled[0].revents().is_empty() => return true,
+                Ok(_) if !polled[1].revents().is_empty() => return has_room(stdout, PATIENCE),
+                Ok(_) | Err(Errno::INTR) => {}
+                // Writing tells what is wrong.
+                Err(_) => return true,
             }
         }
     }
@@ -169,8 +239,34 @@ impl Stderr<'_> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.sink.write_all(bytes)?;
-        self.sink.flush()
+        if self.left_out > 0 && self.is_read() {
+            let left_out = std::mem::take(&mut self.left_out);
+            let note = format!(
+                "\ndistribute: {left_out} bytes were left out here, as nobody read them; the log \
+                 files have what the processes wrote\n"
+            );
+            self.sink.write_all(note.as_bytes())?;
+        }
+        let mut pieces = bytes.chunks(PIECE_BYTES);
+        for piece in pieces.by_ref() {
+            if !self.is_read() {
+                self.left_out += piece.len() + pieces.map(<[u8]>::len).sum::<usize>();
+                return Ok(());
+            }
+            self.sink.write_all(piece)?;
+            self.sink.flush()?;
+        }
+        Ok(())
+    }
+
+    /// Whether it takes a piece now, or soon; who has not read before is not waited for again.
+    fn is_read(&self) -> bool {
+        let patience = match self.left_out {
+            0 => PATIENCE,
+            _ => Duration::ZERO,
+        };
+        self.descriptor
+            .is_none_or(|descriptor| has_room(descriptor, patience))
     }
 }
 
@@ -185,8 +281,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::AsFd;
     use std::sync::mpsc::{Receiver, Sender, channel};
-    use std::time::Duration;
+
+    use rustix::pipe::{PipeFlags, pipe_with};
 
     use super::*;
 
@@ -212,17 +312,57 @@ mod tests {
     fn the_launcher_speaks_while_nobody_reads_standard_output() {
         let (is_full, filled) = channel();
         let (read, is_read) = channel();
+        let (stop, _stopper) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         let (mut stdout, mut stderr) = (Pipe { is_full, is_read }, Vec::new());
         let mut console = Console::new(&mut stdout, &mut stderr).terminal(80);
         console = console.stdout_elsewhere();
         let screen = Screen::new(&mut console);
         std::thread::scope(|threads| {
-            let passed = threads.spawn(|| screen.pass(Stream::Stdout, b"data"));
+            let passed = threads.spawn(|| screen.pass(Stream::Stdout, b"data", stop.as_fd()));
             filled.recv().unwrap();
             screen.log("a process has failed").unwrap();
             read.send(()).unwrap();
-            passed.join().unwrap().unwrap();
+            assert!(passed.join().unwrap().unwrap());
         });
         assert_eq!(stderr, b"distribute: a process has failed\n");
+    }
+
+    /// Both outputs go to pipes that nobody reads.
+    #[test]
+    fn nobody_waits_for_a_reader_that_does_not_read() {
+        let (mut read, write) = pipe_with(PipeFlags::CLOEXEC)
+            .map(|(r, w)| (File::from(r), w))
+            .unwrap();
+        let (_unread, stdout) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let descriptors = [stdout.try_clone().unwrap(), write.try_clone().unwrap()];
+        let (mut out, mut err) = (File::from(stdout), File::from(write));
+        let mut console = Console::new(&mut out, &mut err);
+        console = console.descriptors(descriptors[0].as_fd(), descriptors[1].as_fd());
+        let screen = Screen::new(&mut console);
+        // Far more than a pipe takes.
+        for _line in 0..1000 {
+            screen.line(&[b'x'; 1000]).unwrap();
+        }
+        std::thread::scope(|threads| {
+            let passed = threads.spawn(|| screen.pass(Stream::Stdout, &[0; 1 << 20], stop.as_fd()));
+            drop(stopper);
+            assert!(!passed.join().unwrap().unwrap());
+        });
+        // Whoever reads again learns what is missing.
+        let mut shown = vec![0; 1 << 15];
+        read.read_exact(&mut shown).unwrap();
+        screen.log("the job goes on").unwrap();
+        let mut rest = vec![0; 1 << 16];
+        let count = read.read(&mut rest).unwrap();
+        let mut rest = String::from_utf8_lossy(&rest[..count]).into_owned();
+        while !rest.ends_with("goes on\n") {
+            let mut more = vec![0; 1 << 16];
+            let count = read.read(&mut more).unwrap();
+            rest += &String::from_utf8_lossy(&more[..count]);
+        }
+        let note = "bytes were left out here, as nobody read them; the log files";
+        assert!(rest.contains(note), "{rest}");
+        assert!(rest.ends_with("distribute: the job goes on\n"), "{rest}");
     }
 }

@@ -7,8 +7,14 @@ use crate::job::task::Task;
 /// What a process exits with after it was asked to stop and has saved a checkpoint.
 pub const PREEMPTED_EXIT_CODE: u8 = 42;
 
-/// What a process exits with when its command line is wrong: it would be wrong again.
-pub(crate) const WRONG_USAGE: Ending = Ending::Exit(2);
+/// What a process exits with when its command line, its configuration or its input is wrong: it
+/// would be wrong again, so the job is not started again.
+pub const REFUSED_EXIT_CODE: u8 = 2;
+
+/// What a process exits with when its training has diverged (a loss or a weight that is NaN or
+/// infinite): the same command would compute the same numbers again, so the job is not started
+/// again.
+pub const DIVERGED_EXIT_CODE: u8 = 43;
 
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,6 +36,14 @@ impl Ending {
             Ending::Signal(signal) => signal_exit_code(signal),
             Ending::Unknown => 1,
         }
+    }
+
+    /// Whether another start of the same command would end in the same way.
+    pub(crate) fn is_final(self) -> bool {
+        let codes = [REFUSED_EXIT_CODE, DIVERGED_EXIT_CODE];
+        codes
+            .map(|code| Ending::Exit(i32::from(code)))
+            .contains(&self)
     }
 
     /// Whether this is neither success nor "stopped after saving".

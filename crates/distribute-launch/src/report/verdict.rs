@@ -5,7 +5,6 @@ use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
 use crate::report::outcome::Ending;
-use crate::report::outcome::WRONG_USAGE;
 
 /// How an attempt ended, its processes named by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,12 +27,13 @@ pub enum Verdict {
 /// it a signal, while they fail because it is gone, and the order in which the system tells of
 /// both is chance. SIGABRT and SIGPIPE are a process's own ways of failing, also because of a
 /// peer, so they count as exits. Of those, one that says that its command line or configuration is
-/// refused goes before others: no peer makes it say so, and starting again does not mend it.
+/// refused, or that its training has diverged, goes before others: no peer makes it say so, and
+/// starting again does not mend it.
 pub fn root_cause(failures: &[(usize, Ending)]) -> Option<usize> {
     let own = [Signal::ABORT, Signal::PIPE].map(Signal::as_raw);
     let is_foreign = |ending| matches!(ending, Ending::Signal(signal) if !own.contains(&signal));
     let foreign = failures.iter().find(|(_, ending)| is_foreign(*ending));
-    let refused = failures.iter().find(|(_, ending)| *ending == WRONG_USAGE);
+    let refused = failures.iter().find(|(_, ending)| ending.is_final());
     let cause = foreign.or(refused).or(failures.first());
     cause.map(|(index, _)| *index)
 }
@@ -56,6 +56,7 @@ mod tests {
             root_cause(&[(0, Exit(1)), (1, Exit(2)), (2, Exit(1))]),
             Some(1)
         );
+        assert_eq!(root_cause(&[(0, Exit(1)), (1, Exit(43))]), Some(1));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! The starts of a job, until there is no other one.
 
+use std::time::Instant;
+
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
 use crate::hosts::posts::{Instruction, Over};
@@ -8,9 +10,10 @@ use crate::job::Job;
 use crate::job::task::Role;
 use crate::membership::{AttemptEnd, Decision, End, Plan};
 use crate::report::attempt::AttemptResult;
-use crate::report::outcome::{Outcome, WRONG_USAGE};
+use crate::report::outcome::Outcome;
 use crate::report::verdict::Verdict;
 use crate::run::attempt;
+use crate::run::pause::{self, Pauses};
 use crate::run::session::Session;
 
 /// What comes after an attempt.
@@ -28,6 +31,7 @@ struct Last {
 /// Starts the job until it is not to be started again.
 pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
     let mut last: Option<Last> = None;
+    let mut pauses = Pauses::default();
     loop {
         let plan = match next(session, last.as_ref())? {
             Next::Start(plan) => plan,
@@ -38,61 +42,105 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
                 return Ok(outcome);
             }
         };
-        if let Some(note) = change(session.job, last.as_ref(), &plan) {
+        let pause = pauses.next(session.job.restart_pause);
+        if let Some(mut note) = change(session.job, last.as_ref(), &plan) {
+            if !pause.is_zero() {
+                note += &format!(", in {} s", pause.as_secs_f64());
+            }
             session.screen.log(&note)?;
         }
         let restarts = plan.start;
-        let places = plan.places.get(&session.host()).cloned();
-        let ended = attempt::run(session, &plan, &places.unwrap_or_default())?;
+        if let Some(signal) = pause::wait(session, pause)? {
+            return Ok(Outcome::Stopped { signal, restarts });
+        }
+        let begun = Instant::now();
+        let places = session.places(&plan);
+        let ended = attempt::run(session, &plan, &places)?;
         let (outcome, end) = match ended {
             WaitOutcome::Stopped(signal) => return Ok(Outcome::Stopped { signal, restarts }),
             WaitOutcome::HostLost => (None, AttemptEnd::HostLost),
             WaitOutcome::Done(ended) => judge(session, ended, restarts)?,
         };
+        let has_failed = matches!(outcome, Some(Outcome::Failed { .. }));
+        pauses.ended(begun.elapsed(), has_failed);
         if let (Some(_), Some(outcome)) = (session.interrupted, &outcome) {
             return Ok(outcome.clone());
         }
         if let Some(signal) = session.leaving() {
             return Ok(outcome.unwrap_or(Outcome::Stopped { signal, restarts }));
         }
-        session.ended(end);
+        let refused = session.ended(end);
+        if !refused.is_empty() {
+            session.screen.log(&format!(
+                "the job cannot go on with the hosts {refused:?} (counted from 0), which came last, \
+                 as the failure above says; it goes on without them"
+            ))?;
+        }
         last = Some(Last { plan, outcome });
     }
 }
 
 fn next(session: &mut Session<'_, '_>, last: Option<&Last>) -> Result<Next> {
-    let least = session.job.workers.least;
     let outcome = last.and_then(|last| last.outcome.as_ref());
-    let too_few = |missing, left| {
-        Err(LaunchError::TooFewWorkers {
-            missing,
-            left,
-            least,
-        })
-    };
+    let counts = last.map(|last| last.plan.counts.restarts);
     if let Some(lead) = &mut session.lead {
         return match (lead.decide().0, outcome) {
             (Decision::Start(plan), _) => Ok(Next::Start(plan)),
-            (Decision::End(End::TooFew { missing, left }), _) => too_few(missing, left),
+            (Decision::End(End::TooFew { missing, left }), _) => {
+                Err(too_few(session, counts, (missing, left)))
+            }
             (_, Some(outcome)) => Ok(Next::Over(outcome.clone())),
             // This host is always there, so there is nothing to wait for before a start.
-            (_, None) => too_few(Vec::new(), 0),
+            (_, None) => Err(too_few(session, counts, (Vec::new(), 0))),
         };
     }
     let restarts = last.map_or(0, |last| last.plan.start);
     let waiting = (&session.received, session.screen);
     let instruction = match &mut session.group {
         Some(group) => group.next(outcome, waiting)?,
-        None => return too_few(Vec::new(), 0),
+        None => return Err(too_few(session, counts, (Vec::new(), 0))),
     };
     match instruction {
         WaitOutcome::Done(Instruction::Start(plan)) => Ok(Next::Start(plan)),
         WaitOutcome::Done(Instruction::Over(Over::Outcome(outcome))) => Ok(Next::Over(outcome)),
         WaitOutcome::Done(Instruction::Over(Over::TooFew { missing, left })) => {
-            too_few(missing, left)
+            Err(too_few(session, counts, (missing, left)))
         }
         WaitOutcome::Stopped(signal) => Ok(Next::Over(Outcome::Stopped { signal, restarts })),
         WaitOutcome::HostLost => Err(LaunchError::HostLost { host: 0 }),
+    }
+}
+
+/// Why a job is over whose hosts or workers are too few; `restarts` were used, if it was started.
+fn too_few(
+    session: &Session<'_, '_>,
+    restarts: Option<u32>,
+    (missing, left): (Vec<usize>, usize),
+) -> LaunchError {
+    let (job, first) = (session.job, missing.first().copied());
+    let fixed = job.hosts.as_ref().filter(|_| !job.is_elastic());
+    match (fixed, restarts) {
+        (Some(_), None) => LaunchError::HostsMissing { missing },
+        (Some(hosts), Some(used)) if used < job.restarts_max => LaunchError::HostStaysAway {
+            hosts: missing,
+            waited: hosts.join_timeout,
+            restarts: Some((used, job.restarts_max)),
+        },
+        (Some(_), Some(used)) => {
+            let most = job.restarts_max;
+            // Whoever has something to say finds out whether nobody can read it.
+            let _unread = session.screen.log(&format!(
+                "the hosts {missing:?} (counted from 0) were lost, and no restart is left for \
+                 which they could come again (used: {used} of {most})"
+            ));
+            let host = first.unwrap_or_default();
+            LaunchError::HostLost { host }
+        }
+        (None, _) => LaunchError::TooFewWorkers {
+            missing,
+            left,
+            least: job.workers.least,
+        },
     }
 }
 
@@ -114,12 +162,22 @@ fn judge(
         }
         (Verdict::HostLost, None) => return Ok((None, AttemptEnd::HostLost)),
         (Verdict::Preempted | Verdict::Stopped, _) => saved,
-        (Verdict::Failed(index), _) => match ended.root_cause(index) {
+        (Verdict::Failed(index), _) => match ended.root_cause(ended.cause(index)) {
             Some(cause) => {
-                session.screen.log(&ended.describe(index, &cause))?;
+                session
+                    .screen
+                    .log(&ended.describe(ended.cause(index), &cause))?;
+                if cause.ending.is_final() && restarts < session.job.restarts_max {
+                    let ending = cause.ending;
+                    session.screen.log(&format!(
+                        "{ending}; another start would end in the same way, so none is made"
+                    ))?;
+                }
+                // Other jobs do not go on without a worker.
+                let rank = ended.lost_rank(index).filter(|_| session.job.is_elastic());
                 let end = AttemptEnd::Failed {
-                    rank: ended.lost_rank(index),
-                    may_help: cause.ending != WRONG_USAGE,
+                    rank,
+                    may_help: !cause.ending.is_final(),
                 };
                 let cause = Box::new(cause);
                 (Outcome::Failed { cause, restarts }, end)
@@ -145,7 +203,11 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
     };
     let (before, now, most) = (last.plan.counts, plan.counts, job.restarts_max);
     let (restarts, shrinks, growths) = (now.restarts, now.shrinks, now.growths);
-    let note = if (before.shrinks, before.growths) != (shrinks, growths) {
+    let note = if !job.is_elastic() && last.outcome.is_none() {
+        format!(
+            "all hosts are there again: starting all of them again, restart {restarts} of {most}"
+        )
+    } else if (before.shrinks, before.growths) != (shrinks, growths) {
         format!(
             "going on with {} workers instead of {} (shrink {shrinks}, growth {growths}, \
              restart {restarts} of {most})",
@@ -164,7 +226,7 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
 fn say_how_it_ended(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
     let (least, most) = (session.job.workers.least, session.job.restarts_max);
     if let Outcome::Failed { cause, .. } = outcome
-        && cause.ending != WRONG_USAGE
+        && !cause.ending.is_final()
     {
         let mut text = format!("no restart of {most} is left");
         // With more workers it would have gone on without this one; without another process never.

@@ -2,6 +2,7 @@
 
 mod attempt;
 mod attempts;
+mod pause;
 mod progress;
 mod session;
 mod signals;
@@ -17,6 +18,7 @@ use crate::hosts::wait::WaitOutcome;
 use crate::hosts::wire::Terms;
 use crate::job::Job;
 use crate::job::hosts::Hosts;
+use crate::job::workers::WorkerRange;
 use crate::membership::Rules;
 use crate::membership::lead::Lead;
 use crate::process::guard::Guard;
@@ -30,6 +32,9 @@ use crate::thread_scope::ThreadScope;
 
 /// Runs a job to its end, restarts included. Blocks until no process of it is left.
 ///
+/// On Linux this process takes over, from then on, processes whose parents have ended and that it
+/// or those have started: so it learns how what a script has started ended.
+///
 /// All threads that it starts have ended when it returns. The processes die with the calling
 /// thread (on Linux), so call it from one that lives as long as the program should.
 ///
@@ -39,6 +44,7 @@ use crate::thread_scope::ThreadScope;
 /// [`Outcome`].
 pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     job.check()?;
+    adopt_orphans();
     let screen = Screen::new(console);
     let place = LogPlace::new(job.log_directory.as_deref())?;
     // There before the directory is and until it is gone: it removes what a killed launcher leaves.
@@ -48,10 +54,7 @@ pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     let is_worth_keeping = match &result {
         Ok(Outcome::Succeeded { .. }) => false,
         Ok(_) => true,
-        Err(error) => matches!(
-            error,
-            LaunchError::LogWrite { .. } | LaunchError::Console { .. }
-        ),
+        Err(error) => matches!(error, LaunchError::Console { .. }),
     };
     if is_worth_keeping {
         guard.keep_logs();
@@ -59,6 +62,16 @@ pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     }
     result
 }
+
+/// How a process ends whose parent has ended is what the next parent learns.
+#[cfg(target_os = "linux")]
+fn adopt_orphans() {
+    // Without it a script that a signal has ended counts as that, whatever its command did.
+    let _old_system = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
+}
+
+#[cfg(not(target_os = "linux"))]
+fn adopt_orphans() {}
 
 fn run_with_logs(
     job: &Job,
@@ -85,7 +98,7 @@ fn run_with_logs(
         let relay = job.hosts.as_ref().filter(|hosts| hosts.index == 0);
         // Dropped after the session, whose connection to it says good-bye first.
         let _relay = relay
-            .map(|hosts| Relay::start(threads, hosts, terms(job, hosts)))
+            .map(|hosts| Relay::start(threads, hosts, terms(job, hosts), screen))
             .transpose()?;
         let (lead, led) = lead(job);
         let joined = job
@@ -93,7 +106,8 @@ fn run_with_logs(
             .as_ref()
             .map(|hosts| {
                 let waiting = (&received, screen);
-                LauncherGroup::join(threads, hosts, (terms(job, hosts), led), &events, waiting)
+                let own = (terms(job, hosts), led, return_time(job, hosts));
+                LauncherGroup::join(threads, hosts, own, &events, waiting)
             })
             .transpose()?;
         let group = match joined {
@@ -131,22 +145,48 @@ fn terms(job: &Job, hosts: &Hosts) -> Terms {
         hosts: hosts.count,
         restarts_max: job.restarts_max,
         workers: job.is_elastic().then_some(job.workers),
+        host_timeout: hosts.timeout,
     }
 }
 
-/// Who says which members take part: this launcher for itself; in an elastic job on several hosts
-/// that of host 0 for all, which is the second one.
+/// How long a host that was cut off looks for host 0 again: as long as host 0 waits for it.
+fn return_time(job: &Job, hosts: &Hosts) -> Option<Duration> {
+    let time = match job.is_elastic() {
+        true => job.shrink_after,
+        false => hosts.join_timeout,
+    };
+    (hosts.index > 0 && job.restarts_max > 0).then_some(time)
+}
+
+/// Who says which members take part: this launcher for itself; in a job on several hosts that of
+/// host 0 for all, which is the second one.
 fn lead(job: &Job) -> (Option<Lead>, Option<Lead>) {
-    let hosts = job.hosts.as_ref().filter(|_| job.is_elastic());
+    let Some(hosts) = &job.hosts else {
+        let lead = Lead::new(Rules {
+            workers: job.workers,
+            hosts: 1,
+            restarts_max: job.restarts_max,
+            shrink_after: job.shrink_after,
+            join_timeout: Duration::ZERO,
+        });
+        return (Some(lead), None);
+    };
+    // Of a job that is not elastic no host can be done without, whatever it starts: each counts as
+    // one.
+    let all = WorkerRange {
+        least: hosts.count,
+        most: hosts.count,
+    };
+    let (workers, shrink_after) = match job.is_elastic() {
+        true => (job.workers, job.shrink_after),
+        false => (all, hosts.join_timeout),
+    };
     let lead = Lead::new(Rules {
-        workers: job.workers,
-        hosts: hosts.map_or(1, |hosts| hosts.count),
+        workers,
+        hosts: hosts.count,
         restarts_max: job.restarts_max,
-        shrink_after: job.shrink_after,
-        join_timeout: hosts.map_or(Duration::ZERO, |hosts| hosts.join_timeout),
+        shrink_after,
+        join_timeout: hosts.join_timeout,
     });
-    match hosts {
-        None => (Some(lead), None),
-        Some(hosts) => (None, (hosts.index == 0).then_some(lead)),
-    }
+    (None, (hosts.index == 0).then_some(lead))
 }

@@ -18,6 +18,7 @@ use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
 use crate::process::memory::StateMemory;
 use crate::report::console::Screen;
+use crate::run::signals::insists;
 
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {
@@ -35,25 +36,37 @@ pub struct Session<'a, 's> {
     pub received: Receiver<Event>,
     /// The signal that told this launcher, or that of another host, to stop.
     pub interrupted: Option<i32>,
-    /// How many signals this launcher got itself.
+    /// How many signals this launcher got itself by which people insist.
     pub signals: usize,
 }
 
 impl Session<'_, '_> {
-    /// The number of this host in plans: 0 where each launcher makes its own.
+    /// The number of this host in plans.
     pub fn host(&self) -> usize {
-        match (&self.lead, &self.group) {
-            (None, Some(group)) => group.index(),
-            _ => 0,
+        self.group.as_ref().map_or(0, LauncherGroup::index)
+    }
+
+    /// The places of this host's workers in a plan.
+    pub fn places(&self, plan: &Plan) -> Vec<usize> {
+        // The plan of a job on several hosts that is not elastic only has the hosts.
+        let has_places = self.group.is_none() || self.job.is_elastic();
+        match (plan.places.get(&self.host()), has_places) {
+            (Some(places), true) => places.clone(),
+            (Some(_), false) => (0..self.job.workers_here()).collect(),
+            (None, _) => Vec::new(),
         }
     }
 
-    /// The attempt is over.
-    pub fn ended(&mut self, end: AttemptEnd) {
+    /// The attempt is over. On host 0, the hosts without which the job goes on because they do not
+    /// fit.
+    pub fn ended(&mut self, end: AttemptEnd) -> Vec<usize> {
         match (&mut self.lead, &mut self.group) {
-            (Some(lead), _) => lead.ended(end),
+            (Some(lead), _) => {
+                lead.ended(end);
+                Vec::new()
+            }
             (None, Some(group)) => group.ended(end),
-            (None, None) => {}
+            (None, None) => Vec::new(),
         }
     }
 
@@ -111,7 +124,7 @@ impl Session<'_, '_> {
     /// This launcher got a signal.
     pub fn note_signal(&mut self, signal: i32) {
         self.interrupted.get_or_insert(signal);
-        self.signals += 1;
+        self.signals += usize::from(insists(signal));
     }
 
     pub fn post(&self, item: PostBody) {

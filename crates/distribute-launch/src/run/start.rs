@@ -16,7 +16,7 @@ use crate::job::task::{Role, Task};
 use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
 use crate::process::memory::{MEMORY_VARIABLE, StateMemory};
-use crate::process::output::{Output, View};
+use crate::process::output::{Output, Trouble, View};
 use crate::process::{
     self, CONFIG_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process, REPORT_VARIABLE,
     RESTART_VARIABLE, TOKEN_VARIABLE,
@@ -158,7 +158,7 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
     /// `again` counts how often it alone was started again.
     pub fn start(&self, guard: &mut Guard, index: usize, again: u32) -> Result<Started> {
         let task = self.place.tasks[index];
-        let (path, log) = self.logs.file(task, self.restart, again)?;
+        let (path, log) = self.logs.file(task, (self.restart, again), self.screen)?;
         let config = self.place.cluster.tf_config(task)?;
         let restart = self.restart.to_string();
         let report = failure_report::path(&path);
@@ -196,7 +196,14 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
             None => View::Nobody,
         };
         let events = self.events.clone();
-        let broken = move |error| events.send(Event::Broken(error));
+        let (logs, screen) = (self.logs, self.screen);
+        let broken = move |trouble| {
+            let told = match trouble {
+                Trouble::Console(error) => Err(error),
+                Trouble::Log(error) => logs.warn_once(task, &error, screen),
+            };
+            told.unwrap_or_else(|error| events.send(Event::Broken(error)));
+        };
         let output = Output::new(task, pipes, log, view, broken)
             .map_err(LaunchError::system("cannot read a process's output"))?;
         let (sender, last_lines) = mpsc::sync_channel(1);
@@ -209,9 +216,11 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         let counts = usize::from(task.role == Role::Worker);
         alive.fetch_add(counts, Ordering::Relaxed);
         self.threads.spawn(&format!("wait {task}"), move || {
-            let ending = process::wait(pid);
+            let ending = process::wait(pid, stop.as_fd());
             alive.fetch_sub(counts, Ordering::Relaxed);
-            events.deliver(Event::Ended { index, ending });
+            if let Some(ending) = ending {
+                events.deliver(Event::Ended { index, ending });
+            }
         })?;
         Ok(Started {
             process,

@@ -31,7 +31,9 @@ pub fn script(text: &str) -> Job {
     let begin = r#"t=${TF_CONFIG##*type\":\"}; r=${t%%\"*}; i=${t##*:}; i=${i%\}\}}
         await() { for f; do while [ ! -e "$f" ]; do sleep 0.02; done; done; }
         "#;
-    Job::new(["sh", "-c", &format!("{begin}{text}")]).handle_signals(false)
+    Job::new(["sh", "-c", &format!("{begin}{text}")])
+        .handle_signals(false)
+        .restart_pause(Duration::ZERO)
 }
 
 /// As [`script`], begun in this directory, where the processes say with files how far they are.

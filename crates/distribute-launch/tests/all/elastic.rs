@@ -5,7 +5,7 @@ use std::path::Path;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use distribute_launch::{Ending, Hosts, Job, LaunchError, Outcome};
+use distribute_launch::{Ending, Hosts, Job, LaunchError, Outcome, Security, Token};
 
 use crate::common::{Seen, read, script, script_in, security, see};
 use crate::eventually::eventually;
@@ -60,6 +60,26 @@ fn the_worker_that_the_others_lost_is_the_one_that_goes() {
     assert_eq!(read(directory.path().join("gpus0")), "0\n0\n");
     let gpus = read(directory.path().join("gpus1"));
     assert_eq!(gpus, "1\n2\n", "the GPU of the lost worker is left alone");
+}
+
+/// A worker that is cut off fails by itself, too, and names the healthy ones.
+#[test]
+fn a_worker_that_was_cut_off_goes_and_no_healthy_one() {
+    for first in [0, 1] {
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!(
+            r#"echo $CUDA_VISIBLE_DEVICES >> gpus$i
+            [ $n = 2 ] && exit 0
+            lost=1; [ $i = 1 ] && lost=0,2
+            echo "{{\"lost\":[$lost]}}" > $DISTRIBUTE_FAILURE_REPORT
+            if [ $i != {first} ]; then await up; else > up; fi; exit 1"#
+        );
+        let job = elastic(directory.path(), &text).elastic_workers(1..=3);
+        let seen = see(job.gpus_per_worker(1));
+        assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 1 });
+        let gpus = [0, 1].map(|index| read(directory.path().join(format!("gpus{index}"))));
+        assert_eq!(gpus, ["0\n0\n", "1\n2\n"], "{first}: {}", seen.stderr);
+    }
 }
 
 #[test]
@@ -213,9 +233,21 @@ fn launchers_of_other_jobs_are_refused_and_disturb_nobody() {
     let zero = see(job.clone().hosts(zero)).result.unwrap_err();
     assert!(zero.to_string().contains("cannot meet at"), "{zero}");
 
+    let stranger = Security::default().token(Token::new("another secret of 16 bytes").unwrap());
+    let stranger = refused(job.clone().hosts(Hosts::new(address, 2, 1, stranger)));
+    assert!(stranger.contains("its token is another one"), "{stranger}");
+
     let second = start(job.clone().hosts(host(address, 2, 1)));
     wait_for(directory.path().join("told2"));
     let first = first.join().unwrap();
+    for why in ["ranges of workers differ", "token is another one"] {
+        let said = first
+            .stderr
+            .lines()
+            .filter(|line| line.contains("turned away a launcher at "));
+        let said = said.filter(|line| line.contains(why));
+        assert!(said.count() > 0, "{why}: {}", first.stderr);
+    }
     assert_eq!(
         *first.outcome(),
         Outcome::Succeeded { restarts: 1 },
@@ -226,6 +258,39 @@ fn launchers_of_other_jobs_are_refused_and_disturb_nobody() {
         *second.join().unwrap().outcome(),
         Outcome::Succeeded { restarts: 1 }
     );
+}
+
+/// The workers of the host that comes find that they do not fit, and all end with exit code 2.
+#[test]
+fn a_host_whose_workers_do_not_fit_is_done_without() {
+    let directory = tempfile::tempdir().unwrap();
+    let (address, _ports) = meeting_point();
+    let text = "echo $s:$i/$n >> told$i; [ $n = 3 ] && exit 2
+        trap 'exit 42' TERM; > up$i-$n; [ $s = 2 ] && exit 0; sleep 100 & wait";
+    let job = elastic(directory.path(), text).elastic_workers(2..=3);
+    let job = job.shrink_after(Duration::from_millis(300));
+    let first = start(job.clone().hosts(host(address, 2, 0)));
+    (0..2).for_each(|worker| wait_for(directory.path().join(format!("up{worker}-2"))));
+    let error = see(job.hosts(host(address, 2, 1))).result.unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("the job could not go on with it"),
+        "{error}"
+    );
+    let first = first.join().unwrap();
+    assert_eq!(
+        *first.outcome(),
+        Outcome::Succeeded { restarts: 2 },
+        "{}",
+        first.stderr
+    );
+    assert_eq!(
+        read(directory.path().join("told0")),
+        "0:0/2\n1:0/3\n2:0/2\n"
+    );
+    let said = "the job cannot go on with the hosts [1] (counted from 0), which came last";
+    assert!(first.stderr.contains(said), "{}", first.stderr);
 }
 
 #[test]

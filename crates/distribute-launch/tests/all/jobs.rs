@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use distribute_launch::{Console, Ending, Job, LaunchError, Outcome, Role, run};
+use distribute_launch::{
+    Console, DIVERGED_EXIT_CODE, Ending, Job, LaunchError, Outcome, Role, run,
+};
 use serde_json::Value;
 
 use crate::common::{read, script, script_in, see, within_limit};
@@ -191,6 +193,17 @@ fn a_crash_loop_is_restarted_exactly_as_often_as_allowed() {
 }
 
 #[test]
+fn before_each_restart_is_a_pause_that_grows() {
+    let pause = Duration::from_millis(200);
+    let begun = Instant::now();
+    let seen = see(script("exit 1").max_restarts(2).restart_pause(pause));
+    assert!(begun.elapsed() >= pause * 3, "{:?}", begun.elapsed());
+    for said in ["restart 1 of 2, in 0.2 s", "restart 2 of 2, in 0.4 s"] {
+        assert!(seen.stderr.contains(said), "{}", seen.stderr);
+    }
+}
+
+#[test]
 fn a_job_that_succeeds_after_a_restart_succeeds() {
     let text = "if [ $i$DISTRIBUTE_RESTART = 10 ]; then kill -SEGV $$; fi";
     let seen = see(script(text).workers(2).max_restarts(5));
@@ -207,6 +220,17 @@ fn wrong_usage_is_not_tried_again() {
     let seen = see(script("echo run; exit 2").max_restarts(3));
     assert_eq!(seen.outcome().exit_code(), 2);
     assert_eq!(seen.stdout, b"run\n");
+}
+
+#[test]
+fn a_training_that_has_diverged_is_not_tried_again() {
+    let code = DIVERGED_EXIT_CODE;
+    let text = format!("echo run; [ $i = 0 ] && exit {code}; exec sleep 100");
+    let seen = see(script(&text).workers(2).max_restarts(3));
+    assert_eq!(seen.outcome().exit_code(), code);
+    assert_eq!(seen.stdout, b"run\n");
+    let said = "exit code 43; another start would end in the same way";
+    assert!(seen.stderr.contains(said), "{}", seen.stderr);
 }
 
 #[test]
@@ -459,6 +483,52 @@ fn a_job_ends_when_nobody_reads_its_output() {
         matches!(result, Err(LaunchError::Console { .. })),
         "{result:?}"
     );
+}
+
+/// `/dev/full` has no room for what is written to it.
+#[test]
+fn a_log_that_cannot_be_written_is_told_once_and_costs_nothing() {
+    if !std::path::Path::new("/dev/full").exists() {
+        println!("SKIPPED: no /dev/full to write to");
+        return;
+    }
+    let logs = tempfile::tempdir().unwrap();
+    for index in 0..2 {
+        let log = logs.path().join(format!("worker-{index}.log"));
+        std::os::unix::fs::symlink("/dev/full", log).unwrap();
+    }
+    let text = "for n in 1 2 3; do echo line $n of $i; done";
+    let job = script(text).workers(3).prefix_output(true);
+    let seen = see(job.log_directory(&logs));
+    assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 0 });
+    assert_eq!(seen.stdout, b"line 1 of 0\nline 2 of 0\nline 3 of 0\n");
+    assert!(
+        seen.stderr.contains("rank 1: line 3 of 1"),
+        "{}",
+        seen.stderr
+    );
+    let warnings = seen
+        .stderr
+        .matches("warning: cannot write the log of rank ");
+    assert_eq!(warnings.count(), 1, "{}", seen.stderr);
+    assert_eq!(
+        read(logs.path().join("worker-2.log")),
+        "line 1 of 2\nline 2 of 2\nline 3 of 2\n"
+    );
+}
+
+#[test]
+fn a_log_directory_that_is_gone_takes_no_restart_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let logs = directory.path().join("logs");
+    let text = "[ $DISTRIBUTE_RESTART = 0 ] || exit 0; rm -r logs; > logs; exit 1";
+    let job = script_in(directory.path(), text).max_restarts(1);
+    let seen = see(job.log_directory(&logs));
+    assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 1 });
+    let warnings = seen
+        .stderr
+        .matches("warning: cannot write the log of rank 0");
+    assert_eq!(warnings.count(), 1, "{}", seen.stderr);
 }
 
 #[test]

@@ -18,6 +18,8 @@ use crate::hosts::meeting_point;
 
 const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
 const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
+const PAUSE: &str = "LAUNCH_TEST_PAUSE";
+const GRACE: &str = "LAUNCH_TEST_GRACE";
 const SERVERS: &str = "LAUNCH_TEST_SERVERS";
 const HOST: &str = "LAUNCH_TEST_HOST";
 /// `LEAST MOST HOSTS` of an elastic job.
@@ -42,6 +44,14 @@ fn as_launcher() {
         .max_restarts(restarts)
         .prefix_output(true)
         .handle_signals(true);
+    if let Ok(seconds) = std::env::var(GRACE) {
+        let seconds = seconds.parse().expect("a number");
+        job = job.grace_period(Duration::from_secs(seconds));
+    }
+    if let Ok(seconds) = std::env::var(PAUSE) {
+        let seconds = seconds.parse().expect("a number");
+        job = job.restart_pause(Duration::from_secs(seconds));
+    }
     if std::env::var_os(SERVERS).is_some() {
         job = job.parameter_servers(1);
     }
@@ -64,7 +74,9 @@ fn as_launcher() {
             job = job.elastic_workers(next()..=next());
             count = next();
         }
-        job = job.hosts(Hosts::new(address, count, index, security()));
+        let hosts = Hosts::new(address, count, index, security());
+        // Shorter than usual, as launchers are killed here; long enough for a busy machine.
+        job = job.hosts(hosts.timeout(Duration::from_secs(3)));
     }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
@@ -225,6 +237,93 @@ fn sigint_reaches_the_processes_as_sigint() {
     });
 }
 
+/// A program that saves when it is asked for the first time, and gives up when it is asked again
+/// before it has.
+const SAVING_ONCE: &str = "n=0; trap 'n=$((n+1)); echo got TERM >&2' TERM; echo up $i $$ >&2
+    while [ $n = 0 ]; do sleep 1000 & wait $!; kill $!; done
+    sleep 0.4 & wait $!; [ $n = 1 ] && exit 42; exit 1";
+
+#[rstest]
+#[case::that_does_not_exec("sh $0; exit $?", 10)]
+#[case::that_does("exec sh $0", 10)]
+#[case::of_two_levels("sh -c 'sh $0; exit $?' $0; exit $?", 10)]
+#[case::that_waits_in_the_background("sh $0 & wait $!", 10)]
+#[case::that_passes_the_signal_on("sh $0 & c=$!; trap 'kill $c' TERM; wait $c", 10)]
+#[case::that_also_waits_then("sh $0 & c=$!; trap 'kill $c' TERM; wait $c; wait $c", 10)]
+#[case::that_catches_it_and_does_not_pass_it_on("trap : TERM; sh $0; exit $?", 2)]
+#[case::that_catches_it_and_ends("sh $0 & trap 'exit 143' TERM; wait", 2)]
+fn what_a_script_runs_is_asked_once_and_its_exit_code_counts(
+    #[case] wrapper: &str,
+    #[case] grace: u64,
+) {
+    let wrapper = wrapper.to_owned();
+    within_limit(move || {
+        let directory = tempfile::tempdir().expect("a directory");
+        let program = directory.path().join("saving.sh");
+        std::fs::write(&program, SAVING_ONCE).expect("it is written");
+        let wrapper = wrapper.replace("$0", &program.display().to_string());
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(GRACE, grace.to_string());
+        let text = format!("export i; {wrapper}");
+        let mut launcher = Launcher::start_by(command, &text, 3, false);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::TERM);
+        let (status, lines) = launcher.end();
+        let got = lines.iter().filter(|line| line.contains("got TERM"));
+        assert_eq!(got.count(), 2, "{lines:#?}");
+        assert_eq!(status.code(), Some(42), "{lines:#?}");
+    });
+}
+
+#[rstest]
+#[case(Signal::HUP)]
+#[case(Signal::QUIT)]
+#[case(Signal::USR1)]
+#[case(Signal::USR2)]
+#[case(Signal::XCPU)]
+#[case(Signal::ALARM)]
+#[case(Signal::VTALARM)]
+#[case(Signal::PROF)]
+#[case(Signal::IO)]
+fn every_signal_that_announces_an_end_saves(#[case] signal: Signal) {
+    within_limit(move || {
+        let mut launcher = Launcher::start(SAVING, 3, true);
+        launcher.lines_with("up ", 2);
+        launcher.send(signal);
+        launcher.saved_after("TERM");
+    });
+}
+
+/// A limit of CPU time is told every second, and SIGTERM follows SIGUSR1.
+#[test]
+fn what_announces_an_end_again_kills_nobody() {
+    within_limit(|| {
+        let text = "trap 'echo got TERM >&2; > asked; sleep 0.5; exit 42' TERM
+            echo up $i $$ >&2; while true; do sleep 1000 & wait; done";
+        let directory = tempfile::tempdir().expect("a directory");
+        let text = format!("cd '{}'; {text}", directory.path().display());
+        let mut launcher = Launcher::start(&text, 3, false);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::USR1);
+        launcher.lines_with("got TERM", 2);
+        for signal in [Signal::USR1, Signal::XCPU, Signal::XCPU, Signal::TERM] {
+            launcher.send(signal);
+        }
+        launcher.end_saved();
+    });
+}
+
+#[test]
+fn a_limit_of_file_sizes_is_no_signal_to_the_launcher() {
+    within_limit(|| {
+        let mut launcher = Launcher::start(SAVING, 0, false);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::XFSZ);
+        launcher.send(Signal::TERM);
+        launcher.saved_after("TERM");
+    });
+}
+
 #[test]
 fn a_chief_that_saves_when_the_launcher_is_signalled_decides() {
     within_limit(|| {
@@ -282,6 +381,19 @@ fn a_second_signal_kills() {
             start.elapsed() < Duration::from_secs(8),
             "the grace period was waited for"
         );
+    });
+}
+
+#[test]
+fn a_signal_in_the_pause_before_a_restart_ends_the_job() {
+    within_limit(|| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        command.env(PAUSE, "1000");
+        let mut launcher = Launcher::start_by(command, "exit 1", 3, false);
+        launcher.lines_with("restart 1 of 3, in 1000 s", 1);
+        launcher.send(Signal::TERM);
+        let (status, lines) = launcher.end();
+        assert_eq!(status.code(), Some(128 + 15), "{lines:#?}");
     });
 }
 

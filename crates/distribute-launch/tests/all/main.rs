@@ -2,6 +2,7 @@
 
 mod chief;
 mod common;
+mod cuts;
 mod elastic;
 mod eventually;
 mod hosts;

@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -252,6 +253,36 @@ fn a_word_that_is_changed_on_the_way_is_refused(
     assert!(said.contains(why), "{said}");
     let error = first.result.unwrap_err();
     assert!(matches!(error, LaunchError::HostsMissing { .. }), "{error}");
+}
+
+/// Without TLS a byte that was changed on the way looks as if the two did not fit.
+#[rstest]
+#[case::in_the_first_words(true, r#""task":1"#, r#""task":0"#)]
+#[case::in_the_answer(false, r#""launcher""#, r#""worker"  "#)]
+fn a_word_that_is_changed_once_is_tried_again(
+    #[case] by_dialler: bool,
+    #[case] from: &'static str,
+    #[case] to: &'static str,
+) {
+    let (address, _ports) = meeting_point();
+    let is_changed = Arc::new(AtomicBool::new(false));
+    let changed = Arc::clone(&is_changed);
+    let between = proxy(address, move |is_dialler, bytes| {
+        match is_dialler == by_dialler && !changed.load(Ordering::Relaxed) {
+            true => {
+                let new = replaced(bytes.clone(), from, to);
+                changed.fetch_or(new != bytes, Ordering::Relaxed);
+                new
+            }
+            false => bytes,
+        }
+    });
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
+    let with = [security().insecure(), security().insecure()];
+    for one in two_hosts("true", [everywhere, between], with, 20) {
+        assert_eq!(*one.outcome(), Outcome::Succeeded { restarts: 0 });
+    }
+    assert!(is_changed.load(Ordering::Relaxed));
 }
 
 #[test]

@@ -6,6 +6,10 @@ use std::time::{Duration, Instant};
 /// that made them fail a little later than of their own.
 pub const SETTLE: Duration = Duration::from_millis(100);
 
+/// SIGKILL needs no time, but for a process that is stuck in the system: on a file system that
+/// hangs, or in a driver. After this long nobody waits for it any more.
+pub const DEATH: Duration = Duration::from_secs(10);
+
 /// What the processes of an attempt are waited for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {
@@ -42,12 +46,18 @@ impl Course {
 
     pub fn enter(&mut self, phase: Phase) {
         let time = match phase {
-            Phase::Running | Phase::Killing => None,
+            Phase::Running => None,
             Phase::Settling => Some(SETTLE),
+            Phase::Killing => Some(DEATH),
             Phase::Preempting | Phase::Finishing | Phase::Stopping => Some(self.grace),
         };
         self.phase = phase;
         self.until = time.map(|time| Instant::now() + time);
+    }
+
+    /// How long processes have to end when they are asked to.
+    pub fn grace(&self) -> Duration {
+        self.grace
     }
 
     pub fn phase(&self) -> Phase {
@@ -79,6 +89,28 @@ impl Course {
             (Phase::Killing, _) => Duration::ZERO,
             (Phase::Stopping, Some(until)) => until.saturating_duration_since(Instant::now()),
             _ => self.grace,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_phase_but_the_work_itself_is_without_an_end() {
+        let mut course = Course::new(Duration::from_secs(1));
+        let all = [
+            Phase::Running,
+            Phase::Settling,
+            Phase::Preempting,
+            Phase::Finishing,
+            Phase::Stopping,
+            Phase::Killing,
+        ];
+        for phase in all {
+            course.enter(phase);
+            assert_eq!(course.until().is_some(), phase != Phase::Running);
         }
     }
 }

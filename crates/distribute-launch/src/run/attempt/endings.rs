@@ -1,18 +1,34 @@
 //! What an attempt does when one of its processes has ended.
 
-use rustix::process::Signal;
-
 use crate::hosts::posts::PostBody;
 use crate::job::task::{Role, Task};
-use crate::report::outcome::{Ending, WRONG_USAGE};
+use crate::report::outcome::Ending;
 use crate::run::attempt::Attempt;
 use crate::run::attempt::course::{Phase, SETTLE};
 use crate::run::attempt::worker_restarts::WorkerDeath;
+use crate::run::pause::after;
 use crate::run::session::Session;
 use crate::run::start::Starter;
 
 impl Attempt<'_, '_> {
-    pub(super) fn ended(&mut self, index: usize, ending: Ending, session: &Session<'_, '_>) {
+    /// A process has ended; others that it has started may still do what it was asked.
+    pub(super) fn ended(&mut self, index: usize, first: Ending, session: &Session<'_, '_>) {
+        let process = self.members.get_mut(index);
+        let ending = process.filter(|process| process.ending.is_none());
+        if let Some(ending) = ending.and_then(|process| process.ended(first)) {
+            self.have_ended(index, ending, session);
+        }
+    }
+
+    /// Asks whose time has come.
+    pub(super) fn go_on_asking(&mut self, session: &Session<'_, '_>) {
+        for (index, ending) in self.members.go_on_asking() {
+            self.have_ended(index, ending, session);
+        }
+    }
+
+    /// A process has ended like this, and those with it that it had started.
+    fn have_ended(&mut self, index: usize, ending: Ending, session: &Session<'_, '_>) {
         let Some(process) = self.members.get_mut(index) else {
             return;
         };
@@ -24,7 +40,14 @@ impl Attempt<'_, '_> {
         );
         if leading == Role::Chief && task.role == Role::Worker {
             if is_running && !is_asked && ending != Ending::Exit(0) {
-                self.restarts.push(WorkerDeath { index, ending }, SETTLE);
+                let again = self.restarts.count(index);
+                // None is made in vain, and the chief hears of that at once.
+                let is_last = ending.is_final() || again >= session.job.restarts_max;
+                let pause = match is_last {
+                    true => SETTLE,
+                    false => after(again + 1, session.job.restart_pause).max(SETTLE),
+                };
+                self.restarts.push(WorkerDeath { index, ending }, pause);
             }
             return;
         }
@@ -57,7 +80,7 @@ impl Attempt<'_, '_> {
             return;
         };
         let task = process.task;
-        let most = match ending == WRONG_USAGE {
+        let most = match ending.is_final() {
             true => 0,
             false => session.job.restarts_max,
         };
@@ -66,7 +89,7 @@ impl Attempt<'_, '_> {
             return self.give_up_worker(task, death, session, starter.workers());
         };
         // What is left of its group may hold the port.
-        process.send(Signal::KILL);
+        process.kill();
         self.log(&format!(
             "{task}: {ending}; starting it again alone, restart {again} of {most}"
         ));

@@ -1,13 +1,21 @@
 //! The processes of an attempt on this host.
 
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
 use rustix::process::{Pid, Signal};
 
 use crate::job::task::{Role, Task};
 use crate::process::Process;
+use crate::process::request::Request;
+use crate::process::table::Identity;
 use crate::report::attempt::ProcessReport;
 use crate::report::outcome::Ending;
 use crate::report::verdict::{Verdict, root_cause};
 use crate::run::start::{LastLines, Started};
+
+/// How long the ends of all outputs are waited for when the processes have ended.
+const LAST_LINES_WAIT: Duration = Duration::from_secs(5);
 
 /// All processes of an attempt on this host, by their numbers.
 pub struct Members {
@@ -85,20 +93,51 @@ impl Members {
         Some((process.task, process.ending.unwrap_or(Ending::Unknown)))
     }
 
-    /// Asks those to end whom nobody has asked yet.
-    pub fn ask(&mut self, signal: Signal, is_meant: impl Fn(Task) -> bool) {
+    /// Asks those to end within `grace` whom nobody has asked yet.
+    pub fn ask(&mut self, signal: Signal, grace: Duration, is_meant: impl Fn(Task) -> bool) {
         let processes = self.processes.iter_mut();
         for process in processes.filter(|process| is_meant(process.task)) {
             if process.ending.is_none() && process.asked.is_none() {
-                process.send(signal);
+                process.ask(signal, grace);
             }
         }
+    }
+
+    /// Whether some that were asked have not ended.
+    pub fn are_being_asked(&self) -> bool {
+        self.processes.iter().any(Process::is_being_asked)
+    }
+
+    /// Asks those whose time has come among what the processes have started. The processes that
+    /// have ended by now, and how.
+    pub fn go_on_asking(&mut self) -> Vec<(usize, Ending)> {
+        let processes = self.processes.iter_mut().enumerate();
+        let asked = processes.filter(|(_, process)| process.is_being_asked());
+        let ended = asked.filter_map(|(index, process)| Some((index, process.go_on()?)));
+        ended.collect()
+    }
+
+    /// All whom a request to end has reached, also among what the processes have started.
+    pub fn asked(&self) -> BTreeSet<Identity> {
+        let requests = self.processes.iter().filter_map(|one| one.request.as_ref());
+        requests.flat_map(Request::asked).copied().collect()
+    }
+
+    /// Waits no longer for those that run; which they are, with their numbers.
+    pub fn give_up(&mut self) -> Vec<(Task, i32)> {
+        let running = self.processes.iter_mut();
+        let running = running.filter(|process| process.ending.is_none());
+        let given_up = running.map(|process| {
+            process.give_up();
+            (process.task, process.pid.as_raw_nonzero().get())
+        });
+        given_up.collect()
     }
 
     pub fn kill(&mut self) {
         for process in &mut self.processes {
             if process.ending.is_none() {
-                process.send(Signal::KILL);
+                process.kill();
             }
         }
     }
@@ -118,10 +157,15 @@ impl Members {
         }
     }
 
-    /// What people learn of each process, when all have ended. Waits for the ends of their outputs.
+    /// What people learn of each process, when all have ended. Waits a moment for the ends of their
+    /// outputs, which may be held up.
     pub fn reports(&mut self) -> Vec<ProcessReport> {
+        let until = Instant::now() + LAST_LINES_WAIT;
         let outputs = std::mem::take(&mut self.outputs).into_iter();
-        let last_lines = outputs.map(|output| output.recv().unwrap_or_default());
+        let last_lines = outputs.map(|output| {
+            let left = until.saturating_duration_since(Instant::now());
+            output.recv_timeout(left).unwrap_or_default()
+        });
         let members = self.processes.iter().zip(last_lines);
         members
             .map(|(process, last_lines)| process.report(last_lines))

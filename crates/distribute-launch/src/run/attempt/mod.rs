@@ -35,6 +35,9 @@ use worker_restarts::WorkerRestarts;
 /// How often it is looked whether the guard is there.
 const GUARD_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
+/// How often those are looked after that were asked to end.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
+
 struct Attempt<'a, 's> {
     members: Members,
     course: Course,
@@ -93,7 +96,8 @@ pub fn run(
             mark: mark.clone(),
             groups: attempt.members.groups(),
         };
-        leftovers::end(&marks, attempt.course.grace_left());
+        let asked = attempt.members.asked();
+        leftovers::end(&marks, &asked, attempt.course.grace_left());
         drop(stopper);
         session.guard.attempt_ended();
         started?;
@@ -128,8 +132,10 @@ impl Attempt<'_, '_> {
         while self.members.are_running() || self.restarts.due().is_some() {
             let has_guard = session.guard.is_running();
             let guard_check = has_guard.then(|| Instant::now() + GUARD_CHECK_INTERVAL);
+            let is_asking = self.members.are_being_asked();
+            let asking = is_asking.then(|| Instant::now() + REQUEST_INTERVAL);
             let until = self.course.until().into_iter().chain(self.restarts.due());
-            let event = match until.chain(guard_check).min() {
+            let event = match until.chain(guard_check).chain(asking).min() {
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
                     session.received.recv_timeout(left)
@@ -144,6 +150,7 @@ impl Attempt<'_, '_> {
                 Err(_) if self.course.is_over() => self.phase_is_over(),
                 Err(_) => {}
             }
+            self.go_on_asking(session);
             if let Err(error) = session.replace_ended_guard() {
                 self.abort_job(error);
             }

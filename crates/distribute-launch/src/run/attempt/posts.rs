@@ -12,8 +12,9 @@ impl Attempt<'_, '_> {
     /// A launcher waits or leaves: the workers save and stop, and the others go on.
     pub(super) fn ask_to_save(&mut self) {
         self.enter(Phase::Preempting);
+        let grace = self.course.grace();
         self.members
-            .ask(Signal::TERM, |task| task.role == Role::Worker);
+            .ask(Signal::TERM, grace, |task| task.role == Role::Worker);
     }
 
     /// Acts on what a launcher has told all of them, this one included.
@@ -54,7 +55,7 @@ impl Attempt<'_, '_> {
                 ));
                 self.stop(Signal::TERM);
             }
-            PostBody::Lost if !group.posts.is_elastic() => {
+            PostBody::Lost if group.posts.is_spared(host) => {
                 let is_over = group.posts.workers_are_done();
                 self.log(&match is_over {
                     true => format!("the launcher of host {host} is gone; its work is done"),

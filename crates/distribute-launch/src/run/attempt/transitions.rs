@@ -8,6 +8,7 @@ use crate::job::task::Role;
 use crate::run::attempt::Attempt;
 use crate::run::attempt::course::Phase;
 use crate::run::session::Session;
+use crate::run::signals::insists;
 
 impl Attempt<'_, '_> {
     pub(super) fn enter(&mut self, phase: Phase) {
@@ -30,8 +31,9 @@ impl Attempt<'_, '_> {
             return self.stop(Signal::TERM);
         }
         self.enter(Phase::Finishing);
+        let grace = self.course.grace();
         self.members
-            .ask(Signal::TERM, |task| task.role != Role::Evaluator);
+            .ask(Signal::TERM, grace, |task| task.role != Role::Evaluator);
     }
 
     /// The first signal to the launcher reaches everybody once, the second one kills. A signal to
@@ -41,10 +43,17 @@ impl Attempt<'_, '_> {
             return session.post(PostBody::Leave);
         }
         session.post(PostBody::Stop(signal));
+        let was_told = session.interrupted.is_some();
         session.note_signal(signal);
-        if session.signals > 1 {
+        if session.signals > 1 && insists(signal) {
             self.kill();
         } else {
+            if !was_told && !insists(signal) {
+                let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+                self.log(&format!(
+                    "the launcher got {name}: the processes are told to save and stop"
+                ));
+            }
             self.stop_by(signal);
         }
     }
@@ -68,7 +77,16 @@ impl Attempt<'_, '_> {
                 }
                 self.stop(Signal::TERM);
             }
-            Phase::Stopping | Phase::Killing => self.kill(),
+            Phase::Stopping => self.kill(),
+            Phase::Killing => {
+                for (task, pid) in self.members.give_up() {
+                    self.log(&format!(
+                        "warning: {task} (pid {pid}) does not end, not even by SIGKILL: it is \
+                         stuck in the system, on a file system that hangs or in a driver; the \
+                         launcher goes on without waiting for it"
+                    ));
+                }
+            }
         }
     }
 
@@ -87,7 +105,7 @@ impl Attempt<'_, '_> {
 
     pub(super) fn stop(&mut self, signal: Signal) {
         self.enter(Phase::Stopping);
-        self.members.ask(signal, |_| true);
+        self.members.ask(signal, self.course.grace(), |_| true);
     }
 
     pub(super) fn kill(&mut self) {

@@ -29,19 +29,21 @@ impl WorkerRestarts {
         self.waiting.push_back((Instant::now() + wait, death));
     }
 
-    /// When the first death is to be acted on.
-    pub fn due(&self) -> Option<Instant> {
-        self.waiting.front().map(|(due, _)| *due)
+    /// How often the process with this number alone was started again.
+    pub fn count(&self, index: usize) -> u32 {
+        self.again.get(index).copied().unwrap_or(0)
     }
 
-    /// The first death, if its time has come.
+    /// When the first death is to be acted on.
+    pub fn due(&self) -> Option<Instant> {
+        self.waiting.iter().map(|(due, _)| *due).min()
+    }
+
+    /// The first death whose time has come.
     pub fn pop(&mut self) -> Option<WorkerDeath> {
-        let (due, death) = self.waiting.front().copied()?;
-        if Instant::now() < due {
-            return None;
-        }
-        self.waiting.pop_front();
-        Some(death)
+        let now = Instant::now();
+        let at = self.waiting.iter().position(|(due, _)| *due <= now)?;
+        self.waiting.remove(at).map(|(_, death)| death)
     }
 
     /// The job ends: nobody is started any more.

@@ -1,0 +1,227 @@
+//! The connection of a launcher to the relay: a broken one is followed by another, over which
+//! nothing is lost, and after the loss of the relay the launcher joins anew.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use distribute_net::peers::Connection;
+use tokio::io::AsyncRead;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::error::LaunchError;
+use crate::events::{Event, Events};
+use crate::hosts::join::{Joined, RETRY_PAUSE, join};
+use crate::hosts::outbox::Outbox;
+use crate::hosts::posts::Post;
+use crate::hosts::wire::{Frame, Session, Terms, Written, receive, write};
+use crate::job::hosts::Hosts;
+
+/// The launcher's end.
+pub struct Link {
+    pub hosts: Hosts,
+    pub terms: Terms,
+    pub outbox: Arc<Outbox>,
+    pub session: Session,
+    pub delivery: Delivery,
+    /// How long it is tried to find a lost relay again; nothing if it is not.
+    pub return_time: Option<Duration>,
+}
+
+/// How a connection ended.
+enum End {
+    /// All has been said.
+    Over,
+    Broken,
+}
+
+impl Link {
+    /// Takes part until all has been said, or the relay is lost for good.
+    pub async fn run(mut self, joined: Joined) {
+        let mut next = Some(joined);
+        while let Some(Joined {
+            connection,
+            received,
+            ..
+        }) = next
+        {
+            match self.serve(connection, received).await {
+                End::Over => return,
+                End::Broken => {}
+            }
+            next = self.resume().await;
+            if next.is_none() && !self.outbox.is_closed() {
+                next = self.find_again().await;
+            }
+        }
+    }
+
+    /// Sends this launcher's posts from this number on, and hears those of all.
+    async fn serve(&mut self, connection: Connection, received: u64) -> End {
+        let Some(number) = self.outbox.connect(received) else {
+            return End::Broken;
+        };
+        let rules = self.terms.pace();
+        let (mut reader, writer) = tokio::io::split(connection);
+        let heard = Arc::clone(&self.delivery.received);
+        let place = (number, received);
+        tokio::select! {
+            end = self.delivery.read(&mut reader, &self.outbox, rules.silence()) => end,
+            written = write(writer, &self.outbox, place, &heard, rules) => match written {
+                Written::All => End::Over,
+                Written::Broken | Written::Replaced => End::Broken,
+            },
+        }
+    }
+
+    /// Connects again within the time in which the relay waits for that.
+    async fn resume(&mut self) -> Option<Joined> {
+        self.delivery.settle().await;
+        self.session.resumes = true;
+        self.session.received = self.delivery.received.load(Ordering::Relaxed);
+        let until = Instant::now() + self.terms.pace().away();
+        while Instant::now() < until && !self.outbox.is_closed() {
+            match self.attempt().await {
+                Ok(joined) => return Some(joined),
+                // The relay does not know it any more.
+                Err(LaunchError::HostRefused { .. }) => return None,
+                Err(_) => self.pause().await,
+            }
+        }
+        None
+    }
+
+    /// The relay is lost. Joins it anew when this launcher is ready for that.
+    async fn find_again(&mut self) -> Option<Joined> {
+        self.outbox.detach();
+        self.delivery.lost().await;
+        let time = self.return_time?;
+        if !self.outbox.return_is_wanted().await {
+            return None;
+        }
+        let until = Instant::now() + time;
+        self.delivery.received.store(0, Ordering::Relaxed);
+        let mut error = self.begin_session().err();
+        while error.is_none() && !self.outbox.is_closed() {
+            match self.attempt().await {
+                Ok(joined) => {
+                    self.outbox.attach();
+                    return Some(joined);
+                }
+                Err(refused @ LaunchError::HostRefused { .. }) => error = Some(refused),
+                Err(_) if Instant::now() >= until => {
+                    error = Some(LaunchError::HostStaysAway {
+                        hosts: vec![0],
+                        waited: time,
+                        restarts: None,
+                    });
+                }
+                Err(_) => self.pause().await,
+            }
+        }
+        if let Some(error) = error {
+            self.delivery.tell(Event::Broken(error)).await;
+        }
+        None
+    }
+
+    fn begin_session(&mut self) -> Result<(), LaunchError> {
+        self.session = Session::new()?;
+        Ok(())
+    }
+
+    /// One attempt, unless this launcher gives up meanwhile.
+    async fn attempt(&self) -> Result<Joined, LaunchError> {
+        let failed = |source| LaunchError::Rendezvous {
+            address: self.hosts.address,
+            source,
+        };
+        let tls = self.hosts.tls()?;
+        let joining = join(&self.hosts, self.terms, &self.session, tls.as_ref());
+        tokio::select! {
+            joined = timeout(self.terms.pace().attempt(), joining) => match joined {
+                Ok(joined) => joined,
+                Err(late) => Err(failed(io::Error::from(late))),
+            },
+            () = self.outbox.closed() => Err(failed(io::ErrorKind::Interrupted.into())),
+        }
+    }
+
+    async fn pause(&self) {
+        tokio::select! {
+            () = sleep(RETRY_PAUSE) => {}
+            () = self.outbox.closed() => {}
+        }
+    }
+}
+
+/// Hands posts to the thread that decides, in their order, also when a connection ends meanwhile.
+pub struct Delivery {
+    events: Events,
+    /// How many posts of the relay have been handed on.
+    received: Arc<AtomicU64>,
+    /// One that is being handed on.
+    pending: Option<JoinHandle<bool>>,
+}
+
+impl Delivery {
+    pub fn new(events: &Events) -> Delivery {
+        Delivery {
+            events: events.clone(),
+            received: Arc::default(),
+            pending: None,
+        }
+    }
+
+    /// Turns posts into events until the connection ends.
+    async fn read(
+        &mut self,
+        reader: &mut (impl AsyncRead + Unpin),
+        outbox: &Outbox,
+        silence: Duration,
+    ) -> End {
+        loop {
+            match receive(silence, reader).await {
+                Ok(Frame::Post(post)) => {
+                    self.settle().await;
+                    self.received.fetch_add(1, Ordering::Relaxed);
+                    if !self.tell(Event::Post(post)).await {
+                        return End::Over;
+                    }
+                }
+                Ok(Frame::Beat(received)) => outbox.acknowledge(received),
+                // The relay ends. It has said so in a post.
+                Ok(Frame::Bye) => return End::Over,
+                // The relay goes on without this launcher.
+                Ok(Frame::Quit) | Err(_) => return End::Broken,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Heartbeats go on while nobody takes the event. False if nobody ever will.
+    async fn tell(&mut self, event: Event) -> bool {
+        self.settle().await;
+        let events = self.events.clone();
+        let delivered = tokio::task::spawn_blocking(move || events.deliver(event));
+        self.pending = Some(delivered);
+        self.settle().await
+    }
+
+    /// Waits until what is being handed on has been: whoever stops waiting may come again.
+    async fn settle(&mut self) -> bool {
+        let delivered = match &mut self.pending {
+            Some(pending) => pending.await.unwrap_or(false),
+            None => true,
+        };
+        self.pending = None;
+        delivered
+    }
+
+    async fn lost(&mut self) {
+        self.tell(Event::Post(Box::new(Post::relay_is_lost())))
+            .await;
+    }
+}

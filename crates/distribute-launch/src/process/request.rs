@@ -1,0 +1,235 @@
+//! How a process and those that it has started are asked to end: each of them once, and those first
+//! that can do something about it.
+//!
+//! A command may be a script that does not `exec` what it runs. The rules:
+//!
+//! 1. A process that does not catch the signal, but waits for one that does, is left alone: the
+//!    signal would end it, and with it the exit code of what it waits for.
+//! 2. A process that catches the signal is asked, and those that it has started are not: it passes
+//!    the signal on, as `trap 'kill $child' TERM` does, and two requests would be one too many.
+//! 3. What has not been asked when the patience is over is asked then: the one before did not pass
+//!    the signal on, or cannot, as a shell that waits for its command in the foreground.
+//!
+//! Ctrl-C is no such signal: as in a terminal, it reaches all of them at once. Where nobody catches
+//! the signal it does so, too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process_group, waitid};
+
+use crate::process::leftovers;
+use crate::process::table::{Disposition, Entry, Identity, disposition, family};
+use crate::report::outcome::Ending;
+
+/// How long one that waited for others may go on without them before it is asked, too: so long it
+/// may take to end with their exit code.
+const ALONE: Duration = Duration::from_secs(1);
+
+/// A request to a process, and to those that it has started.
+pub struct Request {
+    signal: Signal,
+    leader: Pid,
+    begun: Instant,
+    /// When the rest is asked.
+    patience: Duration,
+    asked: BTreeSet<Identity>,
+    /// Those to whom another one passes the signal on.
+    passed_to: BTreeSet<Identity>,
+    /// Those that wait for others, or have done so until then.
+    waiting: BTreeMap<Identity, Option<Instant>>,
+    /// How those ended that outlived the first process.
+    orphans: Vec<Ending>,
+}
+
+impl Request {
+    /// Asks for the first time; who has `grace` in all waits for half of it that the signal is
+    /// passed on.
+    pub fn new(leader: Pid, signal: Signal, grace: Duration) -> Request {
+        let mut request = Request {
+            signal,
+            leader,
+            begun: Instant::now(),
+            patience: grace / 2,
+            asked: BTreeSet::new(),
+            passed_to: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            orphans: Vec::new(),
+        };
+        request.go_on();
+        request
+    }
+
+    /// Whom it has reached.
+    pub fn asked(&self) -> &BTreeSet<Identity> {
+        &self.asked
+    }
+
+    /// Asks whose time has come, and hears of those that have ended. How many are left.
+    pub fn go_on(&mut self) -> usize {
+        let family = family(self.leader);
+        if family.is_empty() {
+            // The system has no table.
+            if self.asked.is_empty() && self.begun.elapsed() < self.patience {
+                let _gone = kill_process_group(self.leader, self.signal);
+                self.patience = Duration::ZERO;
+            }
+            return 0;
+        }
+        let leader = self.leader.as_raw_nonzero().get();
+        let ended = family.iter().filter(|one| one.has_ended);
+        for orphan in ended.filter(|one| one.identity.number != leader) {
+            self.orphans.extend(reap(orphan));
+        }
+        let alive: Vec<Entry> = family.into_iter().filter(|one| !one.has_ended).collect();
+        for identity in self.due(&alive) {
+            leftovers::send(identity, self.signal);
+            self.asked.insert(identity);
+        }
+        alive.len()
+    }
+
+    /// Whom to ask now.
+    fn due(&mut self, alive: &[Entry]) -> Vec<Identity> {
+        let new = alive
+            .iter()
+            .filter(|one| !self.asked.contains(&one.identity));
+        if self.signal == Signal::INT {
+            return new.map(|one| one.identity).collect();
+        }
+        let signal = self.signal.as_raw();
+        let catching = alive.iter().map(|one| one.identity);
+        let catching: BTreeSet<Identity> = catching
+            .filter(|one| disposition(one.number, signal) == Disposition::Catches)
+            .collect();
+        self.note_waiting(alive, &catching);
+        let passed = alive.iter().filter(|one| {
+            let mut above = ancestors(one, alive).map(|above| above.identity);
+            above.any(|above| catching.contains(&above) || self.passed_to.contains(&above))
+        });
+        let passed: Vec<Identity> = passed.map(|one| one.identity).collect();
+        self.passed_to.extend(passed);
+        let is_late = self.begun.elapsed() >= self.patience;
+        let is_due = |one: &Identity| match self.waiting.get(one) {
+            _ if self.asked.contains(one) => false,
+            Some(None) => false,
+            Some(Some(since)) => since.elapsed() >= ALONE,
+            None => is_late || !self.passed_to.contains(one),
+        };
+        let due = alive.iter().map(|one| one.identity).filter(is_due);
+        due.collect()
+    }
+
+    /// Notes who does not catch the signal and waits for one that does, and since when those do not
+    /// any more that have.
+    fn note_waiting(&mut self, alive: &[Entry], catching: &BTreeSet<Identity>) {
+        let others = alive.iter().filter(|one| !catching.contains(&one.identity));
+        for one in others {
+            let is_above = |below: &Entry| {
+                let mut above = ancestors(below, alive);
+                above.any(|above| above.identity == one.identity)
+            };
+            let mut below = alive
+                .iter()
+                .filter(|below| catching.contains(&below.identity));
+            let is_waiting = below.any(is_above);
+            match self.waiting.get_mut(&one.identity) {
+                Some(since) if is_waiting => *since = None,
+                Some(since) => *since = since.or_else(|| Some(Instant::now())),
+                None if is_waiting => drop(self.waiting.insert(one.identity, None)),
+                None => {}
+            }
+        }
+    }
+
+    /// How all of them ended, of which the first one ended like this. A first one that the request
+    /// has ended says nothing; then it counts that others have saved, or are done.
+    pub fn ending(&self, first: Ending) -> Ending {
+        let done = Ending::Exit(0);
+        if !self.has_ended(first) {
+            first
+        } else if let Some(saved) = self.orphans.iter().find(|one| one.is_preempted()) {
+            *saved
+        } else if !self.orphans.is_empty() && self.orphans.iter().all(|one| *one == done) {
+            done
+        } else {
+            first
+        }
+    }
+
+    /// Whether this is how a process ends that does nothing about the signal, or a script whose
+    /// command or `wait` it has ended.
+    pub fn has_ended(&self, first: Ending) -> bool {
+        let signal = self.signal.as_raw();
+        [Ending::Signal(signal), Ending::Exit(128 + signal)].contains(&first)
+    }
+}
+
+/// Whose child a process is, and whose child that is, and so on. A table that is read while it
+/// changes may have circles.
+fn ancestors<'a>(one: &Entry, alive: &'a [Entry]) -> impl Iterator<Item = &'a Entry> {
+    let parent = |one: &Entry| {
+        let parent = one.parent;
+        alive.iter().find(|other| other.identity.number == parent)
+    };
+    std::iter::successors(parent(one), move |one| parent(one)).take(alive.len())
+}
+
+/// How a process ended that has become a child of this one, which is over with it.
+fn reap(orphan: &Entry) -> Option<Ending> {
+    if Some(orphan.parent) != own_number() {
+        return None;
+    }
+    let pid = Pid::from_raw(orphan.identity.number)?;
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    let status = waitid(WaitId::Pid(pid), options).ok()??;
+    let exit = status.exit_status().map(Ending::Exit);
+    exit.or_else(|| status.terminating_signal().map(Ending::Signal))
+}
+
+fn own_number() -> Option<i32> {
+    Some(getpid().as_raw_nonzero().get())
+}
+
+/// Reaps what is left of a group, whose leader has been reaped.
+pub fn reap_group(leader: Pid) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    while let Ok(Some(_)) | Err(Errno::INTR) = waitid(WaitId::Pgid(Some(leader)), options) {}
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    fn ended(first: Ending, orphans: &[Ending]) -> Ending {
+        let mut request = Request {
+            signal: Signal::TERM,
+            leader: getpid(),
+            begun: Instant::now(),
+            patience: Duration::ZERO,
+            asked: BTreeSet::new(),
+            passed_to: BTreeSet::new(),
+            waiting: BTreeMap::new(),
+            orphans: Vec::new(),
+        };
+        request.orphans.extend(orphans);
+        request.ending(first)
+    }
+
+    #[test]
+    fn a_script_that_the_signal_has_ended_ends_as_its_command_did() {
+        use Ending::{Exit, Signal};
+        for script in [Signal(15), Exit(143)] {
+            assert_eq!(ended(script, &[Exit(42)]), Exit(42));
+            assert_eq!(ended(script, &[Signal(15), Exit(42), Exit(0)]), Exit(42));
+            assert_eq!(ended(script, &[Exit(0), Exit(0)]), Exit(0));
+            // `train | tee`, of which the first one has failed.
+            assert_eq!(ended(script, &[Exit(1), Exit(0)]), script);
+            assert_eq!(ended(script, &[]), script);
+        }
+        for own in [Exit(0), Exit(1), Exit(42), Signal(9)] {
+            assert_eq!(ended(own, &[Exit(42), Exit(0)]), own);
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! The system's table of processes, as far as it says whom a process has started.
+
+use rustix::process::Pid;
+
+/// A process, and not whichever has its number later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Identity {
+    /// Its number.
+    pub number: i32,
+    /// When it was started, in the system's clock ticks.
+    started: u64,
+}
+
+/// What a process does with a signal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Disposition {
+    /// It has a handler.
+    Catches,
+    /// It ignores it, or the signal does to it what it does by default.
+    Plain,
+}
+
+/// One line of the table.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    pub identity: Identity,
+    pub parent: i32,
+    group: i32,
+    /// It has ended and waits for its parent to ask how.
+    pub has_ended: bool,
+}
+
+/// The process with this number, if there is one.
+pub fn entry(number: i32) -> Option<Entry> {
+    let stat = std::fs::read(format!("/proc/{number}/stat")).ok()?;
+    // "pid (name) state ppid pgrp ...", and the name may hold anything.
+    let after_name = stat.iter().rposition(|byte| *byte == b')')?;
+    let text = String::from_utf8_lossy(&stat[after_name + 1..]);
+    let mut fields = text.split_whitespace();
+    let state = fields.next()?;
+    let mut number_at = |skipped| fields.nth(skipped)?.parse::<u64>().ok();
+    let (parent, group) = (number_at(0)?, number_at(0)?);
+    let started = number_at(16)?;
+    Some(Entry {
+        identity: Identity { number, started },
+        parent: i32::try_from(parent).ok()?,
+        group: i32::try_from(group).ok()?,
+        has_ended: matches!(state, "Z" | "X"),
+    })
+}
+
+/// The processes that belong to the one with this number: itself, its group, and whom they have
+/// started. None where the system has no such table.
+pub fn family(leader: Pid) -> Vec<Entry> {
+    let leader = leader.as_raw_nonzero().get();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let (mut family, mut others): (Vec<Entry>, Vec<Entry>) = numbers
+        .filter_map(entry)
+        .partition(|one| one.identity.number == leader || one.group == leader);
+    loop {
+        let is_child = |one: &Entry| family.iter().any(|own| own.identity.number == one.parent);
+        let (children, rest): (Vec<Entry>, Vec<Entry>) = others.into_iter().partition(is_child);
+        others = rest;
+        if children.is_empty() {
+            return family;
+        }
+        family.extend(children);
+    }
+}
+
+/// What a process does with a signal of this number.
+pub fn disposition(number: i32, signal: i32) -> Disposition {
+    let status = std::fs::read_to_string(format!("/proc/{number}/status")).unwrap_or_default();
+    match has_bit(&status, "SigCgt:", signal) {
+        true => Disposition::Catches,
+        false => Disposition::Plain,
+    }
+}
+
+/// Whether a process' status says this of a signal.
+pub fn has_bit(status: &str, field: &str, signal: i32) -> bool {
+    let mut masks = status.lines().filter_map(|line| line.strip_prefix(field));
+    let mask = masks.next();
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_in_the_table() {
+        let own = i32::try_from(std::process::id()).unwrap();
+        let found = entry(own).unwrap();
+        assert_eq!(found.identity, entry(own).unwrap().identity);
+        assert!(!found.has_ended);
+        let family = family(Pid::from_raw(own).unwrap());
+        assert!(family.iter().any(|one| one.identity == found.identity));
+        // Rust's programs ignore SIGPIPE, and nobody can catch SIGKILL.
+        assert_eq!(disposition(own, 9), Disposition::Plain);
+        let text = "SigIgn:\t0000000000001000\nSigCgt:\t0000000000004002\n";
+        assert!(has_bit(text, "SigIgn:", 13) && has_bit(text, "SigCgt:", 15));
+        assert!(!has_bit(text, "SigCgt:", 13) && !has_bit("", "SigCgt:", 1));
+    }
+}

@@ -1,0 +1,108 @@
+//! The pause before a job starts again after a failure: each one is twice as long as the one before,
+//! so that what is in the way (an address that is still in use, a file system that hangs, a process
+//! that has not let go of its checkpoints) has time to pass before the restarts are used up.
+
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::{Duration, Instant};
+
+use crate::error::Result;
+use crate::events::Event;
+use crate::hosts::posts::PostBody;
+use crate::run::session::Session;
+
+/// No pause is longer, unless the first one is.
+pub const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A failure after so long has nothing to do with the one before.
+const FORGET_AFTER: Duration = Duration::from_secs(600);
+
+/// The failures that follow each other.
+#[derive(Default)]
+pub struct Pauses {
+    in_a_row: u32,
+}
+
+impl Pauses {
+    /// An attempt has taken this long, and has failed or not.
+    pub fn ended(&mut self, time: Duration, has_failed: bool) {
+        if !has_failed || time >= FORGET_AFTER {
+            self.in_a_row = 0;
+        }
+        self.in_a_row += u32::from(has_failed);
+    }
+
+    /// How long to wait before the next start, when the first pause is `first`.
+    pub fn next(&self, first: Duration) -> Duration {
+        match self.in_a_row {
+            0 => Duration::ZERO,
+            failures => after(failures, first),
+        }
+    }
+}
+
+/// The pause after so many failures in a row, of which there is one at least.
+pub fn after(failures: u32, first: Duration) -> Duration {
+    let factor = 2_u32.saturating_pow(failures.saturating_sub(1));
+    first.saturating_mul(factor).min(PAUSE_MAX.max(first))
+}
+
+/// Waits, and hears what happens meanwhile. Returns the signal that ends the job on this host.
+pub fn wait(session: &mut Session<'_, '_>, pause: Duration) -> Result<Option<i32>> {
+    let until = Instant::now() + pause;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        match session.received.recv_timeout(left) {
+            // The launchers of all hosts hear of it, this one too, and all are told before a start.
+            Ok(Event::Signal(signal)) if session.group.is_some() => {
+                session.post(PostBody::Stop(signal));
+                return Ok(None);
+            }
+            Ok(Event::Signal(signal)) => return Ok(Some(signal)),
+            Ok(Event::Post(post)) => {
+                if let Some(group) = &mut session.group {
+                    group.record(*post)?;
+                    if group.posts.stop_signal().is_some() || group.posts.has_lost() {
+                        return Ok(None);
+                    }
+                }
+            }
+            Ok(Event::Broken(error)) => return Err(error),
+            Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Ok(None),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_a_minute_and_begin_anew_after_a_success() {
+        let first = Duration::from_secs(1);
+        let mut pauses = Pauses::default();
+        assert_eq!(pauses.next(first), Duration::ZERO);
+        let short = Duration::from_secs(2);
+        let told = (0..9).map(|_| {
+            pauses.ended(short, true);
+            pauses.next(first).as_secs()
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(pauses.next(Duration::ZERO), Duration::ZERO);
+        assert_eq!(
+            pauses.next(Duration::from_secs(90)),
+            Duration::from_secs(90)
+        );
+        pauses.ended(FORGET_AFTER, true);
+        assert_eq!(pauses.next(first), first);
+        pauses.ended(short, true);
+        pauses.ended(short, false);
+        assert_eq!(pauses.next(first), Duration::ZERO);
+        for _ in 0..100 {
+            pauses.ended(short, true);
+        }
+        assert_eq!(pauses.next(first), PAUSE_MAX);
+    }
+}

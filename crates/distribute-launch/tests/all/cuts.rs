@@ -1,0 +1,239 @@
+//! Jobs on several hosts whose launchers are cut off from each other, by a proxy between them.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use distribute_launch::{Hosts, Job, LaunchError, Outcome};
+
+use crate::common::{Seen, script_in, security, see};
+use crate::eventually::eventually;
+use crate::hosts::meeting_point;
+
+/// How long a host may be out of reach.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What lies between a launcher and the relay.
+#[derive(Clone, Default)]
+struct Gate(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    is_closed: bool,
+    open: Vec<TcpStream>,
+    /// How many connections have passed.
+    passed: usize,
+}
+
+impl Gate {
+    /// Passes connections on to this address; those that come while it is closed hang.
+    fn new(to: SocketAddr) -> (Gate, SocketAddr) {
+        let gate = Gate::default();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let own = gate.clone();
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let mut state = own.0.lock().unwrap();
+                state.open.push(near.try_clone().unwrap());
+                if state.is_closed {
+                    continue;
+                }
+                let Ok(far) = TcpStream::connect(to) else {
+                    // The launcher that comes too early comes again.
+                    state.open.pop();
+                    continue;
+                };
+                state.passed += 1;
+                state.open.push(far.try_clone().unwrap());
+                pass_on(near.try_clone().unwrap(), far.try_clone().unwrap());
+                pass_on(far, near);
+            }
+        });
+        (gate, address)
+    }
+
+    /// Breaks all connections, and lets no other one pass until it is opened.
+    fn close(&self) {
+        let mut state = self.0.lock().unwrap();
+        state.is_closed = true;
+        for stream in state.open.drain(..) {
+            let _ended = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn open(&self) {
+        let mut state = self.0.lock().unwrap();
+        state.is_closed = false;
+        // Those that hang try again.
+        for stream in state.open.drain(..) {
+            let _ended = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn passed(&self) -> usize {
+        self.0.lock().unwrap().passed
+    }
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream) {
+    thread::spawn(move || {
+        let mut bytes = [0; 1 << 16];
+        while let Ok(count @ 1..) = from.read(&mut bytes) {
+            if to.write_all(&bytes[..count]).is_err() {
+                break;
+            }
+        }
+        let _ended = to.shutdown(Shutdown::Both);
+    });
+}
+
+/// Two launchers of one worker each, of which the second one reaches the first through a gate.
+struct Pair {
+    gate: Gate,
+    launchers: [JoinHandle<Seen>; 2],
+    _ports: distribute_launch::ReservedPorts,
+}
+
+impl Pair {
+    fn start(job: &Job, join_timeout: Duration) -> Pair {
+        let (address, ports) = meeting_point();
+        let (gate, dialled) = Gate::new(address);
+        let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
+        let hosts = |address, index| {
+            Hosts::new(address, 2, index, security().insecure())
+                .join_timeout(join_timeout)
+                .timeout(TIMEOUT)
+        };
+        let jobs = [
+            job.clone().hosts(hosts(everywhere, 0)),
+            job.clone().hosts(hosts(dialled, 1)),
+        ];
+        let launchers = jobs.map(|job| thread::spawn(move || see(job)));
+        Pair {
+            gate,
+            launchers,
+            _ports: ports,
+        }
+    }
+
+    fn end(self) -> [Seen; 2] {
+        self.launchers.map(|launcher| launcher.join().unwrap())
+    }
+}
+
+#[track_caller]
+fn await_files(directory: &Path, names: &[&str]) {
+    for name in names {
+        let path = directory.join(name);
+        eventually(|| path.exists(), || format!("{name} does not come"));
+    }
+}
+
+/// Only the launchers are cut off from each other: the workers go on.
+#[test]
+fn a_cut_between_the_launchers_alone_ends_no_healthy_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "> up$i; await done; echo $DISTRIBUTE_RESTART";
+    let pair = Pair::start(&script_in(directory.path(), text), Duration::from_secs(30));
+    await_files(directory.path(), &["up0", "up1"]);
+    for _cut in 0..2 {
+        let passed = pair.gate.passed();
+        pair.gate.close();
+        pair.gate.open();
+        let is_back = || pair.gate.passed() > passed;
+        eventually(is_back, || "the launcher does not connect again".to_owned());
+    }
+    // What is said while the connection is broken arrives later.
+    pair.gate.close();
+    std::fs::write(directory.path().join("done"), "").unwrap();
+    pair.gate.open();
+    for seen in pair.end() {
+        assert_eq!(
+            *seen.outcome(),
+            Outcome::Succeeded { restarts: 0 },
+            "{}",
+            seen.stderr
+        );
+        assert!(!seen.stderr.contains("is gone"), "{}", seen.stderr);
+    }
+}
+
+/// Says when it is stopped; is done at its second start.
+const STOPPED: &str = "[ $DISTRIBUTE_RESTART = 0 ] || exit 0
+    trap '> stopped$i; exit 1' TERM; > up$i; while true; do sleep 0.05; done";
+
+#[test]
+fn a_host_that_was_cut_off_and_comes_back_is_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let job = script_in(directory.path(), STOPPED).max_restarts(3);
+    let pair = Pair::start(&job, Duration::from_secs(30));
+    await_files(directory.path(), &["up0", "up1"]);
+    pair.gate.close();
+    await_files(directory.path(), &["stopped0", "stopped1"]);
+    pair.gate.open();
+    let [first, second] = pair.end();
+    for seen in [&first, &second] {
+        assert_eq!(
+            *seen.outcome(),
+            Outcome::Succeeded { restarts: 1 },
+            "{}",
+            seen.stderr
+        );
+        let said = "all hosts are there again: starting all of them again, restart 1 of 3";
+        assert!(seen.stderr.contains(said), "{}", seen.stderr);
+    }
+    let said = "the launcher of host 1 is gone; stopping the others";
+    assert!(first.stderr.contains(said), "{}", first.stderr);
+    let said = "the launcher of host 0 is gone; stopping the others";
+    assert!(second.stderr.contains(said), "{}", second.stderr);
+}
+
+#[test]
+fn a_host_that_is_cut_off_for_good_is_named_with_what_was_waited_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let job = script_in(directory.path(), STOPPED).max_restarts(3);
+    let pair = Pair::start(&job, Duration::from_secs(3));
+    await_files(directory.path(), &["up0", "up1"]);
+    pair.gate.close();
+    let [first, second] = pair.end();
+    let said = |seen: &Seen| {
+        let error = seen.result.as_ref().unwrap_err();
+        assert!(
+            matches!(error, LaunchError::HostStaysAway { .. }),
+            "{error}"
+        );
+        error.to_string()
+    };
+    let (first, second) = (said(&first), said(&second));
+    let why = "hosts [1] (counted from 0) were lost, and none of them was within reach again in 3 \
+               s (restarts used: 0 of 3)";
+    assert!(first.contains(why), "{first}");
+    assert!(
+        second.contains("hosts [0] (counted from 0) were lost"),
+        "{second}"
+    );
+}
+
+#[test]
+fn without_restarts_a_host_that_is_cut_off_ends_the_job() {
+    let directory = tempfile::tempdir().unwrap();
+    let job = script_in(directory.path(), STOPPED);
+    let pair = Pair::start(&job, Duration::from_secs(30));
+    await_files(directory.path(), &["up0", "up1"]);
+    pair.gate.close();
+    let [first, second] = pair.end();
+    assert!(matches!(
+        first.result,
+        Err(LaunchError::HostLost { host: 1 })
+    ));
+    assert!(matches!(
+        second.result,
+        Err(LaunchError::HostLost { host: 0 })
+    ));
+    let said = "no restart is left for which they could come again (used: 0 of 0)";
+    assert!(first.stderr.contains(said), "{}", first.stderr);
+}
