@@ -83,8 +83,7 @@ pub(super) fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<V
     };
     let commit = |(shard, terms, plan): (Arc<Shard>, UpdateTerms, Plan)| shard.commit(plan, &terms);
     let plans = on_threads(gradients, threads(alone), plan);
-    let outcomes = plans.and_then(|plans| on_threads(plans, threads(!alone), commit));
-    outcomes
+    on_threads(plans?, threads(!alone), commit)
 }
 
 /// Applies an assignment that has been read and checked.
@@ -97,11 +96,9 @@ pub(super) fn assign(
     let _open = run.open();
     let terms = run.terms(id, None);
     let check = |(shard, _): &(Arc<Shard>, Payload)| shard.check_assign(assignment, &terms);
-    let checked: Result<()> = values.iter().try_for_each(check);
+    values.iter().try_for_each(check)?;
     let assign = |(shard, value): (Arc<Shard>, Payload)| shard.assign(assignment, &value, &terms);
-    let outcomes: Result<Vec<Outcome>> =
-        checked.and_then(|()| values.into_iter().map(assign).collect());
-    outcomes
+    values.into_iter().map(assign).collect()
 }
 
 /// Bytes of gradients that are worth a thread.

@@ -179,6 +179,11 @@ impl Posts {
             }
             PostBody::Came => {
                 self.here.insert(host);
+                if self.spared.contains_key(&host) && !self.is_ending() {
+                    self.spared.remove(&host);
+                    self.hosts.insert(host);
+                    self.lost.remove(&host);
+                }
             }
             PostBody::Plan(plan) if host == 0 => {
                 let hosts = plan.places.keys().copied();
@@ -217,6 +222,47 @@ impl Posts {
         let gone = self.gone_workers().filter(|(other, _)| *other != host);
         let spares = has_chief && only_workers && of_others(Role::Worker) > gone.count();
         spares.then_some(workers)
+    }
+
+    /// Whether the workers of this host go on while host 0 cannot be reached: it has nothing else,
+    /// and the chief is there, which gives them work again when it can.
+    pub fn stays(&self, own: usize) -> bool {
+        let ready = self.ready();
+        let has_begun = self.hosts.iter().all(|host| ready.contains_key(host));
+        let has_servers = |part: &Cluster| part.count(Role::ParameterServer) > 0;
+        let only_workers = |(_, part): &(&String, &Cluster)| {
+            let mut tasks = part.tasks();
+            tasks.all(|task| task.role == Role::Worker)
+        };
+        let stays = own != 0 && ready.get(&own).is_some_and(only_workers);
+        let has_chief = has_begun && ready.values().any(|(_, part)| has_servers(part));
+        stays && has_chief && !self.is_elastic && !self.is_ending()
+    }
+
+    /// Whether the attempt comes to an end: its work is done, something failed, or it was told to.
+    fn is_ending(&self) -> bool {
+        let fails = |post: &Post| matches!(post.item, PostBody::Failed(..));
+        let failed = self.of_attempt().any(fails);
+        failed || self.workers_are_done() || self.stop_signal().is_some()
+    }
+
+    /// The relay was lost and is there again, in the middle of the attempt: the hosts that went
+    /// meanwhile.
+    pub fn missed(&self) -> Vec<usize> {
+        let gone = self.hosts.iter().filter(|host| !self.here.contains(host));
+        gone.copied().collect()
+    }
+
+    /// The relay is lost, in the middle of an attempt that goes on here.
+    pub fn forget_who_is_here(&mut self) {
+        self.here.clear();
+        self.instruction = None;
+    }
+
+    /// How the job ended, if that was told.
+    pub fn take_over(&mut self) -> Option<Instruction> {
+        let is_over = |it: &mut Instruction| matches!(it, Instruction::Over(_));
+        self.instruction.take_if(is_over)
     }
 
     /// Whether the attempt goes on although this host was lost.
