@@ -162,6 +162,7 @@ mod tests {
         let busy = CheckpointError::Busy {
             path: PathBuf::from("saved"),
             holder: None,
+            host: None,
         };
         assert!(!is_permanent(&Error::from(busy)));
         assert!(!is_permanent(&Error::step("no luck")));

@@ -134,13 +134,15 @@ pub enum CheckpointError {
         "{} is in use by {}, which saves its checkpoints there: wait until it has ended, or \
          choose another checkpoint directory (of several workers, only the chief saves)",
         path.display(),
-        holder_name(*holder)
+        holder_name(*holder, host.as_deref())
     )]
     Busy {
         /// The directory of the checkpoints.
         path: PathBuf,
         /// The id of the process that holds the directory, if it could be found out.
         holder: Option<u32>,
+        /// The host of this process, if it could be found out.
+        host: Option<String>,
     },
     /// Checkpoints came and went faster than they could be read, several times in a row.
     #[error(
@@ -229,11 +231,16 @@ impl CheckpointError {
 }
 
 /// Who is in the way, for people.
-fn holder_name(holder: Option<u32>) -> String {
-    match holder {
-        Some(id) if id == std::process::id() => "another manager of this process".to_string(),
-        Some(id) => format!("process {id}"),
-        None => "another process".to_string(),
+fn holder_name(holder: Option<u32>, host: Option<&str>) -> String {
+    let own = gethostname::gethostname();
+    let is_here = host.is_none_or(|host| own.to_str() == Some(host));
+    match (holder, host) {
+        (Some(id), _) if is_here && id == std::process::id() => {
+            "another manager of this process".to_string()
+        }
+        (Some(id), Some(host)) if !is_here => format!("process {id} on host {host}"),
+        (Some(id), _) => format!("process {id} on this host"),
+        (None, _) => "another process".to_string(),
     }
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use std::time::Duration;
 
 use burn::tensor::TensorData;
 use rstest::rstest;
@@ -278,6 +279,34 @@ fn a_directory_that_is_removed_while_it_is_held_is_taken_again() {
     drop(first);
     assert!(is_refused(&directory), "the second has it now");
     second.save(&checkpoint(1, 1.0)).unwrap();
+}
+
+#[test]
+fn a_restarted_run_waits_for_the_one_before_to_let_go() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let before = CheckpointManager::open(path).unwrap();
+    for patience in [0, 50].map(Duration::from_millis) {
+        let error = CheckpointManager::open_within(path, patience).unwrap_err();
+        assert!(matches!(error, CheckpointError::Busy { .. }), "{error}");
+    }
+    std::thread::scope(|threads| {
+        let patience = Duration::from_secs(60);
+        let after = threads.spawn(move || CheckpointManager::open_within(path, patience));
+        drop(before);
+        after.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn whoever_is_refused_learns_the_host_of_the_one_that_saves() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut lock = fs::File::create(directory.path().join(".distribute-checkpoints.lock")).unwrap();
+    lock.lock().unwrap();
+    std::io::Write::write_all(&mut lock, b"123 another-host\n").unwrap();
+    let error = CheckpointManager::open(directory.path()).unwrap_err();
+    let said = "is in use by process 123 on host another-host, which saves its checkpoints there";
+    assert!(error.to_string().contains(said), "{error}");
 }
 
 #[test]

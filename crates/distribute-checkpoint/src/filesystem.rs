@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::io::{self, Read, Seek, Write};
 use std::path::Path;
 
 /// A file that is being written. Dropping it does not make its content durable.
@@ -24,8 +24,8 @@ pub(super) enum Lock {
     Held(#[expect(dead_code, reason = "the open file is the lock")] Box<dyn Send>),
     /// Another process or another manager holds it.
     Busy {
-        /// The process, if it could be found out.
-        holder: Option<u32>,
+        /// The process and its host, as far as they could be found out.
+        holder: (Option<u32>, Option<String>),
     },
     /// This file system has no locks: saving works, but nothing may be cleaned up.
     Unsupported,
@@ -129,13 +129,13 @@ impl WritableFile for File {
     }
 }
 
-/// A lock file of ours holds a process id and nothing else.
-const MAX_LOCK_BYTES: u64 = 16;
+/// A lock file of ours holds a process id, the name of its host and nothing else.
+const MAX_LOCK_BYTES: u64 = 96;
 
 /// The open file that is the lock.
 struct HeldFile {
     file: File,
-    /// Whether the process id stands in it.
+    /// Whether the process id and the host stand in it.
     named: bool,
 }
 
@@ -154,16 +154,32 @@ impl Drop for HeldFile {
 /// (a full disk) the lock is as good.
 fn name_holder(file: &mut File, path: &Path) -> io::Result<()> {
     let ours = fs::symlink_metadata(path)?.is_file() && file.metadata()?.len() <= MAX_LOCK_BYTES;
-    if !ours {
+    let mut text = String::new();
+    Read::by_ref(file)
+        .take(MAX_LOCK_BYTES)
+        .read_to_string(&mut text)?;
+    let mut words = text.split_whitespace();
+    let is_named = words.next().is_none_or(|word| word.parse::<u32>().is_ok());
+    if !ours || !is_named || words.nth(1).is_some() {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     file.set_len(0)?;
-    writeln!(file, "{}", std::process::id())
+    file.rewind()?;
+    let host: String = gethostname::gethostname()
+        .to_string_lossy()
+        .chars()
+        .filter(|character| character.is_ascii_graphic())
+        .take(64)
+        .collect();
+    writeln!(file, "{} {host}", std::process::id())
 }
 
-/// Who holds the lock, as the lock file says.
-fn holder(file: &mut File) -> Option<u32> {
+/// Who holds the lock, and on which host, as the lock file says.
+fn holder(file: &mut File) -> (Option<u32>, Option<String>) {
     let mut text = String::new();
-    file.take(MAX_LOCK_BYTES).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+    let read = file.take(MAX_LOCK_BYTES).read_to_string(&mut text);
+    let mut words = text.split_whitespace().filter(|_| read.is_ok());
+    let process = words.next().and_then(|word| word.parse().ok());
+    let host = words.next().filter(|_| process.is_some());
+    (process, host.map(str::to_owned))
 }

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::error::{CheckpointError, Result};
 use super::filesystem::{FileSystem, Lock, OsFileSystem};
@@ -20,6 +21,8 @@ use super::{Checkpoint, MARKER_FILE, METADATA_FILE, TENSORS_FILE, created_by};
 /// frees it when the process ends, however it ends. It stays in the directory: removing a lock file
 /// is a race.
 const LOCK_FILE: &str = ".distribute-checkpoints.lock";
+/// How often it is tried to take a lock that is waited for.
+const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Followed by 32 hexadecimal digits: an unfinished save, or a checkpoint being removed.
 const TEMPORARY_PREFIX: &str = ".tmp-distribute-";
@@ -68,6 +71,28 @@ impl CheckpointManager {
     /// another error of the file system, so that a run does not find out after its first epoch.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
         Self::open_in(Box::new(OsFileSystem), directory.into())
+    }
+
+    /// [`open`](Self::open) after a restart: who saved there before may not have ended yet, on
+    /// another host that was cut off for example. Waits for that, at most for `patience`.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open), [`CheckpointError::Busy`] when the time is over.
+    pub fn open_within(directory: impl Into<PathBuf>, patience: Duration) -> Result<Self> {
+        let directory = directory.into();
+        let until = Instant::now() + patience;
+        loop {
+            let opened = Self::open(&directory);
+            let left = until.saturating_duration_since(Instant::now());
+            match opened {
+                // No file system tells when a lock is free.
+                Err(CheckpointError::Busy { .. }) if !left.is_zero() => {
+                    std::thread::sleep(LOCK_INTERVAL.min(left));
+                }
+                opened => return opened,
+            }
+        }
     }
 
     pub(super) fn open_in(fs: Box<dyn FileSystem>, directory: PathBuf) -> Result<Self> {
@@ -199,9 +224,12 @@ impl Inner {
         let path = self.directory.join(LOCK_FILE);
         let lock = self.fs.lock(&path);
         match lock.map_err(CheckpointError::io(&path, "lock"))? {
-            Lock::Busy { holder } => Err(CheckpointError::Busy {
+            Lock::Busy {
+                holder: (holder, host),
+            } => Err(CheckpointError::Busy {
                 path: self.directory.clone(),
                 holder,
+                host,
             }),
             lock => Ok(lock),
         }

@@ -70,8 +70,9 @@
 //!
 //! SIGINT and SIGTERM to the launcher reach the processes once, as the signals they are. SIGHUP and
 //! SIGQUIT become SIGTERM, and so do those by which schedulers and limits announce the end: SIGUSR1,
-//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. A second signal of the first four kills
-//! the processes, a third the launcher; of the others each one only asks. SIGPIPE is ignored, and
+//! SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF, SIGIO, on Linux also SIGPWR, SIGSTKFLT and the
+//! real-time signals. A second signal of the first four kills the processes, a third the launcher;
+//! of the others each one only asks. SIGPIPE is ignored, and
 //! SIGXFSZ is an error of the write. Others do to the launcher what they do by default; its
 //! processes end with it.
 //!
@@ -87,7 +88,14 @@
 //! [`Job::hosts`] makes the launchers of several hosts one: they wait for each other, number the
 //! processes through, and start and stop them together; a failure on one host is the same failure
 //! on all. What they must know of each other is kept in the launcher of host 0, and in none of the
-//! job's processes. When a launcher is lost, the others stop their processes and say which it was.
+//! job's processes.
+//!
+//! A connection between launchers that breaks is followed by another one, over which nothing is
+//! lost; meanwhile the processes go on. A launcher that is out of reach for
+//! [longer](Hosts::timeout) is lost: the others stop their processes and say which it was. While
+//! there are [restarts](Job::max_restarts) left they wait for it, or for another launcher of its
+//! host, for the [time](Hosts::join_timeout) in which launchers meet, and a launcher that has lost
+//! host 0 looks for it as long. When all are there the job starts again.
 //!
 //! The launchers know each other by a common token, and encrypt what they say if they have
 //! certificates; without, an address beyond loopback is refused unless [`Security::insecure`]
@@ -100,7 +108,7 @@
 //! lost for good, or a host, is done without: the others are stopped and start again in a cluster
 //! without it, from what they have saved. A launcher that comes with the token is taken in: all
 //! workers get SIGTERM, are expected to save and to exit with 42, and start again with the new
-//! ones.
+//! ones. If they end with exit code 2 then, the job goes on without the launcher that came.
 //! The launcher of host 0 decides, and cannot be done without.
 //!
 //! # What cannot stay behind
@@ -128,7 +136,9 @@ mod job;
 mod membership;
 mod process;
 mod report;
+mod room;
 mod run;
+mod signals;
 mod thread_scope;
 
 pub use distribute_net::security::{Security, TlsIdentity, Token};

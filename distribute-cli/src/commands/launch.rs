@@ -1,7 +1,8 @@
 //! `launch`: a job's processes on this host.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -11,11 +12,18 @@ use crate::cluster::{TOKEN_VARIABLE, security};
 use crate::failure::Failure;
 use crate::flags::{LaunchArgs, program};
 
+/// How long a host may be out of reach by default.
+const HOST_TIMEOUT: Duration = Duration::from_secs(12);
+/// However long the workers tolerate it.
+const HOST_TIMEOUT_MAX: Duration = Duration::from_secs(600);
+
 /// Runs the job to its end. What went wrong in it has been said by then.
 pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
     let job = job(args)?;
     let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
+    let (own_stdout, own_stderr) = (io::stdout(), io::stderr());
     let mut console = Console::new(&mut stdout, &mut stderr);
+    console = console.descriptors(own_stdout.as_fd(), own_stderr.as_fd());
     if let Some(columns) = columns() {
         console = console.terminal(columns);
     }
@@ -60,6 +68,7 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
         .parameter_servers(args.ps)
         .evaluator(args.evaluator)
         .max_restarts(args.max_restarts)
+        .restart_pause(Duration::from_secs(args.restart_pause))
         .prefix_output(args.all_output)
         .grace_period(Duration::from_secs(args.grace))
         .guard([program.as_os_str(), "launch-guard".as_ref()]);
@@ -88,6 +97,8 @@ fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
         )));
     }
     let mut hosts = Hosts::new(address, count, index, security);
+    let timeout = args.host_timeout.map(Duration::from_secs);
+    hosts = hosts.timeout(timeout.unwrap_or_else(|| host_timeout(&args.command)));
     if let Some(seconds) = args.rendezvous_timeout {
         hosts = hosts.join_timeout(Duration::from_secs(seconds));
     }
@@ -95,6 +106,23 @@ fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
         hosts = hosts.own_address(own);
     }
     Ok(Some(hosts))
+}
+
+/// How long a host may be out of reach unless the launcher is told: no shorter than the workers
+/// tolerate, if the command says how long that is, as `train --heartbeat-timeout` does.
+fn host_timeout(command: &[OsString]) -> Duration {
+    let words = command.iter().map(|word| word.to_str().unwrap_or_default());
+    let flag = "--heartbeat-timeout";
+    let value = words.clone().skip_while(|word| *word != flag).nth(1);
+    let value = value.or_else(|| {
+        let mut values = words.filter_map(|word| word.strip_prefix(flag)?.strip_prefix('='));
+        values.next()
+    });
+    let seconds = value.and_then(|value| value.parse::<f64>().ok());
+    let asked = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    asked.map_or(HOST_TIMEOUT, |asked| {
+        asked.clamp(HOST_TIMEOUT, HOST_TIMEOUT_MAX)
+    })
 }
 
 /// What cannot be started at all is wrong usage.
@@ -136,5 +164,26 @@ pub(super) fn guard() -> Result<(), Failure> {
     match guard_main() == ExitCode::SUCCESS {
         true => Ok(()),
         false => Err(Failure::already_printed(1)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_may_be_out_of_reach_as_long_as_a_worker() {
+        let of = |text: &str| {
+            let words: Vec<OsString> = text.split(' ').map(OsString::from).collect();
+            host_timeout(&words).as_secs()
+        };
+        assert_eq!(of("train"), 12);
+        assert_eq!(of("train --heartbeat-timeout 60"), 60);
+        assert_eq!(of("train --heartbeat-timeout=90 --seed 1"), 90);
+        for other in ["3", "0.5", "nonsense", "", "-1", "nan"] {
+            assert_eq!(of(&format!("train --heartbeat-timeout {other}")), 12);
+        }
+        assert_eq!(of("train --heartbeat-timeout"), 12);
+        assert_eq!(of("train --heartbeat-timeout 1e9"), 600);
     }
 }

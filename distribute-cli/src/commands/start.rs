@@ -1,6 +1,7 @@
 //! Where a training run starts: from nothing or from a checkpoint, and who else saves there.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use distribute_core::checkpoint::{self, Checkpoint, Metadata};
 use distribute_core::{Configuration, Strategy};
@@ -14,6 +15,10 @@ use crate::configuration::{of_checkpoint, same_as_stored};
 use crate::failure::Failure;
 use crate::flags::{DataArgs, FileArgs, TrainArgs, TrainingArgs};
 use crate::task::{Task, stored_l2, trained_on};
+
+/// How long a restarted job waits for the one before to let go of its checkpoints: its chief may be
+/// on a host that was cut off, and have to find out that it is alone.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the flags about files say.
 #[derive(Debug, Default)]
@@ -50,7 +55,7 @@ impl Start {
                 false => Ok(Self::default()),
             };
         }
-        let saver = Some(ModelCheckpoint::new(directory)?);
+        let saver = Some(ModelCheckpoint::new_within(directory, patience()?)?);
         let checkpoint = find(files, directory)?;
         Ok(Self {
             saver,
@@ -65,7 +70,8 @@ impl Start {
         let Some(directory) = directory(files)? else {
             return Ok(Self::default());
         };
-        let saver = Some(ModelCheckpoint::with_workers(strategy, directory)?);
+        let saver = ModelCheckpoint::with_workers_within(strategy, directory, patience()?);
+        let saver = Some(saver?);
         let checkpoint = find(files, directory)?;
         Ok(Self {
             saver,
@@ -186,6 +192,14 @@ impl Start {
         }
         Ok(own)
     }
+}
+
+/// How long to wait for the run before to let go of its checkpoints.
+fn patience() -> Result<Duration, Failure> {
+    Ok(match restarts()? {
+        0 => Duration::ZERO,
+        _ => LOCK_PATIENCE,
+    })
 }
 
 /// How far a run was.

@@ -169,6 +169,15 @@ pub(crate) struct LaunchArgs {
     /// Start all processes again so often in all after a failure (with --ps a dead worker alone)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
+    /// Wait before a restart after a failure: twice as long each time, up to a minute
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(0..=86_400),
+        allow_negative_numbers = true
+    )]
+    pub(crate) restart_pause: u64,
     /// Write a log file per process here [default: a new temporary directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
@@ -214,6 +223,16 @@ pub(crate) struct LaunchArgs {
         value_parser = clap::value_parser!(u64).range(1..=10_000_000)
     )]
     pub(crate) rendezvous_timeout: Option<u64>,
+    /// How long a host may be out of reach [default: 12, or --heartbeat-timeout of COMMAND if
+    /// longer]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        help_heading = "Several hosts",
+        requires = "rendezvous",
+        value_parser = clap::value_parser!(u64).range(1..=10_000_000)
+    )]
+    pub(crate) host_timeout: Option<u64>,
     /// Encrypt what launchers say: this host's directory that `certs` wrote, beside ca.pem and
     /// token
     #[arg(

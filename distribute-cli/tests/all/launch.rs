@@ -247,6 +247,45 @@ fn a_signal_to_the_launcher_saves_and_ends_with_42() {
     );
 }
 
+/// The training gets one request, and its exit code is that of the script.
+#[rstest]
+#[case::that_does_not_exec(r#""$@"; exit $?"#)]
+#[case::that_passes_the_signal_on(r#""$@" & child=$!; trap 'kill $child' TERM; wait $child"#)]
+fn a_training_under_a_script_saves_and_ends_with_42(#[case] script: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("wrap.sh"), script).unwrap();
+    let mut launch = common::plain(folder.path());
+    launch.args(["launch", "--workers", "2", "--", "sh", "wrap.sh"]);
+    launch.arg(assert_cmd::cargo::cargo_bin("distribute-cli"));
+    launch.args(format!("{TRAIN} 1000000").split_whitespace());
+    let mut job = Process::start(&mut launch, &[]);
+    job.wait_for(r#""epoch":2"#);
+    job.signal("TERM");
+    let finished = job.finish();
+    assert_eq!(finished.code, Some(42), "{}", finished.stderr);
+    let newest = checkpoint::load_latest(folder.path().join("saved")).unwrap();
+    let said = format!("interrupted after step {}", newest.found.unwrap().0.step);
+    assert!(
+        finished.stderr.contains(&said),
+        "{said}: {}",
+        finished.stderr
+    );
+}
+
+#[rstest]
+#[case("USR1")]
+#[case("XCPU")]
+fn a_signal_that_announces_the_end_saves(#[case] signal: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = Launcher::start(folder.path(), "--workers 1", &format!("{TRAIN} 1000000"));
+    job.0.wait_for(r#""epoch":2"#);
+    job.0.signal(signal);
+    let finished = job.0.finish();
+    assert_eq!(finished.code, Some(42), "{}", finished.stderr);
+    let said = "the processes are told to save and stop";
+    assert!(finished.stderr.contains(said), "{}", finished.stderr);
+}
+
 #[test]
 fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
     let whole = tempfile::tempdir().unwrap();

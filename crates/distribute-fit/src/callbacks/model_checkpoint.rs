@@ -67,7 +67,16 @@ impl ModelCheckpoint {
     /// # Errors
     /// [`Error::Checkpoint`] if it cannot be created or written, or if somebody else saves there.
     pub fn new(directory: impl Into<PathBuf>) -> Result<Self> {
-        let manager = CheckpointManager::open(directory)?;
+        Self::new_within(directory, Duration::ZERO)
+    }
+
+    /// [`new`](Self::new) after a restart: who saved there before may not have ended yet. Waits for
+    /// that, at most for `patience`.
+    ///
+    /// # Errors
+    /// As `new`, when the time is over.
+    pub fn new_within(directory: impl Into<PathBuf>, patience: Duration) -> Result<Self> {
+        let manager = CheckpointManager::open_within(directory, patience)?;
         Ok(Self::with_manager(Some(manager)))
     }
 
@@ -80,11 +89,25 @@ impl ModelCheckpoint {
         strategy: &(impl Strategy + ?Sized),
         directory: impl Into<PathBuf>,
     ) -> Result<Self> {
+        Self::with_workers_within(strategy, directory, Duration::ZERO)
+    }
+
+    /// [`with_workers`](Self::with_workers) after a restart, with whatever strategy: who saved there
+    /// before may not have ended yet, on another host that was cut off for example. The chief waits
+    /// for that, at most for `patience`, and the others with it.
+    ///
+    /// # Errors
+    /// As `with_workers`, when the time is over.
+    pub fn with_workers_within(
+        strategy: &(impl Strategy + ?Sized),
+        directory: impl Into<PathBuf>,
+        patience: Duration,
+    ) -> Result<Self> {
         let directory = directory.into();
         let Some(workers) = strategy.workers() else {
-            return Self::new(directory);
+            return Self::new_within(directory, patience);
         };
-        let open = || Ok(CheckpointManager::open(&directory)?);
+        let open = || Ok(CheckpointManager::open_within(&directory, patience)?);
         let manager = workers.open_shared(&directory, open)?;
         Ok(Self::with_manager(manager))
     }

@@ -3,6 +3,7 @@
 pub mod group;
 mod join;
 mod link;
+mod members;
 mod outbox;
 pub mod posts;
 pub mod relay;

@@ -5,9 +5,8 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::net::{IpAddr, TcpListener};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::net::TcpListener;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use distribute_net::exchange::{self, ExchangeError};
@@ -19,13 +18,12 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
-use crate::hosts::outbox::{Farewell, Outbox, WAITING_MAX};
-use crate::hosts::posts::{Post, PostBody};
+use crate::hosts::members::{Admitted, Members, Said};
+use crate::hosts::outbox::WAITING_MAX;
 use crate::hosts::wire::{
     Frame, Pace, Session, Settings, Terms, hello, receive, runtime, send, write,
 };
 use crate::job::hosts::Hosts;
-use crate::job::workers::WorkerRange;
 use crate::report::console::Screen;
 use crate::thread_scope::ThreadScope;
 
@@ -72,15 +70,18 @@ impl Relay {
             secret: hosts.security.secret(),
             turned_away,
         };
-        let members = Members {
-            terms,
-            all: (0..hosts.count).map(|_| Member::default()).collect(),
-            failed: None,
-        };
+        let members = Members::new(terms);
+        let pace = terms.pace();
         let (stopper, stop) = oneshot::channel();
         threads.spawn("relay", move || {
             let told = Refusals::new(screen);
-            runtime.block_on(run(connections, greeting, members, (refusals, told), stop));
+            runtime.block_on(run(
+                connections,
+                greeting,
+                (members, pace),
+                (refusals, told),
+                stop,
+            ));
         })?;
         Ok(Relay { _stopper: stopper })
     }
@@ -132,7 +133,7 @@ fn own_hello(hosts: &Hosts, terms: Terms) -> io::Result<Hello> {
 async fn run(
     mut connections: impl Stream<Item = io::Result<Connection>> + Unpin,
     greeting: Greeting,
-    mut members: Members,
+    (mut members, pace): (Members, Pace),
     (mut refusals, mut told): (mpsc::Receiver<(String, String)>, Refusals<'_, '_>),
     mut stop: oneshot::Receiver<()>,
 ) {
@@ -149,11 +150,13 @@ async fn run(
             Some(greeted) = greetings.join_next() => {
                 // Whoever has not proven itself hears no more.
                 if let Ok(Ok(peer)) = greeted {
-                    let admitted = members.admit(&peer);
+                    let guard = peer.connection.guard();
+                    let is_for_host = |name: &str| guard.channel().is_for_host(name);
+                    let admitted = members.admit((peer.host, &peer.settings), is_for_host);
                     if let Err(why) = &admitted {
                         told.tell(&peer.address(), why);
                     }
-                    served.spawn(serve(peer, admitted, (inbox.clone(), members.terms.pace())));
+                    served.spawn(serve(peer, admitted, (inbox.clone(), pace)));
                 }
             }
             Some((host, connection, frame)) = said.recv() => {
@@ -216,297 +219,6 @@ impl Greeting {
     }
 }
 
-/// The launchers of all hosts.
-struct Members {
-    terms: Terms,
-    all: Vec<Member>,
-    /// When a process has failed.
-    failed: Option<Instant>,
-}
-
-#[derive(Default)]
-struct Member {
-    stage: Stage,
-    link: Option<MemberLink>,
-}
-
-/// What a member's connections that follow each other have in common.
-struct MemberLink {
-    session: Session,
-    /// What is on its way to it.
-    outbox: Arc<Outbox>,
-    /// How many of its posts have arrived.
-    received: Arc<AtomicU64>,
-    /// The connection that counts.
-    connection: u64,
-}
-
-#[derive(Default, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    #[default]
-    Awaited,
-    /// It is told that it is a member. If it does not hear of that, it comes again.
-    Welcomed,
-    /// It has said something as a member.
-    Here,
-    /// Its connection is broken; until then it may connect again.
-    Away {
-        until: Instant,
-        /// Whether the other end has closed it, as the system does for a launcher that was killed.
-        is_closed: bool,
-    },
-}
-
-/// What comes over a connection.
-enum Said {
-    Frame(Frame),
-    /// It is broken: closed by the other end, or silent.
-    Broken {
-        is_closed: bool,
-    },
-}
-
-/// A connection of a member.
-struct Admitted {
-    outbox: Arc<Outbox>,
-    received: Arc<AtomicU64>,
-    connection: u64,
-    /// The number of the first post that it has not got.
-    next: u64,
-}
-
-impl Members {
-    /// Makes a launcher a member, or goes on with one whose connection was broken; or says why not.
-    fn admit(&mut self, peer: &ProvenPeer) -> Result<Admitted, String> {
-        let ProvenPeer { host, settings, .. } = peer;
-        if let Some(why) = self.rejection_reason(*host, settings) {
-            return Err(format!("{why}; use the same options everywhere"));
-        }
-        let own: IpAddr = settings.own_address;
-        let guard = peer.connection.guard();
-        if !guard.channel().is_for_host(&own.to_string()) {
-            return Err(format!(
-                "the certificate of host {host} is not for its address {own}; give it the one \
-                 that was made for it, or name its address"
-            ));
-        }
-        self.take_in(*host, &settings.session)
-    }
-
-    fn take_in(&mut self, host: usize, session: &Session) -> Result<Admitted, String> {
-        let Some(member) = self.all.get_mut(host) else {
-            return Err(format!("there is no host {host}; count hosts from 0"));
-        };
-        let link = member.link.as_mut();
-        if let Some(link) = link.filter(|link| link.session.is_same(session)) {
-            let Some(connection) = link.outbox.connect(session.received) else {
-                return Err(format!(
-                    "host {host} has lost what it was told; start it again"
-                ));
-            };
-            link.connection = connection;
-            if session.resumes {
-                member.stage = Stage::Here;
-            }
-            return Ok(Admitted {
-                outbox: Arc::clone(&link.outbox),
-                received: Arc::clone(&link.received),
-                connection,
-                next: session.received,
-            });
-        }
-        match member.stage {
-            _ if session.resumes => {
-                return Err(format!("host {host} was out of reach for too long"));
-            }
-            Stage::Awaited => {}
-            // Another launcher of that host: the one before is gone.
-            Stage::Away { .. } => self.lose(host),
-            Stage::Welcomed | Stage::Here => {
-                return Err(format!(
-                    "there was a launcher for host {host} already; give every host its own number"
-                ));
-            }
-        }
-        let outbox = Outbox::new();
-        let connection = outbox.connect(0).unwrap_or_default();
-        let here = self.all.iter().enumerate();
-        for (host, _) in here.filter(|(_, member)| member.is_here()) {
-            outbox.push(came_or_lost(host, true));
-        }
-        let received = Arc::<AtomicU64>::default();
-        self.all[host] = Member {
-            stage: Stage::Welcomed,
-            link: Some(MemberLink {
-                session: session.clone(),
-                outbox: Arc::clone(&outbox),
-                received: Arc::clone(&received),
-                connection,
-            }),
-        };
-        Ok(Admitted {
-            outbox,
-            received,
-            connection,
-            next: 0,
-        })
-    }
-
-    fn rejection_reason(&self, host: usize, settings: &Settings) -> Option<String> {
-        let differ = |what, theirs: String, ours: String| {
-            let text = format!("{what} differ: host {host} has {theirs}, host 0 has {ours}");
-            (theirs != ours).then_some(text)
-        };
-        let (theirs, ours) = (settings.terms, self.terms);
-        let timeout = |terms: Terms| format!("{} s", terms.host_timeout.as_secs());
-        let workers = |terms: Terms| match terms.workers {
-            Some(WorkerRange { least, most }) => format!("{least}..{most}"),
-            None => "one number".to_owned(),
-        };
-        let hosts = |terms: Terms| terms.hosts.to_string();
-        let restarts = |terms: Terms| terms.restarts_max.to_string();
-        differ("the numbers of hosts", hosts(theirs), hosts(ours))
-            .or_else(|| differ("the numbers of restarts", restarts(theirs), restarts(ours)))
-            .or_else(|| differ("the ranges of workers", workers(theirs), workers(ours)))
-            .or_else(|| differ("the host timeouts", timeout(theirs), timeout(ours)))
-    }
-
-    /// Notes what a member has said over a connection, or that this one is broken.
-    fn note(&mut self, (host, connection): (usize, u64), said: Said) {
-        let pace = self.terms.pace();
-        let is_failing = self.failed.is_some_and(|at| at.elapsed() < pace.closed());
-        let Some(member) = self.all.get_mut(host) else {
-            return;
-        };
-        // What was on its way over a connection that counts no more is told again.
-        let Some(link) = member
-            .link
-            .as_mut()
-            .filter(|link| link.connection == connection)
-        else {
-            return;
-        };
-        match (said, member.stage) {
-            (Said::Frame(Frame::Bye | Frame::Quit), _) => self.lose(host),
-            (Said::Frame(frame), stage) => {
-                member.stage = Stage::Here;
-                if let Frame::Beat(received) = frame {
-                    link.outbox.acknowledge(received);
-                }
-                if stage == Stage::Welcomed {
-                    self.publish(&came_or_lost(host, true));
-                }
-                if let Frame::Post(post) = frame {
-                    self.relay(host, *post);
-                }
-            }
-            (Said::Broken { is_closed }, Stage::Here) => {
-                let time = match is_closed && is_failing {
-                    true => pace.closed(),
-                    false => pace.away(),
-                };
-                let until = Instant::now() + time;
-                member.stage = Stage::Away { until, is_closed };
-            }
-            (Said::Broken { .. }, Stage::Welcomed) => *member = Member::default(),
-            (Said::Broken { .. }, Stage::Awaited | Stage::Away { .. }) => {}
-        }
-    }
-
-    /// Tells all what a member says.
-    fn relay(&mut self, host: usize, post: Post) {
-        if let Some(link) = &self.all[host].link {
-            link.received.fetch_add(1, Ordering::Relaxed);
-        }
-        if matches!(post.item, PostBody::Failed(..)) {
-            self.processes_fail();
-        }
-        self.publish(&Post { host, ..post });
-    }
-
-    /// Processes fail. A launcher whose connection was closed was killed, then, and its processes
-    /// with it: the job goes on sooner if nobody waits for it as long as for one that is cut off.
-    fn processes_fail(&mut self) {
-        let now = Instant::now();
-        let soon = now + self.terms.pace().closed();
-        self.failed = Some(now);
-        for member in &mut self.all {
-            if let Stage::Away {
-                until,
-                is_closed: true,
-            } = &mut member.stage
-            {
-                *until = soon.min(*until);
-            }
-        }
-    }
-
-    /// Gives up those that are away for too long.
-    fn look(&mut self, now: Instant) {
-        for host in 0..self.all.len() {
-            if matches!(self.all[host].stage, Stage::Away { until, .. } if until <= now) {
-                self.lose(host);
-            }
-        }
-    }
-
-    /// A member is gone. Its host may come again.
-    fn lose(&mut self, host: usize) {
-        let member = std::mem::take(&mut self.all[host]);
-        let was_here = member.is_here();
-        if let Some(link) = member.link {
-            link.outbox.close(Farewell::Quit);
-        }
-        if was_here {
-            self.publish(&came_or_lost(host, false));
-        }
-    }
-
-    /// Tells all members. Who comes later waits for the next start.
-    fn publish(&mut self, post: &Post) {
-        let mut full = Vec::new();
-        for (host, member) in self.all.iter().enumerate() {
-            let link = member.link.as_ref();
-            if link.is_some_and(|link| !link.outbox.push(post.clone())) {
-                full.push(host);
-            }
-        }
-        // Whoever does not read is lost.
-        for host in full {
-            self.lose(host);
-        }
-    }
-
-    /// The launcher of host 0 ends, and with it the relay. Who has not heard that the job is over
-    /// hears that this host is lost.
-    fn say_farewell(&mut self) {
-        self.publish(&came_or_lost(0, false));
-        for link in self.all.iter().filter_map(|member| member.link.as_ref()) {
-            link.outbox.close(Farewell::Over);
-        }
-    }
-}
-
-/// That the launcher of a host is there, or is gone.
-fn came_or_lost(host: usize, is_here: bool) -> Post {
-    let item = match is_here {
-        true => PostBody::Came,
-        false => PostBody::Lost,
-    };
-    Post {
-        host,
-        restart: 0,
-        item,
-    }
-}
-
-impl Member {
-    /// Whether its launcher takes part, as far as is known.
-    fn is_here(&self) -> bool {
-        matches!(self.stage, Stage::Here | Stage::Away { .. })
-    }
-}
-
 /// Serves one connection of a launcher until it or the relay goes.
 async fn serve(
     peer: ProvenPeer,
@@ -558,195 +270,4 @@ async fn serve(
     // That of a connection that has been replaced, or whose launcher has left, says nothing.
     let said = Said::Broken { is_closed };
     let _over = inbox.send((host, number, said)).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::hosts::outbox::Next;
-
-    fn members(host_timeout: Duration) -> Members {
-        Members {
-            terms: Terms {
-                hosts: 3,
-                restarts_max: 0,
-                workers: None,
-                host_timeout,
-            },
-            all: (0..3).map(|_| Member::default()).collect(),
-            failed: None,
-        }
-    }
-
-    /// A launcher that has come, and its connection.
-    fn come(members: &mut Members, host: usize, session: &Session) -> Admitted {
-        let admitted = members.take_in(host, session).unwrap();
-        members.note((host, admitted.connection), Said::Frame(Frame::Beat(0)));
-        admitted
-    }
-
-    const BROKEN: fn() -> Said = || Said::Broken { is_closed: true };
-
-    fn said(restart: u32, item: PostBody) -> Said {
-        let host = 0;
-        Said::Frame(Frame::Post(Box::new(Post {
-            host,
-            restart,
-            item,
-        })))
-    }
-
-    fn done(restart: u32) -> Said {
-        said(restart, PostBody::WorkersDone)
-    }
-
-    /// What is on its way over a connection, from this number on: what happened, and to whom.
-    fn told(admitted: &Admitted, from: u64) -> Vec<String> {
-        let runtime = runtime().unwrap();
-        let mut told = Vec::new();
-        for number in from.. {
-            let next = admitted.outbox.next(admitted.connection, number);
-            let next = runtime.block_on(async { timeout(Duration::from_millis(10), next).await });
-            let Ok(Next::Post(post)) = next else {
-                return told;
-            };
-            told.push(match post.item {
-                PostBody::Came => format!("came {}", post.host),
-                PostBody::Lost => format!("lost {}", post.host),
-                _ => format!("done {} {}", post.host, post.restart),
-            });
-        }
-        told
-    }
-
-    #[test]
-    fn a_broken_connection_that_is_followed_by_another_loses_nothing() {
-        let mut members = members(Duration::from_secs(60));
-        let mut session = Session::new().unwrap();
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        let broken = come(&mut members, 1, &session);
-        members.note((1, broken.connection), done(0));
-        members.note((1, broken.connection), BROKEN());
-        // Meanwhile others say something; what the broken one still says counts no more.
-        members.note((0, first.connection), done(7));
-        session.resumes = true;
-        session.received = 2;
-        let again = members.take_in(1, &session).unwrap();
-        assert_eq!(
-            again.received.load(Ordering::Relaxed),
-            1,
-            "the relay has one of it"
-        );
-        members.note((1, broken.connection), done(9));
-        members.note((1, broken.connection), BROKEN());
-        members.note((1, again.connection), done(1));
-        members.look(Instant::now() + Duration::from_secs(1000));
-        assert_eq!(
-            told(&first, 0),
-            ["came 0", "came 1", "done 1 0", "done 0 7", "done 1 1"]
-        );
-        assert_eq!(
-            told(&again, 2),
-            ["done 1 0", "done 0 7", "done 1 1"][..].to_vec()
-        );
-    }
-
-    #[test]
-    fn who_stays_away_for_too_long_is_lost_and_may_come_anew() {
-        let mut members = members(Duration::from_secs(6));
-        let mut session = Session::new().unwrap();
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        let second = come(&mut members, 1, &session);
-        members.note((1, second.connection), BROKEN());
-        members.look(Instant::now() + Duration::from_secs(5));
-        assert_eq!(told(&first, 0), ["came 0", "came 1"]);
-        members.look(Instant::now() + Duration::from_secs(7));
-        assert_eq!(told(&first, 2), ["lost 1"]);
-        session.resumes = true;
-        let refused = members.take_in(1, &session).map(|_| ()).unwrap_err();
-        assert!(refused.contains("out of reach for too long"), "{refused}");
-        come(&mut members, 1, &Session::new().unwrap());
-        assert_eq!(told(&first, 3), ["came 1"]);
-    }
-
-    /// The processes of a launcher that is killed end with it, and the others fail.
-    #[test]
-    fn a_launcher_whose_connection_is_closed_while_processes_fail_is_lost_soon() {
-        for (is_first, is_closed) in [(false, true), (true, true), (false, false)] {
-            let mut members = members(Duration::from_secs(60));
-            let first = come(&mut members, 0, &Session::new().unwrap());
-            let second = come(&mut members, 1, &Session::new().unwrap());
-            let ending = crate::report::outcome::Ending::Exit(1);
-            let failed = || {
-                said(
-                    0,
-                    PostBody::Failed(crate::job::task::Task::worker(0), ending),
-                )
-            };
-            if is_first {
-                members.note((0, first.connection), failed());
-            }
-            members.note((1, second.connection), Said::Broken { is_closed });
-            if !is_first {
-                members.note((0, first.connection), failed());
-            }
-            members.look(Instant::now() + Duration::from_secs(16));
-            assert_eq!(
-                members.all[1].stage == Stage::Awaited,
-                is_closed,
-                "{is_first}"
-            );
-        }
-    }
-
-    #[test]
-    fn another_launcher_of_a_host_takes_the_place_of_one_that_is_away_and_of_no_other() {
-        let mut members = members(Duration::from_secs(6));
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        let second = come(&mut members, 1, &Session::new().unwrap());
-        let third = Session::new().unwrap();
-        let refused = members.take_in(1, &third).map(|_| ()).unwrap_err();
-        assert!(
-            refused.contains("a launcher for host 1 already"),
-            "{refused}"
-        );
-        members.note((1, second.connection), BROKEN());
-        come(&mut members, 1, &third);
-        assert_eq!(told(&first, 2), ["lost 1", "came 1"]);
-    }
-
-    #[test]
-    fn who_leaves_or_never_comes_is_no_member() {
-        let mut members = members(Duration::from_secs(6));
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        for last in [Frame::Bye, Frame::Quit] {
-            let second = come(&mut members, 1, &Session::new().unwrap());
-            members.note((1, second.connection), Said::Frame(last));
-            // What was on its way revives nobody.
-            for said in [Said::Frame(Frame::Beat(0)), done(0), BROKEN()] {
-                members.note((1, second.connection), said);
-            }
-            assert!(members.all[1].stage == Stage::Awaited);
-        }
-        assert_eq!(told(&first, 1), ["came 1", "lost 1", "came 1", "lost 1"]);
-        // It was welcomed, and has not heard of that.
-        let third = members.take_in(2, &Session::new().unwrap()).unwrap();
-        members.note((2, third.connection), BROKEN());
-        members.take_in(2, &Session::new().unwrap()).unwrap();
-        members.say_farewell();
-        assert_eq!(told(&first, 5), ["lost 0"]);
-    }
-
-    #[test]
-    fn who_does_not_read_is_lost() {
-        let mut members = members(Duration::from_secs(6));
-        let first = come(&mut members, 0, &Session::new().unwrap());
-        come(&mut members, 1, &Session::new().unwrap());
-        for restart in 0..2 * WAITING_MAX as u32 {
-            members.note((0, first.connection), done(restart));
-            first.outbox.acknowledge(u64::from(restart));
-        }
-        assert!(members.all[1].stage == Stage::Awaited);
-        assert!(members.all[0].stage == Stage::Here);
-    }
 }

@@ -38,7 +38,7 @@ const VERSION: u32 = 6;
 /// How often each side sends a heartbeat at least, if it sends nothing else.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a launcher has at least to connect again.
-const CLOSED_TIME_MIN: Duration = Duration::from_secs(2);
+const CLOSED_TIME_MIN: Duration = Duration::from_secs(1);
 /// How long an attempt to connect may take at most, and at least.
 const ATTEMPT_TIMES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(10)];
 const FRAME_BYTES_MAX: usize = 4 << 20;
@@ -88,7 +88,7 @@ impl Pace {
 
     /// The same for a connection that the other end has closed, while processes fail.
     pub fn closed(self) -> Duration {
-        (self.0 / 4).max(CLOSED_TIME_MIN).min(self.0)
+        (self.0 / 12).max(CLOSED_TIME_MIN).min(self.0)
     }
 
     /// How long an attempt to connect again may take.

@@ -171,8 +171,8 @@ impl Job {
     }
 
     /// Whether signals to this process stop the job (default: yes): SIGINT, SIGTERM, SIGHUP,
-    /// SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO. SIGXFSZ makes no
-    /// difference then. A program that runs a job this way ignores these signals from then on: the
+    /// SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGALRM, SIGVTALRM, SIGPROF and SIGIO, on Linux also
+    /// SIGPWR, SIGSTKFLT and the real-time signals. SIGXFSZ makes no difference then. A program that runs a job this way ignores these signals from then on: the
     /// handlers are taken away at the end of the job, but the system's default action does not come
     /// back.
     #[must_use]

@@ -31,26 +31,20 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
-use signal_hook::consts::{
-    SIGALRM, SIGHUP, SIGINT, SIGIO, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM,
-    SIGXCPU, SIGXFSZ,
-};
+use signal_hook::consts::SIGXFSZ;
 
 use crate::error::{LaunchError, Result};
 use crate::job::cluster::Token;
 use crate::process::leftovers::{self, Marks};
-use crate::process::{MARK_VARIABLE, Process, has_room, parse_pid};
+use crate::process::{MARK_VARIABLE, Process, parse_pid};
+use crate::room::has_room;
+use crate::signals;
 
 const READY: &str = "distribute-launch: the guard is ready";
 /// How much the program may write before that.
 const READY_BYTES_MAX: usize = 4096;
 /// How long the guard may take to say that it is ready, and to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Signals that may be meant for all processes of a job: the guard outlives them.
-const IGNORED: [i32; 12] = [
-    SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU, SIGXFSZ, SIGALRM, SIGVTALRM,
-    SIGPROF, SIGIO,
-];
 /// How long a guard may leave what it is told unread before it is replaced.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How many guards may follow each other: one that always ends is of no use.
@@ -64,7 +58,8 @@ const LOGS_VARIABLE: &str = "DISTRIBUTE_LAUNCH_LOGS";
 /// directory of log files that is still there. It ignores the signals that the launcher acts on.
 /// Without a launcher at the other end it returns at once.
 pub fn guard_main() -> ExitCode {
-    for signal in IGNORED {
+    // They may be meant for all processes of a job.
+    for signal in signals::all().chain([SIGXFSZ]) {
         let unused = Arc::new(AtomicBool::new(false));
         if signal_hook::flag::register(signal, unused).is_err() {
             return ExitCode::FAILURE;

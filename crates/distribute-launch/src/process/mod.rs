@@ -2,6 +2,7 @@
 
 pub mod guard;
 pub mod leftovers;
+mod log_writer;
 pub mod logs;
 pub mod memory;
 pub mod output;
@@ -15,9 +16,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
@@ -25,6 +25,7 @@ use crate::error::{LaunchError, Result};
 use crate::job::Job;
 use crate::job::task::Task;
 use crate::process::request::Request;
+use crate::process::table::Entry;
 use crate::report::attempt::ProcessReport;
 use crate::report::console::Stream;
 use crate::report::failure_report;
@@ -142,9 +143,9 @@ impl Process {
     }
 
     /// Asks it, and those that it has started, to end within `grace`; see [`Request`].
-    pub fn ask(&mut self, signal: Signal, grace: Duration) {
+    pub fn ask(&mut self, signal: Signal, grace: Duration, all: &[Entry]) {
         self.asked.get_or_insert(signal);
-        self.request = Some(Request::new(self.pid, signal, grace));
+        self.request = Some(Request::new(self.pid, signal, grace, all));
     }
 
     /// Whether those that it has started are to be looked after.
@@ -155,7 +156,8 @@ impl Process {
     /// It has ended like this. What is known then: nothing as long as others that it has started
     /// do what it was asked.
     pub fn ended(&mut self, first: Ending) -> Option<Ending> {
-        let leaves = |request: &mut Request| request.has_ended(first) && request.go_on() > 0;
+        let leaves =
+            |request: &mut Request| request.has_ended(first) && request.go_on(&table::all()) > 0;
         if self.request.as_mut().is_some_and(leaves) {
             self.left_others = Some(first);
             return None;
@@ -166,9 +168,9 @@ impl Process {
 
     /// Asks whose time has come. How it ended if it has by now, the last of those that it had
     /// started.
-    pub fn go_on(&mut self) -> Option<Ending> {
+    pub fn go_on(&mut self, all: &[Entry]) -> Option<Ending> {
         let request = self.request.as_mut()?;
-        let left = request.go_on();
+        let left = request.go_on(all);
         let first = self.left_others.filter(|_| left == 0)?;
         self.left_others = None;
         Some(request.ending(first))
@@ -192,20 +194,6 @@ impl Drop for Process {
             false => self.child.wait().map(Some),
         };
         request::reap_group(self.pid);
-    }
-}
-
-/// Whether a little can be written without waiting, in time.
-pub fn has_room(pipe: BorrowedFd<'_>, patience: Duration) -> bool {
-    let until = Instant::now() + patience;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).ok();
-        let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::OUT)];
-        match poll(&mut polled, left.as_ref()) {
-            Err(Errno::INTR) => {}
-            ready => return ready.is_ok_and(|ready| ready > 0),
-        }
     }
 }
 
@@ -239,6 +227,7 @@ pub fn ending(pid: Pid) -> Ending {
 /// Blocks until the process has ended; false if `stop` has before.
 #[cfg(target_os = "linux")]
 fn await_end(pid: Pid, stop: BorrowedFd<'_>) -> bool {
+    use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::{PidfdFlags, pidfd_open};
 
     // An old kernel has none; then there is only the wait for the end.

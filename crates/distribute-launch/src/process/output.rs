@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::SyncSender;
 
@@ -11,6 +11,7 @@ use rustix::io::{Errno, ioctl_fionbio, read};
 
 use crate::error::LaunchError;
 use crate::job::task::Task;
+use crate::process::log_writer::LogWriter;
 use crate::report::console::{Screen, Stream};
 use crate::report::line_deduplicator::Line;
 
@@ -43,7 +44,9 @@ pub enum Trouble {
 /// Reads both streams of one process.
 pub struct Output<'a, 's, B> {
     task: Task,
-    log: BufWriter<File>,
+    log: Option<LogWriter>,
+    /// What is to be written into the log.
+    unwritten: Vec<u8>,
     view: View<'a, 's>,
     /// Called when the output cannot be passed on, or not be kept: once for each.
     broken: B,
@@ -85,7 +88,8 @@ impl<'a, 's, B: Fn(Trouble)> Output<'a, 's, B> {
         });
         Ok(Output {
             task,
-            log: BufWriter::new(log),
+            log: Some(LogWriter::new(log)?),
+            unwritten: Vec::new(),
             view,
             broken,
             is_log_broken: false,
@@ -118,6 +122,10 @@ impl<'a, 's, B: Fn(Trouble)> Output<'a, 's, B> {
             self.piece(index, &line, false);
         }
         self.flush();
+        if let Some(log) = self.log.take() {
+            let finished = log.finish();
+            self.check_log(finished);
+        }
         self.last_lines.into()
     }
 
@@ -224,15 +232,15 @@ impl<'a, 's, B: Fn(Trouble)> Output<'a, 's, B> {
             text,
             if ends_line { b"\n" } else { b"" },
         ];
-        for part in parts {
-            let written = self.log.write_all(part);
-            self.check_log(written);
-        }
+        self.unwritten.extend(parts.concat());
     }
 
     fn flush(&mut self) {
-        let flushed = self.log.flush();
-        self.check_log(flushed);
+        let bytes = std::mem::take(&mut self.unwritten);
+        if let Some(log) = self.log.as_ref().filter(|_| !bytes.is_empty()) {
+            let pushed = log.push(bytes);
+            self.check_log(pushed);
+        }
     }
 
     /// Tells of the first failure only; reading goes on, so that no process waits for its output.

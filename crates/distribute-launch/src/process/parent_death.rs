@@ -8,7 +8,7 @@ use std::process::Command;
 use rustix::process::{Pid, getpid};
 
 use crate::process::guard::PATIENCE;
-use crate::process::has_room;
+use crate::room::has_room;
 
 /// The longest line about a group, with the longest number.
 const LINE_BYTES: usize = "group 2147483647\n".len();

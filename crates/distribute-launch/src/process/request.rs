@@ -45,8 +45,8 @@ pub struct Request {
 
 impl Request {
     /// Asks for the first time; who has `grace` in all waits for half of it that the signal is
-    /// passed on.
-    pub fn new(leader: Pid, signal: Signal, grace: Duration) -> Request {
+    /// passed on. `all` is the system's table.
+    pub fn new(leader: Pid, signal: Signal, grace: Duration, all: &[Entry]) -> Request {
         let mut request = Request {
             signal,
             leader,
@@ -57,7 +57,7 @@ impl Request {
             waiting: BTreeMap::new(),
             orphans: Vec::new(),
         };
-        request.go_on();
+        request.go_on(all);
         request
     }
 
@@ -67,8 +67,8 @@ impl Request {
     }
 
     /// Asks whose time has come, and hears of those that have ended. How many are left.
-    pub fn go_on(&mut self) -> usize {
-        let family = family(self.leader);
+    pub fn go_on(&mut self, all: &[Entry]) -> usize {
+        let family = family(self.leader, all);
         if family.is_empty() {
             // The system has no table.
             if self.asked.is_empty() && self.begun.elapsed() < self.patience {

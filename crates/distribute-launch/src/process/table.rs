@@ -49,14 +49,20 @@ pub fn entry(number: i32) -> Option<Entry> {
     })
 }
 
-/// The processes that belong to the one with this number: itself, its group, and whom they have
-/// started. None where the system has no such table.
-pub fn family(leader: Pid) -> Vec<Entry> {
-    let leader = leader.as_raw_nonzero().get();
+/// The whole table; empty where the system has none.
+pub fn all() -> Vec<Entry> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let (mut family, mut others): (Vec<Entry>, Vec<Entry>) = numbers
-        .filter_map(entry)
+    numbers.filter_map(entry).collect()
+}
+
+/// The processes of the table that belong to the one with this number: itself, its group, and whom
+/// they have started.
+pub fn family(leader: Pid, all: &[Entry]) -> Vec<Entry> {
+    let leader = leader.as_raw_nonzero().get();
+    let (mut family, mut others): (Vec<Entry>, Vec<Entry>) = all
+        .iter()
+        .copied()
         .partition(|one| one.identity.number == leader || one.group == leader);
     loop {
         let is_child = |one: &Entry| family.iter().any(|own| own.identity.number == one.parent);
@@ -96,7 +102,7 @@ mod tests {
         let found = entry(own).unwrap();
         assert_eq!(found.identity, entry(own).unwrap().identity);
         assert!(!found.has_ended);
-        let family = family(Pid::from_raw(own).unwrap());
+        let family = family(Pid::from_raw(own).unwrap(), &all());
         assert!(family.iter().any(|one| one.identity == found.identity));
         // Rust's programs ignore SIGPIPE, and nobody can catch SIGKILL.
         assert_eq!(disposition(own, 9), Disposition::Plain);

@@ -7,7 +7,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use crate::error::LaunchError;
-use crate::process::has_room;
+use crate::room::has_room;
 
 /// How long a reader is waited for that does not read.
 const PATIENCE: Duration = Duration::from_secs(1);

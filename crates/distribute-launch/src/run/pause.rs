@@ -54,6 +54,7 @@ pub fn wait(session: &mut Session<'_, '_>, pause: Duration) -> Result<Option<i32
             return Ok(None);
         }
         match session.received.recv_timeout(left) {
+            Ok(Event::Signal(signal)) if session.leaves(signal) => return Ok(Some(signal)),
             // The launchers of all hosts hear of it, this one too, and all are told before a start.
             Ok(Event::Signal(signal)) if session.group.is_some() => {
                 session.post(PostBody::Stop(signal));

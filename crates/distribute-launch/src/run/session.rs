@@ -18,7 +18,7 @@ use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
 use crate::process::memory::StateMemory;
 use crate::report::console::Screen;
-use crate::run::signals::insists;
+use crate::signals::insists;
 
 /// What the attempts of a job share.
 pub struct Session<'a, 's> {

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
 
+use rustix::process::Pid;
+
 use crate::error::{LaunchError, Result};
 use crate::events::{Event, Events};
 use crate::hosts::group::AttemptCluster;
@@ -211,7 +213,16 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         self.threads.spawn(&format!("read {task}"), move || {
             let _gone = sender.send(output.run(stop.as_fd()));
         })?;
-        let events = self.events.clone();
+        self.tell_end((index, task), pid)?;
+        Ok(Started {
+            process,
+            last_lines,
+        })
+    }
+
+    /// Starts the thread that tells of the end of a process.
+    fn tell_end(&self, (index, task): (usize, Task), pid: Pid) -> Result<()> {
+        let (events, stop) = (self.events.clone(), self.stop);
         let alive = Arc::clone(&self.alive);
         let counts = usize::from(task.role == Role::Worker);
         alive.fetch_add(counts, Ordering::Relaxed);
@@ -221,10 +232,6 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
             if let Some(ending) = ending {
                 events.deliver(Event::Ended { index, ending });
             }
-        })?;
-        Ok(Started {
-            process,
-            last_lines,
         })
     }
 }

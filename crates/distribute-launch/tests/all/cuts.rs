@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use distribute_launch::{Hosts, Job, LaunchError, Outcome};
+use rstest::rstest;
 
 use crate::common::{Seen, script_in, security, see};
 use crate::eventually::eventually;
@@ -51,18 +52,24 @@ impl Gate {
                 };
                 state.passed += 1;
                 state.open.push(far.try_clone().unwrap());
-                pass_on(near.try_clone().unwrap(), far.try_clone().unwrap());
-                pass_on(far, near);
+                let ends = [near.try_clone().unwrap(), far.try_clone().unwrap()];
+                drop(state);
+                own.pass_on(ends);
+                own.pass_on([far, near]);
             }
         });
         (gate, address)
     }
 
-    /// Breaks all connections, and lets no other one pass until it is opened.
-    fn close(&self) {
+    /// Breaks all connections, or lets nothing pass on them any more, and lets no other one pass
+    /// until it is opened.
+    fn close(&self, is_silent: bool) {
         let mut state = self.0.lock().unwrap();
         state.is_closed = true;
         state.closed = Some(Instant::now());
+        if is_silent {
+            return;
+        }
         for stream in state.open.drain(..) {
             let _ended = stream.shutdown(Shutdown::Both);
         }
@@ -84,21 +91,27 @@ impl Gate {
         is_long && !state.open.is_empty()
     }
 
+    fn is_closed(&self) -> bool {
+        self.0.lock().unwrap().is_closed
+    }
+
     fn passed(&self) -> usize {
         self.0.lock().unwrap().passed
     }
-}
 
-fn pass_on(mut from: TcpStream, mut to: TcpStream) {
-    thread::spawn(move || {
-        let mut bytes = [0; 1 << 16];
-        while let Ok(count @ 1..) = from.read(&mut bytes) {
-            if to.write_all(&bytes[..count]).is_err() {
-                break;
+    fn pass_on(&self, [mut from, mut to]: [TcpStream; 2]) {
+        let gate = self.clone();
+        thread::spawn(move || {
+            let mut bytes = [0; 1 << 16];
+            while let Ok(count @ 1..) = from.read(&mut bytes) {
+                // What comes while it is closed is lost.
+                if !gate.is_closed() && to.write_all(&bytes[..count]).is_err() {
+                    break;
+                }
             }
-        }
-        let _ended = to.shutdown(Shutdown::Both);
-    });
+            let _ended = to.shutdown(Shutdown::Both);
+        });
+    }
 }
 
 /// Two launchers of one worker each, of which the second one reaches the first through a gate.
@@ -149,21 +162,21 @@ fn await_files(directory: &Path, names: &[&str]) {
 }
 
 /// Only the launchers are cut off from each other: the workers go on.
-#[test]
-fn a_cut_between_the_launchers_alone_ends_no_healthy_job() {
+#[rstest]
+fn a_cut_between_the_launchers_alone_ends_no_healthy_job(#[values(false, true)] is_silent: bool) {
     let directory = tempfile::tempdir().unwrap();
     let text = "> up$i; await done; echo $DISTRIBUTE_RESTART";
     let pair = Pair::start(&script_in(directory.path(), text), Duration::from_secs(30));
     await_files(directory.path(), &["up0", "up1"]);
     for _cut in 0..2 {
         let passed = pair.gate.passed();
-        pair.gate.close();
+        pair.gate.close(is_silent);
         pair.gate.open();
         let is_back = || pair.gate.passed() > passed;
         eventually(is_back, || "the launcher does not connect again".to_owned());
     }
     // What is said while the connection is broken arrives later.
-    pair.gate.close();
+    pair.gate.close(is_silent);
     std::fs::write(directory.path().join("done"), "").unwrap();
     pair.gate.open();
     for seen in pair.end() {
@@ -181,13 +194,13 @@ fn a_cut_between_the_launchers_alone_ends_no_healthy_job() {
 const STOPPED: &str = "[ $DISTRIBUTE_RESTART = 0 ] || exit 0
     trap '> stopped$i; exit 1' TERM; > up$i; while true; do sleep 0.05; done";
 
-#[test]
-fn a_host_that_was_cut_off_and_comes_back_is_a_restart() {
+#[rstest]
+fn a_host_that_was_cut_off_and_comes_back_is_a_restart(#[values(false, true)] is_silent: bool) {
     let directory = tempfile::tempdir().unwrap();
     let job = script_in(directory.path(), STOPPED).max_restarts(3);
     let pair = Pair::start(&job, Duration::from_secs(30));
     await_files(directory.path(), &["up0", "up1"]);
-    pair.gate.close();
+    pair.gate.close(is_silent);
     await_files(directory.path(), &["stopped0", "stopped1"]);
     pair.gate.open();
     let [first, second] = pair.end();
@@ -213,7 +226,7 @@ fn a_host_that_is_cut_off_for_good_is_named_with_what_was_waited_for() {
     let job = script_in(directory.path(), STOPPED).max_restarts(3);
     let pair = Pair::start(&job, Duration::from_secs(3));
     await_files(directory.path(), &["up0", "up1"]);
-    pair.gate.close();
+    pair.gate.close(true);
     let [first, second] = pair.end();
     let said = |seen: &Seen| {
         let error = seen.result.as_ref().unwrap_err();
@@ -239,7 +252,7 @@ fn without_restarts_a_host_that_is_cut_off_ends_the_job() {
     let job = script_in(directory.path(), STOPPED);
     let pair = Pair::start(&job, Duration::from_secs(30));
     await_files(directory.path(), &["up0", "up1"]);
-    pair.gate.close();
+    pair.gate.close(false);
     let [first, second] = pair.end();
     assert!(matches!(
         first.result,
@@ -277,7 +290,7 @@ fn a_host_that_only_has_a_worker_may_be_cut_off_for_a_while() {
         directory.path(),
         &["upchief0", "upps0", "upworker0", "upworker1"],
     );
-    pair.gate.close();
+    pair.gate.close(false);
     // The launchers have given each other up when this is there.
     let lost = || pair.gate.passed() > 0 && pair.gate.tried_for(2 * TIMEOUT);
     eventually(lost, || "the launcher does not look for host 0".to_owned());
@@ -306,7 +319,7 @@ fn a_host_that_only_has_a_worker_may_be_cut_off_for_good() {
         directory.path(),
         &["upchief0", "upps0", "upworker0", "upworker1"],
     );
-    pair.gate.close();
+    pair.gate.close(false);
     await_files(directory.path(), &["stoppedworker1"]);
     std::fs::write(directory.path().join("done"), "").unwrap();
     let [first, second] = pair.end();

@@ -285,6 +285,7 @@ fn what_a_script_runs_is_asked_once_and_its_exit_code_counts(
 #[case(Signal::VTALARM)]
 #[case(Signal::PROF)]
 #[case(Signal::IO)]
+#[case(Signal::POWER)]
 fn every_signal_that_announces_an_end_saves(#[case] signal: Signal) {
     within_limit(move || {
         let mut launcher = Launcher::start(SAVING, 3, true);

@@ -8,7 +8,7 @@ use rustix::process::{Pid, Signal};
 use crate::job::task::{Role, Task};
 use crate::process::Process;
 use crate::process::request::Request;
-use crate::process::table::Identity;
+use crate::process::table::{self, Identity};
 use crate::report::attempt::ProcessReport;
 use crate::report::outcome::Ending;
 use crate::report::verdict::{Verdict, root_cause};
@@ -95,10 +95,11 @@ impl Members {
 
     /// Asks those to end within `grace` whom nobody has asked yet.
     pub fn ask(&mut self, signal: Signal, grace: Duration, is_meant: impl Fn(Task) -> bool) {
+        let all = table::all();
         let processes = self.processes.iter_mut();
         for process in processes.filter(|process| is_meant(process.task)) {
             if process.ending.is_none() && process.asked.is_none() {
-                process.ask(signal, grace);
+                process.ask(signal, grace, &all);
             }
         }
     }
@@ -111,9 +112,13 @@ impl Members {
     /// Asks those whose time has come among what the processes have started. The processes that
     /// have ended by now, and how.
     pub fn go_on_asking(&mut self) -> Vec<(usize, Ending)> {
+        if !self.are_being_asked() {
+            return Vec::new();
+        }
+        let all = table::all();
         let processes = self.processes.iter_mut().enumerate();
         let asked = processes.filter(|(_, process)| process.is_being_asked());
-        let ended = asked.filter_map(|(index, process)| Some((index, process.go_on()?)));
+        let ended = asked.filter_map(|(index, process)| Some((index, process.go_on(&all)?)));
         ended.collect()
     }
 

@@ -36,7 +36,7 @@ use worker_restarts::WorkerRestarts;
 const GUARD_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often those are looked after that were asked to end.
-const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
 
 struct Attempt<'a, 's> {
     members: Members,

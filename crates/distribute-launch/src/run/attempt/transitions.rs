@@ -8,7 +8,7 @@ use crate::job::task::Role;
 use crate::run::attempt::Attempt;
 use crate::run::attempt::course::Phase;
 use crate::run::session::Session;
-use crate::run::signals::insists;
+use crate::signals;
 
 impl Attempt<'_, '_> {
     pub(super) fn enter(&mut self, phase: Phase) {
@@ -45,11 +45,11 @@ impl Attempt<'_, '_> {
         session.post(PostBody::Stop(signal));
         let was_told = session.interrupted.is_some();
         session.note_signal(signal);
-        if session.signals > 1 && insists(signal) {
+        if session.signals > 1 && signals::insists(signal) {
             self.kill();
         } else {
-            if !was_told && !insists(signal) {
-                let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+            if !was_told && !signals::insists(signal) {
+                let name = signals::name(signal);
                 self.log(&format!(
                     "the launcher got {name}: the processes are told to save and stop"
                 ));
