@@ -415,3 +415,26 @@ fn no_family_is_left_out() {
         "add the family to `wrong_expectations_fail`"
     );
 }
+
+/// A value of another shape, for a variable of one shard and of several: TensorFlow's classes.
+#[rstest]
+#[case("part_max_1024_0", "ValueError", true)]
+#[case("part_fixed_1_0", "ValueError", true)]
+#[case("part_max_1024_0", "InvalidArgumentError", false)]
+#[case("part_max_16_0", "InvalidArgumentError", true)]
+#[case("part_min_8_2", "InvalidArgumentError", true)]
+#[case("part_fixed_2_0", "ValueError", false)]
+fn a_wrong_shape_is_an_error_of_the_class_that_the_shards_make(
+    #[case] scenario: &str,
+    #[case] class: &str,
+    #[case] is_right: bool,
+) {
+    let case = json!({
+        "name": "generated",
+        "strategy": {"kind": "parameter_server", "workers": 1, "ps": 3},
+        "inputs": {"op": "sharded_assign_wrong_shape", "scenario": scenario},
+        "error": {"class": class, "message": "Shape mismatch"},
+    });
+    let report = run(&[("parameter_server", file(vec![case]))]);
+    assert_eq!(report.failures().is_empty(), is_right, "{report}");
+}

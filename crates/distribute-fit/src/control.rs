@@ -9,6 +9,7 @@ use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Mirrored, Result, Strategy, TrainState, WorkerGroup};
 use serde_json::Value;
 
+use super::divergence::{Checksums, check_same_state, checksums};
 use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
@@ -161,6 +162,9 @@ pub(super) trait AnyState {
     fn is_remote(&self) -> bool;
     /// The running statistics of each local replica, in replica order; none of a model without any.
     fn own_statistics(&self) -> Result<Vec<OwnStatistics>>;
+    /// The checksums of what all replicas have alike, of each local one; of one where the newest
+    /// copy is on the devices of compiled steps.
+    fn checksums(&self, is_compiled: bool) -> Result<Vec<Checksums>>;
     /// The updates that the loss scale has left out.
     fn skipped_steps(&self) -> u64;
     /// Replaces all tensors after the same number of updates.
@@ -187,6 +191,16 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
 
     fn own_statistics(&self) -> Result<Vec<OwnStatistics>> {
         Mirrored::own_statistics(self)
+    }
+
+    fn checksums(&self, is_compiled: bool) -> Result<Vec<Checksums>> {
+        let own = Mirrored::own_statistics(self)?;
+        let own = || own.iter().flatten().map(|(path, _)| path.as_str());
+        let of_one = |state: &TrainState<M>| Ok(checksums(&state.to_tensors()?, own()));
+        match is_compiled {
+            true => Ok(vec![of_one(self.primary()?)?]),
+            false => self.values()?.iter().map(of_one).collect(),
+        }
     }
 
     fn skipped_steps(&self) -> u64 {
@@ -225,6 +239,8 @@ pub(super) struct Run {
     pub(super) global_batch_size: Option<usize>,
     /// How many replicas the run has, and has had before it was resumed.
     pub(super) all_replicas: BTreeSet<usize>,
+    /// The update after which all replicas had the same state, when they last compared.
+    pub(super) same_at: Option<u64>,
     pub(super) stop: Option<Outcome>,
 }
 
@@ -312,6 +328,11 @@ impl Control<'_> {
         self.run.meter.read()?;
         self.state.waiting(self.run.strategy.workers())?;
         self.all_statistics().map(drop)
+    }
+
+    /// Refuses, on all workers, a state that is not the same on all replicas.
+    pub(super) fn check_same_state(&mut self) -> Result<()> {
+        check_same_state(self.run, self.state)
     }
 
     /// Whether what was trained is useless on one of the workers, all of which call it.

@@ -4,6 +4,8 @@ use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::divergence::described;
+
 /// Why the training loop or one of its callbacks gave up; inside
 /// [`Error::Fit`](distribute_core::Error::Fit).
 #[derive(thiserror::Error)]
@@ -87,6 +89,28 @@ pub enum FitError {
         parameter: String,
         /// The step after which it was to be saved.
         step: u64,
+    },
+    /// The replicas do not have the same state any more, so it was not saved.
+    #[error(
+        "the replicas do not have the same state any more after step {step}: {}; the first \
+         difference is in `{parameter}`. Nothing of it was saved: start the job again from the last \
+         checkpoint, as `launch --max-restarts` does. A byte has changed in memory or on its way \
+         (encrypt the connections with `--certs`), or the processes compute differently (run the \
+         same build on equal processors)",
+        described(ranks, replicas, *has_majority)
+    )]
+    Diverged {
+        /// The step after which they were compared.
+        step: u64,
+        /// The ranks (workers) with a replica that differs from most, or all.
+        ranks: Vec<usize>,
+        /// These replicas, counted over all workers.
+        replicas: Vec<usize>,
+        /// Whether more than half of the replicas have the same state.
+        has_majority: bool,
+        /// The name of the first tensor that is not the same everywhere: a parameter, or a slot of
+        /// the optimizer.
+        parameter: String,
     },
     /// A checkpoint does not continue this run.
     #[error("cannot resume from this checkpoint: {what}")]
@@ -195,7 +219,7 @@ impl FitError {
             | Self::NoStateMemory { .. }
             | Self::StateNotReplicated { .. }
             | Self::NoExamples { .. } => true,
-            Self::StateMemory { .. } => false,
+            Self::StateMemory { .. } | Self::Diverged { .. } => false,
         }
     }
 

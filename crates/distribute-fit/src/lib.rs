@@ -82,6 +82,7 @@ use distribute_core::{Nest, PerReplica, Result};
 mod bits;
 pub mod callbacks;
 mod control;
+mod divergence;
 mod error;
 mod evaluation;
 mod exact;

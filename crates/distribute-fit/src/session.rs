@@ -9,6 +9,7 @@ use distribute_core::{Error, Mirrored, Result, TrainState};
 use serde_json::{Value, json};
 
 use super::control::{Callbacks, Run, Which};
+use super::divergence::check_same_state;
 use super::meter::Meter;
 use super::snapshot::{self, RunMetadata, refuse};
 use super::{
@@ -259,6 +260,9 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         let end = |callback: &mut dyn Callback, run: &mut Control<'_>| {
             callback.on_train_end(&outcome, run)
         };
+        // Before anything is saved of it. Not after that: a worker that is interrupted need not
+        // wait for the last save.
+        check_same_state(&mut self.run, self.state)?;
         self.callbacks
             .each(Which::SaversFirst, &mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;

@@ -176,6 +176,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             seed: self.seed,
             global_batch_size: engine.global_batch_size(),
             all_replicas: [strategy.num_replicas_in_sync()].into(),
+            same_at: None,
             stop: None,
         };
         let mut session = Session {

@@ -234,7 +234,12 @@ impl BoundListener {
                                 switch it on (`ip link set lo up`)";
                     last = (down.to_string(), true);
                 }
-                Ok((local, socket)) => return Ok(Ok(BoundListener { socket, local })),
+                Ok((local, socket)) => {
+                    if let Some(text) = security.clear_text(local) {
+                        tracing::warn!("{text}");
+                    }
+                    return Ok(Ok(BoundListener { socket, local }));
+                }
                 Err(error) => {
                     let may_come = error.kind() == io::ErrorKind::AddrNotAvailable;
                     last = (cannot_bind(task, &error), may_come);

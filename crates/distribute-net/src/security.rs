@@ -1,6 +1,8 @@
 //! Who may take part: job token and certificates.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use crate::credentials::{TlsIdentity, Token};
 
@@ -25,7 +27,8 @@ use crate::tls::TlsSettings;
 pub struct Security {
     token: Option<Token>,
     tls: Option<Arc<TlsIdentity>>,
-    insecure: bool,
+    /// Whether it was said by now what this means, once for all clones.
+    insecure: Option<Arc<AtomicBool>>,
 }
 
 impl Security {
@@ -44,7 +47,7 @@ impl Security {
     /// Allows addresses beyond loopback without a token or without TLS: whoever reaches the port
     /// can then take part or read along.
     pub fn insecure(mut self) -> Self {
-        self.insecure = true;
+        self.insecure = Some(Arc::default());
         self
     }
 
@@ -74,12 +77,29 @@ impl Security {
     /// What is missing.
     pub fn allows_beyond_loopback(&self) -> std::result::Result<(), &'static str> {
         match (&self.token, &self.tls) {
-            _ if self.insecure => Ok(()),
+            _ if self.insecure.is_some() => Ok(()),
             (Some(_), Some(_)) => Ok(()),
             (None, Some(_)) => Err("a token"),
             (Some(_), None) => Err("TLS"),
             (None, None) => Err("a token and TLS"),
         }
+    }
+
+    /// What has to be said of a process that listens at this address: that what travels can be read
+    /// and changed on its way. Once for this value and its clones; nothing with TLS or on loopback.
+    pub(crate) fn clear_text(&self, address: SocketAddr) -> Option<String> {
+        let is_said = self.insecure.as_ref().filter(|_| self.tls.is_none())?;
+        if address.ip().is_loopback() || is_said.swap(true, Ordering::Relaxed) {
+            return None;
+        }
+        let but = match self.token {
+            Some(_) => "everything but the token travels",
+            None => "everything travels, and no token is asked for,",
+        };
+        Some(format!(
+            "insecure at {address}: {but} in clear, and who is on the way can read and change it \
+             (data, gradients, weights); certificates encrypt it (`certs`, `--certs`)"
+        ))
     }
 
     /// The TLS settings of both ends of a connection, or `None` without TLS.
@@ -123,6 +143,22 @@ mod tests {
         assert_eq!(other_half.allows_beyond_loopback(), Err("a token"));
         assert_eq!(half.tls(identity()).allows_beyond_loopback(), Ok(()));
         assert_eq!(none.insecure().allows_beyond_loopback(), Ok(()));
+    }
+
+    #[test]
+    fn what_is_in_clear_is_said_once_and_not_on_loopback() {
+        let outside: SocketAddr = "192.0.2.1:80".parse().unwrap();
+        let loopback: SocketAddr = "127.0.0.1:80".parse().unwrap();
+        let token = Token::new(SECRET).unwrap();
+        let open = Security::default().token(token.clone()).insecure();
+        assert_eq!(open.clear_text(loopback), None);
+        let said = open.clone().clear_text(outside).unwrap();
+        assert!(said.contains("everything but the token"), "{said}");
+        assert_eq!(open.clear_text(outside), None, "once is enough");
+        let bare = Security::default().insecure().clear_text(outside);
+        assert!(bare.unwrap().contains("no token is asked for"));
+        let encrypted = open.tls(TlsIdentity::new("", "", "")).insecure();
+        assert_eq!(encrypted.clear_text(outside), None);
     }
 
     #[cfg(feature = "tokio")]

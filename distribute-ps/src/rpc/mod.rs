@@ -59,9 +59,6 @@ pub(crate) struct RpcOptions {
     /// Its number among those of its kind, where it is known: the listening side says it, the
     /// dialling side says which one it wants, and both compare.
     pub(crate) task: Option<usize>,
-    /// Bytes of payloads that the calls of one connection may hold in the server's memory before
-    /// they are used; 4 GiB by default.
-    pub(crate) connection_bytes: u64,
     /// The clock of the thread that drives the connections, by which they wait.
     pub(crate) clock: Arc<ComputeClock>,
     /// What this process says that it speaks; tests are of another version by it.
@@ -77,7 +74,6 @@ impl RpcOptions {
             keepalive_timeout: Duration::from_secs(3),
             purpose,
             task,
-            connection_bytes: 4 << 30,
             clock: clock::new_clock(),
             protocol_version: PROTOCOL_VERSION,
         }

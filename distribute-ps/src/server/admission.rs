@@ -118,12 +118,26 @@ impl Admission {
         self.wait("pull", closure, may).await
     }
 
-    /// Waits until a closure may push.
-    pub(super) async fn wait_to_push(&self, closure: u64) -> Result<()> {
-        let may = |clock: &mut StalenessClock, bound| clock.push(closure, bound);
+    /// Waits until a closure may push. Nothing of the push need be there yet.
+    pub(super) async fn wait_to_push(&self, closure: u64) -> Result<PushTurn<'_>> {
+        let mut counts = false;
+        let may = |clock: &mut StalenessClock, bound| {
+            counts = clock.let_push(closure, bound);
+            counts
+        };
         self.wait("push", closure, may).await?;
-        self.moved.notify_waiters();
-        Ok(())
+        let clock = counts.then_some(&self.clock);
+        Ok(PushTurn {
+            clock,
+            closure,
+            moved: &self.moved,
+        })
+    }
+
+    /// The place that was decided for an update.
+    pub(super) fn decided(&self, key: UpdateKey) -> DecidedUpdate<'_> {
+        let admission = self;
+        DecidedUpdate { admission, key }
     }
 
     async fn wait(
@@ -177,5 +191,48 @@ impl Admission {
             }
             let _ = tokio::time::timeout(left, moved).await;
         }
+    }
+}
+
+/// The turn of a push, which counts for the others until it is dropped.
+#[derive(Debug)]
+pub(super) struct PushTurn<'a> {
+    /// None where nobody waits.
+    clock: Option<&'a Mutex<StalenessClock>>,
+    closure: u64,
+    moved: &'a Notify,
+}
+
+impl PushTurn<'_> {
+    /// The push was made.
+    pub(super) fn done(mut self) {
+        if let Some(clock) = self.clock.take() {
+            clock.lock().pushed(self.closure);
+            self.moved.notify_waiters();
+        }
+    }
+}
+
+impl Drop for PushTurn<'_> {
+    /// It comes to nothing.
+    fn drop(&mut self) {
+        if let Some(clock) = self.clock.take() {
+            clock.lock().call_off(self.closure);
+            self.moved.notify_waiters();
+        }
+    }
+}
+
+/// The place of a decided update, which is free when this is dropped: the update is applied, or it
+/// will not come like this again.
+#[derive(Debug)]
+pub(super) struct DecidedUpdate<'a> {
+    admission: &'a Admission,
+    key: UpdateKey,
+}
+
+impl Drop for DecidedUpdate<'_> {
+    fn drop(&mut self) {
+        self.admission.release(self.key);
     }
 }

@@ -5,6 +5,7 @@
 //! reads. So a reader sees one version of a shard, never half an update.
 
 mod admission;
+mod apply;
 mod clock;
 mod coordinator_watch;
 pub(crate) mod elements;
@@ -12,6 +13,7 @@ mod finite;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod kernels;
+mod memory;
 mod optimizers;
 mod reservations;
 mod segments;
@@ -60,9 +62,12 @@ pub struct ServerOptions {
     pub max_shard_bytes: u64,
     /// The most bytes of one push or assignment; 4 GiB by default.
     pub max_request_bytes: u64,
-    /// The most bytes that the calls of one connection hold before they are applied; further calls
-    /// wait. 4 GiB by default.
-    pub connection_bytes: u64,
+    /// The most bytes of pushes, assignments and row numbers that the server holds before they are
+    /// applied, of all connections together. Further calls wait, in their order, and are not read
+    /// meanwhile; one that is larger waits until it has all. A push that waits for slower workers
+    /// holds nothing. A quarter of the memory that the process may use by default (the limit of
+    /// its control group, or of the machine), at least 64 MiB and at most 4 GiB.
+    pub max_payload_bytes: u64,
     /// The most bytes of all variables with their slots; 64 GiB by default.
     pub max_memory_bytes: u64,
     /// The most shards; 100,000 by default.
@@ -93,7 +98,7 @@ impl Default for ServerOptions {
             security: Security::default(),
             max_shard_bytes: 4 << 30,
             max_request_bytes: 4 << 30,
-            connection_bytes: 4 << 30,
+            max_payload_bytes: memory::default_budget(),
             max_memory_bytes: 64 << 30,
             max_variables: 100_000,
             keepalive_interval: Duration::from_secs(1),
@@ -151,7 +156,6 @@ impl ParameterServer {
         let mut rpc = RpcOptions::new(kind, options.server, options.security.clone());
         rpc.keepalive_interval = options.keepalive_interval;
         rpc.keepalive_timeout = options.keepalive_timeout;
-        rpc.connection_bytes = options.connection_bytes;
         let patience = (options.coordinator_timeout, &options.interruption);
         let listener = RpcListener::bind(address, rpc, patience)?;
         let store = Arc::new(Store::new(options));

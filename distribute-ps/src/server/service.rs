@@ -5,19 +5,20 @@ use std::sync::Arc;
 use burn::tensor::DType;
 use bytes::Bytes;
 use hyper::body::Incoming;
-use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::error::{PsError, Result};
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
+use crate::server::apply::{Gradients, apply, apply_light, assign};
 use crate::server::elements::{self, FiniteCheck};
-use crate::server::shard::{Payload, Plan, Shard, ShardGradient, UpdateTerms};
+use crate::server::segments::Segments;
+use crate::server::shard::{Payload, Shard, ShardGradient};
 use crate::server::snapshot;
 use crate::server::store::{Run, Store, blocking};
-use crate::update::{NonFinite, RunId, UpdateKey};
+use crate::update::{NonFinite, RunId};
 use crate::wire::{
-    Assign, Assignment, Got, Outcome, Part, Prepare, Pull, PullRows, Pulled, Push, Request, State,
+    Assign, Counts, Got, Part, Prepare, Pull, PullRows, Pulled, Push, Request, State,
 };
 use crate::wire_error::sendable;
 
@@ -26,8 +27,8 @@ struct Call {
     run: Arc<Run>,
     peer: Arc<Peer>,
     reader: Reader<Incoming>,
-    /// The largest payload.
-    max_bytes: u64,
+    /// Its limits, and the memory of payloads.
+    store: Arc<Store>,
 }
 
 /// Answers a call.
@@ -54,7 +55,7 @@ async fn reply_to(
         run: run.clone(),
         peer,
         reader,
-        max_bytes: store.options.max_request_bytes,
+        store: store.clone(),
     };
     match request {
         Request::Attach(_) => {}
@@ -172,10 +173,19 @@ impl Call {
         let wanted = request.wants.iter().map(|want| run.table.shard(want.id));
         let shards: Vec<Arc<Shard>> = wanted.collect::<Result<_>>()?;
         // Noting where pieces lie takes no time, unless an update is being applied.
-        let is_light = !request.bf16 && !shards.iter().any(|shard| shard.is_busy());
-        match is_light {
-            true => pulled(&run, &request, &shards),
-            false => blocking(move || pulled(&run, &request, &shards)).await,
+        let noted = match request.bf16 {
+            true => None,
+            false => shards.iter().map(|shard| shard.try_read()).collect(),
+        };
+        match noted {
+            Some(values) => pulled(&run, &request, &shards, values),
+            None => {
+                let pull = move || {
+                    let values = shards.iter().map(|shard| shard.read());
+                    pulled(&run, &request, &shards, values.collect())
+                };
+                blocking(pull).await
+            }
         }
     }
 
@@ -196,7 +206,7 @@ impl Call {
 
     /// Refuses what is larger than the server's limit, then waits for memory.
     async fn reserve(&mut self, bytes: u64) -> Result<Option<tokio::sync::OwnedSemaphorePermit>> {
-        let limit = self.max_bytes;
+        let limit = self.store.options.max_request_bytes;
         if bytes > limit {
             return Err(PsError::TooLarge {
                 what: "a request".to_string(),
@@ -205,7 +215,7 @@ impl Call {
                 option: "max_request_bytes",
             });
         }
-        Ok(self.peer.reserve(bytes).await)
+        Ok(self.store.payloads.reserve(bytes).await)
     }
 
     async fn pull_rows(mut self, request: PullRows) -> Result<Outgoing> {
@@ -252,24 +262,56 @@ impl Call {
         }
     }
 
-    /// Checks the parts of an update, and waits for memory for their payload.
-    async fn announced(
-        &mut self,
-        op: &'static str,
-        parts: Vec<Part>,
-    ) -> Result<(
-        Vec<AnnouncedPart>,
-        Option<tokio::sync::OwnedSemaphorePermit>,
-    )> {
+    /// Checks the parts of an update. None of their bytes is read.
+    fn announced(&self, op: &'static str, parts: Vec<Part>) -> Result<Vec<AnnouncedPart>> {
         let announce = |part| AnnouncedPart::check(op, &self.run, part);
-        let announced: Vec<_> = parts.into_iter().map(announce).collect::<Result<_>>()?;
-        let bytes = announced.iter().map(AnnouncedPart::payload_bytes);
-        let memory = self.reserve(bytes.fold(0, u64::saturating_add)).await?;
-        Ok((announced, memory))
+        parts.into_iter().map(announce).collect()
     }
 
+    /// Waits for memory for these parts.
+    async fn room_for(
+        &mut self,
+        parts: &[AnnouncedPart],
+    ) -> Result<Option<tokio::sync::OwnedSemaphorePermit>> {
+        let bytes = parts.iter().map(AnnouncedPart::payload_bytes);
+        self.reserve(bytes.fold(0, u64::saturating_add)).await
+    }
+
+    /// A push waits for others before its gradients are read: those that wait hold no memory, and
+    /// those that hold some are applied whatever the others do.
     async fn push(mut self, request: Push) -> Result<Outgoing> {
-        let (announced, _memory) = self.announced("push", request.parts).await?;
+        let (run, id) = (self.run.clone(), request.update);
+        let announced = self.announced("push", request.parts)?;
+        let mut decided = None;
+        let turn = match run.admission.refuse_beyond().is_some() {
+            true => {
+                if !request.is_prepared {
+                    let parts = announced.iter().map(|it| (it.shard.clone(), it.part.base));
+                    run.prepare(id, parts.collect(), &self.peer).await?;
+                }
+                decided = Some(run.admission.decided(id));
+                None
+            }
+            false => Some(run.admission.wait_to_push(id.0).await?),
+        };
+        let _memory = self.room_for(&announced).await?;
+        let gradients = self.gradients(announced).await?;
+        let applied = match apply_light(&run, id, gradients) {
+            Ok(applied) => applied,
+            Err(gradients) => {
+                let run = run.clone();
+                blocking(move || apply(&run, id, gradients)).await
+            }
+        };
+        if let Some(turn) = turn {
+            turn.done();
+        }
+        drop(decided);
+        applied.map(reply)
+    }
+
+    /// Reads the gradients of a push.
+    async fn gradients(&mut self, announced: Vec<AnnouncedPart>) -> Result<Gradients> {
         let non_finite = self.run.rules.non_finite;
         let mut gradients = Vec::with_capacity(announced.len());
         for part in announced {
@@ -284,20 +326,7 @@ impl Call {
             gradients.push((part.shard, part.part.base, ShardGradient { rows, values }));
         }
         self.reader.end().await.map_err(unread)?;
-        let (run, id) = (self.run, request.update);
-        match run.admission.refuse_beyond().is_some() && !request.is_prepared {
-            true => {
-                let parts = gradients
-                    .iter()
-                    .map(|(shard, base, _)| (shard.clone(), *base));
-                run.prepare(id, parts.collect(), &self.peer).await?;
-            }
-            false => run.admission.wait_to_push(id.0).await?,
-        }
-        match is_light(&run, &gradients) {
-            true => apply(&run, id, gradients),
-            false => blocking(move || apply(&run, id, gradients)).await,
-        }
+        Ok(gradients)
     }
 
     /// Whether an update of several servers may come.
@@ -308,7 +337,8 @@ impl Call {
         let has_it = match request.only_ask {
             true => {
                 let terms = run.terms(Some(request.update), None);
-                parts.iter().any(|(shard, _)| shard.look(&terms).0)
+                let look = move || Ok(parts.iter().any(|(shard, _)| shard.look(&terms).0));
+                blocking(look).await?
             }
             false => run.prepare(request.update, parts, &self.peer).await?,
         };
@@ -319,25 +349,33 @@ impl Call {
         let (assignment, update) = (request.assignment, request.update);
         let whole = |part: Part| Part { rows: None, ..part };
         let parts = request.parts.into_iter().map(whole).collect();
-        let (announced, _memory) = self.announced(assignment.name(), parts).await?;
+        let announced = self.announced(assignment.name(), parts)?;
         if announced.iter().any(|part| part.is_narrow) {
             return Err(PsError::invalid("assigned values do not travel as bf16"));
         }
+        let run = self.run.clone();
+        let mut decided = None;
+        if let Some(key) = update.filter(|_| run.admission.refuse_beyond().is_some()) {
+            // It overtakes what is decided as a gradient would, and is never too old itself.
+            let parts = announced
+                .iter()
+                .map(|it| (it.shard.clone(), Some(u64::MAX)));
+            run.prepare(key, parts.collect(), &self.peer).await?;
+            decided = Some(run.admission.decided(key));
+        }
+        let _memory = self.room_for(&announced).await?;
         let mut values = Vec::with_capacity(announced.len());
         for part in announced {
             let value = self.values(&part, NonFinite::Apply).await?;
             values.push((part.shard, value));
         }
         self.reader.end().await.map_err(unread)?;
-        let run = self.run;
-        if let Some(key) = update.filter(|_| run.admission.refuse_beyond().is_some()) {
-            // It overtakes what is decided as a gradient would, and is never too old itself.
-            let parts = values
-                .iter()
-                .map(|(shard, _)| (shard.clone(), Some(u64::MAX)));
-            run.prepare(key, parts.collect(), &self.peer).await?;
-        }
-        blocking(move || assign(&run, assignment, update, values)).await
+        let assigned = {
+            let run = run.clone();
+            blocking(move || assign(&run, assignment, update, values)).await
+        };
+        drop(decided);
+        assigned.map(reply)
     }
 
     async fn restore(mut self, state: State) -> Result<Outgoing> {
@@ -367,12 +405,20 @@ fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
     }
 }
 
+/// What is pulled of one shard, at one version.
+type Value = Result<(Segments, Counts)>;
+
 /// The values that a pull is answered with.
-fn pulled(run: &Run, request: &Pull, shards: &[Arc<Shard>]) -> Result<Outgoing> {
+fn pulled(
+    run: &Run,
+    request: &Pull,
+    shards: &[Arc<Shard>],
+    values: Vec<Value>,
+) -> Result<Outgoing> {
     let mut got = Vec::with_capacity(request.wants.len());
     let mut payload = Vec::new();
-    for (want, shard) in request.wants.iter().zip(shards) {
-        let (value, counts) = shard.read()?;
+    for ((want, shard), value) in request.wants.iter().zip(shards).zip(values) {
+        let (value, counts) = value?;
         if want.known == Some(counts.version) {
             got.push(Got { counts, bytes: 0 });
             continue;
@@ -384,103 +430,4 @@ fn pulled(run: &Run, request: &Pull, shards: &[Arc<Shard>]) -> Result<Outgoing> 
     }
     let learning_rate = run.learning_rate();
     Ok(replied(Pulled { got, learning_rate }, payload))
-}
-
-type Gradients = Vec<(Arc<Shard>, Option<u64>, ShardGradient)>;
-
-/// The most bytes of a push that is applied on the thread of the connections: less than a
-/// millisecond of work. Waking another thread would take longer than a small update itself.
-const LIGHT_BYTES: usize = 2 << 20;
-
-/// Of the variables' types.
-fn bytes_of(gradients: &Gradients) -> usize {
-    let bytes = gradients.iter().map(|(_, _, it)| it.values.len());
-    bytes.sum()
-}
-
-/// Whether a push is applied in no time: built-in arithmetic, not many bytes, and nobody to wait
-/// for.
-fn is_light(run: &Run, gradients: &Gradients) -> bool {
-    let bytes = bytes_of(gradients);
-    let is_light = |shard: &Shard| shard.has_kernel() && !shard.is_busy();
-    bytes <= LIGHT_BYTES
-        && run.rules.synchronous.is_none()
-        && run.update_lock.try_read().is_some()
-        && gradients.iter().all(|(shard, _, _)| is_light(shard))
-}
-
-/// Applies a push that has been read and checked: all of it, or nothing.
-fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<Outgoing> {
-    // An optimizer of one's own may fail, and the outcome of a round depends on who came before.
-    // Then the plan is what takes time, and nothing else may change the shards before it is
-    // committed; else it is the commitment.
-    let alone = run.rules.synchronous.is_some()
-        || !gradients.iter().all(|(shard, _, _)| shard.has_kernel());
-    let _closed = alone.then(|| run.closed());
-    let _open = (!alone).then(|| run.open());
-    let bytes = bytes_of(&gradients);
-    let threads = |works: bool| match works {
-        true => (bytes / THREAD_BYTES).min(run.threads),
-        false => 1,
-    };
-    let plan = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
-        let terms = run.terms(Some(key), base);
-        let plan = shard.plan(gradient, &terms)?;
-        Ok((shard, terms, plan))
-    };
-    let commit = |(shard, terms, plan): (Arc<Shard>, UpdateTerms, Plan)| shard.commit(plan, &terms);
-    let plans = on_threads(gradients, threads(alone), plan);
-    let outcomes = plans.and_then(|plans| on_threads(plans, threads(!alone), commit));
-    // Also of one that failed: it will not come like this again.
-    run.admission.release(key);
-    Ok(reply(outcomes?))
-}
-
-/// Applies an assignment that has been read and checked.
-fn assign(
-    run: &Run,
-    assignment: Assignment,
-    id: Option<UpdateKey>,
-    values: Vec<(Arc<Shard>, Payload)>,
-) -> Result<Outgoing> {
-    let _open = run.open();
-    let terms = run.terms(id, None);
-    let check = |(shard, _): &(Arc<Shard>, Payload)| shard.check_assign(assignment, &terms);
-    let checked: Result<()> = values.iter().try_for_each(check);
-    let assign = |(shard, value): (Arc<Shard>, Payload)| shard.assign(assignment, &value, &terms);
-    let outcomes: Result<Vec<Outcome>> =
-        checked.and_then(|()| values.into_iter().map(assign).collect());
-    // Also of one that failed: it will not come like this again.
-    if let Some(key) = id {
-        run.admission.release(key);
-    }
-    Ok(reply(outcomes?))
-}
-
-/// Bytes of gradients that are worth a thread.
-const THREAD_BYTES: usize = 4 << 20;
-
-/// Works on the shards of a push on several threads; results in the same order.
-fn on_threads<T: Send, R: Send>(
-    shards: Vec<T>,
-    threads: usize,
-    one: impl Fn(T) -> Result<R> + Sync,
-) -> Result<Vec<R>> {
-    if threads < 2 {
-        return shards.into_iter().map(one).collect();
-    }
-    let mut results: Vec<Option<Result<R>>> = shards.iter().map(|_| None).collect();
-    let work = Mutex::new(shards.into_iter().zip(&mut results));
-    let next = || work.lock().next();
-    std::thread::scope(|scope| {
-        let run = || {
-            while let Some((shard, result)) = next() {
-                *result = Some(one(shard));
-            }
-        };
-        (1..threads).for_each(|_| drop(scope.spawn(run)));
-        run();
-    });
-    drop(work);
-    results.into_iter().flatten().collect()
 }

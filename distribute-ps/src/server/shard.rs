@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 
 use burn::tensor::DType;
 use parking_lot::{Mutex, MutexGuard};
@@ -131,9 +132,9 @@ impl Shard {
         self.state.lock()
     }
 
-    /// Whether somebody changes or reads it right now.
-    pub(super) fn is_busy(&self) -> bool {
-        self.state.is_locked()
+    /// The same, if nobody changes or reads it right now.
+    pub(super) fn try_state(&self) -> Option<MutexGuard<'_, State>> {
+        self.state.try_lock()
     }
 
     /// Whether its optimizer is applied by arithmetic of this crate.
@@ -150,7 +151,15 @@ impl Shard {
 
     /// The value at one version.
     pub(super) fn read(&self) -> Result<(Segments, Counts)> {
-        let state = self.state();
+        self.read_in(&self.state())
+    }
+
+    /// The same, if nobody changes it right now.
+    pub(super) fn try_read(&self) -> Option<Result<(Segments, Counts)>> {
+        self.try_state().map(|state| self.read_in(&state))
+    }
+
+    fn read_in(&self, state: &State) -> Result<(Segments, Counts)> {
         let value = state.value.clone().ok_or_else(|| self.uninitialized())?;
         Ok((value, state.counts))
     }
@@ -254,34 +263,14 @@ impl Shard {
     /// changed yet: an optimizer of which that is not known is applied to a copy.
     pub(super) fn plan(&self, gradient: ShardGradient, terms: &UpdateTerms) -> Result<Plan> {
         let state = self.state();
-        if state.is_duplicate(terms) {
-            return Ok(Plan::Nothing(UpdateEffect::AlreadyApplied));
-        }
-        let value = state.value.as_ref().ok_or_else(|| self.uninitialized())?;
-        state.check_room(terms)?;
-        let gradient = match terms.synchronous {
-            None => gradient,
-            Some(_) if self.base(terms.base)? != state.counts.version => {
-                return Ok(Plan::Nothing(UpdateEffect::Dropped));
-            }
-            Some(wanted) if state.round.len() + 1 < wanted => {
-                return Ok(Plan::Accumulate(gradient));
-            }
-            Some(_) => {
-                let mut round = state.round.clone();
-                round.push(gradient);
-                self.mean(round)?
-            }
+        let gradient = match self.plan_in(&state, gradient, terms)? {
+            ControlFlow::Break(plan) => return Ok(plan),
+            ControlFlow::Continue(gradient) => gradient,
         };
-        let built = self.optimizer.as_ref().ok_or_else(|| {
-            PsError::invalid(format!(
-                "push of variable `{}`: it has no optimizer; use assign_add",
-                self.name()
-            ))
-        })?;
-        if self.has_kernel() {
-            return Ok(Plan::Apply(gradient));
-        }
+        let (value, built) = (state.value.as_ref(), self.optimizer.as_ref());
+        let (Some(value), Some(built)) = (value, built) else {
+            return Err(self.uninitialized());
+        };
         let (mut value, mut slots) = (value.clone(), state.slots.clone());
         let rule = self.rule(built, terms, state.counts.updates + 1);
         drop(state);
@@ -289,11 +278,61 @@ impl Shard {
         Ok(Plan::Replace { value, slots })
     }
 
+    /// [`plan`](Self::plan) as far as it takes no time: a gradient that goes on is for an optimizer
+    /// that is to be applied to a copy.
+    pub(super) fn plan_in(
+        &self,
+        state: &State,
+        gradient: ShardGradient,
+        terms: &UpdateTerms,
+    ) -> Result<ControlFlow<Plan, ShardGradient>> {
+        if state.is_duplicate(terms) {
+            let plan = Plan::Nothing(UpdateEffect::AlreadyApplied);
+            return Ok(ControlFlow::Break(plan));
+        }
+        if state.value.is_none() {
+            return Err(self.uninitialized());
+        }
+        state.check_room(terms)?;
+        let gradient = match terms.synchronous {
+            None => gradient,
+            Some(_) if self.base(terms.base)? != state.counts.version => {
+                return Ok(ControlFlow::Break(Plan::Nothing(UpdateEffect::Dropped)));
+            }
+            Some(wanted) if state.round.len() + 1 < wanted => {
+                return Ok(ControlFlow::Break(Plan::Accumulate(gradient)));
+            }
+            Some(_) => {
+                let mut round = state.round.clone();
+                round.push(gradient);
+                self.mean(round)?
+            }
+        };
+        if self.optimizer.is_none() {
+            return Err(PsError::invalid(format!(
+                "push of variable `{}`: it has no optimizer; use assign_add",
+                self.name()
+            )));
+        }
+        Ok(match self.has_kernel() {
+            true => ControlFlow::Break(Plan::Apply(gradient)),
+            false => ControlFlow::Continue(gradient),
+        })
+    }
+
     /// Does what was planned. For a plan that depends on the others that have come
     /// (`Accumulate`, `Replace`) nothing may have come in between.
     pub(super) fn commit(&self, plan: Plan, terms: &UpdateTerms) -> Result<Outcome> {
-        let mut guard = self.state();
-        let state = &mut *guard;
+        self.commit_in(&mut self.state(), plan, terms)
+    }
+
+    /// The same, for who has the shard.
+    pub(super) fn commit_in(
+        &self,
+        state: &mut State,
+        plan: Plan,
+        terms: &UpdateTerms,
+    ) -> Result<Outcome> {
         if state.is_duplicate(terms) {
             return Ok((UpdateEffect::AlreadyApplied, state.counts));
         }

@@ -11,6 +11,7 @@ use crate::rpc::Peer;
 use crate::server::ServerOptions;
 use crate::server::admission::Admission;
 use crate::server::coordinator_watch::CoordinatorPresence;
+use crate::server::memory::PayloadBudget;
 use crate::server::reservations::{Decision, Want};
 use crate::server::shard::{Shard, UpdateTerms};
 use crate::server::shard_table::ShardTable;
@@ -31,6 +32,8 @@ pub(super) async fn blocking<T: Send + 'static>(
 #[derive(Debug)]
 pub(super) struct Store {
     pub(super) options: ServerOptions,
+    /// What the payloads of all connections may hold.
+    pub(super) payloads: PayloadBudget,
     run: Mutex<Option<Arc<Run>>>,
     /// Whether a coordinator has asked the process to end.
     done: Mutex<bool>,
@@ -72,6 +75,7 @@ impl Coordinator {
 impl Store {
     pub(super) fn new(options: ServerOptions) -> Self {
         Self {
+            payloads: PayloadBudget::new(options.max_payload_bytes),
             options,
             run: Mutex::default(),
             done: Mutex::default(),

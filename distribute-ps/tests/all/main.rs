@@ -5,4 +5,5 @@ mod embedding;
 mod fit;
 mod security;
 mod servers;
+mod stopwatch;
 mod strategy;

@@ -31,7 +31,8 @@ use crate::{Callback, CallbackState, Control, EpochRecord, FitError, Outcome, Po
 /// update are saved with it, for every replica, and so are the running statistics that each replica
 /// has as its own. What [`TerminateOnNan`](super::TerminateOnNan) has
 /// ended is not saved. A save that fails ends training with the error; checkpoints
-/// that were complete before stay so. Weights that are not finite are never saved.
+/// that were complete before stay so. Weights that are not finite are never saved, nor is a state
+/// that is not the same on all replicas ([`FitError::Diverged`](crate::FitError::Diverged)).
 ///
 /// Only one callback at a time may save into a directory. With several workers every worker has the
 /// callback, made with [`with_workers`](Self::with_workers): the chief's saves, the others take
@@ -185,6 +186,7 @@ impl ModelCheckpoint {
         let step = progress.step;
         let _phase =
             tracing::trace_span!(target: "distribute::phase", "checkpoint", step).entered();
+        run.check_same_state()?;
         match self.manager.clone() {
             Some(manager) => self.write(manager, run)?,
             None => run.take_part_in_checkpoint()?,

@@ -20,7 +20,7 @@ pub type Batch = (Tensor<2>, Tensor<2>);
 #[derive(Module, Debug)]
 pub struct Mlp {
     hidden: Linear,
-    output: Linear,
+    pub output: Linear,
 }
 
 impl Mlp {

@@ -35,6 +35,8 @@ pub struct LauncherGroup {
     is_cut_off: bool,
     /// Whether it is tried to find a lost relay again.
     may_return: bool,
+    /// Whether that is tried while the workers of this host go on.
+    is_staying: bool,
     pub posts: Posts,
     /// On host 0: who takes part.
     lead: Option<Lead>,
@@ -94,6 +96,7 @@ impl LauncherGroup {
             own_address,
             is_cut_off: false,
             may_return: return_time.is_some(),
+            is_staying: false,
             posts: Posts::new(hosts.count, terms.workers.is_some()),
             lead,
             leaving: None,
@@ -180,6 +183,29 @@ impl LauncherGroup {
         self.posts.record(post)
     }
 
+    /// The relay is lost. Whether the workers of this host go on while it is looked for.
+    pub fn stay(&mut self) -> bool {
+        let stays = self.may_return && self.posts.stays(self.hosts.index);
+        if stays {
+            self.is_staying = true;
+            self.posts.forget_who_is_here();
+            self.outbox.ask_for_return();
+        }
+        stays
+    }
+
+    /// Whether the relay, lost before, has just said that this host is there: its workers go on as
+    /// part of the job.
+    pub fn is_back(&mut self, host: usize) -> bool {
+        host == self.hosts.index && std::mem::take(&mut self.is_staying)
+    }
+
+    /// The others have gone on to something else while this host was out of reach.
+    pub fn left_behind(&mut self) {
+        self.is_staying = false;
+        self.posts.lose_others(self.hosts.index, self.hosts.count);
+    }
+
     /// Begins to look for a relay that is lost; an error if it does not come again.
     fn return_if_cut_off(&mut self) -> Result<()> {
         if !std::mem::take(&mut self.is_cut_off) {
@@ -221,6 +247,9 @@ impl LauncherGroup {
         if let Some(done @ Outcome::Succeeded { .. }) = outcome.filter(|_| self.is_cut_off) {
             let over = Over::Outcome(done.clone());
             return Ok(WaitOutcome::Done(Instruction::Over(over)));
+        }
+        if let Some(over) = self.posts.take_over().filter(|_| self.is_cut_off) {
+            return Ok(WaitOutcome::Done(over));
         }
         loop {
             self.return_if_cut_off()?;
@@ -394,6 +423,10 @@ impl LauncherGroup {
         ended: AttemptResult,
         received: &Receiver<Event>,
     ) -> Result<(AttemptResult, Option<i32>)> {
+        if self.is_staying {
+            self.left_behind();
+            self.is_cut_off = true;
+        }
         self.post(PostBody::Ended(ended.clone()));
         let (host, restart) = (self.hosts.index, self.posts.restart());
         loop {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{LaunchError, Result};
 use crate::job::cluster::Cluster;
-use crate::job::task::Task;
+use crate::job::task::{Role, Task};
 use crate::membership::Plan;
 use crate::report::attempt::AttemptResult;
 use crate::report::outcome::{Ending, Outcome};
@@ -139,6 +139,8 @@ pub struct Posts {
     lost: BTreeSet<usize>,
     /// The same for the plan of the next attempt, once it is known.
     lost_for_next: BTreeSet<usize>,
+    /// The hosts that were lost while the attempt goes on, with the numbers of their workers.
+    spared: BTreeMap<usize, usize>,
     instruction: Option<Instruction>,
     /// Whether the workers of the newest plan shall save and stop.
     asked_to_save: bool,
@@ -156,6 +158,7 @@ impl Posts {
             here: BTreeSet::new(),
             lost: BTreeSet::new(),
             lost_for_next: BTreeSet::new(),
+            spared: BTreeMap::new(),
             instruction: None,
             asked_to_save: false,
             restart: 0,
@@ -167,9 +170,20 @@ impl Posts {
     pub fn record(&mut self, post: Post) -> Result<()> {
         let host = post.host;
         match &post.item {
-            PostBody::Lost => self.lose(host),
+            PostBody::Lost => {
+                if let Some(workers) = self.spares(host) {
+                    self.spared.insert(host, workers);
+                    self.hosts.remove(&host);
+                }
+                self.lose(host);
+            }
             PostBody::Came => {
                 self.here.insert(host);
+                if self.spared.contains_key(&host) && !self.is_ending() {
+                    self.spared.remove(&host);
+                    self.hosts.insert(host);
+                    self.lost.remove(&host);
+                }
             }
             PostBody::Plan(plan) if host == 0 => {
                 let hosts = plan.places.keys().copied();
@@ -186,6 +200,84 @@ impl Posts {
             _ => {}
         }
         self.keep(post)
+    }
+
+    /// The workers of a host without which the attempt of a job that is not elastic goes on: a chief
+    /// gives the work of its workers to others, it had nothing but these, and some are left; or the
+    /// work is done, and no evaluator is lost with it. The job has the chief on its first host.
+    fn spares(&self, host: usize) -> Option<usize> {
+        let ready = self.ready();
+        let may_spare = !self.is_elastic && host != 0;
+        let (_, lost) = ready.get(&host).filter(|_| may_spare)?;
+        let workers = lost.count(Role::Worker);
+        if self.workers_are_done() {
+            return (lost.count(Role::Evaluator) == 0).then_some(workers);
+        }
+        let others = || ready.iter().filter(|(other, _)| **other != host);
+        let of_others = |role| -> usize { others().map(|(_, (_, part))| part.count(role)).sum() };
+        // Before all are there the attempt has not begun.
+        let has_begun = self.hosts.iter().all(|host| ready.contains_key(host));
+        let has_chief = has_begun && of_others(Role::ParameterServer) > 0;
+        let only_workers = lost.tasks().all(|task| task.role == Role::Worker);
+        let gone = self.gone_workers().filter(|(other, _)| *other != host);
+        let spares = has_chief && only_workers && of_others(Role::Worker) > gone.count();
+        spares.then_some(workers)
+    }
+
+    /// Whether the workers of this host go on while host 0 cannot be reached: it has nothing else,
+    /// and the chief is there, which gives them work again when it can.
+    pub fn stays(&self, own: usize) -> bool {
+        let ready = self.ready();
+        let has_begun = self.hosts.iter().all(|host| ready.contains_key(host));
+        let has_servers = |part: &Cluster| part.count(Role::ParameterServer) > 0;
+        let only_workers = |(_, part): &(&String, &Cluster)| {
+            let mut tasks = part.tasks();
+            tasks.all(|task| task.role == Role::Worker)
+        };
+        let stays = own != 0 && ready.get(&own).is_some_and(only_workers);
+        let has_chief = has_begun && ready.values().any(|(_, part)| has_servers(part));
+        stays && has_chief && !self.is_elastic && !self.is_ending()
+    }
+
+    /// Whether the attempt comes to an end: its work is done, something failed, or it was told to.
+    fn is_ending(&self) -> bool {
+        let fails = |post: &Post| matches!(post.item, PostBody::Failed(..));
+        let failed = self.of_attempt().any(fails);
+        failed || self.workers_are_done() || self.stop_signal().is_some()
+    }
+
+    /// The relay was lost and is there again, in the middle of the attempt: the hosts that went
+    /// meanwhile.
+    pub fn missed(&self) -> Vec<usize> {
+        let gone = self.hosts.iter().filter(|host| !self.here.contains(host));
+        gone.copied().collect()
+    }
+
+    /// The relay is lost, in the middle of an attempt that goes on here.
+    pub fn forget_who_is_here(&mut self) {
+        self.here.clear();
+        self.instruction = None;
+    }
+
+    /// How the job ended, if that was told.
+    pub fn take_over(&mut self) -> Option<Instruction> {
+        let is_over = |it: &mut Instruction| matches!(it, Instruction::Over(_));
+        self.instruction.take_if(is_over)
+    }
+
+    /// Whether the attempt goes on although this host was lost.
+    pub fn is_spared(&self, host: usize) -> bool {
+        self.spared.contains_key(&host)
+    }
+
+    /// The workers of the attempt that are not started again, with their hosts; not those that
+    /// were lost with theirs.
+    fn gone_workers(&self) -> impl Iterator<Item = (usize, Task)> {
+        let gone = self.of_attempt().filter_map(|post| match &post.item {
+            PostBody::WorkerGone(task, _) => Some((post.host, *task)),
+            _ => None,
+        });
+        gone.filter(|(host, _)| self.hosts.contains(host))
     }
 
     fn lose(&mut self, host: usize) {
@@ -271,6 +363,7 @@ impl Posts {
     /// An attempt begins: what was told of those before it counts no more, but a signal does.
     pub fn begin_attempt(&mut self, restart: u32) {
         self.restart = restart;
+        self.spared.clear();
         self.forget_before(restart);
     }
 
@@ -304,17 +397,17 @@ impl Posts {
             PostBody::Ready(nonce, cluster) => Some((post.host, (nonce, cluster))),
             _ => None,
         });
-        ready.collect()
+        ready
+            .filter(|(host, _)| self.hosts.contains(host))
+            .collect()
     }
 
-    /// Whether all workers of all hosts have died for good, this one as the last.
+    /// Whether all workers of all hosts have died for good or were lost with their hosts, this one
+    /// as the last.
     pub fn is_last_worker(&self, task: Task, workers: usize) -> bool {
-        let gone = self.of_attempt().filter_map(|post| match &post.item {
-            PostBody::WorkerGone(task, _) => Some(*task),
-            _ => None,
-        });
-        let gone: Vec<Task> = gone.collect();
-        gone.len() == workers && gone.last() == Some(&task)
+        let gone: Vec<Task> = self.gone_workers().map(|(_, task)| task).collect();
+        let spared: usize = self.spared.values().sum();
+        gone.len() + spared == workers && gone.last() == Some(&task)
     }
 
     /// Whether the workers of all hosts are done, or the chief of the one that has it.
@@ -343,7 +436,7 @@ impl Posts {
                 }
                 _ => {}
             }
-            if ended.len() == self.hosts.len() {
+            if self.hosts.iter().all(|host| ended.contains_key(host)) {
                 break;
             }
         }
@@ -380,7 +473,7 @@ impl Posts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::job::task::Role;
+    use crate::job::ports::ReservedPorts;
     use crate::membership::{Counts, Places};
 
     fn post(host: usize, restart: u32, item: PostBody) -> Post {
@@ -395,6 +488,89 @@ mod tests {
         let role = Role::Worker;
         let item = PostBody::Failed(Task { role, index }, Ending::Exit(1));
         post(1, restart, item)
+    }
+
+    /// The posts of three hosts that start so many processes of each role.
+    fn begun(hosts: [&[(Role, usize)]; 3]) -> Posts {
+        let mut posts = Posts::new(3, false);
+        for (host, roles) in hosts.into_iter().enumerate() {
+            let of_role = |(role, count): &(Role, usize)| {
+                let role = *role;
+                (0..*count).map(move |index| Task { role, index })
+            };
+            let tasks: Vec<Task> = roles.iter().flat_map(of_role).collect();
+            let loopback = std::net::Ipv4Addr::LOCALHOST.into();
+            let ports = ReservedPorts::new(tasks.len(), loopback).unwrap();
+            let cluster = Cluster::with_ports(&ports, &tasks);
+            let ready = PostBody::Ready(String::new(), cluster);
+            posts.record(post(host, 0, ready)).unwrap();
+        }
+        posts
+    }
+
+    fn lost(host: usize) -> Post {
+        post(host, 0, PostBody::Lost)
+    }
+
+    fn gone(host: usize, index: usize) -> Post {
+        let role = Role::Worker;
+        let item = PostBody::WorkerGone(Task { role, index }, Ending::Exit(1));
+        post(host, 0, item)
+    }
+
+    const WORKER: (Role, usize) = (Role::Worker, 1);
+    const SERVER: (Role, usize) = (Role::ParameterServer, 1);
+    const CHIEF: (Role, usize) = (Role::Chief, 1);
+
+    #[test]
+    fn a_host_that_only_had_workers_of_a_chief_costs_these() {
+        let mut posts = begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[(Role::Worker, 2)]]);
+        posts.record(lost(2)).unwrap();
+        assert_eq!(posts.hosts().iter().copied().collect::<Vec<_>>(), [0, 1]);
+        // Two of four are lost with their host; these are the others.
+        for (host, index, is_last) in [(0, 0, false), (1, 1, true)] {
+            posts.record(gone(host, index)).unwrap();
+            let role = Role::Worker;
+            assert_eq!(posts.is_last_worker(Task { role, index }, 4), is_last);
+        }
+        assert!(posts.is_spared(2) && !posts.has_lost());
+    }
+
+    #[test]
+    fn a_host_is_missed_with_the_last_worker_a_server_or_without_a_chief() {
+        let mut last = begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[WORKER]]);
+        last.record(gone(0, 0)).unwrap();
+        last.record(lost(1)).unwrap();
+        let missed = |posts: &mut Posts, host| {
+            posts.record(lost(host)).unwrap();
+            assert!(posts.has_lost() && !posts.is_spared(host));
+        };
+        missed(&mut last, 2);
+        missed(
+            &mut begun([&[CHIEF, WORKER], &[WORKER], &[SERVER, WORKER]]),
+            2,
+        );
+        missed(
+            &mut begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[WORKER]]),
+            0,
+        );
+        // A chief that is only offered is none.
+        missed(&mut begun([&[CHIEF, WORKER], &[WORKER], &[WORKER]]), 1);
+        let mut early = Posts::new(3, false);
+        missed(&mut early, 1);
+    }
+
+    #[test]
+    fn when_the_work_is_done_a_host_is_not_missed_unless_it_evaluates() {
+        let evaluator = (Role::Evaluator, 1);
+        let mut posts = begun([&[CHIEF, WORKER], &[SERVER], &[WORKER, evaluator]]);
+        for host in 0..3 {
+            posts.record(post(host, 0, PostBody::WorkersDone)).unwrap();
+        }
+        posts.record(lost(1)).unwrap();
+        assert!(!posts.has_lost());
+        posts.record(lost(2)).unwrap();
+        assert!(posts.has_lost());
     }
 
     /// However often a host says the same, and whatever it says that has its effect at once.

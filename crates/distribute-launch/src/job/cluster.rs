@@ -114,16 +114,26 @@ impl Cluster {
         }
     }
 
+    /// How many tasks of this role there are.
+    pub fn count(&self, role: Role) -> usize {
+        match role {
+            Role::Chief => self.chief.len(),
+            Role::Worker => self.worker.len(),
+            Role::ParameterServer => self.ps.len(),
+            Role::Evaluator => self.evaluator.len(),
+        }
+    }
+
     /// All tasks, the first one first.
     pub fn tasks(&self) -> impl Iterator<Item = Task> {
-        let counts = [
-            (Role::Chief, self.chief.len()),
-            (Role::Worker, self.worker.len()),
-            (Role::ParameterServer, self.ps.len()),
-            (Role::Evaluator, self.evaluator.len()),
+        let roles = [
+            Role::Chief,
+            Role::Worker,
+            Role::ParameterServer,
+            Role::Evaluator,
         ];
-        let of_role = |(role, count)| (0..count).map(move |index| Task { role, index });
-        counts.into_iter().flat_map(of_role)
+        let of_role = |role| (0..self.count(role)).map(move |index| Task { role, index });
+        roles.into_iter().flat_map(of_role)
     }
 
     /// The value of `TF_CONFIG` for `task`.

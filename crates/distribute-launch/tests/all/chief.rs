@@ -213,6 +213,34 @@ fn on_several_hosts_the_chief_is_on_the_first_and_workers_come_back_where_they_w
     );
 }
 
+/// A host whose launcher is gone, with nothing but a worker: the work of that goes on elsewhere.
+#[test]
+fn a_host_that_only_had_a_worker_costs_nothing_else_when_it_is_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let cases = "
+        chief0) while ! [ -e lost ]; do sleep 0.02; done; echo done ;;
+        *) exec sleep 100 ;;";
+    let first = job(directory.path(), cases).workers(1);
+    let first = first.log_directory(directory.path().join("first"));
+    // Its launcher gives up before it has started anything.
+    let second = Job::new(["no-such-command-anywhere"]).workers(1);
+    let (address, _ports) = crate::hosts::meeting_point();
+    let hosts = |index| Hosts::new(address, 2, index, security());
+    let first = first.hosts(hosts(0));
+    let whole = std::thread::spawn(move || see(first));
+    let lost = see(second.hosts(hosts(1)));
+    std::fs::write(directory.path().join("lost"), "").unwrap();
+    assert!(lost.result.is_err());
+    let seen = whole.join().unwrap();
+    assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 0 });
+    assert_eq!(seen.stdout, b"done\n");
+    assert!(
+        seen.stderr.contains("the launcher of host 1 is gone"),
+        "{}",
+        seen.stderr
+    );
+}
+
 #[test]
 fn workers_that_are_all_gone_on_several_hosts_are_one_failure() {
     let directory = tempfile::tempdir().unwrap();

@@ -5,7 +5,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distribute_launch::{Hosts, Job, LaunchError, Outcome};
 use rstest::rstest;
@@ -27,6 +27,8 @@ struct State {
     open: Vec<TcpStream>,
     /// How many connections have passed.
     passed: usize,
+    /// When it was closed.
+    closed: Option<Instant>,
 }
 
 impl Gate {
@@ -64,6 +66,7 @@ impl Gate {
     fn close(&self, is_silent: bool) {
         let mut state = self.0.lock().unwrap();
         state.is_closed = true;
+        state.closed = Some(Instant::now());
         if is_silent {
             return;
         }
@@ -79,6 +82,13 @@ impl Gate {
         for stream in state.open.drain(..) {
             let _ended = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Whether it has been closed for so long, and somebody waits before it.
+    fn tried_for(&self, time: Duration) -> bool {
+        let state = self.0.lock().unwrap();
+        let is_long = state.closed.is_some_and(|at| at.elapsed() > time);
+        is_long && !state.open.is_empty()
     }
 
     fn is_closed(&self) -> bool {
@@ -113,6 +123,10 @@ struct Pair {
 
 impl Pair {
     fn start(job: &Job, join_timeout: Duration) -> Pair {
+        Pair::start_both([job.clone(), job.clone()], join_timeout)
+    }
+
+    fn start_both(jobs: [Job; 2], join_timeout: Duration) -> Pair {
         let (address, ports) = meeting_point();
         let (gate, dialled) = Gate::new(address);
         let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
@@ -121,9 +135,10 @@ impl Pair {
                 .join_timeout(join_timeout)
                 .timeout(TIMEOUT)
         };
+        let [first, second] = jobs;
         let jobs = [
-            job.clone().hosts(hosts(everywhere, 0)),
-            job.clone().hosts(hosts(dialled, 1)),
+            first.hosts(hosts(everywhere, 0)),
+            second.hosts(hosts(dialled, 1)),
         ];
         let launchers = jobs.map(|job| thread::spawn(move || see(job)));
         Pair {
@@ -249,4 +264,70 @@ fn without_restarts_a_host_that_is_cut_off_ends_the_job() {
     ));
     let said = "no restart is left for which they could come again (used: 0 of 0)";
     assert!(first.stderr.contains(said), "{}", first.stderr);
+}
+
+/// A chief, a server and a worker on host 0, a worker on host 1.
+fn with_a_chief(directory: &Path, text: &str, restarts: u32) -> [Job; 2] {
+    let job = |host: &str, servers| {
+        let job = script_in(directory, text).workers(1).max_restarts(restarts);
+        let logs = directory.join(host);
+        job.parameter_servers(servers).log_directory(logs)
+    };
+    [job("first", 1), job("second", 0)]
+}
+
+const CHIEF: &str = "trap '> stopped$r$i; exit 0' TERM; > up$r$i
+    if [ $r = chief ]; then await done; echo trained; exit 0; fi
+    while true; do sleep 0.05; done";
+
+/// Its worker is not stopped, and is part of the job again.
+#[test]
+fn a_host_that_only_has_a_worker_may_be_cut_off_for_a_while() {
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] = with_a_chief(directory.path(), CHIEF, 1);
+    let pair = Pair::start_both([first, second], Duration::from_secs(60));
+    await_files(
+        directory.path(),
+        &["upchief0", "upps0", "upworker0", "upworker1"],
+    );
+    pair.gate.close(false);
+    // The launchers have given each other up when this is there.
+    let lost = || pair.gate.passed() > 0 && pair.gate.tried_for(2 * TIMEOUT);
+    eventually(lost, || "the launcher does not look for host 0".to_owned());
+    let passed = pair.gate.passed();
+    pair.gate.open();
+    let is_back = || pair.gate.passed() > passed;
+    eventually(is_back, || "the launcher does not come back".to_owned());
+    assert!(!directory.path().join("stoppedworker1").exists());
+    std::fs::write(directory.path().join("done"), "").unwrap();
+    let [first, second] = pair.end();
+    for seen in [&first, &second] {
+        let ended = Outcome::Succeeded { restarts: 0 };
+        assert_eq!(*seen.outcome(), ended, "{}", seen.stderr);
+    }
+    assert_eq!(first.stdout, b"trained\n");
+    assert!(directory.path().join("stoppedworker1").exists());
+}
+
+/// Whether it is cut off before the chief is done or after it.
+#[test]
+fn a_host_that_only_has_a_worker_may_be_cut_off_for_good() {
+    let directory = tempfile::tempdir().unwrap();
+    let jobs = with_a_chief(directory.path(), CHIEF, 0);
+    let pair = Pair::start_both(jobs, Duration::from_secs(2));
+    await_files(
+        directory.path(),
+        &["upchief0", "upps0", "upworker0", "upworker1"],
+    );
+    pair.gate.close(false);
+    await_files(directory.path(), &["stoppedworker1"]);
+    std::fs::write(directory.path().join("done"), "").unwrap();
+    let [first, second] = pair.end();
+    let ended = Outcome::Succeeded { restarts: 0 };
+    assert_eq!(*first.outcome(), ended, "{}", first.stderr);
+    assert!(
+        matches!(second.result, Err(LaunchError::HostLost { host: 0 })),
+        "{}",
+        second.stderr
+    );
 }

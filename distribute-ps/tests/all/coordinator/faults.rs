@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
@@ -14,7 +14,8 @@ use distribute_ps::{
 };
 
 use super::falling::{fall, falling};
-use super::in_process::{Cluster, NO_SERVERS, Worker, eventually, failed};
+use super::in_process::{Cluster, LIMIT, NO_SERVERS, Worker, eventually, failed};
+use crate::stopwatch::Stopwatch;
 
 fn add(registry: &mut StepRegistry) {
     let step = |_: &WorkerContext, (a, b): (i32, i32)| Ok(a + b);
@@ -109,7 +110,7 @@ fn a_worker_that_is_busy_when_the_job_ends_hears_of_it() {
             .fetch::<()>()
             .is_err()
     );
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     coordinator.finish().unwrap();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(5), "{took:?}");
@@ -210,7 +211,7 @@ fn a_result_ends_when_there_are_no_workers_although_an_error_waits() {
     gates[1].store(true, Ordering::Relaxed);
     worker.end().unwrap();
     // The first one may have been on its way to the worker.
-    let error = sums[2].fetch_timeout::<i32>(Duration::from_secs(20));
+    let error = sums[2].fetch_timeout::<i32>(LIMIT);
     let error = error.unwrap_err();
     assert!(matches!(error, PsError::NoWorkers { .. }), "{error}");
     failed(&coordinator.join().unwrap_err(), "bad");
@@ -276,7 +277,7 @@ fn closures_that_wait_for_slower_ones_stop_at_once_when_they_are_cancelled() {
     // They wait at the server: none ends.
     std::thread::sleep(Duration::from_millis(300));
     assert!(values.iter().all(|value| !value.is_ready()));
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     may_fail.store(true, Ordering::Relaxed);
     assert!(failing.fetch::<f32>().is_err());
     failed(&coordinator.join().unwrap_err(), "hold");
@@ -343,7 +344,7 @@ fn nobody_waits_for_updates_where_a_closure_had_none() {
         server_of("model/trained.weight"),
         server_of("model/untouched.weight")
     );
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     for _ in 0..60 {
         coordinator.schedule("train", ()).unwrap();
     }
@@ -371,7 +372,7 @@ fn a_server_that_comes_back_empty_is_noticed_without_any_step() {
         server = ParameterServer::bind(&address, ServerOptions::default()).ok();
         server.is_some()
     });
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let mut last = None;
     eventually("the error of another run", || {
         last = cluster.coordinator.done().err().or(last.take());

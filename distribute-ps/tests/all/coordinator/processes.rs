@@ -17,6 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::falling::{fall, falling};
 use super::in_process::{LIMIT, NO_SERVERS, eventually};
+use crate::stopwatch::Stopwatch;
 
 /// The variables by which a process knows what it is, and where it listens.
 const WORKER: &str = "DISTRIBUTE_TEST_WORKER_ADDRESS";
@@ -261,7 +262,7 @@ fn a_stopped_worker_does_not_hold_up_the_others_and_is_used_when_it_goes_on() {
     let values = job.schedule(100);
     job.await_closures(5);
     workers[0].signal(Signal::STOP);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     job.coordinator.join_timeout(LIMIT).unwrap();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "join took {took:?}");
@@ -289,7 +290,7 @@ fn the_end_of_the_job_does_not_wait_long_for_workers_that_are_stopped() {
     let is_lost = || job.coordinator.worker_statuses()[0] != WorkerStatus::Connected;
     eventually("the worker is lost", is_lost);
     workers[1].signal(Signal::STOP);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     job.coordinator.finish().unwrap();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
@@ -325,7 +326,7 @@ fn the_bound_on_staleness_outlives_the_workers_that_others_wait_for() {
 }
 
 /// From the fault to the error, at default settings.
-const NOTICED_WITHIN: Duration = Duration::from_secs(5);
+const NOTICED_WITHIN: Duration = Duration::from_secs(8);
 
 fn a_lost_server_surfaces_at_join(fault: impl FnOnce(&mut Process)) {
     let mut server = Process::server();
@@ -333,7 +334,7 @@ fn a_lost_server_surfaces_at_join(fault: impl FnOnce(&mut Process)) {
     let job = Job::connect(&workers, &[&server.address]);
     job.schedule(500);
     job.await_closures(5);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     fault(&mut server);
     let error = job.coordinator.join().unwrap_err();
     let took = begun.elapsed();
@@ -346,7 +347,7 @@ fn a_lost_server_surfaces_at_join(fault: impl FnOnce(&mut Process)) {
     assert_eq!(address, &server.address);
     assert!(took < NOTICED_WITHIN, "{took:?}: {error}");
     // Nothing runs any more.
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     while job.coordinator.done().is_err() {
         assert!(begun.elapsed() < LIMIT);
     }
@@ -370,7 +371,7 @@ fn training_resumes_from_the_last_checkpoint_when_a_killed_server_is_back() {
     assert_eq!(saved.metadata.step, 30);
     job.schedule(500);
     job.await_closures(20);
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let error = job.coordinator.join().unwrap_err();

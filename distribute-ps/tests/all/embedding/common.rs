@@ -15,7 +15,7 @@ use distribute_ps::{
     ServerOptions, TableInitializer, TableSpec, VariableClient,
 };
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(300);
 pub const ROWS: usize = 11;
 pub const WIDTH: usize = 3;
 

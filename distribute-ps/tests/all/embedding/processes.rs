@@ -14,7 +14,7 @@ use distribute_ps::{
 
 use super::common::{Servers, fixed, floats};
 
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(300);
 /// The variable by which a process knows that it is a worker, and where it listens.
 const WORKER: &str = "DISTRIBUTE_TEST_EMBEDDING_WORKER";
 const ROWS: u64 = 50;

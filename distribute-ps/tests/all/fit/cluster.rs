@@ -16,7 +16,7 @@ use distribute_ps::{
 
 use super::data::{Batch, Mlp, TEST, TRAIN, points};
 
-const LIMIT: Duration = Duration::from_secs(90);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Fails instead of hanging.
 pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distribute_core::checkpoint;
 use distribute_data::fit::Fit;
@@ -11,6 +11,7 @@ use distribute_ps::{PsError, WorkerStopper};
 
 use super::cluster::{Cluster, Job, within_limit};
 use super::data::{BATCHES, objective};
+use crate::stopwatch::Stopwatch;
 
 #[test]
 fn a_lost_workers_batch_is_trained_on_by_another_one_and_applied_once() {
@@ -65,7 +66,7 @@ fn a_lost_server_is_unavailable_and_the_next_run_goes_on_from_the_last_checkpoin
                 std::thread::yield_now();
             }
             lost.shutdown();
-            Instant::now()
+            Stopwatch::start()
         });
         let coordinator = &cluster.coordinator;
         let fit = Fit::new(coordinator.strategy().unwrap()).epochs(100_000);
@@ -73,7 +74,7 @@ fn a_lost_server_is_unavailable_and_the_next_run_goes_on_from_the_last_checkpoin
             .fit(&job.training, fit.callback(saver()))
             .unwrap_err();
         let noticed = killer.join().unwrap().elapsed();
-        assert!(noticed < Duration::from_secs(5), "{noticed:?}");
+        assert!(noticed < Duration::from_secs(8), "{noticed:?}");
         let unavailable = matches!(error.root_cause(), PsError::Unavailable { .. });
         assert!(unavailable, "{error}");
         drop(cluster);

@@ -18,7 +18,7 @@ pub fn within_limit(test: impl FnOnce() + Send + 'static) {
         test();
         let _ = sender.send(());
     });
-    if result.recv_timeout(Duration::from_secs(60)).is_err() {
+    if result.recv_timeout(Duration::from_secs(300)).is_err() {
         assert!(thread.is_finished(), "the test hangs");
         std::panic::resume_unwind(thread.join().unwrap_err());
     }

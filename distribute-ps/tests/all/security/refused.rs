@@ -1,7 +1,7 @@
 //! Who is refused, what both sides say about it, and how soon.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use distribute_core::collectives::control::security::{Security, Token};
 use distribute_ps::{
@@ -10,6 +10,7 @@ use distribute_ps::{
 };
 
 use super::certificates::{Authority, OTHER, TOKEN, within_limit};
+use crate::stopwatch::Stopwatch;
 
 /// How long a process waits in these tests for one that comes with the right credentials.
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,7 +34,7 @@ fn of_server(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     options.security = dialling.clone();
     options.connect_timeout = DIALS;
     let addresses = [server.address().to_string()];
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let error = VariableClient::connect(&addresses, options).unwrap_err();
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     (error, server.wait(Some(SOON)).unwrap_err())
@@ -50,7 +51,7 @@ fn of_worker(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     options.connect_timeout = DIALS;
     let addresses = [worker.address().to_string()];
     let none: [&str; 0] = [];
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     let error = ClusterCoordinator::connect(&addresses, &none, registry, options);
     let error = error.unwrap_err();
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());

@@ -3,8 +3,9 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use crate::stopwatch::Stopwatch;
 use bytes::Bytes;
 use distribute_core::collectives::control::security::{Security, Token};
 use distribute_ps::{
@@ -233,7 +234,7 @@ fn connected_in_a_flood(security: &Security, count: usize, bytes: &[u8]) -> Dura
     options.security = security.clone();
     options.client.security = security.clone();
     let [server, worker] = addresses.map(|address| address.to_string());
-    let begun = Instant::now();
+    let begun = Stopwatch::start();
     ClusterCoordinator::connect(&[worker], &[server], registry, options).unwrap();
     begun.elapsed()
 }

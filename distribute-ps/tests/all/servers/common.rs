@@ -11,7 +11,7 @@ use distribute_ps::{
 };
 
 /// The hard limit of a test.
-const LIMIT: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(300);
 
 /// Runs a test on a thread of its own and fails when it takes too long.
 pub fn within_limit(test: impl FnOnce() + Send + 'static) {

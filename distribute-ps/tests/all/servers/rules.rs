@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use distribute_ps::{
     ClientOptions, Gradient, PsError, RunOptions, ServerOptions, Staleness, StalenessPolicy,
-    Versions,
+    VariableClient, Versions,
 };
 
 use super::common::{Cluster, floats, sgd, values, within_limit};
@@ -79,9 +79,50 @@ fn faster_workers_wait_for_slower_ones() {
             assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err());
             assert_eq!(values(&slow.read("w").unwrap()), [1.0; 4]);
             push(&slow, 0).unwrap();
-            receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+            receiver.recv_timeout(Duration::from_secs(300)).unwrap();
         });
         assert_eq!(values(&cluster.client.read("w").unwrap()), [3.0; 4]);
+    });
+}
+
+/// Each push takes all of the memory for payloads: one that waits for a slower closure must not
+/// have it when that pushes.
+#[test]
+fn pushes_that_wait_hold_no_memory_that_slower_ones_need() {
+    within_limit(|| {
+        let mut options = ServerOptions::default();
+        options.max_payload_bytes = 1;
+        let rules = bounded(2, StalenessPolicy::Wait);
+        let mut cluster = Cluster::start(1, rules, options, ClientOptions::default());
+        let w = cluster.variable("w", 1, floats(&[2048], |_| 0.0), sgd(1.0));
+        let pull = |client: &VariableClient, closure| {
+            let pulled = client.pull(std::slice::from_ref(&w), &[], Some(closure));
+            assert_eq!(pulled.unwrap().len(), 1);
+        };
+        let push = |client: &VariableClient, closure| {
+            let gradient = Gradient::Dense(floats(&[2048], |_| -1.0));
+            let pushed = client.push(cluster.id(closure), vec![(w.clone(), gradient)], &[]);
+            assert_eq!(pushed.unwrap().applied, 1);
+        };
+        let (slow, fast) = (cluster.worker(), cluster.worker());
+        pull(&slow, 0);
+        for closure in 1..=2 {
+            pull(&fast, closure);
+            push(&fast, closure);
+        }
+        let (sender, receiver) = channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pull(&fast, 3);
+                push(&fast, 3);
+                sender.send(()).unwrap();
+            });
+            // It waits for the slow one, which would be overtaken three times.
+            assert!(receiver.recv_timeout(Duration::from_millis(300)).is_err());
+            push(&slow, 0);
+            receiver.recv_timeout(Duration::from_secs(300)).unwrap();
+        });
+        assert_eq!(values(&cluster.client.read("w").unwrap())[..2], [4.0; 2]);
     });
 }
 

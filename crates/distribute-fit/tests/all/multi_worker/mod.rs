@@ -1,5 +1,6 @@
 //! The loop with several workers, which are threads here.
 
+mod diverged;
 mod fit;
 #[path = "../../../../../distribute-core/tests/all/multi_worker/group.rs"]
 mod group;

@@ -27,6 +27,12 @@ impl Attempt<'_, '_> {
         let Some(group) = &mut session.group else {
             return;
         };
+        if post.is_relay_lost() && self.course.is_under_way() && group.stay() {
+            return self.log(
+                "the launcher of host 0 cannot be reached; the workers of this host go on \
+                 meanwhile, and it is looked for",
+            );
+        }
         let (host, item) = (post.host, post.item.clone());
         if let Err(error) = group.record(post) {
             return self.abort_job(error);
@@ -55,6 +61,28 @@ impl Attempt<'_, '_> {
                 ));
                 self.stop(Signal::TERM);
             }
+            PostBody::Lost if group.posts.is_spared(host) => {
+                let is_over = group.posts.workers_are_done();
+                self.spared(host, is_over);
+            }
+            PostBody::Came if group.is_back(host) => {
+                let missed = group.posts.missed();
+                self.log("host 0 is within reach again");
+                for host in missed {
+                    let (restart, item) = (0, PostBody::Lost);
+                    let lost = Post {
+                        host,
+                        restart,
+                        item,
+                    };
+                    self.handle_post(lost, session, workers);
+                }
+            }
+            PostBody::Plan(_) | PostBody::Over(_) if !group.posts.is_elastic() => {
+                group.left_behind();
+                self.log("the job has gone on without this host; stopping its workers");
+                self.stop(Signal::TERM);
+            }
             PostBody::WorkersDone
                 if self.course.is_under_way() && group.posts.workers_are_done() =>
             {
@@ -65,6 +93,20 @@ impl Attempt<'_, '_> {
                 self.stop_by(signal);
             }
             _ => {}
+        }
+    }
+
+    /// A host is lost, and the attempt goes on without it.
+    fn spared(&mut self, host: usize, is_over: bool) {
+        self.log(&match is_over {
+            true => format!("the launcher of host {host} is gone; its work is done"),
+            false => format!(
+                "the launcher of host {host} is gone; the job goes on without the workers of that \
+                 host"
+            ),
+        });
+        if is_over && self.course.is_under_way() {
+            self.finish();
         }
     }
 }

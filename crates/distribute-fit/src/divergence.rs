@@ -1,0 +1,183 @@
+//! Whether all replicas still have the same state: compared before it is saved, and when training
+//! ends.
+//!
+//! Every replica applies the same sums to its own copy, so the copies have the same bits, for ever.
+//! A byte that changes on its way or in memory makes them part, without a word: each goes on with
+//! its own weights. So all replicas compare a checksum of all parameters and slots; only if one
+//! differs, also those of each tensor, to say where.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::TensorData;
+use distribute_core::Result;
+
+use super::FitError;
+use super::control::{AnyState, Run};
+use super::worker_sync::all_of;
+
+/// The checksums of the tensors of one replica, by name.
+pub(super) type Checksums = BTreeMap<String, u32>;
+
+/// Those of a training state, but for what this replica has as its own.
+pub(super) fn checksums<'a>(
+    tensors: &BTreeMap<String, TensorData>,
+    own: impl Iterator<Item = &'a str>,
+) -> Checksums {
+    let own: Vec<&str> = own.collect();
+    let is_own = |name: &str| {
+        let path = name.strip_prefix("model/").unwrap_or(name);
+        own.contains(&path)
+    };
+    let shared = tensors.iter().filter(|(name, _)| !is_own(name));
+    shared
+        .map(|(name, data)| (name.clone(), crc32c::crc32c(data.as_bytes())))
+        .collect()
+}
+
+/// One checksum of all of them.
+fn of_all(checksums: &Checksums) -> u32 {
+    checksums.iter().fold(0, |all, (name, checksum)| {
+        let all = crc32c::crc32c_append(all, name.as_bytes());
+        crc32c::crc32c_append(all, &checksum.to_le_bytes())
+    })
+}
+
+/// Refuses, on all workers, when the replicas do not have the same state. All workers call it after
+/// the same update; a small exchange. The same state is compared once.
+///
+/// # Errors
+/// [`FitError::Diverged`]; a device that cannot be read; a worker that was lost or does not come
+/// before the deadline.
+pub(super) fn check_same_state(run: &mut Run, state: &dyn AnyState) -> Result<()> {
+    let strategy = run.strategy.clone();
+    let step = run.progress.step;
+    let is_known = run.same_at == Some(step);
+    if is_known || strategy.num_replicas_in_sync() == 1 || state.is_remote() {
+        return Ok(());
+    }
+    let own = state.checksums(strategy.tracer().is_some())?;
+    let sums: Vec<u32> = own.iter().map(of_all).collect();
+    let call = "whether all replicas have the same state";
+    let all: Vec<Vec<u32>> = all_of(&*strategy, call, sums)?;
+    let mut replicas = all.iter().flatten();
+    let first = replicas.next();
+    if replicas.all(|other| Some(other) == first) {
+        run.same_at = Some(step);
+        return Ok(());
+    }
+    let details = all_of(&*strategy, "where the replicas differ", own)?;
+    Err(diverged(step, &all, &details).into())
+}
+
+/// What differs, from the checksums of the replicas of each worker.
+fn diverged(step: u64, all: &[Vec<u32>], details: &[Vec<Checksums>]) -> FitError {
+    let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
+    for sum in all.iter().flatten() {
+        *counts.entry(*sum).or_default() += 1;
+    }
+    let replicas: usize = counts.values().sum();
+    let most = counts.iter().find(|(_, count)| **count * 2 > replicas);
+    let most = most.map(|(sum, _)| *sum);
+    let differs = |sum: &u32| most != Some(*sum);
+    let workers = all.iter().enumerate();
+    let ranks = workers.filter(|(_, sums)| sums.iter().any(differs));
+    let ids = all.iter().flatten().enumerate();
+    let ids = ids.filter(|(_, sum)| differs(sum)).map(|(id, _)| id);
+    FitError::Diverged {
+        step,
+        ranks: ranks.map(|(rank, _)| rank).collect(),
+        replicas: ids.collect(),
+        has_majority: most.is_some(),
+        parameter: first_difference(details).unwrap_or_default(),
+    }
+}
+
+/// The first tensor that is not the same everywhere; parameters come before slots.
+fn first_difference(details: &[Vec<Checksums>]) -> Option<String> {
+    let mut replicas = details.iter().flatten();
+    let first = replicas.next()?;
+    let mut names: Vec<&String> = Vec::new();
+    for other in replicas {
+        let differ = |name: &&String| first.get(*name) != other.get(*name);
+        names.extend(first.keys().chain(other.keys()).filter(differ));
+    }
+    let rank = |name: &&String| (!name.starts_with("model/"), (*name).clone());
+    names.into_iter().min_by_key(rank).cloned()
+}
+
+/// Which replicas differ, in words.
+pub(super) fn described(ranks: &[usize], replicas: &[usize], has_majority: bool) -> String {
+    let list = |numbers: &[usize]| {
+        let texts: Vec<String> = numbers.iter().map(usize::to_string).collect();
+        texts.join(", ")
+    };
+    let plural = |numbers: &[usize]| if numbers.len() == 1 { "" } else { "s" };
+    let which = format!(
+        "replica{} {} (rank{} {})",
+        plural(replicas),
+        list(replicas),
+        plural(ranks),
+        list(ranks)
+    );
+    match has_majority {
+        true if replicas.len() == 1 => format!("{which} differs from the others"),
+        true => format!("{which} differ from the others"),
+        false => format!("{which} differ from each other, and no state is that of most"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checksums_of(named: &[(&str, u32)]) -> Checksums {
+        let named = named.iter();
+        named
+            .map(|(name, sum)| ((*name).to_string(), *sum))
+            .collect()
+    }
+
+    fn report(workers: Vec<Vec<Checksums>>) -> String {
+        let sums = |replicas: &Vec<Checksums>| replicas.iter().map(of_all).collect();
+        let all: Vec<Vec<u32>> = workers.iter().map(sums).collect();
+        diverged(7, &all, &workers).to_string()
+    }
+
+    #[test]
+    fn who_differs_from_most_is_named_and_the_first_parameter() {
+        let good = checksums_of(&[("model/a", 1), ("model/b", 2), ("optimizer/m/a", 3)]);
+        let bad = checksums_of(&[("model/a", 1), ("model/b", 9), ("optimizer/m/a", 4)]);
+        let text = report(vec![
+            vec![good.clone(), good.clone()],
+            vec![bad.clone(), good],
+        ]);
+        assert!(
+            text.contains("replica 2 (rank 1) differs from the others"),
+            "{text}"
+        );
+        assert!(
+            text.contains("step 7") && text.contains("`model/b`"),
+            "{text}"
+        );
+        let slot = checksums_of(&[("model/a", 1), ("model/b", 9), ("optimizer/m/a", 5)]);
+        let text = report(vec![vec![bad], vec![slot]]);
+        assert!(text.contains("ranks 0, 1"), "{text}");
+        assert!(text.contains("`optimizer/m/a`"), "{text}");
+    }
+
+    #[test]
+    fn one_flipped_bit_changes_the_checksum_of_all() {
+        let mut values = vec![0.5_f32; 1000];
+        let tensors = |values: &[f32]| {
+            let data = TensorData::new(values.to_vec(), [values.len()]);
+            BTreeMap::from([("model/a".to_string(), data)])
+        };
+        let nothing = || std::iter::empty::<&str>();
+        let before = of_all(&checksums(&tensors(&values), nothing()));
+        values[700] = f32::from_bits(values[700].to_bits() ^ 1);
+        let changed = tensors(&values);
+        assert_ne!(of_all(&checksums(&changed, nothing())), before);
+        // What each replica has as its own is not compared.
+        assert!(checksums(&changed, std::iter::once("a")).is_empty());
+    }
+}
