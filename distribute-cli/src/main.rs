@@ -23,6 +23,7 @@ mod left_out;
 mod libtpu;
 mod log;
 mod log_directory;
+mod memory;
 mod metrics;
 mod notes;
 mod objective;

@@ -174,6 +174,8 @@ pub(super) trait FileSystem: Send + Sync {
             .write(true)
             .open(path)?;
         match file.try_lock() {
+            // A lock that another opening of the file gets as well keeps nobody out.
+            Ok(()) if File::open(path)?.try_lock().is_ok() => Ok(Lock::Unsupported),
             Ok(()) => {
                 let named = name_holder(&mut file, path).is_ok();
                 Ok(Lock::Held(Box::new(HeldFile { file, named })))

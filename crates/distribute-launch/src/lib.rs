@@ -106,6 +106,7 @@
     clippy::unwrap_used
 )]
 
+mod cgroup;
 mod error;
 mod events;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -119,6 +120,7 @@ mod report;
 mod run;
 mod thread_scope;
 
+pub use cgroup::MemoryLimit;
 pub use distribute_net::security::{Security, TlsIdentity, Token};
 pub use error::{LaunchError, Result};
 pub use job::Job;
