@@ -8,8 +8,8 @@ const MAX_LABEL: usize = 63;
 /// What stands beside the folders of the hosts.
 const RESERVED: [&str; 2] = ["token", "ca.pem"];
 
-/// The names and addresses as certificates have them, each once: blanks around them and the brackets
-/// of an IPv6 address are left out.
+/// The names and addresses as certificates have them, each once: blanks around them and the
+/// brackets of an IPv6 address are left out.
 ///
 /// # Errors
 /// The first one that no certificate can be for, and what to write in its place.

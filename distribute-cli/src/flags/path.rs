@@ -1,4 +1,5 @@
-//! Paths of files of this machine: addresses are none, and `~` is the home folder wherever it stands.
+//! Paths of files of this machine: addresses are none, and `~` is the home folder wherever
+//! it stands.
 
 use std::any::TypeId;
 use std::env;
@@ -45,8 +46,8 @@ pub(super) fn local(path: PathBuf) -> Result<PathBuf, String> {
         None if after.is_empty() => home(),
         None if path.exists() => Ok(path),
         None => Err(format!(
-            "the home folder of another user is not looked up; write the whole path, or ./{text} for \
-             a file of this name"
+            "the home folder of another user is not looked up; write the whole path, or ./{text} \
+             for a file of this name"
         )),
     }
 }
