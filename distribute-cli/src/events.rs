@@ -107,8 +107,8 @@ fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> String {
     format!("{{{}}}", fields.join(","))
 }
 
-/// Lines about training on standard output: one that cannot be written costs the line, and the first
-/// one a warning. Who has to know how training ended is told by the exit code, and by what is
+/// Lines about training on standard output: one that cannot be written costs the line, and the
+/// first one a warning. Who has to know how training ended is told by the exit code, and by what is
 /// printed at the end.
 #[derive(Debug, Default)]
 pub(crate) struct Told {

@@ -25,6 +25,7 @@ mod left_out;
 mod libtpu;
 mod log;
 mod log_directory;
+mod memory;
 mod metrics;
 mod notes;
 mod objective;

@@ -4,81 +4,94 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use tempfile::{Builder, NamedTempFile};
+
 use crate::failure::Failure;
 
 /// Written beside its place and put there when it is whole, so that a full disk or a killed
-/// process leaves what was there before. Pipes and devices are written as they are, and so is a
-/// file beside which there cannot be another one.
+/// process leaves what was there before. The file beside it is a new one with a name that nobody
+/// can guess and take first, so that no link leads elsewhere. Pipes and devices are written as they
+/// are, and so is a file in a folder that must not be written.
 #[derive(Debug)]
-pub(crate) struct OutputFile {
-    file: File,
-    /// Where the bytes are, and where they belong; nothing for a pipe or a device.
-    moves: Option<(PathBuf, PathBuf)>,
+pub(crate) struct OutputFile(Output);
+
+#[derive(Debug)]
+enum Output {
+    InPlace(File),
+    /// Where the bytes are, and where they belong.
+    Beside(NamedTempFile, PathBuf),
 }
 
 impl OutputFile {
     pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        let in_place = || Ok(Self(Output::InPlace(File::create(path)?)));
         let before = fs::metadata(path).ok();
         if before.as_ref().is_some_and(|before| !before.is_file()) {
-            let file = File::create(path)?;
-            return Ok(Self { file, moves: None });
+            return in_place();
         }
         // Of a link its target is replaced.
         let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        let Some(name) = place.file_name() else {
+        if place.file_name().is_none() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "not the path of a file",
             ));
-        };
-        let mut beside = std::ffi::OsString::from(".");
-        beside.push(name);
-        beside.push(format!(".{}.part", std::process::id()));
-        let beside = place.with_file_name(beside);
-        let Ok(file) = File::create(&beside) else {
-            // A folder that must not be written, or a name that is as long as names may be.
-            let file = File::create(path)?;
-            return Ok(Self { file, moves: None });
-        };
-        let output = Self {
-            file,
-            moves: Some((beside, place)),
+        }
+        let folder = place.parent().filter(|parent| *parent != Path::new(""));
+        let mut builder = Builder::new();
+        builder.prefix(".part-");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // As of any new file: less what the user's mask takes away.
+            builder.permissions(fs::Permissions::from_mode(0o666));
+        }
+        let beside = match builder.tempfile_in(folder.unwrap_or(Path::new("."))) {
+            Err(error) if is_forbidden(&error) => return in_place(),
+            beside => beside?,
         };
         if let Some(before) = before {
             // A file that must not be written is not replaced either.
             File::options().append(true).open(path)?;
-            output.file.set_permissions(before.permissions())?;
+            beside.as_file().set_permissions(before.permissions())?;
         }
-        Ok(output)
+        Ok(Self(Output::Beside(beside, place)))
     }
 
     /// Puts it in its place.
-    pub(crate) fn finish(mut self) -> io::Result<()> {
-        if let Some((beside, place)) = &self.moves {
-            self.file.sync_all()?;
-            fs::rename(beside, place)?;
-            self.moves = None;
+    pub(crate) fn finish(self) -> io::Result<()> {
+        if let Output::Beside(beside, place) = self.0 {
+            beside.as_file().sync_all()?;
+            beside.persist(place)?;
         }
         Ok(())
     }
+
+    fn file(&mut self) -> &mut File {
+        match &mut self.0 {
+            Output::InPlace(file) => file,
+            Output::Beside(file, _) => file.as_file_mut(),
+        }
+    }
+}
+
+/// Whether nothing may be made in a folder; what is full or gone is something else.
+fn is_forbidden(error: &io::Error) -> bool {
+    let kind = error.kind();
+    [
+        io::ErrorKind::PermissionDenied,
+        io::ErrorKind::ReadOnlyFilesystem,
+    ]
+    .contains(&kind)
 }
 
 impl Write for &mut OutputFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        self.file().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-impl Drop for OutputFile {
-    fn drop(&mut self) {
-        if let Some((beside, _)) = &self.moves {
-            // What it could not be written for is reported already.
-            let _ = fs::remove_file(beside);
-        }
+        self.file().flush()
     }
 }
 
@@ -101,20 +114,60 @@ mod tests {
     #[test]
     fn a_file_is_there_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();
-        // The second name leaves no room for another one beside it.
-        for (name, kept) in [("short".to_string(), true), ("n".repeat(255), false)] {
+        // The second name is as long as names may be.
+        for name in ["short".to_string(), "n".repeat(255)] {
             let path = folder.path().join(&name);
             fs::write(&path, "old").unwrap();
             let mut given_up = OutputFile::create(&path).unwrap();
             (&mut given_up).write_all(b"half").unwrap();
             drop(given_up);
-            let left = fs::read_to_string(&path).unwrap();
-            assert_eq!(left == "old", kept, "{left}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), "old");
             let mut file = OutputFile::create(&path).unwrap();
             (&mut file).write_all(b"new").unwrap();
             file.finish().unwrap();
             assert_eq!(fs::read_to_string(&path).unwrap(), "new");
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_is_written_beside_it_has_a_name_that_nobody_can_take_first() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+
+        let folder = tempfile::tempdir().unwrap();
+        let (path, victim) = (folder.path().join("out.csv"), folder.path().join("victim"));
+        fs::write(&victim, "kept").unwrap();
+        // Where it once was, by the process id.
+        let guessed = format!(".out.csv.{}.part", std::process::id());
+        symlink(&victim, folder.path().join(guessed)).unwrap();
+        let names = || {
+            let files = fs::read_dir(folder.path()).unwrap();
+            let names = files.map(|entry| entry.unwrap().file_name());
+            names.collect::<std::collections::BTreeSet<_>>()
+        };
+        let before = names();
+        let beside: Vec<_> = (0..2)
+            .map(|_| {
+                let mut file = OutputFile::create(&path).unwrap();
+                (&mut file).write_all(b"new").unwrap();
+                let added: Vec<_> = names().difference(&before).cloned().collect();
+                (file, added)
+            })
+            .collect();
+        assert_eq!((beside[0].1.len(), beside[1].1.len()), (1, 2));
+        for (file, _) in beside {
+            file.finish().unwrap();
+        }
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "kept");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        assert!(fs::symlink_metadata(&path).unwrap().is_file());
+        // As another program would have made it, and kept from then on.
+        let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+        let usual = fs::metadata(&victim).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(), usual);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        OutputFile::create(&path).unwrap().finish().unwrap();
+        assert_eq!(mode(), 0o640);
     }
 }

@@ -143,12 +143,12 @@ pub enum CheckpointError {
         /// The process that holds the directory, if it could be found out.
         holder: Option<Holder>,
     },
-    /// The directory of the checkpoints is a checkpoint itself, or in one: what was saved there would
-    /// be removed together with it.
+    /// The directory of the checkpoints is a checkpoint itself, or in one: what was saved there
+    /// would be removed together with it.
     #[error(
         "{} is in the checkpoint {}: give the directory that holds the checkpoints, {}, to go on \
-         with the newest one; to go on with this one, copy it into an empty directory and give that \
-         directory",
+         with the newest one; to go on with this one, copy it into an empty directory and give \
+         that one",
         path.display(),
         checkpoint.display(),
         checkpoint.parent().unwrap_or(checkpoint).display()

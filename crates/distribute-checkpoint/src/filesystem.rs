@@ -174,6 +174,8 @@ pub(super) trait FileSystem: Send + Sync {
             .write(true)
             .open(path)?;
         match file.try_lock() {
+            // A lock that another opening of the file gets as well keeps nobody out.
+            Ok(()) if File::open(path)?.try_lock().is_ok() => Ok(Lock::Unsupported),
             Ok(()) => {
                 let named = name_holder(&mut file, path).is_ok();
                 Ok(Lock::Held(Box::new(HeldFile { file, named })))
@@ -212,8 +214,8 @@ fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || code.is_some_and(|it| unsupported.contains(&it))
 }
 
-/// The numbers of file systems that one host at a time can have, so that its locks are all that
-/// there are: ext2 to ext4, XFS, Btrfs, tmpfs, ramfs, overlayfs, F2FS, ZFS, bcachefs.
+/// The numbers of file systems that one host at a time can have, so that its locks are all there
+/// are: ext2 to ext4, XFS, Btrfs, tmpfs, ramfs, overlayfs, F2FS, ZFS, bcachefs.
 #[cfg(target_os = "linux")]
 const LOCAL: [u32; 9] = [
     0xef53,
@@ -259,7 +261,8 @@ impl Drop for HeldFile {
     }
 }
 
-/// Writes this process' id and host into the lock file, for the message of whoever is refused. Without it
+/// Writes this process' id and host into the lock file, for the message of whoever is refused.
+/// Without it
 /// (a full disk) the lock is as good.
 fn name_holder(file: &mut File, path: &Path) -> io::Result<()> {
     let ours = fs::symlink_metadata(path)?.is_file()

@@ -19,8 +19,8 @@ use super::owner::{Holder, Owner};
 ///
 /// The operating system's lock on a file in the directory keeps processes of one host apart, and
 /// those of other hosts where the file system passes locks on. Beside it stands a *lease*: a file
-/// with the holder's host and process, which the holder writes again every five seconds. Where locks
-/// may not reach other hosts (network file systems) or do not work at all, a lease that was
+/// with the holder's host and process, which the holder writes again every five seconds. Where
+/// locks may not reach other hosts (network file systems) or do not work at all, a lease that was
 /// renewed in the last thirty seconds is respected. An older one is taken over: its holder has
 /// died, or is cut off from the file system, and [`check`](Self::check) tells it so.
 ///

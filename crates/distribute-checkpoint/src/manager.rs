@@ -70,8 +70,9 @@ impl CheckpointManager {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::Inside`] if it is a
-    /// checkpoint; [`CheckpointError::NotWritable`] or another error of the file system, so that a run does not find out after its first epoch.
+    /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::Inside`] if it is
+    /// a checkpoint; [`CheckpointError::NotWritable`] or another error of the file system, so that
+    /// a run does not find out after its first epoch.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {
         Self::open_in(Arc::new(OsFileSystem), directory.into())
     }
@@ -162,7 +163,8 @@ impl CheckpointManager {
     /// # Errors
     ///
     /// [`CheckpointError::DiskFull`], [`CheckpointError::NotWritable`], [`CheckpointError::Busy`],
-    /// [`CheckpointError::TakenOver`], [`CheckpointError::Unsupported`] or [`CheckpointError::Io`]. Checkpoints that were complete
+    /// [`CheckpointError::TakenOver`], [`CheckpointError::Unsupported`] or
+    /// [`CheckpointError::Io`]. Checkpoints that were complete
     /// before are then still complete.
     pub fn save(&self, checkpoint: &Checkpoint) -> Result<Saved> {
         let inner = &self.inner;

@@ -471,15 +471,13 @@ pub(super) struct Callbacks<'a> {
     pub(super) savers: usize,
 }
 
-/// Which callbacks are called, and in which order.
+/// Which callbacks are called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Which {
-    /// Those that save come last.
-    All,
-    /// Those that save come first.
-    SaversFirst,
-    /// Those that save, alone.
+    /// Those that save checkpoints.
     Savers,
+    /// All others.
+    Others,
 }
 
 struct Slot<'a> {
@@ -529,7 +527,7 @@ impl<'a> Callbacks<'a> {
         Ok(())
     }
 
-    /// Calls callbacks, in this order, up to the first error.
+    /// Calls callbacks in the order they were added, up to the first error.
     pub(super) fn each(
         &mut self,
         which: Which,
@@ -539,12 +537,11 @@ impl<'a> Callbacks<'a> {
     ) -> Result<()> {
         let count = self.slots.len();
         let savers = count - self.savers;
-        let (first, then) = match which {
-            Which::All => (0..count, 0..0),
-            Which::SaversFirst => (savers..count, 0..savers),
-            Which::Savers => (savers..count, 0..0),
+        let called = match which {
+            Which::Others => 0..savers,
+            Which::Savers => savers..count,
         };
-        for caller in first.chain(then) {
+        for caller in called {
             let (before, rest) = self.slots.split_at_mut(caller);
             let Some((slot, after)) = rest.split_first_mut() else {
                 break;

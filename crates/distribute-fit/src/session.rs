@@ -209,12 +209,19 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
     /// Calls a method of all callbacks. If one of them ends the run, those that save do so first.
     pub(super) fn notify(
         &mut self,
+        mut call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let others = self.call(Which::Others, &mut call);
+        others.inspect_err(|error| self.save_before(error))?;
+        self.call(Which::Savers, &mut call)
+    }
+
+    fn call(
+        &mut self,
+        which: Which,
         call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
     ) -> Result<()> {
-        let called = self
-            .callbacks
-            .each(Which::All, &mut self.run, self.state, call);
-        called.inspect_err(|error| self.save_before(error))
+        self.callbacks.each(which, &mut self.run, self.state, call)
     }
 
     /// Saves what was trained before an error of a callback ends the run. The workers of a group
@@ -230,10 +237,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         let end = |callback: &mut dyn Callback, run: &mut Control<'_>| {
             callback.on_train_end(&outcome, run)
         };
-        let saved = self
-            .callbacks
-            .each(Which::Savers, &mut self.run, self.state, end);
-        if let Err(error) = saved {
+        if let Err(error) = self.call(Which::Savers, end) {
             // The error that matters is the first one.
             tracing::warn!(%error, "nothing was saved before the end");
         }
@@ -244,8 +248,8 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         let begin =
             |callback: &mut dyn Callback, run: &mut Control<'_>| callback.on_train_begin(run);
         // Nothing is trained yet that could be saved.
-        self.callbacks
-            .each(Which::All, &mut self.run, self.state, begin)?;
+        self.call(Which::Others, begin)?;
+        self.call(Which::Savers, begin)?;
         while !self.stopping()? && self.run.progress.position.epoch < self.run.progress.epochs {
             if self.run.limit_reached() {
                 self.run.stop = Some(Outcome::MaxSteps);
@@ -263,8 +267,8 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         // Before anything is saved of it. Not after that: a worker that is interrupted need not
         // wait for the last save.
         check_same_state(&mut self.run, self.state)?;
-        self.callbacks
-            .each(Which::SaversFirst, &mut self.run, self.state, end)?;
+        self.call(Which::Savers, end)?;
+        self.call(Which::Others, end)?;
         let learning_rate = self.run.learning_rate;
         if self.state.host_metadata().learning_rate() != learning_rate {
             self.state.set_learning_rate(learning_rate);

@@ -126,6 +126,7 @@
     clippy::unwrap_used
 )]
 
+mod cgroup;
 mod error;
 mod events;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -141,6 +142,7 @@ mod run;
 mod signals;
 mod thread_scope;
 
+pub use cgroup::MemoryLimit;
 pub use distribute_net::security::{Security, TlsIdentity, Token};
 pub use error::{LaunchError, Result};
 pub use job::Job;

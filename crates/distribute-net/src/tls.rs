@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::client::{Resumption, verify_server_name};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, ConnectionCommon, Error, RootCertStore,
@@ -136,7 +136,10 @@ pub fn certificate_refusal(error: &io::Error) -> Option<String> {
         Error::AlertReceived(alert) => {
             let what = match alert {
                 AlertDescription::UnknownCA => "it is not issued by the CA of that rank",
-                AlertDescription::CertificateExpired => "it has expired",
+                // TLS has one alert for both.
+                AlertDescription::CertificateExpired => {
+                    "it has expired, or is not valid yet, by the clock of that rank"
+                }
                 AlertDescription::CertificateRequired => "none was shown",
                 AlertDescription::BadCertificate => "it is not for this host, or damaged",
                 AlertDescription::CertificateUnknown
@@ -164,15 +167,99 @@ fn certificate_problem(problem: &CertificateError) -> String {
         CertificateError::UnknownIssuer | CertificateError::BadSignature => {
             "was not issued by the CA that this rank accepts".to_string()
         }
-        CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
-            "has expired".to_string()
-        }
-        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
-            "is not valid yet".to_string()
-        }
+        CertificateError::Expired => "has expired".to_string(),
+        CertificateError::ExpiredContext { time, not_after } => format!(
+            "has expired: it was valid until {}, and the clock of this host shows {}",
+            shown(*not_after),
+            shown(*time)
+        ),
+        CertificateError::NotValidYet => "is not valid yet".to_string(),
+        CertificateError::NotValidYetContext { time, not_before } => format!(
+            "is not valid yet: it is from {} on, and the clock of this host shows {}; compare the \
+             clocks",
+            shown(*not_before),
+            shown(*time)
+        ),
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "is not for the host of its address".to_string()
         }
         other => format!("cannot be used ({other:?})"),
+    }
+}
+
+/// A time to the minute, by the calendar of everyday life.
+fn shown(time: UnixTime) -> String {
+    let (days, seconds) = (time.as_secs() / 86_400, time.as_secs() % 86_400);
+    // Years begin with March here, so that a leap day is the last day of one; an era has 400 of
+    // them (Howard Hinnant, "chrono-compatible low-level date algorithms").
+    let days = days + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let (month, next) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
+    };
+    let year = year + era * 400 + next;
+    let (hour, minute) = (seconds / 3600, seconds / 60 % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn at(seconds: u64) -> UnixTime {
+        UnixTime::since_unix_epoch(Duration::from_secs(seconds))
+    }
+
+    #[test]
+    fn times_are_those_of_the_calendar() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (951_868_799, "2000-02-29 23:59 UTC"),
+            (951_868_800, "2000-03-01 00:00 UTC"),
+            (1_795_883_999, "2026-11-28 16:39 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+            (253_402_300_799, "9999-12-31 23:59 UTC"),
+        ] {
+            assert_eq!(shown(at(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn a_certificate_of_the_future_is_told_from_one_of_the_past() {
+        let (now, then) = (at(86_400), at(2 * 86_400));
+        let refusal = |problem: CertificateError| {
+            let error = Error::InvalidCertificate(problem);
+            certificate_refusal(&io::Error::other(error)).unwrap()
+        };
+        let time = now;
+        let early = refusal(CertificateError::NotValidYetContext {
+            time,
+            not_before: then,
+        });
+        let said = "is not valid yet: it is from 1970-01-03 00:00 UTC on, and the clock of this \
+                    host shows 1970-01-02 00:00 UTC";
+        assert!(early.contains(said), "{early}");
+        let (time, not_after) = (then, now);
+        let late = refusal(CertificateError::ExpiredContext { time, not_after });
+        assert!(
+            late.contains("it was valid until 1970-01-02 00:00 UTC"),
+            "{late}"
+        );
+        // The other side says both with one alert.
+        let alert = Error::AlertReceived(AlertDescription::CertificateExpired);
+        let alert = certificate_refusal(&io::Error::other(alert)).unwrap();
+        assert!(
+            alert.contains("it has expired, or is not valid yet"),
+            "{alert}"
+        );
     }
 }

@@ -3,7 +3,7 @@
 //! One certificate authority signs one certificate per host, valid for server and client. The
 //! authority's own key is not kept: who wants another host makes a new set.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
@@ -11,44 +11,61 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
 };
+use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};
 
+use super::cert_hosts::{checked, folder};
 use crate::events::line;
 use crate::failure::Failure;
 use crate::flags::CertsArgs;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// Writes `ca.pem`, a directory per host, and a token.
+/// A longer life is that of nobody's key.
+const MAX_DAYS: u32 = 36_500;
+
+/// Writes `ca.pem`, a directory per host, and a token: all of it or nothing.
 pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
     let directory = &args.out;
-    if args.days == 0 {
-        return Err(Failure::usage("--days must be at least 1"));
+    if !(1..=MAX_DAYS).contains(&args.days) {
+        return Err(Failure::usage(format!(
+            "--days must be 1 to {MAX_DAYS}, a hundred years"
+        )));
     }
-    if directory.exists() {
+    let hosts = checked(&args.hosts);
+    let hosts = hosts.map_err(|what| Failure::usage(format!("--hosts: {what}")))?;
+    if directory.symlink_metadata().is_ok() {
         return Err(Failure::usage(format!(
             "{} exists: certificates are never overwritten; remove it or name another directory",
             directory.display()
         )));
     }
-    let authority = authority(args.days).map_err(|error| failed(&error))?;
-    create(directory)?;
-    write(&directory.join("ca.pem"), &authority.pem(), false)?;
-    for host in &args.hosts {
-        write_host(
-            host,
-            args.days,
-            &authority,
-            &directory.join(host.replace(':', "_")),
-        )?;
+    let validity = Validity::of(args.days);
+    let authority = authority(&validity).map_err(|error| failed(&error))?;
+    let signed = hosts.iter().map(|host| sign(host, &validity, &authority));
+    let signed: Result<Vec<_>, _> = signed.collect();
+    let signed = signed.map_err(|error| failed(&error))?;
+    let token = token()?;
+    let whole = Whole::beside(directory)?;
+    let path = whole.path();
+    write(&path.join("ca.pem"), &authority.pem(), false)?;
+    for (host, (certificate, key)) in hosts.iter().zip(&signed) {
+        let folder = path.join(folder(host));
+        fs::create_dir(&folder).map_err(|error| Failure::failed(error).in_file(&folder))?;
+        write(&folder.join("certificate.pem"), certificate, false)?;
+        write(&folder.join("key.pem"), key, true)?;
     }
-    write(&directory.join("token"), &token()?, true)?;
+    write(&path.join("token"), &token, true)?;
+    whole.put(directory)?;
     line(&format!(
         "{}: ca.pem, token, and a certificate with its key for each host\n\
-         valid for {} days: {}",
+         valid for {} days: {}\n\
+         from {} to {}",
         directory.display(),
         args.days,
-        args.hosts.join(", "),
+        hosts.join(", "),
+        shown(validity.from),
+        shown(validity.to),
     ))
 }
 
@@ -56,34 +73,84 @@ fn failed(error: &rcgen::Error) -> Failure {
     Failure::failed(format!("cannot make certificates: {error}"))
 }
 
-fn write_host(
-    host: &str,
-    days: u32,
-    authority: &Authority,
-    directory: &Path,
-) -> Result<(), Failure> {
-    // What is wrong can only be the name.
-    let (certificate, key) = sign(host, days, authority).map_err(|error| {
-        Failure::usage(format!("no certificate for the host {host:?}: {error}"))
-    })?;
-    create(directory)?;
-    write(&directory.join("certificate.pem"), &certificate, false)?;
-    write(&directory.join("key.pem"), &key, true)
+/// A directory that is filled beside its place, and removed if it does not get there.
+struct Whole(TempDir);
+
+impl Whole {
+    fn beside(place: &Path) -> Result<Self, Failure> {
+        let parent = place.parent().filter(|parent| *parent != Path::new(""));
+        let parent = parent.unwrap_or(Path::new("."));
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(".certs-");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            // As of any new directory: less what the user's mask takes away.
+            builder.permissions(fs::Permissions::from_mode(0o777));
+        }
+        let made = fs::create_dir_all(parent).and_then(|()| builder.tempdir_in(parent));
+        made.map(Self)
+            .map_err(|error| Failure::of_file(&error, &error).in_file(place))
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn put(self, place: &Path) -> Result<(), Failure> {
+        let renamed = fs::rename(self.path(), place);
+        renamed.map_err(|error| Failure::of_file(&error, &error).in_file(place))?;
+        // Nothing is left to be removed.
+        let _ = self.0.keep();
+        Ok(())
+    }
 }
 
-fn authority(days: u32) -> Result<Authority, rcgen::Error> {
+/// From an hour ago, for hosts whose clocks differ a little.
+struct Validity {
+    from: OffsetDateTime,
+    to: OffsetDateTime,
+}
+
+impl Validity {
+    fn of(days: u32) -> Self {
+        let now = OffsetDateTime::now_utc();
+        Self {
+            from: now - Duration::hours(1),
+            to: now + Duration::days(i64::from(days)),
+        }
+    }
+
+    fn set(&self, params: &mut CertificateParams) {
+        params.not_before = self.from;
+        params.not_after = self.to;
+    }
+}
+
+fn shown(time: OffsetDateTime) -> String {
+    let (date, month) = (time.date(), u8::from(time.month()));
+    let (year, day) = (date.year(), date.day());
+    let (hour, minute) = (time.hour(), time.minute());
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
+}
+
+fn authority(validity: &Validity) -> Result<Authority, rcgen::Error> {
     let mut params = CertificateParams::new(Vec::new())?;
     params
         .distinguished_name
         .push(DnType::CommonName, "distribute certificate authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    set_validity(&mut params, days);
+    validity.set(&mut params);
     CertifiedIssuer::self_signed(params, KeyPair::generate()?)
 }
 
 /// The certificate of a host and its key.
-fn sign(host: &str, days: u32, authority: &Authority) -> Result<(String, String), rcgen::Error> {
+fn sign(
+    host: &str,
+    validity: &Validity,
+    authority: &Authority,
+) -> Result<(String, String), rcgen::Error> {
     let mut params = CertificateParams::new(vec![host.to_string()])?;
     params.distinguished_name.push(DnType::CommonName, host);
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
@@ -91,17 +158,10 @@ fn sign(host: &str, days: u32, authority: &Authority) -> Result<(String, String)
         ExtendedKeyUsagePurpose::ServerAuth,
         ExtendedKeyUsagePurpose::ClientAuth,
     ];
-    set_validity(&mut params, days);
+    validity.set(&mut params);
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, authority)?;
     Ok((certificate.pem(), key.serialize_pem()))
-}
-
-/// From an hour ago, for hosts whose clocks differ a little.
-fn set_validity(params: &mut CertificateParams, days: u32) {
-    let now = OffsetDateTime::now_utc();
-    params.not_before = now - Duration::hours(1);
-    params.not_after = now + Duration::days(i64::from(days));
 }
 
 /// 32 random bytes in hexadecimal.
@@ -110,11 +170,6 @@ fn token() -> Result<String, Failure> {
     getrandom::fill(&mut random)
         .map_err(|error| Failure::failed(format!("no random numbers: {error}")))?;
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
-fn create(directory: &Path) -> Result<(), Failure> {
-    let created = std::fs::create_dir_all(directory);
-    created.map_err(|error| Failure::of_file(&error, &error).in_file(directory))
 }
 
 /// Writes a new file; a secret one is readable by its owner only, from the first byte on.
@@ -132,4 +187,32 @@ fn write(path: &Path, text: &str, secret: bool) -> Result<(), Failure> {
         .open(path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| Failure::of_file(&error, &error).in_file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_shown_to_the_minute() {
+        let start = OffsetDateTime::UNIX_EPOCH;
+        assert_eq!(shown(start), "1970-01-01 00:00 UTC");
+        let later = start + Duration::days(20_785) + Duration::minutes(61);
+        assert_eq!(shown(later), "2026-11-28 01:01 UTC");
+    }
+
+    #[test]
+    fn what_does_not_get_to_its_place_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("a/certs");
+        let whole = Whole::beside(&place).unwrap();
+        fs::write(whole.path().join("ca.pem"), "half").unwrap();
+        drop(whole);
+        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 0);
+        let whole = Whole::beside(&place).unwrap();
+        fs::write(whole.path().join("ca.pem"), "whole").unwrap();
+        whole.put(&place).unwrap();
+        assert!(place.join("ca.pem").is_file());
+        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 1);
+    }
 }

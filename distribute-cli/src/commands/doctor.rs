@@ -12,6 +12,7 @@ use super::libraries::{Library, find_all};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{DoctorArgs, OutputFormat, VERSION};
+use crate::memory::{Memory, size};
 use crate::notes::wrapped;
 
 /// Variables by which a cluster tells a process who it is. None of them is a secret.
@@ -101,12 +102,6 @@ struct Task {
     meeting: Option<String>,
 }
 
-/// Bytes of main memory.
-struct Memory {
-    total: u64,
-    available: u64,
-}
-
 pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if args.probe_gpus {
         return gpus::run_probe();
@@ -120,10 +115,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
 
 impl Report {
     fn collect() -> Self {
-        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         Self {
             cores: available_cores(),
-            memory: memory(&meminfo),
+            memory: Memory::of_this_process(),
             features: cpu_features(),
             shared_memory_free: free_bytes(Path::new("/dev/shm")),
             libraries: find_all(&|name| std::env::var_os(name)),
@@ -166,6 +160,10 @@ impl Report {
                     "memory_available_bytes",
                     json!(self.memory.as_ref().map(|memory| memory.available)),
                 ),
+                (
+                    "memory_limited_by",
+                    json!(self.memory.as_ref().map(Memory::limited_by)),
+                ),
                 ("shared_memory_free_bytes", json!(self.shared_memory_free)),
                 ("cpu_features", json!(self.features)),
                 ("devices", json!(devices)),
@@ -183,7 +181,7 @@ impl Report {
             .map(ToString::to_string)
             .collect();
         let memory = match &self.memory {
-            Some(memory) => format!("{} of {} free", size(memory.available), size(memory.total)),
+            Some(memory) => memory.text(),
             None => "unknown".to_string(),
         };
         let shared = self.shared_memory_free.map_or("unknown".to_string(), size);
@@ -195,7 +193,10 @@ impl Report {
                 std::env::consts::ARCH,
                 self.cores
             ),
-            format!("memory         {memory}; shared memory {shared} free"),
+            wrapped(
+                &format!("memory         {memory}; shared memory {shared} free"),
+                NAME_COLUMNS,
+            ),
             format!("CPU features   {}", list(&self.features)),
             format!("devices        {}", devices.join(", ")),
         ];
@@ -388,21 +389,6 @@ fn cpu_features() -> Vec<&'static str> {
     present.map(|(name, _)| name).collect()
 }
 
-/// From the text of `/proc/meminfo`, whose numbers are KiB.
-fn memory(meminfo: &str) -> Option<Memory> {
-    let bytes = |key: &str| {
-        let line = meminfo
-            .lines()
-            .find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
-        let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
-        kib.checked_mul(1024)
-    };
-    Some(Memory {
-        total: bytes("MemTotal")?,
-        available: bytes("MemAvailable")?,
-    })
-}
-
 /// Free bytes of the file system at this path.
 fn free_bytes(path: &Path) -> Option<u64> {
     let status = rustix::fs::statvfs(path).ok()?;
@@ -422,21 +408,9 @@ fn cluster(variable: &dyn Fn(&str) -> Option<String>) -> Vec<(&'static str, &'st
     found
 }
 
-fn size(bytes: u64) -> String {
-    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn memory_is_read_in_kib() {
-        let memory = memory("MemTotal:        2048 kB\nMemFree: 1 kB\nMemAvailable:    1024 kB\n");
-        let memory = memory.unwrap();
-        assert_eq!((memory.total, memory.available), (2_097_152, 1_048_576));
-        assert!(super::memory("MemTotal: much").is_none());
-    }
 
     #[test]
     fn cluster_variables_are_reported_on_one_line() {

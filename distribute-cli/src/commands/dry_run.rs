@@ -11,7 +11,8 @@ use super::training::{GlobalBatch, check_sizes, epochs};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{OutputFormat, StrategyName, TrainArgs};
-use crate::notes::note;
+use crate::memory::{Memory, size};
+use crate::notes::{note, wrapped};
 use crate::schedule::{check_remainder, per_epoch, updates};
 use crate::strategies::{check_share, of_replicas, planned_devices, worker_devices};
 use crate::task::{Task, optimizer};
@@ -43,6 +44,8 @@ struct Plan {
     state_bytes: usize,
     data_bytes: usize,
     step_bytes: usize,
+    /// What this process may use.
+    memory: Option<Memory>,
 }
 
 pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
@@ -108,6 +111,7 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         state_bytes,
         data_bytes: both.saturating_mul(features).saturating_mul(NUMBER),
         step_bytes,
+        memory: Memory::of_this_process(),
     };
     match args.general.output {
         OutputFormat::Json => events::line(&plan.json()),
@@ -168,9 +172,25 @@ fn memory(
 }
 
 impl Plan {
-    fn text(&self) -> String {
+    /// Of this process, in all.
+    fn bytes(&self) -> usize {
         let bytes = self.state_bytes.saturating_add(self.data_bytes);
-        let bytes = bytes.saturating_add(self.step_bytes);
+        bytes.saturating_add(self.step_bytes)
+    }
+
+    /// What is free, beside what is needed.
+    fn free(&self) -> Option<String> {
+        let memory = self.memory.as_ref()?;
+        let is_enough = self.bytes() as u64 <= memory.available;
+        let verdict = match is_enough {
+            true => "",
+            false => "; not enough: use a smaller --batch-size, fewer replicas or a smaller model",
+        };
+        Some(format!("            {}{verdict}", memory.text()))
+    }
+
+    fn text(&self) -> String {
+        let bytes = self.bytes();
         let places = match self.workers {
             1 => self.devices.join(", "),
             workers => format!("{workers} workers, each with {}", self.devices.join(", ")),
@@ -200,25 +220,32 @@ impl Plan {
                 "optimizer   {}, learning rate {}",
                 self.optimizer, self.learning_rate
             ),
-            format!("memory      at least {} of this process:", size(bytes)),
+            format!(
+                "memory      at least {} of this process:",
+                size(bytes as u64)
+            ),
             format!(
                 "            weights, gradients, optimizer  {}",
-                size(self.state_bytes)
+                size(self.state_bytes as u64)
             ),
             format!(
                 "            values between the layers     {}",
-                size(self.step_bytes)
+                size(self.step_bytes as u64)
             ),
             format!(
                 "            examples                       {}",
-                size(self.data_bytes)
+                size(self.data_bytes as u64)
             ),
         ]
+        .into_iter()
+        .chain(self.free().map(|text| wrapped(&text, 12)))
+        .collect::<Vec<_>>()
         .join("\n")
     }
 
     fn json(&self) -> String {
-        let fields: [(&str, Value); 19] = [
+        let memory = self.memory.as_ref();
+        let fields: [(&str, Value); 21] = [
             ("strategy", json!(self.strategy)),
             ("workers", json!(self.workers)),
             ("replicas", json!(self.replicas)),
@@ -238,17 +265,12 @@ impl Plan {
             ("state_bytes", json!(self.state_bytes)),
             ("values_bytes", json!(self.step_bytes)),
             ("examples_bytes", json!(self.data_bytes)),
+            (
+                "memory_available_bytes",
+                json!(memory.map(|memory| memory.available)),
+            ),
+            ("memory_limited_by", json!(memory.map(Memory::limited_by))),
         ];
         events::event(EventName::DryRun, fields)
-    }
-}
-
-/// With the largest unit that it fills.
-fn size(bytes: usize) -> String {
-    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
-    let unit = units.into_iter().find(|(_, shift)| bytes >> shift > 0);
-    match unit {
-        Some((name, shift)) => format!("{:.1} {name}", bytes as f64 / f64::from(1 << shift)),
-        None => format!("{bytes} bytes"),
     }
 }

@@ -3,6 +3,7 @@
 #[cfg(feature = "full")]
 mod bench;
 mod blame;
+mod cert_hosts;
 mod certs;
 #[cfg(feature = "full")]
 mod conformance;

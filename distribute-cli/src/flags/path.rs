@@ -1,4 +1,5 @@
-//! Paths of files of this machine: addresses are none, and `~` is the home folder wherever it stands.
+//! Paths of files of this machine: addresses are none, and `~` is the home folder wherever
+//! it stands.
 
 use std::any::TypeId;
 use std::env;
@@ -9,16 +10,13 @@ use clap::builder::{PathBufValueParser, TypedValueParser};
 
 /// Has every flag of a command and its subcommands that takes a path check it.
 pub(super) fn in_all_flags(command: &mut Command) {
-    let flags = command.get_arguments();
-    let of_paths =
-        flags.filter(|flag| flag.get_value_parser().type_id() == TypeId::of::<PathBuf>());
-    let of_paths: Vec<_> = of_paths.map(|flag| flag.get_id().clone()).collect();
-    for flag in of_paths {
-        let own = std::mem::take(command);
-        *command = own.mut_arg(flag, |flag| {
-            flag.value_parser(PathBufValueParser::new().try_map(local))
-        });
-    }
+    // All at once, which leaves them in their order.
+    *command = std::mem::take(command).mut_args(|flag| {
+        match flag.get_value_parser().type_id() == TypeId::of::<PathBuf>() {
+            true => flag.value_parser(PathBufValueParser::new().try_map(local)),
+            false => flag,
+        }
+    });
     command.get_subcommands_mut().for_each(in_all_flags);
 }
 
@@ -48,8 +46,8 @@ pub(super) fn local(path: PathBuf) -> Result<PathBuf, String> {
         None if after.is_empty() => home(),
         None if path.exists() => Ok(path),
         None => Err(format!(
-            "the home folder of another user is not looked up; write the whole path, or ./{text} for \
-             a file of this name"
+            "the home folder of another user is not looked up; write the whole path, or ./{text} \
+             for a file of this name"
         )),
     }
 }
@@ -133,9 +131,12 @@ mod tests {
                     continue;
                 }
                 *found += 1;
-                let address = std::ffi::OsStr::new("s3://bucket/x");
-                let refused = parser.parse_ref(command, Some(flag), address);
-                let said = refused.map(drop).unwrap_err().to_string();
+                let alone = clap::Arg::new("path")
+                    .long("path")
+                    .value_parser(parser.clone());
+                let alone = Command::new("alone").arg(alone);
+                let refused = alone.try_get_matches_from(["alone", "--path=s3://bucket/x"]);
+                let said = refused.unwrap_err().to_string();
                 assert!(said.contains("is an address"), "{flag}: {said}");
             }
             command

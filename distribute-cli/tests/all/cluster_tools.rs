@@ -45,6 +45,60 @@ fn certs_writes_a_directory_per_host_and_keeps_secrets_private() {
     assert_eq!(token, unchanged);
 }
 
+/// The output of `certs` with these flags, in a folder of its own, which is empty after a refusal.
+fn certs_with(flags: &[&str]) -> (Option<i32>, String, usize) {
+    let folder = tempfile::tempdir().expect("a directory");
+    let mut program = program();
+    program.current_dir(folder.path());
+    let output = program
+        .args(["certs", "--out", "certs"])
+        .args(flags)
+        .output();
+    let output = output.expect("runs");
+    let said = [output.stdout, output.stderr].concat();
+    let left = std::fs::read_dir(folder.path()).expect("exists").count();
+    let said = String::from_utf8(said).expect("text");
+    (output.status.code(), said, left)
+}
+
+#[test]
+fn certs_refuses_what_no_certificate_can_be_for_and_leaves_nothing() {
+    for days in ["0", "36501", "3000000", "4294967295"] {
+        let (code, said, left) = certs_with(&["--hosts", "node1", "--days", days]);
+        assert_eq!((code, left), (Some(2), 0), "{said}");
+        assert!(said.contains("--days must be 1 to 36500"), "{said}");
+    }
+    for hosts in [
+        "",
+        "node1,",
+        "node1,node2:9000",
+        "node1,node 2",
+        "node1,token",
+        "node1,a/b",
+    ] {
+        let (code, said, left) = certs_with(&["--hosts", hosts]);
+        assert_eq!((code, left), (Some(2), 0), "{hosts}: {said}");
+        assert!(said.contains("--hosts"), "{hosts}: {said}");
+    }
+}
+
+#[test]
+fn certs_makes_each_host_once_and_shows_the_dates() {
+    let flags = ["--hosts", "node1, node2,node1,[::1]", "--days", "36500"];
+    let (code, said, left) = certs_with(&flags);
+    assert_eq!((code, left), (Some(0), 1), "{said}");
+    assert!(
+        said.contains("valid for 36500 days: node1, node2, ::1"),
+        "{said}"
+    );
+    let dates = said.lines().last().expect("three lines");
+    assert!(
+        dates.starts_with("from 20") && dates.ends_with(" UTC"),
+        "{dates}"
+    );
+    assert!(dates.contains(" UTC to 21"), "{dates}");
+}
+
 #[test]
 fn blame_needs_records() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -468,3 +468,112 @@ fn what_is_not_finite_is_a_text_in_json() {
     let row = fs::read_to_string(folder.path().join("logs/history.jsonl")).unwrap();
     assert_eq!(last_event(&row)["val_loss"], "NaN");
 }
+
+/// What `evaluate` reads as one checkpoint is no directory to save into, by whatever way it is
+/// named.
+#[test]
+fn a_checkpoint_is_no_directory_of_checkpoints() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = "train --replicas 1 --model mlp --output json";
+    succeed(folder, &format!("{train} --steps 2 --checkpoint-dir saved"));
+    let saved = folder.join("saved/step-00000002");
+    std::os::unix::fs::symlink(&saved, folder.join("newest")).unwrap();
+    let copy = std::process::Command::new("cp")
+        .args(["-r", "saved/step-00000002", "copy"])
+        .current_dir(folder)
+        .status();
+    assert!(copy.unwrap().success());
+    succeed(
+        folder,
+        "evaluate --checkpoint-dir saved/step-00000002 --output json",
+    );
+    for inside in [
+        "saved/step-00000002",
+        "saved/step-00000002/",
+        "saved/step-00000002/more/of/it",
+        "saved/../saved/step-00000002",
+        "newest",
+        "copy",
+    ] {
+        for flag in ["", "--restartable", "--resume"] {
+            let again = format!("{train} --steps 4 --checkpoint-dir {inside} {flag}");
+            let finished = run(folder, &again);
+            assert_eq!(finished.code, Some(2), "{again}: {}", finished.stderr);
+            let is_new = inside.contains("more") && flag == "--resume";
+            let said = if is_new {
+                "no checkpoint to resume"
+            } else {
+                "is in the checkpoint"
+            };
+            assert!(
+                finished.stderr.contains(said),
+                "{again}: {}",
+                finished.stderr
+            );
+        }
+    }
+    let mut names = fs::read_dir(&saved)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    assert_eq!(names.by_ref().count(), 3, "nothing was written there");
+    succeed(
+        folder,
+        &format!("{train} --steps 4 --checkpoint-dir saved --restartable"),
+    );
+}
+
+#[test]
+fn home_and_addresses_are_the_same_in_a_file_and_on_the_command_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = "train --replicas 1 --model mlp --steps 1 --output json";
+    let at_home = |arguments: &str| {
+        let mut program = common::program(folder);
+        let program = program.env("HOME", folder.join("home"));
+        let output = program.args(arguments.split_whitespace()).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), said)
+    };
+    fs::write(
+        folder.join("run.toml"),
+        "checkpoint-dir = \"~/from-file\"\n",
+    )
+    .unwrap();
+    for (flags, place) in [
+        ("--config run.toml", "home/from-file"),
+        ("--checkpoint-dir=~/from-flag", "home/from-flag"),
+        ("--log-dir ~/logs", "home/logs"),
+        ("--checkpoint-dir ./~/kept", "~/kept"),
+    ] {
+        let (code, said) = at_home(&format!("{train} {flags}"));
+        assert_eq!(code, Some(0), "{flags}: {said}");
+        assert!(folder.join(place).is_dir(), "{flags}");
+    }
+    fs::write(
+        folder.join("remote.toml"),
+        "checkpoint-dir = \"s3://bucket/run\"\n",
+    )
+    .unwrap();
+    for arguments in [
+        "train --config remote.toml",
+        "train --checkpoint-dir gs://bucket/run",
+        "train --log-bits hdfs://node/bits",
+        "train --dataset csv:s3://bucket/a.csv",
+        "train --dataset https://host/a.csv",
+        "train --model gs://bucket/net.json",
+        "evaluate --checkpoint-dir s3://bucket/run",
+        "launch --workers 1 --log-dir s3://bucket/logs -- true",
+        "blame s3://bucket/records",
+        "certs --hosts a --out file:///tmp/certs",
+    ] {
+        let (code, said) = at_home(arguments);
+        assert_eq!(code, Some(2), "{arguments}: {said}");
+        assert!(said.contains("address"), "{arguments}: {said}");
+    }
+    let names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|it| it.unwrap().file_name())
+        .collect();
+    assert_eq!(names.len(), 4, "{names:?}");
+}

@@ -21,8 +21,8 @@ use crate::{Callback, Control, FitError};
 /// about a second for each GB. Gradients are not in it: they are consumed by the update.
 ///
 /// A new run replaces the file. A resumed one keeps the updates before it, so that the file ends up
-/// as that of a run that was never interrupted; it must be of the same parameters. One run at a time
-/// writes to a file, which it has locked; a second one is refused.
+/// as that of a run that was never interrupted; it must be of the same parameters. One run at a
+/// time writes to a file, which it has locked; a second one is refused.
 ///
 /// Training never ends because of it: a file that can no longer be written is left as it is, with a
 /// warning. Only a run that begins is refused a file that cannot be made.

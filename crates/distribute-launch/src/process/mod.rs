@@ -21,6 +21,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
+use crate::cgroup::OutOfMemory;
 use crate::error::{LaunchError, Result};
 use crate::job::Job;
 use crate::job::task::Task;
@@ -64,6 +65,8 @@ pub struct Process {
     /// Nothing ends it, not even SIGKILL: nobody waits for it any more.
     is_given_up: bool,
     child: Child,
+    /// What the kernel had counted before it was started.
+    memory: OutOfMemory,
 }
 
 impl Process {
@@ -95,6 +98,7 @@ impl Process {
                 _ => LaunchError::Spawn { command, source },
             }
         };
+        let memory = OutOfMemory::now();
         let mut child = command.spawn().map_err(failed)?;
         let streams = child.stdout.take().zip(child.stderr.take());
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
@@ -114,6 +118,7 @@ impl Process {
             left_others: None,
             is_given_up: false,
             child,
+            memory,
         };
         let streams = [
             (Stream::Stdout, stdout.into()),
@@ -123,7 +128,10 @@ impl Process {
     }
 
     /// What people learn of it when it has ended, with its last lines on standard error.
-    pub fn report(&self, last_lines: Vec<String>) -> ProcessReport {
+    pub fn report(&self, mut last_lines: Vec<String>) -> ProcessReport {
+        if self.asked.is_none() && self.ending.is_some_and(Ending::is_kill) {
+            last_lines.extend(self.memory.explained());
+        }
         ProcessReport {
             task: self.task,
             host: gethostname::gethostname().to_string_lossy().into_owned(),

@@ -46,6 +46,12 @@ impl Ending {
             .contains(&self)
     }
 
+    /// Whether it was killed, or a shell says so of what it has run.
+    pub(crate) fn is_kill(self) -> bool {
+        let kill = rustix::process::Signal::KILL.as_raw();
+        self == Ending::Signal(kill) || self == Ending::Exit(128 + kill)
+    }
+
     /// Whether this is neither success nor "stopped after saving".
     pub(crate) fn is_failure(self) -> bool {
         self != Ending::Exit(0) && !self.is_preempted()
