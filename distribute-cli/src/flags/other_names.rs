@@ -81,9 +81,7 @@ const OTHER_NAMES: &[(&str, Instead)] = &[
     ("--json", Advice("write --output json")),
     (
         "--loss",
-        Advice(
-            "the loss follows from the model's last layer (docs/losses.md), there is no flag for it",
-        ),
+        Advice("the loss follows from the model's last layer (docs/losses.md); no flag sets it"),
     ),
     (
         "--metrics",
@@ -91,9 +89,7 @@ const OTHER_NAMES: &[(&str, Instead)] = &[
     ),
     (
         "--num-workers",
-        Advice(
-            "processes are started by `launch --workers N -- COMMAND`; data is read without workers",
-        ),
+        Advice("`launch --workers N -- COMMAND` starts processes; data is read without workers"),
     ),
     (
         "--world-size",

@@ -100,6 +100,10 @@ fn a_cluster_that_is_not_right_is_met_again() {
     "it is a list"
 )]
 #[case("train --data-dir somewhere", "--data-dir")]
+#[case("train --strategy tpu --pjrt-plugin gone.so", "gone.so")]
+#[case("train --strategy tpu --pjrt-plugin a.txt", "a.txt")]
+#[case("train --strategy multi-worker --cluster slurm", "SLURM_PROCID")]
+#[case("bench train --replicas 0", "--replicas")]
 #[case("train --dataset csv:gone.csv", "gone.csv")]
 #[case("train --dataset csv:dangling.csv", "dangling.csv")]
 #[case("train --dataset csv:circle.csv", "circle.csv")]

@@ -121,6 +121,46 @@ fn a_signal_before_training_ends_the_wait_with_its_number() {
     );
 }
 
+/// A process of another role than a worker's: a server that waits for its coordinator, and an
+/// evaluator, which has measured what there is.
+#[test]
+fn servers_and_evaluators_end_at_a_notice() {
+    let folder = tempfile::tempdir().unwrap();
+    let addresses = crate::job::addresses(3);
+    let cluster = format!(
+        r#"{{"ps": ["{}"], "worker": ["{}"], "chief": ["{}"]}}"#,
+        addresses[0], addresses[1], addresses[2]
+    );
+    let start = |task: &str, line: &str| {
+        let mut command = common::plain(folder.path());
+        let config = crate::job::tf_config(&cluster, task, 0);
+        let command = command.args(line.split_whitespace());
+        Process::start(command, &[("TF_CONFIG", &config)])
+    };
+    let server = start("ps", "train --strategy parameter-server --model mlp");
+    let begun = std::time::Instant::now();
+    while std::net::TcpStream::connect(&addresses[0]).is_err() {
+        assert!(begun.elapsed() < common::LIMIT, "it does not listen");
+        std::thread::yield_now();
+    }
+    send(&server, 12);
+    let ended = server.finish();
+    assert_eq!(ended.code, Some(140), "{}", ended.stderr);
+    assert!(ended.stderr.starts_with("SIGUSR2: "), "{}", ended.stderr);
+
+    let line = "--model mlp --replicas 1 --steps 3 --checkpoint-dir saved";
+    common::succeed(folder.path(), &format!("train {line}"));
+    let mut evaluator = start(
+        "evaluator",
+        &format!("train --strategy multi-worker {line}"),
+    );
+    evaluator.wait_for("test accuracy");
+    send(&evaluator, 10);
+    let ended = evaluator.finish();
+    assert_eq!(ended.code, Some(0), "{}", ended.stderr);
+    assert!(ended.stderr.contains("SIGUSR1: "), "{}", ended.stderr);
+}
+
 /// `nohup` switches SIGHUP off, and a shell SIGINT of what runs in its background.
 #[rstest]
 #[case("HUP", 1)]

@@ -377,7 +377,7 @@ fn a_library_that_is_no_plugin_or_one_of_another_version_is_refused_in_its_own_w
             folder.path(),
             "train --strategy tpu --pjrt-plugin ./false.so",
         );
-        assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+        assert_eq!(finished.code, Some(2), "{}", finished.stderr);
         said += &format!("{define}\n  {}", finished.stderr);
     }
     insta::with_settings!({ filters => vec![(r"/\S*/\.tmp\w+", "[FOLDER]")] }, {
@@ -400,7 +400,7 @@ fn a_plugin_without_a_function_is_refused_with_its_name(#[case] name: &str, #[ca
     fs::write(&control, format!("{plugin} 128 {hole}")).unwrap();
     let run = "train --strategy tpu --pjrt-plugin ./false.so --steps 1 --model mlp";
     let finished = common::run(folder.path(), run);
-    assert_eq!(finished.code, Some(1), "{}", finished.stderr);
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
     let error = finished.stderr.lines().last().unwrap();
     assert!(error.starts_with("error: "), "{error}");
     assert!(error.contains(&format!("lacks {name};")), "{error}");
@@ -425,7 +425,7 @@ fn without_a_plugin_there_are_two_lines_and_verbose_has_the_rest() {
             .env("HOME", folder.path())
             .env("PATH", folder.path());
         let output = program.args(arguments.split_whitespace()).output().unwrap();
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     };
     for command in [
@@ -653,7 +653,13 @@ fn what_no_tpu_holds_or_is_is_said_in_the_words_of_libtpu() {
     let mut said = String::new();
     let mut refuse = |arguments: &str| {
         let finished = common::run(folder.path(), &format!("{compile} {arguments}"));
-        assert_eq!(finished.code, Some(1), "{arguments}: {}", finished.stderr);
+        // What libtpu ends its process with has no type.
+        let code = finished.code;
+        assert!(
+            matches!(code, Some(1 | 2)),
+            "{arguments}: {}",
+            finished.stderr
+        );
         assert_eq!(finished.stdout, "");
         let lines = beside_progress(&finished.stderr);
         let lines: Vec<String> = lines.map(|line| format!("  {line}\n")).collect();

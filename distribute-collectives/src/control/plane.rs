@@ -154,7 +154,12 @@ impl Drop for ControlPlane {
 }
 
 fn unavailable(rank: usize, error: &std::io::Error) -> CollectiveError {
-    let reason = format!("rank {rank} cannot start it: {error}");
+    let few = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
+    let advice = match rustix::io::Errno::from_io_error(error) {
+        Some(errno) if few.contains(&errno) => "; raise the limit of open files (`ulimit -n`)",
+        _ => "",
+    };
+    let reason = format!("rank {rank} cannot start it: {error}{advice}");
     CollectiveError::unavailable("the control plane", reason)
 }
 

@@ -17,6 +17,9 @@ pub enum TpuError {
         cause: String,
         /// Where a plugin was looked for, if that is the reason.
         searched: Vec<String>,
+        /// Whether the same start would meet it again: the machine, the plugin or what was asked
+        /// for is not right. A device that another process holds is free again.
+        lasts: bool,
     },
     /// The environment or the arguments name a TPU in a way that cannot be understood.
     #[error("{what}")]
@@ -91,11 +94,13 @@ pub enum TpuError {
 distribute_error::debug_as_message!(TpuError);
 
 impl TpuError {
-    /// [`Initialize`](Self::Initialize) for another reason than that there is no plugin.
+    /// [`Initialize`](Self::Initialize) for another reason than that there is no plugin, which
+    /// lasts.
     pub(super) fn initialize(cause: String) -> Self {
         Self::Initialize {
             cause,
             searched: Vec::new(),
+            lasts: true,
         }
     }
 
@@ -104,7 +109,7 @@ impl TpuError {
     /// is free again.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Initialize { searched, .. } => !searched.is_empty(),
+            Self::Initialize { lasts, .. } => *lasts,
             Self::Resolve { .. }
             | Self::Replicas { .. }
             | Self::DifferentPrograms { .. }

@@ -150,6 +150,7 @@ fn initialize(error: &PjrtError) -> TpuError {
     TpuError::Initialize {
         cause: error.to_string(),
         searched: error.searched().to_vec(),
+        lasts: error.is_permanent(),
     }
 }
 
