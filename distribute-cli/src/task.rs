@@ -231,7 +231,8 @@ impl Task {
             let name = crate::configuration::name(self.loss).unwrap_or_default();
             format!("loss: {name}")
         });
-        let first = inputs.map(Inputs::line).into_iter().chain(loss);
+        let line = inputs.map(|inputs| inputs.line(&self.dataset));
+        let first = line.into_iter().chain(loss);
         first.chain(self.remarks.iter().cloned()).collect()
     }
 

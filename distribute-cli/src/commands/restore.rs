@@ -141,7 +141,7 @@ fn chosen(
                 return Err(error);
             };
             let note = format!(
-                "{} has no labels of this model: all {} examples are used",
+                "no labels were read of {}: all {} examples are used",
                 task.dataset,
                 examples.len()
             );

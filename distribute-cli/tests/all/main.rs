@@ -12,6 +12,7 @@ mod events;
 mod first_day;
 mod habits;
 mod help;
+mod inputs;
 mod interruptions;
 mod job;
 mod keras_training;
