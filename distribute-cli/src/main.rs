@@ -25,6 +25,7 @@ mod left_out;
 mod libtpu;
 mod log;
 mod metrics;
+mod model_source;
 mod notes;
 mod objective;
 mod option_names;

@@ -26,7 +26,7 @@ pub(crate) use bench::{
 };
 pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
 use dataset::delimiter;
-pub(crate) use dataset::{ColorName, CsvHeaderName, DatasetName, LossName, ScaleName};
+pub(crate) use dataset::{ColorName, CsvHeaderName, DatasetName, LossName, ScaleName, named};
 pub(crate) use observing::ObservingArgs;
 pub(crate) use parameter_server::ParameterServerArgs;
 #[cfg(feature = "full")]
