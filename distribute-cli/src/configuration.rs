@@ -5,13 +5,13 @@
 
 use std::path::Path;
 
-use clap::ValueEnum;
 use distribute_core::checkpoint::Metadata;
 use distribute_core::{Configuration, Difference};
 use distribute_data::readers::TrainTest;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
+pub(crate) use crate::flags::named as name;
 use crate::flags::{
     ClusterArgs, DataArgs, DatasetName, DeviceArgs, FileArgs, FloatName, GeneralArgs,
     ObservingArgs, ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs,
@@ -377,12 +377,6 @@ fn text(value: Option<impl ToString>) -> Option<String> {
 
 fn given(flag: bool) -> Option<String> {
     flag.then(|| "given".to_string())
-}
-
-/// A value as it stands on the command line.
-pub(crate) fn name(value: impl ValueEnum) -> Option<String> {
-    let value = value.to_possible_value()?;
-    Some(value.get_name().to_string())
 }
 
 /// What is known of a run before its data is read: all flags that the processes of a job must

@@ -33,8 +33,12 @@ pub(crate) struct Inputs {
 impl Inputs {
     pub(crate) fn of(examples: &Examples, spec: &ModelSpec) -> Self {
         let is_taken = examples.stored_type() == "u8" && examples.divisor() == 1.0;
+        let columns = match examples.is_text() {
+            true => Vec::new(),
+            false => examples.column_names().to_vec(),
+        };
         Self {
-            columns: examples.column_names().to_vec(),
+            columns,
             label: examples.label_name().map(str::to_string),
             stored: examples.stored_type().to_string(),
             divisor: examples.divisor(),
@@ -92,7 +96,7 @@ impl Inputs {
     }
 
     /// In one line.
-    pub(crate) fn line(&self) -> String {
+    pub(crate) fn line(&self, dataset: &DatasetName) -> String {
         let columns = match self.columns.len() {
             0 => None,
             count => Some(format!(
@@ -107,10 +111,17 @@ impl Inputs {
                     self.stored
                 )
             }
+            (None, 1.0) if self.stored == "text" => self.stored.clone(),
             (None, 1.0) => format!("{} as it is", self.stored),
             (None, divisor) => format!("{} divided by {divisor}", self.stored),
         };
-        let label = self.label.as_ref().map(|name| format!("label: {name}"));
+        let unnamed = match dataset {
+            DatasetName::Csv(..) => Some("the last column".to_string()),
+            data if data.is_images() => Some("the name of the folder".to_string()),
+            _ => None,
+        };
+        let label = self.label.clone().or(unnamed);
+        let label = label.map(|name| format!("label: {name}"));
         let what = columns.into_iter().chain([scale]).chain(label);
         format!("inputs: {}", what.collect::<Vec<_>>().join("; "))
     }
@@ -123,6 +134,14 @@ impl Inputs {
                 "{dataset} has no header: its columns are taken for {} by their order",
                 listed(&self.columns)
             ));
+        }
+        let unused = data
+            .unused()
+            .iter()
+            .filter(|name| Some(*name) != self.label.as_ref());
+        let unused: Vec<&String> = unused.collect();
+        if !unused.is_empty() {
+            all.push(format!("{dataset}: not used: {}", listed(&unused)));
         }
         let found = (data.stored_type(), data.divisor());
         if (&*self.stored, self.divisor) != found && data.stored_type() != "text" {
@@ -194,6 +213,9 @@ pub(crate) fn remarks(data: &TrainTest, dataset: &DatasetName) -> Result<Vec<Str
     let mut all = Vec::new();
     if !train.unused().is_empty() {
         all.push(format!("{dataset}: not used: {}", listed(train.unused())));
+    }
+    if data.test.label_name() == Some("y_val") {
+        all.push(format!("{dataset}: x_val and y_val are the test examples"));
     }
     if train.class_names().is_empty() && !dataset.knows_classes() {
         all.extend(missing_classes(data, dataset));
@@ -296,6 +318,6 @@ mod tests {
         assert_eq!(Inputs::from_json(&inputs.to_json()), Some(inputs.clone()));
         assert_eq!(Inputs::from_json(&Value::Null), None);
         let line = "inputs: 2 columns by name (b, a); f32 as it is; label: kind";
-        assert_eq!(inputs.line(), line);
+        assert_eq!(inputs.line(&"csv:a.csv".parse().unwrap()), line);
     }
 }

@@ -27,6 +27,7 @@ mod log;
 mod log_directory;
 mod memory;
 mod metrics;
+mod model_source;
 mod notes;
 mod objective;
 mod option_names;

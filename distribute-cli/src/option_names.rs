@@ -2,7 +2,7 @@
 //! programmers what to set, and who reads them here has flags.
 
 /// What the libraries say, and what the program says instead.
-const NAMES: [(&str, &str); 20] = [
+const NAMES: [(&str, &str); 21] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
@@ -39,6 +39,7 @@ const NAMES: [(&str, &str); 20] = [
         "set `weight_decay` beside `exclude_from_weight_decay`",
         "add --weight-decay to --weight-decay-exclude",
     ),
+    ("use `drop_remainder`", "use --drop-remainder"),
     (
         "set them, use a loopback address, or ask for `insecure` by name",
         "give each process its --certs DIR (`distribute-cli certs` makes them), use a loopback \

@@ -6,7 +6,7 @@ use clap::ValueEnum;
 use distribute_core::checkpoint::Metadata;
 use serde_json::{Value, json};
 
-use crate::flags::{ColorName, DataArgs};
+use crate::flags::{ColorName, DataArgs, named};
 
 /// Where a checkpoint's metadata keeps what this program says of it.
 pub(crate) const EXTRA_KEY: &str = "distribute-cli";
@@ -71,11 +71,6 @@ impl StoredReading {
         args.label_column = args.label_column.take().or(self.label_column);
         args.color_mode = args.color_mode.or(self.color_mode);
     }
-}
-
-fn named(mode: ColorName) -> Option<String> {
-    let value = mode.to_possible_value()?;
-    Some(value.get_name().to_string())
 }
 
 #[cfg(test)]

@@ -9,10 +9,7 @@ use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::{Optimizer, from_config};
 use distribute_core::{Clip, Configuration, Device, Difference, Error, TrainState};
 use distribute_data::readers::{CsvColumns, Examples, ImageColor, TrainTest};
-use distribute_keras::{
-    BUILT_IN, Compiled, Model, ModelError, ModelSpec, Plan, Shape, built_in, compiled, model_text,
-    parse_keras_json,
-};
+use distribute_keras::{Compiled, Model, ModelError, ModelSpec, Plan, Shape, compiled};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
 
@@ -20,10 +17,11 @@ use crate::compiled;
 use crate::data::Reading;
 use crate::failure::Failure;
 use crate::flags::{
-    CsvHeaderName, DataArgs, DatasetName, LossName, ScaleName, TrainArgs, TrainingArgs,
+    CsvHeaderName, DataArgs, DatasetName, LossName, ScaleName, TrainArgs, TrainingArgs, named,
 };
 use crate::identity::{Identity, listed};
 use crate::inputs::{self, Inputs, Scale};
+use crate::model_source::{Source, model_file_settings, named_model, stored_model};
 use crate::split::SplitRecord;
 use crate::stored_reading::{EXTRA_KEY, StoredReading};
 use crate::text::Vocabulary;
@@ -55,14 +53,6 @@ pub(crate) struct Task {
     remarks: Vec<String>,
     /// Which examples they are, once somebody has asked.
     identity: OnceLock<Identity>,
-}
-
-/// Where the model comes from.
-#[derive(Debug, Clone)]
-enum Source {
-    BuiltIn,
-    /// The text of a model file.
-    Keras(String),
 }
 
 impl Task {
@@ -228,10 +218,11 @@ impl Task {
         let of_files = !self.dataset.knows_classes();
         let inputs = self.inputs.as_ref().filter(|_| of_files);
         let loss = (self.loss != LossName::CrossEntropy).then(|| {
-            let name = crate::configuration::name(self.loss).unwrap_or_default();
+            let name = named(self.loss).unwrap_or_default();
             format!("loss: {name}")
         });
-        let first = inputs.map(Inputs::line).into_iter().chain(loss);
+        let line = inputs.map(|inputs| inputs.line(&self.dataset));
+        let first = line.into_iter().chain(loss);
         first.chain(self.remarks.iter().cloned()).collect()
     }
 
@@ -399,7 +390,7 @@ impl Task {
             "csv_header": self.dataset.header(),
             "reading": self.reading.to_json(),
             "inputs": self.inputs_json(),
-            "loss": crate::configuration::name(self.loss),
+            "loss": named(self.loss),
             "split": self.split.as_ref().map(SplitRecord::to_json),
         });
         (EXTRA_KEY, value)
@@ -509,16 +500,6 @@ impl Task {
     }
 }
 
-impl Source {
-    /// The model of this name, for so many classes and tokens.
-    fn spec(&self, model: &str, (classes, tokens): (usize, usize)) -> Result<ModelSpec, Failure> {
-        match self {
-            Self::BuiltIn => built_in(model, classes, tokens).ok_or_else(|| unknown(model)),
-            Self::Keras(text) => Ok(parse_keras_json(text, model)?),
-        }
-    }
-}
-
 /// The data set that a checkpoint names.
 fn stored_dataset(extra: &Value) -> Result<Option<DatasetName>, Failure> {
     let name = extra["dataset"].as_str();
@@ -539,99 +520,9 @@ pub(crate) fn trained_on(metadata: &Metadata) -> Result<Option<DatasetName>, Fai
     extra.map_or(Ok(None), stored_dataset)
 }
 
-/// The model that a checkpoint has, by its name or as its file's text.
-fn stored_model(extra: &Value) -> Option<(String, Source)> {
-    let name = extra["model"].as_str()?.to_string();
-    let file = extra["model_file"].as_str();
-    let source = file.map_or(Source::BuiltIn, |text| Source::Keras(text.to_string()));
-    Some((name, source))
-}
-
-/// The model of this name or file.
-fn named_model(model: &str) -> Result<(String, Source), Failure> {
-    let source = model_file(model)?.map_or(Source::BuiltIn, Source::Keras);
-    Ok((model.to_string(), source))
-}
-
 /// The `--l2` that a checkpoint was trained with; nothing if the model decided.
 pub(crate) fn stored_l2(metadata: &Metadata) -> Option<f64> {
     metadata.extra.get(EXTRA_KEY)?["l2"].as_f64()
-}
-
-/// Every number and text of a model file with its place in it, however it is laid out.
-fn model_file_settings(text: &str) -> Configuration {
-    let mut settings = Configuration::new();
-    match serde_json::from_str(text) {
-        Ok(value) => add_leaves("", &value, &mut settings),
-        // It has been read before, so this is what a checkpoint was damaged to.
-        Err(_) => settings.set("the model file", Some(text)),
-    }
-    settings
-}
-
-fn add_leaves(place: &str, value: &Value, settings: &mut Configuration) {
-    let named = |key: &str| match place {
-        "" => format!("the model file's {key}"),
-        place => format!("{place}.{key}"),
-    };
-    match value {
-        Value::Object(entries) if !entries.is_empty() => {
-            for (key, value) in entries {
-                add_leaves(&named(key), value, settings);
-            }
-        }
-        Value::Array(items) if !items.is_empty() => {
-            for (index, value) in items.iter().enumerate() {
-                add_leaves(&format!("{place}[{index}]"), value, settings);
-            }
-        }
-        Value::String(text) => settings.set(place, Some(text)),
-        other => settings.set(place, Some(other)),
-    }
-}
-
-/// The text of a model file; nothing for the name of a built-in model.
-fn model_file(model: &str) -> Result<Option<String>, Failure> {
-    if BUILT_IN.iter().any(|(name, _)| *name == model) {
-        return Ok(None);
-    }
-    if !Path::new(model).exists() {
-        return Err(match is_path(model) {
-            true => Failure::usage(format!(
-                "there is no model file {model}; check the path, or name a built-in model: {}",
-                names().join(", ")
-            )),
-            false => unknown(model),
-        });
-    }
-    match std::fs::read(model) {
-        Ok(bytes) => Ok(Some(model_text(bytes, model)?)),
-        Err(source) => Err(ModelError::Io {
-            path: model.into(),
-            source,
-        }
-        .into()),
-    }
-}
-
-/// Whether a file was meant, that is not there, and not one of the names.
-fn is_path(model: &str) -> bool {
-    let path = Path::new(model);
-    path.extension().is_some() || path.components().count() > 1 || path.is_symlink()
-}
-
-fn names() -> Vec<&'static str> {
-    BUILT_IN.iter().map(|(name, _)| *name).collect()
-}
-
-fn unknown(model: &str) -> Failure {
-    let names = names();
-    let nearest = distribute_error::nearest(model, names.iter().copied());
-    let nearest = nearest.map_or_else(String::new, |name| format!("did you mean `{name}`? "));
-    Failure::usage(format!(
-        "unknown model `{model}`: {nearest}Use {} or a file that Keras' `model.to_json()` wrote",
-        names.join(", ")
-    ))
 }
 
 /// How many times as many classes there may be as labels that occur.

@@ -122,13 +122,14 @@ fn chosen(
     (path, purpose): (&Path, Purpose),
 ) -> Result<Chosen, Failure> {
     let how = task.how(data)?;
-    let labelled = task.dataset.read(&how).and_then(|parts| {
+    let mut labelled = task.dataset.read(&how);
+    if let Ok(parts) = &labelled {
         same_classes(parts.first(), path, task)?;
-        if purpose == Purpose::Predict {
-            task.check_all_labels(parts.first())?;
+        let known = task.check_all_labels(parts.first());
+        if let (Purpose::Predict, Err(error)) = (purpose, known) {
+            labelled = Err(error);
         }
-        Ok(parts)
-    });
+    }
     match (labelled, purpose) {
         (Ok(parts), _) => {
             let parts = parts.map(|examples| task.scaled(examples, data.scale));
@@ -141,7 +142,7 @@ fn chosen(
                 return Err(error);
             };
             let note = format!(
-                "{} has no labels of this model: all {} examples are used",
+                "no labels were read of {}: all {} examples are used",
                 task.dataset,
                 examples.len()
             );

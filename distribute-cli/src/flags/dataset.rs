@@ -110,6 +110,12 @@ pub(crate) enum ScaleName {
     By255,
 }
 
+/// A value as it stands on the command line.
+pub(crate) fn named(value: impl ValueEnum) -> Option<String> {
+    let value = value.to_possible_value()?;
+    Some(value.get_name().to_string())
+}
+
 /// What images become; Keras' `color_mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ColorName {

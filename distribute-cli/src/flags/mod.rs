@@ -29,7 +29,7 @@ pub(crate) use bench::{
 };
 pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
 use dataset::delimiter;
-pub(crate) use dataset::{ColorName, CsvHeaderName, DatasetName, LossName, ScaleName};
+pub(crate) use dataset::{ColorName, CsvHeaderName, DatasetName, LossName, ScaleName, named};
 pub(crate) use observing::ObservingArgs;
 pub(crate) use other_names::instead_of;
 pub(crate) use parameter_server::ParameterServerArgs;

@@ -14,6 +14,7 @@ mod exit_codes;
 mod first_day;
 mod habits;
 mod help;
+mod inputs;
 mod interruptions;
 mod job;
 mod keras_training;

@@ -1,0 +1,353 @@
+//! What a model was trained on is known to its checkpoint: names, order, scale, labels; and what is
+//! only asked for answers needs no labels.
+
+use std::fs;
+use std::io::Cursor;
+use std::path::Path;
+
+use image::{DynamicImage, GrayImage, ImageFormat, RgbImage};
+use rstest::rstest;
+
+use crate::common::{Finished, last_event, run, succeed};
+
+const TRAIN: &str = "train --replicas 1 --epochs 1 --seed 3";
+
+/// 40 lines of two columns, of which `a` decides the class.
+fn table(folder: &Path, name: &str, header: &str, line: impl Fn(usize, f64, usize) -> String) {
+    let lines = (0..40).map(|i| line(i, ((i * 7) % 40) as f64 / 40.0, (i * 7) % 40 / 20));
+    let text: String = lines.map(|line| line + "\n").collect();
+    fs::write(folder.join(name), format!("{header}{text}")).unwrap();
+}
+
+fn tables(folder: &Path) {
+    table(folder, "t.csv", "a,b,kind\n", |i, a, class| {
+        format!("{a},{i}.5,{class}")
+    });
+    table(folder, "swapped.csv", "kind,b,a\n", |i, a, class| {
+        format!("{class},{i}.5,{a}")
+    });
+    table(folder, "extra.csv", "a,id,b,kind\n", |i, a, class| {
+        format!("{a},7,{i}.5,{class}")
+    });
+    table(folder, "others.csv", "x,y,kind\n", |i, a, class| {
+        format!("{a},{i}.5,{class}")
+    });
+    table(folder, "unlabelled.csv", "b,a\n", |i, a, _| {
+        format!("{i}.5,{a}")
+    });
+    table(folder, "bare.csv", "", |i, a, _| format!("{a},{i}.5"));
+    table(folder, "semicolons.csv", "a;b;kind\n", |i, a, class| {
+        format!("{a};{i}.5;{class}")
+    });
+}
+
+fn evaluate(folder: &Path, data: &str) -> Finished {
+    run(
+        folder,
+        &format!("evaluate --checkpoint-dir saved --split all --dataset {data}"),
+    )
+}
+
+fn predict(folder: &Path, data: &str) -> Finished {
+    run(
+        folder,
+        &format!("predict --checkpoint-dir saved --dataset {data}"),
+    )
+}
+
+/// What comes behind the name of the data set.
+fn measured(finished: &Finished) -> &str {
+    assert_eq!(finished.code, Some(0), "{}", finished.stderr);
+    finished.stdout.split_once(": ").unwrap().1
+}
+
+#[test]
+fn columns_are_matched_by_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    tables(folder);
+    let train = run(
+        folder,
+        &format!("{TRAIN} --checkpoint-dir saved --dataset csv:t.csv"),
+    );
+    assert_eq!(train.code, Some(0), "{}", train.stderr);
+    let said = "inputs: 2 columns by name (a, b); f32 as it is; label: kind";
+    assert!(train.told().contains(said), "{}", train.stderr);
+    let own = evaluate(folder, "csv:t.csv");
+    assert_eq!(
+        measured(&evaluate(folder, "csv:swapped.csv")),
+        measured(&own)
+    );
+    let extra = evaluate(folder, "csv:extra.csv");
+    assert_eq!(measured(&extra), measured(&own));
+    assert!(extra.stderr.contains("not used: id"), "{}", extra.stderr);
+    for command in [evaluate, predict] {
+        let others = command(folder, "csv:others.csv");
+        assert_eq!(others.code, Some(2));
+        let lists = "needs the columns a, b, but has the columns x, y, kind";
+        assert!(others.stderr.contains(lists), "{}", others.stderr);
+    }
+    let resumed = "train --replicas 1 --seed 3 --epochs 2 --resume --checkpoint-dir saved";
+    succeed(folder, &format!("{resumed} --dataset csv:swapped.csv"));
+}
+
+#[test]
+fn what_is_only_asked_for_answers_needs_no_labels() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    tables(folder);
+    succeed(
+        folder,
+        &format!("{TRAIN} --checkpoint-dir saved --dataset csv:t.csv"),
+    );
+    let own = succeed(folder, "predict --checkpoint-dir saved --split all");
+    for data in ["csv:unlabelled.csv", "csv:bare.csv"] {
+        let answers = predict(folder, data);
+        assert_eq!(
+            (answers.code, &answers.stdout),
+            (Some(0), &own),
+            "{}",
+            answers.stderr
+        );
+        assert!(answers.stderr.contains("no labels"), "{}", answers.stderr);
+        assert_eq!(
+            evaluate(folder, data).code,
+            Some(2),
+            "there is nothing to measure"
+        );
+    }
+}
+
+#[test]
+fn texts_without_labels_get_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let film = |i: usize| format!("{} film {i},{}\n", ["bad", "good"][i % 2], i % 2);
+    let films: String = (0..30).map(film).collect();
+    fs::write(folder.join("films.csv"), format!("text,label\n{films}")).unwrap();
+    fs::write(folder.join("new.csv"), "text\ngood film\nbad film\n").unwrap();
+    fs::write(folder.join("new.txt"), "good film\nbad film\n").unwrap();
+    let text = "--dataset csv:films.csv --model text";
+    succeed(folder, &format!("{TRAIN} --checkpoint-dir saved {text}"));
+    let [csv, lines] = ["csv:new.csv", "text:new.txt"].map(|data| predict(folder, data));
+    assert_eq!(
+        (csv.code, csv.stdout.lines().count()),
+        (Some(0), 3),
+        "{}",
+        csv.stderr
+    );
+    assert_eq!(csv.stdout, lines.stdout, "{}", lines.stderr);
+    let trained = run(folder, &format!("{TRAIN} --dataset text:new.txt"));
+    assert_eq!(trained.code, Some(2), "lines have no labels to learn");
+}
+
+/// A PNG image of 8 x 8 equal pixels.
+fn png(value: u8, color: bool) -> Vec<u8> {
+    let image: DynamicImage = match color {
+        true => RgbImage::from_pixel(8, 8, image::Rgb([value; 3])).into(),
+        false => GrayImage::from_pixel(8, 8, image::Luma([value])).into(),
+    };
+    let mut bytes = Cursor::new(Vec::new());
+    image.write_to(&mut bytes, ImageFormat::Png).unwrap();
+    bytes.into_inner()
+}
+
+#[test]
+fn pictures_get_answers_where_they_lie() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    for (class, base) in [("dark", 10), ("light", 200)] {
+        fs::create_dir_all(folder.join("pictures").join(class)).unwrap();
+        for i in 0..6 {
+            let path = folder.join(format!("pictures/{class}/{i}.png"));
+            fs::write(path, png(base + i, false)).unwrap();
+        }
+    }
+    fs::create_dir(folder.join("new")).unwrap();
+    fs::write(folder.join("new/b.png"), png(20, false)).unwrap();
+    fs::write(folder.join("new/a.png"), png(210, true)).unwrap();
+    let images = "--dataset images --data-dir pictures --model mlp";
+    let trained = run(folder, &format!("{TRAIN} --checkpoint-dir saved {images}"));
+    assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+    assert!(
+        trained.stderr.contains("inputs: u8 divided by 255"),
+        "{}",
+        trained.stderr
+    );
+    // The folder is known.
+    succeed(folder, "evaluate --checkpoint-dir saved");
+    let all = succeed(folder, "predict --checkpoint-dir saved --split all");
+    assert_eq!(all.lines().count(), 13);
+    let new = predict(folder, "images:new");
+    assert_eq!(new.code, Some(0), "{}", new.stderr);
+    assert!(
+        new.stdout.starts_with("index,label,probability,file\n0,"),
+        "{}",
+        new.stdout
+    );
+    assert!(
+        new.stdout.lines().nth(1).unwrap().ends_with(",a.png"),
+        "{}",
+        new.stdout
+    );
+    assert_eq!(predict(folder, "images:new/b.png").code, Some(0));
+    // Training wants classes, and pictures of one kind unless they are converted.
+    fs::write(folder.join("pictures/dark/colour.png"), png(10, true)).unwrap();
+    let mixed = run(folder, &format!("{TRAIN} {images}"));
+    assert_eq!(mixed.code, Some(2));
+    assert!(mixed.stderr.contains("--color-mode"), "{}", mixed.stderr);
+    for mode in ["grayscale", "rgb"] {
+        succeed(folder, &format!("{TRAIN} {images} --color-mode {mode}"));
+    }
+}
+
+#[rstest]
+#[case("csv:semicolons.csv", "--csv-delimiter ';'", "--csv-delimiter ;")]
+#[case("csv:kind_first.csv", "--label-column", "--label-column kind")]
+fn advice_for_tables_can_be_followed(#[case] data: &str, #[case] advice: &str, #[case] flag: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    tables(folder);
+    table(folder, "kind_first.csv", "kind,a,b\n", |i, a, class| {
+        format!("{class},{i}.5,{a}")
+    });
+    let train = format!("{TRAIN} --dataset {data}");
+    let refused = run(folder, &train);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains(advice), "{}", refused.stderr);
+    succeed(folder, &format!("{train} {flag} --checkpoint-dir saved"));
+    // It need not be said again.
+    succeed(folder, "evaluate --checkpoint-dir saved");
+}
+
+/// A folder like MNIST's, with 12 training and 4 test images of 4 x 4 bytes of two classes.
+fn bytes(folder: &Path) {
+    let file = |name: &str, rank: u8, extents: &[u32], bytes: Vec<u8>| {
+        let extents = extents.iter().flat_map(|extent| extent.to_be_bytes());
+        let all = [0, 0, 8, rank].into_iter().chain(extents).chain(bytes);
+        fs::write(folder.join(name), all.collect::<Vec<u8>>()).unwrap();
+    };
+    for (name, count) in [("train", 12), ("t10k", 4)] {
+        let pixels = (0..count)
+            .flat_map(|i| vec![i as u8 % 2 * 200; 16])
+            .collect();
+        file(
+            &format!("{name}-images-idx3-ubyte"),
+            3,
+            &[count, 4, 4],
+            pixels,
+        );
+        let labels = (0..count).map(|i| i as u8 % 2).collect();
+        file(&format!("{name}-labels-idx1-ubyte"), 1, &[count], labels);
+    }
+}
+
+/// A model of images of 4 x 4 pixels: layers before it, and what it was compiled with.
+fn model(folder: &Path, name: &str, first: &str, compiled: &str) {
+    let text = format!(
+        r#"{{"class_name":"Sequential","config":{{"name":"m","layers":[
+        {{"class_name":"InputLayer","config":{{"batch_shape":[null,4,4,1]}}}},{first}
+        {{"class_name":"Flatten","config":{{}}}},
+        {{"class_name":"Dense","config":{{"units":2,"activation":"softmax"}}}}]}}{compiled}}}"#
+    );
+    fs::write(folder.join(name), text).unwrap();
+}
+
+#[test]
+fn bytes_are_scaled_once_and_the_checkpoint_knows_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    bytes(folder);
+    let rescaling = |scale: &str| {
+        let config = format!(r#"{{"name":"r","scale":{scale},"offset":0.0}}"#);
+        format!(r#"{{"class_name":"Rescaling","config":{config}}},"#)
+    };
+    model(folder, "bytes.json", &rescaling("0.00392156862745098"), "");
+    model(folder, "small.json", &rescaling("2.0"), "");
+    let own = "u8 as it is, which the layer r of the model rescales";
+    for (flags, said) in [
+        ("--model bytes.json --checkpoint-dir saved", own),
+        ("--model bytes.json --scale 255", "u8 divided by 255"),
+        ("--model small.json", "u8 divided by 255"),
+        ("--model small.json --scale none", "u8 as it is"),
+    ] {
+        let trained = run(folder, &format!("{TRAIN} --dataset idx:. {flags}"));
+        assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+        assert!(trained.told().contains(said), "{flags}: {}", trained.stderr);
+    }
+    let evaluate = "evaluate --checkpoint-dir saved --output json";
+    let own = last_event(&succeed(folder, evaluate));
+    let divided = run(folder, &format!("{evaluate} --scale 255"));
+    assert_ne!(own["loss"], last_event(&divided.stdout)["loss"]);
+    assert!(
+        divided.stderr.contains("trained on u8 as it is"),
+        "{}",
+        divided.stderr
+    );
+    // A run that goes on with another scale would be another run.
+    let resumed = "train --replicas 1 --seed 3 --epochs 2 --resume --checkpoint-dir saved";
+    assert_eq!(run(folder, &format!("{resumed} --scale 255")).code, Some(2));
+    succeed(folder, resumed);
+}
+
+const COMPILED: &str = r#","compile_config":{"loss":"mse","metrics":["accuracy","AUC"],
+    "optimizer":{"class_name":"SGD","config":{"name":"SGD","learning_rate":0.0625,"momentum":0.9,
+    "weight_decay":null,"clipnorm":null,"global_clipnorm":2.0,"use_ema":false,
+    "ema_momentum":0.99,"ema_overwrite_frequency":null,"nesterov":true}}}"#;
+
+#[test]
+fn a_model_is_trained_with_what_it_was_compiled_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    bytes(folder);
+    model(folder, "m.json", "", COMPILED);
+    model(
+        folder,
+        "other.json",
+        "",
+        r#","compile_config":{"loss":"poisson"}"#,
+    );
+    let start = |flags: &str| {
+        let trained = run(
+            folder,
+            &format!("{TRAIN} --dataset idx:. --output json {flags}"),
+        );
+        assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+        let first = trained.stdout.lines().next().unwrap().to_string();
+        (first, trained.told())
+    };
+    let (own, told) = start("--model m.json --checkpoint-dir saved");
+    for part in [
+        r#""loss":"mse""#,
+        r#""optimizer":"sgd""#,
+        r#""learning_rate":0.0625"#,
+    ] {
+        assert!(own.contains(part), "{part} in {own}");
+    }
+    assert!(told.contains("not used: the metric AUC"), "{told}");
+    let flags = "--loss cross-entropy --optimizer adam";
+    let (asked, _) = start(&format!("--model m.json {flags}"));
+    for part in [r#""loss":"cross-entropy""#, r#""optimizer":"adam""#] {
+        assert!(asked.contains(part), "{part} in {asked}");
+    }
+    succeed(
+        folder,
+        "train --replicas 1 --seed 3 --epochs 2 --resume --checkpoint-dir saved",
+    );
+    let other = format!("{TRAIN} --dataset idx:. --model other.json");
+    let refused = run(folder, &other);
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains("poisson") && refused.stderr.contains("--loss cross-entropy"));
+    succeed(folder, &format!("{other} --loss cross-entropy"));
+}
+
+#[test]
+fn what_is_no_model_file_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("m.h5"), b"\x89HDF\r\n\x1a\n\0").unwrap();
+    for (model, part) in [("m.h5", "an HDF5 file"), ("gone.json", "no such file")] {
+        let refused = run(folder.path(), &format!("{TRAIN} --model {model}"));
+        assert_eq!(refused.code, Some(2));
+        assert!(refused.stderr.contains(part), "{}", refused.stderr);
+    }
+}
