@@ -109,7 +109,8 @@ pub(super) fn check(
         if let Err(why) = check_one(address, is_own) {
             return refuse((job, index, address), why);
         }
-        if let Some((job, other)) = seen.insert(address, (job, index)) {
+        // Whether tasks of several jobs may share one is found by those that listen there.
+        if let Some(other) = seen.insert((job, address), index) {
             let why = format!("{job} {other} has it too; give each task one of its own");
             return refuse((job, index, address), why);
         }

@@ -181,7 +181,11 @@ fn port_0_is_no_port_to_meet_at() {
 #[case(r#"["a:1", " b:1"]"#, 0, "without spaces")]
 #[case(r#"["a:1", "2001:db8::1:7"]"#, 0, "needs brackets")]
 #[case(r#"["a:1", "[host]:7"]"#, 0, "in brackets stands an IPv6 address")]
-#[case(r#"["a:1", "a:1"]"#, 0, "worker 0 has it too")]
+#[case(
+    r#"["a:1", "a:1"]"#,
+    0,
+    "worker 1 has the address 'a:1': worker 0 has it too"
+)]
 #[case(r#"["a:1", "0.0.0.0:1"]"#, 0, "others can connect to")]
 #[case(r#"["a:1", "[::]:1"]"#, 0, "others can connect to")]
 #[case(
