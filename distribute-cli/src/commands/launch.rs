@@ -143,6 +143,10 @@ fn failure(error: LaunchError) -> Failure {
              tell each other is not encrypted: give each its --certs DIR (`certs` makes them), or \
              --insecure on a network that you trust"
         )),
+        LaunchError::HostStaysAway { .. } => {
+            let (option, flag) = ("(`Hosts::join_timeout`)", "(--rendezvous-timeout)");
+            Failure::failed(error.to_string().replace(option, flag))
+        }
         other => other.into(),
     }
 }
@@ -164,6 +168,20 @@ pub(super) fn guard() -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_waits_longer_for_a_host_learns_the_flag() {
+        let stays_away = LaunchError::HostStaysAway {
+            hosts: vec![1],
+            waited: Duration::from_secs(300),
+            restarts: Some((0, 3)),
+        };
+        let said = failure(stays_away).to_string();
+        assert!(
+            said.ends_with("or let it wait longer (--rendezvous-timeout)"),
+            "{said}"
+        );
+    }
 
     #[test]
     fn a_host_may_be_out_of_reach_as_long_as_a_worker() {

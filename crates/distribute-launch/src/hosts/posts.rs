@@ -332,6 +332,11 @@ impl Posts {
         }
     }
 
+    /// The hosts that were lost since the plan of the attempt was made.
+    pub fn lost(&self) -> &BTreeSet<usize> {
+        &self.lost
+    }
+
     /// Whether a host was lost that takes part in the attempt.
     pub fn has_lost(&self) -> bool {
         self.hosts.intersection(&self.lost).next().is_some()

@@ -46,7 +46,7 @@ const READY_BYTES_MAX: usize = 4096;
 /// How long the guard may take to say that it is ready, and to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a guard may leave what it is told unread before it is replaced.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How many guards may follow each other: one that always ends is of no use.
 const REPLACED_MAX: u32 = 16;
 
@@ -417,15 +417,35 @@ mod tests {
         assert_eq!(wait(process.pid), Ending::Exit(0));
     }
 
+    /// Fills the pipe to a guard.
+    fn fill(input: &Input) {
+        ioctl_fionbio(&input.writer, true).unwrap();
+        while write(&input.writer, &[0; 4096]).is_ok() {}
+        ioctl_fionbio(&input.writer, false).unwrap();
+    }
+
+    #[test]
+    fn a_guard_that_does_not_read_holds_up_no_start_and_is_replaced() {
+        let mut guard = guard("exec >/dev/null; exec sleep 1000");
+        guard.begin_attempt(&Token::random().unwrap());
+        fill(guard.running.as_ref().unwrap().input.as_ref().unwrap());
+        let process = process(guard.pipe());
+        assert_eq!(wait(process.pid), Ending::Exit(0));
+        guard.group_started(process.pid);
+        wait(Pid::from_child(&guard.running.as_ref().unwrap().child));
+        let said = guard.replace_if_ended().unwrap();
+        assert!(said.ends_with("another one does its work"), "{said}");
+        // The other one is told what there is to end.
+        assert_eq!(guard.current.as_ref().unwrap().groups, [process.pid]);
+    }
+
     #[test]
     fn a_group_is_let_go_of_before_its_leader_is_reaped() {
         // It never reads what it is told, so the launcher cannot go on behind a full pipe.
         let mut guard = guard("exec >/dev/null; exec sleep 1000");
         let input = guard.running.as_ref().unwrap().input.as_ref().unwrap();
         let reader = input._reader.try_clone().unwrap();
-        ioctl_fionbio(&input.writer, true).unwrap();
-        while write(&input.writer, &[0; 4096]).is_ok() {}
-        ioctl_fionbio(&input.writer, false).unwrap();
+        fill(input);
         let process = process(None);
         let pid = process.pid;
         assert_eq!(wait(pid), Ending::Exit(0));

@@ -4,10 +4,10 @@ use std::io::{self, Write};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 use rustix::process::{Pid, getpid};
 
-use crate::process::guard::PATIENCE;
 use crate::room::has_room;
 
 /// The longest line about a group, with the longest number.
@@ -60,7 +60,7 @@ fn announce(guard: RawFd) -> io::Result<()> {
     // fork this process has its own copy of it, which nothing closes before exec.
     let guard = unsafe { BorrowedFd::borrow_raw(guard) };
     // A guard that does not read holds up no start: the launcher notices, and tells another one.
-    if has_room(guard, PATIENCE) {
+    if has_room(guard, Duration::ZERO) {
         rustix::io::write(guard, &line[..LINE_BYTES - left])?;
     }
     Ok(())

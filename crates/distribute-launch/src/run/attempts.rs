@@ -66,6 +66,9 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
             _ => None,
         };
         pauses.ended(begun.elapsed(), failure);
+        if end == AttemptEnd::HostLost {
+            say_who_is_lost(session, &plan)?;
+        }
         if let (Some(_), Some(outcome)) = (session.interrupted, &outcome) {
             return Ok(outcome.clone());
         }
@@ -112,6 +115,23 @@ fn next(session: &mut Session<'_, '_>, last: Option<&Last>) -> Result<Next> {
         WaitOutcome::Stopped(signal) => Ok(Next::Over(Outcome::Stopped { signal, restarts })),
         WaitOutcome::HostLost => Err(LaunchError::HostLost { host: 0 }),
     }
+}
+
+/// Says which hosts the attempt of this plan has lost, and what is waited for.
+fn say_who_is_lost(session: &Session<'_, '_>, plan: &Plan) -> Result<()> {
+    let (Some(group), Some(hosts)) = (&session.group, &session.job.hosts) else {
+        return Ok(());
+    };
+    let (lost, most) = (group.posts.lost(), session.job.restarts_max);
+    let used = plan.counts.restarts;
+    let mut text = format!("the launchers of the hosts {lost:?} (counted from 0) are out of reach");
+    if !session.job.is_elastic() && used < most {
+        text += &format!(
+            "; waiting for them for up to {} s (restarts used: {used} of {most})",
+            hosts.join_timeout.as_secs()
+        );
+    }
+    session.screen.log(&text)
 }
 
 /// Why a job is over whose hosts or workers are too few; `restarts` were used, if it was started.
