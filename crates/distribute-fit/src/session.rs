@@ -9,7 +9,6 @@ use distribute_core::{Mirrored, Result, TrainState};
 use serde_json::{Value, json};
 
 use super::control::{Callbacks, Run};
-use super::divergence::check_same_state;
 use super::meter::Meter;
 use super::snapshot::{self, RunMetadata, refuse};
 use super::{
@@ -232,7 +231,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         };
         // Before anything is saved of it. Not after that: a worker that is interrupted need not
         // wait for the last save.
-        check_same_state(&mut self.run, self.state)?;
+        self.run.check_same_state(self.state)?;
         self.callbacks.each(true, &mut self.run, self.state, end)?;
         let learning_rate = self.run.learning_rate;
         if self.state.host_metadata().learning_rate() != learning_rate {
