@@ -9,7 +9,7 @@ use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Mirrored, Result, Strategy, TrainState, WorkerGroup};
 use serde_json::Value;
 
-use super::divergence::{Checksums, check_same_state, checksums};
+use super::divergence::{Checksums, checksums, compare};
 use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
@@ -252,6 +252,23 @@ impl Run {
         self.progress.step = step;
     }
 
+    /// Refuses, on all workers, a state that is not the same on all replicas. All workers call it
+    /// after the same update; the same state is compared once.
+    ///
+    /// # Errors
+    /// [`FitError::Diverged`](super::FitError::Diverged), a device that cannot be read, and those
+    /// of a call between workers.
+    pub(super) fn check_same_state(&mut self, state: &dyn AnyState) -> Result<()> {
+        let (strategy, step) = (&self.strategy, self.progress.step);
+        let is_alone = strategy.num_replicas_in_sync() == 1 || state.is_remote();
+        if !is_alone && self.same_at != Some(step) {
+            let own = state.checksums(strategy.tracer().is_some())?;
+            compare(&**strategy, step, own)?;
+            self.same_at = Some(step);
+        }
+        Ok(())
+    }
+
     pub(super) fn limit_reached(&self) -> bool {
         let step = self.progress.step;
         self.max_steps.is_some_and(|limit| step >= limit)
@@ -332,7 +349,7 @@ impl Control<'_> {
 
     /// Refuses, on all workers, a state that is not the same on all replicas.
     pub(super) fn check_same_state(&mut self) -> Result<()> {
-        check_same_state(self.run, self.state)
+        self.run.check_same_state(self.state)
     }
 
     /// Whether what was trained is useless on one of the workers, all of which call it.

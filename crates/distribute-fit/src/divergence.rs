@@ -9,10 +9,9 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::TensorData;
-use distribute_core::Result;
+use distribute_core::{Result, Strategy};
 
 use super::FitError;
-use super::control::{AnyState, Run};
 use super::worker_sync::all_of;
 
 /// The checksums of the tensors of one replica, by name.
@@ -42,30 +41,21 @@ fn of_all(checksums: &Checksums) -> u32 {
     })
 }
 
-/// Refuses, on all workers, when the replicas do not have the same state. All workers call it after
-/// the same update; a small exchange. The same state is compared once.
+/// Refuses, on all workers, when the replicas do not have the same state; `own` is what the local
+/// ones have after this update. All workers call it together; a small exchange.
 ///
 /// # Errors
-/// [`FitError::Diverged`]; a device that cannot be read; a worker that was lost or does not come
-/// before the deadline.
-pub(super) fn check_same_state(run: &mut Run, state: &dyn AnyState) -> Result<()> {
-    let strategy = run.strategy.clone();
-    let step = run.progress.step;
-    let is_known = run.same_at == Some(step);
-    if is_known || strategy.num_replicas_in_sync() == 1 || state.is_remote() {
-        return Ok(());
-    }
-    let own = state.checksums(strategy.tracer().is_some())?;
+/// [`FitError::Diverged`]; a worker that was lost or does not come before the deadline.
+pub(super) fn compare(strategy: &dyn Strategy, step: u64, own: Vec<Checksums>) -> Result<()> {
     let sums: Vec<u32> = own.iter().map(of_all).collect();
     let call = "whether all replicas have the same state";
-    let all: Vec<Vec<u32>> = all_of(&*strategy, call, sums)?;
+    let all: Vec<Vec<u32>> = all_of(strategy, call, sums)?;
     let mut replicas = all.iter().flatten();
     let first = replicas.next();
     if replicas.all(|other| Some(other) == first) {
-        run.same_at = Some(step);
         return Ok(());
     }
-    let details = all_of(&*strategy, "where the replicas differ", own)?;
+    let details = all_of(strategy, "where the replicas differ", own)?;
     Err(diverged(step, &all, &details).into())
 }
 
@@ -103,27 +93,6 @@ fn first_difference(details: &[Vec<Checksums>]) -> Option<String> {
     }
     let rank = |name: &&String| (!name.starts_with("model/"), (*name).clone());
     names.into_iter().min_by_key(rank).cloned()
-}
-
-/// Which replicas differ, in words.
-pub(super) fn described(ranks: &[usize], replicas: &[usize], has_majority: bool) -> String {
-    let list = |numbers: &[usize]| {
-        let texts: Vec<String> = numbers.iter().map(usize::to_string).collect();
-        texts.join(", ")
-    };
-    let plural = |numbers: &[usize]| if numbers.len() == 1 { "" } else { "s" };
-    let which = format!(
-        "replica{} {} (rank{} {})",
-        plural(replicas),
-        list(replicas),
-        plural(ranks),
-        list(ranks)
-    );
-    match has_majority {
-        true if replicas.len() == 1 => format!("{which} differs from the others"),
-        true => format!("{which} differ from the others"),
-        false => format!("{which} differ from each other, and no state is that of most"),
-    }
 }
 
 #[cfg(test)]

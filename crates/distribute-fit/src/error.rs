@@ -4,8 +4,6 @@ use std::fmt::Display;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::divergence::described;
-
 /// Why the training loop or one of its callbacks gave up; inside
 /// [`Error::Fit`](distribute_core::Error::Fit).
 #[derive(thiserror::Error)]
@@ -253,5 +251,26 @@ impl FitError {
         Self::Csv {
             what: error.to_string(),
         }
+    }
+}
+
+/// Which replicas differ, in words.
+fn described(ranks: &[usize], replicas: &[usize], has_majority: bool) -> String {
+    let list = |numbers: &[usize]| {
+        let texts: Vec<String> = numbers.iter().map(usize::to_string).collect();
+        texts.join(", ")
+    };
+    let plural = |numbers: &[usize]| if numbers.len() == 1 { "" } else { "s" };
+    let which = format!(
+        "replica{} {} (rank{} {})",
+        plural(replicas),
+        list(replicas),
+        plural(ranks),
+        list(ranks)
+    );
+    match has_majority {
+        true if replicas.len() == 1 => format!("{which} differs from the others"),
+        true => format!("{which} differ from the others"),
+        false => format!("{which} differ from each other, and no state is that of most"),
     }
 }

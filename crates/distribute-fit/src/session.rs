@@ -9,7 +9,6 @@ use distribute_core::{Error, Mirrored, Result, TrainState};
 use serde_json::{Value, json};
 
 use super::control::{Callbacks, Run, Which};
-use super::divergence::check_same_state;
 use super::meter::Meter;
 use super::snapshot::{self, RunMetadata, refuse};
 use super::{
@@ -266,7 +265,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         };
         // Before anything is saved of it. Not after that: a worker that is interrupted need not
         // wait for the last save.
-        check_same_state(&mut self.run, self.state)?;
+        self.run.check_same_state(self.state)?;
         self.call(Which::Savers, end)?;
         self.call(Which::Others, end)?;
         let learning_rate = self.run.learning_rate;

@@ -29,6 +29,8 @@ const PAUSE_REFUSED: Duration = Duration::from_secs(2);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the end may take when the coordinator was told to end.
 const INTERRUPTED_FINISH_TIMEOUT: Duration = Duration::from_millis(200);
+/// How long a worker has to say whether it reaches the servers before it is asked once more.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(60);
 /// How many orders may wait to be sent.
 const ORDER_QUEUE: usize = 16;
 
@@ -50,14 +52,9 @@ struct Link<'a> {
     /// The most bytes of arguments that the worker takes.
     limit: usize,
     current: Option<CurrentClosure>,
-    /// Set while the worker does not reach a server that the coordinator reaches.
-    apart: Option<Apart>,
-}
-
-/// When a worker without a way to a server is asked again whether it has one.
-struct Apart {
-    /// Nothing while its answer is awaited.
-    next: Option<Instant>,
+    /// Set while the worker does not reach a server that the coordinator reaches: when it is asked
+    /// again whether it does.
+    apart: Option<Instant>,
 }
 
 /// The closure that the worker has.
@@ -314,19 +311,18 @@ impl Link<'_> {
         if is_news {
             tracing::warn!(worker, %error, "the worker gets nothing to do until it reaches it");
         }
-        let next = Some(Instant::now() + pause);
-        self.apart = Some(Apart { next });
+        self.apart = Some(Instant::now() + pause);
         let status = WorkerStatus::Absent(error.to_string());
         self.scheduler.set_status(worker, status);
     }
 
     /// Asks a worker whether it reaches the servers again, when it is time.
     fn ask_about_servers(&mut self) -> Result<(), StreamEnd> {
-        let is_due = |at: &mut Instant| *at <= Instant::now();
-        let next = self.apart.as_mut().map(|apart| &mut apart.next);
-        if next.and_then(|next| next.take_if(is_due)).is_none() {
+        let now = Instant::now();
+        let Some(next) = self.apart.as_mut().filter(|at| **at <= now) else {
             return Ok(());
-        }
+        };
+        *next = now + CHECK_TIMEOUT;
         self.order(&Order::<ByteBuf>::CheckServers)
     }
 
@@ -403,16 +399,17 @@ impl Link<'_> {
                 self.ended(&handed, outcome.map(|value| value.into_vec().into()));
                 return Ok(());
             }
-            Ok(Some(Report::Servers(outcome))) if self.apart.is_some() => {
-                self.servers_checked(outcome);
+            Ok(Some(Report::Servers(outcome))) => {
+                // Of one that was asked twice the first answer may have been enough.
+                if self.apart.is_some() {
+                    self.servers_checked(outcome);
+                }
                 return Ok(());
             }
             Ok(Some(Report::Refused(
                 ConnectError::Refused(reason) | ConnectError::Unavailable(reason),
             ))) => reason,
-            Ok(Some(Report::Welcome(_) | Report::Servers(_))) => {
-                "it sent what is not understood".to_string()
-            }
+            Ok(Some(Report::Welcome(_))) => "it sent what is not understood".to_string(),
             // A stream ends well only if the worker ends, or its connection.
             Ok(None) => "its process ended".to_string(),
             Err(error) => error.to_string(),

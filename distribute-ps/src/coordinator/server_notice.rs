@@ -7,8 +7,9 @@ use crate::error::PsError;
 pub(super) struct ServerNotice {
     /// Closures that have ended: nobody should wait for their updates.
     pub(super) ended: Vec<u64>,
-    /// Closures whose workers were lost, or do not reach a server. They run again when the servers have been told; a server
-    /// that heard of it later would forget that the next worker has pulled.
+    /// Closures whose workers were lost, or do not reach a server. They run again when the servers
+    /// have been told; a server that heard of it later would forget that the next worker has
+    /// pulled.
     pub(super) lost: Vec<LostClosure>,
     /// Closures below this one were cancelled.
     pub(super) cancelled_below: Option<u64>,

@@ -17,8 +17,8 @@ use crate::rpc::{
 };
 
 impl Channel {
-    /// Connects to `host:port` within the timeout, by the options' clock. Call it inside of a tokio runtime, which drives
-    /// the connection from then on.
+    /// Connects to `host:port` within the timeout, by the options' clock. Call it inside of a tokio
+    /// runtime, which drives the connection from then on.
     ///
     /// # Errors
     /// Why there is no connection.

@@ -3,8 +3,9 @@
 //! The coordinator makes one call to each worker and keeps it. It begins with `Attach`, which the
 //! worker answers with `Welcome` or `Refused`. Then the coordinator sends one closure after the
 //! other and gets one `Outcome` for each. A worker that does not reach a parameter server which the
-//! coordinator reaches gets none until it has answered `CheckServers` well. When the call ends without `Finish`, the worker drops
-//! what it has not begun, asks what is running to stop, and waits for the next call.
+//! coordinator reaches gets none until it has answered `CheckServers` well. When the call ends
+//! without `Finish`, the worker drops what it has not begun, asks what is running to stop, and
+//! waits for the next call.
 
 use std::collections::BTreeMap;
 

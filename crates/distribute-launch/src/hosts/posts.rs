@@ -202,9 +202,10 @@ impl Posts {
         self.keep(post)
     }
 
-    /// The workers of a host without which the attempt of a job that is not elastic goes on: a chief
-    /// gives the work of its workers to others, it had nothing but these, and some are left; or the
-    /// work is done, and no evaluator is lost with it. The job has the chief on its first host.
+    /// The workers of a host without which the attempt of a job that is not elastic goes on: a
+    /// chief gives the work of its workers to others, it had nothing but these, and some are left;
+    /// or the work is done, and no evaluator is lost with it. The job has the chief on its first
+    /// host.
     fn spares(&self, host: usize) -> Option<usize> {
         let ready = self.ready();
         let may_spare = !self.is_elastic && host != 0;

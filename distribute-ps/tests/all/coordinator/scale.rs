@@ -65,9 +65,8 @@ fn run_twice(cluster: &Cluster, closures: u64, mut schedule: impl FnMut()) -> [(
 
 /// The rates are much alike, and the memory too.
 fn assert_steady([(first, before), (second, after)]: [(f64, usize); 2]) {
-    println!(
-        "{first:.0} and {second:.0} closures for each second of a processor, {before} and {after} MiB"
-    );
+    println!("{first:.0} and {second:.0} closures for each second of a processor");
+    println!("{before} and {after} MiB");
     // Whatever runs beside this process.
     assert!(
         second > first / 4.0,

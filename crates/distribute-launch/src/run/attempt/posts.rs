@@ -67,16 +67,7 @@ impl Attempt<'_, '_> {
             }
             PostBody::Came if group.is_back(host) => {
                 let missed = group.posts.missed();
-                self.log("host 0 is within reach again");
-                for host in missed {
-                    let (restart, item) = (0, PostBody::Lost);
-                    let lost = Post {
-                        host,
-                        restart,
-                        item,
-                    };
-                    self.handle_post(lost, session, workers);
-                }
+                self.came_back(&missed, session, workers);
             }
             PostBody::Plan(_) | PostBody::Over(_) if !group.posts.is_elastic() => {
                 group.left_behind();
@@ -93,6 +84,19 @@ impl Attempt<'_, '_> {
                 self.stop_by(signal);
             }
             _ => {}
+        }
+    }
+
+    /// This host is part of the job again; the others lost these meanwhile.
+    fn came_back(&mut self, missed: &[usize], session: &mut Session<'_, '_>, workers: usize) {
+        self.log("host 0 is within reach again");
+        for host in missed {
+            let lost = Post {
+                host: *host,
+                restart: 0,
+                item: PostBody::Lost,
+            };
+            self.handle_post(lost, session, workers);
         }
     }
 
