@@ -5,6 +5,7 @@
 //! - [`handshake`]: the first messages of every connection, for every way bytes travel.
 //! - `exchange` (feature `tokio`): the handshake on connections that carry bytes.
 //! - [`pending`]: which connection goes when too many have not proven themselves.
+//! - [`compute_clock`]: the time in which this process could compute, for waits for signs of life.
 //! - `peers` (feature `tokio`): connections with or without TLS, and the gate for strangers.
 #![forbid(unsafe_code)]
 #![deny(
@@ -16,6 +17,7 @@
 )]
 
 pub mod address;
+pub mod compute_clock;
 #[cfg(feature = "tokio")]
 mod connection;
 mod credentials;
@@ -26,6 +28,7 @@ pub mod exchange;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod handshake;
+mod machine_load;
 #[cfg(feature = "tokio")]
 pub mod peers;
 pub mod pending;
