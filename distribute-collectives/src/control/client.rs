@@ -61,7 +61,10 @@ type JoinedStream = (u64, Streaming<Envelope>);
 pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
     let mut pause = PAUSE_MIN;
     while shared.state().phase == Phase::Joining {
-        match try_join(&shared, rank).await {
+        let turn = shared.dialling.acquire().await;
+        let joined = try_join(&shared, rank).await;
+        drop(turn);
+        match joined {
             Ok((id, inbound)) => {
                 read_messages(&shared, rank, id, inbound).await;
                 pause = PAUSE_MIN;

@@ -13,9 +13,10 @@ use crate::control::clock;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, envelope};
+use crate::control::silence::Silence;
 
 /// The version of the messages that follow the handshake.
-pub(super) const PROTOCOL_VERSION: u32 = 4;
+pub(super) const PROTOCOL_VERSION: u32 = 5;
 /// How long a peer may take for each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -356,7 +357,7 @@ pub(super) fn register(
         ip,
         announcement,
         ready: false,
-        last_received: clock::now(),
+        silence: Silence::since(clock::now()),
         unwatched: false,
         left: false,
         open: true,
