@@ -81,6 +81,21 @@ struct IncomingConnection {
     until: Instant,
 }
 
+/// Why nothing came of an attempt in its time. The control ports of both ranks have answered.
+fn no_answer(socket: &SocketState) -> ConnectError {
+    let reason = match socket.poll_connected() {
+        Poll::Ready(Ok(())) => {
+            "its data port answers, but not to what was sent: it is busy, or the path loses large \
+             packets (compare the MTU of all its parts)"
+        }
+        _ => {
+            "its data port does not answer, though its control port does: a firewall that lets it \
+             not pass?"
+        }
+    };
+    ConnectError::Failed(reason.to_string())
+}
+
 /// The loop that connects one rank.
 struct Connector<'a> {
     config: Arc<LinkConfig>,
@@ -285,7 +300,7 @@ impl<'a> Connector<'a> {
             dial.at = now + ATTEMPT_TIMEOUT;
             return Poll::Pending;
         }
-        Poll::Ready(Err(ConnectError::Failed("no answer".to_string())))
+        Poll::Ready(Err(no_answer(socket)))
     }
 
     fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<DialAttempt> {

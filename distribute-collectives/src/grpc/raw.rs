@@ -10,6 +10,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// `SIOCOUTQ`, by its other name.
 const TIOCOUTQ: Opcode = 0x5411;
+const SIOCOUTQNSD: Opcode = 0x894b;
 
 /// Reads into the part of a buffer that was never written, without clearing it first.
 pub(super) fn read(fd: impl AsFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize> {
@@ -54,6 +55,14 @@ pub(super) fn poll_read_some(
 pub(super) fn unacknowledged_bytes(socket: impl AsFd) -> io::Result<usize> {
     // SAFETY: this request writes one C int to the address that `Getter` passes.
     let bytes = unsafe { ioctl(socket, Getter::<TIOCOUTQ, std::ffi::c_int>::new()) }?;
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+/// Bytes written to a TCP socket that were not sent: there is no room for them at the other end, or
+/// on the way.
+pub(super) fn unsent_bytes(socket: impl AsFd) -> io::Result<usize> {
+    // SAFETY: this request writes one C int to the address that `Getter` passes.
+    let bytes = unsafe { ioctl(socket, Getter::<SIOCOUTQNSD, std::ffi::c_int>::new()) }?;
     Ok(usize::try_from(bytes).unwrap_or(0))
 }
 
