@@ -1,5 +1,6 @@
 //! Heartbeats, silence, and telling the other ranks what went wrong.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -91,30 +92,31 @@ fn look(shared: &Membership, link: &mut Link, now: Instant) -> Verdict {
     verdict
 }
 
-/// Whether nothing comes from any other host, though there are two at least: then it is the network
-/// of this host that is lost, and none of the others is to blame. Ranks whose addresses have the
-/// same host are one host; where all have, each rank is one.
+/// Whether it is this rank's host that is cut off.
 fn is_cut_off(shared: &Membership, state: &State, now: Instant) -> bool {
-    let own = shared.host(shared.rank);
-    let is_elsewhere = |rank: &usize| shared.host(*rank) != own;
-    let ranks = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
-    let (elsewhere, here): (Vec<usize>, Vec<usize>) = ranks.partition(is_elsewhere);
-    let (others, hosts) = match elsewhere.first() {
-        Some(first) => {
-            let other = |rank: &usize| shared.host(*rank) != shared.host(*first);
-            let hosts = 1 + usize::from(elsewhere.iter().any(other));
-            (elsewhere, hosts)
-        }
-        None => {
-            let hosts = here.len();
-            (here, hosts)
-        }
-    };
-    let is_away = |rank: &usize| {
-        let link = state.links[*rank].as_ref().filter(|link| !link.left);
+    let hosts: Vec<&str> = (0..shared.world_size())
+        .map(|rank| shared.host(rank))
+        .collect();
+    hears_of_no_other_host(&hosts, shared.rank, |rank| {
+        let link = state.links[rank].as_ref().filter(|link| !link.left);
         link.is_some_and(|link| nearly_silent(shared, link, now))
+    })
+}
+
+/// Whether nothing comes from any other host, though there are two at least: then it is the network
+/// of this host that is lost, and none of the others is to blame. `hosts` has the host of each rank;
+/// where all have the same, each rank is one.
+fn hears_of_no_other_host(hosts: &[&str], own: usize, is_away: impl Fn(usize) -> bool) -> bool {
+    let others = (0..hosts.len()).filter(|rank| *rank != own);
+    let (elsewhere, here): (Vec<_>, Vec<_>) = others.partition(|rank| hosts[*rank] != hosts[own]);
+    let (others, count) = match elsewhere.is_empty() {
+        true => (&here, here.len()),
+        false => {
+            let names: BTreeSet<&str> = elsewhere.iter().map(|rank| hosts[*rank]).collect();
+            (&elsewhere, names.len())
+        }
     };
-    hosts > 1 && others.iter().all(is_away)
+    count > 1 && others.iter().all(|rank| is_away(*rank))
 }
 
 fn nearly_silent(shared: &Membership, link: &Link, now: Instant) -> bool {
@@ -165,4 +167,28 @@ pub(super) fn send_first_failure(shared: &Membership) -> bool {
         state.send_to_all(&Message::Notice(notice));
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_cut_off_when_none_of_two_others_is_heard_of() {
+        let away = |ranks: &'static [usize]| move |rank| ranks.contains(&rank);
+        let hosts = ["a", "a", "b", "b", "c"];
+        // The other rank of its own host is heard of all the time.
+        assert!(hears_of_no_other_host(&hosts, 0, away(&[2, 3, 4])));
+        assert!(hears_of_no_other_host(&hosts, 4, away(&[0, 1, 2, 3])));
+        // Only one host is away: that one is to blame.
+        assert!(!hears_of_no_other_host(&hosts, 0, away(&[2, 3])));
+        assert!(!hears_of_no_other_host(&hosts, 0, away(&[4])));
+        // Of two hosts neither knows which one it is.
+        assert!(!hears_of_no_other_host(&["a", "a", "b"], 0, away(&[2])));
+        assert!(!hears_of_no_other_host(&["a", "b"], 0, away(&[1])));
+        // Ranks of one host, as in tests and containers: each is one of its own.
+        assert!(hears_of_no_other_host(&["a"; 3], 1, away(&[0, 2])));
+        assert!(!hears_of_no_other_host(&["a"; 3], 1, away(&[0])));
+        assert!(!hears_of_no_other_host(&["a"; 2], 1, away(&[0])));
+    }
 }
