@@ -197,7 +197,11 @@ fn lost(error: &(dyn StdError + 'static)) -> Vec<usize> {
             return false;
         };
         let lost = match error.root_cause() {
-            CollectiveError::PeerLost { rank, .. } => vec![*rank],
+            // Also of a rank that is cut off, which says so of itself.
+            CollectiveError::PeerLost { rank, .. } | CollectiveError::CutOff { rank, .. } => {
+                vec![*rank]
+            }
+            CollectiveError::LinkStalled { peer, .. } => vec![*peer],
             CollectiveError::Timeout { missing, .. } => missing.clone(),
             CollectiveError::Interrupted { missing, .. }
             | CollectiveError::Rendezvous { missing, .. } => {

@@ -72,6 +72,38 @@ pub enum CollectiveError {
         elapsed: Duration,
     },
 
+    /// The host of a rank has lost its network: the rank heard of none of the ranks on other hosts,
+    /// of which there are at least two. So it is this host that is cut off, and none of the others.
+    #[error(
+        "rank {rank} is cut off: nothing was heard of any other host for {elapsed:.1?}; look at \
+         the network of {host}"
+    )]
+    CutOff {
+        /// The rank that is cut off, and that reports it.
+        rank: usize,
+        /// The host in its address.
+        host: String,
+        /// How long it had heard nothing.
+        elapsed: Duration,
+    },
+
+    /// The data of two ranks does not pass, though heartbeats do: a firewall, or a path that loses
+    /// large packets.
+    #[error(
+        "rank {rank} and rank {peer} hear each other, but what rank {rank} sends on the data \
+         connection {connection} is not acknowledged: {what}"
+    )]
+    LinkStalled {
+        /// The rank that reports it, whose bytes do not arrive.
+        rank: usize,
+        /// The rank that they are for.
+        peer: usize,
+        /// The two addresses of the connection.
+        connection: String,
+        /// How much for how long, what was tried, and what to do.
+        what: String,
+    },
+
     /// A rank ended the group with [`Communicator::abort`](crate::Communicator::abort).
     #[error("rank {rank} aborted the group: {reason}")]
     Aborted {
@@ -217,6 +249,8 @@ impl fmt::Debug for CollectiveError {
             Self::Mismatch { .. } => "Mismatch",
             Self::PeerLost { .. } => "PeerLost",
             Self::Timeout { .. } => "Timeout",
+            Self::CutOff { .. } => "CutOff",
+            Self::LinkStalled { .. } => "LinkStalled",
             Self::Aborted { .. } => "Aborted",
             Self::Poisoned { .. } => "Poisoned",
             Self::InvalidArgument { .. } => "InvalidArgument",
@@ -310,6 +344,8 @@ impl CollectiveError {
             | Self::Timeout { .. }
             | Self::Aborted { .. }
             | Self::Rendezvous { .. }
+            | Self::CutOff { .. }
+            | Self::LinkStalled { .. }
             | Self::Interrupted { .. }
             | Self::Address { .. }
             | Self::Protocol { .. } => false,

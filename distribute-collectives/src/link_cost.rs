@@ -9,20 +9,17 @@
 
 #[cfg(feature = "grpc")]
 mod given;
+mod measure;
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::buffer::Buffer;
-use crate::communicator::{Communicator, CommunicatorExt};
+use crate::communicator::Communicator;
 use crate::error::Result;
 use crate::options::Algorithm;
+use crate::reduce::ReduceOp;
 
-/// Operations that are timed for the latency.
-const LATENCY_SAMPLES: usize = 15;
-/// Operations that are timed for the bandwidth of an algorithm, and the bytes of each.
-const BANDWIDTH_SAMPLES: usize = 4;
-const BANDWIDTH_BYTES: usize = 1 << 20;
 /// Everything that takes longer is equally hopeless.
 const LONGEST_SECONDS: f64 = 1e6;
 
@@ -32,8 +29,6 @@ const CANDIDATES: [Algorithm; 3] = [
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
 ];
-/// The algorithms whose bandwidth is measured, each in canonical order.
-const MEASURED: [Algorithm; 2] = [Algorithm::Ring, Algorithm::DirectExchange];
 /// What halving_doubling gets out of a link that gives 1 to the ring (measured on loopback): its
 /// partners change with every step.
 const HALVING_DOUBLING_SHARE: f64 = 0.9;
@@ -139,48 +134,46 @@ impl LinkCost {
     }
 
     /// Measures a group: `all_reduce` runs one with a given algorithm. All ranks must call it
-    /// together; all get the same result: the slowest rank's.
+    /// together; all get the same result: the slowest rank's. Ends soon also on slow links, see
+    /// the module [`measure`].
     pub(crate) fn measure<C: Communicator>(
         communicator: &mut C,
-        all_reduce: impl Fn(&mut C, Algorithm, &mut [Buffer<'_>]) -> Result<()>,
+        all_reduce: impl Fn(&mut C, Algorithm, ReduceOp, &mut [Buffer<'_>]) -> Result<()>,
     ) -> Result<LinkCost> {
         let world_size = communicator.world_size();
-        let time = |communicator: &mut C, algorithm, samples, vector: &mut [f32]| {
-            shortest(samples, || {
-                all_reduce(communicator, algorithm, &mut [(&mut *vector).into()])
-            })
+        let mut links = Group {
+            communicator,
+            all_reduce,
+            vector: vec![0.0; measure::BYTES_MAX / size_of::<f32>()],
         };
-        let smallest = Algorithm::DirectExchange;
-        let (steps, _) = steps_and_traffic(smallest, world_size);
-        let least = time(communicator, smallest, LATENCY_SAMPLES, &mut [0.0])?;
-        let latency = least.as_secs_f64() / steps.max(1.0);
-        // The latency, then what a byte costs with each of the algorithms, in seconds.
-        let mut own = [latency; 1 + MEASURED.len()];
-        let mut vector = vec![0.0_f32; BANDWIDTH_BYTES / size_of::<f32>()];
-        for (cost, algorithm) in own[1..].iter_mut().zip(MEASURED) {
-            let least = time(communicator, algorithm, BANDWIDTH_SAMPLES, &mut vector)?;
-            let (steps, traffic) = steps_and_traffic(algorithm, world_size);
-            let sending = (least.as_secs_f64() - steps * latency).max(1e-6);
-            *cost = sending / (traffic * BANDWIDTH_BYTES as f64).max(1.0);
-        }
-        let all = communicator.all_gather(&own)?;
-        let worst = |index: usize| all.iter().map(|one| one[index]).fold(0.0, f64::max);
-        // A byte a second is slow enough, whatever a peer says.
-        let bandwidth = |index: usize| 1.0 / worst(index).min(1.0);
-        Ok(Self::from_numbers([worst(0), bandwidth(1), bandwidth(2)]))
+        measure::measure(&mut links, world_size)
     }
 }
 
-/// The shortest of some runs: whatever else the machine does only makes them longer.
-fn shortest(samples: usize, mut operation: impl FnMut() -> Result<()>) -> Result<Duration> {
-    operation()?;
-    let mut shortest = Duration::MAX;
-    for _ in 0..samples {
+/// A group whose links are measured.
+struct Group<'a, C, F> {
+    communicator: &'a mut C,
+    all_reduce: F,
+    vector: Vec<f32>,
+}
+
+impl<C, F> measure::Links for Group<'_, C, F>
+where
+    F: Fn(&mut C, Algorithm, ReduceOp, &mut [Buffer<'_>]) -> Result<()>,
+{
+    fn time(&mut self, algorithm: Algorithm, bytes: usize) -> Result<f64> {
+        let elements = (bytes / size_of::<f32>()).clamp(1, self.vector.len());
+        let buffers = &mut [(&mut self.vector[..elements]).into()];
         let begun = Instant::now();
-        operation()?;
-        shortest = shortest.min(begun.elapsed());
+        (self.all_reduce)(self.communicator, algorithm, ReduceOp::Sum, buffers)?;
+        Ok(begun.elapsed().as_secs_f64())
     }
-    Ok(shortest)
+
+    fn agree(&mut self, numbers: &mut [f64]) -> Result<()> {
+        // One step, as the smallest operations that are timed.
+        let (algorithm, buffers) = (Algorithm::DirectExchange, &mut [numbers.into()]);
+        (self.all_reduce)(self.communicator, algorithm, ReduceOp::Max, buffers)
+    }
 }
 
 #[cfg(test)]

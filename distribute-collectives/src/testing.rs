@@ -9,9 +9,9 @@ use std::time::Duration;
 pub fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
     let (sender, receiver) = mpsc::channel();
     let worker = std::thread::spawn(move || drop(sender.send(f())));
-    match receiver.recv_timeout(Duration::from_secs(60)) {
+    match receiver.recv_timeout(Duration::from_secs(240)) {
         Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 60 s passed: a hang"),
+        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 240 s passed: a hang"),
         Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
             Err(panic) => resume_unwind(panic),
             Ok(()) => panic!("the test thread ended without a result"),

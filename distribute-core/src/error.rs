@@ -653,6 +653,8 @@ impl Error {
                 CollectiveError::Aborted { .. } | CollectiveError::Poisoned { .. } => 3,
                 CollectiveError::PeerLost { .. }
                 | CollectiveError::Timeout { .. }
+                | CollectiveError::CutOff { .. }
+                | CollectiveError::LinkStalled { .. }
                 | CollectiveError::Mismatch { .. } => 2,
                 _ => 0,
             },

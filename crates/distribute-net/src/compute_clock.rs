@@ -7,7 +7,8 @@
 //!
 //! - by how much a tick comes late: the process was stopped (SIGSTOP), throttled or not scheduled;
 //! - of the time between two ticks, the part that a machine with more runnable threads than twice
-//!   its processors did not give: with four times as many, half of it;
+//!   its processors did not give: with four times as many, half of it (eight times as many, where
+//!   what is waited for hardly computes: [`ComputeClock::for_light_work`]);
 //! - the part in which the control group of the process was throttled.
 //!
 //! On a machine that is not overloaded nothing is left out, and at most nine tenths of the time
@@ -24,6 +25,9 @@ pub const SLOWDOWN_MAX: f64 = 10.0;
 
 /// So many runnable threads per processor are no load: each of them still gets half of one.
 const THREADS_PER_PROCESSOR: f64 = 2.0;
+/// The same for threads that mostly sleep: the system prefers these to those that compute, so they
+/// run soon in spite of them.
+const LIGHT_THREADS_PER_PROCESSOR: f64 = 8.0;
 
 /// A moment, as [`ComputeClock::now`] saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,9 +68,9 @@ impl Ticks {
 }
 
 /// How many times longer computing takes under this load.
-fn slowdown(load: &Load) -> f64 {
+fn slowdown(load: &Load, threads_per_processor: f64) -> f64 {
     let processors = load.processors.max(1) as f64;
-    let shared = load.runnable as f64 / (THREADS_PER_PROCESSOR * processors);
+    let shared = load.runnable as f64 / (threads_per_processor * processors);
     let throttled = 1.0 / (1.0 - load.throttled.clamp(0.0, 0.99));
     shared.max(1.0) * throttled
 }
@@ -79,6 +83,7 @@ fn slowdown(load: &Load) -> f64 {
 #[derive(Debug)]
 pub struct ComputeClock {
     period: Duration,
+    threads_per_processor: f64,
     machine: Mutex<MachineLoad>,
     ticks: Mutex<Ticks>,
 }
@@ -92,8 +97,19 @@ impl ComputeClock {
     /// A clock that is to tick once in each `period`: some tens or hundreds of milliseconds, well
     /// below the waits that it measures.
     pub fn new(period: Duration) -> ComputeClock {
+        ComputeClock::with_threads(period, THREADS_PER_PROCESSOR)
+    }
+
+    /// As [`new`](Self::new), for waits for what hardly computes, such as heartbeats: a machine is
+    /// loaded from eight runnable threads per processor on.
+    pub fn for_light_work(period: Duration) -> ComputeClock {
+        ComputeClock::with_threads(period, LIGHT_THREADS_PER_PROCESSOR)
+    }
+
+    fn with_threads(period: Duration, threads_per_processor: f64) -> ComputeClock {
         ComputeClock {
             period,
+            threads_per_processor,
             machine: Mutex::new(MachineLoad::of_this_process()),
             ticks: Mutex::new(Ticks {
                 last: Instant::now(),
@@ -110,7 +126,7 @@ impl ComputeClock {
     /// Notes that a period is over. Reads a few small files of the system; does not block.
     pub fn tick(&self) {
         let load = unpoisoned(&self.machine).sample();
-        let slowdown = slowdown(&load);
+        let slowdown = slowdown(&load, self.threads_per_processor);
         unpoisoned(&self.ticks).tick(Instant::now(), self.period, slowdown);
     }
 
@@ -210,12 +226,16 @@ mod tests {
 
     #[test]
     fn only_more_work_than_the_machine_can_do_is_load() {
+        let slowdown = |load: &Load| super::slowdown(load, THREADS_PER_PROCESSOR);
         assert_eq!(slowdown(&load(0, 0, 0.0)), 1.0);
         assert_eq!(slowdown(&load(4, 2, 0.0)), 1.0, "two threads for each");
         assert_eq!(slowdown(&load(128, 2, 0.0)), 32.0);
         assert_eq!(slowdown(&load(1, 2, 0.75)), 4.0, "a quarter of the speed");
         assert_eq!(slowdown(&load(8, 2, 0.5)), 4.0);
         assert!(slowdown(&load(1, 1, 7.0)).is_finite());
+        let light =
+            |runnable| super::slowdown(&load(runnable, 2, 0.0), LIGHT_THREADS_PER_PROCESSOR);
+        assert_eq!([light(16), light(64), light(128)], [1.0, 4.0, 8.0]);
     }
 
     #[test]

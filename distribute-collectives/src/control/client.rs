@@ -62,7 +62,10 @@ pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
     let mut pause = PAUSE_MIN;
     while shared.state().phase == Phase::Joining {
         let address = shared.addresses.known(rank).await;
-        match try_join(&shared, rank, &address).await {
+        let turn = shared.dialling.acquire().await;
+        let joined = try_join(&shared, rank, &address).await;
+        drop(turn);
+        match joined {
             Ok((id, inbound)) => {
                 read_messages(&shared, rank, id, inbound).await;
                 pause = PAUSE_MIN;

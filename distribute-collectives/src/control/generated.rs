@@ -44,6 +44,12 @@ pub struct Announcement {
     /// How to reach the memory that the sender shares with ranks of its host; empty for none.
     #[prost(bytes = "vec", tag = "2")]
     pub shared_memory: ::prost::alloc::vec::Vec<u8>,
+    /// The number of the sender's process, and the machine and name space in which it has that
+    /// number: there, others see whether the process waits for a processor. 0 and empty if unknown.
+    #[prost(uint32, tag = "3")]
+    pub process: u32,
+    #[prost(string, tag = "4")]
+    pub machine: ::prost::alloc::string::String,
 }
 /// The sender has streams to all ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -60,6 +66,10 @@ pub struct Heartbeat {
     /// The sender wants a heartbeat at once.
     #[prost(bool, tag = "3")]
     pub answer: bool,
+    /// Of the time since its last heartbeat, the part in thousandths in which the sender could not
+    /// compute: stopped, throttled, or on a machine with more work than processors.
+    #[prost(uint32, tag = "4")]
+    pub lost_permille: u32,
 }
 /// The first failure that the sender knows of. It ends the group.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

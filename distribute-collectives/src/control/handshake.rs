@@ -14,6 +14,7 @@ use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, State, envelope};
 use crate::control::{addresses, clock};
+use crate::control::silence::Silence;
 
 /// The version of the messages that follow the handshake.
 pub(super) const PROTOCOL_VERSION: u32 = 5;
@@ -417,7 +418,7 @@ pub(super) fn register(
         ip,
         announcement,
         ready: false,
-        last_received: clock::now(),
+        silence: Silence::since(clock::now()),
         unwatched: false,
         left: false,
         open: true,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::control::membership::Membership;
+use crate::control::process;
 use crate::error::{CollectiveError, MissingRank};
 use crate::failure::FailureKind;
 use crate::header::OperationHeader;
@@ -24,10 +25,12 @@ pub(super) async fn end_waits(shared: Arc<Membership>) {
         // Asks all ranks to say at once what they do.
         let question = shared.own_heartbeat(true);
         shared.state().send_to_all(&question);
-        let asked = Instant::now();
+        let (asked, lost) = (Instant::now(), shared.compute.lost());
         tokio::time::sleep(POLL_INTERVAL).await;
-        // Time in which this process itself was stopped says nothing about the others.
-        watched.since += asked.elapsed().saturating_sub(2 * POLL_INTERVAL);
+        // Time in which this process, or the machine, did not get to compute says nothing about the
+        // others.
+        let lost = shared.compute.lost().saturating_sub(lost);
+        watched.since += lost.min(asked.elapsed());
         if let Some(error) = watched.stalled(&shared) {
             shared.record_failure(FailureKind::Ended(error));
             return;
@@ -67,10 +70,14 @@ impl OperationWatch {
         let links = state.links.iter().enumerate();
         let silent = links.filter_map(|(rank, link)| {
             let link = link.as_ref().filter(|link| !link.left)?;
-            let silence = link.last_received.max(self.since).elapsed();
-            let since = link.last_received.elapsed();
-            let reason = || format!("it has given no sign of life for {since:.1?}");
-            (silence >= SILENT_AFTER).then(|| shared.missing(rank, reason()))
+            let heard = link.silence.begin();
+            let reason = || {
+                let since = heard.elapsed();
+                format!("it has given no sign of life for {since:.1?}")
+            };
+            let is_silent = heard.max(self.since).elapsed() >= SILENT_AFTER
+                && !process::is_kept_from_running(&shared.announcement, link.announcement.as_ref());
+            is_silent.then(|| shared.missing(rank, reason()))
         });
         silent.collect()
     }

@@ -5,17 +5,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
+use distribute_net::address;
+use distribute_net::compute_clock::ComputeClock;
 use distribute_net::handshake::{Hello, SessionKey};
 use distribute_net::security::Security;
 use distribute_net::tls::TlsSettings;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, Semaphore, mpsc};
 use tonic::Status;
 
 use crate::communicator::AbortTarget;
 use crate::control::addresses::{self, Addresses, Registered};
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
-use crate::control::{clock, convert};
+use crate::control::silence::Silence;
+use crate::control::{clock, convert, process};
 use crate::error::MissingRank;
 use crate::failure::{Failure, FailureKind};
 use crate::header::OperationHeader;
@@ -29,8 +32,15 @@ const CERTIFICATES_MAX: usize = 8;
 /// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
 
+/// How many lower ranks are dialled at the same time.
+const DIALLING_MAX: usize = 8;
+
 /// Longer times count as this long: sums with the clock stay in its range.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// How often the clock ticks that leaves out what was not computed.
+const TICK_MIN: Duration = Duration::from_millis(5);
+const TICK_MAX: Duration = Duration::from_millis(200);
 
 /// What [`ControlPlane::join`](crate::control::ControlPlane::join) needs to know.
 #[derive(Debug)]
@@ -79,7 +89,7 @@ pub(super) struct Link {
     pub(super) ip: IpAddr,
     pub(super) announcement: Option<Announcement>,
     pub(super) ready: bool,
-    pub(super) last_received: Instant,
+    pub(super) silence: Silence,
     /// The peer has left, or was found silent: it is not watched any more.
     pub(super) unwatched: bool,
     /// The peer said goodbye.
@@ -183,6 +193,9 @@ pub(super) struct State {
     pub(super) turned_away: usize,
     /// The peers know of the first failure.
     pub(super) failure_sent: bool,
+    /// When the others were told last what this process lost, and what it has lost since then.
+    pub(super) last_heartbeat: Instant,
+    pub(super) lost: Duration,
 }
 
 pub(super) struct Membership {
@@ -196,11 +209,16 @@ pub(super) struct Membership {
     pub(super) tls: Option<TlsSettings>,
     pub(super) interval: Duration,
     pub(super) misses: u32,
+    /// Ticks in the runtime of the control plane.
+    pub(super) compute: ComputeClock,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
     pub(super) gather_timeout: Duration,
     pub(super) status: Arc<GroupStatus>,
     pub(super) interruption: Interruption,
+    /// Turns of those that dial, so that the ranks of a big group on few processors do not all
+    /// begin with all and come to no end within the time that a handshake may take.
+    pub(super) dialling: Semaphore,
     state: Mutex<State>,
     /// Wakes the task that joins or leaves.
     pub(super) changed: Notify,
@@ -226,6 +244,8 @@ impl State {
             next_heartbeat: clock::now(),
             turned_away: 0,
             failure_sent: false,
+            last_heartbeat: clock::now(),
+            lost: Duration::ZERO,
         }
     }
 
@@ -308,6 +328,11 @@ impl Membership {
         let failed = Arc::new(Notify::new());
         let bell = failed.clone();
         status.on_failure(move || bell.notify_one());
+        let interval = options.heartbeat_interval.min(FOREVER);
+        let period = (interval / 2).clamp(TICK_MIN, TICK_MAX);
+        let compute = ComputeClock::for_light_work(period);
+        let mut announcement = options.announcement;
+        process::announce(&mut announcement);
         Membership {
             state: Mutex::new(State::new(options.addresses.len())),
             rank: options.rank,
@@ -318,16 +343,18 @@ impl Membership {
             ),
             local: OnceLock::new(),
             hello,
-            announcement: options.announcement,
+            announcement,
             security: options.security,
             tls,
-            interval: options.heartbeat_interval.min(FOREVER),
+            interval,
             misses: options.heartbeat_misses,
+            compute,
             started,
             deadline: started + timeout,
             gather_timeout: timeout,
             status,
             interruption: options.interruption,
+            dialling: Semaphore::new(DIALLING_MAX),
             changed: Notify::new(),
             failed,
             gathered: Condvar::new(),
@@ -409,7 +436,7 @@ impl Membership {
             let Some(link) = state.link(rank, id) else {
                 return false;
             };
-            link.last_received = clock::now();
+            link.silence.end(clock::now());
             match &mut envelope.message {
                 Some(Message::Announcement(it)) => link.announcement = Some(std::mem::take(it)),
                 Some(Message::Ready(_)) => link.ready = true,
@@ -479,7 +506,28 @@ impl Membership {
             running: convert::running(self.status.running().as_ref()),
             completed: self.status.completed(),
             answer,
+            lost_permille: 0,
         })
+    }
+
+    /// What all others are told from time to time: also how much of the time since the last one
+    /// this process lost.
+    pub(super) fn periodic_heartbeat(&self, state: &mut State, now: Instant) -> Message {
+        let before = std::mem::replace(&mut state.last_heartbeat, now);
+        let elapsed = now.saturating_duration_since(before).as_millis().max(1);
+        let lost = std::mem::take(&mut state.lost).as_millis().min(elapsed);
+        let mut message = self.own_heartbeat(false);
+        if let Message::Heartbeat(beat) = &mut message {
+            beat.lost_permille = (lost * 1000 / elapsed) as u32;
+        }
+        message
+    }
+
+    /// The host in a rank's address.
+    pub(super) fn host(&self, rank: usize) -> String {
+        let address = self.addresses.shown(rank);
+        let host = address::split(&address).map(|(host, _)| host.to_string());
+        host.unwrap_or(address)
     }
 
     /// Compares the operation that the peer is in with that of this rank. The data connections
@@ -500,6 +548,7 @@ impl Membership {
         let Some(link) = state.link(rank, id) else {
             return;
         };
+        link.silence.note_lost_share(beat.lost_permille);
         if let Some(answer) = answer {
             link.send(answer);
         }

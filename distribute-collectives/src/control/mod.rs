@@ -20,9 +20,12 @@ mod handshake;
 mod interrupted;
 mod membership;
 mod plane;
+mod probe;
+mod process;
 #[cfg(feature = "reflection")]
 mod reflection;
 mod server;
+mod silence;
 #[cfg(test)]
 mod tests;
 mod watch;

@@ -19,7 +19,7 @@ use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::{
     JoinOptions, Link, Membership, MissingReason, Phase, State, UnprovenClaim,
 };
-use crate::control::{client, clock, interrupted, server, watch};
+use crate::control::{client, clock, interrupted, probe, process, server, watch};
 use crate::error::{CollectiveError, Result};
 use crate::failure::FailureKind;
 use crate::header::OperationHeader;
@@ -99,7 +99,7 @@ impl ControlPlane {
         let (joined, outcome) = mpsc::channel();
         let (rank, own) = (shared.rank, shared.clone());
         let thread = std::thread::Builder::new()
-            .name("distribute-control".to_string())
+            .name(process::THREAD_NAME.to_string())
             .spawn(move || run(own, listener, joined, left))
             .map_err(|error| unavailable(rank, &error))?;
         let mut plane = ControlPlane {
@@ -262,13 +262,17 @@ async fn run_tasks(
         let _ = joined.send(Err(unavailable(shared.rank, &error)));
         return;
     }
-    for rank in 0..shared.rank {
+    // The nearest first, so that not all ranks begin with rank 0.
+    for rank in (0..shared.rank).rev() {
         tokio::spawn(client::keep_connected(shared.clone(), rank));
     }
     for rank in shared.rank + 1..shared.world_size() {
         tokio::spawn(client::look_up_address(shared.clone(), rank));
     }
+    let ticking = shared.clone();
+    tokio::spawn(async move { ticking.compute.keep_ticking().await });
     tokio::spawn(watch::send_heartbeats(shared.clone()));
+    tokio::spawn(probe::dial_silent_ranks(shared.clone()));
     tokio::spawn(watch::spread_failures(shared.clone(), reporter.clone()));
     match wait_for_all_ranks(shared).await {
         Ok(peers) => {
@@ -350,7 +354,7 @@ fn mark_formed(shared: &Membership, state: &mut State) {
     }
     state.phase = Phase::Formed;
     for link in state.links.iter_mut().flatten() {
-        link.last_received = clock::now();
+        link.silence.end(clock::now());
         link.send(Message::Ready(message::Ready {}));
     }
 }

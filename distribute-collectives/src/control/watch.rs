@@ -1,5 +1,6 @@
 //! Heartbeats, silence, and telling the other ranks what went wrong.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,39 +10,36 @@ use tonic_health::server::HealthReporter;
 
 use crate::control::SERVICE_NAME;
 use crate::control::generated::envelope::Message;
-use crate::control::membership::{Link, Membership, Phase};
-use crate::control::{clock, convert};
+use crate::control::membership::{Link, Membership, Phase, State};
+use crate::control::silence::{Rules, Verdict};
+use crate::control::{clock, convert, probe, process};
+use crate::error::CollectiveError;
 use crate::failure::FailureKind;
 
 /// Sends heartbeats and looks for silent ranks until the runtime ends.
 pub(super) async fn send_heartbeats(shared: Arc<Membership>) {
     let mut wake = Instant::now();
+    let mut lost = shared.compute.lost();
     loop {
         sleep_until(wake.into()).await;
-        let late = wake.elapsed();
-        wake = check_heartbeats(&shared, late);
+        let lost_before = std::mem::replace(&mut lost, shared.compute.lost());
+        wake = check_heartbeats(&shared, lost.saturating_sub(lost_before));
     }
 }
 
-/// One look at the clock; returns when to look again. `late` is by how much this process itself
-/// was kept from looking.
-pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
+/// One look at the clock; returns when to look again. `lost` is what this process did not get to
+/// compute since the last one: it says nothing about its peers, and what they sent waits in the
+/// sockets.
+pub(super) fn check_heartbeats(shared: &Membership, lost: Duration) -> Instant {
     let now = clock::now();
-    let heartbeat = shared.own_heartbeat(false);
     let mut state = shared.state();
+    state.lost += lost;
     if now >= state.next_heartbeat {
-        state.send_to_all(&heartbeat);
-        state.tell_addresses();
+        let beat = shared.periodic_heartbeat(&mut state, now);
+        state.send_to_all(&beat);
+            state.tell_addresses();
         state.next_heartbeat = now + shared.interval;
     }
-    // Time in which this process was stopped says nothing about its peers: what they sent waits
-    // in the sockets.
-    let stopped = if late > shared.interval {
-        late
-    } else {
-        Duration::ZERO
-    };
-    let limit = shared.silence_limit();
     let mut wake = state.next_heartbeat;
     let mut silent = None;
     let watching = state.phase == Phase::Formed;
@@ -49,46 +47,85 @@ pub(super) fn check_heartbeats(shared: &Membership, late: Duration) -> Instant {
         let Some(link) = link.as_mut().filter(|link| watching && !link.unwatched) else {
             continue;
         };
-        link.last_received += stopped;
-        let elapsed = now.saturating_duration_since(link.last_received);
-        if elapsed < limit {
-            wake = wake.min(link.last_received + limit);
-        } else if silent.is_none() {
-            link.unwatched = true;
-            silent = Some((rank, elapsed));
-        } else {
+        link.silence.excuse(lost, now);
+        match look(shared, link, now) {
+            Verdict::Until(until) => wake = wake.min(until),
+            Verdict::Silent(elapsed) if silent.is_none() => {
+                link.unwatched = true;
+                silent = Some((rank, elapsed));
+            }
             // Looked at again at once, after the first one has been noted.
-            wake = now;
+            Verdict::Silent(_) => wake = now,
         }
     }
     let Some((rank, elapsed)) = silent else {
         return wake;
     };
-    let others = state.links.iter().flatten().filter(|link| !link.left);
-    let cut_off = shared.world_size() > 2
-        && others.clone().count() + 1 == shared.world_size()
-        && others.clone().all(|link| nearly_silent(shared, link, now));
-    drop(state);
-    let others = shared.world_size() - 1;
-    let kind = match cut_off {
-        true => FailureKind::Lost {
+    let kind = match is_cut_off(shared, &state, now) {
+        true => FailureKind::Ended(CollectiveError::CutOff {
             rank: shared.rank,
-            reason: format!(
-                "this rank is cut off: none of the other {others} ranks was heard of for \
-                 {elapsed:.1?}"
-            ),
-        },
+            host: shared.host(shared.rank),
+            elapsed,
+        }),
         false => FailureKind::Silent { rank, elapsed },
     };
+    drop(state);
     shared.record_failure(kind);
     wake
+}
+
+/// One look at a rank.
+fn look(shared: &Membership, link: &mut Link, now: Instant) -> Verdict {
+    let rules = Rules {
+        limit: shared.silence_limit(),
+        interval: shared.interval,
+        is_probed: probe::is_probed(link),
+    };
+    let verdict = link.silence.look(now, &rules);
+    if matches!(verdict, Verdict::Silent(_))
+        && process::is_kept_from_running(&shared.announcement, link.announcement.as_ref())
+    {
+        // It would speak if it could. A dead one closes its connections, a stopped one does not
+        // wait for a processor.
+        link.silence.excuse(shared.interval, now);
+        return link.silence.look(now, &rules);
+    }
+    verdict
+}
+
+/// Whether it is this rank's host that is cut off.
+fn is_cut_off(shared: &Membership, state: &State, now: Instant) -> bool {
+    let hosts: Vec<String> = (0..shared.world_size())
+        .map(|rank| shared.host(rank))
+        .collect();
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    hears_of_no_other_host(&hosts, shared.rank, |rank| {
+        let link = state.links[rank].as_ref().filter(|link| !link.left);
+        link.is_some_and(|link| nearly_silent(shared, link, now))
+    })
+}
+
+/// Whether nothing comes from any other host, though there are two at least: then it is the network
+/// of this host that is lost, and none of the others is to blame. `hosts` has the host of each rank;
+/// where all have the same, each rank is one.
+fn hears_of_no_other_host(hosts: &[&str], own: usize, is_away: impl Fn(usize) -> bool) -> bool {
+    let others = (0..hosts.len()).filter(|rank| *rank != own);
+    let (elsewhere, here): (Vec<_>, Vec<_>) = others.partition(|rank| hosts[*rank] != hosts[own]);
+    let (others, count) = match elsewhere.is_empty() {
+        true => (&here, here.len()),
+        false => {
+            let names: BTreeSet<&str> = elsewhere.iter().map(|rank| hosts[*rank]).collect();
+            (&elsewhere, names.len())
+        }
+    };
+    count > 1 && others.iter().all(|rank| is_away(*rank))
 }
 
 fn nearly_silent(shared: &Membership, link: &Link, now: Instant) -> bool {
     // Heartbeats of different ranks are up to one interval apart.
     let limit = shared.silence_limit();
     let almost = limit.saturating_sub(shared.interval * 3 / 2).max(limit / 2);
-    now.saturating_duration_since(link.last_received) >= almost
+    link.silence.counted(now) >= almost
 }
 
 /// Tells all ranks of the first failure, and wakes the threads of this one.
@@ -132,4 +169,28 @@ pub(super) fn send_first_failure(shared: &Membership) -> bool {
         state.send_to_all(&Message::Notice(notice));
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_is_cut_off_when_none_of_two_others_is_heard_of() {
+        let away = |ranks: &'static [usize]| move |rank| ranks.contains(&rank);
+        let hosts = ["a", "a", "b", "b", "c"];
+        // The other rank of its own host is heard of all the time.
+        assert!(hears_of_no_other_host(&hosts, 0, away(&[2, 3, 4])));
+        assert!(hears_of_no_other_host(&hosts, 4, away(&[0, 1, 2, 3])));
+        // Only one host is away: that one is to blame.
+        assert!(!hears_of_no_other_host(&hosts, 0, away(&[2, 3])));
+        assert!(!hears_of_no_other_host(&hosts, 0, away(&[4])));
+        // Of two hosts neither knows which one it is.
+        assert!(!hears_of_no_other_host(&["a", "a", "b"], 0, away(&[2])));
+        assert!(!hears_of_no_other_host(&["a", "b"], 0, away(&[1])));
+        // Ranks of one host, as in tests and containers: each is one of its own.
+        assert!(hears_of_no_other_host(&["a"; 3], 1, away(&[0, 2])));
+        assert!(!hears_of_no_other_host(&["a"; 3], 1, away(&[0])));
+        assert!(!hears_of_no_other_host(&["a"; 2], 1, away(&[0])));
+    }
 }

@@ -46,7 +46,14 @@ impl Failure {
                 cut(address);
                 cut(what);
             }
+            CollectiveError::LinkStalled {
+                connection, what, ..
+            } => {
+                cut(connection);
+                cut(what);
+            }
             CollectiveError::Mismatch { what: text, .. }
+            | CollectiveError::CutOff { host: text, .. }
             | CollectiveError::PeerLost { reason: text, .. }
             | CollectiveError::Aborted { reason: text, .. } => cut(text),
             CollectiveError::Timeout { missing, .. } => missing.truncate(most),
@@ -77,11 +84,12 @@ impl Failure {
             FailureKind::Ended(error) => error,
         };
         match error {
-            CollectiveError::PeerLost { rank, .. } | CollectiveError::Aborted { rank, .. } => {
-                exists(rank)
-            }
+            CollectiveError::PeerLost { rank, .. }
+            | CollectiveError::CutOff { rank, .. }
+            | CollectiveError::Aborted { rank, .. } => exists(rank),
             CollectiveError::Mismatch { rank_a, rank_b, .. } => exists(rank_a) && exists(rank_b),
-            CollectiveError::Protocol { rank, peer, .. } => exists(rank) && exists(peer),
+            CollectiveError::Protocol { rank, peer, .. }
+            | CollectiveError::LinkStalled { rank, peer, .. } => exists(rank) && exists(peer),
             CollectiveError::Timeout { missing, .. } => missing.iter().all(exists),
             CollectiveError::Interrupted { rank, missing, .. } => {
                 exists(rank) && missing.iter().all(|it| exists(&it.rank))
@@ -102,7 +110,7 @@ mod tests {
     use crate::operation::OperationKind;
 
     const RANKS: usize = 5;
-    const VARIANTS: usize = 15;
+    const VARIANTS: usize = 17;
 
     /// What the variants are made of.
     #[derive(Debug, Clone)]
@@ -222,6 +230,17 @@ mod tests {
             },
             7..13 => that_ends_no_group(variant, parts),
             13 => return with(FailureKind::Lost { rank, reason }, sequence),
+            15 => CollectiveError::CutOff {
+                rank,
+                host: address,
+                elapsed,
+            },
+            16 => CollectiveError::LinkStalled {
+                rank,
+                peer: other,
+                connection: address,
+                what,
+            },
             _ => return with(FailureKind::Silent { rank, elapsed }, sequence),
         };
         with(FailureKind::Ended(error), sequence)
@@ -255,6 +274,8 @@ mod tests {
             CollectiveError::Address { .. } => 10,
             CollectiveError::Refused { .. } => 11,
             CollectiveError::BackendUnavailable { .. } => 12,
+            CollectiveError::CutOff { .. } => 15,
+            CollectiveError::LinkStalled { .. } => 16,
         }
     }
 

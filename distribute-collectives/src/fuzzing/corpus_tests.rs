@@ -179,6 +179,7 @@ fn heartbeats() -> Seeds {
             running,
             completed,
             answer: false,
+            lost_permille: 250,
         }))
     };
     BTreeMap::from([

@@ -1,6 +1,7 @@
 //! What the links of a rank are to be, and what it says of them in a handshake.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use distribute_net::handshake::{Hello, Identity, Purpose, Secret};
 use rustls::pki_types::ServerName;
@@ -43,6 +44,8 @@ pub(crate) struct LinkConfig {
     /// Connections per pair of ranks, at least 1.
     pub(crate) lanes: usize,
     pub(crate) max_message_bytes: usize,
+    /// How long bytes may be on their way without that one of them arrives.
+    pub(crate) stall_limit: Duration,
     pub(crate) tls: Option<DataTls>,
     /// What this rank and another one know, by its rank.
     pub(crate) secrets: Vec<Secret>,
@@ -59,6 +62,7 @@ impl LinkConfig {
             group: "tests".to_string(),
             lanes: 1,
             max_message_bytes: 1 << 20,
+            stall_limit: Duration::from_secs(60),
             tls: None,
             secrets: vec![Secret::new("let me in"); world_size],
             status: Arc::default(),

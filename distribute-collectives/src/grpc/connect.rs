@@ -350,14 +350,20 @@ impl<'a> Connector<'a> {
         Poll::Ready(Err(self.no_answer(dial.rank, socket)))
     }
 
-    /// An attempt took too long: nothing came back from the port, or no rank answers there.
+    /// Why nothing came of an attempt in its time. The control ports of both ranks have answered.
     fn no_answer(&self, rank: usize, socket: &SocketState) -> ConnectError {
         match (socket.poll_connected(), self.addresses[rank]) {
             (Poll::Pending, Some(address)) => {
                 let why = why_unreachable(address, &io::ErrorKind::TimedOut.into());
-                ConnectError::Unreachable(format!("its data port: {why} {CHOOSE_PORT}"))
+                ConnectError::Unreachable(format!(
+                    "its data port, though its control port does: {why} {CHOOSE_PORT}"
+                ))
             }
-            _ => ConnectError::Failed("it is connected, and does not answer".to_string()),
+            _ => ConnectError::Failed(
+                "its data port answers, but not to what was sent: it is busy, or the path loses \
+                 large packets (compare the MTU of all its parts)"
+                    .to_string(),
+            ),
         }
     }
 

@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
@@ -13,6 +14,7 @@ use crate::grpc::frames::{Assembler, Message};
 use crate::grpc::loan::{self, Loan};
 use crate::grpc::pool::{Pool, Segment};
 use crate::grpc::socket::SocketState;
+use crate::grpc::stall::Progress;
 use crate::grpc::stream::Stream;
 use crate::wire::OVERHEAD_BYTES;
 
@@ -100,6 +102,7 @@ pub(super) struct Lane {
     outstanding: Arc<AtomicUsize>,
     /// The loan of the last call of [`send_lent`](Self::send_lent).
     loan: Option<Arc<Loan>>,
+    progress: Progress,
     ended: Option<End>,
 }
 
@@ -121,6 +124,7 @@ impl Lane {
             queued_bytes: 0,
             outstanding: Arc::default(),
             loan: None,
+            progress: Progress::default(),
             ended: None,
         }
     }
@@ -255,6 +259,12 @@ impl Lane {
 
     pub(super) fn queued_bytes(&self) -> usize {
         self.queued_bytes
+    }
+
+    /// One look at what is on its way: how many bytes, and for how long none has arrived.
+    pub(super) fn standing_still(&mut self, now: Instant) -> Option<(usize, Duration)> {
+        let sent = self.socket.sent().filter(|_| self.ended.is_none())?;
+        Some((sent.in_flight, self.progress.look(now, sent)))
     }
 
     /// Whether something waits for the peer's kernel or for the peer.

@@ -15,6 +15,7 @@ use crate::grpc::config::LinkConfig;
 use crate::grpc::frames::Message;
 use crate::grpc::lane::{End, Lane};
 use crate::grpc::pool::{Pool, Segment};
+use crate::grpc::stall;
 use crate::header::OperationHeader;
 use crate::spin_policy::SpinPolicy;
 use crate::status::GroupStatus;
@@ -70,12 +71,15 @@ pub(crate) fn max_segment_bytes(max_message_bytes: usize) -> usize {
 pub(crate) struct Links {
     rank: usize,
     max_message_bytes: usize,
+    stall_limit: Duration,
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) pool: Arc<Pool>,
     status: Arc<GroupStatus>,
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
     running: Option<RunningOperation>,
+    /// When to look next whether what was sent arrives.
+    next_look: Instant,
     /// Whether each rank has a core, so that polling need not yield it.
     pub(super) may_spin: bool,
     spin_policy: SpinPolicy,
@@ -128,11 +132,13 @@ impl Links {
         Ok(Links {
             rank: config.rank,
             max_message_bytes: config.max_message_bytes,
+            stall_limit: config.stall_limit,
             peers: Vec::new(),
             pool: Arc::default(),
             status: config.status.clone(),
             wake,
             running: None,
+            next_look: Instant::now(),
             may_spin: false,
             spin_policy: SpinPolicy::default(),
         })
@@ -429,6 +435,7 @@ impl Links {
     /// Blocks until a lane that matters can move, a failure is noted or the deadline has passed.
     /// Returns whether a failure was noted.
     fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<bool> {
+        self.check_progress(header)?;
         let left = self.running.and_then(|running| running.left());
         if let Some(running) = self.running
             && left == Some(Duration::ZERO)
@@ -446,10 +453,46 @@ impl Links {
                 }
             }
         }
-        let waited = wait(&mut fds, left);
+        let nap = left.map_or(stall::LOOK_INTERVAL, |left| left.min(stall::LOOK_INTERVAL));
+        let waited = wait(&mut fds, Some(nap));
         let rung = fds.first().is_some_and(|fd| !fd.revents().is_empty());
         waited.map_err(|error| invalid(self.rank, header, format!("cannot wait: {error}")))?;
         Ok(rung)
+    }
+
+    /// Ends the operation when what was sent to a rank does not arrive there.
+    fn check_progress(&mut self, header: &OperationHeader) -> Result<()> {
+        let (now, own, limit) = (Instant::now(), self.rank, self.stall_limit);
+        if now < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now + stall::LOOK_INTERVAL;
+        let peers = self.peers.iter_mut().enumerate();
+        let lanes = peers.flat_map(|(rank, peer)| {
+            let lanes = peer.iter_mut().flat_map(|peer| &mut peer.lanes);
+            lanes.map(move |lane| (rank, lane))
+        });
+        for (peer, lane) in lanes {
+            let has_dialled = peer < own;
+            let Some((in_flight, elapsed)) = lane.standing_still(now) else {
+                continue;
+            };
+            if elapsed < stall::limit_of(limit, has_dialled) {
+                continue;
+            }
+            let ends = lane.socket.ends();
+            let dialled = ends.map(|[_, there]| there).filter(|_| has_dialled);
+            let error = CollectiveError::LinkStalled {
+                rank: own,
+                peer,
+                connection: ends.map_or_else(String::new, |[a, b]| format!("{a} -> {b}")),
+                what: stall::explain(in_flight, elapsed, dialled),
+            };
+            // The control plane may know better: that rank is silent, or was lost.
+            self.status.check_peer(header, Some(peer))?;
+            return Err(self.found(header, error));
+        }
+        Ok(())
     }
 
     fn timed_out(&self, running: &RunningOperation, goal: Goal) -> CollectiveError {

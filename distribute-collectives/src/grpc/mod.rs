@@ -40,6 +40,7 @@ mod pool;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
 mod socket;
+mod stall;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -48,4 +49,5 @@ mod transport;
 pub(crate) use config::{DataTls, LinkConfig, MESSAGE_BYTES_MIN};
 pub(crate) use connect::DataListener;
 pub(crate) use links::{Links, max_segment_bytes};
+pub(crate) use stall::stall_limit;
 pub(crate) use transport::GrpcTransport;

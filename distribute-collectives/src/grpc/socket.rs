@@ -18,6 +18,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
+use crate::grpc::stall::Sent;
 
 /// No limit: for [`SocketState::allow_frames`] more DATA frames than ever come, for a peer that has
 /// proven itself a mark that is not counted down.
@@ -49,8 +50,9 @@ pub(super) struct SocketState {
     readable: AtomicUsize,
     /// The peer has said who it is.
     has_greeted: AtomicBool,
-    /// Bytes read and written so far.
+    /// Bytes read and written so far, and those written.
     moved: AtomicU64,
+    written: AtomicU64,
     /// Why nothing can be written any more.
     write_error: OnceLock<String>,
 }
@@ -68,6 +70,7 @@ impl SocketState {
             readable: AtomicUsize::new(UNLIMITED),
             has_greeted: AtomicBool::new(false),
             moved: AtomicU64::new(0),
+            written: AtomicU64::new(0),
             write_error: OnceLock::new(),
         }))
     }
@@ -196,6 +199,25 @@ impl SocketState {
             || raw::unacknowledged_bytes(&self.stream).unwrap_or(0) == 0
     }
 
+    /// What the kernel says of what was written; nothing where it does not say.
+    pub(super) fn sent(&self) -> Option<Sent> {
+        let unsent = raw::unsent_bytes(&self.stream).ok()?;
+        let unacknowledged = raw::unacknowledged_bytes(&self.stream).ok()?;
+        let written = self.written.load(Ordering::Relaxed);
+        Some(Sent {
+            in_flight: unacknowledged.saturating_sub(unsent),
+            acknowledged: written.saturating_sub(unacknowledged as u64),
+        })
+    }
+
+    /// The addresses of both ends.
+    pub(super) fn ends(&self) -> Option<[SocketAddr; 2]> {
+        Some([
+            self.stream.local_addr().ok()?,
+            self.stream.peer_addr().ok()?,
+        ])
+    }
+
     /// Ends the connection in both directions.
     pub(super) fn shut_down(&self) {
         // Fails when the peer has ended it before.
@@ -217,6 +239,7 @@ impl SocketState {
                 Ok(bytes) => {
                     self.write_blocked.store(false, Ordering::Relaxed);
                     self.note_moved(bytes);
+                    self.written.fetch_add(bytes as u64, Ordering::Relaxed);
                     return Poll::Ready(Ok(bytes));
                 }
                 Err(rustix::io::Errno::INTR) => {}

@@ -132,7 +132,8 @@ impl AsyncRead for Stream {
         if this.start == this.end {
             let mut front = ReadBuf::new(&mut this.front[..]);
             ready!(Pin::new(&mut this.inner).poll_read(context, &mut front))?;
-            (this.start, this.end) = (0, front.filled().len());
+            // A reader may have put another buffer there, of any length.
+            (this.start, this.end) = (0, front.filled().len().min(FRONT_BYTES));
         }
         this.hand_over(buffer);
         Poll::Ready(Ok(()))

@@ -187,8 +187,7 @@ impl BoundProcessGroup {
             data_port: self.data_address.port().into(),
             #[cfg(feature = "shm")]
             shared_memory: sharing::announcement(offer.as_ref()),
-            #[cfg(not(feature = "shm"))]
-            shared_memory: Vec::new(),
+            ..Announcement::default()
         };
         let join = JoinOptions {
             rank: self.options.rank,

@@ -13,7 +13,7 @@ use crate::communicator::Communicator;
 use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
 use crate::flight_record::Recorded;
-use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links};
+use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links, stall_limit};
 use crate::link_cost::LinkCost;
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
@@ -120,6 +120,7 @@ impl Joining {
             group: options.group.name.clone(),
             lanes: options.lanes,
             max_message_bytes: options.max_message_bytes,
+            stall_limit: stall_limit(options.silence_limit()),
             tls: self.data_tls()?,
             secrets: self.secrets(),
             status: self.status.clone(),

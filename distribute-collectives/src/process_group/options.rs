@@ -123,6 +123,11 @@ impl ProcessGroupOptions {
 
     /// A rank that has not been heard of for `misses` intervals counts as stopped (default 6
     /// times 500 ms). Both must be at least 1.
+    ///
+    /// A rank whose host is cut off for less than that lives on; one that is gone is named after
+    /// that time, an interval and 0.6 s at the latest. Time in which this process, the rank or the
+    /// machine did not get to compute does not count, so that on a machine that is busy beyond
+    /// measure it takes up to ten times as long.
     pub fn heartbeat(mut self, interval: Duration, misses: u32) -> Self {
         self.heartbeat_interval = interval;
         self.heartbeat_misses = misses;
@@ -149,6 +154,12 @@ impl ProcessGroupOptions {
     pub fn data_port(mut self, port: u16) -> Self {
         self.data_port = port;
         self
+    }
+
+    /// How long a rank may be silent.
+    pub(crate) fn silence_limit(&self) -> Duration {
+        self.heartbeat_interval
+            .saturating_mul(self.heartbeat_misses)
     }
 
     /// TCP connections between each pair of ranks for gRPC data (default 1). More help where one

@@ -422,6 +422,7 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
             announcement: Announcement {
                 data_port: 1,
                 shared_memory: vec![7; 16],
+                ..Announcement::default()
             },
             interruption: Default::default(),
         };

@@ -3,13 +3,61 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use distribute_net::compute_clock::{ComputeClock, ComputeInstant};
 
 use super::rank::{RANK, TRACE};
 
 /// The hard limit of every answer.
-const LIMIT: Duration = Duration::from_secs(40);
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// How often a [`Stopwatch`] looks how busy the machine is.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Measures time without what this process and the machine did not get to compute: what has to
+/// happen soon happens so much later on a machine that is so much busier.
+pub struct Stopwatch {
+    clock: Arc<ComputeClock>,
+    since: ComputeInstant,
+    over: Option<Sender<()>>,
+    ticking: Option<JoinHandle<()>>,
+}
+
+impl Stopwatch {
+    pub fn start() -> Stopwatch {
+        let clock = Arc::new(ComputeClock::new(TICK));
+        let (over, is_over) = channel::<()>();
+        let own = clock.clone();
+        let ticking = std::thread::spawn(move || {
+            while is_over.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
+                own.tick();
+            }
+        });
+        Stopwatch {
+            since: clock.now(),
+            clock,
+            over: Some(over),
+            ticking: Some(ticking),
+        }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.clock.elapsed(self.since)
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        drop(self.over.take());
+        if let Some(ticking) = self.ticking.take() {
+            ticking.join().expect("the clock");
+        }
+    }
+}
 
 /// A rank in a process of its own; killed when dropped.
 pub struct Rank {

@@ -55,11 +55,15 @@ fn failed(error: &CollectiveError) -> String {
     let cause = error.root_cause();
     let ranks = match cause {
         CollectiveError::Mismatch { rank_a, rank_b, .. } => vec![*rank_a, *rank_b],
-        CollectiveError::PeerLost { rank, .. } | CollectiveError::Aborted { rank, .. } => {
+        CollectiveError::PeerLost { rank, .. }
+        | CollectiveError::CutOff { rank, .. }
+        | CollectiveError::Aborted { rank, .. } => {
             vec![*rank]
         }
         CollectiveError::Timeout { missing, .. } => missing.clone(),
-        CollectiveError::Protocol { peer, .. } => vec![*peer],
+        CollectiveError::Protocol { peer, .. } | CollectiveError::LinkStalled { peer, .. } => {
+            vec![*peer]
+        }
         CollectiveError::Rendezvous { missing, .. } => missing.iter().map(|m| m.rank).collect(),
         _ => vec![],
     };

@@ -86,7 +86,7 @@ fn missing_ranks_are_all_listed_with_what_happened_last() {
         let started = Instant::now();
         let error = error_of(join(options, listener));
         assert!(
-            started.elapsed() < Duration::from_secs(4),
+            started.elapsed() < Duration::from_secs(20),
             "{:?}",
             started.elapsed()
         );
@@ -137,7 +137,7 @@ fn an_interruption_ends_the_wait_of_every_rank_at_once() {
             interruption.raise();
             let error = joining.join().unwrap();
             assert!(
-                started.elapsed() < Duration::from_secs(5),
+                started.elapsed() < Duration::from_secs(40),
                 "{:?}",
                 started.elapsed()
             );

@@ -47,6 +47,7 @@ fn options(rank: usize, addresses: &[String]) -> JoinOptions {
         announcement: Announcement {
             data_port: 1000 + rank as u32,
             shared_memory: vec![rank as u8; rank],
+            ..Announcement::default()
         },
         interruption: Default::default(),
     }
