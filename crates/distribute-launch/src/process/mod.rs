@@ -58,6 +58,8 @@ pub struct Process {
     pub ending: Option<Ending>,
     /// The first signal that it got from the launcher.
     pub asked: Option<Signal>,
+    /// Whether the launcher has sent SIGKILL.
+    is_killed: bool,
     /// What it and those that it has started were asked.
     pub request: Option<Request>,
     /// How it ended that has left others behind, who were asked to end and have not yet.
@@ -114,6 +116,7 @@ impl Process {
             report,
             ending: None,
             asked: None,
+            is_killed: false,
             request: None,
             left_others: None,
             is_given_up: false,
@@ -137,15 +140,24 @@ impl Process {
             host: gethostname::gethostname().to_string_lossy().into_owned(),
             pid: self.pid.as_raw_nonzero().get().unsigned_abs(),
             ending: self.ending.unwrap_or(Ending::Unknown),
-            is_asked: self.asked.is_some(),
+            is_asked: self.asked.is_some() && !self.was_killed_by_others(),
             log: self.log.display().to_string(),
             last_lines,
             lost: failure_report::take(&self.report).map(|report| report.lost),
         }
     }
 
+    /// Whether a signal ended it that did not come from the launcher, whatever it was asked: the
+    /// system may tell of that death a little later than of those that follow from it.
+    fn was_killed_by_others(&self) -> bool {
+        let own = self.asked.map(|asked| Ending::Signal(asked.as_raw()));
+        let is_kill = self.ending == Some(Ending::Signal(Signal::KILL.as_raw()));
+        is_kill && !self.is_killed && self.ending != own
+    }
+
     /// Kills the group, whose leader may have ended already.
     pub fn kill(&mut self) {
+        self.is_killed = true;
         self.asked.get_or_insert(Signal::KILL);
         // The group may have no process left that can get it.
         let _gone = kill_process_group(self.pid, Signal::KILL);
