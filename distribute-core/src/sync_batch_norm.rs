@@ -137,8 +137,8 @@ impl SyncBatchNorm {
     ///
     /// # Errors
     /// Those of [`forward_inference`](Self::forward_inference) and
-    /// [`all_reduce_tensor`](ReplicaContext::all_reduce_tensor). One value per feature in the global
-    /// batch is none: its variance is 0, as in Keras, so the output is `beta`.
+    /// [`all_reduce_tensor`](ReplicaContext::all_reduce_tensor). One value per feature in the
+    /// global batch is none: its variance is 0, as in Keras, so the output is `beta`.
     pub fn forward<const D: usize>(
         &self,
         ctx: &ReplicaContext,

@@ -41,8 +41,8 @@ pub enum ImageColor {
 ///
 /// Subfolders are sorted by name and numbered from 0: these are the labels, the names are
 /// [`Examples::class_names`]. Images are sorted by name within their class. All must have the same
-/// size as they are shown: what a camera noted of their orientation (EXIF) is applied. Pixels become
-/// 8-bit, transparency is dropped, and values are read as `x as f32 / 255.0`.
+/// size as they are shown: what a camera noted of their orientation (EXIF) is applied. Pixels
+/// become 8-bit, transparency is dropped, and values are read as `x as f32 / 255.0`.
 /// Names that begin with a dot, and files beside the subfolders, are ignored.
 ///
 /// # Errors

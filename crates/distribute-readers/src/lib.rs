@@ -17,6 +17,7 @@
 )]
 
 mod array;
+mod csv_options;
 mod decode;
 mod digits;
 mod error;
@@ -40,6 +41,7 @@ mod table_start;
 mod text;
 
 pub use array::{Array, Values};
+pub use csv_options::{CsvColumns, CsvHeader, CsvLabels, CsvOptions, LabelColumn};
 pub use digits::{digits, digits_split};
 pub use error::{Place, ReadError};
 pub use examples::{Examples, Features, Labels, TrainTest};
@@ -49,7 +51,7 @@ pub use mnist::read_mnist_folder;
 pub use npy::{parse_npy, read_npy};
 pub use npz::{parse_npz, parse_npz_arrays, read_npz, read_npz_arrays, read_npz_features};
 pub use split::permutation;
-pub use table::{CsvColumns, CsvHeader, CsvLabels, CsvOptions, LabelColumn, parse_csv, read_csv};
+pub use table::{parse_csv, read_csv};
 pub use text::{
     TextOptions, parse_text_csv, parse_texts, read_text_csv, read_text_lines, read_texts,
 };

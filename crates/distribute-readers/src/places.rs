@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
+use crate::csv_options::{CsvColumns, CsvOptions, LabelColumn};
 use crate::error::ReadError;
 use crate::examples::Origin;
-use crate::table::{CsvColumns, CsvOptions, LabelColumn};
 
 /// The places of what is read of a line, counted from 0.
 pub(crate) struct Places {

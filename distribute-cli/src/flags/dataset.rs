@@ -59,7 +59,8 @@ impl FromStr for DatasetName {
             let nearest = distribute_error::nearest(text, NAMES);
             let nearest = nearest.map_or_else(String::new, |it| format!("did you mean `{it}`? "));
             Err(format!(
-                "{nearest}Use {}, images:DIR, idx:DIR, csv:FILE, npz:FILE or, to predict, text:FILE",
+                "{nearest}Use {}, images:DIR, idx:DIR, csv:FILE, npz:FILE or, to predict, \
+                 text:FILE",
                 NAMES.join(", ")
             ))
         })

@@ -1,0 +1,101 @@
+//! How a CSV table is read.
+
+/// Whether a table starts with a line of column names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CsvHeader {
+    /// The first line is a header if the label column is given by name or a field is `label`, or
+    /// if its fields are different names and none is a number. It is an example if all are
+    /// numbers. Where it may be either it is an error: fields that stand for missing values; whole
+    /// numbers that rise or fall from column to column as in no other line; whole numbers above
+    /// columns of fractions.
+    #[default]
+    Detect,
+    /// The first line is a header.
+    Present,
+    /// The first line is data.
+    Absent,
+}
+
+/// Which column holds the label.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LabelColumn {
+    /// The column named `label` if the header has one, else the last.
+    #[default]
+    Detect,
+    /// The last column.
+    Last,
+    /// The column of this name; the table needs a header.
+    Name(String),
+    /// There is none, or it does not matter: the examples have no labels. With
+    /// [`CsvOptions::columns`] the column that would be the label may be there, and is left out.
+    Absent,
+}
+
+/// Which columns are the features, and in which order.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CsvColumns {
+    /// All but the label.
+    #[default]
+    All,
+    /// So many: all but the label, of which there must be as many.
+    Count(usize),
+    /// The columns of these names, wherever they stand. Others are left out
+    /// ([`Examples::unused`](crate::Examples::unused)). A table without header must have as many, in this order.
+    Named {
+        /// The names of the features.
+        features: Vec<String>,
+        /// The name of the label, for [`LabelColumn::Detect`].
+        label: Option<String>,
+    },
+}
+
+/// What the label column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum CsvLabels {
+    /// Class numbers, counted from 0.
+    #[default]
+    Classes,
+    /// Target values of a regression.
+    Numbers,
+}
+
+/// How to read a CSV table.
+///
+/// ```
+/// use distribute_readers::{CsvOptions, LabelColumn, parse_csv};
+///
+/// let options = CsvOptions { label: LabelColumn::Name("kind".into()), ..Default::default() };
+/// let table = parse_csv(b"width,kind,height\n1.5,0,2\n3,1,4\n", "plants.csv", &options)?;
+/// assert_eq!(table.features_f32(&[0, 1])?, [1.5, 2.0, 3.0, 4.0]);
+/// assert_eq!(table.labels_i64(&[0, 1])?, [0, 1]);
+/// # Ok::<(), distribute_readers::ReadError>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CsvOptions {
+    /// Whether there is a header.
+    pub header: CsvHeader,
+    /// Where the label is.
+    pub label: LabelColumn,
+    /// What the label is.
+    pub labels: CsvLabels,
+    /// The byte between two fields, `b','` by default.
+    pub delimiter: u8,
+    /// Which columns are features; all but the label by default.
+    pub columns: CsvColumns,
+}
+
+impl Default for CsvOptions {
+    fn default() -> Self {
+        CsvOptions {
+            header: CsvHeader::default(),
+            label: LabelColumn::default(),
+            labels: CsvLabels::default(),
+            delimiter: b',',
+            columns: CsvColumns::default(),
+        }
+    }
+}
