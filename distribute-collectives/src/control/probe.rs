@@ -1,10 +1,10 @@
 //! Whether the host of a silent rank can be reached.
 //!
 //! A message that was lost in a cut comes again when TCP sends it again, which can take as long as
-//! the cut took: a rank that is heard of again so late has not been away for longer than it may. So
-//! while a rank is silent, its control port is dialled again and again. That something answers there
-//! says that the way is free again, and since when, not that the process lives: a stopped one has a
-//! system that answers, too. Nothing is said on these connections.
+//! the cut took: a rank that is heard of so late has not been away for longer than it may. So
+//! while a rank is silent, its control port is dialled again and again. That something answers
+//! there says that the way is free again, and since when, not that the process lives: a stopped
+//! one has a system that answers, too. Nothing is said on these connections.
 
 use std::io;
 use std::net::SocketAddr;

@@ -84,7 +84,11 @@ mod tests {
         };
         let over = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let spin = || while !over.load(Ordering::Relaxed) {};
+            let spin = || {
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            };
             let named = std::thread::Builder::new().name(THREAD_NAME.to_string());
             named.spawn_scoped(scope, spin).unwrap();
             // The thread names itself when it begins.

@@ -105,9 +105,9 @@ fn is_cut_off(shared: &Membership, state: &State, now: Instant) -> bool {
     })
 }
 
-/// Whether nothing comes from any other host, though there are two at least: then it is the network
-/// of this host that is lost, and none of the others is to blame. `hosts` has the host of each rank;
-/// where all have the same, each rank is one.
+/// Whether nothing comes from any other host, though there are two at least: then it is the
+/// network of this host that is lost, and none of the others is to blame. `hosts` has the host of
+/// each rank; where all have the same, each rank is one.
 fn hears_of_no_other_host(hosts: &[&str], own: usize, is_away: impl Fn(usize) -> bool) -> bool {
     let others = (0..hosts.len()).filter(|rank| *rank != own);
     let (elsewhere, here): (Vec<_>, Vec<_>) = others.partition(|rank| hosts[*rank] != hosts[own]);

@@ -1,9 +1,9 @@
 //! Data connections whose bytes do not arrive although the other rank is heard of.
 //!
 //! A firewall that drops the data ports, or a path that loses large packets, lets heartbeats pass:
-//! nothing ends such a connection for minutes. So a rank that waits looks whether the kernel of the
-//! other one acknowledges what was sent. (A rank that does not read acknowledges, too: its window is
-//! closed then, and nothing is on its way.)
+//! nothing ends such a connection for minutes. So a rank that waits looks whether the kernel of
+//! the other one acknowledges what was sent. (A rank that does not read acknowledges, too: its
+//! window is closed then, and nothing is on its way.)
 
 use std::io;
 use std::net::{SocketAddr, TcpStream};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 /// How often a rank that waits looks.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_millis(500);
-/// How long the accepting end of a connection waits longer than the one that dialled, which can find
-/// out more.
+/// How long the accepting end of a connection waits longer than the one that dialled, which can
+/// find out more.
 const ACCEPTING_MORE: Duration = Duration::from_secs(1);
 /// How long a new connection may take.
 const DIAL_TIMEOUT: Duration = Duration::from_millis(500);

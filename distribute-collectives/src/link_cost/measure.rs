@@ -1,9 +1,10 @@
 //! Measuring links within a limit of time.
 //!
 //! What a step costs is known after one small operation, what a byte costs only after many: on a
-//! fast link a megabyte takes a millisecond, and a long way it takes seconds. So the number of bytes
-//! grows from operation to operation, as long as what the next one takes fits into the limit. All
-//! ranks take the same decisions: from times that they have agreed on, those of the slowest rank.
+//! fast link a megabyte takes a millisecond, and a long way it takes seconds. So the number of
+//! bytes grows from operation to operation, as long as what the next one takes fits into the
+//! limit. All ranks take the same decisions: from times that they have agreed on, those of the
+//! slowest rank.
 
 use crate::error::Result;
 use crate::link_cost::{LinkCost, steps_and_traffic};
