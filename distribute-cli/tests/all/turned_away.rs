@@ -30,9 +30,9 @@ fn a_launcher_that_is_refused_is_named_on_host_0(
     assert!(refused.stderr.contains(why), "{}", refused.stderr);
     first.signal("TERM");
     let said = first.finish().stderr;
-    assert!(said.contains("turned away a launcher at 127.0.0.1:"), "{said}");
     assert!(
-        said.contains(why),
+        said.contains("turned away a launcher at 127.0.0.1:"),
         "{said}"
     );
+    assert!(said.contains(why), "{said}");
 }

@@ -13,8 +13,8 @@ use tonic::{Code, Status, Streaming};
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
 use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, State, envelope};
-use crate::control::{addresses, clock};
 use crate::control::silence::Silence;
+use crate::control::{addresses, clock};
 
 /// The version of the messages that follow the handshake.
 pub(super) const PROTOCOL_VERSION: u32 = 5;

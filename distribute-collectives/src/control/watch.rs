@@ -37,7 +37,7 @@ pub(super) fn check_heartbeats(shared: &Membership, lost: Duration) -> Instant {
     if now >= state.next_heartbeat {
         let beat = shared.periodic_heartbeat(&mut state, now);
         state.send_to_all(&beat);
-            state.tell_addresses();
+        state.tell_addresses();
         state.next_heartbeat = now + shared.interval;
     }
     let mut wake = state.next_heartbeat;
