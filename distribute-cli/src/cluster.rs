@@ -17,6 +17,8 @@ use crate::flags::{ClusterArgs, CommunicationName, TransportName, WireName};
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
 /// The port for gradients of this process, which its launcher has chosen.
 const DATA_PORT_VARIABLE: &str = "DISTRIBUTE_DATA_PORT";
+/// A file that outlives this process, from `launch`.
+const LINK_MEMORY_VARIABLE: &str = "DISTRIBUTE_LINK_MEMORY";
 /// The index of this start of the job, from 0: set by `launch`, and by SLURM for a job that
 /// was put back into the queue.
 const RESTART_VARIABLES: [&str; 2] = ["DISTRIBUTE_RESTART", "SLURM_RESTART_COUNT"];
@@ -196,6 +198,9 @@ impl ClusterArgs {
         }
         if let Some(directory) = &self.flight_records {
             builder = builder.flight_records(directory);
+        }
+        if let Some(path) = std::env::var_os(LINK_MEMORY_VARIABLE) {
+            builder = builder.link_memory(path);
         }
         builder.build().map_err(|error| match &error {
             Error::Collective(refused) if !refused.differing_options().is_empty() => {

@@ -187,7 +187,6 @@ mod tests {
         let busy = CheckpointError::Busy {
             path: PathBuf::from("saved"),
             holder: None,
-            host: None,
         };
         assert_eq!(lasting(&Error::from(busy)), None);
         assert_eq!(lasting(&Error::step("no luck")), None);

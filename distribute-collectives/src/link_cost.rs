@@ -10,6 +10,8 @@
 #[cfg(feature = "grpc")]
 mod given;
 mod measure;
+#[cfg(feature = "grpc")]
+pub(crate) mod remembered;
 
 use std::fmt;
 use std::time::{Duration, Instant};

@@ -16,7 +16,7 @@ use distribute_core::optim::MovingAverage;
 use distribute_core::{
     Clip, DefaultStrategy, Error, HierarchicalCopy, LogicalDevice, LossScale, MirroredStrategy,
     MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Replicated, Sgd, Strategy, StrategyExt,
-    SyncBatchNormConfig, TensorData, TrainState, VariableAggregation, VariableOptions,
+    TensorData, TrainState, VariableAggregation, VariableOptions,
 };
 use distribute_data::fit::callbacks::{EarlyStopping, ModelCheckpoint, ReduceLrOnPlateau};
 use distribute_data::fit::{Callback, Fit, History, Objective, StepContext};

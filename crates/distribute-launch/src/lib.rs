@@ -27,6 +27,8 @@
 //! | `DISTRIBUTE_JOB_TOKEN` | a secret of this attempt of the job: 64 hexadecimal digits |
 //! | `DISTRIBUTE_LAUNCH_MARK` | by which the launcher finds its processes: leave it there |
 //! | `DISTRIBUTE_STATE_MEMORY` | a worker's: two files in memory that outlive it, empty at first |
+//! | `DISTRIBUTE_LINK_MEMORY` | a worker's: one such file, where it remembers what its links cost |
+//! | `DISTRIBUTE_DATA_PORT` | a worker's, with [`Job::ports`]: the port for its gradients |
 //! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs, else nothing |
 //!
 //! Its standard input is empty, and it leads a process group of its own.
@@ -35,9 +37,10 @@
 //! again alone: one between 20,000 and 32,767 that no other launcher on this host has, and that the
 //! system gives to no connection ([`ReservedPorts`]).
 //!
-//! The files of `DISTRIBUTE_STATE_MEMORY` have no name in a file system and belong to the worker's
-//! place: after a restart the worker in this place finds what the one before has written. They are
-//! gone with the launcher, however it ends. (On Linux; elsewhere the variable is not set.)
+//! The files of `DISTRIBUTE_STATE_MEMORY` and `DISTRIBUTE_LINK_MEMORY` have no name in a file system
+//! and belong to the worker's place: after a restart the worker in this place finds what the one
+//! before has written. They are gone with the launcher, however it ends. (On Linux; elsewhere the
+//! variables are not set.)
 //!
 //! # Where output goes
 //!

@@ -43,7 +43,8 @@ pub enum CsvColumns {
     /// So many: all but the label, of which there must be as many.
     Count(usize),
     /// The columns of these names, wherever they stand. Others are left out
-    /// ([`Examples::unused`](crate::Examples::unused)). A table without header must have as many, in this order.
+    /// ([`Examples::unused`](crate::Examples::unused)). A table without header must have as many,
+    /// in this order.
     Named {
         /// The names of the features.
         features: Vec<String>,

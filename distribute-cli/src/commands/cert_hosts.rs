@@ -8,8 +8,8 @@ const MAX_LABEL: usize = 63;
 /// What stands beside the folders of the hosts.
 const RESERVED: [&str; 2] = ["token", "ca.pem"];
 
-/// The names and addresses as certificates have them, each once: blanks around them and the
-/// brackets of an IPv6 address are left out.
+/// The names and addresses as certificates have them: blanks around them and the brackets of an
+/// IPv6 address are left out.
 ///
 /// # Errors
 /// The first one that no certificate can be for, and what to write in its place.
@@ -17,15 +17,15 @@ pub(super) fn checked(hosts: &[String]) -> Result<Vec<String>, String> {
     let mut all: Vec<String> = Vec::with_capacity(hosts.len());
     for given in hosts {
         let host = host(given.trim())?;
-        let same = |other: &String| other.eq_ignore_ascii_case(&host);
-        if !all.iter().any(same) {
-            let own = folder(&host);
-            let taken = |other: &&String| folder(other).eq_ignore_ascii_case(&own);
-            if let Some(other) = all.iter().find(taken) {
-                return Err(format!("{other} and {host} would have the same folder"));
-            }
-            all.push(host);
+        if all.iter().any(|other| other.eq_ignore_ascii_case(&host)) {
+            return Err(format!("{host} is named twice; name each host once"));
         }
+        let own = folder(&host);
+        let taken = |other: &&String| folder(other).eq_ignore_ascii_case(&own);
+        if let Some(other) = all.iter().find(taken) {
+            return Err(format!("{other} and {host} would have the same folder"));
+        }
+        all.push(host);
     }
     Ok(all)
 }
@@ -120,9 +120,8 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_named_once_and_as_certificates_have_them() {
-        let given = "node1, node2 ,Node1,10.0.0.1,[::1],0:0:0:0:0:0:0:1,fd00::7,node3.cluster.,\
-                     pod-0.my_svc,::1";
+    fn hosts_are_named_as_certificates_have_them() {
+        let given = "node1, node2 ,10.0.0.1,[0:0:0:0:0:0:0:1],fd00::7,node3.cluster.,pod-0.my_svc";
         let wanted = [
             "node1",
             "node2",
@@ -140,6 +139,9 @@ mod tests {
         let (long, label) = (["a"; 200].join("."), "a".repeat(64));
         for (given, said) in [
             ("", "a name is empty"),
+            ("node1,node2,Node1", "Node1 is named twice"),
+            ("node1,node1.", "node1 is named twice"),
+            ("::1,[0:0:0:0:0:0:0:1]", "::1 is named twice"),
             ("node1,,node2", "a name is empty"),
             ("node1, ", "a name is empty"),
             (

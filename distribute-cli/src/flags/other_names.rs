@@ -1,5 +1,5 @@
 //! What flags are called elsewhere: a suggestion by the letters alone takes `--lr` for
-//! `--lr-schedule`, and `--loss` for `--log`.
+//! `--lr-schedule`, and `--bs` for `--ps`.
 
 /// What to write in the place of a flag that there is not.
 enum Instead {
@@ -79,10 +79,6 @@ const OTHER_NAMES: &[(&str, Instead)] = &[
     ),
     ("--profile", Flag("--trace")),
     ("--json", Advice("write --output json")),
-    (
-        "--loss",
-        Advice("the loss follows from the model's last layer (docs/losses.md); no flag sets it"),
-    ),
     (
         "--metrics",
         Advice("loss and accuracy are always shown; --metrics-addr serves them to Prometheus"),

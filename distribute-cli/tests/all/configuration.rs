@@ -463,7 +463,7 @@ fn what_is_not_finite_is_a_text_in_json() {
     let wild = "--model mlp --optimizer sgd --learning-rate 1e30 --steps 1 --log-dir logs";
     let train = format!("train --replicas 1 --output json {wild}");
     let ended = run(folder.path(), &train);
-    assert_eq!(ended.code, Some(3), "{}", ended.stderr);
+    assert_eq!(ended.code, Some(43), "{}", ended.stderr);
     assert_eq!(last_event(&ended.stdout)["val_loss"], "NaN");
     let row = fs::read_to_string(folder.path().join("logs/history.jsonl")).unwrap();
     assert_eq!(last_event(&row)["val_loss"], "NaN");

@@ -57,7 +57,11 @@ fn a_cluster_that_is_not_right_is_met_again() {
         (at("127.0.0.1:99999"), "99999"),
         (at("127.0.0.1"), "host:port"),
         // Needs a token and certificates.
-        (at("192.0.2.1:80"), "--certs"),
+        (
+            at("192.0.2.1:80").replace("127.0.0.1:2", "192.0.2.2:2"),
+            "--certs",
+        ),
+        (at("192.0.2.1:80"), "only its own host reaches it"),
     ];
     for (config, named) in &configs {
         let finished = run_with(folder.path(), &MULTI, &[("TF_CONFIG", config)]);
@@ -130,7 +134,7 @@ fn a_cluster_that_is_not_right_is_met_again() {
 #[case("conformance --golden .", "golden")]
 #[case("conformance --strategy mirrord", "mirrord")]
 #[case("certs --out a.txt --hosts a", "a.txt")]
-#[case("certs --out made --hosts a,a", "a")]
+#[case("certs --out made --hosts a,a", "a is named twice")]
 #[case("certs --out made --hosts a,\u{e9}", "host")]
 #[case("certs --out a.txt/made --hosts a", "a.txt")]
 #[case("man --out a.txt/pages", "a.txt")]

@@ -345,7 +345,10 @@ fn a_model_is_trained_with_what_it_was_compiled_with() {
 fn what_is_no_model_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("m.h5"), b"\x89HDF\r\n\x1a\n\0").unwrap();
-    for (model, part) in [("m.h5", "an HDF5 file"), ("gone.json", "no such file")] {
+    for (model, part) in [
+        ("m.h5", "an HDF5 file"),
+        ("gone.json", "no model file gone.json"),
+    ] {
         let refused = run(folder.path(), &format!("{TRAIN} --model {model}"));
         assert_eq!(refused.code, Some(2));
         assert!(refused.stderr.contains(part), "{}", refused.stderr);

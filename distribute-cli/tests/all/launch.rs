@@ -313,9 +313,9 @@ fn restarts_are_counted_for_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let options = "--workers 2 --max-restarts 2 --log-dir logs";
     // Somebody else has the port at every start; it may be free at the next one.
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port();
-    let command = format!("train --strategy multi-worker --model mlp --metrics-addr {port}");
+    let command = format!("train --strategy multi-worker --model mlp --data-port {port}");
     let finished = launch(folder.path(), options, &command);
     assert_eq!(finished.code, Some(1), "{}", finished.stderr);
     assert_eq!(

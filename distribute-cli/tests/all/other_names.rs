@@ -8,7 +8,6 @@ use crate::common::{run, succeed};
 #[case("train --lr 0.1", "`--learning-rate`")]
 #[case("train --lr=0.1", "`--learning-rate`")]
 #[case("train --learning_rate 0.1", "`--learning-rate`")]
-#[case("train --loss mse", "the model's last layer")]
 #[case("train --bs 8", "`--batch-size`")]
 #[case("train --gpus 2", "--devices cuda:0")]
 #[case("train --nproc_per_node 2", "unexpected argument")]

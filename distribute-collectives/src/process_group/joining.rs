@@ -14,7 +14,7 @@ use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
 use crate::flight_record::Recorded;
 use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links, stall_limit};
-use crate::link_cost::LinkCost;
+use crate::link_cost::{LinkCost, remembered};
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
 use crate::process_group::communicator::{Carrier, ProcessCommunicator};
@@ -60,12 +60,37 @@ impl Joining {
             true => Some(inner.decide(self.agreed_link_cost()?, ranks_per_host)?),
             false => None,
         };
+        if let (Some(cost), Some(path)) = (link_cost, &self.options.link_memory)
+            && let Err(error) = remembered::remember(path, &self.linked(), cost)
+        {
+            tracing::debug!(%error, path = %path.display(), "cannot remember what links cost");
+        }
         Ok(self.finish(Box::new(inner), link_cost))
     }
 
-    /// The costs that were given, when they were given to all ranks: the worst of each.
+    /// The group as costs of links are remembered for it: what carries the bytes between which
+    /// hosts. Ports change from start to start.
+    fn linked(&self) -> String {
+        let options = &self.options;
+        let hosts = options.addresses.iter().map(|address| {
+            let host = address.as_deref().and_then(|it| address::split(it).ok());
+            host.map_or("?", |(host, _)| host)
+        });
+        let hosts: Vec<&str> = hosts.collect();
+        format!(
+            "{} {} {}",
+            options.transport,
+            options.lanes,
+            hosts.join(" ")
+        )
+    }
+
+    /// The costs that were given or are remembered, when all ranks have some: the worst of each.
     fn agreed_link_cost(&self) -> Result<Option<LinkCost>> {
-        let own = self.options.link_cost;
+        let options = &self.options;
+        let memory = options.link_memory.as_deref();
+        let recalled = || remembered::recall(memory?, &self.linked());
+        let own = options.link_cost.or_else(recalled);
         let all = self
             .control
             .all_gather(&own.map_or_else(Vec::new, LinkCost::to_bytes))?;

@@ -55,6 +55,7 @@ pub struct ProcessGroupOptions {
     pub(crate) max_message_bytes: usize,
     pub(crate) security: Security,
     pub(crate) link_cost: Option<LinkCost>,
+    pub(crate) link_memory: Option<PathBuf>,
     pub(crate) flight_records: Option<PathBuf>,
     pub(crate) interruption: Interruption,
     /// The host of each rank, as if ranks of one machine were on several.
@@ -96,6 +97,7 @@ impl ProcessGroupOptions {
             max_message_bytes: 4 << 20,
             security: Security::default(),
             link_cost: None,
+            link_memory: None,
             flight_records: None,
             interruption: Interruption::default(),
             #[cfg(all(test, feature = "shm"))]
@@ -181,6 +183,15 @@ impl ProcessGroupOptions {
     /// only when all ranks have one. Its bandwidths must be above 0.
     pub fn link_cost(mut self, cost: Option<LinkCost>) -> Self {
         self.link_cost = cost;
+        self
+    }
+
+    /// A file of this rank alone that outlives it, such as one that a launcher keeps in memory: what
+    /// the links cost is written there, and read by the group of the same hosts that meets after a
+    /// restart, which then measures nothing (default: none). A file that cannot be read or written
+    /// costs nothing but the time to measure.
+    pub fn link_memory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.link_memory = Some(path.into());
         self
     }
 

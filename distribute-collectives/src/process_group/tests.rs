@@ -281,6 +281,35 @@ fn what_the_links_cost_does_not_show_in_the_bits() {
     }
 }
 
+/// A job that starts again on the same hosts does not measure its links again, unless one of its
+/// ranks has forgotten what they cost.
+#[test]
+fn what_links_cost_outlives_the_processes_of_a_job() {
+    within_limit(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |rank: usize| folder.path().join(format!("links-{rank}"));
+        let costs = |hosts: &'static [usize]| {
+            let remember = |options: ProcessGroupOptions| {
+                let path = file(options.rank);
+                options.link_memory(path)
+            };
+            let all = on_hosts_with(hosts, &GroupOptions::default(), remember, |endpoint| {
+                endpoint.link_cost().unwrap()
+            });
+            assert!(all.iter().all(|cost| *cost == all[0]), "{all:?}");
+            all[0]
+        };
+        // Figures of nanoseconds are never the same twice.
+        let first = costs(&[0, 1]);
+        assert_eq!(costs(&[0, 1]), first);
+        std::fs::remove_file(file(1)).unwrap();
+        let second = costs(&[0, 1]);
+        assert_ne!(second, first);
+        assert_eq!(costs(&[0, 1]), second);
+        assert_ne!(costs(&[0, 1, 2]), second, "another group");
+    });
+}
+
 #[test]
 fn ranks_that_disagree_across_hosts_get_an_error_and_never_a_number() {
     for case in contract::cases() {

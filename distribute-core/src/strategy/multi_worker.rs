@@ -113,6 +113,7 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     rendezvous_timeout: Option<Duration>,
     own_host: Option<String>,
     data_port: Option<u16>,
+    link_memory: Option<PathBuf>,
     interruption: Interruption,
     silence: Option<Duration>,
     timeout: Option<Duration>,
@@ -205,6 +206,11 @@ impl MultiWorkerMirroredStrategyBuilder {
 
         /// Where each worker writes its last operations when one fails, for `distribute-cli blame`.
         flight_records(directory: impl Into<PathBuf>) => flight_records = Some(directory.into());
+
+        /// A file of this worker alone that outlives it, where it remembers what the links to the
+        /// others cost: after a restart on the same hosts they are not measured again. `launch`
+        /// keeps one in memory, by the name in `DISTRIBUTE_LINK_MEMORY`.
+        link_memory(path: impl Into<PathBuf>) => link_memory = Some(path.into());
 
         /// How long to wait for the other workers at the start; 1 minute by default.
         rendezvous_timeout(timeout: Duration) => rendezvous_timeout = Some(timeout);
@@ -418,6 +424,9 @@ impl MultiWorkerMirroredStrategyBuilder {
             .interruption(self.interruption.clone());
         if let Some(directory) = self.flight_records.take() {
             options = options.flight_records(directory);
+        }
+        if let Some(path) = self.link_memory.take() {
+            options = options.link_memory(path);
         }
         let communicator = options.bind()?.meet()?;
         Ok(Some(with_handle(communicator)))

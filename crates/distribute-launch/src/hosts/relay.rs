@@ -148,7 +148,7 @@ fn own_hello(hosts: &Hosts, terms: Terms) -> io::Result<Hello> {
         session: Session::new().map_err(io::Error::other)?,
     };
     // One that listens at all addresses does not know which of them others dial.
-    let dialled = match address.ip().is_unspecified() {
+    let dialled = match hosts.is_forwarded || address.ip().is_unspecified() {
         true => String::new(),
         false => address.to_string(),
     };

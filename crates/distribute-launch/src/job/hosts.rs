@@ -26,6 +26,7 @@ pub struct Hosts {
     pub(crate) index: usize,
     pub(crate) security: Security,
     pub(crate) own_address: Option<IpAddr>,
+    pub(crate) is_forwarded: bool,
     pub(crate) join_timeout: Duration,
     pub(crate) timeout: Duration,
 }
@@ -42,6 +43,7 @@ impl Hosts {
             index,
             security,
             own_address: None,
+            is_forwarded: false,
             join_timeout: JOIN_TIMEOUT,
             timeout: TIMEOUT,
         }
@@ -52,6 +54,14 @@ impl Hosts {
     #[must_use]
     pub fn own_address(mut self, address: IpAddr) -> Hosts {
         self.own_address = Some(address);
+        self
+    }
+
+    /// The others reach host 0 under another address than the one where it listens, such as that of
+    /// a gateway: host 0 does not insist on the address that they have dialled.
+    #[must_use]
+    pub fn forwarded(mut self) -> Hosts {
+        self.is_forwarded = true;
         self
     }
 

@@ -1,5 +1,5 @@
-//! Memory for the training state of workers that outlives them: two files without a name for each
-//! place of a worker, which the launcher holds. They are gone with it, however it ends.
+//! Memory of workers that outlives them: files without a name for each place of a worker, which the
+//! launcher holds. They are gone with it, however it ends.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,36 +7,63 @@ use std::path::PathBuf;
 /// Where a worker finds its two files, separated as in `PATH`.
 pub const MEMORY_VARIABLE: &str = "DISTRIBUTE_STATE_MEMORY";
 
+/// Where a worker finds the file in which it remembers what its links cost.
+pub const LINK_MEMORY_VARIABLE: &str = "DISTRIBUTE_LINK_MEMORY";
+
+/// The files of one place.
+struct Place {
+    state: [system::File; 2],
+    links: system::File,
+}
+
+impl Place {
+    fn new() -> io::Result<Option<Place>> {
+        let state = system::file()?.zip(system::file()?);
+        let files = state.zip(system::file()?);
+        Ok(files.map(|((first, second), links)| Place {
+            state: [first, second],
+            links,
+        }))
+    }
+
+    /// As the values of the two variables.
+    fn variables(&self) -> Option<[String; 2]> {
+        let state = self.state.each_ref().map(system::path);
+        let state = std::env::join_paths::<_, PathBuf>(state).ok()?;
+        let links = system::path(&self.links).into_os_string();
+        Some([state.into_string().ok()?, links.into_string().ok()?])
+    }
+}
+
 /// The memory of all places of this host. It takes no more than what workers write into it.
 #[derive(Default)]
 pub struct StateMemory {
     /// Empty where there is none: a worker that wants it says so.
-    places: Vec<[system::File; 2]>,
+    places: Vec<Place>,
 }
 
 impl StateMemory {
     /// For so many places, whether or not their command wants it, which the launcher cannot know.
     /// All or none: where file descriptors run out, the processes need those that are left.
     pub fn new(places: usize) -> io::Result<StateMemory> {
-        let places = (0..places).filter_map(|_| system::pair().transpose());
+        let places = (0..places).filter_map(|_| Place::new().transpose());
         Ok(StateMemory {
             places: places.collect::<io::Result<_>>()?,
         })
     }
 
-    /// The value of the variable for the worker in a place; none where there is no such memory.
-    pub fn variable(&self, place: usize) -> Option<String> {
-        let files = self.places.get(place)?;
-        let paths = files.each_ref().map(system::path);
-        let paths = std::env::join_paths::<_, PathBuf>(paths).ok()?;
-        paths.into_string().ok()
+    /// The variables of the worker in a place; none where there is no such memory.
+    pub fn variables(&self, place: usize) -> Vec<(&'static str, String)> {
+        let values = self.places.get(place).and_then(Place::variables);
+        let names = [MEMORY_VARIABLE, LINK_MEMORY_VARIABLE];
+        values.map_or_else(Vec::new, |values| names.into_iter().zip(values).collect())
     }
 
-    /// Gives the memory of all other places back: their workers are lost for good.
+    /// Gives the state in all other places back: their workers are lost for good.
     pub fn keep(&self, places: &[usize]) {
         let all = self.places.iter().enumerate();
         let lost = all.filter(|(place, _)| !places.contains(place));
-        let files = lost.flat_map(|(_, files)| files);
+        let files = lost.flat_map(|(_, place)| &place.state);
         files.for_each(system::empty);
     }
 }
@@ -51,9 +78,11 @@ mod system {
 
     pub type File = OwnedFd;
 
-    pub fn pair() -> io::Result<Option<[File; 2]>> {
-        let file = || memfd_create("distribute-state", MemfdFlags::CLOEXEC);
-        Ok(Some([file()?, file()?]))
+    pub fn file() -> io::Result<Option<File>> {
+        Ok(Some(memfd_create(
+            "distribute-memory",
+            MemfdFlags::CLOEXEC,
+        )?))
     }
 
     /// By which processes of the same user open it, as long as the launcher lives.
@@ -79,7 +108,7 @@ mod system {
 
     pub type File = Infallible;
 
-    pub fn pair() -> io::Result<Option<[File; 2]>> {
+    pub fn file() -> io::Result<Option<File>> {
         Ok(None)
     }
 
@@ -99,12 +128,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_place_has_two_files_that_live_as_long_as_the_launcher() {
+    fn each_place_has_files_that_live_as_long_as_the_launcher() {
         let memory = StateMemory::new(2).unwrap();
         let paths = |place| {
-            let variable = memory.variable(place).unwrap();
-            let paths: Vec<PathBuf> = std::env::split_paths(&variable).collect();
-            <[PathBuf; 2]>::try_from(paths).unwrap()
+            let [(_, state), (_, links)] = memory.variables(place).try_into().unwrap();
+            let mut paths: Vec<PathBuf> = std::env::split_paths(&state).collect();
+            paths.push(links.into());
+            <[PathBuf; 3]>::try_from(paths).unwrap()
         };
         let all = [paths(0), paths(1)].concat();
         for (number, path) in all.iter().enumerate() {
@@ -116,8 +146,9 @@ mod tests {
             .iter()
             .map(|path| fs::read_to_string(path).unwrap())
             .collect();
-        assert_eq!(read, ["", "", "2", "3"]);
-        assert_eq!(memory.variable(2), None);
+        // What links cost stays known.
+        assert_eq!(read, ["", "", "2", "3", "4", "5"]);
+        assert_eq!(memory.variables(2), []);
         let names: Vec<PathBuf> = all
             .iter()
             .map(|path| fs::read_link(path).unwrap())

@@ -17,7 +17,7 @@ use crate::job::gpus::{GPUS_VARIABLE, Gpus};
 use crate::job::task::{Role, Task};
 use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
-use crate::process::memory::{MEMORY_VARIABLE, StateMemory};
+use crate::process::memory::StateMemory;
 use crate::process::output::{Output, Trouble, View};
 use crate::process::{
     self, CONFIG_VARIABLE, DATA_PORT_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process,
@@ -196,12 +196,8 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         let gpus = gpus.map(|gpus| gpus.share(self.place_of(index)));
         variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
         let memory = self.place_of(index);
-        let memory = memory.and_then(|place| self.memory.variable(place));
-        variables.extend(
-            memory
-                .iter()
-                .map(|memory| (MEMORY_VARIABLE, memory.as_str())),
-        );
+        let memory = memory.map_or_else(Vec::new, |place| self.memory.variables(place));
+        variables.extend(memory.iter().map(|(name, value)| (*name, value.as_str())));
         let files = (path, report.clone());
         let (process, pipes) = Process::start(self.job, task, &variables, files, guard.pipe())?;
         let pid = process.pid;

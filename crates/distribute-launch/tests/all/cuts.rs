@@ -129,7 +129,6 @@ impl Pair {
     fn start_both(jobs: [Job; 2], join_timeout: Duration) -> Pair {
         let (address, ports) = meeting_point();
         let (gate, dialled) = Gate::new(address);
-        let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
         let hosts = |address, index| {
             Hosts::new(address, 2, index, security().insecure())
                 .join_timeout(join_timeout)
@@ -137,7 +136,7 @@ impl Pair {
         };
         let [first, second] = jobs;
         let jobs = [
-            first.hosts(hosts(everywhere, 0)),
+            first.hosts(hosts(address, 0).forwarded()),
             second.hosts(hosts(dialled, 1)),
         ];
         let launchers = jobs.map(|job| thread::spawn(move || see(job)));

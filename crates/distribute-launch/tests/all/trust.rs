@@ -17,7 +17,7 @@ use crate::common::{Seen, script, security, see};
 use crate::hosts::{meeting_point, see_jobs};
 
 const HERE: &[&str] = &["127.0.0.1"];
-/// What a relay has that listens at all addresses, and so does not insist on one of them.
+/// What a relay has that listens at all addresses.
 const EVERYWHERE: &[&str] = &["0.0.0.0", "127.0.0.1"];
 
 /// A token and a certificate for each of these lists of addresses, all of one new authority.
@@ -44,10 +44,32 @@ fn two_hosts(
     with: [Security; 2],
     seconds: u64,
 ) -> [Seen; 2] {
+    see_hosts(text, addresses, with, |hosts| {
+        hosts.join_timeout(Duration::from_secs(seconds))
+    })
+}
+
+/// As [`two_hosts`], where the relay knows that it is dialled under another address.
+fn two_hosts_apart(
+    text: &str,
+    addresses: [SocketAddr; 2],
+    with: [Security; 2],
+    seconds: u64,
+) -> [Seen; 2] {
+    see_hosts(text, addresses, with, |hosts| {
+        hosts.join_timeout(Duration::from_secs(seconds)).forwarded()
+    })
+}
+
+fn see_hosts(
+    text: &str,
+    addresses: [SocketAddr; 2],
+    with: [Security; 2],
+    adjust: impl Fn(Hosts) -> Hosts,
+) -> [Seen; 2] {
     let hosts = addresses.into_iter().zip(with).enumerate();
     let jobs = hosts.map(|(index, (address, security))| {
-        let hosts = Hosts::new(address, 2, index, security);
-        script(text).hosts(hosts.join_timeout(Duration::from_secs(seconds)))
+        script(text).hosts(adjust(Hosts::new(address, 2, index, security)))
     });
     let seen = see_jobs(jobs.collect()).try_into();
     seen.unwrap_or_else(|_| panic!("two jobs"))
@@ -148,12 +170,11 @@ fn who_reads_along_learns_nothing_from_launchers_with_certificates(
     #[case] with: [Security; 2],
 ) {
     let (address, _ports) = meeting_point();
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
     let (tapped, seen) = tap(address);
     // The last lines of a process that fails are told to all launchers.
     let text = "echo $DISTRIBUTE_JOB_TOKEN; if [ $i = 1 ]; then echo a known line >&2; exit 3; fi
         exec sleep 100";
-    let ended = two_hosts(text, [everywhere, tapped], with, 30);
+    let ended = two_hosts_apart(text, [address, tapped], with, 30);
     for one in &ended {
         let Outcome::Failed { cause, .. } = one.outcome() else {
             panic!("{}", one.stderr);
@@ -246,9 +267,8 @@ fn a_word_that_is_changed_on_the_way_is_refused(
             false => bytes,
         }
     });
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
     let with = [security().insecure(), security().insecure()];
-    let [first, second] = two_hosts("true", [everywhere, between], with, 3);
+    let [first, second] = two_hosts_apart("true", [address, between], with, 3);
     let said = refusal(&second);
     assert!(said.contains(why), "{said}");
     let error = first.result.unwrap_err();
@@ -277,9 +297,8 @@ fn a_word_that_is_changed_once_is_tried_again(
             false => bytes,
         }
     });
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
     let with = [security().insecure(), security().insecure()];
-    for one in two_hosts("true", [everywhere, between], with, 20) {
+    for one in two_hosts_apart("true", [address, between], with, 20) {
         assert_eq!(*one.outcome(), Outcome::Succeeded { restarts: 0 });
     }
     assert!(is_changed.load(Ordering::Relaxed));
@@ -314,8 +333,7 @@ fn a_proof_that_is_relayed_between_two_tls_connections_is_refused() {
             }
         });
     });
-    let everywhere = SocketAddr::from(([0, 0, 0, 0], address.port()));
-    let [_, second] = two_hosts("true", [everywhere, dialled], [first, second], 3);
+    let [_, second] = two_hosts_apart("true", [address, dialled], [first, second], 3);
     let said = refusal(&second);
     assert!(said.contains("its token is another one"), "{said}");
 }
