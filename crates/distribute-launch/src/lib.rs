@@ -37,10 +37,10 @@
 //! again alone: one between 20,000 and 32,767 that no other launcher on this host has, and that the
 //! system gives to no connection ([`ReservedPorts`]).
 //!
-//! The files of `DISTRIBUTE_STATE_MEMORY` and `DISTRIBUTE_LINK_MEMORY` have no name in a file system
-//! and belong to the worker's place: after a restart the worker in this place finds what the one
-//! before has written. They are gone with the launcher, however it ends. (On Linux; elsewhere the
-//! variables are not set.)
+//! The files of `DISTRIBUTE_STATE_MEMORY` and `DISTRIBUTE_LINK_MEMORY` have no name in a file
+//! system and belong to the worker's place: after a restart the worker in this place finds what the
+//! one before has written. They are gone with the launcher, however it ends. (On Linux; elsewhere
+//! the variables are not set.)
 //!
 //! # Where output goes
 //!

@@ -38,18 +38,18 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct DataListener(TcpListener);
 
 impl DataListener {
-    /// Listens on this port, a free one for 0.
-    pub(crate) fn bind(ip: IpAddr, port: u16) -> Result<DataListener> {
+    /// Rank `rank` listens on this port, a free one for 0.
+    pub(crate) fn bind(rank: usize, ip: IpAddr, port: u16) -> Result<DataListener> {
         let at = SocketAddr::new(ip, port);
-        let refuse = |error: io::Error| CollectiveError::InvalidOption {
-            what: match error.kind() {
+        let refuse = |error: io::Error| CollectiveError::Address {
+            rank,
+            address: at.to_string(),
+            reason: match error.kind() {
                 io::ErrorKind::AddrInUse => format!(
-                    "cannot listen for data at {at}: {error}; give each rank of a host a data \
-                     port of its own"
+                    "cannot listen for data there: {error}; give each rank of a host a data port \
+                     of its own"
                 ),
-                _ => {
-                    format!("cannot listen for data at {at}: {error}; give an address of this host")
-                }
+                _ => format!("cannot listen for data there: {error}; give an address of this host"),
             },
         };
         let listener = TcpListener::bind(at).map_err(refuse)?;

@@ -43,7 +43,7 @@ fn config(rank: usize, world_size: usize) -> LinkConfig {
 }
 
 fn listener() -> (DataListener, SocketAddr) {
-    let listener = DataListener::bind(IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
+    let listener = DataListener::bind(0, IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
     let address = listener.local_addr().unwrap();
     (listener, address)
 }

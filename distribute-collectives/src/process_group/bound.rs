@@ -52,7 +52,7 @@ impl ProcessGroupOptions {
         self.check()?;
         let begun = Instant::now();
         let (listener, told_address) = self.bind_control(begun)?;
-        let data = DataListener::bind(listener.local_addr().ip(), self.data_port)?;
+        let data = DataListener::bind(self.rank, listener.local_addr().ip(), self.data_port)?;
         let data_address = data
             .local_addr()
             .map_err(|error| CollectiveError::Address {

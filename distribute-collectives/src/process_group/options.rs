@@ -186,9 +186,9 @@ impl ProcessGroupOptions {
         self
     }
 
-    /// A file of this rank alone that outlives it, such as one that a launcher keeps in memory: what
-    /// the links cost is written there, and read by the group of the same hosts that meets after a
-    /// restart, which then measures nothing (default: none). A file that cannot be read or written
+    /// A file of this rank alone that outlives it, such as one that a launcher keeps in memory. It
+    /// takes what the links cost, and the group of the same hosts that meets after a restart reads
+    /// them there and measures nothing (default: none). A file that cannot be read or written
     /// costs nothing but the time to measure.
     pub fn link_memory(mut self, path: impl Into<PathBuf>) -> Self {
         self.link_memory = Some(path.into());
