@@ -229,6 +229,12 @@ impl Report {
                 .iter()
                 .map(|line| wrapped(line, NAME_COLUMNS)),
         );
+        self.add_cluster(&mut lines);
+        lines.join("\n")
+    }
+
+    /// The variables of a cluster, and what this process is by them.
+    fn add_cluster(&self, lines: &mut Vec<String>) {
         if self.cluster.is_empty() {
             let alone = matches!(self.place.task, Ok(None));
             lines.push(format!(
@@ -246,7 +252,6 @@ impl Report {
         if !self.cluster.is_empty() || self.place.task.as_ref().map_or(true, Option::is_some) {
             lines.extend(self.place.lines());
         }
-        lines.join("\n")
     }
 }
 
@@ -352,8 +357,8 @@ impl fmt::Display for Task {
             write!(f, ", rank {rank} of {}", self.workers)?;
         }
         f.write_str(if self.is_chief { ", the chief" } else { "" })?;
-        let more = [&self.purpose, &self.meeting].into_iter().flatten();
-        more.map(|text| write!(f, "; {text}")).collect()
+        let mut more = [&self.purpose, &self.meeting].into_iter().flatten();
+        more.try_for_each(|text| write!(f, "; {text}"))
     }
 }
 

@@ -812,10 +812,6 @@ fn device(text: &str) -> distribute_core::Result<LogicalDevice> {
 }
 
 /// A built-in model in any case, else what was given.
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "what parses a value may refuse it"
-)]
 fn model(text: &str) -> Result<String, String> {
     let mut names = distribute_keras::BUILT_IN.iter().map(|(name, _)| *name);
     let known = names.find(|name| name.eq_ignore_ascii_case(text));
