@@ -35,7 +35,7 @@ const XLA_FLAGS: (&str, &str) = ("XLA_FLAGS", "--xla_backend_optimization_level=
 pub fn run(root: &Path) -> Result<String, String> {
     let mut counts = Counts::default();
     let mut features = FEATURES.to_vec();
-    if starts("mpicc") && starts("mpirun") {
+    if mpi_builds() && starts("mpirun") {
         features.push(MPI);
     } else {
         let skipped = "SKIPPED: mpi: needs Open MPI and libclang \
@@ -57,6 +57,14 @@ pub fn run(root: &Path) -> Result<String, String> {
         Ok::<_, String>(waiting?.and(&computing?))
     })?;
     counts.and(&of_lanes).verdict()
+}
+
+/// Whether programs can be built with the system's MPI: a package that only starts them brings
+/// `mpicc` as well, without the header.
+fn mpi_builds() -> bool {
+    let arguments = ["-include", "mpi.h", "-x", "c", "-fsyntax-only", "/dev/null"];
+    let output = Command::new("mpicc").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
 }
 
 /// Whether there is such a program.
