@@ -212,7 +212,7 @@ impl CheckpointError {
     }
 
     /// Whether the same call would fail again: a checkpoint or a directory that is not there, is
-    /// damaged, must not be written or does not fit. Somebody else who saves there ends, and a disk
+    /// damaged, must not be written or does not fit. Another run that saves there ends, and a disk
     /// gets room again.
     pub fn is_permanent(&self) -> bool {
         match self {

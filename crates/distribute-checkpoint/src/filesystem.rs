@@ -174,7 +174,7 @@ pub(super) trait FileSystem: Send + Sync {
             .write(true)
             .open(path)?;
         match file.try_lock() {
-            // A lock that another opening of the file gets as well keeps nobody out.
+            // A lock that a second opening of the file gets as well protects nothing.
             Ok(()) if File::open(path)?.try_lock().is_ok() => Ok(Lock::Unsupported),
             Ok(()) => {
                 let named = name_holder(&mut file, path).is_ok();

@@ -213,7 +213,7 @@ impl Inner {
             {
                 Ok(Some(None))
             }
-            // Somebody has removed it by hand.
+            // It was removed by hand.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 match self.fs.create_lease(&self.lease_path, bytes) {
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Some(None)),

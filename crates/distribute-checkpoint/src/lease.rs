@@ -39,7 +39,7 @@ impl Lease {
     }
 }
 
-/// 32 hexadecimal digits that nobody can guess and take first.
+/// 32 hexadecimal digits that cannot be guessed and taken first.
 pub(super) fn random_id() -> io::Result<String> {
     let mut random = [0; 16];
     getrandom::fill(&mut random).map_err(io::Error::from)?;

@@ -70,7 +70,7 @@ impl CheckpointManager {
     ///
     /// # Errors
     ///
-    /// [`CheckpointError::Busy`] if somebody else saves there; [`CheckpointError::Inside`] if it is
+    /// [`CheckpointError::Busy`] if another run saves there; [`CheckpointError::Inside`] if it is
     /// a checkpoint; [`CheckpointError::NotWritable`] or another error of the file system, so that
     /// a run does not find out after its first epoch.
     pub fn open(directory: impl Into<PathBuf>) -> Result<Self> {

@@ -76,7 +76,7 @@ fn check_one(address: &str, is_own: bool) -> Result<(), String> {
     }
 }
 
-/// Checks the addresses of all tasks that others connect to; those of a process alone are nobody's.
+/// Checks the addresses of all tasks that others connect to; nothing connects to a process alone.
 pub(super) fn check(
     spec: &ClusterSpec,
     (own_type, own_id): (TaskType, usize),
