@@ -7,9 +7,14 @@ use std::sync::atomic::AtomicBool;
 
 use rustix::process::Signal;
 
-/// What this process starts from now on gets SIGHUP, SIGINT and SIGTERM as in a terminal. Whoever
-/// starts tests in the background of a script, or with nohup, makes them ignore SIGINT or SIGHUP,
-/// and with them all that they start.
+/// Ignored in every Rust program, and what it starts has it as usual again.
+const PIPE: i32 = Signal::PIPE.as_raw();
+/// Standard signals: of the others, some belong to the C library.
+const STANDARD: std::ops::RangeInclusive<i32> = 1..=31;
+
+/// What this process starts from now on gets all signals as in a terminal. Tests that a script
+/// starts in the background ignore SIGINT and SIGQUIT, those under nohup SIGHUP, and so does
+/// whatever they start.
 ///
 /// A signal that is ignored stays ignored in what a process starts; one that is caught does not. So
 /// this process catches what it ignores, and does nothing then.
@@ -21,11 +26,10 @@ pub fn as_in_a_terminal() -> io::Result<()> {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     let mask = mask.ok_or_else(|| io::Error::other("no mask of ignored signals"))?;
-    for signal in [Signal::HUP, Signal::INT, Signal::TERM].map(Signal::as_raw) {
-        if mask >> (signal - 1) & 1 == 1 {
-            let unused = Arc::new(AtomicBool::new(false));
-            signal_hook::flag::register(signal, unused)?;
-        }
+    let is_ignored = |signal: &i32| mask >> (signal - 1) & 1 == 1;
+    for signal in STANDARD.filter(|signal| *signal != PIPE).filter(is_ignored) {
+        let unused = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(signal, unused)?;
     }
     Ok(())
 }

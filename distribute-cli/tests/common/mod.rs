@@ -227,6 +227,14 @@ pub fn plain(folder: &Path) -> std::process::Command {
     command
 }
 
+/// Standard error without the note that there are more replicas than cores, which depends on the
+/// machine.
+pub fn apart_from_cores(stderr: &str) -> String {
+    let is_about_cores = |line: &str| line.contains("that this process may use: that trains no");
+    let lines = stderr.split_inclusive('\n');
+    lines.filter(|line| !is_about_cores(line)).collect()
+}
+
 /// The last line of JSON output.
 pub fn last_event(stdout: &str) -> serde_json::Value {
     serde_json::from_str(stdout.lines().last().unwrap()).unwrap()

@@ -124,8 +124,12 @@ impl Run<'_> {
         let numbers: Vec<usize> = numbers.collect();
         let replicas = numbers.len();
         if replicas > cores {
+            let shared = match cores {
+                1 => "the one core".to_owned(),
+                _ => format!("the {cores} cores"),
+            };
             return Some(format!(
-                "{replicas} replicas share the {cores} cores of this machine: that trains no \
+                "{replicas} replicas share {shared} that this process may use: that trains no \
                  faster than {cores}"
             ));
         }

@@ -96,7 +96,9 @@ fn without_checkpoints_a_flipped_bit_is_found_at_the_end() {
 
 #[test]
 fn the_copies_of_one_process_are_compared_too() {
-    let strategy = MirroredStrategy::builder().replicas(3).build().unwrap();
+    // Replicas that share a core compute each update once and so have the same copy again.
+    let builder = MirroredStrategy::builder().replicas(3).cores(3);
+    let strategy = builder.build().unwrap();
     let mut state = new_state(&strategy);
     strategy
         .run(&mut state, |ctx, state| {
