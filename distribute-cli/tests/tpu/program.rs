@@ -543,10 +543,7 @@ fn a_signal_ends_compiling_within_a_second() {
         );
         assert_eq!(code, Some(ended));
         let rest: Vec<String> = said.map(Result::unwrap).collect();
-        assert!(
-            rest.concat().contains("before training began"),
-            "{rest:?}"
-        );
+        assert!(rest.concat().contains("before training began"), "{rest:?}");
         let program = fs::read_to_string(folder.path().join("step.mlir")).unwrap();
         assert!(program.starts_with("module @step"), "{program}");
     }

@@ -4,6 +4,11 @@
 //! They are found by the attempt's mark in their environment, which every process gets from the
 //! one that started it, or by their process group, should they have cleared the environment. Only
 //! a process that has done both, cleared its environment and left the group, is not found.
+//!
+//! The table of processes is no snapshot: while it is read, a process can start another one, which
+//! the list no longer shows, and die before it is looked at. A process that is just being replaced by
+//! another program has no environment for a moment. So the table is read again as long as a look
+//! shows something of this kind that the look before it did not.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -25,12 +30,43 @@ pub struct Marks {
 const DEATH: Duration = Duration::from_secs(1);
 /// How often they are looked for: processes that start others all the time take several times.
 const ROUNDS_MAX: usize = 20;
+/// How many looks in a row that show nothing new say that nothing is left.
+const SAME_LOOKS: usize = 2;
+
+/// A process that may have belonged to an attempt, and may have started another one that this look
+/// did not show: its number, and which process it was if that could still be read.
+type Unsure = (i32, Option<Identity>);
+
+/// Whether nothing is left, from one look after the other.
+#[derive(Default)]
+struct Quiet {
+    unsure: BTreeSet<Unsure>,
+    looks: usize,
+}
+
+impl Quiet {
+    /// A look that found none of the attempt's processes alive, but these that it is unsure of.
+    fn is_over(&mut self, unsure: BTreeSet<Unsure>) -> bool {
+        // Whatever one of them has started before it was looked at is in the next list.
+        self.looks = match unsure.is_subset(&self.unsure) {
+            true => self.looks + 1,
+            false => 0,
+        };
+        let is_sure = unsure.is_empty();
+        self.unsure = unsure;
+        is_sure || self.looks >= SAME_LOOKS
+    }
+
+    fn found_some(&mut self) {
+        *self = Quiet::default();
+    }
+}
 
 /// Ends all that is left: with SIGTERM first, unless it is among those that were asked before, with
 /// SIGKILL what is still there after `grace`.
 pub fn end(marks: &Marks, asked: &BTreeSet<Identity>, grace: Duration) {
     if !grace.is_zero() {
-        let found = system::find(marks);
+        let (found, _) = system::look(marks);
         let is_asked = |one: &system::Found| one.identity().is_some_and(|one| asked.contains(&one));
         let others = found.iter().filter(|one| !is_asked(one));
         others.for_each(|one| one.send(Signal::TERM));
@@ -46,11 +82,16 @@ pub fn send(identity: Identity, signal: Signal) {
 
 /// Ends all that is left with SIGKILL.
 pub fn kill(marks: &Marks) {
+    let mut quiet = Quiet::default();
     for _round in 0..ROUNDS_MAX {
-        let found = system::find(marks);
+        let (found, unsure) = system::look(marks);
         if found.is_empty() {
-            return;
+            if quiet.is_over(unsure) {
+                return;
+            }
+            continue;
         }
+        quiet.found_some();
         found.iter().for_each(|one| one.send(Signal::KILL));
         system::wait(&found, Instant::now() + DEATH);
         let others = found
@@ -62,7 +103,9 @@ pub fn kill(marks: &Marks) {
 
 #[cfg(target_os = "linux")]
 mod system {
+    use std::collections::BTreeSet;
     use std::fs;
+    use std::io::ErrorKind;
     use std::os::fd::{AsFd, OwnedFd};
     use std::time::Instant;
 
@@ -73,7 +116,7 @@ mod system {
         waitid,
     };
 
-    use super::{Identity, Marks};
+    use super::{Identity, Marks, Unsure};
     use crate::process::{MARK_VARIABLE, parse_pid, table};
 
     /// A process, and not whichever has its number later.
@@ -113,43 +156,76 @@ mod system {
         }
     }
 
-    /// All processes with one of the marks that have not ended.
-    pub fn find(marks: &Marks) -> Vec<Found> {
-        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-        let pids = entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?));
-        let pids = pids.filter(|pid| *pid != getpid());
-        let variable = format!("{MARK_VARIABLE}={}", marks.mark.secret());
-        let find = |pid| {
-            if !is_marked(pid, marks, &variable) {
-                return None;
-            }
-            let found = Found(pidfd_open(pid, PidfdFlags::empty()).ok()?, pid);
-            // The number may have passed to another process before the descriptor was there.
-            is_marked(pid, marks, &variable).then_some(found)
-        };
-        pids.filter_map(find).collect()
+    /// Whether a process is one of an attempt's.
+    enum Member {
+        Yes,
+        No,
+        /// It cannot be told any more, or not yet.
+        Unsure(Option<Identity>),
     }
 
-    fn is_marked(pid: Pid, marks: &Marks, variable: &str) -> bool {
-        let path = |file| format!("/proc/{}/{file}", pid.as_raw_nonzero());
-        let Ok(stat) = fs::read(path("stat")) else {
-            return false;
+    /// All processes with one of the marks that have not ended, and those that may have had one.
+    pub fn look(marks: &Marks) -> (Vec<Found>, BTreeSet<Unsure>) {
+        let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+        let pids = entries.filter_map(|entry| parse_pid(entry.file_name().to_str()?));
+        let pids: Vec<Pid> = pids.filter(|pid| *pid != getpid()).collect();
+        let own = table::entry(getpid().as_raw_nonzero().get()).map(|entry| entry.identity);
+        let variable = format!("{MARK_VARIABLE}={}", marks.mark.secret());
+        let (mut found, mut unsure) = (Vec::new(), BTreeSet::new());
+        for pid in pids {
+            let number = pid.as_raw_nonzero().get();
+            match member(number, marks, &variable, own) {
+                Member::No => {}
+                Member::Unsure(identity) => {
+                    unsure.insert((number, identity));
+                }
+                Member::Yes => match held(pid, marks, &variable, own) {
+                    Some(process) => found.push(process),
+                    None => {
+                        unsure.insert((number, None));
+                    }
+                },
+            }
+        }
+        (found, unsure)
+    }
+
+    /// A member, unless its number has passed to another process before the descriptor was there.
+    fn held(pid: Pid, marks: &Marks, variable: &str, own: Option<Identity>) -> Option<Found> {
+        let found = Found(pidfd_open(pid, PidfdFlags::empty()).ok()?, pid);
+        let number = pid.as_raw_nonzero().get();
+        matches!(member(number, marks, variable, own), Member::Yes).then_some(found)
+    }
+
+    fn member(number: i32, marks: &Marks, variable: &str, own: Option<Identity>) -> Member {
+        let Some(entry) = table::entry(number) else {
+            return Member::Unsure(None);
         };
-        // "pid (name) state ppid pgrp ...", and the name may hold anything.
-        let after_name = stat.iter().rposition(|byte| *byte == b')').unwrap_or(0);
-        let text = String::from_utf8_lossy(&stat[after_name..]);
-        let mut fields = text.split_whitespace().skip(1);
-        let (state, group) = (fields.next(), fields.nth(1));
-        if matches!(state, None | Some("Z" | "X")) {
-            return false;
+        let is_in_group = Pid::from_raw(entry.group).is_some_and(|it| marks.groups.contains(&it));
+        if entry.has_ended {
+            return Member::Unsure(Some(entry.identity));
         }
-        let group = group.and_then(parse_pid);
-        if group.is_some_and(|group| marks.groups.contains(&group)) {
-            return true;
+        if is_in_group {
+            return Member::Yes;
         }
-        let environment = fs::read(path("environ")).unwrap_or_default();
+        let environment = match fs::read(format!("/proc/{number}/environ")) {
+            Ok(environment) => environment,
+            // Another user's process, which is none of the job's.
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => return Member::No,
+            // It has just ended.
+            Err(_) => return Member::Unsure(Some(entry.identity)),
+        };
         let mut variables = environment.split(|byte| *byte == 0);
-        variables.any(|text| text == variable.as_bytes())
+        if variables.any(|text| text == variable.as_bytes()) {
+            return Member::Yes;
+        }
+        // None yet, if it is just being replaced by another program. What was there before this
+        // process has nothing to do with the attempt.
+        let is_younger = own.is_none_or(|own| !entry.identity.is_older_than(own));
+        match environment.is_empty() && is_younger {
+            true => Member::Unsure(Some(entry.identity)),
+            false => Member::No,
+        }
     }
 
     /// Waits until all have ended or `until` is over.
@@ -183,11 +259,12 @@ mod system {
 /// only the groups get a signal, from the launcher itself.
 #[cfg(not(target_os = "linux"))]
 mod system {
+    use std::collections::BTreeSet;
     use std::time::Instant;
 
     use rustix::process::{Pid, Signal, kill_process_group};
 
-    use super::{Identity, Marks};
+    use super::{Identity, Marks, Unsure};
 
     pub struct Found(std::convert::Infallible);
 
@@ -211,12 +288,44 @@ mod system {
 
     pub fn send(_identity: Identity, _signal: Signal) {}
 
-    pub fn find(marks: &Marks) -> Vec<Found> {
+    pub fn look(marks: &Marks) -> (Vec<Found>, BTreeSet<Unsure>) {
         for group in &marks.groups {
             let _gone = kill_process_group(*group, Signal::KILL);
         }
-        Vec::new()
+        (Vec::new(), BTreeSet::new())
     }
 
     pub fn wait(_found: &[Found], _until: Instant) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unsure(numbers: &[i32]) -> BTreeSet<Unsure> {
+        numbers.iter().map(|number| (*number, None)).collect()
+    }
+
+    #[test]
+    fn a_look_during_which_nothing_ended_is_enough() {
+        assert!(Quiet::default().is_over(unsure(&[])));
+    }
+
+    #[test]
+    fn what_ended_during_a_look_may_have_started_another_one() {
+        let mut quiet = Quiet::default();
+        assert!(!quiet.is_over(unsure(&[7])));
+        // What it has started has ended by now, and may have started one more.
+        assert!(!quiet.is_over(unsure(&[8])));
+        assert!(quiet.is_over(unsure(&[])));
+    }
+
+    #[test]
+    fn what_stays_unsure_is_waited_for_no_longer() {
+        let mut quiet = Quiet::default();
+        let over: Vec<bool> = (0..3).map(|_| quiet.is_over(unsure(&[7, 9]))).collect();
+        assert_eq!(over, [false, false, true]);
+        quiet.found_some();
+        assert!(!quiet.is_over(unsure(&[7])));
+    }
 }

@@ -11,6 +11,13 @@ pub struct Identity {
     started: u64,
 }
 
+impl Identity {
+    /// Whether it was started before the other one.
+    pub fn is_older_than(self, other: Identity) -> bool {
+        self.started < other.started
+    }
+}
+
 /// What a process does with a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
@@ -25,7 +32,7 @@ pub enum Disposition {
 pub struct Entry {
     pub identity: Identity,
     pub parent: i32,
-    group: i32,
+    pub group: i32,
     /// It has ended and waits for its parent to ask how.
     pub has_ended: bool,
 }
