@@ -106,10 +106,11 @@ fn a_killed_rank_is_named(
     #[values(0, 1, 2)] victim: usize,
 ) {
     for attempt in 0..tries() {
+        let mut since = Stopwatch::start();
         let mut ranks = group(3, transport, "");
         run_big_operations(&mut ranks);
         some_time(attempt);
-        let since = Stopwatch::start();
+        since.restart();
         ranks[victim].signal(Signal::KILL);
         let mut survivors = survivors(&mut ranks, victim);
         assert_named(&mut survivors, victim, &["PeerLost"], &since);
@@ -127,10 +128,11 @@ fn a_stopped_rank_is_named_and_harmless_later(
     #[values(0, 2)] victim: usize,
 ) {
     for attempt in 0..tries() {
+        let mut since = Stopwatch::start();
         let mut ranks = group(3, transport, "");
         run_big_operations(&mut ranks);
         some_time(attempt);
-        let since = Stopwatch::start();
+        since.restart();
         ranks[victim].signal(Signal::STOP);
         assert_named(
             &mut survivors(&mut ranks, victim),
@@ -201,10 +203,11 @@ fn group_with_proxies(
 #[rstest]
 fn a_rank_in_a_black_hole_is_named(#[values(0, 1, 2)] victim: usize) {
     for attempt in 0..tries() {
+        let mut since = Stopwatch::start();
         let (mut ranks, switch) = group_with_faults(victim);
         run_big_operations(&mut ranks);
         some_time(attempt);
-        let since = Stopwatch::start();
+        since.restart();
         switch.set(Mode::BlackHole);
         let mut survivors = survivors(&mut ranks, victim);
         assert_named(&mut survivors, victim, &["Timeout"], &since);
