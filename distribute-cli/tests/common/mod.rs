@@ -230,7 +230,7 @@ pub fn plain(folder: &Path) -> std::process::Command {
 /// Standard error without the note that there are more replicas than cores, which depends on the
 /// machine.
 pub fn apart_from_cores(stderr: &str) -> String {
-    let is_about_cores = |line: &str| line.contains("that this process may use: that trains no");
+    let is_about_cores = |line: &str| line.contains(": that trains no faster than ");
     let lines = stderr.split_inclusive('\n');
     lines.filter(|line| !is_about_cores(line)).collect()
 }

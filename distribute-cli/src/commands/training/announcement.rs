@@ -124,13 +124,9 @@ impl Run<'_> {
         let numbers: Vec<usize> = numbers.collect();
         let replicas = numbers.len();
         if replicas > cores {
-            let shared = match cores {
-                1 => "the one core".to_owned(),
-                _ => format!("the {cores} cores"),
-            };
+            let plural = if cores == 1 { "" } else { "s" };
             return Some(format!(
-                "{replicas} replicas share {shared} that this process may use: that trains no \
-                 faster than {cores}"
+                "{replicas} replicas share {cores} core{plural}: that trains no faster than {cores}"
             ));
         }
         let beyond = numbers.into_iter().find(|number| *number >= cores)?;
