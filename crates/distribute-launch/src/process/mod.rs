@@ -1,6 +1,7 @@
 //! One process of an attempt, with the group that it leads; what it writes, and what ends it.
 
 pub mod guard;
+mod holds;
 pub mod leftovers;
 mod log_writer;
 pub mod logs;
@@ -161,6 +162,9 @@ impl Process {
         self.asked.get_or_insert(Signal::KILL);
         // The group may have no process left that can get it.
         let _gone = kill_process_group(self.pid, Signal::KILL);
+        // Some may have left it.
+        let others = self.request.iter().flat_map(Request::known);
+        others.for_each(|one| leftovers::send(*one, Signal::KILL));
     }
 
     /// Asks it, and those that it has started, to end within `grace`; see [`Request`].
@@ -174,6 +178,12 @@ impl Process {
         self.request.is_some() && self.ending.is_none()
     }
 
+    /// Whether some of them are stopped, for a moment.
+    pub fn is_holding(&self) -> bool {
+        let request = self.request.as_ref();
+        self.is_being_asked() && request.is_some_and(Request::is_holding)
+    }
+
     /// It has ended like this. What is known then: nothing as long as others that it has started
     /// do what it was asked.
     pub fn ended(&mut self, first: Ending) -> Option<Ending> {
@@ -182,6 +192,9 @@ impl Process {
         if self.request.as_mut().is_some_and(leaves) {
             self.left_others = Some(first);
             return None;
+        }
+        if let Some(request) = &mut self.request {
+            request.let_go();
         }
         let request = self.request.as_ref();
         Some(request.map_or(first, |request| request.ending(first)))
@@ -199,6 +212,9 @@ impl Process {
 
     /// Waits for it no longer.
     pub fn give_up(&mut self) -> Ending {
+        if let Some(request) = &mut self.request {
+            request.let_go();
+        }
         self.is_given_up = self.left_others.is_none();
         *self
             .ending

@@ -7,8 +7,12 @@
 //!    signal would end it, and with it the exit code of what it waits for.
 //! 2. A process that catches the signal is asked, and those that it has started are not: it passes
 //!    the signal on, as `trap 'kill $child' TERM` does, and two requests would be one too many.
-//! 3. What has not been asked when the patience is over is asked then: the one before did not pass
-//!    the signal on, or cannot, as a shell that waits for its command in the foreground.
+//!    Whether it does is seen, as the others are stopped meanwhile ([`Holds`]): one that it has
+//!    asked is never asked again, however long it takes to save.
+//! 3. Whom nobody has asked when the patience is over is asked then: the one before did not pass
+//!    the signal on, or cannot, as a shell that waits for its command in the foreground. If it has
+//!    ended without passing it on, they are asked at once.
+//! 4. What a process starts after it was asked is its way to do it, and is never asked.
 //!
 //! Ctrl-C is no such signal: as in a terminal, it reaches all of them at once. Where nobody catches
 //! the signal it does so, too.
@@ -19,13 +23,18 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpid, kill_process_group, waitid};
 
+use crate::process::holds::Holds;
 use crate::process::leftovers;
-use crate::process::table::{Disposition, Entry, Identity, disposition, family};
+use crate::process::table::{self, Disposition, Entry, Identity, disposition, family};
 use crate::report::outcome::Ending;
 
 /// How long one that waited for others may go on without them before it is asked, too: so long it
 /// may take to end with their exit code.
 const ALONE: Duration = Duration::from_secs(1);
+/// How long those below one that catches the signal may take to stop before it is asked anyway.
+const STOP: Duration = Duration::from_millis(300);
+/// How long they are stopped after the last of those above has taken the signal.
+const WATCH: Duration = Duration::from_secs(1);
 
 /// A request to a process, and to those that it has started.
 pub struct Request {
@@ -34,9 +43,18 @@ pub struct Request {
     begun: Instant,
     /// When the rest is asked.
     patience: Duration,
+    /// All whom the signal has reached, by whomever it was sent.
     asked: BTreeSet<Identity>,
     /// Those to whom another one passes the signal on.
     passed_to: BTreeSet<Identity>,
+    /// Those of them that are stopped, to see whether it does.
+    holds: Holds,
+    /// When the signal last reached one of them.
+    moved: Instant,
+    /// All that have been seen: one that leaves its group still belongs to the request.
+    known: BTreeSet<Identity>,
+    /// Those that were started by one that had been asked.
+    reactions: BTreeSet<Identity>,
     /// Those that wait for others, or have done so until then.
     waiting: BTreeMap<Identity, Option<Instant>>,
     /// How those ended that outlived the first process.
@@ -54,6 +72,10 @@ impl Request {
             patience: grace / 2,
             asked: BTreeSet::new(),
             passed_to: BTreeSet::new(),
+            holds: Holds::new(signal),
+            moved: Instant::now(),
+            known: BTreeSet::new(),
+            reactions: BTreeSet::new(),
             waiting: BTreeMap::new(),
             orphans: Vec::new(),
         };
@@ -66,9 +88,19 @@ impl Request {
         &self.asked
     }
 
+    /// Whom it is about.
+    pub fn known(&self) -> &BTreeSet<Identity> {
+        &self.known
+    }
+
+    /// Whether some are stopped, for a moment.
+    pub fn is_holding(&self) -> bool {
+        !self.holds.is_empty()
+    }
+
     /// Asks whose time has come, and hears of those that have ended. How many are left.
     pub fn go_on(&mut self, all: &[Entry]) -> usize {
-        let family = family(self.leader, all);
+        let family = family(self.leader, &self.known, all);
         if family.is_empty() {
             // The system has no table.
             if self.asked.is_empty() && self.begun.elapsed() < self.patience {
@@ -83,11 +115,53 @@ impl Request {
             self.orphans.extend(reap(orphan));
         }
         let alive: Vec<Entry> = family.into_iter().filter(|one| !one.has_ended).collect();
+        self.note_new(&alive);
+        self.note_reached();
         for identity in self.due(&alive) {
             leftovers::send(identity, self.signal);
             self.asked.insert(identity);
+            self.holds.release(identity);
+            self.moved = Instant::now();
+        }
+        if self.is_holding() && self.is_watched_out() {
+            self.let_go();
         }
         alive.len()
+    }
+
+    /// Notes whom the signal has reached so far, and has all go on that are stopped.
+    pub fn let_go(&mut self) {
+        self.note_reached();
+        self.holds.release_all();
+    }
+
+    /// Those below one that has been asked are its way to do it.
+    fn note_new(&mut self, alive: &[Entry]) {
+        for one in alive {
+            if self.known.insert(one.identity) && self.signal != Signal::INT {
+                let mut above = ancestors(one, alive).map(|above| above.identity);
+                if above.any(|above| self.asked.contains(&above)) {
+                    self.reactions.insert(one.identity);
+                }
+            }
+        }
+    }
+
+    /// Others have sent them the signal.
+    fn note_reached(&mut self) {
+        for identity in self.holds.take_reached() {
+            self.asked.insert(identity);
+            self.moved = Instant::now();
+        }
+    }
+
+    /// Whether nobody will pass the signal on any more, as far as one can wait for it.
+    fn is_watched_out(&self) -> bool {
+        let signal = self.signal.as_raw();
+        let takes = |one: &Identity| table::is_pending(one.number, signal);
+        let is_over = self.moved.elapsed() >= WATCH.min(self.patience / 2);
+        let is_late = self.begun.elapsed() >= self.patience;
+        is_late || is_over && !self.asked.iter().any(takes)
     }
 
     /// Whom to ask now.
@@ -104,21 +178,38 @@ impl Request {
             .filter(|one| disposition(one.number, signal) == Disposition::Catches)
             .collect();
         self.note_waiting(alive, &catching);
-        let passed = alive.iter().filter(|one| {
-            let mut above = ancestors(one, alive).map(|above| above.identity);
-            above.any(|above| catching.contains(&above) || self.passed_to.contains(&above))
-        });
-        let passed: Vec<Identity> = passed.map(|one| one.identity).collect();
-        self.passed_to.extend(passed);
+        self.note_passed(alive, &catching);
         let is_late = self.begun.elapsed() >= self.patience;
+        let is_stopping = self.begun.elapsed() < STOP && self.holds.are_stopping();
         let is_due = |one: &Identity| match self.waiting.get(one) {
-            _ if self.asked.contains(one) => false,
+            _ if self.asked.contains(one) || self.reactions.contains(one) => false,
             Some(None) => false,
             Some(Some(since)) => since.elapsed() >= ALONE,
-            None => is_late || !self.passed_to.contains(one),
+            None if self.passed_to.contains(one) => is_late,
+            None => !is_stopping,
         };
         let due = alive.iter().map(|one| one.identity).filter(is_due);
         due.collect()
+    }
+
+    /// Notes whom others pass the signal on to, and has them stop before it is sent.
+    fn note_passed(&mut self, alive: &[Entry], catching: &BTreeSet<Identity>) {
+        let is_first = self.asked.is_empty();
+        for one in alive
+            .iter()
+            .filter(|one| !self.asked.contains(&one.identity))
+        {
+            let mut above = ancestors(one, alive).map(|above| above.identity);
+            if above.any(|above| catching.contains(&above)) {
+                self.passed_to.insert(one.identity);
+                if is_first {
+                    self.holds.stop(one.identity);
+                }
+            } else if self.holds.is_still(one.identity) {
+                // Those above have ended, and the signal would be here if they had passed it on.
+                self.passed_to.remove(&one.identity);
+            }
+        }
     }
 
     /// Notes who does not catch the signal and waits for one that does, and since when those do not
@@ -210,6 +301,10 @@ mod tests {
             patience: Duration::ZERO,
             asked: BTreeSet::new(),
             passed_to: BTreeSet::new(),
+            holds: Holds::new(Signal::TERM),
+            moved: Instant::now(),
+            known: BTreeSet::new(),
+            reactions: BTreeSet::new(),
             waiting: BTreeMap::new(),
             orphans: Vec::new(),
         };

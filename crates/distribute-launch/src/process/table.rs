@@ -1,5 +1,7 @@
 //! The system's table of processes, as far as it says whom a process has started.
 
+use std::collections::BTreeSet;
+
 use rustix::process::Pid;
 
 /// A process, and not whichever has its number later.
@@ -21,7 +23,7 @@ impl Identity {
 /// What a process does with a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Disposition {
-    /// It has a handler.
+    /// It has a handler, or waits for it.
     Catches,
     /// It ignores it, or the signal does to it what it does by default.
     Plain,
@@ -63,14 +65,14 @@ pub fn all() -> Vec<Entry> {
     numbers.filter_map(entry).collect()
 }
 
-/// The processes of the table that belong to the one with this number: itself, its group, and whom
-/// they have started.
-pub fn family(leader: Pid, all: &[Entry]) -> Vec<Entry> {
+/// The processes of the table that belong to the one with this number: itself, its group, those
+/// that are known to, and whom they have started.
+pub fn family(leader: Pid, known: &BTreeSet<Identity>, all: &[Entry]) -> Vec<Entry> {
     let leader = leader.as_raw_nonzero().get();
-    let (mut family, mut others): (Vec<Entry>, Vec<Entry>) = all
-        .iter()
-        .copied()
-        .partition(|one| one.identity.number == leader || one.group == leader);
+    let belongs = |one: &Entry| {
+        one.identity.number == leader || one.group == leader || known.contains(&one.identity)
+    };
+    let (mut family, mut others): (Vec<Entry>, Vec<Entry>) = all.iter().copied().partition(belongs);
     loop {
         let is_child = |one: &Entry| family.iter().any(|own| own.identity.number == one.parent);
         let (children, rest): (Vec<Entry>, Vec<Entry>) = others.into_iter().partition(is_child);
@@ -82,13 +84,40 @@ pub fn family(leader: Pid, all: &[Entry]) -> Vec<Entry> {
     }
 }
 
-/// What a process does with a signal of this number.
+/// What a process does with a signal of this number. One that blocks it waits for it in another
+/// way than by a handler.
 pub fn disposition(number: i32, signal: i32) -> Disposition {
-    let status = std::fs::read_to_string(format!("/proc/{number}/status")).unwrap_or_default();
-    match has_bit(&status, "SigCgt:", signal) {
-        true => Disposition::Catches,
-        false => Disposition::Plain,
+    let status = status(number);
+    match ["SigCgt:", "SigBlk:"].map(|field| has_bit(&status, field, signal)) {
+        [false, false] => Disposition::Plain,
+        _ => Disposition::Catches,
     }
+}
+
+/// Whether a process was sent this signal and has not taken it yet.
+pub fn is_pending(number: i32, signal: i32) -> bool {
+    let status = status(number);
+    ["ShdPnd:", "SigPnd:"]
+        .iter()
+        .any(|field| has_bit(&status, field, signal))
+}
+
+fn status(number: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{number}/status")).unwrap_or_default()
+}
+
+/// Whether all threads of a process are stopped, and none takes a signal before it goes on.
+pub fn is_stopped(number: i32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{number}/task"));
+    let mut threads = threads.into_iter().flatten().flatten().peekable();
+    threads.peek().is_some()
+        && threads.all(|thread| {
+            let stat = std::fs::read(thread.path().join("stat")).unwrap_or_default();
+            let after_name = stat.iter().rposition(|byte| *byte == b')');
+            let state = after_name.and_then(|end| stat.get(end + 2).copied());
+            // One that has ended takes none either.
+            matches!(state, None | Some(b'T' | b't' | b'Z' | b'X'))
+        })
 }
 
 /// Whether a process' status says this of a signal.
@@ -109,7 +138,7 @@ mod tests {
         let found = entry(own).unwrap();
         assert_eq!(found.identity, entry(own).unwrap().identity);
         assert!(!found.has_ended);
-        let family = family(Pid::from_raw(own).unwrap(), &all());
+        let family = family(Pid::from_raw(own).unwrap(), &BTreeSet::new(), &all());
         assert!(family.iter().any(|one| one.identity == found.identity));
         // Rust's programs ignore SIGPIPE, and nobody can catch SIGKILL.
         assert_eq!(disposition(own, 9), Disposition::Plain);

@@ -237,31 +237,25 @@ fn sigint_reaches_the_processes_as_sigint() {
     });
 }
 
-/// A program that saves when it is asked for the first time, and gives up when it is asked again
-/// before it has.
-const SAVING_ONCE: &str = "n=0; trap 'n=$((n+1)); echo got TERM >&2' TERM; echo up $i $$ >&2
-    while [ $n = 0 ]; do sleep 1000 & wait $!; kill $!; done
-    sleep 0.4 & wait $!; [ $n = 1 ] && exit 42; exit 1";
+/// A program that saves when it is asked for the first time, for so long, by another process, and
+/// gives up when it is asked again before it has.
+fn saving_once(seconds: f64) -> String {
+    format!(
+        "n=0; trap 'n=$((n+1)); echo got TERM >&2' TERM; echo up $i $$ >&2
+        while [ $n = 0 ]; do sleep 1000 & wait $!; kill $!; done
+        until [ $n -gt 1 ] || ! sleep {seconds}; do [ $n = 1 ] && exit 42; done; exit 1"
+    )
+}
 
-#[rstest]
-#[case::that_does_not_exec("sh $0; exit $?", 10)]
-#[case::that_does("exec sh $0", 10)]
-#[case::of_two_levels("sh -c 'sh $0; exit $?' $0; exit $?", 10)]
-#[case::that_waits_in_the_background("sh $0 & wait $!", 10)]
-#[case::that_passes_the_signal_on("sh $0 & c=$!; trap 'kill $c' TERM; wait $c", 10)]
-#[case::that_also_waits_then("sh $0 & c=$!; trap 'kill $c' TERM; wait $c; wait $c", 10)]
-#[case::that_catches_it_and_does_not_pass_it_on("trap : TERM; sh $0; exit $?", 2)]
-#[case::that_catches_it_and_ends("sh $0 & trap 'exit 143' TERM; wait", 2)]
-fn what_a_script_runs_is_asked_once_and_its_exit_code_counts(
-    #[case] wrapper: &str,
-    #[case] grace: u64,
-) {
-    let wrapper = wrapper.to_owned();
+/// Two workers run the program below such a script, and the launcher gets SIGTERM. Each of them is
+/// asked once, and its exit code counts.
+fn is_asked_once(wrapper: &str, program: &str, grace: u64) {
+    let (wrapper, program) = (wrapper.to_owned(), program.to_owned());
     within_limit(move || {
         let directory = tempfile::tempdir().expect("a directory");
-        let program = directory.path().join("saving.sh");
-        std::fs::write(&program, SAVING_ONCE).expect("it is written");
-        let wrapper = wrapper.replace("$0", &program.display().to_string());
+        let path = directory.path().join("saving.sh");
+        std::fs::write(&path, program).expect("it is written");
+        let wrapper = wrapper.replace("$0", &path.display().to_string());
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.env(GRACE, grace.to_string());
         let text = format!("export i; {wrapper}");
@@ -273,6 +267,47 @@ fn what_a_script_runs_is_asked_once_and_its_exit_code_counts(
         assert_eq!(got.count(), 2, "{lines:#?}");
         assert_eq!(status.code(), Some(42), "{lines:#?}");
     });
+}
+
+#[rstest]
+#[case::that_does_not_exec("sh $0; exit $?", 10)]
+#[case::that_does("exec sh $0", 10)]
+#[case::of_two_levels("sh -c 'sh $0; exit $?' $0; exit $?", 10)]
+#[case::that_waits_in_the_background("sh $0 & wait $!", 10)]
+#[case::that_passes_the_signal_on("sh $0 & c=$!; trap 'kill $c' TERM; wait $c", 10)]
+#[case::that_also_waits_then("sh $0 & c=$!; trap 'kill $c' TERM; wait $c; wait $c", 10)]
+#[case::that_catches_it_and_does_not_pass_it_on("trap : TERM; sh $0; exit $?", 2)]
+#[case::that_catches_it_and_ends("sh $0 & trap 'exit 143' TERM; wait", 10)]
+fn what_a_script_runs_is_asked_once_and_its_exit_code_counts(
+    #[case] wrapper: &str,
+    #[case] grace: u64,
+) {
+    is_asked_once(wrapper, &saving_once(0.4), grace);
+}
+
+/// Half of the time is over while it saves.
+#[rstest]
+#[case::that_does_not_exec("sh $0; exit $?")]
+#[case::that_does("exec sh $0")]
+#[case::that_passes_the_signal_on("sh $0 & c=$!; trap 'kill $c' TERM; wait $c")]
+#[case::that_also_waits_then("sh $0 & c=$!; trap 'kill $c' TERM; wait $c; wait $c")]
+#[case::that_also_exits_then("sh $0 & c=$!; trap 'kill $c; exit 42' TERM; wait $c")]
+#[case::that_passes_it_on_later("sh $0 & c=$!; trap 'sleep 0.3; kill $c' TERM; wait $c; wait $c")]
+#[case::that_passes_it_to_its_group(
+    "sh $0 & trap 'trap \"\" TERM; kill 0; wait; exit 42' TERM; wait"
+)]
+#[case::of_two_levels_that_pass_it_on(
+    "sh -c 'sh $0 & c=$!; trap \"kill \\$c\" TERM; wait $c; wait $c' & c=$!
+    trap 'kill $c' TERM; wait $c; wait $c"
+)]
+#[case::whose_child_has_a_session_of_its_own(
+    "setsid sh $0 & c=$!; trap 'kill $c' TERM; wait $c; wait $c"
+)]
+#[case::that_leaves_such_a_child("setsid sh $0 & c=$!; trap 'kill $c' TERM; wait $c")]
+#[case::that_waits_for_a_session("setsid sh $0; exit $?")]
+#[case::that_is_a_program_which_passes_it_on("exec timeout --foreground 1000 sh $0")]
+fn a_save_of_more_than_half_of_the_time_is_not_disturbed(#[case] wrapper: &str) {
+    is_asked_once(wrapper, &saving_once(2.5), 4);
 }
 
 #[rstest]

@@ -14,6 +14,12 @@ use crate::report::outcome::Ending;
 use crate::report::verdict::{Verdict, root_cause};
 use crate::run::start::{LastLines, Started};
 
+/// How often those are looked after that were asked to end.
+const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often, while some are stopped for it.
+const HOLD_INTERVAL: Duration = Duration::from_millis(20);
+
 /// How long the ends of all outputs are waited for when the processes have ended.
 const LAST_LINES_WAIT: Duration = Duration::from_secs(5);
 
@@ -107,6 +113,17 @@ impl Members {
     /// Whether some that were asked have not ended.
     pub fn are_being_asked(&self) -> bool {
         self.processes.iter().any(Process::is_being_asked)
+    }
+
+    /// How soon those that were asked are to be looked after again.
+    pub fn asking_interval(&self) -> Option<Duration> {
+        let is_holding = self.processes.iter().any(Process::is_holding);
+        let interval = if is_holding {
+            HOLD_INTERVAL
+        } else {
+            REQUEST_INTERVAL
+        };
+        self.are_being_asked().then_some(interval)
     }
 
     /// Asks those whose time has come among what the processes have started. The processes that

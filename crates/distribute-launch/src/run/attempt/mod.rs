@@ -35,9 +35,6 @@ use worker_restarts::WorkerRestarts;
 /// How often it is looked whether the guard is there.
 const GUARD_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often those are looked after that were asked to end.
-const REQUEST_INTERVAL: Duration = Duration::from_millis(100);
-
 struct Attempt<'a, 's> {
     members: Members,
     course: Course,
@@ -132,8 +129,8 @@ impl Attempt<'_, '_> {
         while self.members.are_running() || self.restarts.due().is_some() {
             let has_guard = session.guard.is_running();
             let guard_check = has_guard.then(|| Instant::now() + GUARD_CHECK_INTERVAL);
-            let is_asking = self.members.are_being_asked();
-            let asking = is_asking.then(|| Instant::now() + REQUEST_INTERVAL);
+            let asking = self.members.asking_interval();
+            let asking = asking.map(|interval| Instant::now() + interval);
             let until = self.course.until().into_iter().chain(self.restarts.due());
             let event = match until.chain(guard_check).chain(asking).min() {
                 Some(until) => {
