@@ -45,6 +45,8 @@ const READY: &str = "distribute-launch: the guard is ready";
 const READY_BYTES_MAX: usize = 4096;
 /// How long the guard may take to say that it is ready, and to end.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it may take to die.
+const DEATH: Duration = Duration::from_secs(1);
 /// How long a guard may leave what it is told unread before it is replaced.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How many guards may follow each other: one that always ends is of no use.
@@ -347,7 +349,12 @@ impl Drop for GuardProcess {
         while matches!(self.read_until(until, &mut [0; 64]), Ok(1..)) {}
         // Its output has ended, or it is no guard: either way there is nothing to wait for.
         let _ended = self.child.kill();
-        let _status = self.child.wait();
+        // Not even SIGKILL ends one that is stuck on a file system.
+        let until = Instant::now() + DEATH;
+        let _status = match self.read_until(until, &mut [0; 64]) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => self.child.try_wait(),
+            _ => self.child.wait().map(Some),
+        };
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{LaunchError, Result};
 use crate::job::task::Task;
+use crate::process::aside::Aside;
 use crate::report::console::Screen;
 
 /// Where the log files of a job are to be.
@@ -37,24 +38,27 @@ impl<'a> LogPlace<'a> {
         }
     }
 
-    /// Makes the directory; into a temporary one only this user may look.
+    /// Makes the directory; into a temporary one only this user may look. One that cannot be made
+    /// in time is missed by the first log file.
     pub fn make(self) -> Result<LogDirectory> {
         let is_temporary = self.temporary().is_some();
         let path = match self {
             LogPlace::Given(path) => path.to_owned(),
             LogPlace::Temporary(path) => path,
         };
-        let made = match is_temporary {
-            true => DirBuilder::new().mode(0o700).create(&path),
-            false => fs::create_dir_all(&path),
-        };
+        let (files, own) = (Aside::default(), path.clone());
+        let made = files.run(move || match is_temporary {
+            true => DirBuilder::new().mode(0o700).create(&own),
+            false => fs::create_dir_all(&own),
+        });
         match made {
-            Ok(()) => Ok(LogDirectory {
+            Ok(Err(source)) => Err(LaunchError::LogDirectory { path, source }),
+            Ok(Ok(())) | Err(_) => Ok(LogDirectory {
                 path,
+                files,
                 is_told: AtomicBool::new(false),
                 is_temporary,
             }),
-            Err(source) => Err(LaunchError::LogDirectory { path, source }),
         }
     }
 }
@@ -62,6 +66,7 @@ impl<'a> LogPlace<'a> {
 /// The directory of a job's log files.
 pub struct LogDirectory {
     path: PathBuf,
+    files: Aside,
     /// Whether people know that a log is not whole.
     is_told: AtomicBool,
     /// Removed when dropped.
@@ -71,6 +76,11 @@ pub struct LogDirectory {
 impl LogDirectory {
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Works on its files.
+    pub fn files(&self) -> &Aside {
+        &self.files
     }
 
     /// Keeps the directory.
@@ -102,14 +112,17 @@ impl LogDirectory {
         screen: &Screen<'_>,
     ) -> Result<(PathBuf, File)> {
         let path = self.place(task, restart, again);
-        let made = match path.parent().filter(|_| restart > 0) {
-            Some(directory) => fs::create_dir_all(directory),
-            None => Ok(()),
-        };
+        let own = path.clone();
+        let made = self.files.run(move || {
+            if let Some(directory) = own.parent().filter(|_| restart > 0) {
+                fs::create_dir_all(directory)?;
+            }
+            File::create(&own)
+        });
         let is_first = restart == 0 && again == 0;
-        match made.and_then(|()| File::create(&path)) {
+        match made.flatten() {
             Ok(file) => Ok((path, file)),
-            Err(source) if is_first && !is_full(&source) => {
+            Err(source) if is_first && !may_be_mended(&source) => {
                 Err(LaunchError::LogDirectory { path, source })
             }
             Err(source) => {
@@ -134,18 +147,21 @@ impl LogDirectory {
     }
 }
 
-/// Whether there is no room, which may be mended, other than a path that makes no sense.
-fn is_full(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+/// Whether there is no room or no answer, which may be mended, other than a path that makes no
+/// sense.
+fn may_be_mended(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull, TimedOut};
 
-    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
+    let kind = error.kind();
+    matches!(kind, StorageFull | QuotaExceeded | FileTooLarge | TimedOut)
 }
 
 impl Drop for LogDirectory {
     fn drop(&mut self) {
         if self.is_temporary {
+            let path = std::mem::take(&mut self.path);
             // What cannot be removed stays; the job is over.
-            let _left = fs::remove_dir_all(&self.path);
+            let _left = self.files.run(|| fs::remove_dir_all(path));
         }
     }
 }

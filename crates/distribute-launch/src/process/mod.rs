@@ -1,5 +1,6 @@
 //! One process of an attempt, with the group that it leads; what it writes, and what ends it.
 
+pub mod aside;
 pub mod guard;
 mod holds;
 pub mod leftovers;
@@ -26,6 +27,7 @@ use crate::cgroup::OutOfMemory;
 use crate::error::{LaunchError, Result};
 use crate::job::Job;
 use crate::job::task::Task;
+use crate::process::aside::Aside;
 use crate::process::request::Request;
 use crate::process::table::Entry;
 use crate::report::attempt::ProcessReport;
@@ -132,7 +134,7 @@ impl Process {
     }
 
     /// What people learn of it when it has ended, with its last lines on standard error.
-    pub fn report(&self, mut last_lines: Vec<String>) -> ProcessReport {
+    pub fn report(&self, mut last_lines: Vec<String>, files: &Aside) -> ProcessReport {
         if self.asked.is_none() && self.ending.is_some_and(Ending::is_kill) {
             last_lines.extend(self.memory.explained());
         }
@@ -144,7 +146,7 @@ impl Process {
             is_asked: self.asked.is_some() && !self.was_killed_by_others(),
             log: self.log.display().to_string(),
             last_lines,
-            lost: failure_report::take(&self.report).map(|report| report.lost),
+            lost: failure_report::take(&self.report, files).map(|report| report.lost),
         }
     }
 

@@ -3,11 +3,13 @@
 //! The launcher names a file in the variable `DISTRIBUTE_FAILURE_REPORT`; a process may write a
 //! [`FailureReport`] there, as JSON, before it ends.
 
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::process::aside::Aside;
+use crate::report::small_file;
 
 /// A longer file is none of ours.
 const BYTES_MAX: u64 = 1 << 16;
@@ -20,23 +22,24 @@ pub struct FailureReport {
 }
 
 /// The file beside a process' log, without what an earlier process wrote there.
-pub(crate) fn path(log: &Path) -> PathBuf {
+pub(crate) fn path(log: &Path, files: &Aside) -> PathBuf {
     let log = std::path::absolute(log).unwrap_or_else(|_| log.to_owned());
     let path = log.with_extension("failure.json");
+    let old = path.clone();
     // Most often there is none.
-    let _none = fs::remove_file(&path);
+    let _none = files.run(|| fs::remove_file(old));
     path
 }
 
 /// Takes the report of a process that has ended; nothing if it wrote none that can be read.
-pub(crate) fn take(path: &Path) -> Option<FailureReport> {
-    let file = File::open(path).ok()?;
-    let is_file = file.metadata().is_ok_and(|data| data.is_file());
-    let mut text = Vec::new();
-    let read = is_file.then(|| file.take(BYTES_MAX).read_to_end(&mut text));
-    let _gone = fs::remove_file(path);
-    read?.ok()?;
-    parse(&text)
+pub(crate) fn take(path: &Path, files: &Aside) -> Option<FailureReport> {
+    let path = path.to_owned();
+    let text = files.run(move || {
+        let text = small_file::read(&path, BYTES_MAX);
+        let _gone = fs::remove_file(path);
+        text
+    });
+    parse(&text.ok()??)
 }
 
 pub(crate) fn parse(text: &[u8]) -> Option<FailureReport> {
@@ -50,13 +53,14 @@ mod tests {
     #[test]
     fn a_report_is_taken_once_and_nonsense_is_none() {
         let folder = tempfile::tempdir().unwrap();
-        let path = path(&folder.path().join("worker-0.log"));
+        let files = &Aside::default();
+        let path = path(&folder.path().join("worker-0.log"), files);
         assert!(path.ends_with("worker-0.failure.json"));
         let written = FailureReport { lost: vec![1, 3] };
         fs::write(&path, serde_json::to_string(&written).unwrap()).unwrap();
-        assert_eq!(take(&path), Some(written));
-        assert_eq!(take(&path), None);
+        assert_eq!(take(&path, files), Some(written));
+        assert_eq!(take(&path, files), None);
         fs::write(&path, "[").unwrap();
-        assert_eq!(take(&path), None);
+        assert_eq!(take(&path, files), None);
     }
 }

@@ -6,4 +6,5 @@ pub mod failure_report;
 pub mod line_deduplicator;
 pub mod outcome;
 pub mod progress;
+mod small_file;
 pub mod verdict;

@@ -4,11 +4,13 @@
 //! write its [`Progress`] as JSON as often as it likes, over what was there.
 
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+
+use crate::process::aside::Aside;
+use crate::report::small_file;
 
 /// A longer file is none of ours.
 const BYTES_MAX: u64 = 1 << 12;
@@ -40,26 +42,24 @@ pub(crate) struct Alive {
 }
 
 /// The file in a directory of log files, without what an earlier process wrote there.
-pub(crate) fn path(directory: &Path) -> PathBuf {
+pub(crate) fn path(directory: &Path, files: &Aside) -> PathBuf {
     let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let path = directory.join("progress.json");
-    remove(&path);
+    remove(&path, files);
     path
 }
 
-pub(crate) fn remove(path: &Path) {
+pub(crate) fn remove(path: &Path, files: &Aside) {
+    let path = path.to_owned();
     // Most often a program writes none.
-    let _none = fs::remove_file(path);
+    let _none = files.run(|| fs::remove_file(path));
 }
 
 /// What the file says; nothing while it is being written.
-pub(crate) fn read(path: &Path) -> Option<Progress> {
-    let file = File::open(path).ok()?;
-    let is_file = file.metadata().is_ok_and(|data| data.is_file());
-    let mut text = Vec::new();
-    let read = is_file.then(|| file.take(BYTES_MAX).read_to_end(&mut text));
-    read?.ok()?;
-    parse(&text)
+pub(crate) fn read(path: &Path, files: &Aside) -> Option<Progress> {
+    let path = path.to_owned();
+    let text = files.run(move || small_file::read(&path, BYTES_MAX));
+    parse(&text.ok()??)
 }
 
 pub(crate) fn parse(text: &[u8]) -> Option<Progress> {
@@ -137,13 +137,14 @@ mod tests {
     #[test]
     fn what_is_no_progress_is_none() {
         let folder = tempfile::tempdir().unwrap();
-        let path = path(folder.path());
-        assert_eq!(read(&path), None);
+        let files = &Aside::default();
+        let path = path(folder.path(), files);
+        assert_eq!(read(&path, files), None);
         fs::write(&path, serde_json::to_string(&PROGRESS).unwrap()).unwrap();
-        assert_eq!(read(&path), Some(PROGRESS));
+        assert_eq!(read(&path, files), Some(PROGRESS));
         fs::write(&path, "{\"step\":1").unwrap();
-        assert_eq!(read(&path), None);
-        remove(&path);
+        assert_eq!(read(&path, files), None);
+        remove(&path, files);
         assert!(!path.exists());
     }
 }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
+use crate::process::aside::Aside;
 use crate::report::console::Screen;
 use crate::report::progress::{self, Alive};
 
@@ -19,6 +20,7 @@ const INTERVAL: Timespec = Timespec {
 /// What the line is about, besides what the first process says.
 pub struct Watched<'a> {
     pub path: &'a Path,
+    pub files: &'a Aside,
     pub alive: &'a AtomicUsize,
     pub workers: usize,
     pub restart: u32,
@@ -27,7 +29,7 @@ pub struct Watched<'a> {
 /// Draws the line until `stop` has ended, and takes it away then.
 pub fn show(screen: &Screen<'_>, columns: usize, watched: &Watched<'_>, stop: BorrowedFd<'_>) {
     while !is_over(stop) {
-        if let Some(found) = progress::read(watched.path) {
+        if let Some(found) = progress::read(watched.path, watched.files) {
             let alive = Alive {
                 workers: watched.alive.load(Ordering::Relaxed),
                 of: watched.workers,
@@ -37,7 +39,7 @@ pub fn show(screen: &Screen<'_>, columns: usize, watched: &Watched<'_>, stop: Bo
         }
     }
     screen.clear_status();
-    progress::remove(watched.path);
+    progress::remove(watched.path, watched.files);
 }
 
 /// Waits for the time of the next line. Whether `stop` has ended before.

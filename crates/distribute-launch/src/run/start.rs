@@ -103,7 +103,8 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         if !self.place.tasks.contains(&self.place.cluster.first()) {
             return Ok(());
         }
-        let path = progress::path(self.logs.path());
+        let files = self.logs.files();
+        let path = progress::path(self.logs.path(), files);
         self.progress = Some(path.clone());
         let is_worker = |task: &&Task| task.role == Role::Worker;
         let workers = self.place.tasks.iter().filter(is_worker).count();
@@ -112,6 +113,7 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         self.threads.spawn("show progress", move || {
             let watched = Watched {
                 path: &path,
+                files,
                 alive: &alive,
                 workers,
                 restart,
@@ -171,7 +173,7 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         let (path, log) = self.logs.file(task, (self.restart, again), self.screen)?;
         let config = self.place.cluster.tf_config(task)?;
         let restart = self.restart.to_string();
-        let report = failure_report::path(&path);
+        let report = failure_report::path(&path, self.logs.files());
         let report_text = report.to_string_lossy();
         let mut variables = vec![
             (CONFIG_VARIABLE, config.as_str()),

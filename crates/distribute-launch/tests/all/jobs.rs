@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use distribute_launch::{
@@ -515,6 +516,37 @@ fn a_log_that_cannot_be_written_is_told_once_and_costs_nothing() {
         read(logs.path().join("worker-2.log")),
         "line 1 of 2\nline 2 of 2\nline 3 of 2\n"
     );
+}
+
+/// Makes a file that hangs when it is opened, as one on a file system that does not answer.
+fn hanging(path: &Path) {
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(path).status();
+    assert!(made.unwrap().success());
+}
+
+#[test]
+fn a_log_that_cannot_be_opened_in_time_is_told_once_and_costs_nothing() {
+    let logs = tempfile::tempdir().unwrap();
+    for log in ["worker-0.log", "worker-1.log", "restart-1/worker-0.log"] {
+        hanging(&logs.path().join(log));
+    }
+    let text = "echo line of $i; [ $DISTRIBUTE_RESTART = 1 ] || exit 1";
+    let job = script(text).workers(3).prefix_output(true).max_restarts(1);
+    let seen = see(job.log_directory(&logs));
+    assert_eq!(*seen.outcome(), Outcome::Succeeded { restarts: 1 });
+    let warnings = seen
+        .stderr
+        .matches("warning: cannot write the log of rank 0: the file system does not answer (2 s)");
+    assert_eq!(warnings.count(), 1, "{}", seen.stderr);
+    assert!(seen.stderr.contains("rank 2: line of 2"), "{}", seen.stderr);
+}
+
+#[test]
+fn what_a_process_should_write_but_cannot_be_read_holds_nobody_up() {
+    let text = "mkfifo $DISTRIBUTE_FAILURE_REPORT; exit 1";
+    let seen = see(script(text).workers(2).max_restarts(1));
+    assert_eq!(seen.outcome().exit_code(), 1, "{}", seen.stderr);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal};
 
 use crate::job::task::{Role, Task};
 use crate::process::Process;
+use crate::process::aside::Aside;
 use crate::process::request::Request;
 use crate::process::table::{self, Identity};
 use crate::report::attempt::ProcessReport;
@@ -181,7 +182,7 @@ impl Members {
 
     /// What people learn of each process, when all have ended. Waits a moment for the ends of their
     /// outputs, which may be held up.
-    pub fn reports(&mut self) -> Vec<ProcessReport> {
+    pub fn reports(&mut self, files: &Aside) -> Vec<ProcessReport> {
         let until = Instant::now() + LAST_LINES_WAIT;
         let outputs = std::mem::take(&mut self.outputs).into_iter();
         let last_lines = outputs.map(|output| {
@@ -190,7 +191,7 @@ impl Members {
         });
         let members = self.processes.iter().zip(last_lines);
         members
-            .map(|(process, last_lines)| process.report(last_lines))
+            .map(|(process, last_lines)| process.report(last_lines, files))
             .collect()
     }
 }

@@ -159,7 +159,7 @@ impl Attempt<'_, '_> {
 
     /// Makes the attempt's result, or its error.
     fn end(&mut self, session: &mut Session<'_, '_>) -> Result<AttemptResult> {
-        let reports = self.members.reports();
+        let reports = self.members.reports(session.logs.files());
         // All have ended: who could be the last worker has been told before.
         let workers = usize::MAX;
         while let Ok(event) = session.received.try_recv() {
