@@ -196,9 +196,9 @@ pub enum LaunchError {
     /// The launchers of hosts were lost, and did not come back. The job was stopped.
     #[error(
         "the launchers of the hosts {hosts:?} (counted from 0) were lost, and none of them was \
-         within reach again in {} s{}; the job was stopped: start it again on all hosts, or let it \
-         wait longer (`Hosts::join_timeout`)",
-        .waited.as_secs(), used(.restarts)
+         within reach again in {} s{}{}; the job was stopped: start it again on all hosts, or let \
+         it wait longer (`{option}`)",
+        .waited.as_secs(), used(.restarts), place(.tried)
     )]
     HostStaysAway {
         /// The numbers of the hosts.
@@ -207,6 +207,10 @@ pub enum LaunchError {
         waited: std::time::Duration,
         /// How many restarts were used of how many, where that is known.
         restarts: Option<(u32, u32)>,
+        /// Where host 0 was looked for, and what came of that, if it is the one that was lost.
+        tried: Option<String>,
+        /// The option that says how long hosts are waited for.
+        option: &'static str,
     },
     /// The launcher of a host is gone or cannot be reached. The job was stopped.
     #[error("the launcher of host {host} is gone or cannot be reached; the job was stopped")]
@@ -242,6 +246,14 @@ fn used(restarts: &Option<(u32, u32)>) -> String {
         Some((used, most)) => format!(" (restarts used: {used} of {most})"),
         None => String::new(),
     }
+}
+
+/// Where host 0 was looked for, as a part of a message.
+fn place(tried: &Option<String>) -> String {
+    let tried = tried.as_ref();
+    tried.map_or_else(String::new, |tried| {
+        format!("; host 0 was looked for at {tried}")
+    })
 }
 
 distribute_error::debug_as_message!(LaunchError);

@@ -144,8 +144,9 @@ fn failure(error: LaunchError) -> Failure {
              --insecure on a network that you trust"
         )),
         LaunchError::HostStaysAway { .. } => {
-            let (option, flag) = ("(`Hosts::join_timeout`)", "(--rendezvous-timeout)");
-            Failure::failed(error.to_string().replace(option, flag))
+            let said = error.to_string();
+            let said = said.replace("`Hosts::join_timeout`", "--rendezvous-timeout");
+            Failure::failed(said.replace("`Job::shrink_after`", "--shrink-after"))
         }
         other => other.into(),
     }
@@ -171,16 +172,22 @@ mod tests {
 
     #[test]
     fn who_waits_longer_for_a_host_learns_the_flag() {
-        let stays_away = LaunchError::HostStaysAway {
-            hosts: vec![1],
-            waited: Duration::from_secs(300),
-            restarts: Some((0, 3)),
-        };
-        let said = failure(stays_away).to_string();
-        assert!(
-            said.ends_with("or let it wait longer (--rendezvous-timeout)"),
-            "{said}"
-        );
+        let options = [
+            ("Hosts::join_timeout", "--rendezvous-timeout"),
+            ("Job::shrink_after", "--shrink-after"),
+        ];
+        for (option, flag) in options {
+            let stays_away = LaunchError::HostStaysAway {
+                hosts: vec![1],
+                waited: Duration::from_secs(300),
+                restarts: Some((0, 3)),
+                tried: None,
+                option,
+            };
+            let said = failure(stays_away).to_string();
+            let end = format!("or let it wait longer ({flag})");
+            assert!(said.ends_with(&end), "{said}");
+        }
     }
 
     #[test]

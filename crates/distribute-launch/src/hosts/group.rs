@@ -33,8 +33,8 @@ pub struct LauncherGroup {
     own_address: IpAddr,
     /// Whether the relay is lost, so that this launcher knows of nobody.
     is_cut_off: bool,
-    /// Whether it is tried to find a lost relay again.
-    may_return: bool,
+    /// How long it is tried to find a lost relay again, if it is.
+    return_time: Option<Duration>,
     /// Whether that is tried while the workers of this host go on.
     is_staying: bool,
     pub posts: Posts,
@@ -95,7 +95,7 @@ impl LauncherGroup {
             outbox,
             own_address,
             is_cut_off: false,
-            may_return: return_time.is_some(),
+            return_time,
             is_staying: false,
             posts: Posts::new(hosts.count, terms.workers.is_some()),
             lead,
@@ -177,7 +177,7 @@ impl LauncherGroup {
         if post.host == 0 && matches!(post.item, PostBody::Lost) {
             self.is_cut_off = true;
             // A relay that has ended says so, and does not come again.
-            self.may_return &= post.is_relay_lost();
+            self.return_time = self.return_time.filter(|_| post.is_relay_lost());
             self.posts.lose_others(self.hosts.index, self.hosts.count);
         }
         self.posts.record(post)
@@ -185,13 +185,23 @@ impl LauncherGroup {
 
     /// The relay is lost. Whether the workers of this host go on while it is looked for.
     pub fn stay(&mut self) -> bool {
-        let stays = self.may_return && self.posts.stays(self.hosts.index);
+        let stays = self.return_time.is_some() && self.posts.stays(self.hosts.index);
         if stays {
             self.is_staying = true;
             self.posts.forget_who_is_here();
             self.outbox.ask_for_return();
         }
         stays
+    }
+
+    /// Where the launcher of host 0 is looked for and how long, as a part of a message, if it is
+    /// among the lost ones and that is done.
+    pub fn looks_for_host_0(&self, lost: &[usize]) -> Option<String> {
+        let time = self.return_time.filter(|_| lost.contains(&0))?.as_secs();
+        let address = self.hosts.address;
+        Some(format!(
+            "looking for host 0 at {address}, where all meet, for up to {time} s"
+        ))
     }
 
     /// Whether the relay, lost before, has just said that this host is there: its workers go on as
@@ -211,7 +221,7 @@ impl LauncherGroup {
         if !std::mem::take(&mut self.is_cut_off) {
             return Ok(());
         }
-        if !self.may_return {
+        if self.return_time.is_none() {
             return Err(LaunchError::HostLost { host: 0 });
         }
         self.posts.join_anew();
@@ -241,7 +251,10 @@ impl LauncherGroup {
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<Instruction>> {
         let index = self.hosts.index;
-        let mut report = WaitReport::endless();
+        let mut report = match self.return_time.filter(|_| self.is_cut_off) {
+            Some(time) => WaitReport::new(time),
+            None => WaitReport::endless(),
+        };
         let mut has_decided = false;
         let mut is_told = false;
         if let Some(done @ Outcome::Succeeded { .. }) = outcome.filter(|_| self.is_cut_off) {

@@ -17,7 +17,7 @@ use crate::hosts::join::{Joined, RETRY_PAUSE, join};
 use crate::hosts::outbox::Outbox;
 use crate::hosts::posts::Post;
 use crate::hosts::wire::{Frame, Session, Terms, Written, receive, write};
-use crate::job::hosts::Hosts;
+use crate::job::hosts::{Hosts, JOIN_TIMEOUT_OPTION, SHRINK_AFTER_OPTION};
 
 /// The launcher's end.
 pub struct Link {
@@ -111,13 +111,7 @@ impl Link {
                     return Some(joined);
                 }
                 Err(refused @ LaunchError::HostRefused { .. }) => error = Some(refused),
-                Err(_) if Instant::now() >= until => {
-                    error = Some(LaunchError::HostStaysAway {
-                        hosts: vec![0],
-                        waited: time,
-                        restarts: None,
-                    });
-                }
+                Err(last) if Instant::now() >= until => error = Some(self.stays_away(time, &last)),
                 Err(_) => self.pause().await,
             }
         }
@@ -125,6 +119,24 @@ impl Link {
             self.delivery.tell(Event::Broken(error)).await;
         }
         None
+    }
+
+    /// The relay does not come again; this came of the last attempt to find it.
+    fn stays_away(&self, waited: Duration, last: &LaunchError) -> LaunchError {
+        let why = match last {
+            LaunchError::Rendezvous { source, .. } => source.to_string(),
+            other => other.to_string(),
+        };
+        LaunchError::HostStaysAway {
+            hosts: vec![0],
+            waited,
+            restarts: None,
+            tried: Some(format!("{}: {why}", self.hosts.address)),
+            option: match self.terms.workers {
+                Some(_) => SHRINK_AFTER_OPTION,
+                None => JOIN_TIMEOUT_OPTION,
+            },
+        }
     }
 
     fn begin_session(&mut self) -> Result<(), LaunchError> {

@@ -9,6 +9,10 @@ use crate::error::{LaunchError, Result};
 
 const JOIN_TIMEOUT: Duration = Duration::from_secs(300);
 const TIMEOUT: Duration = Duration::from_secs(12);
+/// Says how long hosts are waited for.
+pub(crate) const JOIN_TIMEOUT_OPTION: &str = "Hosts::join_timeout";
+/// The same in a job whose number of workers may change.
+pub(crate) const SHRINK_AFTER_OPTION: &str = "Job::shrink_after";
 /// Shorter ones would take a busy host for a lost one.
 const TIMEOUT_MIN: Duration = Duration::from_secs(1);
 

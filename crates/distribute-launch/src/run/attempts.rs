@@ -7,6 +7,7 @@ use crate::events::Event;
 use crate::hosts::posts::{Instruction, Over};
 use crate::hosts::wait::WaitOutcome;
 use crate::job::Job;
+use crate::job::hosts;
 use crate::job::task::Role;
 use crate::membership::{AttemptEnd, Decision, End, Plan};
 use crate::report::attempt::AttemptResult;
@@ -122,7 +123,8 @@ fn say_who_is_lost(session: &Session<'_, '_>, plan: &Plan) -> Result<()> {
     let (Some(group), Some(hosts)) = (&session.group, &session.job.hosts) else {
         return Ok(());
     };
-    let (lost, most) = (group.posts.lost(), session.job.restarts_max);
+    let lost: Vec<usize> = group.posts.lost().iter().copied().collect();
+    let most = session.job.restarts_max;
     let used = plan.counts.restarts;
     let mut text = format!("the launchers of the hosts {lost:?} (counted from 0) are out of reach");
     if !session.job.is_elastic() && used < most {
@@ -130,6 +132,9 @@ fn say_who_is_lost(session: &Session<'_, '_>, plan: &Plan) -> Result<()> {
             "; waiting for them for up to {} s (restarts used: {used} of {most})",
             hosts.join_timeout.as_secs()
         );
+    }
+    if let Some(looks) = group.looks_for_host_0(&lost) {
+        text += &format!(", {looks}");
     }
     session.screen.log(&text)
 }
@@ -148,6 +153,8 @@ fn too_few(
             hosts: missing,
             waited: hosts.join_timeout,
             restarts: Some((used, job.restarts_max)),
+            tried: None,
+            option: hosts::JOIN_TIMEOUT_OPTION,
         },
         (Some(_), Some(used)) => {
             let most = job.restarts_max;

@@ -24,6 +24,8 @@ const SERVERS: &str = "LAUNCH_TEST_SERVERS";
 const HOST: &str = "LAUNCH_TEST_HOST";
 /// `LEAST MOST HOSTS` of an elastic job.
 const ELASTIC: &str = "LAUNCH_TEST_ELASTIC";
+/// How many seconds hosts are waited for.
+const JOIN: &str = "LAUNCH_TEST_JOIN";
 const GUARDED: &str = "LAUNCH_TEST_GUARDED";
 /// The test program's arguments for playing a part without saying much.
 const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
@@ -76,7 +78,12 @@ fn as_launcher() {
         }
         let hosts = Hosts::new(address, count, index, security());
         // Shorter than usual, as launchers are killed here; long enough for a busy machine.
-        job = job.hosts(hosts.timeout(Duration::from_secs(3)));
+        let mut hosts = hosts.timeout(Duration::from_secs(3));
+        if let Ok(seconds) = std::env::var(JOIN) {
+            let seconds = seconds.parse().expect("a number");
+            hosts = hosts.join_timeout(Duration::from_secs(seconds));
+        }
+        job = job.hosts(hosts);
     }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
     let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
@@ -724,6 +731,77 @@ fn a_killed_launcher_is_named_on_the_other_host() {
             let error = format!("the launcher of host {killed} is gone");
             assert!(lines.iter().any(|line| line.contains(&error)), "{lines:#?}");
         }
+    });
+}
+
+/// The launcher of one of two hosts with restarts left.
+fn with_restarts(address: std::net::SocketAddr, index: usize, join: u64, text: &str) -> Launcher {
+    let mut command = Command::new(std::env::current_exe().expect("this program"));
+    command.env(HOST, format!("{address} {index}"));
+    command.env(JOIN, join.to_string());
+    Launcher::start_by(command, text, 3, false)
+}
+
+#[test]
+fn a_launcher_of_host_0_that_is_gone_is_looked_for_and_named() {
+    within_limit(|| {
+        let (address, ports) = meeting_point();
+        let text = "echo up $$ >&2; exec sleep 1000";
+        let start = |index| with_restarts(address, index, 4, text);
+        let mut launchers = [start(0), start(1)];
+        for launcher in &mut launchers {
+            launcher.lines_with("up ", 2);
+        }
+        let [first, mut second] = launchers;
+        first.send(Signal::KILL);
+        let waits = format!(
+            "the launchers of the hosts [0] (counted from 0) are out of reach; waiting for them \
+             for up to 4 s (restarts used: 0 of 3), looking for host 0 at {address}, where all meet"
+        );
+        second.lines_with(&waits, 1);
+        let (status, lines) = second.end();
+        assert_eq!(status.code(), Some(1), "{lines:#?}");
+        let error = lines.last().expect("the error");
+        for part in [
+            "error: the launchers of the hosts [0] (counted from 0) were lost",
+            "none of them was within reach again in 4 s",
+            &format!("host 0 was looked for at {address}: "),
+            "refused",
+        ] {
+            assert!(error.contains(part), "{part}: {lines:#?}");
+        }
+        drop(first.end());
+        drop(ports);
+    });
+}
+
+#[test]
+fn a_launcher_of_host_0_that_is_started_again_is_found() {
+    within_limit(|| {
+        let (address, ports) = meeting_point();
+        let directory = tempfile::tempdir().expect("a directory");
+        let text = format!(
+            "cd '{}'; echo up $$ >&2; while [ ! -e done ]; do sleep 0.05; done",
+            directory.path().display()
+        );
+        let start = |index| with_restarts(address, index, 50, &text);
+        let mut launchers = [start(0), start(1)];
+        for launcher in &mut launchers {
+            launcher.lines_with("up ", 2);
+        }
+        let [first, mut second] = launchers;
+        first.send(Signal::KILL);
+        drop(first.end());
+        second.lines_with("looking for host 0", 1);
+        let mut again = start(0);
+        again.lines_with("up ", 2);
+        second.lines_with("up ", 2);
+        std::fs::write(directory.path().join("done"), "").expect("it is written");
+        for launcher in [again, second] {
+            let (status, lines) = launcher.end();
+            assert_eq!(status.code(), Some(0), "{lines:#?}");
+        }
+        drop(ports);
     });
 }
 

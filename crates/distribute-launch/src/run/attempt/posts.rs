@@ -28,10 +28,11 @@ impl Attempt<'_, '_> {
             return;
         };
         if post.is_relay_lost() && self.course.is_under_way() && group.stay() {
-            return self.log(
+            let looks = group.looks_for_host_0(&[0]).unwrap_or_default();
+            return self.log(&format!(
                 "the launcher of host 0 cannot be reached; the workers of this host go on \
-                 meanwhile, and it is looked for",
-            );
+                 meanwhile, {looks}"
+            ));
         }
         let (host, item) = (post.host, post.item.clone());
         if let Err(error) = group.record(post) {
