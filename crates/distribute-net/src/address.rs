@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::error::{NetError, Result};
 use crate::security::Security;
+use crate::shortage::shortage;
 
 /// Host and port of an address `host:port`; an IPv6 host is in brackets.
 ///
@@ -139,6 +140,9 @@ pub fn local_ip_towards(
 /// Why there is no connection to an address, with what to look for: the port and the direction
 /// where a firewall may be the cause.
 pub fn why_unreachable(remote: SocketAddr, error: &io::Error) -> String {
+    if let Some(shortage) = shortage(error) {
+        return format!("cannot connect: {shortage}");
+    }
     let port = remote.port();
     let firewall = format!(
         "a firewall? Let connections from this host to TCP port {port} of {} pass",

@@ -14,6 +14,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::address;
 use crate::pending::{Pending, Progress, UNPROVEN_BYTES_MAX, one_to_end, pending_connections_max};
+use crate::shortage::shortage_now;
 use crate::tls::{Channel, TlsSettings, certificate_refusal, is_no_tls};
 
 /// How long a connection may live without a member of the job at its other end.
@@ -421,7 +422,10 @@ impl GuardedStream {
 async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
     let resolved = lookup_host((host, port))
         .await
-        .map_err(|error| format!("the address does not resolve: {error}"))?;
+        .map_err(|error| match shortage_now() {
+            Some(shortage) => format!("the address does not resolve: {shortage}"),
+            None => format!("the address does not resolve: {error}"),
+        })?;
     let mut last = "the address resolves to nothing".to_string();
     let candidates: Vec<SocketAddr> = resolved.collect();
     let each = CONNECT_TIMEOUT / u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX);

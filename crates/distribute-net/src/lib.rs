@@ -6,6 +6,7 @@
 //! - `exchange` (feature `tokio`): the handshake on connections that carry bytes.
 //! - [`pending`]: which connection goes when too many have not proven themselves.
 //! - [`compute_clock`]: the time in which this process could compute, for waits for signs of life.
+//! - [`shortage`]: what this process lacks for a connection.
 //! - `peers` (feature `tokio`): connections with or without TLS, and the gate for strangers.
 #![forbid(unsafe_code)]
 #![deny(
@@ -33,6 +34,7 @@ mod machine_load;
 pub mod peers;
 pub mod pending;
 pub mod security;
+pub mod shortage;
 #[cfg(feature = "tokio")]
 pub mod tls;
 

@@ -19,6 +19,7 @@ pub use crate::connection::{Connection, ConnectionGuard};
 use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard};
 use crate::error::Result;
 use crate::security::Security;
+use crate::shortage::shortage;
 use crate::tls::TlsSettings;
 
 /// Connections that are ready and wait for the service.
@@ -82,19 +83,21 @@ impl PeerListener {
     /// # Errors
     /// What the operating system says.
     pub fn incoming(self) -> io::Result<ReceiverStream<io::Result<Connection>>> {
-        self.incoming_with(|_, _| {})
+        self.incoming_with(|_, _| {}, |_| {})
     }
 
     /// [`incoming`](Self::incoming), where `refused` hears of the connections that come to nothing:
-    /// the address at the other end, and what was wrong about its certificate or TLS.
+    /// the address at the other end, and what was wrong about its certificate or TLS. `failed`
+    /// hears why none can be taken: what this process [lacks](crate::shortage).
     ///
     /// # Errors
     /// As `incoming`.
     pub fn incoming_with(
         self,
         refused: impl Fn(String, String) + Send + Sync + 'static,
+        failed: impl Fn(String) + Send + Sync + 'static,
     ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
-        accept(
+        accept_or_say(
             self.listener.into_socket(),
             self.tls,
             move |address, reason| {
@@ -104,6 +107,7 @@ impl PeerListener {
                 let no_tls = || "it began no TLS handshake: does it use TLS?".to_string();
                 refused(address, reason.unwrap_or_else(no_tls));
             },
+            failed,
         )
     }
 }
@@ -124,10 +128,27 @@ pub async fn connect(
 
 /// Accepts connections and does their TLS handshakes until the stream is dropped; `refused` hears
 /// of the addresses whose certificate was not accepted and why, and of those that do not speak TLS.
+///
+/// # Errors
+/// What the operating system says.
 pub fn accept(
     listener: TcpListener,
     tls: Option<TlsSettings>,
     refused: impl Fn(String, Option<String>) + Send + Sync + 'static,
+) -> io::Result<ReceiverStream<io::Result<Connection>>> {
+    accept_or_say(listener, tls, refused, |_| {})
+}
+
+/// [`accept`], where `failed` hears why none can be taken, each time: what this process
+/// [lacks](crate::shortage).
+///
+/// # Errors
+/// As `accept`.
+pub fn accept_or_say(
+    listener: TcpListener,
+    tls: Option<TlsSettings>,
+    refused: impl Fn(String, Option<String>) + Send + Sync + 'static,
+    failed: impl Fn(String) + Send + Sync + 'static,
 ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -135,6 +156,7 @@ pub fn accept(
     let settings = Arc::new(AcceptSettings {
         tls,
         refused: Arc::new(refused),
+        failed: Box::new(failed),
     });
     tokio::spawn(accept_all(listener, settings, ready));
     Ok(ReceiverStream::new(receiver))
@@ -144,6 +166,7 @@ pub fn accept(
 struct AcceptSettings {
     tls: Option<TlsSettings>,
     refused: OnRefused,
+    failed: Box<dyn Fn(String) + Send + Sync>,
 }
 
 async fn accept_all(
@@ -152,7 +175,7 @@ async fn accept_all(
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
     let mut pending = PendingConnections::default();
-    let mut pause = PAUSE_MIN;
+    let (mut pause, mut is_told) = (PAUSE_MIN, false);
     loop {
         let accepted = tokio::select! {
             accepted = tokio::time::timeout(POLL_INTERVAL, listener.accept()) => accepted,
@@ -161,7 +184,11 @@ async fn accept_all(
         match accepted {
             Err(_) => pending.expire(),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                let why = shortage(&error).unwrap_or_else(|| error.to_string());
+                if !std::mem::replace(&mut is_told, true) {
+                    tracing::warn!(why, "cannot accept connections");
+                }
+                (settings.failed)(why);
                 // Perhaps there are no descriptors left: a stranger's is the first to go.
                 pending.end_one();
                 tokio::time::sleep(pause).await;

@@ -235,7 +235,12 @@ fn other_options(theirs: &str, ours: &str) -> HandshakeFailure {
 /// What a step of a connected peer comes to, within a limit of time.
 pub(super) async fn in_time<T>(step: impl Future<Output = T>) -> Result<T, HandshakeFailure> {
     let ended = tokio::time::timeout(STEP_TIMEOUT, step).await;
-    ended.map_err(|_| HandshakeFailure::later("it is connected but does not answer"))
+    ended.map_err(|_| {
+        HandshakeFailure::later(
+            "it is connected but does not answer: it is stopped or overloaded, or has no file \
+             descriptors left, which it says itself then",
+        )
+    })
 }
 
 /// The next message, [in time](in_time).

@@ -179,6 +179,8 @@ pub(super) struct State {
     pub(super) next_link: u64,
     /// What happened last with each rank, for the error when it does not come.
     pub(super) last: Vec<MissingReason>,
+    /// Why this process could not take connections.
+    pub(super) shortage: Option<String>,
     pub(super) join_failure: Option<JoinFailure>,
     pub(super) unproven_claims: Vec<UnprovenClaim>,
     /// Connections whose certificate was not accepted, the first ones of every reason.
@@ -235,6 +237,7 @@ impl State {
             links: (0..world_size).map(|_| None).collect(),
             next_link: 0,
             last: vec!["it has not connected".to_string().into(); world_size],
+            shortage: None,
             join_failure: None,
             unproven_claims: Vec::new(),
             certificates: Vec::new(),

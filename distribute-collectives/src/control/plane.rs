@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use distribute_net::address::{self, BoundListener};
 use distribute_net::handshake::{Hello, Identity, Purpose, SessionKey};
+use distribute_net::shortage::shortage;
 use serde_json::json;
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
@@ -154,12 +155,8 @@ impl Drop for ControlPlane {
 }
 
 fn unavailable(rank: usize, error: &std::io::Error) -> CollectiveError {
-    let few = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE];
-    let advice = match rustix::io::Errno::from_io_error(error) {
-        Some(errno) if few.contains(&errno) => "; raise the limit of open files (`ulimit -n`)",
-        _ => "",
-    };
-    let reason = format!("rank {rank} cannot start it: {error}{advice}");
+    let why = shortage(error).unwrap_or_else(|| error.to_string());
+    let reason = format!("rank {rank} cannot start it: {why}");
     CollectiveError::unavailable("the control plane", reason)
 }
 
@@ -283,7 +280,12 @@ async fn run_tasks(
             leave(shared, reason, Vec::new()).await;
         }
         Err(error) => {
-            leave(shared, error.to_string(), waited_for(&error)).await;
+            // Whom this rank has not met for want of descriptors is not to blame.
+            let waited_for = match shared.state().shortage {
+                Some(_) => Vec::new(),
+                None => waited_for(&error),
+            };
+            leave(shared, error.to_string(), waited_for).await;
             // Only now: whoever called may end the process at once.
             let _ = joined.send(Err(error));
         }
@@ -460,6 +462,10 @@ fn could_hear_of(shared: &Membership, state: &State, rank: usize) -> bool {
 
 /// What is known about a rank that did not come.
 fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
+    // Higher ranks connect; what this process lacks says more than that they have not.
+    if let Some(shortage) = state.shortage.as_ref().filter(|_| rank > shared.rank) {
+        return shortage.clone();
+    }
     let mut reason = state.last[rank].reason.clone();
     if shared.rank > 0 && shared.addresses.get(rank).is_none() {
         reason = "it has not come to rank 0".to_string();

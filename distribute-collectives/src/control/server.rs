@@ -163,12 +163,14 @@ pub(super) fn start(
     listener: TcpListener,
     reporter: HealthReporter,
 ) -> io::Result<()> {
-    let noting = shared.clone();
-    let accepting = peers::accept(listener, shared.tls.clone(), move |address, reason| {
+    let (noting, lacking) = (shared.clone(), shared.clone());
+    let refused = move |address, reason| {
         if let Some(reason) = reason {
             note_certificate(&noting, address, reason);
         }
-    })?;
+    };
+    let failed = move |why| lacking.state().shortage = Some(why);
+    let accepting = peers::accept_or_say(listener, shared.tls.clone(), refused, failed)?;
     let control = ControlService {
         shared: shared.clone(),
     };

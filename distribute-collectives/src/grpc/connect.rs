@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use distribute_net::address::why_unreachable;
 use distribute_net::pending::{Pending, Progress, one_to_end, pending_connections_max};
+use distribute_net::shortage::shortage;
 use rustix::event::{PollFd, PollFlags};
 
 use crate::error::{CollectiveError, MissingRank, Result};
@@ -122,7 +123,7 @@ fn not_yet(config: &LinkConfig, listener: &DataListener) -> Vec<String> {
             "it has not connected to the data port of this rank: a firewall? Let connections \
              from its host to TCP port {port} of this host pass {CHOOSE_PORT}"
         ),
-        false => "no answer yet".to_string(),
+        false => "its data port has taken no connection and refused none so far".to_string(),
     };
     (0..config.world_size).map(reason).collect()
 }
@@ -205,25 +206,19 @@ impl<'a> Connector<'a> {
     /// Notes that the process has no descriptors left. Connections that it gives up then, or cannot
     /// take, say nothing about the other ranks.
     fn note_exhausted(&mut self, error: &io::Error) {
-        let errno = rustix::io::Errno::from_io_error(error);
-        if matches!(
-            errno,
-            Some(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE)
-        ) {
-            let first = self.exhausted.replace(error.to_string()).is_none();
-            if first {
-                let rank = self.config.rank;
-                tracing::warn!(rank, %error, "no file descriptors left: raise `ulimit -n`");
+        if let Some(shortage) = shortage(error) {
+            let rank = self.config.rank;
+            if self.exhausted.is_none() {
+                tracing::warn!(rank, shortage, "cannot connect to other ranks");
             }
+            self.exhausted = Some(shortage);
         }
     }
 
     /// What is known of a rank without a lane.
     fn reason(&self, rank: usize) -> String {
         match &self.exhausted {
-            Some(error) => format!(
-                "this process has no file descriptors left: {error}; raise its limit, `ulimit -n`"
-            ),
+            Some(shortage) => shortage.clone(),
             None => self.reasons[rank].clone(),
         }
     }
@@ -333,7 +328,10 @@ impl<'a> Connector<'a> {
             none => {
                 dial.at = now + ATTEMPT_TIMEOUT;
                 let begun = self.begin_dial(dial.rank, dial.lane);
-                none.insert(begun.map_err(|error| ConnectError::Unreachable(error.to_string()))?)
+                none.insert(begun.map_err(|error| {
+                    let why = shortage(&error).unwrap_or_else(|| error.to_string());
+                    ConnectError::Unreachable(why)
+                })?)
             }
         };
         let mut context = Context::from_waker(Waker::noop());

@@ -697,7 +697,12 @@ fn a_data_port_without_descriptors_pauses() {
     std::thread::sleep(Duration::from_millis(300));
     let busy = busy_without_descriptors(|| TcpStream::connect(zero));
     assert!(busy < Duration::from_millis(300), "{busy:?}");
-    connecting.join().unwrap().unwrap_err();
+    let error = connecting.join().unwrap().unwrap_err().to_string();
+    let cause = "this process has no file descriptors left (limit 256)";
+    assert!(
+        error.contains(cause) && error.contains("`ulimit -n`"),
+        "{error}"
+    );
 }
 
 fn refused_at(address: SocketAddr, adapt: impl Fn(&mut LinkConfig)) -> CollectiveError {

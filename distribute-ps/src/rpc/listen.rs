@@ -124,11 +124,19 @@ struct Service {
     refusals: Refusals,
 }
 
-/// The last process that was turned away: its address, and why.
-type Refusals = Arc<Mutex<Option<String>>>;
+/// Why nobody may have come.
+#[derive(Default)]
+struct Noted {
+    /// The last process that was turned away: its address, and why.
+    turned_away: Option<String>,
+    /// What this process lacked for a connection.
+    lacking: Option<String>,
+}
+
+type Refusals = Arc<Mutex<Noted>>;
 
 fn note(refusals: &Refusals, address: impl fmt::Display, reason: &str) {
-    *refusals.lock() = Some(format!("{address}: {reason}"));
+    refusals.lock().turned_away = Some(format!("{address}: {reason}"));
 }
 
 /// A port that answers. Dropping it ends it: connections are closed and threads joined.
@@ -146,17 +154,33 @@ impl RpcServer {
 
     /// The last process that was turned away (its token, certificate, version or kind were wrong):
     /// its address, and why.
+    #[cfg(test)]
     pub(crate) fn last_refusal(&self) -> Option<String> {
-        self.refusals.lock().clone()
+        self.refusals.lock().turned_away.clone()
+    }
+
+    /// Why nobody may have come, as a part of a message: what this process lacks for a connection,
+    /// or the last process that was turned away.
+    pub(crate) fn why_nobody(&self) -> Option<String> {
+        let noted = self.refusals.lock();
+        let lacking = noted.lacking.as_ref();
+        let lacking = lacking.map(|why| format!("it could not take connections: {why}"));
+        lacking.or_else(|| {
+            let turned_away = noted.turned_away.as_ref();
+            turned_away.map(|why| format!("the last process that was turned away: {why}"))
+        })
     }
 }
 
 /// Accepts connections until the runtime ends.
 async fn accept(listener: PeerListener, service: Arc<Service>) -> io::Result<()> {
     let noting = service.refusals.clone();
-    let mut incoming = listener.incoming_with(move |address, reason| {
-        note(&noting, address, &reason);
-    })?;
+    let lacking = service.refusals.clone();
+    let incoming = listener.incoming_with(
+        move |address, reason| note(&noting, address, &reason),
+        move |why| lacking.lock().lacking = Some(why),
+    );
+    let mut incoming = incoming?;
     while let Some(accepted) = incoming.next().await {
         match accepted {
             Ok(connection) => drop(tokio::spawn(serve(connection, service.clone()))),

@@ -145,11 +145,9 @@ pub(crate) fn chief(address: Option<&str>) -> String {
     }
 }
 
-/// What is added to a message about a process that was turned away.
-fn with_refusal(refused: Option<String>) -> String {
-    refused.map_or_else(String::new, |refused| {
-        format!("; the last process that was turned away: {refused}")
-    })
+/// What is added to a message about why nobody came, if that is known.
+fn with_refusal(known: Option<String>) -> String {
+    known.map_or_else(String::new, |known| format!("; {known}"))
 }
 
 #[cfg(test)]

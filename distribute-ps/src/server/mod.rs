@@ -186,7 +186,7 @@ impl ParameterServer {
         let begun = Instant::now();
         let mut watch = CoordinatorWatch::new(&self.store.options);
         loop {
-            watch.check(self.store.presence(), || self.server.last_refusal())?;
+            watch.check(self.store.presence(), || self.server.why_nobody())?;
             let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
             let look = left.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
             if self.store.wait(look) {

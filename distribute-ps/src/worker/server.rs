@@ -149,7 +149,7 @@ impl WorkerServer {
     /// sign of life for a second, and the [interruption](WorkerOptions::interruption) was raised. A
     /// step that runs is waited for in each case.
     pub fn serve(self) -> Result<()> {
-        let refused = || self.rpc.as_ref().and_then(RpcServer::last_refusal);
+        let refused = || self.rpc.as_ref().and_then(RpcServer::why_nobody);
         let queue = Arc::downgrade(&self.queue);
         let _listening = self.queue.timeouts.interruption.on_raise(move || {
             if let Some(queue) = queue.upgrade() {

@@ -364,7 +364,7 @@ impl LauncherGroup {
                 return self.attempt_cluster(restart, &ready).map(WaitOutcome::Done);
             }
             if report.is_over() {
-                return Err(LaunchError::HostsMissing { missing });
+                return Err(self.hosts.missing(missing));
             }
             let here: Vec<usize> = ready.keys().copied().collect();
             report.log_if_due(screen, || self.describe(&here, &missing))?;

@@ -88,7 +88,13 @@ impl Relay {
                 let reason = reason.unwrap_or_else(|| NO_TLS.to_string());
                 let _many = told.try_send((address, reason));
             };
-            peers::accept(listener, tls, refused).map_err(failed)?
+            let told = turned_away.clone();
+            let lacking = hosts.lacking.clone();
+            let lacks = move |why: String| {
+                lacking.note(&why);
+                let _many = told.try_send((String::new(), why));
+            };
+            peers::accept_or_say(listener, tls, refused, lacks).map_err(failed)?
         };
         let greeting = Greeting {
             hello: own_hello(hosts, terms).map_err(failed)?,
@@ -128,7 +134,10 @@ impl<'a, 's> Refusals<'a, 's> {
     fn tell(&mut self, who: &str, why: &str) {
         // The port differs from attempt to attempt.
         let address = who.rsplit_once(':').map_or(who, |(address, _)| address);
-        let text = format!("turned away a launcher at {address}: {why}");
+        let text = match address {
+            "" => format!("host 0 cannot take connections of other launchers: {why}"),
+            _ => format!("turned away a launcher at {address}: {why}"),
+        };
         let is_new = |last: &Instant| last.elapsed() >= REFUSAL_INTERVAL;
         self.told.retain(|_, last| !is_new(last));
         if self.told.len() < REFUSALS_MAX && !self.told.contains_key(&text) {

@@ -1,6 +1,7 @@
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use std::{fmt, io};
 
 use distribute_net::security::Security;
 use distribute_net::tls::TlsSettings;
@@ -31,8 +32,24 @@ pub struct Hosts {
     pub(crate) security: Security,
     pub(crate) own_address: Option<IpAddr>,
     pub(crate) is_forwarded: bool,
+    pub(crate) lacking: Lacking,
     pub(crate) join_timeout: Duration,
     pub(crate) timeout: Duration,
+}
+
+/// What this process lacked for connections of other launchers.
+#[derive(Clone, Default)]
+pub(crate) struct Lacking(Arc<Mutex<Option<String>>>);
+
+impl Lacking {
+    pub(crate) fn note(&self, why: &str) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(why.to_owned());
+    }
+
+    pub(crate) fn noted(&self) -> Option<String> {
+        let noted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        noted.clone()
+    }
 }
 
 impl Hosts {
@@ -48,6 +65,7 @@ impl Hosts {
             security,
             own_address: None,
             is_forwarded: false,
+            lacking: Lacking::default(),
             join_timeout: JOIN_TIMEOUT,
             timeout: TIMEOUT,
         }
@@ -85,6 +103,19 @@ impl Hosts {
     pub fn timeout(mut self, timeout: Duration) -> Hosts {
         self.timeout = timeout.max(TIMEOUT_MIN);
         self
+    }
+
+    /// Launchers did not come, or could not.
+    pub(crate) fn missing(&self, missing: Vec<usize>) -> LaunchError {
+        match self.lacking.noted() {
+            Some(why) => LaunchError::Rendezvous {
+                address: self.address,
+                source: io::Error::other(format!(
+                    "no launcher of the hosts {missing:?} (counted from 0) was let in, as {why}"
+                )),
+            },
+            None => LaunchError::HostsMissing { missing },
+        }
     }
 
     pub(crate) fn check(&self) -> Result<()> {

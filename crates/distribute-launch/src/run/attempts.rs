@@ -148,7 +148,7 @@ fn too_few(
     let (job, first) = (session.job, missing.first().copied());
     let fixed = job.hosts.as_ref().filter(|_| !job.is_elastic());
     match (fixed, restarts) {
-        (Some(_), None) => LaunchError::HostsMissing { missing },
+        (Some(hosts), None) => hosts.missing(missing),
         (Some(hosts), Some(used)) if used < job.restarts_max => LaunchError::HostStaysAway {
             hosts: missing,
             waited: hosts.join_timeout,

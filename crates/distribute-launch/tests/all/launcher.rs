@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use distribute_launch::{Console, Hosts, ReservedPorts, guard_main, run};
 use rstest::rstest;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, Signal, kill_process, pidfd_open, prlimit,
+};
 
 use crate::common::{read, script, security, within_limit};
 use crate::eventually::eventually;
@@ -772,6 +774,36 @@ fn a_launcher_of_host_0_that_is_gone_is_looked_for_and_named() {
         }
         drop(first.end());
         drop(ports);
+    });
+}
+
+#[test]
+fn a_launcher_without_descriptors_says_why_nobody_comes() {
+    within_limit(|| {
+        let (address, ports) = meeting_point();
+        let mut first = with_restarts(address, 0, 5, "exit 0");
+        first.lines_with("host 0 waits for the launchers of the hosts [1]", 1);
+        let few = Rlimit {
+            current: Some(3),
+            maximum: Some(3),
+        };
+        prlimit(Some(Pid::from_child(&first.child)), Resource::Nofile, few).expect("a limit");
+        let second = with_restarts(address, 1, 2, "exit 0");
+        let cause = "this process has no file descriptors left";
+        let said = first.lines_with("host 0 cannot take connections of other launchers", 1);
+        assert!(said[0].contains(cause), "{said:?}");
+        let (status, lines) = first.end();
+        assert_eq!(status.code(), Some(1), "{lines:#?}");
+        let error = lines.last().expect("the error");
+        assert!(
+            error.contains("error: the launchers cannot meet"),
+            "{error}"
+        );
+        assert!(
+            error.contains(cause) && error.contains("ulimit -n"),
+            "{error}"
+        );
+        drop((second.end(), ports));
     });
 }
 

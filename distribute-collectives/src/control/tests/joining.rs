@@ -554,7 +554,12 @@ fn a_control_port_without_descriptors_pauses() {
     std::thread::sleep(Duration::from_millis(300));
     let busy = busy_without_descriptors(|| TcpStream::connect(&addresses[0]));
     assert!(busy < Duration::from_millis(300), "{busy:?}");
-    error_of(zero.join().unwrap());
+    let error = error_of(zero.join().unwrap()).to_string();
+    let cause = "this process has no file descriptors left (limit 256)";
+    assert!(
+        error.contains(cause) && error.contains("`ulimit -n`"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -9,8 +9,8 @@ use crate::stopwatch::Stopwatch;
 use bytes::Bytes;
 use distribute_core::collectives::control::security::{Security, Token};
 use distribute_ps::{
-    ClientOptions, ClusterCoordinator, CoordinatorOptions, ParameterServer, RunId, RunOptions,
-    ServerOptions, StepRegistry, VariableClient, WorkerOptions, WorkerServer,
+    ClientOptions, ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, RunId,
+    RunOptions, ServerOptions, StepRegistry, VariableClient, WorkerOptions, WorkerServer,
 };
 use hostile::descriptors::assert_port_pauses;
 use hostile::flood::{Attack, PREFACE, assert_strangers_cost_nothing};
@@ -208,6 +208,32 @@ fn ports_without_descriptors_pause_and_accept_again() {
         (&socket).write_all(PREFACE).unwrap();
         (&socket).write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
         assert!((&socket).read(&mut [0; 9]).unwrap() > 0);
+    });
+}
+
+#[test]
+fn who_waits_without_descriptors_says_so() {
+    if !is_alone(module_path!(), "who_waits_without_descriptors_says_so") {
+        return;
+    }
+    within_limit(|| {
+        let timeout = Duration::from_millis(100);
+        let mut options = ServerOptions::new(0, only_token());
+        options.coordinator_timeout = timeout;
+        let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
+        let mut options = WorkerOptions::default();
+        options.security = only_token();
+        options.coordinator_timeout = timeout;
+        let worker = WorkerServer::bind("127.0.0.1:0", Arc::default(), options).unwrap();
+        for address in [server.address(), worker.address()] {
+            assert_port_pauses(address);
+        }
+        let errors = [server.wait(None).unwrap_err(), worker.serve().unwrap_err()];
+        for error in errors {
+            assert!(matches!(error, PsError::NoCoordinator { .. }), "{error}");
+            let cause = "this process has no file descriptors left (limit 256)";
+            assert!(error.to_string().contains(cause), "{error}");
+        }
     });
 }
 
