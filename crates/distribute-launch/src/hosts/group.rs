@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use signal_hook::consts::SIGINT;
@@ -30,6 +30,9 @@ use crate::thread_scope::ThreadScope;
 pub struct LauncherGroup {
     hosts: Hosts,
     outbox: Arc<Outbox>,
+    /// What this host has told of its workers in this attempt: said again to a relay that is there
+    /// again, as it may not have heard it, nor this host its answer.
+    told: Mutex<Vec<PostBody>>,
     own_address: IpAddr,
     /// Whether the relay is lost, so that this launcher knows of nobody.
     is_cut_off: bool,
@@ -37,6 +40,8 @@ pub struct LauncherGroup {
     return_time: Option<Duration>,
     /// Whether that is tried while the workers of this host go on.
     is_staying: bool,
+    /// Whether the attempt has ended here meanwhile.
+    has_ended_alone: bool,
     pub posts: Posts,
     /// On host 0: who takes part.
     lead: Option<Lead>,
@@ -93,10 +98,12 @@ impl LauncherGroup {
         Ok(WaitOutcome::Done(LauncherGroup {
             hosts: hosts.clone(),
             outbox,
+            told: Mutex::default(),
             own_address,
             is_cut_off: false,
             return_time,
             is_staying: false,
+            has_ended_alone: false,
             posts: Posts::new(hosts.count, terms.workers.is_some()),
             lead,
             leaving: None,
@@ -138,6 +145,17 @@ impl LauncherGroup {
 
     /// Tells all launchers, this one included.
     pub fn post(&self, item: PostBody) {
+        if let PostBody::WorkerGone(..) | PostBody::WorkersDone | PostBody::Ended(_) = item {
+            self.told().push(item.clone());
+        }
+        self.send(item);
+    }
+
+    fn told(&self) -> MutexGuard<'_, Vec<PostBody>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(&self, item: PostBody) {
         let (host, restart) = (self.hosts.index, self.posts.restart());
         // Never full but with a connection that is about to be given up.
         let _lost = self.outbox.push(Post {
@@ -174,6 +192,12 @@ impl LauncherGroup {
                 why: why.to_owned(),
             });
         }
+        if matches!(post.item, PostBody::Came) && post.host == self.hosts.index {
+            // The relay takes this host for a part of the attempt, which is over here.
+            if std::mem::take(&mut self.has_ended_alone) {
+                self.tell_again();
+            }
+        }
         if post.host == 0 && matches!(post.item, PostBody::Lost) {
             self.is_cut_off = true;
             // A relay that has ended says so, and does not come again.
@@ -207,7 +231,16 @@ impl LauncherGroup {
     /// Whether the relay, lost before, has just said that this host is there: its workers go on as
     /// part of the job.
     pub fn is_back(&mut self, host: usize) -> bool {
-        host == self.hosts.index && std::mem::take(&mut self.is_staying)
+        let is_back = host == self.hosts.index && std::mem::take(&mut self.is_staying);
+        if is_back {
+            self.tell_again();
+        }
+        is_back
+    }
+
+    fn tell_again(&self) {
+        let told = self.told().clone();
+        told.into_iter().for_each(|item| self.send(item));
     }
 
     /// The others have gone on to something else while this host was out of reach.
@@ -348,6 +381,7 @@ impl LauncherGroup {
     ) -> Result<WaitOutcome<AttemptCluster>> {
         let restart = plan.start;
         self.posts.begin_plan(plan);
+        self.told().clear();
         self.post(PostBody::Ready(self.nonce.secret().to_owned(), cluster));
         let mut report = WaitReport::new(self.hosts.join_timeout);
         loop {
@@ -439,6 +473,7 @@ impl LauncherGroup {
         if self.is_staying {
             self.left_behind();
             self.is_cut_off = true;
+            self.has_ended_alone = true;
         }
         self.post(PostBody::Ended(ended.clone()));
         let (host, restart) = (self.hosts.index, self.posts.restart());

@@ -433,7 +433,7 @@ impl Posts {
         let posts = self.posts.iter();
         for post in posts.filter(|post| post.restart <= self.restart) {
             match &post.item {
-                PostBody::Ended(part) => {
+                PostBody::Ended(part) if post.restart == self.restart => {
                     ended.insert(post.host, part);
                 }
                 PostBody::Failed(task, ending) => failures.push((*task, *ending)),

@@ -334,3 +334,36 @@ fn a_host_that_only_has_a_worker_may_be_cut_off_for_good() {
         second.stderr
     );
 }
+
+/// What a host has told while nobody heard it counts when it is back: both workers are gone for
+/// good, so the job is over.
+#[test]
+fn what_a_host_told_while_it_was_cut_off_is_told_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "trap '> ended$r$i' EXIT; trap 'exit 0' TERM; > up$r$i
+        if [ $r = worker ]; then await die$i; exit 1; fi
+        while true; do sleep 0.05; done";
+    let jobs = with_a_chief(directory.path(), text, 1);
+    let pair = Pair::start_both(jobs, Duration::from_secs(60));
+    await_files(
+        directory.path(),
+        &["upchief0", "upps0", "upworker0", "upworker1"],
+    );
+    pair.gate.close(false);
+    let lost = || pair.gate.tried_for(2 * TIMEOUT);
+    eventually(lost, || "the launcher does not look for host 0".to_owned());
+    // It is started again once, and dies again.
+    std::fs::write(directory.path().join("die1"), "").unwrap();
+    let again = || std::fs::read_dir(directory.path().join("second")).unwrap();
+    let restarted = || again().count() > 1;
+    eventually(restarted, || "worker 1 is not started again".to_owned());
+    await_files(directory.path(), &["endedworker1"]);
+    let passed = pair.gate.passed();
+    pair.gate.open();
+    let is_back = || pair.gate.passed() > passed;
+    eventually(is_back, || "the launcher does not come back".to_owned());
+    std::fs::write(directory.path().join("die0"), "").unwrap();
+    for seen in pair.end() {
+        assert_eq!(seen.outcome().exit_code(), 1, "{}", seen.stderr);
+    }
+}
