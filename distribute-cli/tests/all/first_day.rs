@@ -157,7 +157,7 @@ fn a_device_beyond_the_cores_is_explained() {
     let said = format!("cpu:{} is a thread of its own", cores + 5);
     assert!(finished.stderr.contains(&said), "{}", finished.stderr);
     let finished = run(folder.path(), &format!("{train} --replicas {}", cores + 1));
-    let said = format!("{} replicas share the {cores} cores", cores + 1);
+    let said = format!("{} replicas share {cores} core", cores + 1);
     assert!(finished.stderr.contains(&said), "{}", finished.stderr);
     let finished = run(folder.path(), &format!("{train} --replicas 1"));
     assert_eq!(finished.code, Some(0));

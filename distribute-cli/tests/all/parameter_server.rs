@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use distribute_core::checkpoint;
 use rstest::rstest;
@@ -28,8 +29,20 @@ fn launch(folder: &Path, options: &str, asked: &str) -> Finished {
     Process::start(&mut command(folder, options, asked), &[]).finish()
 }
 
-/// The process of a task: a child of the launcher whose environment says so.
+/// The process of a task: a child of the launcher whose environment says so. One that is just being
+/// started is waited for; how soon it is seen is all that depends on the pause.
 fn process_of(launcher: &Process, role: &str, index: usize) -> u32 {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = running_process_of(launcher, role, index) {
+            return found;
+        }
+        assert!(begun.elapsed() < common::LIMIT, "{role} {index} runs");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn running_process_of(launcher: &Process, role: &str, index: usize) -> Option<u32> {
     let id = launcher.child.id();
     let task = format!(r#""task":{{"type":"{role}","index":{index}}}"#);
     let is_it = |child: &u32| {
@@ -45,7 +58,7 @@ fn process_of(launcher: &Process, role: &str, index: usize) -> u32 {
         ids.collect::<Vec<u32>>()
     });
     let children: Vec<u32> = children.collect();
-    *children.iter().find(|child| is_it(child)).expect("it runs")
+    children.into_iter().find(is_it)
 }
 
 fn events(stdout: &str, kind: &str) -> Vec<Value> {
@@ -112,7 +125,7 @@ fn one_worker_trains_to_the_bits_of_one_device() {
 fn a_killed_worker_costs_no_step() {
     let folder = tempfile::tempdir().unwrap();
     let asked = format!("{TRAIN} --model mlp --epochs 30 --log-steps 20");
-    let options = "--ps 2 --workers 3 --max-restarts 3 --log-dir logs";
+    let options = "--ps 2 --workers 3 --max-restarts 3 --restart-pause 0 --log-dir logs";
     let mut job = Process::start(&mut command(folder.path(), options, &asked), &[]);
     for step in [r#""step":60"#, r#""step":200"#, r#""step":400"#] {
         // Which number is printed depends on how many updates end together.
