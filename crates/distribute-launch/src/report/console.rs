@@ -1,18 +1,17 @@
 use std::io::{self, Write};
 use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use crate::error::LaunchError;
+use crate::report::sink::{Sink, pause};
 use crate::room::has_room;
 
 /// How long a reader is waited for that does not read.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// What a pipe takes without waiting when it takes anything.
-const PIECE_BYTES: usize = 4096;
 /// Goes to the begin of the line of a terminal and empties it.
 const CLEAR: &str = "\r\x1b[2K";
 
@@ -70,7 +69,7 @@ impl<'a> Console<'a> {
 
 /// A console that several threads write to.
 pub struct Screen<'a> {
-    stdout: Mutex<&'a mut (dyn Write + Send)>,
+    stdout: Mutex<Sink<'a>>,
     stdout_descriptor: Option<BorrowedFd<'a>>,
     stderr: Mutex<Stderr<'a>>,
     /// Those of the terminal that the line about the job is drawn on.
@@ -79,8 +78,7 @@ pub struct Screen<'a> {
 }
 
 struct Stderr<'a> {
-    sink: &'a mut (dyn Write + Send),
-    descriptor: Option<BorrowedFd<'a>>,
+    sink: Sink<'a>,
     /// How many bytes were left out since it was last read.
     left_out: usize,
     /// Whether the last byte ended a line, or went back to its start as progress bars do.
@@ -105,11 +103,10 @@ impl<'a> Screen<'a> {
             None => [None, None],
         };
         Screen {
-            stdout: Mutex::new(&mut *console.stdout),
+            stdout: Mutex::new(Sink::new(&mut *console.stdout, stdout)),
             stdout_descriptor: stdout,
             stderr: Mutex::new(Stderr {
-                sink: &mut *console.stderr,
-                descriptor: stderr,
+                sink: Sink::new(&mut *console.stderr, stderr),
                 left_out: 0,
                 is_at_line_start: true,
                 is_stdout_at_line_start: true,
@@ -150,15 +147,7 @@ impl<'a> Screen<'a> {
         stop: BorrowedFd<'_>,
     ) -> Result<bool, LaunchError> {
         match stream {
-            Stream::Stdout => {
-                for piece in bytes.chunks(PIECE_BYTES) {
-                    if !self.await_stdout(stop) {
-                        return Ok(false);
-                    }
-                    self.pass_stdout(piece)?;
-                }
-                Ok(true)
-            }
+            Stream::Stdout => self.pass_all_to_stdout(bytes, stop),
             Stream::Stderr => {
                 let mut stderr = lock(&self.stderr);
                 stderr.clear_status().map_err(broken("standard error"))?;
@@ -171,18 +160,46 @@ impl<'a> Screen<'a> {
         }
     }
 
-    fn pass_stdout(&self, bytes: &[u8]) -> Result<(), LaunchError> {
+    fn pass_all_to_stdout(
+        &self,
+        mut bytes: &[u8],
+        stop: BorrowedFd<'_>,
+    ) -> Result<bool, LaunchError> {
+        let mut moved = Instant::now();
+        while !bytes.is_empty() {
+            if !self.await_stdout(stop) {
+                return Ok(false);
+            }
+            match self.pass_stdout(bytes)? {
+                // Less than a character has room.
+                0 if moved.elapsed() > PATIENCE && has_ended(stop) => return Ok(false),
+                0 => pause(),
+                written => {
+                    bytes = &bytes[written..];
+                    moved = Instant::now();
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Passes on what standard output takes now. How many bytes that were.
+    fn pass_stdout(&self, bytes: &[u8]) -> Result<usize, LaunchError> {
         // On one terminal held until it is written: no line may be drawn in between. A pipe that
         // nobody reads must not keep the launcher from what it has to say.
         let shares_terminal = self.columns.is_some() && !self.is_stdout_elsewhere;
         let mut terminal = shares_terminal.then(|| lock(&self.stderr));
         if let Some(stderr) = &mut terminal {
             stderr.clear_status().map_err(broken("standard error"))?;
-            stderr.is_stdout_at_line_start = ends_line(bytes);
         }
-        let mut stdout = lock(&self.stdout);
-        let written = stdout.write_all(bytes).and_then(|()| stdout.flush());
-        written.map_err(broken("standard output"))
+        let written = lock(&self.stdout).write(bytes, Duration::ZERO);
+        let written = written.map_err(broken("standard output"))?;
+        if let Some(stderr) = &mut terminal
+            && written > 0
+        {
+            stderr.is_stdout_at_line_start = ends_line(&bytes[..written]);
+        }
+        Ok(written)
     }
 
     /// Waits until standard output takes something. False if it does not and `stop` has ended.
@@ -225,6 +242,13 @@ impl<'a> Screen<'a> {
     }
 }
 
+/// Whether the other end of a pipe is closed.
+fn has_ended(pipe: BorrowedFd<'_>) -> bool {
+    let mut polled = [PollFd::from_borrowed_fd(pipe, PollFlags::IN)];
+    let now = Timespec::default();
+    poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
 /// Whether what follows these bytes begins a line, or one anew as progress bars do.
 fn ends_line(bytes: &[u8]) -> bool {
     matches!(bytes.last(), None | Some(b'\n' | b'\r'))
@@ -239,34 +263,28 @@ impl Stderr<'_> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.left_out > 0 && self.is_read() {
-            let left_out = std::mem::take(&mut self.left_out);
-            let note = format!(
-                "\ndistribute: {left_out} bytes were left out here, as nobody read them; the log \
-                 files have what the processes wrote\n"
-            );
-            self.sink.write_all(note.as_bytes())?;
+        // Who has not read before is not waited for again.
+        if self.left_out > 0 && !self.tell_left_out()? {
+            self.left_out += bytes.len();
+            return Ok(());
         }
-        let mut pieces = bytes.chunks(PIECE_BYTES);
-        for piece in pieces.by_ref() {
-            if !self.is_read() {
-                self.left_out += piece.len() + pieces.map(<[u8]>::len).sum::<usize>();
-                return Ok(());
-            }
-            self.sink.write_all(piece)?;
-            self.sink.flush()?;
-        }
+        let written = self.sink.write(bytes, PATIENCE)?;
+        self.left_out += bytes.len() - written;
         Ok(())
     }
 
-    /// Whether it takes a piece now, or soon; who has not read before is not waited for again.
-    fn is_read(&self) -> bool {
-        let patience = match self.left_out {
-            0 => PATIENCE,
-            _ => Duration::ZERO,
-        };
-        self.descriptor
-            .is_none_or(|descriptor| has_room(descriptor, patience))
+    /// Whether it could be told how much is missing.
+    fn tell_left_out(&mut self) -> io::Result<bool> {
+        let note = format!(
+            "\ndistribute: {} bytes were left out here, as nobody read them; the log files have what \
+             the processes wrote\n",
+            self.left_out
+        );
+        let is_told = self.sink.write(note.as_bytes(), Duration::ZERO)? == note.len();
+        if is_told {
+            self.left_out = 0;
+        }
+        Ok(is_told)
     }
 }
 

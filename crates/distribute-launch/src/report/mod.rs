@@ -6,5 +6,6 @@ pub mod failure_report;
 pub mod line_deduplicator;
 pub mod outcome;
 pub mod progress;
+mod sink;
 mod small_file;
 pub mod verdict;
