@@ -227,6 +227,12 @@ impl Guard {
         self.running.is_some()
     }
 
+    /// The guard's process, if there is one.
+    pub fn pid(&self) -> Option<Pid> {
+        let running = self.running.as_ref()?;
+        Some(Pid::from_child(&running.child))
+    }
+
     /// Replaces a guard that has ended, and says what was done.
     pub fn replace_if_ended(&mut self) -> Option<String> {
         let status = self.running.as_mut()?.child.try_wait().ok()??;

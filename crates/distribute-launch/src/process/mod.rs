@@ -7,6 +7,7 @@ pub mod leftovers;
 mod log_writer;
 pub mod logs;
 pub mod memory;
+pub mod orphans;
 pub mod output;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod parent_death;
@@ -172,6 +173,7 @@ impl Process {
     /// Asks it, and those that it has started, to end within `grace`; see [`Request`].
     pub fn ask(&mut self, signal: Signal, grace: Duration, all: &[Entry]) {
         self.asked.get_or_insert(signal);
+        orphans::adopt(true);
         self.request = Some(Request::new(self.pid, signal, grace, all));
     }
 

@@ -44,7 +44,6 @@ use crate::thread_scope::ThreadScope;
 /// [`Outcome`].
 pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     job.check()?;
-    adopt_orphans();
     let screen = Screen::new(console);
     let place = LogPlace::new(job.log_directory.as_deref())?;
     // There before the directory is and until it is gone: it removes what a killed launcher leaves.
@@ -62,16 +61,6 @@ pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     }
     result
 }
-
-/// How a process ends whose parent has ended is what the next parent learns.
-#[cfg(target_os = "linux")]
-fn adopt_orphans() {
-    // Without it a script that a signal has ended counts as that, whatever its command did.
-    let _old_system = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-}
-
-#[cfg(not(target_os = "linux"))]
-fn adopt_orphans() {}
 
 fn run_with_logs(
     job: &Job,

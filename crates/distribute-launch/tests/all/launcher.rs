@@ -409,6 +409,60 @@ fn a_signal_that_is_switched_off_stays_so() {
     });
 }
 
+/// Leaves five processes behind that have ended.
+const LEAVING: &str = "for n in 1 2 3 4 5; do (true &); done; echo up $i >&2; exec sleep 1000";
+
+/// The children of a process that have ended and were not reaped.
+fn zombies_of(parent: u32) -> usize {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let stats = entries.filter_map(|entry| std::fs::read(entry.path().join("stat")).ok());
+    let is_one = |stat: &Vec<u8>| {
+        let text = String::from_utf8_lossy(stat);
+        // "pid (name) state ppid ...", and the name may hold anything.
+        let fields = text.rsplit_once(") ").map(|(_, fields)| fields.split(' '));
+        fields.is_some_and(|fields| fields.take(2).eq(["Z", &parent.to_string()]))
+    };
+    stats.filter(is_one).count()
+}
+
+#[test]
+fn what_the_processes_leave_behind_is_reaped_while_the_job_goes_on() {
+    within_limit(|| {
+        let mut launcher = Launcher::start(LEAVING, 0, true);
+        launcher.lines_with("up ", 2);
+        let zombies = || zombies_of(launcher.child.id());
+        eventually(|| zombies() == 0, || format!("{} are left", zombies()));
+        launcher.send(Signal::INT);
+        launcher.end();
+    });
+}
+
+/// In a container the launcher may be the first process, which is the parent of all orphans.
+#[test]
+fn as_the_first_process_the_launcher_reaps_what_is_left_behind() {
+    let unshare = ["--pid", "--fork", "--mount-proc", "--kill-child"];
+    let probe = Command::new("unshare").args(unshare).arg("true").output();
+    if !probe.is_ok_and(|probe| probe.status.success()) {
+        println!("SKIPPED: no namespace of processes to be had");
+        return;
+    }
+    within_limit(move || {
+        let mut command = Command::new("unshare");
+        command.args(unshare);
+        command.arg(std::env::current_exe().expect("this program"));
+        let mut launcher = Launcher::start_by(command, LEAVING, 0, true);
+        launcher.lines_with("up ", 2);
+        let outer = launcher.child.id();
+        let children = std::fs::read_to_string(format!("/proc/{outer}/task/{outer}/children"));
+        let children = children.expect("unshare runs");
+        let inner = children.trim().parse().expect("one child");
+        let zombies = || zombies_of(inner);
+        eventually(|| zombies() == 0, || format!("{} are left", zombies()));
+        launcher.send(Signal::KILL);
+        launcher.wait();
+    });
+}
+
 #[test]
 fn a_second_signal_kills() {
     within_limit(|| {

@@ -15,6 +15,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::Pid;
 
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
@@ -23,6 +24,7 @@ use crate::hosts::wait::WaitOutcome;
 use crate::job::cluster::Token;
 use crate::membership::Plan;
 use crate::process::leftovers::{self, Marks};
+use crate::process::orphans;
 use crate::report::attempt::AttemptResult;
 use crate::report::console::Screen;
 use crate::run::session::Session;
@@ -148,12 +150,24 @@ impl Attempt<'_, '_> {
                 Err(_) => {}
             }
             self.go_on_asking(session);
+            self.look_after_orphans(session);
             if let Err(error) = session.replace_ended_guard() {
                 self.abort_job(error);
             }
             while let Some(death) = self.restarts.pop() {
                 self.restart_worker(death, session, starter);
             }
+        }
+        orphans::adopt(false);
+    }
+
+    /// Reaps what the processes leave behind, unless it is to be heard how that ends.
+    fn look_after_orphans(&self, session: &Session<'_, '_>) {
+        if self.members.asking_interval().is_none() {
+            orphans::adopt(false);
+            let own = self.members.groups().into_iter();
+            let own: Vec<Pid> = own.chain(session.guard.pid()).collect();
+            orphans::reap(&own);
         }
     }
 

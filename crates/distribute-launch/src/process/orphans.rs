@@ -1,0 +1,59 @@
+//! Processes whose parents have ended before them. The next parent has to reap them: the system's
+//! first process, unless this process says that it wants to.
+//!
+//! It wants to while processes are asked to end, to learn how a command ended whose script was ended
+//! by the signal; at other times it would have to reap whatever a command leaves in the background,
+//! for as long as the job goes on. A launcher that is the first process of a container has to anyway.
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::fs;
+
+    use rustix::process::{Pid, WaitId, WaitIdOptions, getpid, set_child_subreaper, waitid};
+
+    use crate::process::{parse_pid, table};
+
+    /// Whether this process becomes the parent of orphans from now on.
+    pub fn adopt(is_wanted: bool) {
+        // Without it a script that a signal has ended counts as that, whatever its command did.
+        let _old_system = set_child_subreaper(is_wanted.then(getpid));
+    }
+
+    /// Reaps those that have ended, if this is the first process. `own` are the children that
+    /// somebody else waits for.
+    pub fn reap(own: &[Pid]) {
+        if getpid() != Pid::INIT {
+            return;
+        }
+        for child in children().filter(|child| !own.contains(child)) {
+            let entry = table::entry(child.as_raw_nonzero().get());
+            if entry.is_some_and(|entry| entry.has_ended) {
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+                let _gone = waitid(WaitId::Pid(child), options);
+            }
+        }
+    }
+
+    /// The children of all threads of this process.
+    fn children() -> impl Iterator<Item = Pid> {
+        let threads = fs::read_dir("/proc/self/task").into_iter().flatten();
+        let lists = threads
+            .flatten()
+            .filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+        lists.flat_map(|list| {
+            let children: Vec<Pid> = list.split_whitespace().filter_map(parse_pid).collect();
+            children
+        })
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use rustix::process::Pid;
+
+    pub fn adopt(_is_wanted: bool) {}
+
+    pub fn reap(_own: &[Pid]) {}
+}
+
+pub use system::{adopt, reap};
