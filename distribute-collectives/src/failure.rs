@@ -78,18 +78,18 @@ pub(crate) struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sequence = self.from_sequence;
+        // The first one, or not known: whoever hears nothing does not know how far it was.
+        let operation = match self.from_sequence {
+            0 => String::new(),
+            sequence => format!(" before operation {sequence}"),
+        };
         match &self.kind {
             FailureKind::Lost { rank, reason } => {
-                write!(
-                    f,
-                    "rank {rank} was lost before operation {sequence}: {reason}"
-                )
+                write!(f, "rank {rank} was lost{operation}: {reason}")
             }
             FailureKind::Silent { rank, elapsed } => write!(
                 f,
-                "rank {rank} has given no sign of life for {elapsed:.1?}, before operation \
-                 {sequence}"
+                "rank {rank} has given no sign of life for {elapsed:.1?}{operation}"
             ),
             FailureKind::Ended(error) => fmt::Display::fmt(error, f),
         }

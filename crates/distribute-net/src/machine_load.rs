@@ -21,9 +21,35 @@ pub(crate) struct Load {
 pub(crate) struct MachineLoad {
     processors: usize,
     /// The statistics of the control groups that may have a quota: of the process and above.
-    quotas: Vec<PathBuf>,
+    quotas: Vec<Quota>,
     at: Instant,
+}
+
+/// A control group's statistics, and for how long it was throttled when they were last read.
+#[derive(Debug)]
+struct Quota {
+    statistics: PathBuf,
     throttled: Duration,
+}
+
+impl Quota {
+    fn new(statistics: PathBuf) -> Option<Quota> {
+        let throttled = throttled_in(&fs::read_to_string(&statistics).ok()?);
+        Some(Quota {
+            statistics,
+            throttled,
+        })
+    }
+
+    /// For how long it was throttled since then, summed over the processors.
+    fn sample(&mut self) -> Duration {
+        let Ok(text) = fs::read_to_string(&self.statistics) else {
+            return Duration::ZERO;
+        };
+        let now = throttled_in(&text);
+        let before = std::mem::replace(&mut self.throttled, now);
+        now.saturating_sub(before)
+    }
 }
 
 impl MachineLoad {
@@ -31,40 +57,27 @@ impl MachineLoad {
         let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let candidates = statistics_of(&groups);
         let online = fs::read_to_string("/sys/devices/system/cpu/online");
-        let mut load = MachineLoad {
+        MachineLoad {
             processors: online.map_or(0, |text| processors_in(&text)),
-            quotas: candidates.into_iter().filter(|it| it.exists()).collect(),
+            quotas: candidates.into_iter().filter_map(Quota::new).collect(),
             at: Instant::now(),
-            throttled: Duration::ZERO,
-        };
-        load.throttled = load.throttled_so_far();
-        load
+        }
     }
 
     /// What is now, and what was since the last sample.
     pub(crate) fn sample(&mut self) -> Load {
-        let (now, throttled) = (Instant::now(), self.throttled_so_far());
+        let now = Instant::now();
         let elapsed = now.saturating_duration_since(self.at).as_secs_f64();
-        let more = throttled.saturating_sub(self.throttled).as_secs_f64();
-        (self.at, self.throttled) = (now, throttled);
+        // Each group stands still with those around it, which may have had a quota for longer.
+        let throttled = self.quotas.iter_mut().map(Quota::sample).max();
+        let more = throttled.unwrap_or_default().as_secs_f64();
+        self.at = now;
         let loads = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         Load {
             runnable: runnable_in(&loads),
             processors: self.processors,
             throttled: share(more, elapsed),
         }
-    }
-
-    /// The longest of all groups, summed over the processors.
-    fn throttled_so_far(&self) -> Duration {
-        let texts = self
-            .quotas
-            .iter()
-            .filter_map(|it| fs::read_to_string(it).ok());
-        texts
-            .map(|text| throttled_in(&text))
-            .max()
-            .unwrap_or_default()
     }
 }
 
@@ -173,6 +186,32 @@ mod tests {
         assert_eq!(share(1.5, 1.0), 0.75);
         assert_eq!(share(0.0, 1.0), 0.0);
         assert_eq!(share(1.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn a_group_around_that_was_throttled_before_hides_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, around) = (folder.path().join("own"), folder.path().join("around"));
+        fs::write(&own, "throttled_usec 5000000\n").unwrap();
+        fs::write(&around, "throttled_usec 100000000\n").unwrap();
+        let mut load = MachineLoad {
+            processors: 1,
+            quotas: [own.clone(), around]
+                .into_iter()
+                .filter_map(Quota::new)
+                .collect(),
+            at: Instant::now(),
+        };
+        fs::write(&own, "throttled_usec 5500000\n").unwrap();
+        assert_eq!(
+            load.quotas
+                .iter_mut()
+                .map(Quota::sample)
+                .collect::<Vec<_>>(),
+            [Duration::from_millis(500), Duration::ZERO]
+        );
+        fs::write(&own, "throttled_usec 9000000\n").unwrap();
+        assert!(load.sample().throttled > 0.0);
     }
 
     #[test]

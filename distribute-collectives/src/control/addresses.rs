@@ -117,8 +117,13 @@ pub(super) fn check_told(told: &str) -> Result<(), String> {
 pub(super) struct Registered(Vec<(usize, String)>);
 
 impl Registered {
+    /// Adds where a rank listens, unless it has told the same before.
     pub(super) fn add(&mut self, rank: usize, address: String) {
-        self.0.push((rank, address));
+        let mut told = self.0.iter().rev();
+        let last = told.find(|(other, _)| *other == rank);
+        if last.is_none_or(|(_, last)| *last != address) {
+            self.0.push((rank, address));
+        }
     }
 
     /// A message with the next addresses for a rank that was told `told` of them, and how many it
@@ -175,6 +180,15 @@ mod tests {
         assert_eq!(addresses.get(1), text("b:4"));
         assert_eq!(addresses.rank_at("b:4", 0..3), Some(1));
         assert_eq!(addresses.rank_at("b:4", [0, 2].into_iter()), None);
+    }
+
+    #[test]
+    fn a_rank_that_comes_again_and_again_is_told_once() {
+        let mut registered = Registered::default();
+        for address in ["a:1", "a:1", "b:1", "a:1", "a:1"] {
+            registered.add(1, address.to_string());
+        }
+        assert_eq!(registered.0.len(), 3);
     }
 
     #[test]

@@ -62,10 +62,7 @@ pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
     let mut pause = PAUSE_MIN;
     while shared.state().phase == Phase::Joining {
         let address = shared.addresses.known(rank).await;
-        let turn = shared.dialling.acquire().await;
-        let joined = try_join(&shared, rank, &address).await;
-        drop(turn);
-        match joined {
+        match try_join(&shared, rank, &address).await {
             Ok((id, inbound)) => {
                 read_messages(&shared, rank, id, inbound).await;
                 pause = PAUSE_MIN;
@@ -159,8 +156,11 @@ async fn try_join(
     rank: usize,
     address: &str,
 ) -> Result<JoinedStream, HandshakeFailure> {
+    // Hosts that are not up hold these turns for long, so there are many; no handshake waits for one.
+    let connecting = shared.connecting.acquire().await;
     let opening = Connection::open(address, shared.tls.as_ref());
     let opened = tokio::time::timeout(STEP_TIMEOUT, opening).await;
+    drop(connecting);
     let late = |_| {
         Err((
             "no answer to the attempt to connect, or to TLS".to_string(),
@@ -173,6 +173,7 @@ async fn try_join(
         Ok(connection) => connection,
     };
     let guard = connection.guard();
+    let _turn = shared.dialling.acquire().await;
     let result = open_stream(shared, (rank, address), connection, &guard).await;
     // A certificate that the other side does not accept shows only after the TLS handshake.
     match guard.certificate_refusal() {

@@ -71,15 +71,23 @@ impl OperationWatch {
         let silent = links.filter_map(|(rank, link)| {
             let link = link.as_ref().filter(|link| !link.left)?;
             let heard = link.silence.begin();
-            let reason = || {
-                let since = heard.elapsed();
-                format!("it has given no sign of life for {since:.1?}")
-            };
-            let is_silent = heard.max(self.since).elapsed() >= SILENT_AFTER
-                && !process::is_kept_from_running(&shared.announcement, link.announcement.as_ref());
-            is_silent.then(|| shared.missing(rank, reason()))
+            let is_silent = heard.max(self.since).elapsed() >= SILENT_AFTER;
+            is_silent.then(|| (rank, heard, link.announcement.clone()))
         });
-        silent.collect()
+        let silent: Vec<_> = silent.collect();
+        // What the system says is read without the lock.
+        drop(state);
+        let silent = silent.into_iter().filter(|(_, _, announcement)| {
+            !process::is_kept_from_running(&shared.announcement, announcement.as_ref())
+        });
+        let missing = silent.map(|(rank, heard, _)| {
+            let since = heard.elapsed();
+            shared.missing(
+                rank,
+                format!("it has given no sign of life for {since:.1?}"),
+            )
+        });
+        missing.collect()
     }
 
     /// The ranks that have not come to the operation, as far as they have said; none for a

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,9 @@ const CERTIFICATES_MAX: usize = 8;
 /// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
 
-/// How many lower ranks are dialled at the same time.
+/// How many lower ranks are connected to at the same time, and with how many of those that have
+/// answered this one shakes hands.
+const CONNECTING_MAX: usize = 256;
 const DIALLING_MAX: usize = 8;
 
 /// Longer times count as this long: sums with the clock stay in its range.
@@ -213,6 +216,8 @@ pub(super) struct Membership {
     pub(super) misses: u32,
     /// Ticks in the runtime of the control plane.
     pub(super) compute: ComputeClock,
+    /// What the others were told last: the part of the time that this process lost, in thousandths.
+    lost_permille: AtomicU32,
     pub(super) started: Instant,
     pub(super) deadline: Instant,
     pub(super) gather_timeout: Duration,
@@ -220,6 +225,7 @@ pub(super) struct Membership {
     pub(super) interruption: Interruption,
     /// Turns of those that dial, so that the ranks of a big group on few processors do not all
     /// begin with all and come to no end within the time that a handshake may take.
+    pub(super) connecting: Semaphore,
     pub(super) dialling: Semaphore,
     state: Mutex<State>,
     /// Wakes the task that joins or leaves.
@@ -352,11 +358,13 @@ impl Membership {
             interval,
             misses: options.heartbeat_misses,
             compute,
+            lost_permille: AtomicU32::new(0),
             started,
             deadline: started + timeout,
             gather_timeout: timeout,
             status,
             interruption: options.interruption,
+            connecting: Semaphore::new(CONNECTING_MAX),
             dialling: Semaphore::new(DIALLING_MAX),
             changed: Notify::new(),
             failed,
@@ -509,7 +517,7 @@ impl Membership {
             running: convert::running(self.status.running().as_ref()),
             completed: self.status.completed(),
             answer,
-            lost_permille: 0,
+            lost_permille: self.lost_permille.load(Ordering::Relaxed),
         })
     }
 
@@ -519,11 +527,9 @@ impl Membership {
         let before = std::mem::replace(&mut state.last_heartbeat, now);
         let elapsed = now.saturating_duration_since(before).as_millis().max(1);
         let lost = std::mem::take(&mut state.lost).as_millis().min(elapsed);
-        let mut message = self.own_heartbeat(false);
-        if let Message::Heartbeat(beat) = &mut message {
-            beat.lost_permille = (lost * 1000 / elapsed) as u32;
-        }
-        message
+        let permille = (lost * 1000 / elapsed) as u32;
+        self.lost_permille.store(permille, Ordering::Relaxed);
+        self.own_heartbeat(false)
     }
 
     /// The host in a rank's address.

@@ -65,9 +65,9 @@ pub(super) fn note_reached(shared: &Membership, attempt: &Attempt) {
 }
 
 /// Whether the host of a rank is dialled while it is silent: not where nothing can be cut, nor
-/// where the rank has left.
+/// where the rank does not listen yet or any more.
 pub(super) fn is_probed(link: &Link) -> bool {
-    !link.ip.is_loopback()
+    !link.ip.is_loopback() && link.open && !link.left
 }
 
 /// The ranks that are to be dialled now.
@@ -82,7 +82,6 @@ pub(super) fn attempts(shared: &Membership) -> Vec<Attempt> {
     let silent = links.filter_map(|(rank, link)| {
         let link = link.as_ref()?;
         let wanted = is_probed(link)
-            && link.open
             && !link.unwatched
             && !link.silence.was_reached()
             && link.silence.counted(now) >= silent_for;

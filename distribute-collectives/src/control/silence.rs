@@ -40,6 +40,8 @@ pub(super) struct Silence {
     suspected: Option<Instant>,
     /// How many times longer everything takes there, as it says.
     slowdown: f64,
+    /// Until when it may be silent whatever else is known.
+    pardoned: Option<Instant>,
 }
 
 /// What a look at a rank finds.
@@ -70,6 +72,7 @@ impl Silence {
             reached: None,
             suspected: None,
             slowdown: 1.0,
+            pardoned: None,
         }
     }
 
@@ -92,6 +95,12 @@ impl Silence {
     /// Leaves out time in which this process could not hear of it, or it could not speak.
     pub(super) fn excuse(&mut self, time: Duration, now: Instant) {
         self.excused = (self.excused + time).min(self.elapsed(now));
+    }
+
+    /// Lets it be silent until then: it would speak if it could.
+    pub(super) fn pardon(&mut self, until: Instant) {
+        self.pardoned = Some(until);
+        self.suspected = None;
     }
 
     /// Notes that the rank's host has answered.
@@ -131,7 +140,8 @@ impl Silence {
             None if rules.is_probed => own + rules.interval + REACH_TIME,
             None => own,
         };
-        own.max(theirs).max(resent)
+        let pardoned = self.pardoned.unwrap_or(own);
+        own.max(theirs).max(resent).max(pardoned)
     }
 
     /// A look at the rank.
@@ -185,6 +195,22 @@ mod tests {
         let probed = allowed(silence(), &rules(true));
         assert_eq!(probed, LIMIT + LIMIT / 6 + REACH_TIME + SECOND_LOOK);
         assert!(probed < 5 * SECOND, "what the documents promise");
+    }
+
+    /// Also one that had longer than the limit anyway.
+    #[test]
+    fn a_pardon_counts_from_the_look() {
+        let mut it = silence();
+        it.note_lost_share(500);
+        let now = it.since + 2 * LIMIT + SECOND;
+        it.look(now, &rules(false));
+        let verdict = it.look(now + SECOND_LOOK, &rules(false));
+        assert!(matches!(verdict, Verdict::Silent(_)), "{verdict:?}");
+        let until = now + LIMIT / 6;
+        it.pardon(until);
+        assert_eq!(it.look(now, &rules(false)), Verdict::Until(until));
+        it.end(now);
+        assert_eq!(it.pardoned, None);
     }
 
     #[test]

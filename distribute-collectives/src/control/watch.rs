@@ -41,56 +41,66 @@ pub(super) fn check_heartbeats(shared: &Membership, lost: Duration) -> Instant {
         state.next_heartbeat = now + shared.interval;
     }
     let mut wake = state.next_heartbeat;
-    let mut silent = None;
+    let mut silent = Vec::new();
     let watching = state.phase == Phase::Formed;
     for (rank, link) in state.links.iter_mut().enumerate() {
         let Some(link) = link.as_mut().filter(|link| watching && !link.unwatched) else {
             continue;
         };
         link.silence.excuse(lost, now);
-        match look(shared, link, now) {
+        match link.silence.look(now, &rules(shared, link)) {
             Verdict::Until(until) => wake = wake.min(until),
-            Verdict::Silent(elapsed) if silent.is_none() => {
-                link.unwatched = true;
-                silent = Some((rank, elapsed));
+            Verdict::Silent(elapsed) => {
+                silent.push((rank, link.id, elapsed, link.announcement.clone()));
             }
-            // Looked at again at once, after the first one has been noted.
-            Verdict::Silent(_) => wake = now,
         }
     }
-    let Some((rank, elapsed)) = silent else {
-        return wake;
-    };
-    let kind = match is_cut_off(shared, &state, now) {
+    drop(state);
+    let mut first = None;
+    for (rank, id, elapsed, announcement) in silent {
+        // What the system says is read without the lock.
+        let pardoned = process::is_kept_from_running(&shared.announcement, announcement.as_ref());
+        let mut state = shared.state();
+        let Some(link) = state.link(rank, id).filter(|link| !link.unwatched) else {
+            continue;
+        };
+        if pardoned {
+            // It would speak if it could. A dead one closes its connections, a stopped one does not
+            // wait for a processor.
+            link.silence.pardon(now + shared.interval);
+            wake = wake.min(now + shared.interval);
+        } else if first.is_none() {
+            link.unwatched = true;
+            first = Some((rank, elapsed));
+        } else {
+            // Looked at again at once, after the first one has been noted.
+            wake = now;
+        }
+    }
+    if let Some((rank, elapsed)) = first {
+        shared.record_failure(failure(shared, rank, elapsed, now));
+    }
+    wake
+}
+
+/// A rank has been silent for so long: either it has failed, or this one hears of no other.
+fn failure(shared: &Membership, rank: usize, elapsed: Duration, now: Instant) -> FailureKind {
+    match is_cut_off(shared, &shared.state(), now) {
         true => FailureKind::Ended(CollectiveError::CutOff {
             rank: shared.rank,
             host: shared.host(shared.rank),
             elapsed,
         }),
         false => FailureKind::Silent { rank, elapsed },
-    };
-    drop(state);
-    shared.record_failure(kind);
-    wake
+    }
 }
 
-/// One look at a rank.
-fn look(shared: &Membership, link: &mut Link, now: Instant) -> Verdict {
-    let rules = Rules {
+fn rules(shared: &Membership, link: &Link) -> Rules {
+    Rules {
         limit: shared.silence_limit(),
         interval: shared.interval,
         is_probed: probe::is_probed(link),
-    };
-    let verdict = link.silence.look(now, &rules);
-    if matches!(verdict, Verdict::Silent(_))
-        && process::is_kept_from_running(&shared.announcement, link.announcement.as_ref())
-    {
-        // It would speak if it could. A dead one closes its connections, a stopped one does not
-        // wait for a processor.
-        link.silence.excuse(shared.interval, now);
-        return link.silence.look(now, &rules);
     }
-    verdict
 }
 
 /// Whether it is this rank's host that is cut off.

@@ -105,6 +105,8 @@ struct Connector<'a> {
     pause: Option<Instant>,
     /// That this process had no descriptor for a connection, in the words of the system.
     exhausted: Option<String>,
+    /// It still is, as far as is known.
+    is_exhausted: bool,
     lanes: Vec<Vec<Option<Lane>>>,
     /// What happened last with each rank.
     reasons: Vec<String>,
@@ -154,6 +156,7 @@ impl<'a> Connector<'a> {
             incoming_max: pending_connections_max(),
             pause: None,
             exhausted: None,
+            is_exhausted: false,
             lanes: addresses.iter().map(|_| empty()).collect(),
             answered: vec![false; config.world_size],
             config,
@@ -168,9 +171,9 @@ impl<'a> Connector<'a> {
         loop {
             if let Err(failed) = self.config.status.check(&header) {
                 // Others may have given up because of what this process could not do.
-                return Err(match self.exhausted {
-                    Some(_) => self.rendezvous_error(begin),
-                    None => failed,
+                return Err(match self.is_exhausted {
+                    true => self.rendezvous_error(begin),
+                    false => failed,
                 });
             }
             let mut changed = self.accept();
@@ -212,14 +215,17 @@ impl<'a> Connector<'a> {
                 tracing::warn!(rank, shortage, "cannot connect to other ranks");
             }
             self.exhausted = Some(shortage);
+            self.is_exhausted = true;
         }
     }
 
     /// What is known of a rank without a lane.
     fn reason(&self, rank: usize) -> String {
+        let reason = &self.reasons[rank];
         match &self.exhausted {
-            Some(shortage) => shortage.clone(),
-            None => self.reasons[rank].clone(),
+            Some(shortage) if self.is_exhausted => shortage.clone(),
+            Some(shortage) => format!("{reason}; before that, {shortage}"),
+            None => reason.clone(),
         }
     }
 
@@ -269,6 +275,8 @@ impl<'a> Connector<'a> {
                 }
             };
             any = true;
+            // There are descriptors again.
+            self.is_exhausted = false;
             let Ok(socket) = SocketState::new(stream) else {
                 continue;
             };

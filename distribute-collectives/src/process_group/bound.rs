@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use distribute_net::address::BoundListener;
 
@@ -21,8 +21,8 @@ use crate::status::GroupStatus;
 #[derive(Debug)]
 pub struct BoundProcessGroup {
     options: ProcessGroupOptions,
-    /// When the time for the rendezvous began.
-    begun: Instant,
+    /// The part of the time for the rendezvous that is over.
+    waited: Duration,
     listener: BoundListener,
     /// Where this rank listens, if it is not listed.
     told_address: Option<String>,
@@ -62,7 +62,7 @@ impl ProcessGroupOptions {
             })?;
         Ok(BoundProcessGroup {
             options: self,
-            begun,
+            waited: begun.elapsed(),
             listener,
             told_address,
             data,
@@ -172,7 +172,7 @@ impl BoundProcessGroup {
     pub fn meet(mut self) -> Result<ProcessCommunicator> {
         self.options.check()?;
         let timeout = self.options.rendezvous_timeout;
-        let left = timeout.saturating_sub(self.begun.elapsed());
+        let left = timeout.saturating_sub(self.waited);
         let deadline =
             Instant::now()
                 .checked_add(left)

@@ -127,7 +127,9 @@ impl ProcessGroupOptions {
     /// times 500 ms). Both must be at least 1.
     ///
     /// A rank whose host is cut off for less than that lives on; one that is gone is named after
-    /// that time, an interval and 0.6 s at the latest. Time in which this process, the rank or the
+    /// that time, an interval and 0.6 s at the latest. One whose host was out of reach and is back
+    /// has as long again as it was away, and a second: TCP sends again what was lost after pauses
+    /// that it doubles. Time in which this process, the rank or the
     /// machine did not get to compute does not count, so that on a machine that is busy beyond
     /// measure it takes up to ten times as long.
     pub fn heartbeat(mut self, interval: Duration, misses: u32) -> Self {
