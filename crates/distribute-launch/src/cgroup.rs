@@ -71,8 +71,9 @@ impl OutOfMemory {
         let limit = MemoryLimit::below(root);
         let limit = limit.map_or_else(|| "that of the host".to_string(), |it| it.to_string());
         Some(format!(
-            "distribute: the kernel ended it because memory ran out ({limit}): use fewer processes or replicas \
-             here, a smaller batch or model, or allow more memory"
+            "distribute: most likely the kernel ended it because memory ran out, as it has ended a \
+             process since this one began ({limit}): use fewer processes or replicas here, a \
+             smaller batch or model, or allow more memory"
         ))
     }
 }

@@ -285,12 +285,18 @@ impl LaunchError {
             | Self::HostWithoutWorker { .. }
             | Self::NoCommand
             | Self::TooFewGpus { .. }
-            | Self::NoPortInRange { .. }
             | Self::CommandNotFound { .. }
             | Self::NotExecutable { .. }
             | Self::InvalidHosts { .. }
             | Self::NotEncrypted { .. }
             | Self::HostRefused { .. } => true,
+            // Others may give ports back, unless there are too few of them.
+            Self::NoPortInRange {
+                needed,
+                first,
+                last,
+                ..
+            } => usize::from(last.saturating_sub(*first)) + 1 < *needed,
             Self::Spawn { source, .. } | Self::LogDirectory { source, .. } => {
                 distribute_error::lasts(source)
             }
