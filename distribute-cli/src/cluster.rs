@@ -1,6 +1,6 @@
 //! What the flags about several workers describe: the cluster and its strategy.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use distribute_core::cluster::{
@@ -235,6 +235,14 @@ impl ClusterArgs {
     }
 }
 
+/// A file of all hosts: `certs` puts those of a host below it.
+pub(crate) fn beside(directory: &Path, name: &str) -> PathBuf {
+    match directory.join(name) {
+        own if own.exists() => own,
+        _ => directory.join("..").join(name),
+    }
+}
+
 /// Token and certificates: those of a host's directory that `certs` wrote, and the token of the
 /// environment, if there is one.
 pub(crate) fn security(certs: Option<&Path>, insecure: bool) -> Result<Security, Failure> {
@@ -244,20 +252,15 @@ pub(crate) fn security(certs: Option<&Path>, insecure: bool) -> Result<Security,
         security = security.insecure();
     }
     if let Some(directory) = certs {
-        // `certs` puts a host's files below what all hosts have.
-        let common = directory.join("..");
-        let beside = |name: &str| match directory.join(name).exists() {
-            true => directory.join(name),
-            false => common.join(name),
-        };
         let identity = TlsIdentity::from_files(
-            beside("ca.pem"),
+            beside(directory, "ca.pem"),
             directory.join("certificate.pem"),
             directory.join("key.pem"),
         );
         security = security.tls(identity.map_err(failed)?);
         if std::env::var_os(TOKEN_VARIABLE).is_none() {
-            security = security.token(Token::from_file(beside("token")).map_err(failed)?);
+            security =
+                security.token(Token::from_file(beside(directory, "token")).map_err(failed)?);
         }
     }
     if std::env::var_os(TOKEN_VARIABLE).is_some() {

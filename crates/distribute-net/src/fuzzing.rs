@@ -1,14 +1,31 @@
-//! What the fuzz target calls: any bytes as the messages of a handshake. A panic is a find.
+//! What the fuzz targets call: any bytes as the messages of a handshake, or as a certificate. A
+//! panic is a find.
 //!
 //! Not part of the interface of this crate; compiled for tests and with the feature `fuzzing`.
 
+use crate::calendar::shown;
+use crate::certificate::Certificate;
 use crate::handshake::{Dialer, Hello, Listener, MESSAGE_BYTES_MAX, Purpose, Secret};
 
 /// A name, and what it calls.
 type Target = (&'static str, fn(&[u8]));
 
-/// The target by its name.
-pub const TARGETS: [Target; 1] = [("handshake", handshake)];
+/// The targets by their names.
+pub const TARGETS: [Target; 2] = [("handshake", handshake), ("certificate", certificate)];
+
+/// A certificate in DER: what is said of it controls no terminal.
+pub fn certificate(bytes: &[u8]) {
+    let Some(found) = Certificate::of_der(bytes) else {
+        return;
+    };
+    let names = found.names.iter().chain(&found.subject);
+    let mut names = names.flat_map(|name| name.chars());
+    assert!(!names.any(char::is_control));
+    for time in [found.from, found.until] {
+        assert!(shown(time).ends_with(" UTC"));
+        let _standing = found.standing(time);
+    }
+}
 
 /// Lines that a stranger sends: each is taken for the first, the second and the last message. It
 /// never proves anything, and what is said of it and to it is short.
@@ -49,6 +66,72 @@ mod tests {
     #[test]
     fn the_corpus_has_the_seeds_and_the_target_fails_with_no_file_of_it() {
         hostile::corpus::check(TARGETS[0], &seeds());
+        hostile::corpus::check(TARGETS[1], &certificates());
+    }
+
+    /// A value of ASN.1: its tag, its length in the long form, its content.
+    fn der(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
+        let content = parts.concat();
+        let length = u16::try_from(content.len()).unwrap().to_be_bytes();
+        [&[tag, 0x82], &length[..], &content].concat()
+    }
+
+    /// What a certificate has, with these dates and alternative names, and no signature.
+    fn unsigned(times: &[&[u8]], names: &[&[u8]]) -> Vec<u8> {
+        let any = der(0x30, &[]);
+        let common = der(
+            0x30,
+            &[&der(0x06, &[&[0x55, 4, 3]]), &der(0x0c, &[b"node1\x1b"])],
+        );
+        let subject = der(0x30, &[&der(0x31, &[&common])]);
+        let extension = [
+            der(0x06, &[&[0x55, 0x1d, 0x11]]),
+            der(0x01, &[&[0xff]]),
+            der(0x04, &[&der(0x30, names)]),
+        ];
+        let extensions = der(0xa3, &[&der(0x30, &[&der(0x30, &[&extension.concat()])])]);
+        let fields = [
+            &der(0xa0, &[&[2, 1, 2]])[..],
+            &der(0x02, &[&[1]]),
+            &any,
+            &any,
+            &der(0x30, times),
+            &subject,
+            &any,
+            &extensions,
+        ];
+        der(0x30, &[&der(0x30, &fields)])
+    }
+
+    fn certificates() -> Seeds {
+        let utc = |text: &[u8]| der(0x17, &[text]);
+        let (from, until) = (utc(b"261128163900Z"), der(0x18, &[b"20991231235959Z"]));
+        let names: [&[u8]; 4] = [
+            &der(0x82, &[b"node1.example"]),
+            &der(0x87, &[&[192, 0, 2, 1]]),
+            &der(0x87, &[&[0xfd; 16]]),
+            &der(0x87, &[&[1]]),
+        ];
+        let dates: [&[u8]; 2] = [&from, &until];
+        let whole = unsigned(&dates, &names);
+        let found = Certificate::of_der(&whole).unwrap();
+        assert_eq!(found.names.len(), 3, "{found:?}");
+        Seeds::from([
+            ("whole", whole.clone()),
+            ("half", whole[..whole.len() / 2].to_vec()),
+            ("no-names", unsigned(&dates, &[])),
+            ("no-dates", unsigned(&[], &names)),
+            (
+                "month-13",
+                unsigned(&[&utc(b"261328163900Z"), &until], &names),
+            ),
+            (
+                "year-0",
+                unsigned(&[&der(0x18, &[b"00000101000000Z"]), &until], &names),
+            ),
+            ("giant-length", vec![0x30, 0x84, 0xff, 0xff, 0xff, 0xff]),
+            ("deep", [0x30, 0x80].repeat(1000)),
+        ])
     }
 
     fn seeds() -> Seeds {

@@ -4,6 +4,7 @@
 //! - [`address`]: addresses, and the sockets that are bound to them.
 //! - [`handshake`]: the first messages of every connection, for every way bytes travel.
 //! - `exchange` (feature `tokio`): the handshake on connections that carry bytes.
+//! - [`certificate`] and [`calendar`]: whom a certificate is for, and from when to when.
 //! - [`pending`]: which connection goes when too many have not proven themselves.
 //! - [`compute_clock`]: the time in which this process could compute, for waits for signs of life.
 //! - [`shortage`]: what this process lacks for a connection.
@@ -18,6 +19,8 @@
 )]
 
 pub mod address;
+pub mod calendar;
+pub mod certificate;
 pub mod compute_clock;
 #[cfg(feature = "tokio")]
 mod connection;

@@ -7,6 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::Path;
 
+use distribute_net::calendar;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
@@ -128,10 +129,7 @@ impl Validity {
 }
 
 fn shown(time: OffsetDateTime) -> String {
-    let (date, month) = (time.date(), u8::from(time.month()));
-    let (year, day) = (date.year(), date.day());
-    let (hour, minute) = (time.hour(), time.minute());
-    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
+    calendar::shown(time.unix_timestamp())
 }
 
 fn authority(validity: &Validity) -> Result<Authority, rcgen::Error> {
@@ -192,14 +190,6 @@ fn write(path: &Path, text: &str, secret: bool) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn dates_are_shown_to_the_minute() {
-        let start = OffsetDateTime::UNIX_EPOCH;
-        assert_eq!(shown(start), "1970-01-01 00:00 UTC");
-        let later = start + Duration::days(20_785) + Duration::minutes(61);
-        assert_eq!(shown(later), "2026-11-28 01:01 UTC");
-    }
 
     #[test]
     fn what_does_not_get_to_its_place_is_removed() {

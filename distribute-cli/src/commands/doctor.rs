@@ -7,6 +7,7 @@ use distribute_core::cluster::{Cluster, ProcessEnvironment, TaskType, detect};
 use distribute_core::{LogicalDevice, available_cores};
 use serde_json::{Value, json};
 
+use super::certificates::Certificates;
 use super::gpus::{self, Gpus};
 use super::libraries::{Library, find_all};
 use crate::events::{self, EventName};
@@ -77,6 +78,8 @@ struct Report {
     gpus: Gpus,
     cluster: Vec<(&'static str, &'static str, String)>,
     place: Place,
+    /// Of `--certs`.
+    certificates: Option<Certificates>,
 }
 
 /// What `train --strategy multi-worker` would make of the variables.
@@ -106,7 +109,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if args.probe_gpus {
         return gpus::run_probe();
     }
-    let report = Report::collect();
+    let report = Report::collect(args.certs.as_deref());
     match args.general.output {
         OutputFormat::Json => events::line(&report.json()),
         OutputFormat::Text => events::line(&report.text()),
@@ -114,7 +117,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
 }
 
 impl Report {
-    fn collect() -> Self {
+    fn collect(certs: Option<&Path>) -> Self {
         Self {
             cores: available_cores(),
             memory: Memory::of_this_process(),
@@ -124,6 +127,7 @@ impl Report {
             gpus: Gpus::find(),
             cluster: cluster(&|name| std::env::var(name).ok()),
             place: Place::find(),
+            certificates: certs.map(Certificates::find),
         }
     }
 
@@ -171,6 +175,10 @@ impl Report {
                 ("gpus", self.gpus.json()),
                 ("cluster", json!(cluster.collect::<Vec<_>>())),
                 ("place", self.place.json()),
+                (
+                    "certificates",
+                    json!(self.certificates.as_ref().map(Certificates::json)),
+                ),
             ],
         )
     }
@@ -230,6 +238,9 @@ impl Report {
                 .map(|line| wrapped(line, NAME_COLUMNS)),
         );
         self.add_cluster(&mut lines);
+        let certificates = self.certificates.iter().flat_map(Certificates::lines);
+        let certificates = certificates.map(|line| format!("certificates   {line}"));
+        lines.extend(certificates.map(|line| wrapped(&line, NAME_COLUMNS)));
         lines.join("\n")
     }
 

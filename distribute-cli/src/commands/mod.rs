@@ -4,6 +4,7 @@
 mod bench;
 mod blame;
 mod cert_hosts;
+mod certificates;
 mod certs;
 #[cfg(feature = "full")]
 mod conformance;

@@ -453,6 +453,9 @@ pub(crate) struct ConformanceArgs {
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
+    /// Show whom the certificates of a directory that `certs` wrote are for, and their dates
+    #[arg(long, value_name = "DIR")]
+    pub(crate) certs: Option<PathBuf>,
     /// This process asks the driver, started by the command itself
     #[arg(long, hide = true)]
     pub(crate) probe_gpus: bool,

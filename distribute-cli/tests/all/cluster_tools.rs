@@ -45,6 +45,47 @@ fn certs_writes_a_directory_per_host_and_keeps_secrets_private() {
     assert_eq!(token, unchanged);
 }
 
+#[test]
+fn doctor_shows_whom_certificates_are_for_and_their_dates() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let run = |line: &str| {
+        let mut program = program();
+        let program = program.current_dir(folder.path()).env("NO_COLOR", "1");
+        let output = program.args(line.split(' ')).output().expect("runs");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let one_line = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let made = run("certs --out certs --hosts 127.0.0.1,node1.example --days 12");
+    let dates = made.lines().nth(2).expect("the dates").to_string();
+    let all = one_line(run("doctor --certs certs"));
+    for (file, whom) in [
+        ("127.0.0.1/certificate.pem", "for 127.0.0.1"),
+        ("node1.example/certificate.pem", "for node1.example"),
+        ("ca.pem", "distribute certificate authority"),
+    ] {
+        let line = format!("certificates certs/{file}: {whom}, {dates}; it ends in 1");
+        assert!(all.contains(&line), "{line}: {all}");
+    }
+    let own = one_line(run("doctor --certs certs/node1.example"));
+    assert_eq!(own.matches("certificates certs/").count(), 2, "{own}");
+    assert!(!own.contains("cannot be used"), "{own}");
+    // The key of another host does not fit, which `train` says at its start too.
+    let key = |host: &str| folder.path().join("certs").join(host).join("key.pem");
+    std::fs::copy(key("127.0.0.1"), key("node1.example")).expect("copied");
+    let mixed = one_line(run("doctor --certs certs/node1.example"));
+    assert!(
+        mixed.contains("cannot be used: cannot use the certificate and its key"),
+        "{mixed}"
+    );
+    let none = one_line(run("doctor --certs nowhere"));
+    assert!(none.contains("nowhere has no certificate.pem"), "{none}");
+    let json = run("doctor --certs certs --output json");
+    let report: serde_json::Value = serde_json::from_str(&json).expect("JSON");
+    assert_eq!(report["certificates"][1]["names"][0], "node1.example");
+    assert_eq!(report["certificates"][1]["standing"], "ends-soon");
+}
+
 /// The output of `certs` with these flags, in a folder of its own, which is empty after a refusal.
 fn certs_with(flags: &[&str]) -> (Option<i32>, String, usize) {
     let folder = tempfile::tempdir().expect("a directory");
