@@ -9,7 +9,7 @@ use clap::{Arg, ArgMatches, Command, FromArgMatches};
 use toml::de::{DeTable, DeValue};
 
 use crate::failure::Failure;
-use crate::flags::{Cli, instead_of, program};
+use crate::flags::{Cli, check_outputs, instead_of, program};
 
 /// Parses the command line, and the file that it names with `--config`.
 ///
@@ -26,14 +26,22 @@ pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Cli, Result<String, Fail
     // Commands that measure have no such flag, so its absence is not an error.
     let config: Option<PathBuf> = given.try_get_one("config").ok().flatten().cloned();
     let Some(path) = config else {
-        return Cli::from_arg_matches(&matches).map_err(clap_failure);
+        return checked(&matches);
     };
     let merged = with_file(&arguments, &path, name, given).map_err(Err)?;
     let from_file =
         |failure: Result<String, Failure>| failure.map_err(|failure| failure.in_file(&path));
-    self::matches(&merged)
-        .and_then(|matches| Cli::from_arg_matches(&matches))
-        .map_err(|error| from_file(clap_failure(error)))
+    let merged = self::matches(&merged).map_err(clap_failure);
+    merged
+        .and_then(|matches| checked(&matches))
+        .map_err(from_file)
+}
+
+/// What the matches say, once the paths in them can be written to.
+fn checked(matches: &ArgMatches) -> Result<Cli, Result<String, Failure>> {
+    let outputs = check_outputs(&program(), matches);
+    outputs.map_err(|what| Err(Failure::usage(what)))?;
+    Cli::from_arg_matches(matches).map_err(clap_failure)
 }
 
 fn matches(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {

@@ -46,6 +46,7 @@
     clippy::unwrap_used
 )]
 
+mod claimed;
 mod error;
 mod filesystem;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -77,6 +78,7 @@ use burn::tensor::TensorData;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use claimed::claimed;
 pub use error::{CheckpointError, Result};
 pub use hold::DirectoryHold;
 pub use manager::{CheckpointManager, Saved};

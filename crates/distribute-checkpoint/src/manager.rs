@@ -22,7 +22,7 @@ use super::{Checkpoint, MARKER_FILE, METADATA_FILE, TENSORS_FILE, created_by};
 /// other's checkpoints and nobody's unfinished save is taken for a dead one. The operating system
 /// frees it when the process ends, however it ends. It stays in the directory: removing a lock file
 /// is a race.
-const LOCK_FILE: &str = ".distribute-checkpoints.lock";
+pub(super) const LOCK_FILE: &str = ".distribute-checkpoints.lock";
 /// How often it is tried to take a lock that is waited for.
 const LOCK_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -362,7 +362,7 @@ impl Inner {
     }
 }
 
-fn is_temporary(name: &str) -> bool {
+pub(super) fn is_temporary(name: &str) -> bool {
     name.strip_prefix(TEMPORARY_PREFIX).is_some_and(|digits| {
         digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     })

@@ -37,7 +37,7 @@ impl Entry {
         }
     }
 
-    fn parse(directory: &Path, name: &str) -> Option<Self> {
+    pub(super) fn parse(directory: &Path, name: &str) -> Option<Self> {
         let digits = name.strip_prefix("step-")?;
         let (step, revision) = digits.split_once("-r").unwrap_or((digits, "0"));
         let entry = Self::new(directory, step.parse().ok()?, revision.parse().ok()?);
@@ -58,12 +58,8 @@ fn file_name(step: u64, revision: u64) -> String {
 pub fn enclosing(path: impl AsRef<Path>) -> Option<PathBuf> {
     let path = path.as_ref();
     // What does not exist yet is inside of what does.
-    let existing = path.ancestors().find(|path| path.exists())?;
-    let existing = match existing == Path::new("") {
-        true => Path::new("."),
-        false => existing,
-    };
-    let real = std::fs::canonicalize(existing).ok()?;
+    let existing = existing(path)?;
+    let real = real(existing)?;
     let files = |path: &Path| {
         let names = [TENSORS_FILE, METADATA_FILE, MARKER_FILE];
         names
@@ -82,6 +78,23 @@ pub fn enclosing(path: impl AsRef<Path>) -> Option<PathBuf> {
     saved
         .map(Path::to_path_buf)
         .or(is_copy.then(|| path.to_path_buf()))
+}
+
+/// The part of a path that exists; that of a relative one may be empty, which is this folder.
+pub(super) fn existing(path: &Path) -> Option<&Path> {
+    let is_there = |path: &&Path| *path == Path::new("") || path.exists();
+    path.ancestors().find(is_there)
+}
+
+/// Where such a part is, by whatever links.
+pub(super) fn real(existing: &Path) -> Option<PathBuf> {
+    let here = Path::new(".");
+    let path = if existing == Path::new("") {
+        here
+    } else {
+        existing
+    };
+    std::fs::canonicalize(path).ok()
 }
 
 /// A checkpoint that was passed over, and why.

@@ -188,7 +188,7 @@ impl<'a> Der<'a> {
         let (&tag, rest) = self.0.split_first()?;
         let (&first, rest) = rest.split_first()?;
         let (length, rest) = match usize::from(first) {
-            short @ 0..0x80 => (short, rest),
+            short if short < 0x80 => (short, rest),
             // As many bytes of the length; DER has no open ends.
             long @ 0x81..=0x84 => {
                 let (digits, rest) = rest.split_at_checked(long - 0x80)?;

@@ -41,6 +41,11 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
              directory that the chief saves into",
         ));
     };
+    // What the chief does not save into is not followed either.
+    if let Some(checkpoint) = checkpoint::enclosing(directory) {
+        let path = directory.clone();
+        return Err(CheckpointError::Inside { path, checkpoint }.into());
+    }
     let mut evaluator = Evaluator::new(args)?;
     signals.serve();
     note(&format!("evaluator: following {}", directory.display()));

@@ -7,6 +7,7 @@ mod dataset;
 mod examples;
 mod observing;
 mod other_names;
+mod outputs;
 mod parameter_server;
 mod path;
 mod reading;
@@ -32,6 +33,7 @@ use dataset::delimiter;
 pub(crate) use dataset::{ColorName, CsvHeaderName, DatasetName, LossName, ScaleName, named};
 pub(crate) use observing::ObservingArgs;
 pub(crate) use other_names::instead_of;
+pub(crate) use outputs::check as check_outputs;
 pub(crate) use parameter_server::ParameterServerArgs;
 #[cfg(feature = "full")]
 pub(crate) use parameter_server::{NonFiniteGradients, StaleGradients};

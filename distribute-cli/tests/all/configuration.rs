@@ -469,6 +469,81 @@ fn what_is_not_finite_is_a_text_in_json() {
     assert_eq!(last_event(&row)["val_loss"], "NaN");
 }
 
+/// Runs the program as a task of a cluster.
+fn run_as(folder: &Path, arguments: &str, tf_config: &str) -> common::Finished {
+    let mut program = common::program(folder);
+    let program = program.env("TF_CONFIG", tf_config);
+    let output = program.args(arguments.split_whitespace()).output().unwrap();
+    common::Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// What is written beside training lies in no checkpoint, and not where one comes.
+#[test]
+fn what_is_written_beside_checkpoints_lies_in_none_of_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = "train --replicas 1 --model mlp --output json";
+    succeed(folder, &format!("{train} --steps 2 --checkpoint-dir saved"));
+    let saved = folder.join("saved/step-00000002");
+    std::os::unix::fs::symlink(&saved, folder.join("newest")).unwrap();
+    let more = format!("{train} --steps 4 --restartable --checkpoint-dir saved");
+    let workers = format!("{more} --strategy multi-worker");
+    let read = "--checkpoint-dir saved/step-00000002";
+    let launch = "launch --workers 1 --log-dir later/step-00000004 -- distribute-cli train";
+    let worker = r#"{"cluster":{"worker":["127.0.0.1:9"]},"task":{"type":"worker","index":0}}"#;
+    fs::write(folder.join("run.toml"), "trace = \"saved/step-00000004\"\n").unwrap();
+    for line in [
+        &*format!("{more} --log-dir saved/step-00000002"),
+        &format!("{more} --log-dir saved/step-00000004"),
+        &format!("{more} --log-dir newest/logs"),
+        &format!("{more} --log-bits saved/step-00000002/bits.jsonl"),
+        &format!("{more} --trace saved/step-00000002/trace.json"),
+        &format!("{more} --trace saved/.distribute-checkpoints.lock"),
+        &format!("{more} --config run.toml"),
+        &format!("{train} --checkpoint-dir later --log-dir later/step-00000004"),
+        &format!("{workers} --flight-records saved/step-00000002/flights"),
+        &format!("predict {read} --predictions saved/step-00000002/classes.csv"),
+        &format!("evaluate {read} --picture newest/picture.svg"),
+        "certs --hosts a --out saved/step-00000002/certs",
+        "man --out newest/man",
+        &format!("{launch} --checkpoint-dir=later"),
+        &format!("{launch} --checkpoint-dir later"),
+    ] {
+        let finished = run_as(folder, line, worker);
+        assert_eq!(finished.code, Some(2), "{line}: {}", finished.stderr);
+        let said = "which belongs to the checkpoints";
+        assert!(
+            finished.stderr.contains(said),
+            "{line}: {}",
+            finished.stderr
+        );
+    }
+    assert_eq!(fs::read_dir(&saved).unwrap().count(), 3);
+    assert!(!folder.join("later").exists());
+    // An evaluator takes what the chief takes.
+    let evaluator =
+        r#"{"cluster":{"chief":["127.0.0.1:9"]},"task":{"type":"evaluator","index":0}}"#;
+    for inside in ["saved/step-00000002", "newest", "saved/step-00000002/more"] {
+        let line = format!("{train} --strategy multi-worker --checkpoint-dir {inside}");
+        let finished = run_as(folder, &line, evaluator);
+        assert_eq!(finished.code, Some(2), "{line}: {}", finished.stderr);
+        assert!(
+            finished.stderr.contains("is in the checkpoint"),
+            "{}",
+            finished.stderr
+        );
+    }
+    succeed(
+        folder,
+        &format!("{more} --log-dir saved --trace saved/trace.json"),
+    );
+    assert!(folder.join("saved/history.jsonl").exists());
+}
+
 /// What `evaluate` reads as one checkpoint is no directory to save into, by whatever way it is
 /// named.
 #[test]
