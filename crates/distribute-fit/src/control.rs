@@ -6,7 +6,7 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Mirrored, Result, Strategy, TrainState, WorkerGroup};
+use distribute_core::{Error, Mirrored, Result, Strategy, TrainState, WorkerGroup};
 use serde_json::Value;
 
 use super::divergence::{Checksums, checksums, compare};
@@ -17,7 +17,7 @@ use super::snapshot::{RunMetadata, snapshot};
 use super::statistics::{self, OwnStatistics};
 use super::waiting;
 use super::worker_sync::all_of;
-use super::{EpochRecord, Logs, Mode, Outcome, Position};
+use super::{EpochRecord, FitError, Logs, Mode, Outcome, Position};
 
 /// How far a run is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,9 +51,17 @@ pub struct CallbackState {
 /// schedules (Keras: `keras.callbacks.Callback`).
 ///
 /// Callbacks are called in the order they were added, on the thread that called
-/// [`Fit::run`](super::Fit::run), between steps: what they do is time that no replica trains. An
-/// error of a callback ends the run with that error. `&mut callback` is one too: it lends a
-/// callback to a run, so that it can be looked at afterwards.
+/// [`Fit::run`](super::Fit::run), between steps: what they do is time that no replica trains.
+/// `&mut callback` is one too: it lends a callback to a run, so that it can be looked at afterwards.
+///
+/// An error of a callback ends the run with that error, after the callbacks that save checkpoints
+/// have saved what was trained. With several workers one whose callback fails is enough: all end
+/// after the same update, one later than the running one, and save together; this worker's run
+/// returns the error, the others' return
+/// [`Error::Stopped`](distribute_core::Error::Stopped) with its text. A callback that has failed is
+/// not called any more; the others are, until the end. Nothing is saved for an error of the group
+/// itself (a lost worker, replicas that differ), or if a callback fails in the middle of what all
+/// workers do together.
 ///
 /// ```
 /// use distribute_core::Result;
@@ -242,9 +250,36 @@ pub(super) struct Run {
     /// The update after which all replicas had the same state, when they last compared.
     pub(super) same_at: Option<u64>,
     pub(super) stop: Option<Outcome>,
+    /// The error of a callback, which ends the run as soon as all workers know of it.
+    pub(super) failure: Option<Error>,
+    /// The first worker whose callback has failed, and what it says, once all know.
+    pub(super) failed: Option<(usize, String)>,
+    /// Whether all workers end by themselves for it, and are done with what they do together.
+    pub(super) all_end: bool,
 }
 
 impl Run {
+    /// Keeps the first error of a callback of this worker and asks all to stop for it. Errors after
+    /// which the workers cannot do anything together end the run at once.
+    ///
+    /// # Errors
+    /// Such an error.
+    pub(super) fn keep(&mut self, error: Error) -> Result<()> {
+        if !leaves_workers(&error) {
+            return Err(error);
+        }
+        match &self.failure {
+            None => {
+                let why = error.to_string();
+                self.stop.get_or_insert(Outcome::Requested { why });
+                self.failure = Some(error);
+            }
+            // The one that matters is the first one.
+            Some(_) => tracing::debug!(%error, "another callback failed as well"),
+        }
+        Ok(())
+    }
+
     /// Counts a batch after which there are so many updates.
     pub(super) fn count_batch(&mut self, step: u64) {
         self.progress.position.batches += 1;
@@ -476,6 +511,20 @@ impl Control<'_> {
     }
 }
 
+/// Whether the workers are there and have one state, so that they can still save it together.
+fn leaves_workers(error: &Error) -> bool {
+    let parted = error.wrapped().and_then(|error| error.downcast_ref());
+    let is_of_group = matches!(
+        error.root_cause(),
+        Error::Collective(_)
+            | Error::Diverged { .. }
+            | Error::Poisoned { .. }
+            | Error::ReplicaMissing { .. }
+            | Error::Stopped { .. }
+    );
+    !is_of_group && !matches!(parted, Some(FitError::Diverged { .. }))
+}
+
 fn callback_prefix(key: &str) -> String {
     format!("callback/{key}/")
 }
@@ -500,6 +549,8 @@ pub(super) enum Which {
 struct Slot<'a> {
     /// Where its state is kept; different for each callback.
     key: Option<String>,
+    /// It is not called any more.
+    has_failed: bool,
     callback: Box<dyn Callback + 'a>,
 }
 
@@ -515,7 +566,11 @@ impl<'a> Callbacks<'a> {
                 *count += 1;
                 format!("{name}-{count}")
             });
-            Slot { key, callback }
+            Slot {
+                key,
+                has_failed: false,
+                callback,
+            }
         });
         Self {
             slots: slots.collect(),
@@ -529,7 +584,7 @@ impl<'a> Callbacks<'a> {
         checkpoint: &Checkpoint,
         mut states: BTreeMap<String, Value>,
     ) -> Result<()> {
-        for Slot { key, callback } in &mut self.slots {
+        for Slot { key, callback, .. } in &mut self.slots {
             let Some((key, value)) = key.as_ref().and_then(|key| states.remove_entry(key)) else {
                 continue;
             };
@@ -544,13 +599,14 @@ impl<'a> Callbacks<'a> {
         Ok(())
     }
 
-    /// Calls callbacks in the order they were added, up to the first error.
+    /// Calls callbacks in the order they were added, up to the first error that `failed` does not
+    /// take. One that has failed is not called any more.
     pub(super) fn each(
         &mut self,
         which: Which,
-        run: &mut Run,
-        state: &mut dyn AnyState,
+        (run, state): (&mut Run, &mut dyn AnyState),
         mut call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
+        failed: fn(&mut Run, Error) -> Result<()>,
     ) -> Result<()> {
         let count = self.slots.len();
         let savers = count - self.savers;
@@ -563,13 +619,19 @@ impl<'a> Callbacks<'a> {
             let Some((slot, after)) = rest.split_first_mut() else {
                 break;
             };
+            if slot.has_failed {
+                continue;
+            }
             let mut control = Control {
                 run,
                 state,
                 key: slot.key.as_deref(),
                 others: [before, after],
             };
-            call(&mut *slot.callback, &mut control)?;
+            if let Err(error) = call(&mut *slot.callback, &mut control) {
+                slot.has_failed = true;
+                failed(control.run, error)?;
+            }
         }
         Ok(())
     }

@@ -46,7 +46,8 @@ where
                 part = Part::Limited;
                 break;
             }
-            session.step(batch?, &self.objective)?;
+            let batch = batch.inspect_err(|error| session.save_before_data_ends(error))?;
+            session.step(batch, &self.objective)?;
             if let Some(workers) = strategy.workers() {
                 workers.hold();
             }

@@ -92,9 +92,14 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
     /// Whether to stop now. With several workers all of them ask together: one that wants to stop
     /// is enough, and all stop for its reason.
     pub(super) fn stopping(&mut self) -> Result<bool> {
-        let (strategy, rate) = (&*self.run.strategy, self.run.learning_rate);
-        self.run.stop = worker_sync::agree_on_stop(strategy, self.run.stop.as_ref(), rate)?;
-        Ok(self.run.stop.is_some())
+        let run = &mut self.run;
+        let own = worker_sync::Report {
+            stop: run.stop.clone(),
+            learning_rate: run.learning_rate.to_bits(),
+            failure: run.failure.as_ref().map(ToString::to_string),
+        };
+        (run.stop, run.failed) = worker_sync::agree_on_stop(&*run.strategy, own)?;
+        Ok(run.stop.is_some())
     }
 
     /// [`stopping`](Self::stopping) after a batch of training, where workers need not ask each
@@ -205,13 +210,20 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             .map_err(|error| refuse(format!("its running statistics do not fit: {error}")))
     }
 
-    /// Calls a method of all callbacks. If one of them ends the run, those that save do so first.
+    /// Calls a method of all callbacks. If one of them ends the run, those that save do so first:
+    /// at once, or with several workers when all know of it.
     pub(super) fn notify(
         &mut self,
         mut call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
     ) -> Result<()> {
-        let others = self.call(Which::Others, &mut call);
-        others.inspect_err(|error| self.save_before(error))?;
+        if self.run.strategy.workers().is_some() {
+            let watched = (&mut self.run, &mut *self.state as _);
+            self.callbacks
+                .each(Which::Others, watched, &mut call, Run::keep)?;
+        } else {
+            let others = self.call(Which::Others, &mut call);
+            others.inspect_err(|error| self.save_before(error))?;
+        }
         self.call(Which::Savers, &mut call)
     }
 
@@ -220,25 +232,49 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         which: Which,
         call: impl FnMut(&mut dyn Callback, &mut Control<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.callbacks.each(which, &mut self.run, self.state, call)
+        let watched = (&mut self.run, &mut *self.state as _);
+        self.callbacks
+            .each(which, watched, call, |_, error| Err(error))
     }
 
-    /// Saves what was trained before an error of a callback ends the run. The workers of a group
-    /// save together, and the others know nothing of the error: they go on from the last
-    /// checkpoint.
-    fn save_before(&mut self, error: &Error) {
-        if self.run.strategy.workers().is_some() {
-            return;
-        }
+    /// Saves what was trained before an error of this process ends the run.
+    pub(super) fn save_before(&mut self, error: &Error) {
         let outcome = Outcome::Requested {
             why: error.to_string(),
         };
-        let end = |callback: &mut dyn Callback, run: &mut Control<'_>| {
-            callback.on_train_end(&outcome, run)
-        };
-        if let Err(error) = self.call(Which::Savers, end) {
-            // The error that matters is the first one.
-            tracing::warn!(%error, "nothing was saved before the end");
+        self.save_at_end(&outcome).unwrap_or_else(not_saved);
+    }
+
+    /// The same where the data of an epoch ends with an error. Other workers wait for a step with
+    /// this one then: they end, and go on from the last checkpoint.
+    pub(super) fn save_before_data_ends(&mut self, error: &Error) {
+        if self.run.strategy.workers().is_none() {
+            self.save_before(error);
+        }
+    }
+
+    /// Has those that save do so for the last time, if all replicas have the same state.
+    fn save_at_end(&mut self, outcome: &Outcome) -> Result<()> {
+        self.run.check_same_state(self.state)?;
+        self.call(Which::Savers, |callback, run| {
+            callback.on_train_end(outcome, run)
+        })
+    }
+
+    /// The error of a run in which the callback of a worker has failed, which all know: they save
+    /// first.
+    fn fail(&mut self, (rank, why): (usize, String), outcome: &Outcome) -> Error {
+        let saved = self.save_at_end(outcome);
+        self.run.all_end = saved.is_ok();
+        match (self.run.failure.take(), saved) {
+            (Some(own), saved) => {
+                saved.unwrap_or_else(not_saved);
+                own
+            }
+            (None, Err(error)) => error,
+            (None, Ok(())) => Error::Stopped {
+                cause: format!("a callback of rank {rank} failed: {why}"),
+            },
         }
     }
 
@@ -260,14 +296,15 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             }
         }
         let outcome = self.run.stop.clone().unwrap_or(Outcome::Completed);
-        let end = |callback: &mut dyn Callback, run: &mut Control<'_>| {
+        if let Some(failed) = self.run.failed.take() {
+            return Err(self.fail(failed, &outcome));
+        }
+        // The replicas are not compared after that: a worker that is interrupted need not wait for
+        // the last save.
+        self.save_at_end(&outcome)?;
+        self.call(Which::Others, |callback, run| {
             callback.on_train_end(&outcome, run)
-        };
-        // Before anything is saved of it. Not after that: a worker that is interrupted need not
-        // wait for the last save.
-        self.run.check_same_state(self.state)?;
-        self.call(Which::Savers, end)?;
-        self.call(Which::Others, end)?;
+        })?;
         let learning_rate = self.run.learning_rate;
         if self.state.host_metadata().learning_rate() != learning_rate {
             self.state.set_learning_rate(learning_rate);
@@ -357,4 +394,9 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         }
         Ok(Some(meter.finish("the validation data")?.0))
     }
+}
+
+/// The error that matters is the first one.
+fn not_saved(error: Error) {
+    tracing::warn!(%error, "nothing was saved before the end");
 }

@@ -178,6 +178,9 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             all_replicas: [strategy.num_replicas_in_sync()].into(),
             same_at: None,
             stop: None,
+            failure: None,
+            failed: None,
+            all_end: false,
         };
         let mut session = Session {
             state,
@@ -191,7 +194,11 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             workers.clear_stop();
             workers.release();
         }
-        worker_sync::or_abort(&*strategy, outcome)
+        match session.run.all_end {
+            // An abort could meet another worker before it is done.
+            true => outcome,
+            false => worker_sync::or_abort(&*strategy, outcome),
+        }
     }
 }
 

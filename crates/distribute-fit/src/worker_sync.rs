@@ -3,8 +3,8 @@
 
 use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Error, Result, Strategy, WorkerGroup};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use super::snapshot::refuse;
 use super::{BatchSource, Batches, Outcome};
@@ -21,19 +21,35 @@ pub(super) fn all_of<T: Serialize + DeserializeOwned>(
     }
 }
 
-/// The first worker's reason to stop, on all workers; `None` if none has one. All call it.
+/// What a worker says of its run, before all go on or stop.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Report {
+    /// Why it wants to stop, if it does.
+    pub(super) stop: Option<Outcome>,
+    /// The bits of its learning rate.
+    pub(super) learning_rate: u64,
+    /// What a callback of it has failed with.
+    pub(super) failure: Option<String>,
+}
+
+/// The first worker's reason to stop, on all workers, and the first one whose callback has failed;
+/// `None` if none has one. All call it.
 ///
 /// # Errors
 /// If a worker goes on with another learning rate: a callback changed it there alone.
 pub(super) fn agree_on_stop(
     strategy: &dyn Strategy,
-    own: Option<&Outcome>,
-    learning_rate: f64,
-) -> Result<Option<Outcome>> {
-    let report = (own.cloned(), learning_rate.to_bits());
-    let all = all_of(strategy, "whether to stop training", report)?;
-    if let Some(worker) = all.iter().position(|(_, rate)| *rate != all[0].1) {
-        let rate = |worker: usize| f64::from_bits(all[worker].1);
+    own: Report,
+) -> Result<(Option<Outcome>, Option<(usize, String)>)> {
+    let all = all_of(strategy, "whether to stop training", own)?;
+    let failures = all.iter().map(|report| report.failure.clone());
+    let failed = failures
+        .enumerate()
+        .find_map(|(worker, why)| Some((worker, why?)));
+    let rate = |worker: usize| f64::from_bits(all[worker].learning_rate);
+    let other = |report: &Report| report.learning_rate != all[0].learning_rate;
+    // A callback that has failed may have been about to change it.
+    if let (Some(worker), None) = (all.iter().position(other), &failed) {
         return Err(Error::invalid(format!(
             "the learning rate is {} on worker {worker} and {} on the chief: callbacks must change \
              it on all workers, from values that all have (an epoch's record, not `logs`)",
@@ -41,9 +57,10 @@ pub(super) fn agree_on_stop(
             rate(0)
         )));
     }
-    let reasons = all.into_iter().filter_map(|(stop, _)| stop);
+    let reasons = all.into_iter().filter_map(|report| report.stop);
     // Nothing is saved of what is useless, by nobody.
-    Ok(reasons.min_by_key(|reason| !matches!(reason, Outcome::NotFinite { .. })))
+    let stop = reasons.min_by_key(|reason| !matches!(reason, Outcome::NotFinite { .. }));
+    Ok((stop, failed))
 }
 
 /// What tells checkpoints apart: their step, their position in the data and a checksum.

@@ -18,7 +18,7 @@ use distribute_fit::callbacks::{
     ModelCheckpoint, ReduceLrOnPlateau,
 };
 use distribute_fit::{
-    Callback, Control, EpochRecord, Fit, History, Objective, Outcome, Position, StepContext,
+    BatchSource, Batches, Callback, Control, EpochRecord, Fit, History, Objective, Outcome, Position, StepContext,
     averaged_weights, best_weights, restore, restore_weights, snapshot,
 };
 use rstest::rstest;
@@ -636,4 +636,39 @@ fn each_replica_goes_on_with_its_own_running_statistics() {
     // Other replicas go on with the mean.
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
     train_normalized(&strategy, &folder.path().join("parts"), (Some(saved), None));
+}
+
+/// Gives so many batches, then an error.
+struct Torn<'a>(Points<'a, DefaultStrategy>, usize);
+
+impl BatchSource for Torn<'_> {
+    type Batch = Batch;
+
+    fn batches_per_epoch(&self) -> Option<usize> {
+        self.0.batches_per_epoch()
+    }
+
+    fn global_batch_size(&self) -> Option<usize> {
+        self.0.global_batch_size()
+    }
+
+    fn epoch(&self, epoch: usize, skip: usize) -> Result<Batches<'_, Batch>> {
+        let whole = self.0.epoch(epoch, skip)?.take(self.1.saturating_sub(skip));
+        let torn = std::iter::once_with(|| Err(Error::step("the file ends here")));
+        Ok(Box::new(whole.chain(torn)))
+    }
+}
+
+#[test]
+fn what_was_trained_is_saved_before_an_error_of_the_data_ends_the_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let strategy = DefaultStrategy::new();
+    let mut state = new_state(&strategy);
+    let saver = ModelCheckpoint::new(directory.path()).unwrap();
+    let torn = Torn(Points::new(&strategy), 3);
+    let fit = Fit::new(&strategy).callback(saver);
+    let error = fit.run(&mut state, &torn, objective).unwrap_err();
+    assert_eq!(error.to_string(), "the file ends here");
+    let (_, saved) = load_latest(directory.path()).unwrap().found.unwrap();
+    assert_eq!((saved.metadata.step, saved.metadata.batches_into_epoch), (3, 3));
 }
