@@ -166,16 +166,19 @@ pub(super) trait FileSystem: Send + Sync {
         fs::remove_file(path)
     }
 
+    /// The operating system's lock of an open file.
+    fn try_lock(&self, file: &File) -> Result<(), TryLockError> {
+        file.try_lock()
+    }
+
+    /// Tries the lock itself too: where all get it, it is none.
     fn lock(&self, path: &Path) -> io::Result<Lock> {
-        let mut file = OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(path)?;
-        match file.try_lock() {
-            // A lock that a second opening of the file gets as well protects nothing.
-            Ok(()) if File::open(path)?.try_lock().is_ok() => Ok(Lock::Unsupported),
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true);
+        let mut file = options.open(path)?;
+        match self.try_lock(&file) {
+            // Opened in the same way, as some network file systems lock only what can be written.
+            Ok(()) if !excludes(self.try_lock(&options.open(path)?)) => Ok(Lock::Unsupported),
             Ok(()) => {
                 let named = name_holder(&mut file, path).is_ok();
                 Ok(Lock::Held(Box::new(HeldFile { file, named })))
@@ -197,6 +200,15 @@ impl FileSystem for OsFileSystem {}
 impl WritableFile for File {
     fn sync(&mut self) -> io::Result<()> {
         self.sync_all()
+    }
+}
+
+/// Whether a lock that is held keeps a second opening of the file out, by what that one is told.
+fn excludes(second: Result<(), TryLockError>) -> bool {
+    match second {
+        Ok(()) => false,
+        Err(TryLockError::WouldBlock) => true,
+        Err(TryLockError::Error(error)) => !is_unsupported(&error),
     }
 }
 

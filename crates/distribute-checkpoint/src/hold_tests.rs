@@ -1,10 +1,11 @@
 //! Two processes and one directory, on file systems whose locks do not reach both, or that have
 //! none.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use rstest::rstest;
@@ -299,4 +300,77 @@ fn what_is_no_lease_is_respected_as_long_as_one() {
     std::os::unix::fs::symlink(&elsewhere, directory.join(".lock.lease")).unwrap();
     host.take(directory).unwrap_err();
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), "kept");
+}
+
+/// A file system whose locks are answered like this, each time.
+#[derive(Clone, Copy)]
+struct Answers(fn(asked: usize, file: &File) -> Result<(), TryLockError>);
+
+/// [`Answers`], with how often it was asked.
+struct Answering(Answers, AtomicUsize);
+
+impl FileSystem for Answering {
+    fn try_lock(&self, file: &File) -> Result<(), TryLockError> {
+        (self.0.0)(self.1.fetch_add(1, Ordering::Relaxed), file)
+    }
+}
+
+fn answering(answers: Answers) -> Arc<Answering> {
+    Arc::new(Answering(answers, AtomicUsize::new(0)))
+}
+
+fn no_locks() -> TryLockError {
+    TryLockError::Error(io::ErrorKind::Unsupported.into())
+}
+
+/// All get the lock: it succeeds, and does nothing.
+const PRETENDS: Answers = Answers(|_, _| Ok(()));
+/// It succeeds the first time, and says then that there is none.
+const GIVES_UP: Answers = Answers(|asked, _| match asked % 2 {
+    0 => Ok(()),
+    _ => Err(no_locks()),
+});
+const HAS_NONE: Answers = Answers(|_, _| Err(no_locks()));
+
+#[rstest]
+#[case(PRETENDS)]
+#[case(GIVES_UP)]
+#[case(HAS_NONE)]
+fn a_lock_that_does_nothing_is_found_out_and_the_lease_stands_for_it(#[case] answers: Answers) {
+    let directory = tempfile::tempdir().unwrap();
+    let lock = answering(answers).lock(&directory.path().join(".lock"));
+    assert!(matches!(lock.unwrap(), Lock::Unsupported));
+    let open = || CheckpointManager::open_in(answering(answers), directory.path().to_path_buf());
+    let first = open().unwrap();
+    let second = open().map(drop).unwrap_err();
+    let CheckpointError::Busy { holder, .. } = second else {
+        panic!("{second}");
+    };
+    assert!(holder.is_some(), "the lease names the holder");
+    first.save(&Checkpoint::new(Metadata::new(1))).unwrap();
+    drop(first);
+    let saved = Checkpoint::new(Metadata::new(2));
+    open().unwrap().save(&saved).unwrap();
+}
+
+#[test]
+fn a_lock_that_keeps_a_second_one_out_is_held() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join(".lock");
+    let real = Answers(|_, file| file.try_lock());
+    // Whatever else the second one is told: it does not get the lock.
+    let odd = Answers(|asked, _| match asked {
+        0 => Ok(()),
+        _ => Err(TryLockError::Error(io::ErrorKind::PermissionDenied.into())),
+    });
+    for answers in [real, odd] {
+        let asked = answering(answers);
+        assert!(matches!(asked.lock(&path).unwrap(), Lock::Held(_)));
+        assert_eq!(asked.1.load(Ordering::Relaxed), 2, "the lock is tried");
+    }
+    let held = answering(real);
+    let lock = held.lock(&path).unwrap();
+    assert!(matches!(held.lock(&path).unwrap(), Lock::Busy { .. }));
+    drop(lock);
+    assert!(matches!(held.lock(&path).unwrap(), Lock::Held(_)));
 }
