@@ -12,6 +12,7 @@ use distribute_core::{CommunicationOptions, Error, LogicalDevice, MultiWorkerMir
 
 use crate::failure::Failure;
 use crate::flags::{ClusterArgs, CommunicationName, TransportName, WireName};
+use crate::output_file::check_directory;
 
 /// The secret that the workers of a job share.
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
@@ -98,6 +99,19 @@ impl ClusterArgs {
         }
     }
 
+    /// Refuses a directory that could not be written when a worker fails.
+    pub(crate) fn check_files(&self) -> Result<(), Failure> {
+        let Some(directory) = &self.flight_records else {
+            return Ok(());
+        };
+        check_directory(directory).map_err(|error| {
+            let path = directory.display();
+            Failure::usage(format!(
+                "--flight-records: {path} cannot be written ({error}); choose a directory that can"
+            ))
+        })
+    }
+
     #[cfg(feature = "full")]
     /// Refuses flags about collectives, which parameter servers have no use for.
     pub(crate) fn refuse_collectives(&self) -> Result<(), Failure> {
@@ -156,7 +170,36 @@ impl ClusterArgs {
                  lists the address of every task: write it there",
             ));
         }
+        self.refuse_unused(detected.kind)?;
         Ok((detected, cluster))
+    }
+
+    /// Refuses flags about the place of this process that say nothing in such a cluster.
+    fn refuse_unused(&self, kind: ClusterKind) -> Result<(), Failure> {
+        let has_list = self.cluster_spec.is_some();
+        let is_alone = kind == ClusterKind::OneProcess && !has_list;
+        let placed = [
+            ("--port", self.port.is_some()),
+            ("--data-port", self.data_port.is_some()),
+            ("--task-type", self.task_type.is_some()),
+            ("--task-id", self.task_id.is_some()),
+        ];
+        let given = placed.into_iter().find(|(_, given)| *given);
+        if let (Some((flag, _)), true) = (given, is_alone) {
+            return Err(Failure::usage(format!(
+                "{flag} is about this process among others, and no cluster is described: give \
+                 --cluster-spec or TF_CONFIG, start it with `launch`, SLURM, Kubernetes, torchrun \
+                 or MPI, or leave {flag} out to train alone"
+            )));
+        }
+        if self.port.is_some() && (has_list || kind == ClusterKind::TfConfig) {
+            return Err(Failure::usage(
+                "--port is for SLURM, Kubernetes, torchrun and MPI, which list no ports; this \
+                 cluster lists the address of every task, with its port: write it there (`launch \
+                 --ports` chooses those of its processes)",
+            ));
+        }
+        Ok(())
     }
 
     /// Connects to the other workers, with replicas on these devices, so many on each.

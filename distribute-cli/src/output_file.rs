@@ -95,6 +95,39 @@ impl Write for &mut OutputFile {
     }
 }
 
+/// Finds out whether a file can be written later, and changes nothing.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn check_file(path: &Path) -> io::Result<()> {
+    match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        Ok(found) if found.is_file() => File::options().append(true).open(path).map(drop),
+        // What a pipe or a device takes is found out by writing.
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let folder = path.parent().filter(|parent| *parent != Path::new(""));
+            tempfile::tempfile_in(folder.unwrap_or(Path::new("."))).map(drop)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The same of files in a directory, which is made if need be.
+///
+/// # Errors
+/// Why not.
+pub(crate) fn check_directory(path: &Path) -> io::Result<()> {
+    let is_there = |path: &&Path| path.symlink_metadata().is_ok();
+    let existing = path.ancestors().find(is_there);
+    let existing = existing.filter(|existing| *existing != Path::new(""));
+    let existing = existing.unwrap_or(Path::new("."));
+    match fs::metadata(existing)?.is_dir() {
+        true => tempfile::tempfile_in(existing).map(drop),
+        false => Err(io::ErrorKind::NotADirectory.into()),
+    }
+}
+
 /// The failure of a file that cannot be written.
 pub(crate) fn cannot_write(path: &Path, error: &io::Error) -> Failure {
     let message = format!(
@@ -109,7 +142,30 @@ mod tests {
     use std::fs;
     use std::io::Write;
 
-    use super::OutputFile;
+    use super::{OutputFile, check_directory, check_file};
+
+    #[test]
+    fn whether_something_can_be_written_is_found_out_without_writing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("file"), "kept").unwrap();
+        for good in ["file", "new"] {
+            check_file(&path(good)).unwrap();
+        }
+        for good in ["new", "new/and/more", ""] {
+            check_directory(&path(good)).unwrap();
+        }
+        check_file("/dev/null".as_ref()).unwrap();
+        for bad in ["", "none/file", "file/more"] {
+            assert!(check_file(&path(bad)).is_err(), "{bad}");
+        }
+        for bad in ["file", "file/more"] {
+            assert!(check_directory(&path(bad)).is_err(), "{bad}");
+        }
+        assert!(check_directory("/proc/none/more".as_ref()).is_err());
+        assert_eq!(fs::read_to_string(path("file")).unwrap(), "kept");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
 
     #[test]
     fn a_file_is_there_whole_or_not_at_all() {

@@ -10,8 +10,12 @@ use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{EvaluateArgs, OutputFormat};
 use crate::objective::objective;
+use crate::output_file::{cannot_write, check_file};
 
 pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.picture {
+        check_file(path).map_err(|error| cannot_write(path, &error))?;
+    }
     let restored = restored(&args.restore, &args.data, &args.devices, Purpose::Evaluate)?;
     let result = evaluate(
         &*restored.strategy,

@@ -7,9 +7,12 @@ use super::predictions::probabilities;
 use super::restore::{Purpose, Restored, restored};
 use crate::failure::Failure;
 use crate::flags::PredictArgs;
-use crate::output_file::{OutputFile, cannot_write};
+use crate::output_file::{OutputFile, cannot_write, check_file};
 
 pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
+    if let Some(path) = &args.predictions {
+        check_file(path).map_err(|error| cannot_write(path, &error))?;
+    }
     let restored = restored(&args.restore, &args.data, &args.devices, Purpose::Predict)?;
     let probabilities = probabilities(&restored)?;
     match &args.predictions {

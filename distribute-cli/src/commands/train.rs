@@ -67,7 +67,7 @@ fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     }
     match args.strategy {
         StrategyName::ParameterServer => return super::parameter_server::refuse_flags(args),
-        StrategyName::MultiWorker => {}
+        StrategyName::MultiWorker => args.cluster.check_files()?,
         _ => args.cluster.refuse_without_workers()?,
     }
     args.servers.refuse_without_servers()

@@ -172,6 +172,68 @@ fn a_process_that_cannot_find_the_others_says_so_at_once() {
     assert!(alone.status.success(), "{alone:?}");
 }
 
+/// Flags about the place of a process take effect, or are an error.
+#[test]
+fn what_would_say_nothing_in_this_cluster_is_refused() {
+    let train = "train --strategy multi-worker --model mlp --steps 2";
+    let list = ("TF_CONFIG", &*task("worker", 1));
+    let spec = r#"--cluster-spec {"worker":["127.0.0.1:9"]} --task-type worker --task-id 0"#;
+    let alone = "is about this process among others, and no cluster is described";
+    for (variables, flags, part) in [
+        (vec![list], "--port 7000", "--port is for SLURM"),
+        (vec![list], "--port 7000 --dry-run", "--port is for SLURM"),
+        (vec![], &format!("{spec} --port 7000"), "write it there"),
+        (vec![], "--port 7000", alone),
+        (vec![], "--data-port 7000", alone),
+        (vec![], "--task-type worker", alone),
+        (vec![], "--task-id 0", alone),
+        (
+            vec![("PMIX_RANK", "1")],
+            "--cluster none --port 7000",
+            alone,
+        ),
+        (
+            vec![],
+            "--flight-records /proc/none",
+            "--flight-records: /proc/none",
+        ),
+        (
+            vec![],
+            "--flight-records /proc/version",
+            "/proc/version cannot be written",
+        ),
+        (
+            vec![],
+            "--flight-records /proc/version --dry-run",
+            "cannot be written",
+        ),
+    ] {
+        let output = run(&variables, &format!("{train} {flags}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{flags}: {said}");
+        assert!(said.contains(part), "{flags}: {said}");
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let records = folder.path().join("new/records");
+    let flags = format!("--flight-records {}", records.display());
+    let output = run(&[], &format!("{train} {flags}"));
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(
+        folder.path().read_dir().unwrap().count(),
+        0,
+        "nothing is left"
+    );
+    // Outputs that come last are checked first too.
+    for output in [
+        "predict --predictions /proc/none",
+        "evaluate --picture /proc/version/x",
+    ] {
+        let output = run(&[], &format!("{output} --checkpoint-dir nowhere"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("cannot write /proc/"), "{said}");
+    }
+}
+
 #[test]
 fn ports_and_addresses_of_flags_are_checked_where_they_are_given() {
     let train = "train --strategy multi-worker --model mlp --steps 2";

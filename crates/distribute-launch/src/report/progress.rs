@@ -77,7 +77,10 @@ pub(crate) fn line(progress: &Progress, alive: Alive, columns: usize) -> String 
     }
     let rate = short(progress.examples_per_second);
     let _ = write!(line, "  {rate} examples/s");
-    let _ = write!(line, "  workers {}/{}", alive.workers, alive.of);
+    // A host of a chief or of servers has none.
+    if alive.of > 0 {
+        let _ = write!(line, "  workers {}/{}", alive.workers, alive.of);
+    }
     if alive.restart > 0 {
         let _ = write!(line, "  restart {}", alive.restart);
     }
@@ -116,6 +119,19 @@ mod tests {
         insta::assert_snapshot!(
             line(&PROGRESS, ALIVE, 80),
             @"step 1234  epoch 3/30  loss 0.1235  45679 examples/s  workers 2/2"
+        );
+    }
+
+    #[test]
+    fn a_host_without_workers_says_nothing_of_them() {
+        let none = Alive {
+            workers: 0,
+            of: 0,
+            restart: 1,
+        };
+        insta::assert_snapshot!(
+            line(&PROGRESS, none, 80),
+            @"step 1234  epoch 3/30  loss 0.1235  45679 examples/s  restart 1"
         );
     }
 
