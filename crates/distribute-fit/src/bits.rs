@@ -74,7 +74,7 @@ pub(crate) fn file_of(path: &Path) -> PathBuf {
 /// Reads a file line by line.
 pub(crate) struct Reader {
     path: PathBuf,
-    lines: BufReader<File>,
+    lines: Box<dyn BufRead>,
     /// How many lines were read.
     number: usize,
     /// How many bytes were read.
@@ -92,9 +92,17 @@ impl Reader {
     pub(crate) fn open(path: &Path) -> Result<Self, FitError> {
         let path = file_of(path);
         let file = File::open(&path).map_err(unreadable(&path))?;
+        Self::new(path, Box::new(BufReader::new(file)))
+    }
+
+    /// Reads the first line of a file whose text comes from somewhere.
+    ///
+    /// # Errors
+    /// As `open`.
+    pub(crate) fn new(path: PathBuf, lines: Box<dyn BufRead>) -> Result<Self, FitError> {
         let mut reader = Self {
             path,
-            lines: BufReader::new(file),
+            lines,
             number: 0,
             bytes: 0,
             head: Head::default(),

@@ -86,6 +86,9 @@ mod divergence;
 mod error;
 mod evaluation;
 mod exact;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 mod history;
 mod local;
 mod meter;

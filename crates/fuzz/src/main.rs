@@ -20,10 +20,11 @@ const MEMORY_PER_BYTE_MAX: usize = 8 << 10;
 type Target = (&'static str, fn(&[u8]));
 
 /// The targets of all crates.
-const TARGETS: [&[Target]; 8] = [
+const TARGETS: [&[Target]; 9] = [
     &distribute_blame::fuzzing::TARGETS,
     &distribute_checkpoint::fuzzing::TARGETS,
     &distribute_collectives::fuzzing::TARGETS,
+    &distribute_fit::fuzzing::TARGETS,
     &distribute_keras::fuzzing::TARGETS,
     &distribute_launch::fuzzing::TARGETS,
     &distribute_net::fuzzing::TARGETS,

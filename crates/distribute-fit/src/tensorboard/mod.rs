@@ -29,6 +29,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use resumed::remove_points;
 
+#[cfg(test)]
+pub(crate) use record::encode;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use resumed::copy;
+
 use event::{Event, Summary, SummaryValue, Value, What};
 use prost::Message;
 

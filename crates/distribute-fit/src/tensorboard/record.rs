@@ -7,7 +7,7 @@
 //! All numbers have their lowest byte first.
 
 /// The record that holds `data`.
-pub(super) fn encode(data: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
     record.extend(length);

@@ -44,32 +44,34 @@ pub fn remove_points(
 }
 
 /// What one look at a file finds.
-#[derive(Default)]
-struct Found {
+#[derive(Debug, Default)]
+pub(crate) struct Found {
     /// Records that stay, and have points.
-    points: u64,
+    pub(crate) points: u64,
     /// Whether anything is to go.
-    changes: bool,
+    pub(crate) changes: bool,
 }
 
 fn rewrite(path: &Path, is_obsolete: &mut dyn FnMut(&str, u64) -> bool) -> io::Result<()> {
-    let found = copy(path, &mut io::sink(), is_obsolete)?;
+    let read = || Ok::<_, io::Error>(BufReader::new(File::open(path)?));
+    let found = copy(&mut read()?, &mut io::sink(), is_obsolete)?;
     if !found.changes {
         return Ok(());
     }
     if found.points == 0 {
         return fs::remove_file(path);
     }
-    whole_file::replace(path, |file| copy(path, file, is_obsolete).map(|_| ()))
+    whole_file::replace(path, |file| {
+        copy(&mut read()?, file, is_obsolete).map(|_| ())
+    })
 }
 
-/// Writes the records that stay.
-fn copy(
-    path: &Path,
+/// Writes the records of a file that stay.
+pub(crate) fn copy(
+    mut file: &mut dyn Read,
     to: &mut dyn Write,
     is_obsolete: &mut dyn FnMut(&str, u64) -> bool,
 ) -> io::Result<Found> {
-    let mut file = BufReader::new(File::open(path)?);
     let mut found = Found::default();
     loop {
         match record(&mut file)? {
