@@ -11,6 +11,7 @@ use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use distribute_core::prelude::*;
+use distribute_data::fit::check_same_state;
 use distribute_data::prelude::*;
 use distribute_kernels::nn::{Conv2d, MaxPool2d};
 
@@ -90,6 +91,8 @@ fn main() -> Result<()> {
             "epoch {epoch}: loss {:.4}, accuracy {accuracy:.3}",
             total / batches as f32
         );
+        // `Fit` does so by itself: replicas that have parted by a flipped bit are an error.
+        check_same_state(&strategy, &state)?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use distribute_core::checkpoint::Checkpoint;
 use distribute_core::{Error, Mirrored, Result, Strategy, TrainState, WorkerGroup};
 use serde_json::Value;
 
-use super::divergence::{Checksums, checksums, compare};
+use super::divergence::{Checksums, compare, is_alone, of_state};
 use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
@@ -202,13 +202,7 @@ impl<M: Module + 'static> AnyState for Mirrored<TrainState<M>> {
     }
 
     fn checksums(&self, is_compiled: bool) -> Result<Vec<Checksums>> {
-        let own = Mirrored::own_statistics(self)?;
-        let own = || own.iter().flatten().map(|(path, _)| path.as_str());
-        let of_one = |state: &TrainState<M>| Ok(checksums(&state.to_tensors()?, own()));
-        match is_compiled {
-            true => Ok(vec![of_one(self.primary()?)?]),
-            false => self.values()?.iter().map(of_one).collect(),
-        }
+        of_state(self, is_compiled)
     }
 
     fn skipped_steps(&self) -> u64 {
@@ -295,7 +289,7 @@ impl Run {
     /// of a call between workers.
     pub(super) fn check_same_state(&mut self, state: &dyn AnyState) -> Result<()> {
         let (strategy, step) = (&self.strategy, self.progress.step);
-        let is_alone = strategy.num_replicas_in_sync() == 1 || state.is_remote();
+        let is_alone = is_alone(&**strategy, state.is_remote());
         if !is_alone && self.same_at != Some(step) {
             let own = state.checksums(strategy.tracer().is_some())?;
             compare(&**strategy, step, own)?;

@@ -8,8 +8,9 @@
 
 use std::collections::BTreeMap;
 
+use burn::module::Module;
 use burn::tensor::TensorData;
-use distribute_core::{Result, Strategy};
+use distribute_core::{Mirrored, Result, Strategy, TrainState};
 
 use super::FitError;
 use super::worker_sync::all_of;
@@ -17,8 +18,65 @@ use super::worker_sync::all_of;
 /// The checksums of the tensors of one replica, by name.
 pub(super) type Checksums = BTreeMap<String, u32>;
 
+/// Refuses, on all workers, a training state that is not the same on all replicas: parameters and
+/// slots, but for the running statistics that each replica has as its own. [`Fit`](crate::Fit) does
+/// it before every save and at the end; a loop of one's own can do it between two updates, best
+/// before it saves, since what has parted never meets again.
+///
+/// All workers call it after the same update; it blocks until they have, and waits for the devices.
+/// They exchange one checksum of each replica, and those of each tensor only if these differ. With
+/// one replica, and with parameter servers, there is nothing to compare.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use distribute_core::{MirroredStrategy, Sgd, StrategyExt, TrainState};
+/// use distribute_fit::check_same_state;
+///
+/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+/// let state = strategy.scope(|device| {
+///     TrainState::new(LinearConfig::new(1, 1).init(device), Sgd::new(0.5))
+/// })?;
+/// check_same_state(&strategy, &state)?;
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+///
+/// # Errors
+/// [`FitError::Diverged`], which names the ranks, the replicas and the first tensor that differs; a
+/// device that cannot be read; a worker that was lost or does not come before the deadline.
+pub fn check_same_state<M: Module + 'static>(
+    strategy: &(impl Strategy + ?Sized),
+    state: &Mirrored<TrainState<M>>,
+) -> Result<()> {
+    let strategy = strategy.handle();
+    if is_alone(&*strategy, state.host_metadata().is_remote()) {
+        return Ok(());
+    }
+    let own = of_state(state, strategy.tracer().is_some())?;
+    compare(&*strategy, state.host_metadata().step(), own)
+}
+
+/// Whether there is no other copy of a state.
+pub(super) fn is_alone(strategy: &dyn Strategy, is_remote: bool) -> bool {
+    strategy.num_replicas_in_sync() == 1 || is_remote
+}
+
+/// The checksums of what all replicas have alike, of each local one; of one where the newest copy is
+/// on the devices of compiled steps.
+pub(super) fn of_state<M: Module + 'static>(
+    state: &Mirrored<TrainState<M>>,
+    is_compiled: bool,
+) -> Result<Vec<Checksums>> {
+    let own = state.own_statistics()?;
+    let own = || own.iter().flatten().map(|(path, _)| path.as_str());
+    let of_one = |state: &TrainState<M>| Ok(checksums(&state.to_tensors()?, own()));
+    match is_compiled {
+        true => Ok(vec![of_one(state.primary()?)?]),
+        false => state.values()?.iter().map(of_one).collect(),
+    }
+}
+
 /// Those of a training state, but for what this replica has as its own.
-pub(super) fn checksums<'a>(
+fn checksums<'a>(
     tensors: &BTreeMap<String, TensorData>,
     own: impl Iterator<Item = &'a str>,
 ) -> Checksums {

@@ -107,6 +107,7 @@ mod worker_sync;
 
 pub use bits::{BitComparison, compare_bits};
 pub use control::{Callback, CallbackState, Control, Progress};
+pub use divergence::check_same_state;
 pub use error::FitError;
 pub use evaluation::{Evaluation, evaluate, predict};
 pub use exact::json_number;

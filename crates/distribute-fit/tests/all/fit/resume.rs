@@ -18,8 +18,8 @@ use distribute_fit::callbacks::{
     ModelCheckpoint, ReduceLrOnPlateau,
 };
 use distribute_fit::{
-    BatchSource, Batches, Callback, Control, EpochRecord, Fit, History, Objective, Outcome, Position, StepContext,
-    averaged_weights, best_weights, restore, restore_weights, snapshot,
+    BatchSource, Batches, Callback, Control, EpochRecord, Fit, History, Objective, Outcome,
+    Position, StepContext, averaged_weights, best_weights, restore, restore_weights, snapshot,
 };
 use rstest::rstest;
 
@@ -670,5 +670,8 @@ fn what_was_trained_is_saved_before_an_error_of_the_data_ends_the_run() {
     let error = fit.run(&mut state, &torn, objective).unwrap_err();
     assert_eq!(error.to_string(), "the file ends here");
     let (_, saved) = load_latest(directory.path()).unwrap().found.unwrap();
-    assert_eq!((saved.metadata.step, saved.metadata.batches_into_epoch), (3, 3));
+    assert_eq!(
+        (saved.metadata.step, saved.metadata.batches_into_epoch),
+        (3, 3)
+    );
 }

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use distribute_core::checkpoint::list;
-use distribute_core::{MirroredStrategy, MultiWorkerMirroredStrategy, Result, StrategyExt};
+use distribute_core::{Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, StrategyExt};
 use distribute_fit::callbacks::ModelCheckpoint;
-use distribute_fit::{Callback, Control, Fit};
+use distribute_fit::{Callback, Control, Fit, FitError, check_same_state};
 use rstest::rstest;
 use tempfile::TempDir;
 
@@ -94,6 +94,51 @@ fn without_checkpoints_a_flipped_bit_is_found_at_the_end() {
     }
 }
 
+/// Replicas and ranks that differ, and the tensor, of a typed error.
+fn parted(error: &Error) -> (Vec<usize>, Vec<usize>, String, u64) {
+    let found = error.wrapped().and_then(|error| error.downcast_ref());
+    let Some(FitError::Diverged {
+        step,
+        ranks,
+        replicas,
+        parameter,
+        ..
+    }) = found
+    else {
+        panic!("{error}");
+    };
+    (ranks.clone(), replicas.clone(), parameter.clone(), *step)
+}
+
+#[test]
+fn a_loop_of_ones_own_compares_by_the_same_call() {
+    let outcomes = try_workers(THREADS, &[1, 2, 1], |strategy| {
+        let data = Points::new(&strategy);
+        let mut state = new_state(&strategy);
+        check_same_state(&strategy, &state)?;
+        let mut step = |state: &mut _, batch| {
+            let fit = Fit::new(&strategy).epochs(1).max_steps(batch);
+            fit.run(state, &data, objective)
+        };
+        step(&mut state, 2)?;
+        check_same_state(&strategy, &state)?;
+        strategy.run(&mut state, |ctx, state| {
+            if ctx.replica_id() == 2 {
+                let bias = state.model.output.bias.take();
+                let other = bias.map(|it| it.map(|it| it.add_scalar(0.5).detach().require_grad()));
+                state.model.output.bias = other;
+            }
+            Ok(())
+        })?;
+        check_same_state(&strategy, &state)
+    });
+    for outcome in outcomes {
+        let found = parted(&outcome.unwrap_err());
+        let wanted = (vec![1], vec![2], "model/output.bias".to_string(), 2);
+        assert_eq!(found, wanted);
+    }
+}
+
 #[test]
 fn the_copies_of_one_process_are_compared_too() {
     // Replicas that share a core compute each update once and so have the same copy again.
@@ -111,6 +156,9 @@ fn the_copies_of_one_process_are_compared_too() {
             Ok(())
         })
         .unwrap();
+    let alone = check_same_state(&strategy, &state).unwrap_err();
+    let wanted = (vec![0], vec![2], "model/output.bias".to_string(), 0);
+    assert_eq!(parted(&alone), wanted);
     let data = Points::new(&strategy);
     let error = Fit::new(&strategy)
         .epochs(1)
