@@ -129,9 +129,17 @@ impl DatasetName {
                 let labels = Labels::Absent(images.rows());
                 Examples::new(&self.to_string(), Features::Numbers(images), labels)?
             }
-            // Their labels are there, or they are not read.
-            Self::Digits | Self::Mnist | Self::FashionMnist | Self::Idx(_) => {
-                return self.read(how).map(|parts| parts.first().clone());
+            // Labels that are there are read.
+            Self::Digits => return self.read(how).map(|parts| parts.first().clone()),
+            Self::Mnist | Self::FashionMnist | Self::Idx(_) => {
+                let folder = match self {
+                    Self::Idx(folder) => folder.clone(),
+                    _ => self.mnist_folder(how.data_dir.as_deref()),
+                };
+                match self.read(how) {
+                    Ok(parts) => return Ok(parts.first().clone()),
+                    Err(error) => readers::read_mnist_images(folder).map_err(|_| error)?,
+                }
             }
         };
         self.refuse_kind(how, &data)?;
@@ -290,12 +298,17 @@ fn classes_of(data: Parts) -> Result<Parts, Failure> {
 }
 
 impl DatasetName {
-    /// The four files in `data_dir`, or in the folder of the data set's name.
-    fn read_mnist(&self, data_dir: Option<&Path>) -> Result<TrainTest, Failure> {
-        let folder = match data_dir {
+    /// `data_dir`, or the folder of the data set's name.
+    fn mnist_folder(&self, data_dir: Option<&Path>) -> PathBuf {
+        match data_dir {
             Some(folder) => folder.to_path_buf(),
             None => Path::new("data").join(self.to_string()),
-        };
+        }
+    }
+
+    /// The four files in `data_dir`, or in the folder of the data set's name.
+    fn read_mnist(&self, data_dir: Option<&Path>) -> Result<TrainTest, Failure> {
+        let folder = self.mnist_folder(data_dir);
         if !folder.exists() {
             let names = ["train", "t10k"]
                 .map(|split| format!("{split}-images-idx3-ubyte.gz, {split}-labels-idx1-ubyte.gz"));

@@ -140,6 +140,27 @@ impl Array {
         &self.values
     }
 
+    /// These rows and then those of another array; `None` if they have another shape or type.
+    pub(crate) fn followed_by(self, other: Self) -> Option<Self> {
+        let rows = self.rows().checked_add(other.rows())?;
+        if self.row_shape() != other.row_shape() {
+            return None;
+        }
+        let shape = [rows].iter().chain(self.row_shape()).copied().collect();
+        let ((_, own), (_, others)) = (self.into_parts(), other.into_parts());
+        let values = match (own, others) {
+            (Values::U8(a), Values::U8(b)) => Values::U8([a, b].concat()),
+            (Values::I8(a), Values::I8(b)) => Values::I8([a, b].concat()),
+            (Values::I16(a), Values::I16(b)) => Values::I16([a, b].concat()),
+            (Values::I32(a), Values::I32(b)) => Values::I32([a, b].concat()),
+            (Values::I64(a), Values::I64(b)) => Values::I64([a, b].concat()),
+            (Values::F32(a), Values::F32(b)) => Values::F32([a, b].concat()),
+            (Values::F64(a), Values::F64(b)) => Values::F64([a, b].concat()),
+            _ => return None,
+        };
+        Self::new(shape, values).ok()
+    }
+
     /// The extent of the first axis; 1 for a scalar.
     pub fn rows(&self) -> usize {
         self.shape.first().copied().unwrap_or(1)

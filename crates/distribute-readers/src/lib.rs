@@ -47,7 +47,7 @@ pub use error::{Place, ReadError};
 pub use examples::{Examples, Features, Labels, TrainTest};
 pub use idx::{parse_idx, read_idx};
 pub use image_folder::{ImageColor, read_image_folder, read_images};
-pub use mnist::read_mnist_folder;
+pub use mnist::{read_mnist_folder, read_mnist_images};
 pub use npy::{parse_npy, read_npy};
 pub use npz::{parse_npz, parse_npz_arrays, read_npz, read_npz_arrays, read_npz_features};
 pub use split::permutation;

@@ -50,6 +50,56 @@ pub fn read_mnist_folder(
     TrainTest { train, test }.with_common_classes()
 }
 
+/// Reads the images of such a folder whose labels are not there, to predict them: of the training
+/// images, then of the test images. Those that have labels are left out.
+///
+/// # Errors
+/// [`ReadError::Missing`] if no images are without labels, [`ReadError::ShapesDiffer`] also for
+/// other types of values, [`ReadError::WrongMagic`], and those of [`read_idx`](crate::read_idx).
+pub fn read_mnist_images(folder: impl AsRef<Path>) -> Result<Examples, ReadError> {
+    let folder = folder.as_ref();
+    require_directory(folder)?;
+    let without_labels = |split: &&str| find_labels(folder, split).is_err();
+    let splits = ["train", "t10k"].into_iter().filter(without_labels);
+    let paths: Vec<PathBuf> = splits
+        .flat_map(|split| find_images(folder, split))
+        .collect();
+    let mut images: Option<Array> = None;
+    for path in &paths {
+        let read = Opened::open(path, IdxKind::Images)?.read()?;
+        images = Some(match images {
+            None => read,
+            Some(before) => {
+                let shapes = [before.row_shape(), read.row_shape()].map(<[usize]>::to_vec);
+                before.followed_by(read).ok_or_else(|| {
+                    let [shape, other] = shapes;
+                    ReadError::ShapesDiffer {
+                        path: paths[0].clone(),
+                        shape,
+                        other_path: path.clone(),
+                        other,
+                    }
+                })?
+            }
+        });
+    }
+    let (Some(images), Some(path)) = (images, paths.first()) else {
+        let looked_for = ["train", "t10k"].map(|split| format!("{split}-images-idx3-ubyte"));
+        return Err(ReadError::Missing {
+            path: folder.into(),
+            looked_for: looked_for.into(),
+        });
+    };
+    if images.rows() == 0 {
+        return Err(ReadError::empty(path));
+    }
+    let labels = Labels::Absent(images.rows());
+    let name = folder
+        .file_name()
+        .map_or("idx".into(), |name| name.to_string_lossy());
+    Examples::new(&name, Features::Numbers(images), labels)
+}
+
 /// The files of images and of labels.
 type Pair = (PathBuf, PathBuf);
 
@@ -101,10 +151,15 @@ pub(crate) fn same_count(
 }
 
 fn find_pair(folder: &Path, split: &str) -> Result<Pair, ReadError> {
-    Ok((
-        find(folder, &format!("{split}-images"), "idx3-ubyte")?,
-        find(folder, &format!("{split}-labels"), "idx1-ubyte")?,
-    ))
+    Ok((find_images(folder, split)?, find_labels(folder, split)?))
+}
+
+fn find_images(folder: &Path, split: &str) -> Result<PathBuf, ReadError> {
+    find(folder, &format!("{split}-images"), "idx3-ubyte")
+}
+
+fn find_labels(folder: &Path, split: &str) -> Result<PathBuf, ReadError> {
+    find(folder, &format!("{split}-labels"), "idx1-ubyte")
 }
 
 fn find(folder: &Path, what: &str, kind: &str) -> Result<PathBuf, ReadError> {

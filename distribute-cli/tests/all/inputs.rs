@@ -118,6 +118,101 @@ fn what_is_only_asked_for_answers_needs_no_labels() {
     }
 }
 
+/// An IDX file of bytes, with these sizes.
+fn idx(path: &Path, sizes: &[u32], values: &[u8]) {
+    let mut data = vec![0, 0, 8, u8::try_from(sizes.len()).unwrap()];
+    data.extend(sizes.iter().flat_map(|size| size.to_be_bytes()));
+    data.extend(values);
+    fs::write(path, data).unwrap();
+}
+
+/// Images of two classes, bright above or below, and their labels, as MNIST has them.
+fn idx_folder(folder: &Path) {
+    fs::create_dir_all(folder).unwrap();
+    for (split, count) in [("train", 12_u32), ("t10k", 4)] {
+        let pixels = (0..count).flat_map(|image| {
+            (0..16).map(move |pixel| {
+                if (pixel < 8) == (image % 2 == 0) {
+                    250
+                } else {
+                    5
+                }
+            })
+        });
+        let pixels: Vec<u8> = pixels.collect();
+        let labels: Vec<u8> = (0..count).map(|image| (image % 2) as u8).collect();
+        let images = folder.join(format!("{split}-images-idx3-ubyte"));
+        idx(&images, &[count, 4, 4], &pixels);
+        idx(
+            &folder.join(format!("{split}-labels-idx1-ubyte")),
+            &[count],
+            &labels,
+        );
+    }
+}
+
+#[test]
+fn images_in_idx_files_get_answers_with_labels_and_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    idx_folder(&folder.join("all"));
+    let train = "train --model mlp --replicas 1 --epochs 40 --seed 3 --dataset idx:all";
+    succeed(folder, &format!("{train} --checkpoint-dir saved"));
+    let of_split = |split: &str| {
+        let predict = format!("predict --checkpoint-dir saved --dataset idx:all --split {split}");
+        succeed(folder, &predict)
+    };
+    // The answers without the names of the sets, which count their rows each for itself.
+    let answers = |csv: &str| -> Vec<String> {
+        let rows = csv
+            .lines()
+            .skip(1)
+            .map(|line| line.split(',').skip(1).take(2));
+        rows.map(|fields| fields.collect::<Vec<_>>().join(","))
+            .collect()
+    };
+    let (own, test) = (of_split("all"), of_split("test"));
+    let classes: Vec<String> = answers(&own).iter().map(|it| it[..1].to_string()).collect();
+    assert_eq!(classes.concat(), "0101010101010101");
+    for left in ["train", "t10k", "both"] {
+        let bare = format!("bare-{left}");
+        idx_folder(&folder.join(&bare));
+        for split in ["train", "t10k"] {
+            // Labels of the training images may be there, and say which images are asked for.
+            if left != "train" || split == "t10k" {
+                let labels = folder
+                    .join(&bare)
+                    .join(format!("{split}-labels-idx1-ubyte"));
+                fs::remove_file(labels).unwrap();
+            }
+            if left == "t10k" && split == "train" {
+                let images = folder.join(&bare).join("train-images-idx3-ubyte");
+                fs::remove_file(images).unwrap();
+            }
+        }
+        for data in [format!("idx:{bare}"), format!("mnist --data-dir {bare}")] {
+            let bare = predict(folder, &data);
+            assert_eq!(bare.code, Some(0), "{}", bare.stderr);
+            let wanted = if left == "both" { &own } else { &test };
+            assert_eq!(answers(&bare.stdout), answers(wanted), "{left} {data}");
+            assert!(
+                bare.stderr.contains("no labels were read"),
+                "{}",
+                bare.stderr
+            );
+        }
+        let measured = evaluate(folder, &format!("idx:{bare}"));
+        assert_eq!(measured.code, Some(2), "{}", measured.stderr);
+    }
+    // One file of images alone.
+    let one = predict(folder, "idx:all/t10k-images-idx3-ubyte");
+    assert_eq!(answers(&one.stdout), answers(&test), "{}", one.stderr);
+    // What is there and broken is said, not passed over.
+    let torn = folder.join("bare-both/t10k-images-idx3-ubyte");
+    fs::write(torn, "<html>").unwrap();
+    assert_eq!(predict(folder, "idx:bare-both").code, Some(2));
+}
+
 #[test]
 fn texts_without_labels_get_answers() {
     let folder = tempfile::tempdir().unwrap();
