@@ -90,6 +90,32 @@ fn a_last_batch_of_one_example_is_normalized_by_any_number_of_replicas(
     assert!(dropped.stdout.contains("\"steps\":1,") || dropped.stdout.contains("\"steps\":1}"));
 }
 
+#[rstest]
+#[case("--replicas 1", "1438 training examples are no whole batch of 2000")]
+#[case("--replicas 2", "1438 training examples are no whole batch of 4000")]
+#[case("--replicas 2 --dry-run", "are no whole batch of 4000")]
+fn a_remainder_that_is_all_there_is_is_not_dropped(#[case] flags: &str, #[case] said: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let train = "train --model mlp --batch-size 2000 --drop-remainder --checkpoint-dir saved";
+    let finished = run(folder.path(), &format!("{train} {flags}"));
+    assert_eq!(finished.code, Some(2), "{}", finished.stderr);
+    let told = finished.told();
+    assert!(
+        told.contains("--drop-remainder leaves nothing to train on"),
+        "{told}"
+    );
+    assert!(told.contains(said), "{told}");
+    assert!(
+        told.contains("use a smaller --batch-size, or leave the flag out"),
+        "{told}"
+    );
+    assert_eq!(finished.stdout, "");
+    assert!(
+        !folder.path().join("saved").exists(),
+        "refused before anything is made"
+    );
+}
+
 #[test]
 fn absurd_replica_counts_are_refused_at_once() {
     let folder = tempfile::tempdir().unwrap();
