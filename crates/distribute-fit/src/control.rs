@@ -52,7 +52,8 @@ pub struct CallbackState {
 ///
 /// Callbacks are called in the order they were added, on the thread that called
 /// [`Fit::run`](super::Fit::run), between steps: what they do is time that no replica trains.
-/// `&mut callback` is one too: it lends a callback to a run, so that it can be looked at afterwards.
+/// `&mut callback` is one too: it lends a callback to a run, so that it can be looked at
+/// afterwards.
 ///
 /// An error of a callback ends the run with that error, after the callbacks that save checkpoints
 /// have saved what was trained. With several workers one whose callback fails is enough: all end

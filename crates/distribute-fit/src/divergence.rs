@@ -60,8 +60,8 @@ pub(super) fn is_alone(strategy: &dyn Strategy, is_remote: bool) -> bool {
     strategy.num_replicas_in_sync() == 1 || is_remote
 }
 
-/// The checksums of what all replicas have alike, of each local one; of one where the newest copy is
-/// on the devices of compiled steps.
+/// The checksums of what all replicas have alike, of each local one; of one where the newest copy
+/// is on the devices of compiled steps.
 pub(super) fn of_state<M: Module + 'static>(
     state: &Mirrored<TrainState<M>>,
     is_compiled: bool,
