@@ -65,7 +65,7 @@ fn run_operations(ranks: &mut [Rank], operations: &str) {
 fn assert_named(survivors: &mut [&mut Rank], victim: usize, kinds: &[&str], since: &Stopwatch) {
     for rank in survivors {
         let answer = rank.answer("error");
-        let elapsed = since.elapsed();
+        let elapsed = since.elapsed_at_slowest();
         let expected = kinds.iter().map(|kind| format!("{kind} [{victim}] "));
         assert!(
             expected

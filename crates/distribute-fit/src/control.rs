@@ -16,7 +16,7 @@ use super::objective::Pass;
 use super::snapshot::{RunMetadata, snapshot};
 use super::statistics::{self, OwnStatistics};
 use super::waiting;
-use super::worker_sync::all_of;
+use super::worker_sync::{Failed, all_of};
 use super::{EpochRecord, FitError, Logs, Mode, Outcome, Position};
 
 /// How far a run is.
@@ -248,7 +248,7 @@ pub(super) struct Run {
     /// The error of a callback, which ends the run as soon as all workers know of it.
     pub(super) failure: Option<Error>,
     /// The first worker whose callback has failed, and what it says, once all know.
-    pub(super) failed: Option<(usize, String)>,
+    pub(super) failed: Option<Failed>,
     /// Whether all workers end by themselves for it, and are done with what they do together.
     pub(super) all_end: bool,
 }

@@ -263,7 +263,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
 
     /// The error of a run in which the callback of a worker has failed, which all know: they save
     /// first.
-    fn fail(&mut self, (rank, why): (usize, String), outcome: &Outcome) -> Error {
+    fn fail(&mut self, (rank, why): worker_sync::Failed, outcome: &Outcome) -> Error {
         let saved = self.save_at_end(outcome);
         self.run.all_end = saved.is_ok();
         match (self.run.failure.take(), saved) {

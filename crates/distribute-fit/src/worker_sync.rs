@@ -32,6 +32,9 @@ pub(super) struct Report {
     pub(super) failure: Option<String>,
 }
 
+/// A worker whose callback has failed, and what it says.
+pub(super) type Failed = (usize, String);
+
 /// The first worker's reason to stop, on all workers, and the first one whose callback has failed;
 /// `None` if none has one. All call it.
 ///
@@ -40,7 +43,7 @@ pub(super) struct Report {
 pub(super) fn agree_on_stop(
     strategy: &dyn Strategy,
     own: Report,
-) -> Result<(Option<Outcome>, Option<(usize, String)>)> {
+) -> Result<(Option<Outcome>, Option<Failed>)> {
     let all = all_of(strategy, "whether to stop training", own)?;
     let failures = all.iter().map(|report| report.failure.clone());
     let failed = failures

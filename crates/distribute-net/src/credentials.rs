@@ -92,6 +92,13 @@ impl fmt::Debug for Token {
 /// A certificate must name the host or the IP address under which the others know the process
 /// (subject alternative name), for both server and client use.
 #[derive(Clone)]
+#[cfg_attr(
+    not(feature = "tokio"),
+    expect(
+        dead_code,
+        reason = "what reads them is compiled with the feature tokio"
+    )
+)]
 pub struct TlsIdentity {
     pub(crate) ca_pem: Vec<u8>,
     pub(crate) certificate_pem: Vec<u8>,

@@ -1,5 +1,5 @@
-//! What tests share about a hostile world: seeds of fuzz targets, strangers that flood a port, and
-//! signals that are ignored.
+//! What tests share about a hostile world: seeds of fuzz targets, strangers that flood a port,
+//! signals that are ignored, and time on a busy machine.
 #![forbid(unsafe_code)]
 #![deny(
     clippy::expect_used,
@@ -15,3 +15,4 @@ pub mod descriptors;
 pub mod flood;
 pub mod memory;
 pub mod signals;
+pub mod stopwatch;

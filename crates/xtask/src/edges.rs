@@ -158,11 +158,11 @@ const CRATES: &[Row] = &[
         MayUse::Only(&["distribute-collectives", "distribute-conformance"]),
         false,
     ),
-    row(OF_TESTS, MayUse::Only(&[]), false),
+    row(OF_TESTS, MayUse::Only(&["distribute-net"]), false),
     row("xtask", MayUse::Only(&[]), false),
 ];
 
-/// What the tests of every crate may use; it uses nothing itself.
+/// What the tests of every crate may use; its one own dependency is small.
 const OF_TESTS: &str = "hostile";
 
 const BURN_VERSION: &str = "=0.22.1";

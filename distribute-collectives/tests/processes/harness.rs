@@ -3,85 +3,15 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use distribute_net::compute_clock::{ComputeClock, SLOWDOWN_MAX};
+pub use hostile::stopwatch::Stopwatch;
 
 use super::rank::{RANK, TRACE};
 
 /// The hard limit of every answer.
 const LIMIT: Duration = Duration::from_secs(120);
-
-/// How often a [`Stopwatch`] looks how busy the machine is, and for how many looks together it says
-/// by how much that slows everything down.
-const TICK: Duration = Duration::from_millis(50);
-const TICKS: usize = 5;
-
-/// Measures time by the speed that the machine had at its slowest since the watch was made. A rank
-/// that gets a part of the time tells the others, which then wait so many times longer for it: what
-/// has to happen soon happens so much later on a machine that is so much busier.
-pub struct Stopwatch {
-    begun: Instant,
-    slowdown: Arc<Mutex<f64>>,
-    over: Option<Sender<()>>,
-    ticking: Option<JoinHandle<()>>,
-}
-
-impl Stopwatch {
-    /// Make it before the ranks begin to work, to see how fast they do.
-    pub fn start() -> Stopwatch {
-        let slowdown = Arc::new(Mutex::new(1.0));
-        let (over, is_over) = channel();
-        let own = slowdown.clone();
-        let ticking = std::thread::spawn(move || look(&is_over, &own));
-        Stopwatch {
-            begun: Instant::now(),
-            slowdown,
-            over: Some(over),
-            ticking: Some(ticking),
-        }
-    }
-
-    /// Measures from now on.
-    pub fn restart(&mut self) {
-        self.begun = Instant::now();
-    }
-
-    pub fn elapsed(&self) -> Duration {
-        let slowdown = *self.slowdown.lock().expect("a number");
-        self.begun.elapsed().div_f64(slowdown)
-    }
-}
-
-/// Notes how slow it is at its slowest, until the other end is dropped.
-fn look(is_over: &Receiver<()>, slowdown: &Mutex<f64>) {
-    let clock = ComputeClock::new(TICK);
-    loop {
-        let (since, before) = (Instant::now(), clock.now());
-        for _ in 0..TICKS {
-            if is_over.recv_timeout(TICK) != Err(RecvTimeoutError::Timeout) {
-                return;
-            }
-            clock.tick();
-        }
-        let computed = clock.elapsed(before).max(Duration::from_nanos(1));
-        let now = since.elapsed().div_duration_f64(computed);
-        let mut slowest = slowdown.lock().expect("a number");
-        *slowest = slowest.max(now.min(SLOWDOWN_MAX));
-    }
-}
-
-impl Drop for Stopwatch {
-    fn drop(&mut self) {
-        drop(self.over.take());
-        if let Some(ticking) = self.ticking.take() {
-            ticking.join().expect("the clock");
-        }
-    }
-}
 
 /// A rank in a process of its own; killed when dropped.
 pub struct Rank {

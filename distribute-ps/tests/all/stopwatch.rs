@@ -1,58 +1,19 @@
-//! How long something takes, without what this machine did not give to compute: a verdict that does
-//! not depend on what runs beside a test.
+//! How long something takes between processes, without what this machine did not give to compute.
 
-use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use distribute_net::compute_clock::{ComputeClock, ComputeInstant};
 use rustix::time::{ClockId, clock_gettime};
 
-const TICK: Duration = Duration::from_millis(100);
-
-/// Begins when it is made.
-pub struct Stopwatch {
-    clock: Arc<ComputeClock>,
-    begun: ComputeInstant,
-    /// What was lost when it was made.
-    before: Duration,
-    /// Ends the thread of the ticks when it is dropped.
-    ticking: Option<(Sender<()>, JoinHandle<()>)>,
-}
+/// As [`hostile::stopwatch::Stopwatch`], for what processes with clocks of their own do.
+pub struct Stopwatch(hostile::stopwatch::Stopwatch);
 
 impl Stopwatch {
     pub fn start() -> Self {
-        let clock = Arc::new(ComputeClock::new(TICK));
-        let (stop, stopped) = channel::<()>();
-        let ticked = clock.clone();
-        let thread = std::thread::spawn(move || {
-            while stopped.recv_timeout(TICK) == Err(RecvTimeoutError::Timeout) {
-                ticked.tick();
-            }
-        });
-        Self {
-            begun: clock.now(),
-            before: clock.lost(),
-            clock,
-            ticking: Some((stop, thread)),
-        }
+        Self(hostile::stopwatch::Stopwatch::start())
     }
 
-    /// Processes that wait for each other measure by clocks of their own, which do not see quite
-    /// the same: half as much as this one has seen is left out on top.
     pub fn elapsed(&self) -> Duration {
-        let lost = self.clock.lost().saturating_sub(self.before);
-        self.clock.elapsed(self.begun).saturating_sub(lost / 2)
-    }
-}
-
-impl Drop for Stopwatch {
-    fn drop(&mut self) {
-        if let Some((stop, thread)) = self.ticking.take() {
-            drop(stop);
-            let _ = thread.join();
-        }
+        self.0.elapsed_elsewhere()
     }
 }
 

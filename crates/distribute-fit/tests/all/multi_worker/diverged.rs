@@ -116,7 +116,7 @@ fn a_loop_of_ones_own_compares_by_the_same_call() {
         let data = Points::new(&strategy);
         let mut state = new_state(&strategy);
         check_same_state(&strategy, &state)?;
-        let mut step = |state: &mut _, batch| {
+        let step = |state: &mut _, batch| {
             let fit = Fit::new(&strategy).epochs(1).max_steps(batch);
             fit.run(state, &data, objective)
         };

@@ -15,6 +15,8 @@ use crate::multi_worker::group::{Between, SHARED_MEMORY, THREADS, try_workers, w
 
 const EPOCHS: usize = 3;
 
+type Weights = Vec<(String, Vec<f32>)>;
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum At {
     EpochBegin,
@@ -85,7 +87,7 @@ fn train<'a>(
     directory: &Path,
     checkpoint: Option<Checkpoint>,
     callback: impl Callback + 'a,
-) -> Result<(History, Vec<(String, Vec<f32>)>)> {
+) -> Result<(History, Weights)> {
     let data = Points::new(strategy);
     let mut state = new_state(strategy);
     let saver = ModelCheckpoint::with_workers(strategy, directory)?;
