@@ -47,6 +47,9 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
         return Err(CheckpointError::Inside { path, checkpoint }.into());
     }
     let mut evaluator = Evaluator::new(args)?;
+    if let Some(unused) = unused(args) {
+        note(&unused);
+    }
     signals.serve();
     note(&format!("evaluator: following {}", directory.display()));
     loop {
@@ -67,6 +70,25 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
             };
         }
     }
+}
+
+/// What is said of outputs that only the tasks which train write: all tasks of a job get the same
+/// flags.
+fn unused(args: &TrainArgs) -> Option<String> {
+    let (files, observing) = (&args.files, &args.observing);
+    let given = [
+        ("--trace", observing.trace.is_some()),
+        ("--metrics-addr", observing.metrics_addr.is_some()),
+        #[cfg(feature = "otlp")]
+        ("--otlp-endpoint", observing.otlp_endpoint.is_some()),
+        ("--log-bits", files.log_bits.is_some()),
+        ("--log-histograms", files.log_histograms.is_some()),
+        ("--flight-records", args.cluster.flight_records.is_some()),
+    ];
+    let given = given.iter().filter(|(_, given)| *given);
+    let given: Vec<&str> = given.map(|(flag, _)| *flag).collect();
+    let text = format!("evaluator: {}: for the tasks that train", given.join(", "));
+    (!given.is_empty()).then_some(text)
 }
 
 /// The newest checkpoint if it is newer than `seen`.

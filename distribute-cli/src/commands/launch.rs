@@ -60,6 +60,12 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
              MIN..MAX, or leave it out",
         ));
     }
+    if args.restart_pause.is_some() && args.max_restarts == 0 && !is_elastic {
+        return Err(Failure::usage(
+            "--restart-pause is for jobs that are started again: give --max-restarts N, or leave \
+             it out",
+        ));
+    }
     let program = std::env::current_exe()
         .map_err(|error| Failure::failed(format!("this program cannot find itself: {error}")))?;
     let mut job = Job::new(args.command)
@@ -68,12 +74,14 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
         .parameter_servers(args.ps)
         .evaluator(args.evaluator)
         .max_restarts(args.max_restarts)
-        .restart_pause(Duration::from_secs(args.restart_pause))
         .prefix_output(args.all_output)
         .grace_period(Duration::from_secs(args.grace))
         .guard([program.as_os_str(), "launch-guard".as_ref()]);
     if let Some(seconds) = args.shrink_after {
         job = job.shrink_after(Duration::from_secs(seconds));
+    }
+    if let Some(seconds) = args.restart_pause {
+        job = job.restart_pause(Duration::from_secs(seconds));
     }
     if let Some(directory) = args.log_dir {
         job = job.log_directory(directory);

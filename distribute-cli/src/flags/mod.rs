@@ -180,14 +180,14 @@ pub(crate) struct LaunchArgs {
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
     /// Wait before a restart; twice as long each time after the same failure, up to a minute
+    /// [default: 1]
     #[arg(
         long,
         value_name = "SECONDS",
-        default_value_t = 1,
         value_parser = clap::value_parser!(u64).range(0..=86_400),
         allow_negative_numbers = true
     )]
-    pub(crate) restart_pause: u64,
+    pub(crate) restart_pause: Option<u64>,
     /// Write a log file per process here [default: a new temporary directory]
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,

@@ -351,6 +351,10 @@ fn what_cannot_be_launched_is_said_in_a_line() {
         ("no_number", "launch --workers many -- true"),
         ("range_and_servers", "launch --workers 1..2 --ps 1 -- true"),
         (
+            "nothing_to_restart",
+            "launch --workers 2 --restart-pause 7 -- true",
+        ),
+        (
             "nothing_to_shrink",
             "launch --workers 2 --shrink-after 30s -- true",
         ),

@@ -291,7 +291,8 @@ fn an_evaluator_that_waits_for_a_checkpoint_ends_at_a_signal() {
     );
     let config = tf_config(&cluster, "evaluator", 0);
     let mut command = common::plain(folder.path());
-    let line = format!("{MULTI} --checkpoint-dir saved --log-dir logs");
+    let unused = "--trace t.json --metrics-addr 0 --log-bits b";
+    let line = format!("{MULTI} --checkpoint-dir saved --log-dir logs {unused}");
     command.args(line.split_whitespace());
     let process = Process::start(&mut command, &[("TF_CONFIG", &config)]);
     // The last that it makes before it follows the directory; until then it says that it had not
@@ -300,6 +301,13 @@ fn an_evaluator_that_waits_for_a_checkpoint_ends_at_a_signal() {
     process.wait_until_it_waits();
     let finished = ends_at_once(process, "TERM");
     assert!(finished.stderr.contains("saved"), "{}", finished.stderr);
+    let said = "evaluator: --trace, --metrics-addr, --log-bits: for the tasks that train";
+    assert_eq!(
+        finished.stderr.matches(said).count(),
+        1,
+        "{}",
+        finished.stderr
+    );
 }
 
 /// Waits until a process has made it.
