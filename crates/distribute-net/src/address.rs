@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::error::{NetError, Result};
-use crate::security::Security;
+use crate::security::{CLEAR_DATA, Security};
 use crate::shortage::shortage;
 
 /// Host and port of an address `host:port`; an IPv6 host is in brackets.
@@ -239,7 +239,7 @@ impl BoundListener {
                     last = (down.to_string(), true);
                 }
                 Ok((local, socket)) => {
-                    if let Some(text) = security.clear_text(local) {
+                    if let Some(text) = security.clear_text(local, CLEAR_DATA) {
                         tracing::warn!("{text}");
                     }
                     return Ok(Ok(BoundListener { socket, local }));

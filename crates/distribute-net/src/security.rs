@@ -31,6 +31,9 @@ pub struct Security {
     insecure: Option<Arc<AtomicBool>>,
 }
 
+/// What processes of a job send each other.
+pub(crate) const CLEAR_DATA: &str = "data, gradients, weights";
+
 impl Security {
     /// Demands that every peer knows the token of the job. It is never sent.
     pub fn token(mut self, token: Token) -> Self {
@@ -85,9 +88,10 @@ impl Security {
         }
     }
 
-    /// What has to be said of a process that listens at this address: that what travels can be read
-    /// and changed on its way. Once for this value and its clones; nothing with TLS or on loopback.
-    pub(crate) fn clear_text(&self, address: SocketAddr) -> Option<String> {
+    /// What has to be said of a process that listens at this address, or dials it: that what travels
+    /// can be read and changed on its way; `what` that is. Once for this value and its clones;
+    /// nothing with TLS or on loopback.
+    pub fn clear_text(&self, address: SocketAddr, what: &str) -> Option<String> {
         let is_said = self.insecure.as_ref().filter(|_| self.tls.is_none())?;
         if address.ip().is_loopback() || is_said.swap(true, Ordering::Relaxed) {
             return None;
@@ -98,7 +102,7 @@ impl Security {
         };
         Some(format!(
             "insecure at {address}: {but} in clear, and who is on the way can read and change it \
-             (data, gradients, weights); certificates encrypt it (`certs`, `--certs`)"
+             ({what}); certificates encrypt it (`certs`, `--certs`)"
         ))
     }
 
@@ -151,14 +155,16 @@ mod tests {
         let loopback: SocketAddr = "127.0.0.1:80".parse().unwrap();
         let token = Token::new(SECRET).unwrap();
         let open = Security::default().token(token.clone()).insecure();
-        assert_eq!(open.clear_text(loopback), None);
-        let said = open.clone().clear_text(outside).unwrap();
+        assert_eq!(open.clear_text(loopback, CLEAR_DATA), None);
+        let said = open.clone().clear_text(outside, CLEAR_DATA).unwrap();
         assert!(said.contains("everything but the token"), "{said}");
-        assert_eq!(open.clear_text(outside), None, "once is enough");
-        let bare = Security::default().insecure().clear_text(outside);
+        assert_eq!(open.clear_text(outside, CLEAR_DATA), None, "once is enough");
+        let bare = Security::default()
+            .insecure()
+            .clear_text(outside, CLEAR_DATA);
         assert!(bare.unwrap().contains("no token is asked for"));
         let encrypted = open.tls(TlsIdentity::new("", "", "")).insecure();
-        assert_eq!(encrypted.clear_text(outside), None);
+        assert_eq!(encrypted.clear_text(outside, CLEAR_DATA), None);
     }
 
     #[cfg(feature = "tokio")]

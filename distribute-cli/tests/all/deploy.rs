@@ -144,6 +144,64 @@ fn after<'a>(arguments: &'a [String], flag: &str) -> &'a str {
     &arguments[place.unwrap_or_else(|| panic!("no {flag} in {arguments:?}")) + 1]
 }
 
+/// What a JobSet does when a pod of its Job ends with this code, by the rules of JobSet and Job: the
+/// first that matches counts.
+fn jobset_action(file: &str, code: u8) -> Option<String> {
+    let set = yaml(file);
+    let job = &set["spec"]["replicatedJobs"][0]["template"]["spec"];
+    let pod_rules = job["podFailurePolicy"]["rules"].as_array().unwrap();
+    let matches = |rule: &&Value| {
+        let values = rule["onExitCodes"]["values"].as_array();
+        values.is_some_and(|values| values.contains(&json!(code)))
+    };
+    let place = pod_rules.iter().position(|rule| matches(&rule));
+    let action = place.map(|place| pod_rules[place]["action"].as_str().unwrap());
+    let (reason, message) = match (place, action) {
+        (Some(place), Some("FailJob")) => (
+            "PodFailurePolicy",
+            format!(
+                "Container distribute for pod default/it-0 failed with exit code {code} matching \
+                 FailJob rule at index {place}"
+            ),
+        ),
+        (_, Some("Ignore")) => return None,
+        _ => (
+            "BackoffLimitExceeded",
+            "Job has reached the specified backoff limit".to_owned(),
+        ),
+    };
+    let rules = set["spec"]["failurePolicy"]["rules"].as_array().unwrap();
+    let holds = |rule: &&Value| {
+        let reasons = rule["onJobFailureReasons"].as_array().unwrap();
+        let patterns = rule["onJobFailureMessagePatterns"].as_array();
+        // All that these patterns use is an end.
+        let fits = |pattern: &Value| {
+            let text = pattern.as_str().unwrap().strip_suffix('$').unwrap();
+            message.ends_with(text)
+        };
+        reasons.contains(&json!(reason)) && patterns.is_none_or(|all| all.iter().any(fits))
+    };
+    let rule = rules.iter().find(holds);
+    let action = rule.map_or("RestartJobSet", |rule| rule["action"].as_str().unwrap());
+    Some(action.to_owned())
+}
+
+#[test]
+fn a_jobset_starts_nothing_again_that_would_end_in_the_same_way() {
+    for file in ["jobset.yaml", "elastic-jobset.yaml"] {
+        for code in [2, 43] {
+            assert_eq!(jobset_action(file, code).as_deref(), Some("FailJobSet"));
+        }
+        for code in [1, 137, 143] {
+            assert_eq!(jobset_action(file, code).as_deref(), Some("RestartJobSet"));
+        }
+    }
+    let saved = "RestartJobSetAndIgnoreMaxRestarts";
+    assert_eq!(jobset_action("jobset.yaml", 42).as_deref(), Some(saved));
+    // The Job itself starts that pod again.
+    assert_eq!(jobset_action("elastic-jobset.yaml", 42), None);
+}
+
 #[test]
 fn the_directory_holds_these_files() {
     let entries = std::fs::read_dir(deploy()).unwrap();

@@ -215,6 +215,8 @@ impl Request {
     /// Notes who does not catch the signal and waits for one that does, and since when those do not
     /// any more that have.
     fn note_waiting(&mut self, alive: &[Entry], catching: &BTreeSet<Identity>) {
+        // A script may come to its `trap` only now.
+        self.waiting.retain(|one, _| !catching.contains(one));
         let others = alive.iter().filter(|one| !catching.contains(&one.identity));
         for one in others {
             let is_above = |below: &Entry| {

@@ -71,6 +71,14 @@ fn run_with_logs(
     if logs.is_temporary {
         screen.log(&format!("log files are in {}", logs.path().display()))?;
     }
+    let in_clear = job.hosts.as_ref().filter(|hosts| hosts.count > 1);
+    let in_clear = in_clear.and_then(|hosts| {
+        let what = "addresses of processes, how they ended, their last lines";
+        hosts.security.clear_text(hosts.address, what)
+    });
+    if let Some(text) = in_clear {
+        screen.log(&format!("warning: the launchers are {text}"))?;
+    }
     let tasks = job.tasks(job.workers_here());
     let memory = StateMemory::new(job.workers_here()).or_else(|error| {
         screen.log(&format!(

@@ -270,6 +270,25 @@ fn workers_that_saved_are_resumed_on_all_hosts() {
 }
 
 #[test]
+fn that_launchers_talk_in_clear_is_said_once() {
+    let (meeting, ports) = meeting_point();
+    drop(ports);
+    for (address, times) in [("0.0.0.0", 1), ("127.0.0.1", 0)] {
+        let address = SocketAddr::new(address.parse().unwrap(), meeting.port());
+        let hosts = Hosts::new(address, 2, 0, security().insecure());
+        let hosts = hosts.join_timeout(Duration::ZERO);
+        let hosts = match times {
+            0 => hosts,
+            _ => hosts.own_address("192.0.2.1".parse().unwrap()),
+        };
+        let seen = see(script("exit 0").hosts(hosts));
+        let said = format!("warning: the launchers are insecure at {address}: everything but");
+        let count = seen.stderr.matches(&said).count();
+        assert_eq!(count, times, "{:?}: {}", seen.result, seen.stderr);
+    }
+}
+
+#[test]
 fn a_host_that_never_comes_is_named() {
     let timeout = Duration::from_millis(300);
     let (address, _ports) = meeting_point();
