@@ -130,6 +130,18 @@ impl AttemptResult {
         numbers.filter(|other| *other != number).collect()
     }
 
+    /// Whether the processes that name this one are as many as those that it names, and each side
+    /// names all of the other: nothing says which of them is cut off.
+    fn is_undecided(&self, lost: usize) -> bool {
+        let accused = self.accused_by(lost);
+        let all = 0..self.members.len();
+        let accusers: BTreeSet<usize> = all
+            .filter(|number| self.accused_by(*number).contains(&lost))
+            .collect();
+        let mut sides = accusers.iter().map(|number| self.accused_by(*number).len());
+        !accused.is_empty() && accused == accusers && sides.all(|side| side == accusers.len())
+    }
+
     /// The process that most of those name that failed by themselves.
     fn most_accused(&self) -> Option<usize> {
         let mut votes: BTreeMap<usize, usize> = BTreeMap::new();
@@ -201,6 +213,13 @@ impl AttemptResult {
             }
         };
         text += &format!("host {host}, pid {pid}");
+        if let Some(lost) = lost.filter(|lost| self.is_undecided(*lost)) {
+            let blamed = self.members[lost].task;
+            text += &format!(
+                "\n  {blamed} says the same of the other side: of two equal sides neither knows \
+                 which one is cut off; look at the network of both"
+            );
+        }
         if let Some(member) = self.members.get(index) {
             text += &format!(", log {}", member.log);
         }
@@ -313,6 +332,24 @@ mod tests {
                     assert_eq!(rank, Some(cut_off), "{first} of {count}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn of_two_sides_neither_is_said_to_be_the_one_for_certain() {
+        let described = |lost: &[&[usize]]| {
+            let of = |(rank, lost): (usize, &&[usize])| worker(rank, false, lost);
+            let members: Vec<_> = lost.iter().enumerate().map(of).collect();
+            let ended = AttemptResult::new(Verdict::Failed(0), members);
+            let cause = ended.cause(0);
+            ended.describe(cause, &ended.root_cause(cause).unwrap())
+        };
+        let said = "of two equal sides neither knows which one is cut off";
+        for sides in [&[&[1][..], &[0]][..], &[&[2, 3], &[2, 3], &[0, 1], &[0, 1]]] {
+            assert!(described(sides).contains(said), "{}", described(sides));
+        }
+        for sides in [&[&[1][..], &[]][..], &[&[2], &[2], &[0, 1]]] {
+            assert!(!described(sides).contains(said), "{}", described(sides));
         }
     }
 

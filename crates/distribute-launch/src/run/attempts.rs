@@ -136,6 +136,9 @@ fn say_who_is_lost(session: &Session<'_, '_>, plan: &Plan) -> Result<()> {
     if let Some(looks) = group.looks_for_host_0(&lost) {
         text += &format!(", {looks}");
     }
+    if hosts.count == 2 {
+        text += "; of two hosts neither knows which one is cut off";
+    }
     session.screen.log(&text)
 }
 
