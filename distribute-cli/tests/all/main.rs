@@ -12,6 +12,7 @@ mod elastic;
 mod events;
 mod exit_codes;
 mod first_day;
+mod flipped_bit;
 mod habits;
 mod help;
 mod inputs;
