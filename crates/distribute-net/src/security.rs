@@ -88,9 +88,9 @@ impl Security {
         }
     }
 
-    /// What has to be said of a process that listens at this address, or dials it: that what travels
-    /// can be read and changed on its way; `what` that is. Once for this value and its clones;
-    /// nothing with TLS or on loopback.
+    /// What has to be said of a process that listens at this address, or dials it: that what
+    /// travels can be read and changed on its way; `what` that is. Once for this value and its
+    /// clones; nothing with TLS or on loopback.
     pub fn clear_text(&self, address: SocketAddr, what: &str) -> Option<String> {
         let is_said = self.insecure.as_ref().filter(|_| self.tls.is_none())?;
         if address.ip().is_loopback() || is_said.swap(true, Ordering::Relaxed) {

@@ -144,8 +144,8 @@ fn after<'a>(arguments: &'a [String], flag: &str) -> &'a str {
     &arguments[place.unwrap_or_else(|| panic!("no {flag} in {arguments:?}")) + 1]
 }
 
-/// What a JobSet does when a pod of its Job ends with this code, by the rules of JobSet and Job: the
-/// first that matches counts.
+/// What a JobSet does when a pod of its Job ends with this code, by the rules of JobSet and Job:
+/// the first that matches counts.
 fn jobset_action(file: &str, code: u8) -> Option<String> {
     let set = yaml(file);
     let job = &set["spec"]["replicatedJobs"][0]["template"]["spec"];

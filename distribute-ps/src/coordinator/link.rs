@@ -281,9 +281,9 @@ impl Link<'_> {
             },
         });
         match outcome {
-            Err(error) if matches!(error.root_cause(), PsError::Unavailable { .. }) => {
-                self.accuse(handed.id, error);
-            }
+            // One that answers pings and no calls may answer others: the path of this worker loses
+            // what is large, or the server was busy for a while.
+            Err(error) if accuses(error.root_cause()) => self.accuse(handed.id, error),
             outcome => {
                 let closure = &handed.payload;
                 self.scheduler.closure_ended(handed.id, closure, outcome);
@@ -291,9 +291,9 @@ impl Link<'_> {
         }
     }
 
-    /// The worker says that it does not reach a server. Whether that is lost the coordinator finds
-    /// out by asking it; if it answers, the closure runs on another worker, and this one gets the
-    /// next when it reaches all servers again.
+    /// The worker says that it does not reach a server, or gets no answer of it. Whether that is
+    /// lost the coordinator finds out by asking it; if it answers, the closure runs on another
+    /// worker, and this one gets the next when it reaches all servers again.
     fn accuse(&mut self, closure: u64, error: PsError) {
         self.set_apart(error.root_cause(), Duration::ZERO);
         let reason = error.root_cause().to_string();
@@ -440,6 +440,12 @@ impl Link<'_> {
         self.ended(&handed, Err(error));
         Err(lost("its step ran too long"))
     }
+}
+
+/// Whether this error of a closure says nothing of its work, but of the way to a server: asking the
+/// server, and another worker, shows more.
+fn accuses(error: &PsError) -> bool {
+    matches!(error, PsError::Unavailable { .. } | PsError::Timeout { .. })
 }
 
 fn lost(reason: impl Into<String>) -> StreamEnd {

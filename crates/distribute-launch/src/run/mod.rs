@@ -71,14 +71,7 @@ fn run_with_logs(
     if logs.is_temporary {
         screen.log(&format!("log files are in {}", logs.path().display()))?;
     }
-    let in_clear = job.hosts.as_ref().filter(|hosts| hosts.count > 1);
-    let in_clear = in_clear.and_then(|hosts| {
-        let what = "addresses of processes, how they ended, their last lines";
-        hosts.security.clear_text(hosts.address, what)
-    });
-    if let Some(text) = in_clear {
-        screen.log(&format!("warning: the launchers are {text}"))?;
-    }
+    say_what_is_in_clear(job, screen)?;
     let tasks = job.tasks(job.workers_here());
     let memory = StateMemory::new(job.workers_here()).or_else(|error| {
         screen.log(&format!(
@@ -139,6 +132,19 @@ fn run_with_logs(
         }
         Ok(outcome)
     })
+}
+
+/// Says once that others can read and change what the launchers tell each other, if that is so.
+fn say_what_is_in_clear(job: &Job, screen: &Screen<'_>) -> Result<()> {
+    let hosts = job.hosts.as_ref().filter(|hosts| hosts.count > 1);
+    let text = hosts.and_then(|hosts| {
+        let what = "addresses of processes, how they ended, their last lines";
+        hosts.security.clear_text(hosts.address, what)
+    });
+    match text {
+        Some(text) => screen.log(&format!("warning: the launchers are {text}")),
+        None => Ok(()),
+    }
 }
 
 /// What all launchers of a job must have alike.

@@ -4,6 +4,7 @@
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use burn::nn::Linear;
@@ -215,4 +216,35 @@ fn a_server_that_the_coordinator_does_not_reach_either_ends_the_job() {
     let error = value.fetch::<usize>().unwrap_err();
     let known = lost(error.root_cause()) || matches!(error, PsError::Cancelled);
     assert!(known, "{error}");
+}
+
+/// A server that gives signs of life did not answer the first worker that asked.
+#[test]
+fn a_call_without_an_answer_is_made_by_another_worker() {
+    let servers = servers();
+    let asked = Arc::new(AtomicUsize::new(0));
+    let of_step = asked.clone();
+    let register = move |registry: &mut StepRegistry| {
+        let asked = of_step.clone();
+        let step = move |worker: &WorkerContext, (): ()| {
+            if asked.fetch_add(1, Ordering::SeqCst) == 0 {
+                return Err(PsError::Timeout {
+                    op: "pull",
+                    server: 1,
+                    address: "server:1".to_owned(),
+                    waited: Duration::from_secs(60),
+                }
+                .into());
+            }
+            Ok(worker.worker_index())
+        };
+        registry.step("ask", step).unwrap();
+    };
+    let options = CoordinatorOptions::default();
+    let cluster = Cluster::with_servers(2, &servers.addresses, register, options);
+    let value = cluster.coordinator.schedule("ask", ()).unwrap();
+    cluster.coordinator.join().unwrap();
+    let _by: usize = value.fetch().unwrap();
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+    eventually("the worker is used again", || absent(&cluster).is_none());
 }
