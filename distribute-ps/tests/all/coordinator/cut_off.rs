@@ -233,8 +233,7 @@ fn a_call_without_an_answer_is_made_by_another_worker() {
                     server: 1,
                     address: "server:1".to_owned(),
                     waited: Duration::from_secs(60),
-                }
-                .into());
+                });
             }
             Ok(worker.worker_index())
         };
