@@ -42,7 +42,7 @@ impl Aside {
         let course = Arc::new(Mutex::new(Course::Waited));
         let (own, hanging) = (Arc::clone(&course), Arc::clone(&self.hanging));
         let builder = std::thread::Builder::new().name("files".to_owned());
-        builder.spawn(move || {
+        let thread = builder.spawn(move || {
             // Nobody may want it any more.
             let _left = sender.send(work());
             let mut course = own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +52,11 @@ impl Aside {
             *course = Course::Done;
         })?;
         match result.recv_timeout(PATIENCE) {
-            Ok(value) => Ok(value),
+            Ok(value) => {
+                // It has nothing left to do.
+                let _ended = thread.join();
+                Ok(value)
+            }
             Err(RecvTimeoutError::Disconnected) => Err(io::ErrorKind::BrokenPipe.into()),
             Err(RecvTimeoutError::Timeout) => {
                 let mut course = course.lock().unwrap_or_else(PoisonError::into_inner);
