@@ -1,5 +1,6 @@
 //! The models that come with the program.
 
+use crate::layers::{Conv2D, Dense, Embedding, Flatten, GlobalAveragePooling1D, MaxPooling2D};
 use crate::{Activation, Initializer, LayerSpec, ModelSpec, Padding, Regularizer, Windows};
 
 /// Names and descriptions of the built-in models.
@@ -36,20 +37,20 @@ pub fn built_in(name: &str, outputs: usize, vocabulary: usize) -> Option<ModelSp
             cnn([32, 64], Padding::Valid, Some(l2), outputs)
         }
         "mlp" => vec![
-            LayerSpec::Flatten,
+            Flatten.into(),
             dense(64, Activation::Relu, None),
             dense(64, Activation::Relu, None),
             dense(outputs, Activation::Linear, None),
         ],
         "text" => vec![
-            LayerSpec::Embedding {
+            LayerSpec::Embedding(Embedding {
                 input_dim: vocabulary,
                 output_dim: WORD_DIMENSIONS,
                 mask_zero: true,
                 embeddings_initializer: Initializer::EMBEDDING_DEFAULT,
                 embeddings_regularizer: None,
-            },
-            LayerSpec::GlobalAveragePooling1D,
+            }),
+            GlobalAveragePooling1D.into(),
             dense(256, Activation::Relu, None),
             dense(64, Activation::Relu, None),
             dense(1, Activation::Sigmoid, None),
@@ -66,44 +67,46 @@ fn cnn(
     regularizer: Option<Regularizer>,
     outputs: usize,
 ) -> Vec<LayerSpec> {
-    let conv = |filters| LayerSpec::Conv2D {
-        filters,
-        windows: Windows {
-            kernel_size: [3, 3],
-            strides: [1, 1],
-            padding,
-            dilation_rate: [1, 1],
-        },
-        groups: 1,
-        activation: Activation::Relu,
-        use_bias: true,
-        kernel_initializer: Initializer::GLOROT_UNIFORM,
-        bias_initializer: Initializer::ZEROS,
-        kernel_regularizer: regularizer,
+    let conv = |filters| {
+        LayerSpec::Conv2D(Conv2D {
+            filters,
+            windows: Windows {
+                kernel_size: [3, 3],
+                strides: [1, 1],
+                padding,
+                dilation_rate: [1, 1],
+            },
+            groups: 1,
+            activation: Activation::Relu,
+            use_bias: true,
+            kernel_initializer: Initializer::GLOROT_UNIFORM,
+            bias_initializer: Initializer::ZEROS,
+            kernel_regularizer: regularizer,
+        })
     };
-    let pool = LayerSpec::MaxPooling2D {
+    let pool = LayerSpec::MaxPooling2D(MaxPooling2D {
         pool_size: [2, 2],
         strides: [2, 2],
         padding: Padding::Valid,
-    };
+    });
     vec![
         conv(filters[0]),
         pool.clone(),
         conv(filters[1]),
         pool,
-        LayerSpec::Flatten,
+        Flatten.into(),
         dense(64, Activation::Relu, regularizer),
         dense(outputs, Activation::Linear, regularizer),
     ]
 }
 
 fn dense(units: usize, activation: Activation, regularizer: Option<Regularizer>) -> LayerSpec {
-    LayerSpec::Dense {
+    LayerSpec::Dense(Dense {
         units,
         activation,
         use_bias: true,
         kernel_initializer: Initializer::GLOROT_UNIFORM,
         bias_initializer: Initializer::ZEROS,
         kernel_regularizer: regularizer,
-    }
+    })
 }

@@ -1,6 +1,7 @@
 //! Whether a model takes pixels as bytes, which its first layers rescale.
 
-use crate::{LayerSpec, ModelSpec};
+use crate::layers::Normalization;
+use crate::{LayerSpec, ModelSpec, NamedLayer};
 
 /// A factor below this makes small numbers of bytes; a larger one is for what is small already.
 const LARGEST_FACTOR: f64 = 0.1;
@@ -20,26 +21,29 @@ impl ModelSpec {
             let (Some(at), None) = (takers.next(), takers.next()) else {
                 return None;
             };
-            let layer = self.layers.get(self.calls[at].layer)?;
-            match &layer.spec {
-                LayerSpec::Rescaling { scale, .. } => {
-                    let small = scale.iter().all(|factor| factor.abs() < LARGEST_FACTOR);
-                    return small.then_some(&layer.name);
+            let NamedLayer { name, spec, .. } = self.layers.get(self.calls[at].layer)?;
+            match spec {
+                LayerSpec::Rescaling(layer) => {
+                    let small = layer
+                        .scale
+                        .iter()
+                        .all(|factor| factor.abs() < LARGEST_FACTOR);
+                    return small.then_some(name);
                 }
-                LayerSpec::Normalization {
+                LayerSpec::Normalization(Normalization {
                     statistics: Some((mean, variance)),
                     ..
-                } => {
+                }) => {
                     let large = |value: &f64| value.abs() > LARGEST_STATISTIC;
                     let deviations = variance.iter().map(|variance| variance.sqrt());
                     let of_bytes =
                         mean.iter().any(large) || deviations.into_iter().any(|it| large(&it));
-                    return of_bytes.then_some(&layer.name);
+                    return of_bytes.then_some(name);
                 }
-                LayerSpec::Flatten
-                | LayerSpec::Reshape { .. }
-                | LayerSpec::ZeroPadding2D { .. }
-                | LayerSpec::Cropping2D { .. } => value = self.inputs.len() + at,
+                LayerSpec::Flatten(_)
+                | LayerSpec::Reshape(_)
+                | LayerSpec::ZeroPadding2D(_)
+                | LayerSpec::Cropping2D(_) => value = self.inputs.len() + at,
                 _ => return None,
             }
         }

@@ -3,7 +3,8 @@
 //!
 //! Not part of the interface of this crate; compiled for tests and with the feature `fuzzing`.
 
-use crate::{LayerSpec, ModelSpec, parse_keras_json, parse_safetensors_weights};
+use crate::layers::{Flatten, LayerNormalization};
+use crate::{ModelSpec, parse_keras_json, parse_safetensors_weights};
 
 /// A name, and what it calls.
 type Target = (&'static str, fn(&[u8]));
@@ -44,13 +45,13 @@ pub fn keras_json(bytes: &[u8]) {
 
 /// A model with two weights of three values.
 fn small() -> ModelSpec {
-    let normalization = LayerSpec::LayerNormalization {
+    let normalization = LayerNormalization {
         axis: -1,
         epsilon: 1e-3,
         beta: Some(crate::Initializer::ZEROS),
         gamma: Some(crate::Initializer::ZEROS),
     };
-    ModelSpec::chain("small", vec![LayerSpec::Flatten, normalization])
+    ModelSpec::chain("small", vec![Flatten.into(), normalization.into()])
 }
 
 /// A safetensors file of weights: an error, or finite numbers for every weight of the model.

@@ -1,7 +1,7 @@
 //! What a model ends with, and the loss that belongs to it.
 
 use crate::plan::{PlannedCall, PlannedLayer};
-use crate::{Activation, LayerSpec, ModelError, Plan, Shape};
+use crate::{Activation, ModelError, Plan, Shape};
 
 /// What turns the last layer's numbers into what Keras' model returns.
 ///
@@ -70,7 +70,7 @@ impl Plan {
         let mut path = Vec::new();
         while let Some((index, call, layer)) = self.call(value) {
             path.insert(0, index);
-            let (head, name) = match layer.spec.activation() {
+            let (head, name) = match layer.spec.layer().activation() {
                 Activation::Softmax => (Head::Softmax, "a softmax"),
                 Activation::Sigmoid => (Head::Sigmoid, "a sigmoid"),
                 _ if !layer.weights.is_empty() => break,
@@ -117,7 +117,7 @@ impl Plan {
         let probabilities = |value: &usize| {
             let mut value = *value;
             while let Some((_, call, layer)) = self.call(value) {
-                match layer.spec.activation() {
+                match layer.spec.layer().activation() {
                     Activation::Softmax | Activation::Sigmoid => return true,
                     _ if call.inputs.len() == 1 && changes_nothing(layer, call) => {
                         value = call.inputs[0];
@@ -167,27 +167,7 @@ fn wrong_head(
     }
 }
 
-/// Whether a layer without weights hands on the numbers that it gets, in training too.
 fn changes_nothing(layer: &PlannedLayer, call: &PlannedCall) -> bool {
-    match &layer.spec {
-        LayerSpec::Flatten | LayerSpec::Reshape { .. } => true,
-        LayerSpec::Dropout { rate, .. } => *rate == 0.0 || call.arguments.inference,
-        LayerSpec::Activation(activation) => *activation == Activation::Linear,
-        LayerSpec::Rescaling { scale, offset } => {
-            scale.iter().all(|scale| *scale == 1.0) && offset.iter().all(|offset| *offset == 0.0)
-        }
-        LayerSpec::ZeroPadding2D { padding: sides } | LayerSpec::Cropping2D { cropping: sides } => {
-            *sides == [(0, 0); 2]
-        }
-        LayerSpec::MaxPooling2D {
-            pool_size, strides, ..
-        }
-        | LayerSpec::AveragePooling2D {
-            pool_size, strides, ..
-        } => (*pool_size, *strides) == ([1, 1], [1, 1]),
-        LayerSpec::GlobalAveragePooling2D { .. } | LayerSpec::GlobalMaxPooling2D { .. } => {
-            matches!(call.shapes[..], [Shape::Image(1, 1, _)])
-        }
-        _ => false,
-    }
+    let layer = layer.spec.layer();
+    layer.changes_nothing(call.shapes[0], call.arguments.inference)
 }

@@ -59,6 +59,8 @@ impl Initializer {
     };
     /// `zeros`, the default of biases.
     pub const ZEROS: Self = Self::Constant(0.0);
+    /// `ones`, the default of factors and variances.
+    pub(crate) const ONES: Self = Self::Constant(1.0);
     /// `random_uniform` between -0.05 and 0.05, the default of embeddings.
     pub const EMBEDDING_DEFAULT: Self = Self::Uniform {
         low: -0.05,

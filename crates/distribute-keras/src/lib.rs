@@ -30,9 +30,10 @@ pub mod fuzzing;
 mod head;
 mod init;
 mod keras_json;
-mod layers;
+pub mod layers;
 mod model;
 mod plan;
+mod shape;
 mod spec;
 mod weight_file;
 
@@ -43,15 +44,11 @@ pub use error::ModelError;
 pub use head::{Head, Loss};
 pub use init::{Initializer, Weight};
 pub use keras_json::{model_text, parse_keras_json, read_keras_json};
-pub use layers::Mode;
+pub use layers::{Arguments, LayerSpec, Merge, Mode, Padding, PlannedWeight, Regularizer, Windows};
 pub use model::Model;
-pub use plan::{
-    Plan, PlannedCall, PlannedInput, PlannedLayer, PlannedOutput, PlannedWeight, Shape,
-};
-pub use spec::{
-    Arguments, Call, LayerSpec, Merge, ModelInput, ModelOutput, ModelSpec, NamedLayer, Padding,
-    Regularizer, Windows,
-};
+pub use plan::{Plan, PlannedCall, PlannedInput, PlannedLayer, PlannedOutput};
+pub use shape::Shape;
+pub use spec::{Call, ModelInput, ModelOutput, ModelSpec, NamedLayer};
 pub use weight_file::{parse_safetensors_weights, read_weights};
 
 /// The programs of the document are compiled and run as tests.

@@ -171,17 +171,14 @@ fn by_name(plan: &Plan, found: &[(String, Weight)]) -> Result<Vec<usize>, ModelE
 
 /// What Keras calls a weight: below the models that it is in, or without them.
 fn paths(layer: &PlannedLayer, weight: &PlannedWeight) -> Vec<String> {
-    // Keras 2 has another name for the kernel of a DepthwiseConv2D.
-    let old = layer.spec.class() == "DepthwiseConv2D" && weight.name == "kernel";
-    let names = [Some(weight.name), old.then_some("depthwise_kernel")];
+    let names = [Some(weight.name), layer.spec.layer().old_name(weight.name)];
     let inner = layer.name.rsplit('/').next().unwrap_or(&layer.name);
     let layers = [layer.name.as_str(), inner];
     let paths = layers.iter().flat_map(|layer| {
         let names = names.iter().flatten();
         names.map(move |name| format!("{layer}/{name}"))
     });
-    // Keras 3 leaves the layer out where it builds the weights late.
-    let late = layer.spec.class() == "Normalization";
+    let late = layer.spec.layer().builds_late();
     paths.chain(late.then(|| weight.name.to_string())).collect()
 }
 

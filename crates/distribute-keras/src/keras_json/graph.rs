@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::entries::{Entries, Entry, Graph, Input, Kind, Node, Reference};
-use super::{File, layers, nodes};
+use super::{File, input_layer, nodes};
 use crate::fields::{Fields, Named, Object, Place};
 use crate::spec::Names;
-use crate::{ModelError, NamedLayer};
+use crate::{LayerSpec, ModelError, NamedLayer};
 
 /// The operations on masks that Keras 3 writes beside the layers.
 const MASKS: [&str; 3] = ["NotEqual", "LogicalOr", "LogicalAnd"];
@@ -139,16 +139,16 @@ impl Reader<'_> {
             let what = format!("layer {name} has no class_name or config");
             return Err(self.file.not_a_model(what));
         };
-        let shape = layers::input_shape(&mut fields)?;
+        let shape = input_layer::shape(&mut fields)?;
         // The first layer's counts: Keras 2 repeats the key in an Embedding, without sizes.
         if self.graph.input_shape.is_none() {
             self.graph.input_shape.clone_from(&shape);
         }
         if class == "InputLayer" {
-            let integers = layers::input_layer(fields)?.err();
+            let integers = input_layer::read(fields)?.err();
             return Ok(Kind::Input(Input { shape, integers }));
         }
-        let (spec, trainable) = layers::read_layer(class, fields)?;
+        let (spec, trainable) = LayerSpec::read(class, fields)?;
         self.all.push(NamedLayer {
             name: name.to_string(),
             spec,

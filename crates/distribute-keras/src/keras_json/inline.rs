@@ -5,9 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::File;
 use super::entries::{Graph, Kind, Reference};
-use crate::{
-    Arguments, Call, LayerSpec, ModelError, ModelInput, ModelOutput, ModelSpec, NamedLayer,
-};
+use crate::{Arguments, Call, ModelError, ModelInput, ModelOutput, ModelSpec, NamedLayer};
 
 /// The calls of a model may not be more: models inside of models that are called several times
 /// would let a small file be a model without end.
@@ -55,9 +53,9 @@ pub(super) fn model(
             continue;
         };
         let reads_tokens = |call: &Call| {
-            let layer = model.layers.get(call.layer);
-            let spec = layer.map(|layer| &layer.spec);
-            !call.inputs.contains(&value) || matches!(spec, Some(LayerSpec::Embedding { .. }))
+            let tokens = |layer: &NamedLayer| layer.spec.layer().tokens();
+            let tokens = model.layers.get(call.layer).and_then(tokens);
+            !call.inputs.contains(&value) || tokens.is_some()
         };
         if let Some(error) = input.integers.take()
             && !model.calls.iter().all(reads_tokens)

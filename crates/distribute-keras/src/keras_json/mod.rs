@@ -11,9 +11,8 @@
 mod entries;
 mod graph;
 mod inline;
-mod layers;
+mod input_layer;
 mod nodes;
-mod options;
 
 use std::path::Path;
 

@@ -1,27 +1,108 @@
-//! Matrix products and tables.
+//! `Dense`.
 
 use burn::module::{Module, Param};
 use burn::tensor::Tensor;
-use burn::tensor::module::{embedding, linear};
+use burn::tensor::module::linear;
 
-use super::flow::Value;
-use super::{Flow, Pass};
-use crate::{Activation, Regularizer};
+use super::layout::channels_first_rows;
+use super::{
+    Built, Flow, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, activation, bias,
+    bias_initializer, count, features, first_mask, kernel_initializer, penalty, regularizer,
+    trained,
+};
+use crate::fields::Fields;
+use crate::{Activation, Initializer, ModelError, Regularizer, Shape};
 
-/// A matrix product on the last axis; the kernel is `[inputs, outputs]`.
-#[derive(Module, Debug)]
-pub(crate) struct Dense {
-    pub(crate) kernel: Param<Tensor<2>>,
-    pub(crate) bias: Option<Param<Tensor<1>>>,
-    #[module(skip)]
-    pub(crate) activation: Activation,
-    #[module(skip)]
-    pub(crate) regularizer: Option<Regularizer>,
+/// `keras.layers.Dense`, on the last axis.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Dense {
+    /// The number of outputs.
+    pub units: usize,
+    /// Applied to the result.
+    pub activation: Activation,
+    /// Whether a bias per output is added.
+    pub use_bias: bool,
+    /// How the kernel starts.
+    pub kernel_initializer: Initializer,
+    /// How the bias starts.
+    pub bias_initializer: Initializer,
+    /// The loss on the kernel.
+    pub kernel_regularizer: Option<Regularizer>,
 }
 
-impl Dense {
-    pub(crate) fn forward(&self, x: Flow, pass: &Pass<'_, '_>) -> Flow {
-        let y = match x {
+impl KerasLayer for Dense {
+    fn classes() -> &'static [&'static str] {
+        &["Dense"]
+    }
+
+    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        Ok(Self {
+            units: count(fields, "units")?,
+            activation: activation(fields)?,
+            use_bias: fields.flag("use_bias", true)?,
+            kernel_initializer: kernel_initializer(fields, "kernel_initializer")?,
+            bias_initializer: bias_initializer(fields)?,
+            kernel_regularizer: regularizer(fields, "kernel_regularizer")?,
+        })
+    }
+
+    fn output_shape(&self, input: Shape) -> Result<Shape, String> {
+        Ok(input.with_features(self.units))
+    }
+
+    fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
+        let kernel = [features(inputs), self.units];
+        vec![
+            trained("kernel", &kernel, self.kernel_initializer),
+            bias(
+                "bias",
+                &[self.units],
+                (self.use_bias, self.bias_initializer),
+            ),
+        ]
+    }
+
+    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+        let kernel = channels_first_rows(weights.next(), weights.flattened);
+        Some(Layer::Dense(DenseWeights {
+            kernel: weights.trained(kernel),
+            bias: weights.optional(self.use_bias),
+            activation: self.activation,
+            regularizer: self.kernel_regularizer,
+        }))
+    }
+
+    fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
+        Ok(first_mask(masks))
+    }
+
+    fn activation(&self) -> Activation {
+        self.activation
+    }
+
+    fn wants_image(&self) -> Option<bool> {
+        Some(false)
+    }
+
+    fn set_regularizer(&mut self, regularizer: Option<Regularizer>) {
+        self.kernel_regularizer = regularizer;
+    }
+}
+
+/// The kernel is `[inputs, outputs]`.
+#[derive(Module, Debug)]
+pub(crate) struct DenseWeights {
+    pub(super) kernel: Param<Tensor<2>>,
+    pub(super) bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    pub(super) activation: Activation,
+    #[module(skip)]
+    pub(super) regularizer: Option<Regularizer>,
+}
+
+impl Built for DenseWeights {
+    fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
+        let flow = match x.flow {
             Flow::Flat(x) => Flow::Flat(self.product(x)),
             Flow::Sequence(x) => Flow::Sequence(self.product(x)),
             image @ Flow::Image(_) => {
@@ -29,61 +110,21 @@ impl Dense {
                 Flow::like(&dims, self.product(image.into_rows()))
             }
         };
-        match pass.without_activation {
-            true => y,
-            false => y.activate(self.activation),
-        }
+        Ok(Value {
+            flow: pass.activate(flow, self.activation),
+            mask: x.mask,
+        })
     }
 
+    fn losses(&self) -> Vec<Option<Tensor<1>>> {
+        vec![penalty(self.regularizer, &self.kernel)]
+    }
+}
+
+impl DenseWeights {
     /// The product and the bias, without the activation.
-    pub(crate) fn product<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+    pub(super) fn product<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let bias = self.bias.as_ref().map(Param::val);
         linear(x, self.kernel.val(), bias)
-    }
-
-    pub(crate) fn loss(&self) -> Option<Tensor<1>> {
-        penalty(self.regularizer, &self.kernel)
-    }
-}
-
-/// One vector per token; `[tokens, dimensions]`.
-#[derive(Module, Debug)]
-pub(crate) struct Embedding {
-    pub(crate) embeddings: Param<Tensor<2>>,
-    #[module(skip)]
-    pub(crate) mask_zero: bool,
-    #[module(skip)]
-    pub(crate) regularizer: Option<Regularizer>,
-}
-
-impl Embedding {
-    pub(crate) fn forward(&self, tokens: Tensor<2>) -> Value {
-        let mask = self.mask_zero.then(|| {
-            let mask = tokens.clone().not_equal_elem(0.0).float();
-            mask.cast(self.embeddings.val().dtype())
-        });
-        let flow = Flow::Sequence(embedding(self.embeddings.val(), tokens.int()));
-        Value { flow, mask }
-    }
-
-    pub(crate) fn loss(&self) -> Option<Tensor<1>> {
-        penalty(self.regularizer, &self.embeddings)
-    }
-}
-
-/// The loss on a kernel.
-pub(super) fn penalty<const D: usize>(
-    regularizer: Option<Regularizer>,
-    kernel: &Param<Tensor<D>>,
-) -> Option<Tensor<1>> {
-    let Regularizer { l1, l2 } = regularizer?;
-    let l1 = (l1 != 0.0).then(|| kernel.val().abs().sum().mul_scalar(l1));
-    let l2 = (l2 != 0.0).then(|| {
-        let kernel = kernel.val();
-        (kernel.clone() * kernel).sum().mul_scalar(l2)
-    });
-    match (l1, l2) {
-        (Some(l1), Some(l2)) => Some(l1 + l2),
-        (one, other) => one.or(other),
     }
 }

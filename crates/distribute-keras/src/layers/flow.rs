@@ -1,6 +1,6 @@
 //! What flows between the layers.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 
 use crate::{Activation, Shape};
 
@@ -24,6 +24,14 @@ impl Value {
     /// Values without padding.
     pub(crate) fn of(flow: Flow) -> Self {
         Self { flow, mask: None }
+    }
+
+    /// What becomes of an image; a plan never puts a layer of images on another shape.
+    pub(super) fn map_image(self, image: impl FnOnce(Tensor<4>) -> Flow) -> Self {
+        match self.flow {
+            Flow::Image(x) => Self::of(image(x)),
+            _ => self,
+        }
     }
 }
 
@@ -144,11 +152,4 @@ impl Flow {
 fn scaled<const D: usize>(x: Tensor<D>, scale: Tensor<D>, offset: Tensor<D>) -> Tensor<D> {
     let dtype = x.dtype();
     x * scale.cast(dtype) + offset.cast(dtype)
-}
-
-/// Numbers as a tensor that is no parameter.
-pub(crate) fn constants(values: &[f64], device: &Device) -> Tensor<1> {
-    let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
-    let shape = [values.len()];
-    Tensor::from_data(TensorData::new(values, shape), device)
 }

@@ -1,44 +1,161 @@
-//! Several values become one.
+//! `Add`, `Concatenate` and the like: several values become one.
 
 use burn::tensor::Tensor;
 
-use super::flow::{Flow, Value};
-use crate::plan::tensor_axis;
-use crate::{Merge, Shape};
+use super::{Flow, KerasLayer, Pass, Value, axis, first_mask};
+use crate::fields::Fields;
+use crate::{ModelError, Shape};
 
-/// What the values become, examples of the shape `output`, and the mask that all of them have.
-pub(super) fn merge(merge: Merge, output: Shape, inputs: Vec<Value>) -> Option<Value> {
-    let axis = match merge {
-        Merge::Concatenate { axis } => tensor_axis(output, axis),
-        _ => 0,
-    };
-    let mut inputs = inputs.into_iter();
-    let Value { flow: first, mask } = inputs.next()?;
-    let others = inputs.map(|value| value.flow);
-    let flow = match first {
-        Flow::Flat(x) => {
-            let others = others.filter_map(|x| match x {
-                Flow::Flat(x) => Some(x),
-                _ => None,
-            });
-            Flow::Flat(merged(merge, axis, x, others))
+/// How several values become one, element by element with broadcasting, or side by side.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Merge {
+    /// `keras.layers.Add`.
+    Add,
+    /// `keras.layers.Subtract`, of two values.
+    Subtract,
+    /// `keras.layers.Multiply`.
+    Multiply,
+    /// `keras.layers.Average`.
+    Average,
+    /// `keras.layers.Maximum`.
+    Maximum,
+    /// `keras.layers.Minimum`.
+    Minimum,
+    /// `keras.layers.Concatenate`.
+    Concatenate {
+        /// The axis, as Keras counts them: 0 is the batch, -1 the last one.
+        axis: i64,
+    },
+}
+
+impl KerasLayer for Merge {
+    fn classes() -> &'static [&'static str] {
+        &[
+            "Add",
+            "Subtract",
+            "Multiply",
+            "Average",
+            "Maximum",
+            "Minimum",
+            "Concatenate",
+        ]
+    }
+
+    fn parse(class: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        Ok(match class {
+            "Add" => Self::Add,
+            "Subtract" => Self::Subtract,
+            "Multiply" => Self::Multiply,
+            "Average" => Self::Average,
+            "Maximum" => Self::Maximum,
+            "Minimum" => Self::Minimum,
+            _ => Self::Concatenate {
+                axis: axis(fields)?,
+            },
+        })
+    }
+
+    fn class(&self) -> &'static str {
+        match self {
+            Self::Add => "Add",
+            Self::Subtract => "Subtract",
+            Self::Multiply => "Multiply",
+            Self::Average => "Average",
+            Self::Maximum => "Maximum",
+            Self::Minimum => "Minimum",
+            Self::Concatenate { .. } => "Concatenate",
         }
-        Flow::Sequence(x) => {
-            let others = others.filter_map(|x| match x {
-                Flow::Sequence(x) => Some(x),
-                _ => None,
-            });
-            Flow::Sequence(merged(merge, axis, x, others))
+    }
+
+    fn merged_shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
+        let list = || {
+            let shapes: Vec<String> = inputs.iter().map(Shape::to_string).collect();
+            shapes.join(" and ")
+        };
+        let (Some(first), true) = (inputs.first(), inputs.len() > 1) else {
+            return Err("needs two values or more, gets one".to_string());
+        };
+        if matches!(self, Self::Subtract) && inputs.len() != 2 {
+            return Err(format!("needs two values, gets {}", inputs.len()));
         }
-        Flow::Image(x) => {
-            let others = others.filter_map(|x| match x {
-                Flow::Image(x) => Some(x),
-                _ => None,
-            });
-            Flow::Image(merged(merge, axis, x, others))
+        let rank = first.dims().len();
+        let along = match *self {
+            Self::Concatenate { axis } => Some(first.axis(axis).ok_or_else(|| {
+                format!(
+                    "`axis` = {axis} is not an axis of {first}; use one from 1 to {rank}, or -1"
+                )
+            })?),
+            _ => None,
+        };
+        let mut dims = first.dims();
+        for input in &inputs[1..] {
+            let others = input.dims();
+            if others.len() != rank {
+                return Err(format!("needs values of one rank, gets {}", list()));
+            }
+            for (axis, (dim, other)) in dims.iter_mut().zip(others).enumerate() {
+                *dim = match along {
+                    Some(along) if along == axis => dim.saturating_add(other),
+                    None if *dim == 1 || other == 1 => (*dim).max(other),
+                    _ if *dim == other => other,
+                    _ => return Err(format!("needs shapes that fit each other, gets {}", list())),
+                };
+            }
         }
-    };
-    Some(Value { flow, mask })
+        Shape::of(&dims).ok_or_else(list)
+    }
+
+    fn call_all(&self, inputs: Vec<Value>, pass: &mut Pass<'_, '_>) -> Option<Value> {
+        let axis = match *self {
+            Self::Concatenate { axis } => pass.output.tensor_axis(axis),
+            _ => 0,
+        };
+        let mut inputs = inputs.into_iter();
+        let Value { flow: first, mask } = inputs.next()?;
+        let others = inputs.map(|value| value.flow);
+        let flow = match first {
+            Flow::Flat(x) => {
+                let others = others.filter_map(|x| match x {
+                    Flow::Flat(x) => Some(x),
+                    _ => None,
+                });
+                Flow::Flat(merged(*self, axis, x, others))
+            }
+            Flow::Sequence(x) => {
+                let others = others.filter_map(|x| match x {
+                    Flow::Sequence(x) => Some(x),
+                    _ => None,
+                });
+                Flow::Sequence(merged(*self, axis, x, others))
+            }
+            Flow::Image(x) => {
+                let others = others.filter_map(|x| match x {
+                    Flow::Image(x) => Some(x),
+                    _ => None,
+                });
+                Flow::Image(merged(*self, axis, x, others))
+            }
+        };
+        Some(Value { flow, mask })
+    }
+
+    fn mask(&self, masks: &[Option<usize>], _: usize) -> Result<Option<usize>, String> {
+        let first = first_mask(masks);
+        let why = match self {
+            Self::Concatenate { .. } if first.is_some() => {
+                "it would have to join the masks of sequences with padding; use mask_zero=False \
+                 in the Embedding"
+            }
+            // Keras 2 and 3 do not agree on the mask of such a sum, nor on what an attention reads.
+            _ if masks.iter().any(|mask| *mask != first) => {
+                "it receives sequences with different padding; use mask_zero=False in the \
+                 Embedding"
+            }
+            _ => return Ok(first),
+        };
+        Err(why.to_string())
+    }
 }
 
 /// The values in their order, from the first to the last.

@@ -1,187 +1,122 @@
-//! The layers as burn modules.
+//! The layers of Keras, each in a file of its own.
+//!
+//! A new layer is one file with a struct of its options, which implements `KerasLayer`, and a row
+//! in the table below (and the file's `mod`, for the compiler).
 
-mod attention;
-mod conv;
+mod activation;
+mod average_pooling_2d;
+mod batch_normalization;
+mod conv_2d;
+mod cropping_2d;
 mod dense;
+mod depthwise_conv_2d;
+mod dropout;
+mod embedding;
+mod flatten;
 mod flow;
+mod global_average_pooling_1d;
+mod global_average_pooling_2d;
+mod global_max_pooling_2d;
+mod layer;
+mod layer_normalization;
+mod layout;
+mod max_pooling_2d;
 mod merge;
-mod norm;
-mod plain;
-
-use std::fmt;
+mod multi_head_attention;
+mod normalization;
+mod options;
+mod pass;
+mod regularizer;
+mod rescaling;
+mod reshape;
+mod separable_conv_2d;
+mod table;
+mod weights;
+mod windows;
+mod zero_padding_2d;
 
 use burn::module::Module;
-use burn::tensor::Tensor;
-use distribute_core::{LocalBatchNorm, ReplicaContext, Result, SyncBatchNorm};
-use rand::Rng;
+use distribute_core::{LocalBatchNorm, SyncBatchNorm};
 
-pub(crate) use attention::Attention;
-pub(crate) use conv::{Conv2d, SeparableConv2d, WindowOptions};
-pub(crate) use dense::{Dense, Embedding};
+use crate::ModelError;
+use crate::fields::Fields;
+use activation::activation;
 pub(crate) use flow::{Flow, Value};
-pub(crate) use norm::{LayerNorm, Normalization};
-pub(crate) use plain::{Plain, PlainKind};
+use layer::{Built, KerasLayer, features, first_mask};
+use options::{
+    axis, bias_initializer, channels_last, common, count, epsilon, initializer, kernel_initializer,
+    no_seed, optional_count, optional_numbers, pad, rate, shift_and_factor, sides,
+};
+pub(crate) use pass::Pass;
+pub use pass::{Arguments, Mode};
+pub use regularizer::Regularizer;
+use regularizer::{penalty, regularizer};
+use table::layers;
+pub use weights::PlannedWeight;
+pub(crate) use weights::Weights;
+use weights::{bias, fixed, optional, trained};
+pub use windows::{Padding, Windows};
 
-use crate::{Arguments, Shape};
-
-/// Whether a forward pass is part of training.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "there is one for each pass, on the stack"
-)]
-pub enum Mode<'a> {
-    /// Evaluation and prediction: `Dropout` does nothing, `BatchNormalization` uses its moving
-    /// statistics.
-    Inference,
-    /// Training, see [`training`](Self::training).
-    Training {
-        /// The replica that trains.
-        ctx: &'a ReplicaContext,
-        /// The stream of random numbers.
-        rng: &'a mut dyn Rng,
-        /// The weights of the examples, if they have some.
-        weights: Option<Tensor<1>>,
-    },
+// How the error for another layer lists it; its file and struct; and if it has weights, the burn
+// module that holds them, whose name is part of the parameters' paths.
+layers! {
+    "Dense": dense::Dense => Dense(dense::DenseWeights);
+    "Conv2D": conv_2d::Conv2D => Conv2d(conv_2d::Conv2dWeights);
+    "DepthwiseConv2D": depthwise_conv_2d::DepthwiseConv2D;
+    "SeparableConv2D": separable_conv_2d::SeparableConv2D
+        => SeparableConv2d(separable_conv_2d::SeparableConv2dWeights);
+    "Embedding": embedding::Embedding => Embedding(embedding::EmbeddingWeights);
+    "MultiHeadAttention": multi_head_attention::MultiHeadAttention
+        => Attention(multi_head_attention::AttentionWeights);
+    "BatchNormalization": batch_normalization::BatchNormalization
+        => BatchNorm(LocalBatchNorm), SyncBatchNorm(SyncBatchNorm);
+    "LayerNormalization": layer_normalization::LayerNormalization
+        => LayerNorm(layer_normalization::LayerNormWeights);
+    "Normalization": normalization::Normalization
+        => Normalization(normalization::NormalizationWeights);
+    "Rescaling": rescaling::Rescaling;
+    "Max- and AveragePooling2D": max_pooling_2d::MaxPooling2D, average_pooling_2d::AveragePooling2D;
+    "GlobalMax- and GlobalAveragePooling2D": global_max_pooling_2d::GlobalMaxPooling2D,
+        global_average_pooling_2d::GlobalAveragePooling2D;
+    "GlobalAveragePooling1D": global_average_pooling_1d::GlobalAveragePooling1D;
+    "ZeroPadding2D": zero_padding_2d::ZeroPadding2D;
+    "Cropping2D": cropping_2d::Cropping2D;
+    "Flatten": flatten::Flatten;
+    "Reshape": reshape::Reshape;
+    "Dropout, SpatialDropout2D": dropout::Dropout;
+    "Activation, ReLU, LeakyReLU, ELU, Softmax": activation::Activation;
+    "Add, Subtract, Multiply, Average, Maximum, Minimum and Concatenate": merge::Merge;
 }
 
-impl<'a> Mode<'a> {
-    /// Training: `Dropout` draws its masks from this stream, see [`ReplicaContext::rng`].
-    /// `BatchNormalization` uses the statistics of the batch and moves its own; of a
-    /// `synchronized` one the batch is that of all replicas, so all of them make the pass
-    /// together.
-    pub fn training(ctx: &'a ReplicaContext, rng: &'a mut dyn Rng) -> Self {
-        Self::Training {
-            ctx,
-            rng,
-            weights: None,
-        }
-    }
-
-    /// With the weights of a batch that was filled up, `[batch]`: the examples whose weight is 0
-    /// count in no statistics of a `synchronized` `BatchNormalization`, see
-    /// [`SyncBatchNorm::forward_weighted`]. In inference they change nothing.
-    #[must_use]
-    pub fn weighted(self, weights: Tensor<1>) -> Self {
-        match self {
-            Self::Inference => Self::Inference,
-            Self::Training { ctx, rng, .. } => Self::Training {
-                ctx,
-                rng,
-                weights: Some(weights),
-            },
-        }
-    }
-}
-
-impl fmt::Debug for Mode<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Inference => "Inference",
-            Self::Training { .. } => "Training",
-        })
-    }
-}
-
-/// What a layer receives beside its inputs.
-pub(crate) struct Pass<'a, 'b> {
-    pub(crate) mode: &'a mut Mode<'b>,
-    pub(crate) arguments: Arguments,
-    /// The shape of an example of what the call gives.
-    pub(crate) output: Shape,
-    /// The layer's activation is the model's head, which the loss has in it.
-    pub(crate) without_activation: bool,
-    /// A `Flatten` puts the values into Keras' order.
-    pub(crate) reordered: bool,
-}
-
-impl Pass<'_, '_> {
-    /// The stream of random numbers, if this call is part of training.
-    fn training(&mut self) -> Option<&mut dyn Rng> {
-        match self.mode {
-            Mode::Training { rng, .. } if !self.arguments.inference => Some(*rng),
-            _ => None,
+impl LayerSpec {
+    /// The layer with its weights, frozen if it is not trained.
+    pub(crate) fn build(&self, trainable: bool, mut weights: Weights<'_>) -> Layer {
+        let plain = || Layer::Plain(Plain { spec: self.clone() });
+        let layer = self.layer().build(&mut weights).unwrap_or_else(plain);
+        match trainable {
+            true => layer,
+            false => layer.freeze(),
         }
     }
 }
 
-/// One layer. The names of the variants are part of the parameters' paths.
+/// A layer without weights.
 #[derive(Module, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "a model has some hundred layers at most, and a box would be one more path to follow"
-)]
-pub(crate) enum Layer {
-    Conv2d(Conv2d),
-    Dense(Dense),
-    Embedding(Embedding),
-    Plain(Plain),
-    SeparableConv2d(SeparableConv2d),
-    BatchNorm(LocalBatchNorm),
-    LayerNorm(LayerNorm),
-    Normalization(Normalization),
-    Attention(Attention),
-    SyncBatchNorm(SyncBatchNorm),
+pub(crate) struct Plain {
+    #[module(skip)]
+    spec: LayerSpec,
 }
 
-impl Layer {
-    /// What the layer makes of what it receives, one value or several.
-    ///
-    /// # Errors
-    /// Those of [`LocalBatchNorm::forward`] and [`SyncBatchNorm::forward`].
-    pub(crate) fn forward(
+impl Built for Plain {
+    fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
+        Ok(self.spec.layer().call(x, pass))
+    }
+
+    fn call_all(
         &self,
         inputs: Vec<Value>,
         pass: &mut Pass<'_, '_>,
-    ) -> Result<Option<Value>> {
-        match self {
-            Self::Plain(Plain {
-                kind: PlainKind::Merge(merge),
-            }) => return Ok(merge::merge(*merge, pass.output, inputs)),
-            Self::Attention(layer) => return Ok(layer.forward(inputs, pass)),
-            _ => {}
-        }
-        let Some(Value { flow: x, mask }) = inputs.into_iter().next() else {
-            return Ok(None);
-        };
-        // The mask goes on where Keras' layer supports masking.
-        Ok(Some(match (self, x) {
-            (Self::Conv2d(layer), Flow::Image(x)) => Value::of(layer.forward(x, pass)),
-            (Self::SeparableConv2d(layer), Flow::Image(x)) => Value::of(layer.forward(x, pass)),
-            (Self::Dense(layer), x) => Value {
-                flow: layer.forward(x, pass),
-                mask,
-            },
-            (Self::Embedding(layer), Flow::Flat(tokens)) => layer.forward(tokens),
-            (Self::BatchNorm(layer), x) => Value::of(norm::batch_norm(layer, x, pass)?),
-            (Self::SyncBatchNorm(layer), x) => Value::of(norm::sync_batch_norm(layer, x, pass)?),
-            (Self::LayerNorm(layer), x) => Value {
-                flow: layer.forward(x),
-                mask,
-            },
-            (Self::Normalization(layer), x) => Value::of(layer.forward(x)),
-            (Self::Plain(layer), flow) => layer.kind.forward(Value { flow, mask }, pass),
-            // A plan never puts these on another shape.
-            (Self::Conv2d(_) | Self::SeparableConv2d(_), flow)
-            | (Self::Embedding(_) | Self::Attention(_), flow) => Value { flow, mask },
-        }))
-    }
-
-    /// The layer's kernel losses, on the autodiff graph.
-    pub(crate) fn regularization_losses(&self) -> Vec<Tensor<1>> {
-        let losses = match self {
-            Self::Conv2d(layer) => vec![layer.loss()],
-            Self::SeparableConv2d(layer) => {
-                vec![layer.depthwise.loss(), layer.pointwise.loss()]
-            }
-            Self::Dense(layer) => vec![layer.loss()],
-            Self::Embedding(layer) => vec![layer.loss()],
-            Self::Attention(layer) => layer.projections().map(Dense::loss).to_vec(),
-            Self::BatchNorm(_)
-            | Self::SyncBatchNorm(_)
-            | Self::LayerNorm(_)
-            | Self::Normalization(_)
-            | Self::Plain(_) => Vec::new(),
-        };
-        losses.into_iter().flatten().collect()
+    ) -> distribute_core::Result<Option<Value>> {
+        Ok(self.spec.layer().call_all(inputs, pass))
     }
 }

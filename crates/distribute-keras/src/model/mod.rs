@@ -1,7 +1,5 @@
 //! The burn module that a plan becomes.
 
-mod build;
-mod layout;
 mod steps;
 
 use std::collections::BTreeMap;
@@ -11,8 +9,8 @@ use burn::tensor::{Device, Tensor, activation};
 use distribute_core::{Error, Result};
 
 use crate::head::Loss;
-use crate::layers::{Flow, Layer, Pass, Value};
-use crate::plan::PlannedInput;
+use crate::layers::{Flow, Layer, Pass, Value, Weights};
+use crate::plan::{PlannedInput, PlannedLayer};
 use crate::{Head, Mode, ModelError, Plan, Weight};
 use steps::{Output, Step};
 
@@ -43,6 +41,10 @@ pub struct Model {
     /// Whether each layer is trained.
     #[module(skip)]
     trainable: Vec<bool>,
+    #[module(skip)]
+    takes_tokens: bool,
+    #[module(skip)]
+    is_synchronized: bool,
 }
 
 impl Model {
@@ -75,18 +77,26 @@ impl Model {
         let (steps, outputs) = steps::of(plan);
         let mut weights = weights.into_iter();
         let layers = plan.layers.iter().enumerate().map(|(index, layer)| {
-            let mine = weights.by_ref().take(layer.weights.len()).collect();
+            let mine: Vec<_> = weights.by_ref().take(layer.weights.len()).collect();
             let call = plan.calls.iter().find(|call| call.layer == index);
             let input = call.and_then(|call| call.shapes.first());
-            let features = input.map_or(0, |shape| shape.features());
-            build::layer(layer, features, mine, device)
+            let weights = Weights {
+                left: mine.into_iter(),
+                device,
+                features: input.map_or(0, |shape| shape.features()),
+                flattened: layer.flattened,
+            };
+            layer.spec.build(layer.trainable, weights)
         });
+        let any = |is: &dyn Fn(&PlannedLayer) -> bool| plan.layers.iter().any(is);
         Ok(Self {
             layers: layers.collect(),
             steps,
             inputs: plan.inputs.clone(),
             outputs,
             trainable: plan.layers.iter().map(|layer| layer.trainable).collect(),
+            takes_tokens: any(&|layer| layer.spec.layer().tokens().is_some()),
+            is_synchronized: any(&|layer| layer.trainable && layer.spec.layer().is_synchronized()),
         })
     }
 
@@ -236,7 +246,7 @@ impl Model {
             };
             let inputs = read.into_iter().flatten().collect();
             values.push(match self.layers.get(step.layer) {
-                Some(layer) => layer.forward(inputs, &mut pass)?,
+                Some(layer) => layer.built().call_all(inputs, &mut pass)?,
                 None => None,
             });
         }
@@ -293,8 +303,7 @@ impl Model {
 
     /// Whether the input holds numbers of words, which an embedding looks up.
     pub fn takes_tokens(&self) -> bool {
-        let mut layers = self.layers.iter();
-        layers.any(|layer| matches!(layer, Layer::Embedding(_)))
+        self.takes_tokens
     }
 
     /// The sum of the kernel regularization losses of all layers that are trained (Keras 3:
@@ -303,8 +312,8 @@ impl Model {
     pub fn regularization_loss(&self) -> Option<Tensor<1>> {
         let layers = self.layers.iter().zip(&self.trainable);
         let trained = layers.filter(|(_, trainable)| **trainable);
-        let losses = trained.flat_map(|(layer, _)| layer.regularization_losses());
-        losses.reduce(|sum, loss| sum + loss)
+        let losses = trained.flat_map(|(layer, _)| layer.built().losses());
+        losses.flatten().reduce(|sum, loss| sum + loss)
     }
 
     /// The loss of no examples: 0, on the autodiff graph of the weights that are trained.
@@ -322,8 +331,7 @@ impl Model {
     /// Whether all replicas must make a pass of training together, those without examples too: a
     /// layer is `synchronized` and trained.
     pub fn is_synchronized(&self) -> bool {
-        let mut layers = self.layers.iter().zip(&self.trainable);
-        layers.any(|(layer, trainable)| *trainable && matches!(layer, Layer::SyncBatchNorm(_)))
+        self.is_synchronized
     }
 
     /// What the first output ends with.

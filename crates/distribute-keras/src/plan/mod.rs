@@ -1,16 +1,9 @@
 //! Shapes of all values for one input, checked before a tensor exists.
 
 mod order;
-mod shape;
-mod weights;
 
-pub use shape::Shape;
-use shape::tuple;
-pub(crate) use shape::{pads, tensor_axis};
-pub use weights::PlannedWeight;
-
-use crate::spec::Merge;
-use crate::{Arguments, Call, LayerSpec, ModelError, ModelInput, ModelSpec};
+use crate::shape::tuple;
+use crate::{Arguments, Call, LayerSpec, ModelError, ModelInput, ModelSpec, PlannedWeight, Shape};
 
 /// A model for inputs of known shapes: what [`Model`](crate::Model) is built from.
 #[derive(Debug, Clone, PartialEq)]
@@ -188,7 +181,8 @@ impl ModelSpec {
                 what,
             };
             let planned = plan.planned(call).map_err(error)?;
-            let weights = weights::weights(&layer.spec, &planned.shapes);
+            let weights = layer.spec.layer().weights(&planned.shapes);
+            let weights: Vec<_> = weights.into_iter().flatten().collect();
             if std::mem::replace(&mut built[call.layer], true) && weights != layer.weights {
                 return Err(error(format!(
                     "it is called on values of different widths, {} among them, and has its \
@@ -259,10 +253,8 @@ impl ModelSpec {
             };
             return chosen.and_then(Shape::of).ok_or_else(|| wrong(expected()));
         }
-        let wants_image = self.layers.iter().find_map(|layer| match layer.spec {
-            LayerSpec::Flatten | LayerSpec::Dense { .. } => Some(false),
-            ref spec => shape::wants_image(spec).then_some(true),
-        });
+        let mut layers = self.layers.iter();
+        let wants_image = layers.find_map(|layer| layer.spec.layer().wants_image());
         let dims = match features.len() {
             2 if wants_image == Some(true) => &with_channel[..],
             _ => features,
@@ -274,7 +266,7 @@ impl ModelSpec {
 impl Plan {
     /// A call of values that are there, or why it cannot be made.
     fn planned(&self, call: &Call) -> Result<PlannedCall, String> {
-        let spec = &self.layers[call.layer].spec;
+        let layer = self.layers[call.layer].spec.layer();
         let shapes: Vec<Shape> = call.inputs.iter().map(|value| self.shape(*value)).collect();
         let masks: Vec<Option<usize>> = call.inputs.iter().map(|v| self.mask(*v)).collect();
         if call.arguments.masked && masks.iter().any(Option::is_none) {
@@ -287,11 +279,11 @@ impl Plan {
         Ok(PlannedCall {
             layer: call.layer,
             inputs: call.inputs.clone(),
-            output: shape::output(spec, &shapes)?,
+            output: layer.merged_shape(&shapes)?,
             shapes,
             arguments: call.arguments,
             reordered: false,
-            masked_by: mask(spec, &masks, self.calls.len())?,
+            masked_by: layer.mask(&masks, self.calls.len())?,
         })
     }
 
@@ -312,39 +304,5 @@ impl Plan {
     fn mask(&self, value: usize) -> Option<usize> {
         let call = self.call_of(value)?;
         self.calls.get(call)?.masked_by
-    }
-}
-
-/// Whose padding is left out of what a layer gives, of whose is left out of what it receives.
-fn mask(spec: &LayerSpec, masks: &[Option<usize>], call: usize) -> Result<Option<usize>, String> {
-    let first = masks.first().copied().flatten();
-    match spec {
-        LayerSpec::Embedding { mask_zero, .. } => Ok(mask_zero.then_some(call)),
-        LayerSpec::Merge(Merge::Concatenate { .. }) if first.is_some() => Err(
-            "it would have to join the masks of sequences with padding; use mask_zero=False in \
-             the Embedding"
-                .to_string(),
-        ),
-        // Keras 2 and 3 do not agree on the mask of such a sum, nor on what an attention reads.
-        LayerSpec::Merge(_) if masks.iter().any(|mask| *mask != first) => Err(
-            "it receives sequences with different padding; use mask_zero=False in the Embedding"
-                .to_string(),
-        ),
-        LayerSpec::MultiHeadAttention { .. } if masks.iter().any(Option::is_some) => Err(
-            "it receives sequences with padding, of which Keras 2 and Keras 3 read different \
-             parts; use mask_zero=False in the Embedding"
-                .to_string(),
-        ),
-        LayerSpec::BatchNormalization { .. } if first.is_some() => Err(
-            "its statistics would count the padding of the sequences; use a LayerNormalization, \
-             or mask_zero=False in the Embedding"
-                .to_string(),
-        ),
-        LayerSpec::Dropout { .. }
-        | LayerSpec::Activation(_)
-        | LayerSpec::Dense { .. }
-        | LayerSpec::LayerNormalization { .. }
-        | LayerSpec::Merge(_) => Ok(first),
-        _ => Ok(None),
     }
 }

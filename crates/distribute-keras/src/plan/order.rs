@@ -18,7 +18,7 @@ impl Plan {
         for index in 0..self.calls.len() {
             let call = &self.calls[index];
             let image = match (&self.layers[call.layer].spec, call.shapes[0].image()) {
-                (LayerSpec::Flatten, Some(image)) => image,
+                (LayerSpec::Flatten(_), Some(image)) => image,
                 _ => continue,
             };
             let (height, width, channels) = image;
@@ -50,13 +50,8 @@ impl Plan {
                 continue;
             }
             match &self.layers[call.layer].spec {
-                LayerSpec::Dense { .. } if calls_of[call.layer] == 1 => {
-                    readers.push(call.layer);
-                }
-                LayerSpec::Activation(_) | LayerSpec::Flatten => turned[inputs + index] = true,
-                LayerSpec::Dropout { shared, .. } if shared.is_empty() => {
-                    turned[inputs + index] = true;
-                }
+                LayerSpec::Dense(_) if calls_of[call.layer] == 1 => readers.push(call.layer),
+                spec if spec.layer().treats_features_alike() => turned[inputs + index] = true,
                 _ => return None,
             }
         }

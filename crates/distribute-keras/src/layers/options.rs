@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::fields::{Fields, Named};
 use crate::init::Fan;
-use crate::{Activation, Initializer, ModelError, Padding, Regularizer, Windows};
+use crate::{Initializer, ModelError};
 
 /// Options that every layer has: whether it is trainable.
 pub(super) fn common(fields: &mut Fields<'_>) -> Result<bool, ModelError> {
@@ -34,12 +34,29 @@ pub(super) fn count(fields: &mut Fields<'_>, key: &'static str) -> Result<usize,
         .ok_or_else(|| fields.refuse(key, "use a whole number from 1 on"))
 }
 
-fn required_pair(fields: &mut Fields<'_>, key: &'static str) -> Result<[usize; 2], ModelError> {
+/// A count that may be left out.
+pub(super) fn optional_count(
+    fields: &mut Fields<'_>,
+    key: &'static str,
+) -> Result<Option<usize>, ModelError> {
+    match fields.get(key) {
+        Some(_) => count(fields, key).map(Some),
+        None => Ok(None),
+    }
+}
+
+pub(super) fn required_pair(
+    fields: &mut Fields<'_>,
+    key: &'static str,
+) -> Result<[usize; 2], ModelError> {
     pair(fields, key)?.ok_or_else(|| fields.refuse(key, "use one or two whole numbers"))
 }
 
 /// A size: one number, or rows and columns.
-fn pair(fields: &mut Fields<'_>, key: &'static str) -> Result<Option<[usize; 2]>, ModelError> {
+pub(super) fn pair(
+    fields: &mut Fields<'_>,
+    key: &'static str,
+) -> Result<Option<[usize; 2]>, ModelError> {
     let number = |value: &Value| {
         let value = usize::try_from(value.as_u64()?).ok()?;
         (1..=MAX_SIZE).contains(&value).then_some(value)
@@ -56,26 +73,6 @@ fn pair(fields: &mut Fields<'_>, key: &'static str) -> Result<Option<[usize; 2]>
         Some((rows, columns)) => Ok(Some([rows, columns])),
         None => Err(fields.refuse(key, "use one or two whole numbers from 1 on")),
     }
-}
-
-/// The windows of a convolution.
-pub(super) fn windows(fields: &mut Fields<'_>) -> Result<Windows, ModelError> {
-    Ok(Windows {
-        kernel_size: required_pair(fields, "kernel_size")?,
-        strides: pair(fields, "strides")?.unwrap_or([1, 1]),
-        padding: padding(fields)?,
-        dilation_rate: pair(fields, "dilation_rate")?.unwrap_or([1, 1]),
-    })
-}
-
-/// Size, strides and borders of a pool.
-pub(super) fn pool(
-    fields: &mut Fields<'_>,
-) -> Result<([usize; 2], [usize; 2], Padding), ModelError> {
-    channels_last(fields)?;
-    let pool_size = required_pair(fields, "pool_size")?;
-    let strides = pair(fields, "strides")?.unwrap_or(pool_size);
-    Ok((pool_size, strides, padding(fields)?))
 }
 
 /// A number of rows or columns, which may be 0.
@@ -118,125 +115,68 @@ pub(super) fn rate(fields: &mut Fields<'_>, key: &'static str) -> Result<f64, Mo
         .ok_or_else(|| fields.refuse(key, "use a rate from 0 up to, but not, 1"))
 }
 
-fn padding(fields: &mut Fields<'_>) -> Result<Padding, ModelError> {
-    match fields.get("padding").map(Value::as_str) {
-        None | Some(Some("valid")) => Ok(Padding::Valid),
-        Some(Some("same")) => Ok(Padding::Same),
-        Some(_) => Err(fields.refuse("padding", "use valid or same")),
+pub(super) fn epsilon(fields: &mut Fields<'_>) -> Result<f64, ModelError> {
+    let epsilon = fields.number("epsilon", 1e-3)?;
+    match epsilon > 0.0 {
+        true => Ok(epsilon),
+        false => Err(fields.refuse("epsilon", "use a number above 0")),
     }
 }
 
-const ACTIVATIONS: &str = "use a function of keras.activations other than glu, sparsemax and \
-                           threshold, or a layer ReLU, LeakyReLU, ELU or Softmax";
-
-/// The option `activation`: a function's name, a function, or a layer with options.
-pub(super) fn activation(fields: &mut Fields<'_>) -> Result<Activation, ModelError> {
-    let key = "activation";
-    let named = match fields.get(key) {
-        None => return Ok(Activation::Linear),
-        Some(Value::String(name)) => {
-            let found = function(fields, name);
-            return found.ok_or_else(|| fields.refuse(key, ACTIVATIONS));
-        }
-        Some(_) => fields.object(key)?,
+/// One axis; a list of one stands for it.
+pub(super) fn axis(fields: &mut Fields<'_>) -> Result<i64, ModelError> {
+    let axis = match fields.get("axis") {
+        None => Some(-1),
+        Some(Value::Array(axes)) if axes.len() == 1 => axes[0].as_i64(),
+        Some(axis) => axis.as_i64(),
     };
-    let refuse = || fields.refuse(key, ACTIVATIONS);
-    let found = match named.ok_or_else(refuse)? {
-        Named {
-            class: "function",
-            function: Some(name),
-            ..
-        } => function(fields, name),
-        Named {
-            class,
-            function: None,
-            fields: mut options,
-        } => {
-            // A layer without weights: whether it is trained changes nothing.
-            common(&mut options)?;
-            let found = activation_class(class, &mut options)?;
-            options.finish()?;
-            found
-        }
-        Named { .. } => None,
-    };
-    found.ok_or_else(refuse)
+    axis.ok_or_else(|| fields.refuse("axis", "use the last axis, -1"))
 }
 
-/// The function with this name in the version of Keras that wrote the file.
-fn function(fields: &Fields<'_>, name: &str) -> Option<Activation> {
-    match fields.place().keras2 {
-        true => Activation::from_keras2_name(name),
-        false => Activation::from_name(name),
-    }
-}
-
-/// A layer that is one function; nothing if it is another layer.
-pub(super) fn activation_class(
-    class: &str,
-    fields: &mut Fields<'_>,
-) -> Result<Option<Activation>, ModelError> {
-    Ok(Some(match class {
-        "Activation" => activation(fields)?,
-        "ReLU" => {
-            let max_value = match fields.get("max_value") {
-                Some(_) => Some(fields.factor("max_value", 0.0)?),
-                None => None,
-            };
-            let negative_slope = fields.factor("negative_slope", 0.0)?;
-            let threshold = fields.factor("threshold", 0.0)?;
-            Activation::relu(max_value, negative_slope, threshold)
-        }
-        "LeakyReLU" => {
-            // Keras 2 calls it alpha.
-            let alpha = fields.factor("alpha", 0.3)?;
-            Activation::relu(None, fields.factor("negative_slope", alpha)?, 0.0)
-        }
-        "ELU" => Activation::Elu {
-            alpha: fields.number("alpha", 1.0)?,
-        },
-        "Softmax" => {
-            fields.must_be("axis", -1, "use the last axis, -1")?;
-            Activation::Softmax
-        }
-        _ => return Ok(None),
-    }))
-}
-
-pub(super) fn regularizer(
+/// Numbers, one or a list; lists of lists of one are what Keras' broadcasting needs.
+pub(super) fn optional_numbers(
     fields: &mut Fields<'_>,
     key: &'static str,
-) -> Result<Option<Regularizer>, ModelError> {
-    if fields.get(key).is_none() {
-        return Ok(None);
+) -> Result<Option<Vec<f64>>, ModelError> {
+    fn flat(value: &Value) -> Option<Vec<f64>> {
+        match value {
+            Value::Array(list) if list.len() == 1 && list[0].is_array() => flat(&list[0]),
+            Value::Array(list) if !list.is_empty() => list.iter().map(Value::as_f64).collect(),
+            number => number.as_f64().map(|number| vec![number]),
+        }
     }
-    let named = fields.object(key)?;
-    let refuse = || fields.refuse(key, "use L1, L2 or L1L2");
-    let Named {
-        class,
-        fields: mut options,
-        ..
-    } = named.ok_or_else(refuse)?;
-    let regularizer = match class.to_ascii_lowercase().as_str() {
-        "l1" => Regularizer {
-            l1: options.factor("l1", 0.01)?,
-            l2: 0.0,
+    match fields.get(key) {
+        None => Ok(None),
+        Some(value) => match flat(value) {
+            Some(numbers) => Ok(Some(numbers)),
+            None => Err(fields.refuse(key, "use a number, or one per feature")),
         },
-        "l2" => Regularizer {
-            l1: 0.0,
-            l2: options.factor("l2", 0.01)?,
-        },
-        "l1l2" | "l1_l2" => Regularizer {
-            l1: options.factor("l1", 0.0)?,
-            l2: options.factor("l2", 0.0)?,
-        },
-        _ => return Err(refuse()),
-    };
-    options.finish()?;
-    Ok((regularizer != Regularizer::default()).then_some(regularizer))
+    }
 }
 
-pub(super) const GLOROT: Initializer = Initializer::GLOROT_UNIFORM;
+/// How the shifts and the factors of a normalization start, where it has them.
+pub(super) fn shift_and_factor(
+    fields: &mut Fields<'_>,
+) -> Result<(Option<Initializer>, Option<Initializer>), ModelError> {
+    let beta = initializer(fields, "beta_initializer", Initializer::ZEROS)?;
+    let gamma = initializer(fields, "gamma_initializer", Initializer::ONES)?;
+    let center = fields.flag("center", true)?;
+    let scale = fields.flag("scale", true)?;
+    Ok((center.then_some(beta), scale.then_some(gamma)))
+}
+
+/// How a kernel starts.
+pub(super) fn kernel_initializer(
+    fields: &mut Fields<'_>,
+    key: &'static str,
+) -> Result<Initializer, ModelError> {
+    initializer(fields, key, Initializer::GLOROT_UNIFORM)
+}
+
+/// How the bias starts.
+pub(super) fn bias_initializer(fields: &mut Fields<'_>) -> Result<Initializer, ModelError> {
+    initializer(fields, "bias_initializer", Initializer::ZEROS)
+}
 
 pub(super) fn initializer(
     fields: &mut Fields<'_>,

@@ -1,0 +1,61 @@
+//! `MaxPooling2D`.
+
+use burn::tensor::ops::MaxPoolOptions;
+use distribute_kernels::max_pool2d;
+
+use super::{Flow, KerasLayer, Pass, Value};
+use crate::fields::Fields;
+use crate::{ModelError, Padding, Shape, Windows};
+
+/// `keras.layers.MaxPooling2D`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MaxPooling2D {
+    /// Rows and columns of a window.
+    pub pool_size: [usize; 2],
+    /// Steps between windows.
+    pub strides: [usize; 2],
+    /// What happens at the borders; padding is never the largest value.
+    pub padding: Padding,
+}
+
+impl MaxPooling2D {
+    fn windows(&self) -> Windows {
+        Windows::pool(self.pool_size, self.strides, self.padding)
+    }
+}
+
+impl KerasLayer for MaxPooling2D {
+    fn classes() -> &'static [&'static str] {
+        &["MaxPooling2D", "MaxPool2D"]
+    }
+
+    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        let windows = Windows::of_pool(fields)?;
+        Ok(Self {
+            pool_size: windows.kernel_size,
+            strides: windows.strides,
+            padding: windows.padding,
+        })
+    }
+
+    fn output_shape(&self, input: Shape) -> Result<Shape, String> {
+        self.windows().output_shape(input, input.features())
+    }
+
+    fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> Value {
+        x.map_image(|x| {
+            let options = MaxPoolOptions::new(self.pool_size)
+                .with_stride(self.strides)
+                .with_padding_pairs(self.windows().pads(&x));
+            Flow::Image(max_pool2d(x, options))
+        })
+    }
+
+    fn changes_nothing(&self, _: Shape, _: bool) -> bool {
+        (self.pool_size, self.strides) == ([1, 1], [1, 1])
+    }
+
+    fn wants_image(&self) -> Option<bool> {
+        Some(true)
+    }
+}

@@ -1,0 +1,65 @@
+//! `Rescaling`.
+
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::flow::each;
+use super::{Flow, KerasLayer, Pass, Value, optional_numbers};
+use crate::fields::Fields;
+use crate::{ModelError, Shape};
+
+/// `keras.layers.Rescaling`: `x * scale + offset`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rescaling {
+    /// The factor: one, or one per feature.
+    pub scale: Vec<f64>,
+    /// What is added: one number, or one per feature.
+    pub offset: Vec<f64>,
+}
+
+impl KerasLayer for Rescaling {
+    fn classes() -> &'static [&'static str] {
+        &["Rescaling"]
+    }
+
+    fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
+        Ok(Self {
+            scale: optional_numbers(fields, "scale")?.unwrap_or_else(|| vec![1.0]),
+            offset: optional_numbers(fields, "offset")?.unwrap_or_else(|| vec![0.0]),
+        })
+    }
+
+    fn output_shape(&self, input: Shape) -> Result<Shape, String> {
+        input.needs_per_feature("scale", &self.scale)?;
+        input.needs_per_feature("offset", &self.offset)?;
+        Ok(input)
+    }
+
+    fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> Value {
+        let x = x.flow;
+        if let (&[scale], &[offset]) = (&self.scale[..], &self.offset[..]) {
+            return Value::of(each!(x, x => match offset == 0.0 {
+                true => x.mul_scalar(scale),
+                false => x.mul_scalar(scale).add_scalar(offset),
+            }));
+        }
+        let features = self.scale.len().max(self.offset.len());
+        let device = x.device().without_autodiff();
+        let per_feature = |values: &[f64]| match *values {
+            [one] => constants(&vec![one; features], &device),
+            _ => constants(values, &device),
+        };
+        Value::of(x.scale_features(per_feature(&self.scale), per_feature(&self.offset)))
+    }
+
+    fn changes_nothing(&self, _: Shape, _: bool) -> bool {
+        let mut scale = self.scale.iter();
+        scale.all(|scale| *scale == 1.0) && self.offset.iter().all(|offset| *offset == 0.0)
+    }
+}
+
+/// Numbers as a tensor that is no parameter.
+fn constants(values: &[f64], device: &Device) -> Tensor<1> {
+    let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
+    let shape = [values.len()];
+    Tensor::from_data(TensorData::new(values, shape), device)
+}

@@ -1,0 +1,136 @@
+//! The weights of a layer: their names, shapes and how they start, and the tensors they become.
+
+use burn::module::{Param, ParamId};
+use burn::tensor::{Device, Tensor, TensorData};
+
+use super::layout::row;
+use crate::{Initializer, Weight};
+
+/// One weight of a layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlannedWeight {
+    /// Keras' name of it in its layer: `kernel`, or `query/kernel`.
+    pub name: &'static str,
+    /// Its shape in Keras' layout.
+    pub shape: Vec<usize>,
+    /// How it starts.
+    pub initializer: Initializer,
+    /// Whether a layer that is trained trains it; statistics are not.
+    pub trained: bool,
+}
+
+impl PlannedWeight {
+    /// The number of its values.
+    pub fn elements(&self) -> usize {
+        let sizes = self.shape.iter().copied();
+        sizes.fold(1, usize::saturating_mul)
+    }
+}
+
+/// A weight that is trained.
+pub(super) fn trained(
+    name: &'static str,
+    shape: &[usize],
+    initializer: Initializer,
+) -> Option<PlannedWeight> {
+    Some(PlannedWeight {
+        name,
+        shape: shape.to_vec(),
+        initializer,
+        trained: true,
+    })
+}
+
+/// A weight that is trained, if the layer has it.
+pub(super) fn optional(
+    name: &'static str,
+    shape: &[usize],
+    initializer: Option<Initializer>,
+) -> Option<PlannedWeight> {
+    trained(name, shape, initializer?)
+}
+
+/// A bias, if the layer has one.
+pub(super) fn bias(
+    name: &'static str,
+    shape: &[usize],
+    (is, initializer): (bool, Initializer),
+) -> Option<PlannedWeight> {
+    optional(name, shape, is.then_some(initializer))
+}
+
+/// A weight that is not trained.
+pub(super) fn fixed(
+    name: &'static str,
+    shape: &[usize],
+    initializer: Initializer,
+) -> Option<PlannedWeight> {
+    let weight = trained(name, shape, initializer)?;
+    Some(PlannedWeight {
+        trained: false,
+        ..weight
+    })
+}
+
+/// The values of one layer's weights that are still to be used, and what the layer is built for.
+pub(crate) struct Weights<'a> {
+    pub(crate) left: std::vec::IntoIter<Weight>,
+    pub(crate) device: &'a Device,
+    /// The features of what the layer receives.
+    pub(crate) features: usize,
+    /// For a `Dense` layer behind a flattened image: that image.
+    pub(crate) flattened: Option<(usize, usize, usize)>,
+}
+
+impl Weights<'_> {
+    pub(super) fn next(&mut self) -> Weight {
+        // The number of weights has been checked; a plan and its layers have the same.
+        self.left.next().unwrap_or(Weight {
+            shape: vec![0],
+            values: Vec::new(),
+        })
+    }
+
+    /// The next weight, if there is one, in one row.
+    pub(super) fn optional(&mut self, is: bool) -> Option<Param<Tensor<1>>> {
+        is.then(|| {
+            let bias = row(self.next());
+            self.trained(bias)
+        })
+    }
+
+    pub(super) fn trained<const D: usize>(&self, weight: Weight) -> Param<Tensor<D>> {
+        Param::from_tensor(self.tensor(weight))
+    }
+
+    /// A weight per feature that is trained, or ones or zeros that are not.
+    pub(super) fn or_constant(&mut self, is: bool, constant: f64) -> Param<Tensor<1>> {
+        match is {
+            true => {
+                let weight = self.next();
+                self.trained(weight)
+            }
+            false => self.constants(&[constant]),
+        }
+    }
+
+    /// Numbers of an option, one for all features or one each.
+    pub(super) fn constants(&self, values: &[f64]) -> Param<Tensor<1>> {
+        let values = match *values {
+            [one] => vec![one as f32; self.features],
+            _ => values.iter().map(|x| *x as f32).collect(),
+        };
+        self.fixed(Weight {
+            shape: vec![values.len()],
+            values,
+        })
+    }
+
+    pub(super) fn fixed(&self, weight: Weight) -> Param<Tensor<1>> {
+        Param::initialized(ParamId::new(), self.tensor(weight))
+    }
+
+    pub(super) fn tensor<const D: usize>(&self, weight: Weight) -> Tensor<D> {
+        Tensor::from_data(TensorData::new(weight.values, weight.shape), self.device)
+    }
+}
