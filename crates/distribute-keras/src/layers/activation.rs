@@ -1,18 +1,13 @@
 //! `Activation`, and the layers that are one function: `ReLU`, `LeakyReLU`, `ELU` and `Softmax`.
 
-use serde_json::Value as Json;
-
-use super::options::common;
-use super::{KerasLayer, Pass, Value, first_mask};
+use super::*;
 pub use crate::activation::Activation;
-use crate::fields::{Fields, Named};
-use crate::{ModelError, Shape};
+use crate::fields::Named;
+
+/// The layers that are one function.
+const CLASSES: [&str; 5] = ["Activation", "ReLU", "LeakyReLU", "ELU", "Softmax"];
 
 impl KerasLayer for Activation {
-    fn classes() -> &'static [&'static str] {
-        &["Activation", "ReLU", "LeakyReLU", "ELU", "Softmax"]
-    }
-
     fn parse(class: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         Ok(match class {
             "ReLU" => {
@@ -92,8 +87,9 @@ pub(super) fn activation(fields: &mut Fields<'_>) -> Result<Activation, ModelErr
         } => {
             // A layer without weights: whether it is trained changes nothing.
             common(&mut options)?;
-            let is_function = Activation::classes().contains(&class);
-            let found = is_function.then(|| Activation::parse(class, &mut options));
+            let found = CLASSES
+                .contains(&class)
+                .then(|| Activation::parse(class, &mut options));
             let found = found.transpose()?;
             options.finish()?;
             found

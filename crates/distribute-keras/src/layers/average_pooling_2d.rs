@@ -3,9 +3,7 @@
 use burn::tensor::module::avg_pool2d;
 use burn::tensor::ops::AvgPoolOptions;
 
-use super::{Flow, KerasLayer, Pass, Value};
-use crate::fields::Fields;
-use crate::{ModelError, Padding, Shape, Windows};
+use super::*;
 
 /// `keras.layers.AveragePooling2D`.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,10 +23,6 @@ impl AveragePooling2D {
 }
 
 impl KerasLayer for AveragePooling2D {
-    fn classes() -> &'static [&'static str] {
-        &["AveragePooling2D", "AvgPool2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         let windows = Windows::of_pool(fields)?;
         Ok(Self {

@@ -1,15 +1,8 @@
 //! `BatchNormalization`.
 
-use burn::module::{Param, RunningState};
-use burn::tensor::Tensor;
-use distribute_core::{LocalBatchNorm, SyncBatchNorm};
+use burn::module::RunningState;
 
-use super::{
-    Built, Flow, KerasLayer, Layer, Mode, Pass, PlannedWeight, Value, Weights, axis, epsilon,
-    features, first_mask, fixed, initializer, optional, shift_and_factor,
-};
-use crate::fields::Fields;
-use crate::{Initializer, ModelError, Shape};
+use super::*;
 
 /// `keras.layers.BatchNormalization`.
 #[derive(Debug, Clone, PartialEq)]
@@ -33,10 +26,6 @@ pub struct BatchNormalization {
 }
 
 impl KerasLayer for BatchNormalization {
-    fn classes() -> &'static [&'static str] {
-        &["BatchNormalization"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         fields.must_be("renorm", false, "set it to false")?;
         // Keras 2: fused is another kernel for the same.
@@ -68,8 +57,8 @@ impl KerasLayer for BatchNormalization {
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
         let shape = [features(inputs)];
         vec![
-            optional("gamma", &shape, self.gamma),
-            optional("beta", &shape, self.beta),
+            weight("gamma", &shape, self.gamma),
+            weight("beta", &shape, self.beta),
             fixed("moving_mean", &shape, self.moving_mean_initializer),
             fixed("moving_variance", &shape, self.moving_variance_initializer),
         ]

@@ -1,18 +1,10 @@
 //! `Conv2D`.
 
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
 use burn::tensor::ops::ConvOptions;
 use distribute_kernels::{conv2d, conv2d_relu};
 
 use super::layout::filters_first;
-use super::{
-    Built, Flow, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, activation, bias,
-    bias_initializer, channels_last, count, features, kernel_initializer, optional_count, penalty,
-    regularizer, trained,
-};
-use crate::fields::Fields;
-use crate::{Activation, Initializer, ModelError, Regularizer, Shape, Windows};
+use super::*;
 
 /// `keras.layers.Conv2D`.
 #[derive(Debug, Clone, PartialEq)]
@@ -36,10 +28,6 @@ pub struct Conv2D {
 }
 
 impl KerasLayer for Conv2D {
-    fn classes() -> &'static [&'static str] {
-        &["Conv2D", "Convolution2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         channels_last(fields)?;
         let groups = optional_count(fields, "groups")?.unwrap_or(1);
@@ -69,13 +57,10 @@ impl KerasLayer for Conv2D {
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
         let [rows, columns] = self.windows.kernel_size;
         let kernel = [rows, columns, features(inputs) / self.groups, self.filters];
+        let bias = self.use_bias.then_some(self.bias_initializer);
         vec![
-            trained("kernel", &kernel, self.kernel_initializer),
-            bias(
-                "bias",
-                &[self.filters],
-                (self.use_bias, self.bias_initializer),
-            ),
+            weight("kernel", &kernel, self.kernel_initializer),
+            weight("bias", &[self.filters], bias),
         ]
     }
 

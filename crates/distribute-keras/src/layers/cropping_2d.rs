@@ -1,9 +1,7 @@
 //! `Cropping2D`.
 
-use super::{Flow, KerasLayer, Pass, Value, sides};
-use crate::fields::Fields;
+use super::*;
 use crate::shape::tuple;
-use crate::{ModelError, Shape};
 
 /// `keras.layers.Cropping2D`.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,10 +11,6 @@ pub struct Cropping2D {
 }
 
 impl KerasLayer for Cropping2D {
-    fn classes() -> &'static [&'static str] {
-        &["Cropping2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         sides(fields, "cropping", 0).map(|cropping| Self { cropping })
     }

@@ -1,17 +1,9 @@
 //! `Dense`.
 
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
 use burn::tensor::module::linear;
 
 use super::layout::channels_first_rows;
-use super::{
-    Built, Flow, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, activation, bias,
-    bias_initializer, count, features, first_mask, kernel_initializer, penalty, regularizer,
-    trained,
-};
-use crate::fields::Fields;
-use crate::{Activation, Initializer, ModelError, Regularizer, Shape};
+use super::*;
 
 /// `keras.layers.Dense`, on the last axis.
 #[derive(Debug, Clone, PartialEq)]
@@ -31,10 +23,6 @@ pub struct Dense {
 }
 
 impl KerasLayer for Dense {
-    fn classes() -> &'static [&'static str] {
-        &["Dense"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         Ok(Self {
             units: count(fields, "units")?,
@@ -52,13 +40,10 @@ impl KerasLayer for Dense {
 
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
         let kernel = [features(inputs), self.units];
+        let bias = self.use_bias.then_some(self.bias_initializer);
         vec![
-            trained("kernel", &kernel, self.kernel_initializer),
-            bias(
-                "bias",
-                &[self.units],
-                (self.use_bias, self.bias_initializer),
-            ),
+            weight("kernel", &kernel, self.kernel_initializer),
+            weight("bias", &[self.units], bias),
         ]
     }
 

@@ -2,12 +2,7 @@
 
 use super::conv_2d::Conv2dWeights;
 use super::layout::depthwise;
-use super::{
-    KerasLayer, Layer, PlannedWeight, Weights, activation, bias, bias_initializer, channels_last,
-    features, kernel_initializer, optional_count, regularizer, trained,
-};
-use crate::fields::Fields;
-use crate::{Activation, Initializer, ModelError, Regularizer, Shape, Windows};
+use super::*;
 
 /// `keras.layers.DepthwiseConv2D`: a convolution of every channel by itself.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,10 +24,6 @@ pub struct DepthwiseConv2D {
 }
 
 impl KerasLayer for DepthwiseConv2D {
-    fn classes() -> &'static [&'static str] {
-        &["DepthwiseConv2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         let depth_multiplier = depth_multiplier(fields)?;
         Ok(Self {
@@ -54,14 +45,11 @@ impl KerasLayer for DepthwiseConv2D {
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
         let [rows, columns] = self.windows.kernel_size;
         let (channels, multiplier) = (features(inputs), self.depth_multiplier);
-        let outputs = [channels.saturating_mul(multiplier)];
+        let kernel = [rows, columns, channels, multiplier];
+        let bias = self.use_bias.then_some(self.bias_initializer);
         vec![
-            trained(
-                "kernel",
-                &[rows, columns, channels, multiplier],
-                self.depthwise_initializer,
-            ),
-            bias("bias", &outputs, (self.use_bias, self.bias_initializer)),
+            weight("kernel", &kernel, self.depthwise_initializer),
+            weight("bias", &[channels.saturating_mul(multiplier)], bias),
         ]
     }
 

@@ -1,14 +1,10 @@
 //! `Dropout` and `SpatialDropout2D`.
 
-use burn::tensor::Tensor;
 use distribute_core::dropout;
 use rand::Rng;
-use serde_json::Value as Json;
 
 use super::flow::each;
-use super::{Flow, KerasLayer, Pass, Value, channels_last, first_mask, no_seed, rate};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.Dropout` and `SpatialDropout2D`.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,10 +17,6 @@ pub struct Dropout {
 }
 
 impl KerasLayer for Dropout {
-    fn classes() -> &'static [&'static str] {
-        &["Dropout", "SpatialDropout2D"]
-    }
-
     fn parse(class: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         if class == "SpatialDropout2D" {
             channels_last(fields)?;

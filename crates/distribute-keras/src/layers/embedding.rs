@@ -1,15 +1,8 @@
 //! `Embedding`.
 
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
 use burn::tensor::module::embedding;
 
-use super::{
-    Built, Flow, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, count, initializer,
-    penalty, regularizer, trained,
-};
-use crate::fields::Fields;
-use crate::{Initializer, ModelError, Regularizer, Shape};
+use super::*;
 
 /// `keras.layers.Embedding`: one vector per token.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,10 +20,6 @@ pub struct Embedding {
 }
 
 impl KerasLayer for Embedding {
-    fn classes() -> &'static [&'static str] {
-        &["Embedding"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         // Keras 2: only a promise about the length of the inputs.
         fields.neutral(&["input_length"]);
@@ -54,7 +43,7 @@ impl KerasLayer for Embedding {
 
     fn weights(&self, _: &[Shape]) -> Vec<Option<PlannedWeight>> {
         let table = [self.input_dim, self.output_dim];
-        vec![trained("embeddings", &table, self.embeddings_initializer)]
+        vec![weight("embeddings", &table, self.embeddings_initializer)]
     }
 
     fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {

@@ -1,18 +1,12 @@
 //! `Flatten`.
 
-use super::{Flow, KerasLayer, Pass, Value, channels_last};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.Flatten`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Flatten;
 
 impl KerasLayer for Flatten {
-    fn classes() -> &'static [&'static str] {
-        &["Flatten"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         channels_last(fields).map(|()| Self)
     }

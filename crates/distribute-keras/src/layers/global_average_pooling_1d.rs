@@ -1,20 +1,12 @@
 //! `GlobalAveragePooling1D`.
 
-use burn::tensor::Tensor;
-
-use super::{Flow, KerasLayer, Pass, Value, channels_last};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.GlobalAveragePooling1D`: the mean over the sequence, without its padding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GlobalAveragePooling1D;
 
 impl KerasLayer for GlobalAveragePooling1D {
-    fn classes() -> &'static [&'static str] {
-        &["GlobalAveragePooling1D", "GlobalAvgPool1D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         channels_last(fields)?;
         fields.must_be("keepdims", false, "add Flatten in place of it")?;

@@ -1,10 +1,6 @@
 //! `GlobalAveragePooling2D`.
 
-use burn::tensor::Tensor;
-
-use super::{Flow, KerasLayer, Pass, Value, channels_last};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.GlobalAveragePooling2D`: the mean of every channel.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,10 +10,6 @@ pub struct GlobalAveragePooling2D {
 }
 
 impl KerasLayer for GlobalAveragePooling2D {
-    fn classes() -> &'static [&'static str] {
-        &["GlobalAveragePooling2D", "GlobalAvgPool2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         keepdims(fields).map(|keepdims| Self { keepdims })
     }

@@ -1,9 +1,7 @@
 //! `GlobalMaxPooling2D`.
 
 use super::global_average_pooling_2d::{keepdims, pooled, pooled_shape};
-use super::{KerasLayer, Pass, Value};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.GlobalMaxPooling2D`: the largest value of every channel.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,10 +11,6 @@ pub struct GlobalMaxPooling2D {
 }
 
 impl KerasLayer for GlobalMaxPooling2D {
-    fn classes() -> &'static [&'static str] {
-        &["GlobalMaxPooling2D", "GlobalMaxPool2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         keepdims(fields).map(|keepdims| Self { keepdims })
     }

@@ -16,22 +16,14 @@ use crate::{Activation, ModelError, Regularizer, Shape};
 /// Shapes are those of one example. What is said of masks is said of the positions of calls: the
 /// call of the `Embedding` whose padding is left out of a value.
 pub(crate) trait KerasLayer: fmt::Debug {
-    /// The names of its class in a model file; the first is the one that messages use.
-    fn classes() -> &'static [&'static str]
-    where
-        Self: Sized;
-
     /// Reads its options. Those that are not asked for are refused afterwards.
     fn parse(class: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError>
     where
         Self: Sized;
 
-    /// Keras' name of the class.
-    fn class(&self) -> &'static str
-    where
-        Self: Sized,
-    {
-        Self::classes()[0]
+    /// Keras' name of the class, if the table names several.
+    fn class(&self) -> Option<&'static str> {
+        None
     }
 
     /// What it makes of a value of this shape, or why it cannot.
@@ -124,9 +116,14 @@ pub(crate) trait Built {
     ///
     /// # Errors
     /// Those of the statistics that replicas share.
-    fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value>;
+    fn call(&self, x: Value, _pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
+        Ok(x)
+    }
 
     /// What it makes of all values that it receives.
+    ///
+    /// # Errors
+    /// Those of [`call`](Self::call).
     fn call_all(
         &self,
         inputs: Vec<Value>,

@@ -1,15 +1,8 @@
 //! `LayerNormalization`.
 
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
 use burn::tensor::module::layer_norm;
 
-use super::{
-    Built, Flow, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, axis, epsilon, features,
-    first_mask, optional, shift_and_factor,
-};
-use crate::fields::Fields;
-use crate::{Initializer, ModelError, Shape};
+use super::*;
 
 /// `keras.layers.LayerNormalization`, over the features of every place.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,10 +18,6 @@ pub struct LayerNormalization {
 }
 
 impl KerasLayer for LayerNormalization {
-    fn classes() -> &'static [&'static str] {
-        &["LayerNormalization"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         fields.must_be("rms_scaling", false, "set it to false")?;
         let (beta, gamma) = shift_and_factor(fields)?;
@@ -47,8 +36,8 @@ impl KerasLayer for LayerNormalization {
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
         let shape = [features(inputs)];
         vec![
-            optional("gamma", &shape, self.gamma),
-            optional("beta", &shape, self.beta),
+            weight("gamma", &shape, self.gamma),
+            weight("beta", &shape, self.beta),
         ]
     }
 

@@ -3,9 +3,7 @@
 use burn::tensor::ops::MaxPoolOptions;
 use distribute_kernels::max_pool2d;
 
-use super::{Flow, KerasLayer, Pass, Value};
-use crate::fields::Fields;
-use crate::{ModelError, Padding, Shape, Windows};
+use super::*;
 
 /// `keras.layers.MaxPooling2D`.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,10 +23,6 @@ impl MaxPooling2D {
 }
 
 impl KerasLayer for MaxPooling2D {
-    fn classes() -> &'static [&'static str] {
-        &["MaxPooling2D", "MaxPool2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         let windows = Windows::of_pool(fields)?;
         Ok(Self {

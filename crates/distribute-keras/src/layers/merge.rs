@@ -1,10 +1,6 @@
 //! `Add`, `Concatenate` and the like: several values become one.
 
-use burn::tensor::Tensor;
-
-use super::{Flow, KerasLayer, Pass, Value, axis, first_mask};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// How several values become one, element by element with broadcasting, or side by side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,43 +25,27 @@ pub enum Merge {
     },
 }
 
+/// The layers without options.
+const CLASSES: [(&str, Merge); 6] = [
+    ("Add", Merge::Add),
+    ("Subtract", Merge::Subtract),
+    ("Multiply", Merge::Multiply),
+    ("Average", Merge::Average),
+    ("Maximum", Merge::Maximum),
+    ("Minimum", Merge::Minimum),
+];
+
 impl KerasLayer for Merge {
-    fn classes() -> &'static [&'static str] {
-        &[
-            "Add",
-            "Subtract",
-            "Multiply",
-            "Average",
-            "Maximum",
-            "Minimum",
-            "Concatenate",
-        ]
-    }
-
     fn parse(class: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
-        Ok(match class {
-            "Add" => Self::Add,
-            "Subtract" => Self::Subtract,
-            "Multiply" => Self::Multiply,
-            "Average" => Self::Average,
-            "Maximum" => Self::Maximum,
-            "Minimum" => Self::Minimum,
-            _ => Self::Concatenate {
-                axis: axis(fields)?,
-            },
-        })
+        match CLASSES.iter().find(|(known, _)| *known == class) {
+            Some((_, merge)) => Ok(*merge),
+            None => axis(fields).map(|axis| Self::Concatenate { axis }),
+        }
     }
 
-    fn class(&self) -> &'static str {
-        match self {
-            Self::Add => "Add",
-            Self::Subtract => "Subtract",
-            Self::Multiply => "Multiply",
-            Self::Average => "Average",
-            Self::Maximum => "Maximum",
-            Self::Minimum => "Minimum",
-            Self::Concatenate { .. } => "Concatenate",
-        }
+    fn class(&self) -> Option<&'static str> {
+        let found = CLASSES.iter().find(|(_, merge)| merge == self);
+        Some(found.map_or("Concatenate", |(class, _)| class))
     }
 
     fn merged_shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
@@ -114,28 +94,19 @@ impl KerasLayer for Merge {
         let mut inputs = inputs.into_iter();
         let Value { flow: first, mask } = inputs.next()?;
         let others = inputs.map(|value| value.flow);
+        macro_rules! merged {
+            ($rank:ident, $first:ident) => {{
+                let others = others.filter_map(|x| match x {
+                    Flow::$rank(x) => Some(x),
+                    _ => None,
+                });
+                Flow::$rank(merged(*self, axis, $first, others))
+            }};
+        }
         let flow = match first {
-            Flow::Flat(x) => {
-                let others = others.filter_map(|x| match x {
-                    Flow::Flat(x) => Some(x),
-                    _ => None,
-                });
-                Flow::Flat(merged(*self, axis, x, others))
-            }
-            Flow::Sequence(x) => {
-                let others = others.filter_map(|x| match x {
-                    Flow::Sequence(x) => Some(x),
-                    _ => None,
-                });
-                Flow::Sequence(merged(*self, axis, x, others))
-            }
-            Flow::Image(x) => {
-                let others = others.filter_map(|x| match x {
-                    Flow::Image(x) => Some(x),
-                    _ => None,
-                });
-                Flow::Image(merged(*self, axis, x, others))
-            }
+            Flow::Flat(x) => merged!(Flat, x),
+            Flow::Sequence(x) => merged!(Sequence, x),
+            Flow::Image(x) => merged!(Image, x),
         };
         Some(Value { flow, mask })
     }

@@ -35,18 +35,18 @@ mod weights;
 mod windows;
 mod zero_padding_2d;
 
-use burn::module::Module;
+// What a layer is made of; the files of the layers begin with `use super::*`.
+use burn::module::{Module, Param};
+use burn::tensor::Tensor;
 use distribute_core::{LocalBatchNorm, SyncBatchNorm};
+use serde_json::Value as Json;
 
-use crate::ModelError;
 use crate::fields::Fields;
+use crate::{Initializer, ModelError, Shape};
 use activation::activation;
 pub(crate) use flow::{Flow, Value};
 use layer::{Built, KerasLayer, features, first_mask};
-use options::{
-    axis, bias_initializer, channels_last, common, count, epsilon, initializer, kernel_initializer,
-    no_seed, optional_count, optional_numbers, pad, rate, shift_and_factor, sides,
-};
+use options::*;
 pub(crate) use pass::Pass;
 pub use pass::{Arguments, Mode};
 pub use regularizer::Regularizer;
@@ -54,16 +54,17 @@ use regularizer::{penalty, regularizer};
 use table::layers;
 pub use weights::PlannedWeight;
 pub(crate) use weights::Weights;
-use weights::{bias, fixed, optional, trained};
+use weights::{fixed, weight};
 pub use windows::{Padding, Windows};
 
-// How the error for another layer lists it; its file and struct; and if it has weights, the burn
-// module that holds them, whose name is part of the parameters' paths.
+// The names of the class in a model file, and older ones behind `or`; the file and the struct; and
+// if it has weights, the burn module that holds them, whose name is part of the parameters' paths.
+// The error for another layer lists the names in this order, or the words behind `as`.
 layers! {
     "Dense": dense::Dense => Dense(dense::DenseWeights);
-    "Conv2D": conv_2d::Conv2D => Conv2d(conv_2d::Conv2dWeights);
+    "Conv2D" or "Convolution2D": conv_2d::Conv2D => Conv2d(conv_2d::Conv2dWeights);
     "DepthwiseConv2D": depthwise_conv_2d::DepthwiseConv2D;
-    "SeparableConv2D": separable_conv_2d::SeparableConv2D
+    "SeparableConv2D" or "SeparableConvolution2D": separable_conv_2d::SeparableConv2D
         => SeparableConv2d(separable_conv_2d::SeparableConv2dWeights);
     "Embedding": embedding::Embedding => Embedding(embedding::EmbeddingWeights);
     "MultiHeadAttention": multi_head_attention::MultiHeadAttention
@@ -75,17 +76,22 @@ layers! {
     "Normalization": normalization::Normalization
         => Normalization(normalization::NormalizationWeights);
     "Rescaling": rescaling::Rescaling;
-    "Max- and AveragePooling2D": max_pooling_2d::MaxPooling2D, average_pooling_2d::AveragePooling2D;
-    "GlobalMax- and GlobalAveragePooling2D": global_max_pooling_2d::GlobalMaxPooling2D,
+    "MaxPooling2D" or "MaxPool2D" as "Max- and": max_pooling_2d::MaxPooling2D;
+    "AveragePooling2D" or "AvgPool2D": average_pooling_2d::AveragePooling2D;
+    "GlobalMaxPooling2D" or "GlobalMaxPool2D" as "GlobalMax- and":
+        global_max_pooling_2d::GlobalMaxPooling2D;
+    "GlobalAveragePooling2D" or "GlobalAvgPool2D":
         global_average_pooling_2d::GlobalAveragePooling2D;
-    "GlobalAveragePooling1D": global_average_pooling_1d::GlobalAveragePooling1D;
+    "GlobalAveragePooling1D" or "GlobalAvgPool1D":
+        global_average_pooling_1d::GlobalAveragePooling1D;
     "ZeroPadding2D": zero_padding_2d::ZeroPadding2D;
     "Cropping2D": cropping_2d::Cropping2D;
     "Flatten": flatten::Flatten;
     "Reshape": reshape::Reshape;
-    "Dropout, SpatialDropout2D": dropout::Dropout;
-    "Activation, ReLU, LeakyReLU, ELU, Softmax": activation::Activation;
-    "Add, Subtract, Multiply, Average, Maximum, Minimum and Concatenate": merge::Merge;
+    "Dropout" "SpatialDropout2D": dropout::Dropout;
+    "Activation" "ReLU" "LeakyReLU" "ELU" "Softmax": activation::Activation;
+    "Add" "Subtract" "Multiply" "Average" "Maximum" "Minimum" "Concatenate"
+        as "Add, Subtract, Multiply, Average, Maximum, Minimum and Concatenate": merge::Merge;
 }
 
 impl LayerSpec {
@@ -108,10 +114,6 @@ pub(crate) struct Plain {
 }
 
 impl Built for Plain {
-    fn call(&self, x: Value, pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
-        Ok(self.spec.layer().call(x, pass))
-    }
-
     fn call_all(
         &self,
         inputs: Vec<Value>,

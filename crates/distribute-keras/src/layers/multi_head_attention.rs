@@ -1,18 +1,12 @@
 //! `MultiHeadAttention`.
 
-use burn::module::Module;
-use burn::tensor::{Bool, Tensor, activation};
+use burn::tensor::{Bool, activation};
 use distribute_core::dropout;
-use serde_json::{Value as Json, json};
+use serde_json::json;
 
 use super::dense::DenseWeights;
 use super::layout::matrix;
-use super::{
-    Built, Flow, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, bias, bias_initializer,
-    count, kernel_initializer, no_seed, optional_count, rate, regularizer, trained,
-};
-use crate::fields::Fields;
-use crate::{Activation, Initializer, ModelError, Regularizer, Shape};
+use super::*;
 
 /// `keras.layers.MultiHeadAttention`, of a query and a value, or a query, a value and a key.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,10 +32,6 @@ pub struct MultiHeadAttention {
 }
 
 impl KerasLayer for MultiHeadAttention {
-    fn classes() -> &'static [&'static str] {
-        &["MultiHeadAttention"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         // Keras 2: the shapes of what it receives, which follow from the graph.
         fields.neutral(&["query_shape", "key_shape", "value_shape"]);
@@ -102,25 +92,23 @@ impl KerasLayer for MultiHeadAttention {
 
     fn weights(&self, inputs: &[Shape]) -> Vec<Option<PlannedWeight>> {
         let [query, value, key] = attended(inputs).map(Shape::features);
-        let (heads, bias_starts) = (self.num_heads, (self.use_bias, self.bias_initializer));
-        let projections = [
-            ("query/kernel", "query/bias", query, self.key_dim),
-            ("key/kernel", "key/bias", key, self.key_dim),
-            ("value/kernel", "value/bias", value, self.value_dim),
-        ];
-        let inner = projections.map(|(kernel, bias_name, features, width)| {
-            [
-                trained(kernel, &[features, heads, width], self.kernel_initializer),
-                bias(bias_name, &[heads, width], bias_starts),
-            ]
-        });
         let outputs = self.output_shape.unwrap_or(query);
-        let kernel = [heads, self.value_dim, outputs];
-        let output = [
-            trained("attention_output/kernel", &kernel, self.kernel_initializer),
-            bias("attention_output/bias", &[outputs], bias_starts),
-        ];
-        inner.into_iter().chain([output]).flatten().collect()
+        let (heads, kernel) = (self.num_heads, self.kernel_initializer);
+        let bias = self.use_bias.then_some(self.bias_initializer);
+        vec![
+            weight("query/kernel", &[query, heads, self.key_dim], kernel),
+            weight("query/bias", &[heads, self.key_dim], bias),
+            weight("key/kernel", &[key, heads, self.key_dim], kernel),
+            weight("key/bias", &[heads, self.key_dim], bias),
+            weight("value/kernel", &[value, heads, self.value_dim], kernel),
+            weight("value/bias", &[heads, self.value_dim], bias),
+            weight(
+                "attention_output/kernel",
+                &[heads, self.value_dim, outputs],
+                kernel,
+            ),
+            weight("attention_output/bias", &[outputs], bias),
+        ]
     }
 
     fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
@@ -198,11 +186,6 @@ pub(crate) struct AttentionWeights {
 const HIDDEN: f64 = -1e9;
 
 impl Built for AttentionWeights {
-    /// A plan gives it several values.
-    fn call(&self, x: Value, _: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
-        Ok(x)
-    }
-
     fn call_all(
         &self,
         inputs: Vec<Value>,

@@ -1,14 +1,6 @@
 //! `Normalization`.
 
-use burn::module::{Module, Param};
-use burn::tensor::Tensor;
-
-use super::{
-    Built, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, axis, features, fixed,
-    optional_numbers,
-};
-use crate::fields::Fields;
-use crate::{Initializer, ModelError, Shape};
+use super::*;
 
 /// `keras.layers.Normalization`: `(x - mean) / sqrt(variance)` per feature.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,10 +12,6 @@ pub struct Normalization {
 }
 
 impl KerasLayer for Normalization {
-    fn classes() -> &'static [&'static str] {
-        &["Normalization"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         fields.must_be("invert", false, "set it to false")?;
         let mean = optional_numbers(fields, "mean")?;

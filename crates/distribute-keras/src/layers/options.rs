@@ -27,11 +27,8 @@ pub(super) fn no_seed(fields: &mut Fields<'_>) -> Result<(), ModelError> {
 }
 
 pub(super) fn count(fields: &mut Fields<'_>, key: &'static str) -> Result<usize, ModelError> {
-    let value = fields.get(key).and_then(Value::as_u64);
-    value
-        .and_then(|value| usize::try_from(value).ok())
-        .filter(|value| (1..=MAX_SIZE).contains(value))
-        .ok_or_else(|| fields.refuse(key, "use a whole number from 1 on"))
+    let size = fields.get(key).and_then(size);
+    size.ok_or_else(|| fields.refuse(key, "use a whole number from 1 on"))
 }
 
 /// A count that may be left out.
@@ -57,22 +54,23 @@ pub(super) fn pair(
     fields: &mut Fields<'_>,
     key: &'static str,
 ) -> Result<Option<[usize; 2]>, ModelError> {
-    let number = |value: &Value| {
-        let value = usize::try_from(value.as_u64()?).ok()?;
-        (1..=MAX_SIZE).contains(&value).then_some(value)
-    };
     let pair = match fields.get(key) {
         None => return Ok(None),
         Some(Value::Array(pair)) => match pair.as_slice() {
-            [rows, columns] => number(rows).zip(number(columns)),
+            [rows, columns] => size(rows).zip(size(columns)),
             _ => None,
         },
-        Some(value) => number(value).map(|n| (n, n)),
+        Some(value) => size(value).map(|n| (n, n)),
     };
     match pair {
         Some((rows, columns)) => Ok(Some([rows, columns])),
         None => Err(fields.refuse(key, "use one or two whole numbers from 1 on")),
     }
+}
+
+/// A whole number from 1 on.
+pub(super) fn size(value: &Value) -> Option<usize> {
+    pad(value).filter(|size| *size > 0)
 }
 
 /// A number of rows or columns, which may be 0.

@@ -1,11 +1,9 @@
 //! `Rescaling`.
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, TensorData};
 
 use super::flow::each;
-use super::{Flow, KerasLayer, Pass, Value, optional_numbers};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.Rescaling`: `x * scale + offset`.
 #[derive(Debug, Clone, PartialEq)]
@@ -17,10 +15,6 @@ pub struct Rescaling {
 }
 
 impl KerasLayer for Rescaling {
-    fn classes() -> &'static [&'static str] {
-        &["Rescaling"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         Ok(Self {
             scale: optional_numbers(fields, "scale")?.unwrap_or_else(|| vec![1.0]),

@@ -1,10 +1,6 @@
 //! `Reshape`.
 
-use serde_json::Value as Json;
-
-use super::{Flow, KerasLayer, Pass, Value, pad};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.Reshape`.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,15 +10,11 @@ pub struct Reshape {
 }
 
 impl KerasLayer for Reshape {
-    fn classes() -> &'static [&'static str] {
-        &["Reshape"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         let extents = fields.get("target_shape").and_then(Json::as_array);
         let extent = |value: &Json| match value.as_i64() {
             Some(-1) => Some(None),
-            _ => pad(value).filter(|extent| *extent > 0).map(Some),
+            _ => size(value).map(Some),
         };
         let target: Option<Vec<_>> = extents.and_then(|all| all.iter().map(extent).collect());
         match target.filter(|target| open(target) < 2) {

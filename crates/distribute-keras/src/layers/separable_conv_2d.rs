@@ -1,17 +1,9 @@
 //! `SeparableConv2D`.
 
-use burn::module::Module;
-use burn::tensor::Tensor;
-
 use super::conv_2d::Conv2dWeights;
 use super::depthwise_conv_2d::depth_multiplier;
 use super::layout::{depthwise, filters_first};
-use super::{
-    Built, KerasLayer, Layer, Pass, PlannedWeight, Value, Weights, activation, bias,
-    bias_initializer, count, features, kernel_initializer, regularizer, trained,
-};
-use crate::fields::Fields;
-use crate::{Activation, Initializer, ModelError, Padding, Regularizer, Shape, Windows};
+use super::*;
 
 /// `keras.layers.SeparableConv2D`: a convolution of every channel by itself, then one of 1 x 1
 /// that mixes them.
@@ -40,10 +32,6 @@ pub struct SeparableConv2D {
 }
 
 impl KerasLayer for SeparableConv2D {
-    fn classes() -> &'static [&'static str] {
-        &["SeparableConv2D", "SeparableConvolution2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         let depth_multiplier = depth_multiplier(fields)?;
         // Keras 2 writes that of a convolution too, and uses the two below.
@@ -70,15 +58,12 @@ impl KerasLayer for SeparableConv2D {
         let [rows, columns] = self.windows.kernel_size;
         let (channels, multiplier) = (features(inputs), self.depth_multiplier);
         let first = [rows, columns, channels, multiplier];
+        let bias = self.use_bias.then_some(self.bias_initializer);
         let second = [1, 1, channels.saturating_mul(multiplier), self.filters];
         vec![
-            trained("depthwise_kernel", &first, self.depthwise_initializer),
-            trained("pointwise_kernel", &second, self.pointwise_initializer),
-            bias(
-                "bias",
-                &[self.filters],
-                (self.use_bias, self.bias_initializer),
-            ),
+            weight("depthwise_kernel", &first, self.depthwise_initializer),
+            weight("pointwise_kernel", &second, self.pointwise_initializer),
+            weight("bias", &[self.filters], bias),
         ]
     }
 

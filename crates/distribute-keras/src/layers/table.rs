@@ -3,32 +3,34 @@
 /// Makes of the rows of the table: the layers with their options, the built layers, and what finds
 /// one by its class.
 macro_rules! layers {
+    (@listed $($class:literal)+) => { concat!($(" ", $class, ","),+) };
+    (@listed $($class:literal)+ as $listed:literal) => { concat!(" ", $listed) };
     ($(
-        $listed:literal: $($file:ident::$name:ident),+
-        $(=> $($module:ident($weights:ty)),+)?;
+        $class:literal $($more:literal)* $(or $old:literal)? $(as $listed:literal)?:
+        $file:ident::$name:ident $(=> $($module:ident($weights:ty)),+)?;
     )+) => {
-        $($(
+        $(
             #[doc(inline)]
             pub use $file::$name;
-        )+)+
+        )+
 
         /// One layer, with the options of the Keras class of the same name.
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub enum LayerSpec {
-            $($(
+            $(
                 #[doc = concat!("See [`", stringify!($name), "`].")]
                 $name($name),
-            )+)+
+            )+
         }
 
-        $($(
+        $(
             impl From<$name> for LayerSpec {
                 fn from(layer: $name) -> Self {
                     Self::$name(layer)
                 }
             }
-        )+)+
+        )+
 
         impl LayerSpec {
             /// Reads a layer with its options, and whether it is trained.
@@ -38,13 +40,14 @@ macro_rules! layers {
             ) -> Result<(Self, bool), ModelError> {
                 let trainable = common(&mut fields)?;
                 let layer = match class {
-                    $($(
-                        class if $name::classes().contains(&class) => {
-                            $name::parse(class, &mut fields)?.into()
-                        }
-                    )+)+
+                    $(
+                        $class $(| $more)* $(| $old)? => $name::parse(class, &mut fields)?.into(),
+                    )+
                     _ => {
-                        let known = concat!("use", $(" ", $listed, ","),+).trim_end_matches(',');
+                        let known = concat!(
+                            "use",
+                            $(layers!(@listed $class $($more)* $(as $listed)?)),+
+                        );
                         let place = fields.place();
                         return Err(place.unsupported("this layer".to_string(), known));
                     }
@@ -56,19 +59,19 @@ macro_rules! layers {
             /// Keras' name of the class.
             pub fn class(&self) -> &'static str {
                 match self {
-                    $($(Self::$name(layer) => layer.class(),)+)+
+                    $(Self::$name(layer) => layer.class().unwrap_or($class),)+
                 }
             }
 
             pub(crate) fn layer(&self) -> &dyn KerasLayer {
                 match self {
-                    $($(Self::$name(layer) => layer,)+)+
+                    $(Self::$name(layer) => layer,)+
                 }
             }
 
             pub(crate) fn layer_mut(&mut self) -> &mut dyn KerasLayer {
                 match self {
-                    $($(Self::$name(layer) => layer,)+)+
+                    $(Self::$name(layer) => layer,)+
                 }
             }
         }

@@ -27,36 +27,18 @@ impl PlannedWeight {
     }
 }
 
-/// A weight that is trained.
-pub(super) fn trained(
+/// A weight that is trained, if there is something that it starts with.
+pub(super) fn weight(
     name: &'static str,
     shape: &[usize],
-    initializer: Initializer,
+    initializer: impl Into<Option<Initializer>>,
 ) -> Option<PlannedWeight> {
     Some(PlannedWeight {
         name,
         shape: shape.to_vec(),
-        initializer,
+        initializer: initializer.into()?,
         trained: true,
     })
-}
-
-/// A weight that is trained, if the layer has it.
-pub(super) fn optional(
-    name: &'static str,
-    shape: &[usize],
-    initializer: Option<Initializer>,
-) -> Option<PlannedWeight> {
-    trained(name, shape, initializer?)
-}
-
-/// A bias, if the layer has one.
-pub(super) fn bias(
-    name: &'static str,
-    shape: &[usize],
-    (is, initializer): (bool, Initializer),
-) -> Option<PlannedWeight> {
-    optional(name, shape, is.then_some(initializer))
 }
 
 /// A weight that is not trained.
@@ -65,11 +47,8 @@ pub(super) fn fixed(
     shape: &[usize],
     initializer: Initializer,
 ) -> Option<PlannedWeight> {
-    let weight = trained(name, shape, initializer)?;
-    Some(PlannedWeight {
-        trained: false,
-        ..weight
-    })
+    let trained = false;
+    weight(name, shape, initializer).map(|weight| PlannedWeight { trained, ..weight })
 }
 
 /// The values of one layer's weights that are still to be used, and what the layer is built for.

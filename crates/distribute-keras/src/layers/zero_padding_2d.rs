@@ -2,9 +2,7 @@
 
 use burn::tensor::ops::PadMode;
 
-use super::{Flow, KerasLayer, Pass, Value, sides};
-use crate::fields::Fields;
-use crate::{ModelError, Shape};
+use super::*;
 
 /// `keras.layers.ZeroPadding2D`.
 #[derive(Debug, Clone, PartialEq)]
@@ -14,10 +12,6 @@ pub struct ZeroPadding2D {
 }
 
 impl KerasLayer for ZeroPadding2D {
-    fn classes() -> &'static [&'static str] {
-        &["ZeroPadding2D"]
-    }
-
     fn parse(_: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError> {
         sides(fields, "padding", 1).map(|padding| Self { padding })
     }
