@@ -235,7 +235,11 @@ impl Reader<'_> {
             all.push(match entry.kind {
                 Kind::Input(_) => vec![Node::default()],
                 Kind::Mask(_) => Vec::new(),
-                _ => nodes::read(layer, entry, &found)?,
+                Kind::Model(_) => nodes::read(layer, entry, None, &found)?,
+                Kind::Layer(index) => {
+                    let spec = self.all.get(index).map(|layer| &layer.spec);
+                    nodes::read(layer, entry, spec, &found)?
+                }
             });
         }
         for (entry, nodes) in self.graph.entries.iter_mut().zip(all) {

@@ -6,18 +6,20 @@
 use serde_json::Value;
 
 use super::entries::{Entries, Entry, Node, Reference};
-use crate::{Arguments, ModelError};
+use crate::{Arguments, LayerSpec, ModelError};
 
-/// The calls of the layer of an entry.
+/// The calls of an entry, which is this layer or a model.
 pub(super) fn read(
     layer: &Value,
     entry: &Entry,
+    spec: Option<&LayerSpec>,
     entries: &Entries<'_>,
 ) -> Result<Vec<Node>, ModelError> {
     let reader = Reader {
         by: format!("the layer {}", entry.name),
         name: &entry.name,
-        attends: layer["class_name"] == "MultiHeadAttention",
+        spec,
+        inputs: spec.map_or(&["inputs"], |spec| spec.layer().inputs()),
         entries,
     };
     let Some(nodes) = layer["inbound_nodes"].as_array() else {
@@ -33,13 +35,12 @@ pub(super) fn read(
         .collect()
 }
 
-/// The arguments of an attention that are tensors, in the order of Keras' signature.
-const ATTENDED: [&str; 3] = ["query", "value", "key"];
-
 struct Reader<'a> {
     by: String,
     name: &'a str,
-    attends: bool,
+    spec: Option<&'a LayerSpec>,
+    /// The arguments that are tensors, in the order of Keras' signature.
+    inputs: &'static [&'static str],
     entries: &'a Entries<'a>,
 }
 
@@ -63,11 +64,10 @@ impl Reader<'_> {
         let Some(arguments) = node["args"].as_array() else {
             return Err(self.malformed());
         };
-        // Query, value and key of an attention, the inputs of any other layer.
-        let mut inputs: [Vec<Reference>; 3] = Default::default();
+        let mut inputs = vec![Vec::new(); self.inputs.len()];
         for (index, argument) in arguments.iter().enumerate() {
             match inputs.get_mut(index) {
-                Some(input) if index == 0 || self.attends => *input = self.tensors(argument)?,
+                Some(input) => *input = self.tensors(argument)?,
                 _ if argument.is_null() => {}
                 _ => return Err(self.refuse(&format!("argument {index}"), argument)),
             }
@@ -85,7 +85,7 @@ impl Reader<'_> {
     }
 
     fn keras2(&self, list: &[Value]) -> Result<Node, ModelError> {
-        let mut inputs: [Vec<Reference>; 3] = Default::default();
+        let mut inputs = vec![Vec::new(); self.inputs.len()];
         let mut arguments = Arguments::default();
         for received in list {
             let Some(received) = received.as_array() else {
@@ -109,15 +109,12 @@ impl Reader<'_> {
 
     /// Which input an argument with this name is.
     fn input_named(&self, key: &str) -> Option<usize> {
-        match self.attends {
-            true => ATTENDED.iter().position(|name| *name == key),
-            false => (key == "inputs").then_some(0),
-        }
+        self.inputs.iter().position(|name| *name == key)
     }
 
     fn node(
         &self,
-        inputs: [Vec<Reference>; 3],
+        inputs: Vec<Vec<Reference>>,
         arguments: Arguments,
         keras2: bool,
     ) -> Result<Node, ModelError> {
@@ -163,8 +160,9 @@ impl Reader<'_> {
             (_, Value::Null) | ("use_causal_mask", Value::Bool(false)) => {}
             ("mask", mask) if self.entries.is_padding(mask) => arguments.masked = true,
             ("training", Value::Bool(false)) => arguments.inference = true,
-            ("use_causal_mask", Value::Bool(true)) if self.attends => arguments.causal = true,
-            ("return_attention_scores", Value::Bool(false)) if self.attends => {}
+            _ if self
+                .spec
+                .is_some_and(|spec| spec.layer().argument(key, value, arguments)) => {}
             _ => {
                 // Of a tensor its class says enough.
                 let value = match &value["class_name"] {

@@ -2,7 +2,6 @@
 
 use super::*;
 pub use crate::activation::Activation;
-use crate::fields::Named;
 
 /// The layers that are one function.
 const CLASSES: [&str; 5] = ["Activation", "ReLU", "LeakyReLU", "ELU", "Softmax"];
@@ -74,27 +73,20 @@ pub(super) fn activation(fields: &mut Fields<'_>) -> Result<Activation, ModelErr
         Some(_) => fields.object(key)?,
     };
     let refuse = || fields.refuse(key, ACTIVATIONS);
-    let found = match named.ok_or_else(refuse)? {
-        Named {
-            class: "function",
-            function: Some(name),
-            ..
-        } => function(fields, name),
-        Named {
-            class,
-            function: None,
-            fields: mut options,
-        } => {
+    let named = named.ok_or_else(refuse)?;
+    let found = match (named.class, named.function) {
+        ("function", Some(name)) => function(fields, name),
+        (class, None) => {
+            let mut options = named.fields;
             // A layer without weights: whether it is trained changes nothing.
             common(&mut options)?;
-            let found = CLASSES
-                .contains(&class)
-                .then(|| Activation::parse(class, &mut options));
+            let is_known = CLASSES.contains(&class);
+            let found = is_known.then(|| Activation::parse(class, &mut options));
             let found = found.transpose()?;
             options.finish()?;
             found
         }
-        Named { .. } => None,
+        _ => None,
     };
     found.ok_or_else(refuse)
 }

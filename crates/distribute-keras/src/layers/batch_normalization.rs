@@ -64,13 +64,13 @@ impl KerasLayer for BatchNormalization {
         ]
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let (scale, center) = (self.gamma.is_some(), self.beta.is_some());
         let training = Param::from_bool(true);
         if self.synchronized {
             let (gamma, beta) = (weights.optional(scale), weights.optional(center));
             let (mean, variance) = (weights.next(), weights.next());
-            return Some(Layer::SyncBatchNorm(SyncBatchNorm {
+            return Some(BuiltLayer::SyncBatchNorm(SyncBatchNorm {
                 gamma,
                 beta,
                 training,
@@ -83,7 +83,7 @@ impl KerasLayer for BatchNormalization {
         let gamma = weights.or_constant(scale, 1.0);
         let beta = weights.or_constant(center, 0.0);
         let (mean, variance) = (weights.next(), weights.next());
-        Some(Layer::BatchNorm(LocalBatchNorm {
+        Some(BuiltLayer::BatchNorm(LocalBatchNorm {
             gamma,
             beta,
             training,

@@ -64,9 +64,9 @@ impl KerasLayer for Conv2D {
         ]
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let kernel = filters_first(weights.next());
-        Some(Layer::Conv2d(Conv2dWeights {
+        Some(BuiltLayer::Conv2d(Conv2dWeights {
             kernel: weights.trained(kernel),
             bias: weights.optional(self.use_bias),
             windows: self.windows,

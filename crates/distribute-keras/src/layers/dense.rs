@@ -47,9 +47,9 @@ impl KerasLayer for Dense {
         ]
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let kernel = channels_first_rows(weights.next(), weights.flattened);
-        Some(Layer::Dense(DenseWeights {
+        Some(BuiltLayer::Dense(DenseWeights {
             kernel: weights.trained(kernel),
             bias: weights.optional(self.use_bias),
             activation: self.activation,

@@ -58,9 +58,9 @@ impl KerasLayer for DepthwiseConv2D {
     }
 
     /// A convolution with a group per channel.
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let kernel = depthwise(weights.next());
-        Some(Layer::Conv2d(Conv2dWeights {
+        Some(BuiltLayer::Conv2d(Conv2dWeights {
             kernel: weights.trained(kernel),
             bias: weights.optional(self.use_bias),
             windows: self.windows,

@@ -46,9 +46,9 @@ impl KerasLayer for Embedding {
         vec![weight("embeddings", &table, self.embeddings_initializer)]
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let embeddings = weights.next();
-        Some(Layer::Embedding(EmbeddingWeights {
+        Some(BuiltLayer::Embedding(EmbeddingWeights {
             embeddings: weights.trained(embeddings),
             mask_zero: self.mask_zero,
             regularizer: self.embeddings_regularizer,

@@ -3,10 +3,11 @@
 use std::fmt;
 
 use burn::tensor::Tensor;
+use serde_json::Value as Json;
 
-use super::Layer;
+use super::BuiltLayer;
 use super::flow::Value;
-use super::pass::Pass;
+use super::pass::{Arguments, Pass};
 use super::weights::{PlannedWeight, Weights};
 use crate::fields::Fields;
 use crate::{Activation, ModelError, Regularizer, Shape};
@@ -24,6 +25,16 @@ pub(crate) trait KerasLayer: fmt::Debug {
     /// Keras' name of the class, if the table names several.
     fn class(&self) -> Option<&'static str> {
         None
+    }
+
+    /// The arguments of a call that are tensors, in the order of Keras' signature.
+    fn inputs(&self) -> &'static [&'static str] {
+        &["inputs"]
+    }
+
+    /// Takes an argument of a call that other layers do not have; whether it is one.
+    fn argument(&self, _key: &str, _value: &Json, _arguments: &mut Arguments) -> bool {
+        false
     }
 
     /// What it makes of a value of this shape, or why it cannot.
@@ -56,7 +67,7 @@ pub(crate) trait KerasLayer: fmt::Debug {
     }
 
     /// The layer with its weights; nothing for a layer without, which is called as it is.
-    fn build(&self, _weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, _weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         None
     }
 

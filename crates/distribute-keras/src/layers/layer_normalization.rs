@@ -41,8 +41,8 @@ impl KerasLayer for LayerNormalization {
         ]
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
-        Some(Layer::LayerNorm(LayerNormWeights {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
+        Some(BuiltLayer::LayerNorm(LayerNormWeights {
             gamma: weights.or_constant(self.gamma.is_some(), 1.0),
             beta: weights.or_constant(self.beta.is_some(), 0.0),
             epsilon: self.epsilon,

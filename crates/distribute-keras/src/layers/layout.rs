@@ -63,9 +63,9 @@ pub(super) fn matrix(kernel: Weight, inputs: usize) -> Weight {
 }
 
 /// All values in one row.
-pub(super) fn row(weight: Weight) -> Weight {
+pub(super) fn row(values: Vec<f32>) -> Weight {
     Weight {
-        shape: vec![weight.values.len()],
-        values: weight.values,
+        shape: vec![values.len()],
+        values,
     }
 }

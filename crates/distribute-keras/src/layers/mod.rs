@@ -25,14 +25,14 @@ mod merge;
 mod multi_head_attention;
 mod normalization;
 mod options;
-mod pass;
-mod regularizer;
+pub(crate) mod pass;
+pub(crate) mod regularizer;
 mod rescaling;
 mod reshape;
 mod separable_conv_2d;
 mod table;
-mod weights;
-mod windows;
+pub(crate) mod weights;
+pub(crate) mod windows;
 mod zero_padding_2d;
 
 // What a layer is made of; the files of the layers begin with `use super::*`.
@@ -48,14 +48,12 @@ pub(crate) use flow::{Flow, Value};
 use layer::{Built, KerasLayer, features, first_mask};
 use options::*;
 pub(crate) use pass::Pass;
-pub use pass::{Arguments, Mode};
-pub use regularizer::Regularizer;
-use regularizer::{penalty, regularizer};
+use pass::{Arguments, Mode};
+use regularizer::{Regularizer, penalty, regularizer};
 use table::layers;
-pub use weights::PlannedWeight;
 pub(crate) use weights::Weights;
-use weights::{fixed, weight};
-pub use windows::{Padding, Windows};
+use weights::{PlannedWeight, fixed, weight};
+use windows::{Padding, Windows};
 
 // The names of the class in a model file, and older ones behind `or`; the file and the struct; and
 // if it has weights, the burn module that holds them, whose name is part of the parameters' paths.
@@ -96,8 +94,8 @@ layers! {
 
 impl LayerSpec {
     /// The layer with its weights, frozen if it is not trained.
-    pub(crate) fn build(&self, trainable: bool, mut weights: Weights<'_>) -> Layer {
-        let plain = || Layer::Plain(Plain { spec: self.clone() });
+    pub(crate) fn build(&self, trainable: bool, mut weights: Weights<'_>) -> BuiltLayer {
+        let plain = || BuiltLayer::Plain(Plain { spec: self.clone() });
         let layer = self.layer().build(&mut weights).unwrap_or_else(plain);
         match trainable {
             true => layer,

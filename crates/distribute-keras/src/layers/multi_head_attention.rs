@@ -67,6 +67,19 @@ impl KerasLayer for MultiHeadAttention {
         })
     }
 
+    fn inputs(&self) -> &'static [&'static str] {
+        &["query", "value", "key"]
+    }
+
+    fn argument(&self, key: &str, value: &Json, arguments: &mut Arguments) -> bool {
+        match (key, value) {
+            ("use_causal_mask", Json::Bool(true)) => arguments.causal = true,
+            ("return_attention_scores", Json::Bool(false)) => {}
+            _ => return false,
+        }
+        true
+    }
+
     fn merged_shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
         if !(2..=3).contains(&inputs.len()) {
             return Err(format!(
@@ -94,6 +107,7 @@ impl KerasLayer for MultiHeadAttention {
         let [query, value, key] = attended(inputs).map(Shape::features);
         let outputs = self.output_shape.unwrap_or(query);
         let (heads, kernel) = (self.num_heads, self.kernel_initializer);
+        let output = [heads, self.value_dim, outputs];
         let bias = self.use_bias.then_some(self.bias_initializer);
         vec![
             weight("query/kernel", &[query, heads, self.key_dim], kernel),
@@ -102,16 +116,12 @@ impl KerasLayer for MultiHeadAttention {
             weight("key/bias", &[heads, self.key_dim], bias),
             weight("value/kernel", &[value, heads, self.value_dim], kernel),
             weight("value/bias", &[heads, self.value_dim], bias),
-            weight(
-                "attention_output/kernel",
-                &[heads, self.value_dim, outputs],
-                kernel,
-            ),
+            weight("attention_output/kernel", &output, kernel),
             weight("attention_output/bias", &[outputs], bias),
         ]
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         // The kernel of the output has two axes of inputs, the others one.
         let mut projection = |inputs| {
             let kernel = matrix(weights.next(), inputs);
@@ -122,7 +132,7 @@ impl KerasLayer for MultiHeadAttention {
                 regularizer: self.kernel_regularizer,
             }
         };
-        Some(Layer::Attention(AttentionWeights {
+        Some(BuiltLayer::Attention(AttentionWeights {
             query: projection(1),
             key: projection(1),
             value: projection(1),

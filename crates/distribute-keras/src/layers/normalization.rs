@@ -53,7 +53,7 @@ impl KerasLayer for Normalization {
         true
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let (mean, variance) = match &self.statistics {
             Some((mean, variance)) => (weights.constants(mean), weights.constants(variance)),
             // The third weight counts what `adapt` has seen.
@@ -62,7 +62,7 @@ impl KerasLayer for Normalization {
                 (weights.fixed(mean), weights.fixed(variance))
             }
         };
-        Some(Layer::Normalization(NormalizationWeights {
+        Some(BuiltLayer::Normalization(NormalizationWeights {
             mean,
             variance,
         }))

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::fields::{Fields, Named};
+use crate::fields::Fields;
 use crate::init::Fan;
 use crate::{Initializer, ModelError};
 
@@ -186,12 +186,9 @@ pub(super) fn initializer(
     }
     let named = fields.object(key)?;
     let refuse = || fields.refuse(key, "use one of Keras' Glorot, He, LeCun, Random, Constant");
-    let Named {
-        class,
-        fields: mut options,
-        ..
-    } = named.ok_or_else(refuse)?;
-    let name: String = class.chars().filter(|c| *c != '_').collect();
+    let named = named.ok_or_else(refuse)?;
+    let mut options = named.fields;
+    let name: String = named.class.chars().filter(|c| *c != '_').collect();
     let found = known_initializer(&name.to_ascii_lowercase(), &mut options)?;
     let found = found.ok_or_else(refuse)?;
     options.float32()?;

@@ -4,7 +4,7 @@ use burn::module::Param;
 use burn::tensor::Tensor;
 
 use crate::ModelError;
-use crate::fields::{Fields, Named};
+use crate::fields::Fields;
 
 /// A loss on a kernel: `l1 * sum(|w|) + l2 * sum(w^2)` (Keras: `keras.regularizers.L1L2`).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -24,27 +24,16 @@ pub(super) fn regularizer(
     }
     let named = fields.object(key)?;
     let refuse = || fields.refuse(key, "use L1, L2 or L1L2");
-    let Named {
-        class,
-        fields: mut options,
-        ..
-    } = named.ok_or_else(refuse)?;
-    let regularizer = match class.to_ascii_lowercase().as_str() {
-        "l1" => Regularizer {
-            l1: options.factor("l1", 0.01)?,
-            l2: 0.0,
-        },
-        "l2" => Regularizer {
-            l1: 0.0,
-            l2: options.factor("l2", 0.01)?,
-        },
-        "l1l2" | "l1_l2" => Regularizer {
-            l1: options.factor("l1", 0.0)?,
-            l2: options.factor("l2", 0.0)?,
-        },
+    let mut named = named.ok_or_else(refuse)?;
+    let mut factor = |key, default| named.fields.factor(key, default);
+    let (l1, l2) = match named.class.to_ascii_lowercase().as_str() {
+        "l1" => (factor("l1", 0.01)?, 0.0),
+        "l2" => (0.0, factor("l2", 0.01)?),
+        "l1l2" | "l1_l2" => (factor("l1", 0.0)?, factor("l2", 0.0)?),
         _ => return Err(refuse()),
     };
-    options.finish()?;
+    named.fields.finish()?;
+    let regularizer = Regularizer { l1, l2 };
     Ok((regularizer != Regularizer::default()).then_some(regularizer))
 }
 

@@ -1,8 +1,7 @@
 //! `Rescaling`.
 
-use burn::tensor::{Device, TensorData};
-
 use super::flow::each;
+use super::weights::{per_feature, tensor};
 use super::*;
 
 /// `keras.layers.Rescaling`: `x * scale + offset`.
@@ -38,22 +37,12 @@ impl KerasLayer for Rescaling {
         }
         let features = self.scale.len().max(self.offset.len());
         let device = x.device().without_autodiff();
-        let per_feature = |values: &[f64]| match *values {
-            [one] => constants(&vec![one; features], &device),
-            _ => constants(values, &device),
-        };
-        Value::of(x.scale_features(per_feature(&self.scale), per_feature(&self.offset)))
+        let constants = |values: &[f64]| tensor(per_feature(values, features), &device);
+        Value::of(x.scale_features(constants(&self.scale), constants(&self.offset)))
     }
 
     fn changes_nothing(&self, _: Shape, _: bool) -> bool {
         let mut scale = self.scale.iter();
         scale.all(|scale| *scale == 1.0) && self.offset.iter().all(|offset| *offset == 0.0)
     }
-}
-
-/// Numbers as a tensor that is no parameter.
-fn constants(values: &[f64], device: &Device) -> Tensor<1> {
-    let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
-    let shape = [values.len()];
-    Tensor::from_data(TensorData::new(values, shape), device)
 }

@@ -67,9 +67,9 @@ impl KerasLayer for SeparableConv2D {
         ]
     }
 
-    fn build(&self, weights: &mut Weights<'_>) -> Option<Layer> {
+    fn build(&self, weights: &mut Weights<'_>) -> Option<BuiltLayer> {
         let (first, second) = (depthwise(weights.next()), filters_first(weights.next()));
-        Some(Layer::SeparableConv2d(SeparableConv2dWeights {
+        Some(BuiltLayer::SeparableConv2d(SeparableConv2dWeights {
             depthwise: Conv2dWeights {
                 kernel: weights.trained(first),
                 bias: None,

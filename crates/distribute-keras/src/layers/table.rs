@@ -83,12 +83,12 @@ macro_rules! layers {
             reason = "a model has some hundred layers at most, and a box would be one more path \
                       to follow"
         )]
-        pub(crate) enum Layer {
+        pub(crate) enum BuiltLayer {
             Plain(Plain),
             $($($($module($weights),)+)?)+
         }
 
-        impl Layer {
+        impl BuiltLayer {
             pub(crate) fn built(&self) -> &dyn Built {
                 match self {
                     Self::Plain(layer) => layer,

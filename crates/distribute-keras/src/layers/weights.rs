@@ -51,6 +51,19 @@ pub(super) fn fixed(
     weight(name, shape, initializer).map(|weight| PlannedWeight { trained, ..weight })
 }
 
+/// Numbers of an option, one for all features or one each.
+pub(super) fn per_feature(values: &[f64], features: usize) -> Weight {
+    row(match *values {
+        [one] => vec![one as f32; features],
+        _ => values.iter().map(|x| *x as f32).collect(),
+    })
+}
+
+/// A tensor of these values.
+pub(super) fn tensor<const D: usize>(weight: Weight, device: &Device) -> Tensor<D> {
+    Tensor::from_data(TensorData::new(weight.values, weight.shape), device)
+}
+
 /// The values of one layer's weights that are still to be used, and what the layer is built for.
 pub(crate) struct Weights<'a> {
     pub(crate) left: std::vec::IntoIter<Weight>,
@@ -73,7 +86,7 @@ impl Weights<'_> {
     /// The next weight, if there is one, in one row.
     pub(super) fn optional(&mut self, is: bool) -> Option<Param<Tensor<1>>> {
         is.then(|| {
-            let bias = row(self.next());
+            let bias = row(self.next().values);
             self.trained(bias)
         })
     }
@@ -93,16 +106,8 @@ impl Weights<'_> {
         }
     }
 
-    /// Numbers of an option, one for all features or one each.
     pub(super) fn constants(&self, values: &[f64]) -> Param<Tensor<1>> {
-        let values = match *values {
-            [one] => vec![one as f32; self.features],
-            _ => values.iter().map(|x| *x as f32).collect(),
-        };
-        self.fixed(Weight {
-            shape: vec![values.len()],
-            values,
-        })
+        self.fixed(per_feature(values, self.features))
     }
 
     pub(super) fn fixed(&self, weight: Weight) -> Param<Tensor<1>> {
@@ -110,6 +115,6 @@ impl Weights<'_> {
     }
 
     pub(super) fn tensor<const D: usize>(&self, weight: Weight) -> Tensor<D> {
-        Tensor::from_data(TensorData::new(weight.values, weight.shape), self.device)
+        tensor(weight, self.device)
     }
 }

@@ -9,7 +9,7 @@ use burn::tensor::{Device, Tensor, activation};
 use distribute_core::{Error, Result};
 
 use crate::head::Loss;
-use crate::layers::{Flow, Layer, Pass, Value, Weights};
+use crate::layers::{BuiltLayer, Flow, Pass, Value, Weights};
 use crate::plan::{PlannedInput, PlannedLayer};
 use crate::{Head, Mode, ModelError, Plan, Weight};
 use steps::{Output, Step};
@@ -31,7 +31,7 @@ use steps::{Output, Step};
 /// ```
 #[derive(Module, Debug)]
 pub struct Model {
-    layers: Vec<Layer>,
+    layers: Vec<BuiltLayer>,
     #[module(skip)]
     steps: Vec<Step>,
     #[module(skip)]
