@@ -44,7 +44,8 @@ impl<'a> Mode<'a> {
 
     /// With the weights of a batch that was filled up, `[batch]`: the examples whose weight is 0
     /// count in no statistics of a `synchronized` `BatchNormalization`, see
-    /// [`SyncBatchNorm::forward_weighted`]. In inference they change nothing.
+    /// [`SyncBatchNorm::forward_weighted`](distribute_core::SyncBatchNorm::forward_weighted). In
+    /// inference they change nothing.
     #[must_use]
     pub fn weighted(self, weights: Tensor<1>) -> Self {
         match self {
