@@ -43,7 +43,7 @@ pub(crate) trait KerasLayer: fmt::Debug {
     }
 
     /// What it makes of all values that it receives, or why it cannot.
-    fn merged_shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
+    fn output_shape_of_all(&self, inputs: &[Shape]) -> Result<Shape, String> {
         match inputs {
             [input] => self.output_shape(*input),
             _ => Err(format!("needs one value, gets {}", inputs.len())),

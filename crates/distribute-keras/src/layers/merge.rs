@@ -48,7 +48,7 @@ impl KerasLayer for Merge {
         Some(found.map_or("Concatenate", |(class, _)| class))
     }
 
-    fn merged_shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
+    fn output_shape_of_all(&self, inputs: &[Shape]) -> Result<Shape, String> {
         let list = || {
             let shapes: Vec<String> = inputs.iter().map(Shape::to_string).collect();
             shapes.join(" and ")

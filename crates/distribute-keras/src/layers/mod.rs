@@ -1,7 +1,8 @@
 //! The layers of Keras, each in a file of its own.
 //!
 //! A new layer is one file with a struct of its options, which implements `KerasLayer`, and a row
-//! in the table below (and the file's `mod`, for the compiler).
+//! in the table below (with the file's `mod`, for the compiler). If it has weights, the file also
+//! has the burn module that holds them, which implements `Built`.
 
 mod activation;
 mod average_pooling_2d;
@@ -57,7 +58,8 @@ use windows::{Padding, Windows};
 
 // The names of the class in a model file, and older ones behind `or`; the file and the struct; and
 // if it has weights, the burn module that holds them, whose name is part of the parameters' paths.
-// The error for another layer lists the names in this order, or the words behind `as`.
+// The error for another layer lists the names in this order, or the words behind `as`; the last row
+// ends the sentence, so a new row goes above it.
 layers! {
     "Dense": dense::Dense => Dense(dense::DenseWeights);
     "Conv2D" or "Convolution2D": conv_2d::Conv2D => Conv2d(conv_2d::Conv2dWeights);

@@ -80,7 +80,7 @@ impl KerasLayer for MultiHeadAttention {
         true
     }
 
-    fn merged_shape(&self, inputs: &[Shape]) -> Result<Shape, String> {
+    fn output_shape_of_all(&self, inputs: &[Shape]) -> Result<Shape, String> {
         if !(2..=3).contains(&inputs.len()) {
             return Err(format!(
                 "needs a query and a value, and a key or none, gets {} values",

@@ -310,18 +310,19 @@ impl Model {
     /// `sum(model.losses)`; Keras 2 also adds the constants of frozen layers); nothing if none has
     /// one.
     pub fn regularization_loss(&self) -> Option<Tensor<1>> {
-        let layers = self.layers.iter().zip(&self.trainable);
-        let trained = layers.filter(|(_, trainable)| **trainable);
-        let losses = trained.flat_map(|(layer, _)| layer.built().losses());
+        let losses = self.trained().flat_map(|layer| layer.built().losses());
         losses.flatten().reduce(|sum, loss| sum + loss)
+    }
+
+    fn trained(&self) -> impl Iterator<Item = &BuiltLayer> {
+        let layers = self.layers.iter().zip(&self.trainable);
+        layers.filter_map(|(layer, trainable)| trainable.then_some(layer))
     }
 
     /// The loss of no examples: 0, on the autodiff graph of the weights that are trained.
     pub fn zero_loss(&self, device: &Device) -> Tensor<1> {
         let mut first = FirstTrained::default();
-        let layers = self.layers.iter().zip(&self.trainable);
-        let trained = layers.filter(|(_, trainable)| **trainable);
-        trained.for_each(|(layer, _)| layer.visit(&mut first));
+        self.trained().for_each(|layer| layer.visit(&mut first));
         match first.leaf.or(first.any) {
             Some(weights) => weights.narrow(0, 0, 1).mul_scalar(0.0),
             None => Tensor::zeros([1], device),

@@ -279,7 +279,7 @@ impl Plan {
         Ok(PlannedCall {
             layer: call.layer,
             inputs: call.inputs.clone(),
-            output: layer.merged_shape(&shapes)?,
+            output: layer.output_shape_of_all(&shapes)?,
             shapes,
             arguments: call.arguments,
             reordered: false,
