@@ -193,10 +193,15 @@ impl LauncherGroup {
             });
         }
         if matches!(post.item, PostBody::Came) && post.host == self.hosts.index {
-            // The relay takes this host for a part of the attempt, which is over here.
+            // The attempt is over here, and the others may not know how it ended.
             if std::mem::take(&mut self.has_ended_alone) {
-                self.tell_again();
+                self.come_back();
             }
+        }
+        let is_other = post.host != self.hosts.index;
+        if matches!(post.item, PostBody::Back) && is_other && self.posts.is_of_attempt(&post) {
+            // What was said while that host was out of reach.
+            self.tell_again();
         }
         if post.host == 0 && matches!(post.item, PostBody::Lost) {
             self.is_cut_off = true;
@@ -233,9 +238,15 @@ impl LauncherGroup {
     pub fn is_back(&mut self, host: usize) -> bool {
         let is_back = host == self.hosts.index && std::mem::take(&mut self.is_staying);
         if is_back {
-            self.tell_again();
+            self.come_back();
         }
         is_back
+    }
+
+    /// This host still has its part of the attempt: all hear so, and what else it has told.
+    fn come_back(&self) {
+        self.send(PostBody::Back);
+        self.tell_again();
     }
 
     fn tell_again(&self) {
@@ -246,7 +257,7 @@ impl LauncherGroup {
     /// The others have gone on to something else while this host was out of reach.
     pub fn left_behind(&mut self) {
         self.is_staying = false;
-        self.posts.lose_others(self.hosts.index, self.hosts.count);
+        self.posts.left_behind(self.hosts.index);
     }
 
     /// Begins to look for a relay that is lost; an error if it does not come again.
@@ -294,7 +305,7 @@ impl LauncherGroup {
             let over = Over::Outcome(done.clone());
             return Ok(WaitOutcome::Done(Instruction::Over(over)));
         }
-        if let Some(over) = self.posts.take_over().filter(|_| self.is_cut_off) {
+        if let Some(over) = self.posts.take_over() {
             return Ok(WaitOutcome::Done(over));
         }
         loop {
@@ -477,6 +488,7 @@ impl LauncherGroup {
         }
         self.post(PostBody::Ended(ended.clone()));
         let (host, restart) = (self.hosts.index, self.posts.restart());
+        let mut was_left = false;
         loop {
             if self.is_cut_off {
                 // Nobody passes it on.
@@ -489,6 +501,12 @@ impl LauncherGroup {
             }
             if let Some(whole) = self.posts.combined() {
                 return Ok(whole);
+            }
+            if self.posts.has_instruction() && !was_left {
+                // Host 0 has heard what was said while this host was out of reach.
+                was_left = true;
+                self.left_behind();
+                continue;
             }
             // The relay says within seconds if a host is gone, and its silence is noticed too.
             match received.recv() {

@@ -47,6 +47,8 @@ pub enum PostBody {
     Lost,
     /// The host's launcher is there.
     Came,
+    /// The host's launcher was out of reach, and is still part of this attempt.
+    Back,
     /// Of an elastic job, by host 0: a launcher waits, so the workers shall save and stop.
     Save,
     /// Of an elastic job: the host's launcher was told to stop. The workers shall save and stop,
@@ -73,6 +75,7 @@ impl PostBody {
             PostBody::Preempted
             | PostBody::Lost
             | PostBody::Came
+            | PostBody::Back
             | PostBody::Save
             | PostBody::Leave
             | PostBody::Plan(_)
@@ -177,10 +180,12 @@ impl Posts {
                 }
                 self.lose(host);
             }
+            // Whether it still has its part of the attempt, it says itself.
             PostBody::Came => {
                 self.here.insert(host);
-                if self.spared.contains_key(&host) && !self.is_ending() {
-                    self.spared.remove(&host);
+            }
+            PostBody::Back if self.is_of_attempt(&post) && !self.is_ending() => {
+                if self.spared.remove(&host).is_some() {
                     self.hosts.insert(host);
                     self.lost.remove(&host);
                 }
@@ -240,6 +245,11 @@ impl Posts {
         stays && has_chief && !self.is_elastic && !self.is_ending()
     }
 
+    /// Whether it is about the attempt that is under way.
+    pub fn is_of_attempt(&self, post: &Post) -> bool {
+        post.restart == self.restart
+    }
+
     /// Whether the attempt comes to an end: its work is done, something failed, or it was told to.
     fn is_ending(&self) -> bool {
         let fails = |post: &Post| matches!(post.item, PostBody::Failed(..));
@@ -291,6 +301,17 @@ impl Posts {
     pub fn lose_others(&mut self, own: usize, count: usize) {
         let others = (0..count).filter(|host| *host != own);
         others.for_each(|host| self.lose(host));
+    }
+
+    /// The others have ended the attempt without this host, as far as it knows of them.
+    pub fn left_behind(&mut self, own: usize) {
+        let others = self.hosts.iter().filter(|host| **host != own);
+        self.lost.extend(others);
+    }
+
+    /// Whether host 0 has told what comes next.
+    pub fn has_instruction(&self) -> bool {
+        self.instruction.is_some()
     }
 
     /// The launcher has joined anew: who else is there is told again.
@@ -540,6 +561,55 @@ mod tests {
             assert_eq!(posts.is_last_worker(Task { role, index }, 4), is_last);
         }
         assert!(posts.is_spared(2) && !posts.has_lost());
+    }
+
+    /// Only a launcher that still has its part of the attempt ends it.
+    #[test]
+    fn a_spared_host_that_comes_again_is_part_of_the_attempt_if_it_says_so() {
+        let hosts = |posts: &Posts| posts.hosts().iter().copied().collect::<Vec<_>>();
+        let mut posts = begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[WORKER]]);
+        posts.record(lost(2)).unwrap();
+        posts.record(post(2, 0, PostBody::Came)).unwrap();
+        assert!(posts.is_spared(2) && posts.here().contains(&2));
+        assert_eq!(hosts(&posts), [0, 1], "it may have been started anew");
+        posts.record(post(2, 1, PostBody::Back)).unwrap();
+        assert_eq!(hosts(&posts), [0, 1], "that is another attempt");
+        posts.record(post(2, 0, PostBody::Back)).unwrap();
+        assert_eq!(hosts(&posts), [0, 1, 2]);
+        assert!(!posts.is_spared(2) && !posts.lost().contains(&2));
+        // When the attempt ends nobody waits for it.
+        posts.record(lost(2)).unwrap();
+        posts.record(failed(0, 1)).unwrap();
+        posts.record(post(2, 0, PostBody::Back)).unwrap();
+        assert_eq!(hosts(&posts), [0, 1]);
+    }
+
+    /// Of the next attempt nobody is lost because this host missed the end of the last one.
+    #[test]
+    fn a_host_that_was_left_behind_takes_part_in_the_next_attempt() {
+        let mut posts = begun([&[CHIEF, SERVER, WORKER], &[WORKER], &[WORKER]]);
+        for host in 0..3 {
+            posts.record(post(host, 0, PostBody::Came)).unwrap();
+        }
+        let plan = Plan {
+            start: 1,
+            places: (0..3).map(|host| (host, vec![0])).collect(),
+            counts: Counts::default(),
+        };
+        posts
+            .record(post(0, 0, PostBody::Plan(plan.clone())))
+            .unwrap();
+        posts.left_behind(1);
+        let ended = AttemptResult::new(Verdict::Preempted, Vec::new());
+        posts.record(post(1, 0, PostBody::Ended(ended))).unwrap();
+        let (whole, _) = posts.combined().unwrap();
+        assert_eq!(whole.verdict, Verdict::HostLost);
+        assert!(matches!(
+            posts.take_instruction(1),
+            Some(Instruction::Start(next)) if next == plan
+        ));
+        posts.begin_plan(&plan);
+        assert!(!posts.has_lost());
     }
 
     #[test]

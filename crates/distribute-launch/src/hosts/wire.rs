@@ -34,7 +34,7 @@ use crate::job::hosts::Hosts;
 use crate::job::workers::WorkerRange;
 
 /// The version of what follows the handshake.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// How often each side sends a heartbeat at least, if it sends nothing else.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// How long a launcher has at least to connect again.

@@ -27,6 +27,8 @@ struct State {
     open: Vec<TcpStream>,
     /// How many connections have passed.
     passed: usize,
+    /// How often something has passed on them.
+    chunks: usize,
     /// When it was closed.
     closed: Option<Instant>,
 }
@@ -99,11 +101,22 @@ impl Gate {
         self.0.lock().unwrap().passed
     }
 
+    /// Waits for another member: its handshake and some heartbeats have passed.
+    fn await_member(&self, chunks: usize) {
+        let is_there = || self.chunks() > chunks + 40;
+        eventually(is_there, || "the launcher does not come".to_owned());
+    }
+
+    fn chunks(&self) -> usize {
+        self.0.lock().unwrap().chunks
+    }
+
     fn pass_on(&self, [mut from, mut to]: [TcpStream; 2]) {
         let gate = self.clone();
         thread::spawn(move || {
             let mut bytes = [0; 1 << 16];
             while let Ok(count @ 1..) = from.read(&mut bytes) {
+                gate.0.lock().unwrap().chunks += 1;
                 // What comes while it is closed is lost.
                 if !gate.is_closed() && to.write_all(&bytes[..count]).is_err() {
                     break;
@@ -117,6 +130,8 @@ impl Gate {
 /// Two launchers of one worker each, of which the second one reaches the first through a gate.
 struct Pair {
     gate: Gate,
+    /// The second launcher's part of the job.
+    second: Job,
     launchers: [JoinHandle<Seen>; 2],
     _ports: distribute_launch::ReservedPorts,
 }
@@ -139,9 +154,11 @@ impl Pair {
             first.hosts(hosts(address, 0).forwarded()),
             second.hosts(hosts(dialled, 1)),
         ];
+        let second = jobs[1].clone();
         let launchers = jobs.map(|job| thread::spawn(move || see(job)));
         Pair {
             gate,
+            second,
             launchers,
             _ports: ports,
         }
@@ -365,5 +382,89 @@ fn what_a_host_told_while_it_was_cut_off_is_told_again() {
     std::fs::write(directory.path().join("die0"), "").unwrap();
     for seen in pair.end() {
         assert_eq!(seen.outcome().exit_code(), 1, "{}", seen.stderr);
+    }
+}
+
+/// A launcher that is started anew on a host without which the job goes on has no part in the
+/// attempt: it waits, and hears how the job ends.
+#[test]
+fn a_launcher_started_anew_on_a_host_that_was_done_without_hears_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let jobs = with_a_chief(directory.path(), CHIEF, 0);
+    let pair = Pair::start_both(jobs, Duration::from_secs(30));
+    await_files(
+        directory.path(),
+        &["upchief0", "upps0", "upworker0", "upworker1"],
+    );
+    pair.gate.close(false);
+    let [first, second] = pair.launchers;
+    let second = second.join().unwrap();
+    assert!(
+        matches!(second.result, Err(LaunchError::HostLost { host: 0 })),
+        "{}",
+        second.stderr
+    );
+    pair.gate.open();
+    let chunks = pair.gate.chunks();
+    let anew = thread::spawn(move || see(pair.second));
+    pair.gate.await_member(chunks);
+    std::fs::write(directory.path().join("done"), "").unwrap();
+    for launcher in [first, anew] {
+        let seen = launcher.join().unwrap();
+        let ended = Outcome::Succeeded { restarts: 0 };
+        assert_eq!(*seen.outcome(), ended, "{}", seen.stderr);
+    }
+}
+
+/// Its worker has ended for good while it was cut off: the job needs nothing more of it.
+#[rstest]
+fn a_host_whose_workers_ended_while_it_was_cut_off_hears_the_end(
+    #[values("exit 0", "exit 2")] end: &str,
+) {
+    let directory = tempfile::tempdir().unwrap();
+    let text = format!("[ $r$i = worker1 ] && {{ > upworker1; await over; {end}; }}; {CHIEF}");
+    let jobs = with_a_chief(directory.path(), &text, 1);
+    let pair = Pair::start_both(jobs, Duration::from_secs(30));
+    await_files(
+        directory.path(),
+        &["upchief0", "upps0", "upworker0", "upworker1"],
+    );
+    pair.gate.close(false);
+    let lost = || pair.gate.tried_for(2 * TIMEOUT);
+    eventually(lost, || "the launcher does not look for host 0".to_owned());
+    std::fs::write(directory.path().join("over"), "").unwrap();
+    let chunks = pair.gate.chunks();
+    pair.gate.open();
+    pair.gate.await_member(chunks);
+    std::fs::write(directory.path().join("done"), "").unwrap();
+    for seen in pair.end() {
+        let ended = Outcome::Succeeded { restarts: 0 };
+        assert_eq!(*seen.outcome(), ended, "{}", seen.stderr);
+    }
+}
+
+/// The others wait for it, and it is part of their next start, whose hosts it knows to be there.
+#[test]
+fn a_host_that_comes_back_when_the_chief_has_failed_starts_again_with_the_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "[ $DISTRIBUTE_RESTART = 0 ] || { [ $r = chief ] && exit 0; exec sleep 100; }
+        trap '> stopped$r$i; exit 0' TERM; > up$r$i
+        if [ $r = chief ]; then await die; exit 1; fi
+        while true; do sleep 0.05; done";
+    let jobs = with_a_chief(directory.path(), text, 2);
+    let pair = Pair::start_both(jobs, Duration::from_secs(30));
+    await_files(
+        directory.path(),
+        &["upchief0", "upps0", "upworker0", "upworker1"],
+    );
+    pair.gate.close(false);
+    let lost = || pair.gate.tried_for(2 * TIMEOUT);
+    eventually(lost, || "the launcher does not look for host 0".to_owned());
+    std::fs::write(directory.path().join("die"), "").unwrap();
+    await_files(directory.path(), &["stoppedps0", "stoppedworker0"]);
+    pair.gate.open();
+    for seen in pair.end() {
+        let ended = Outcome::Succeeded { restarts: 1 };
+        assert_eq!(*seen.outcome(), ended, "{}", seen.stderr);
     }
 }
