@@ -13,6 +13,7 @@ use crate::events::{Event, Events};
 use crate::hosts::join::Joining;
 use crate::hosts::link::{Delivery, Link};
 use crate::hosts::outbox::{Farewell, Outbox};
+use crate::hosts::part::Part;
 use crate::hosts::posts::{Instruction, Over, Post, PostBody, Posts};
 use crate::hosts::wait::{WaitOutcome, WaitReport};
 use crate::hosts::wire::{Session, Terms, runtime};
@@ -66,7 +67,7 @@ impl LauncherGroup {
     pub fn join(
         threads: &ThreadScope<'_, '_>,
         hosts: &Hosts,
-        (terms, lead, return_time): (Terms, Option<Lead>, Option<Duration>),
+        ((terms, part), lead, return_time): ((Terms, Part), Option<Lead>, Option<Duration>),
         events: &Events,
         (received, screen): (&Receiver<Event>, &Screen<'_>),
     ) -> Result<WaitOutcome<LauncherGroup>> {
@@ -76,6 +77,7 @@ impl LauncherGroup {
             runtime: &runtime,
             hosts,
             terms,
+            part,
             session: &session,
             received,
             screen,
@@ -89,6 +91,7 @@ impl LauncherGroup {
         let link = Link {
             hosts: hosts.clone(),
             terms,
+            part,
             outbox: Arc::clone(&outbox),
             session,
             delivery: Delivery::new(events),

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
+use crate::hosts::part::Part;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
 use crate::hosts::wire::{Frame, Session, Settings, Terms, hello, receive, send};
 use crate::job::hosts::Hosts;
@@ -35,6 +36,7 @@ pub struct Joining<'a, 's> {
     pub runtime: &'a Runtime,
     pub hosts: &'a Hosts,
     pub terms: Terms,
+    pub part: Part,
     pub session: &'a Session,
     pub received: &'a Receiver<Event>,
     pub screen: &'a Screen<'s>,
@@ -90,7 +92,7 @@ impl Joining<'_, '_> {
         let mut joining = Box::pin(async {
             let joined = timeout(
                 ATTEMPT_TIMEOUT,
-                join(self.hosts, self.terms, self.session, tls),
+                join(self.hosts, (self.terms, self.part), self.session, tls),
             )
             .await;
             joined.unwrap_or_else(|late| Err(cannot_meet(self.hosts, late)))
@@ -146,7 +148,7 @@ fn refused(why: impl ToString) -> LaunchError {
 /// Connects to the relay and proves itself.
 pub async fn join(
     hosts: &Hosts,
-    terms: Terms,
+    own: (Terms, Part),
     session: &Session,
     tls: Option<&TlsSettings>,
 ) -> Result<Joined> {
@@ -155,7 +157,7 @@ pub async fn join(
         true => refused(why),
         false => cannot_meet(hosts, io::Error::other(why)),
     })?;
-    let greeted = greet(hosts, terms, session, &mut connection).await;
+    let greeted = greet(hosts, own, session, &mut connection).await;
     let (own_address, received) = greeted?;
     Ok(Joined {
         connection,
@@ -168,7 +170,7 @@ pub async fn join(
 /// many of its posts the relay has.
 async fn greet(
     hosts: &Hosts,
-    terms: Terms,
+    (terms, part): (Terms, Part),
     session: &Session,
     connection: &mut Connection,
 ) -> Result<(IpAddr, u64)> {
@@ -176,6 +178,7 @@ async fn greet(
     let local = connection.local_addr().map_err(failed)?.ip();
     let settings = Settings {
         terms,
+        part,
         own_address: hosts.own_address.unwrap_or(local),
         session: session.clone(),
     };

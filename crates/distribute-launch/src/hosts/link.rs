@@ -15,6 +15,7 @@ use crate::error::LaunchError;
 use crate::events::{Event, Events};
 use crate::hosts::join::{Joined, RETRY_PAUSE, join};
 use crate::hosts::outbox::Outbox;
+use crate::hosts::part::Part;
 use crate::hosts::posts::Post;
 use crate::hosts::wire::{Frame, Session, Terms, Written, receive, write};
 use crate::job::hosts::{Hosts, JOIN_TIMEOUT_OPTION, SHRINK_AFTER_OPTION};
@@ -23,6 +24,7 @@ use crate::job::hosts::{Hosts, JOIN_TIMEOUT_OPTION, SHRINK_AFTER_OPTION};
 pub struct Link {
     pub hosts: Hosts,
     pub terms: Terms,
+    pub part: Part,
     pub outbox: Arc<Outbox>,
     pub session: Session,
     pub delivery: Delivery,
@@ -151,7 +153,8 @@ impl Link {
             source,
         };
         let tls = self.hosts.tls()?;
-        let joining = join(&self.hosts, self.terms, &self.session, tls.as_ref());
+        let own = (self.terms, self.part);
+        let joining = join(&self.hosts, own, &self.session, tls.as_ref());
         tokio::select! {
             joined = timeout(self.terms.pace().attempt(), joining) => match joined {
                 Ok(joined) => joined,

@@ -1,11 +1,13 @@
 //! The launchers of all hosts, as the relay knows them: who is there, who is away for a moment and
 //! who is lost, and what is on its way to each.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use crate::hosts::outbox::{Farewell, Outbox};
+use crate::hosts::part::Part;
 use crate::hosts::posts::{Post, PostBody};
 use crate::hosts::wire::{Frame, Session, Settings, Terms};
 use crate::job::workers::WorkerRange;
@@ -14,6 +16,8 @@ use crate::job::workers::WorkerRange;
 pub struct Members {
     terms: Terms,
     all: Vec<Member>,
+    /// Whether all have been there at once: the job may have begun.
+    were_all_here: bool,
     /// When a process has failed.
     failed: Option<Instant>,
 }
@@ -21,6 +25,7 @@ pub struct Members {
 #[derive(Default)]
 struct Member {
     stage: Stage,
+    part: Part,
     link: Option<MemberLink>,
 }
 
@@ -75,6 +80,7 @@ impl Members {
         Members {
             terms,
             all: (0..terms.hosts).map(|_| Member::default()).collect(),
+            were_all_here: false,
             failed: None,
         }
     }
@@ -96,7 +102,27 @@ impl Members {
                  that was made for it, or name its address"
             ));
         }
-        self.take_in(host, &settings.session)
+        if let Some(why) = self.misfit(host, settings) {
+            return Err(why);
+        }
+        let admitted = self.take_in(host, &settings.session)?;
+        if let Some(member) = self.all.get_mut(host) {
+            member.part = settings.part;
+        }
+        Ok(admitted)
+    }
+
+    /// Why a host does not fit to those that are there, if the job does not depend on it: whoever
+    /// comes harms none of those that run. Where all begin together, all say what does not fit.
+    fn misfit(&self, host: usize, settings: &Settings) -> Option<String> {
+        let others = self.all.iter().enumerate();
+        let others = others.filter(|(other, member)| *other != host && member.link.is_some());
+        let others: BTreeMap<usize, Part> =
+            others.map(|(other, member)| (other, member.part)).collect();
+        let may_go_on = self.terms.workers.is_some() || self.were_all_here;
+        let comes_anew = may_go_on && !settings.session.resumes;
+        let misfit = || settings.part.misfit(host, &others, self.terms.hosts);
+        comes_anew.then(misfit).flatten()
     }
 
     fn take_in(&mut self, host: usize, session: &Session) -> Result<Admitted, String> {
@@ -143,6 +169,7 @@ impl Members {
         let received = Arc::<AtomicU64>::default();
         self.all[host] = Member {
             stage: Stage::Welcomed,
+            part: Part::default(),
             link: Some(MemberLink {
                 session: session.clone(),
                 outbox: Arc::clone(&outbox),
@@ -200,6 +227,7 @@ impl Members {
                     link.outbox.acknowledge(received);
                 }
                 if stage == Stage::Welcomed {
+                    self.were_all_here |= self.all.iter().all(Member::is_here);
                     self.publish(&came_or_lost(host, true));
                 }
                 if let Frame::Post(post) = frame {
@@ -450,6 +478,55 @@ mod tests {
                 is_closed,
                 "{is_first}"
             );
+        }
+    }
+
+    /// In a job that goes on without it, and in one that has begun.
+    #[test]
+    fn a_launcher_whose_part_does_not_fit_harms_none_of_those_that_run() {
+        let range = WorkerRange { least: 1, most: 3 };
+        for (workers, were_all_here) in [(Some(range), false), (None, true), (None, false)] {
+            let mut members = members(Duration::from_secs(6));
+            members.terms.workers = workers;
+            let own_address = std::net::Ipv4Addr::LOCALHOST.into();
+            let settings = |terms, has_evaluator| Settings {
+                terms,
+                part: Part {
+                    workers: 1,
+                    parameter_servers: 0,
+                    has_evaluator,
+                },
+                own_address,
+                session: Session::new().unwrap(),
+            };
+            let terms = members.terms;
+            let mut come = |host, has_evaluator| {
+                let settings = settings(terms, has_evaluator);
+                let admitted = members.admit((host, &settings), |_| true)?;
+                let connection = (host, admitted.connection);
+                members.note(connection, Said::Frame(Frame::Beat(0)));
+                Ok::<_, String>(connection)
+            };
+            come(0, true).unwrap();
+            let second = come(1, false).unwrap();
+            if were_all_here {
+                come(2, false).unwrap();
+            }
+            members.note(second, Said::Frame(Frame::Quit));
+            let mut come = |has_evaluator| {
+                let admitted = members.admit((1, &settings(terms, has_evaluator)), |_| true);
+                admitted.err().unwrap_or_default()
+            };
+            let why = come(true);
+            let is_refused = workers.is_some() || were_all_here;
+            assert_eq!(
+                why.contains("an evaluator, as host 0 does"),
+                is_refused,
+                "{why}"
+            );
+            if is_refused {
+                assert_eq!(come(false), "");
+            }
         }
     }
 

@@ -5,6 +5,7 @@ mod join;
 mod link;
 mod members;
 mod outbox;
+pub mod part;
 pub mod posts;
 pub mod relay;
 #[cfg(test)]

@@ -22,6 +22,7 @@ use crate::error::{LaunchError, Result};
 use crate::events::Event;
 use crate::hosts::members::{Admitted, Members, Said};
 use crate::hosts::outbox::WAITING_MAX;
+use crate::hosts::part::Part;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
 use crate::hosts::wire::{
     Frame, Pace, Session, Settings, Terms, hello, receive, runtime, send, write,
@@ -153,6 +154,8 @@ fn own_hello(hosts: &Hosts, terms: Terms) -> io::Result<Hello> {
     let address = hosts.address;
     let settings = Settings {
         terms,
+        // Host 0 tells it as a member.
+        part: Part::default(),
         own_address: address.ip(),
         session: Session::new().map_err(io::Error::other)?,
     };

@@ -28,6 +28,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::error::{LaunchError, Result};
 use crate::hosts::outbox::{Farewell, Next, Outbox};
+use crate::hosts::part::Part;
 use crate::hosts::posts::Post;
 use crate::job::cluster::Token;
 use crate::job::hosts::Hosts;
@@ -146,6 +147,8 @@ impl Session {
 #[derive(Serialize, Deserialize)]
 pub struct Settings {
     pub terms: Terms,
+    /// What the host starts.
+    pub part: Part,
     /// Where the other hosts reach the processes of this one.
     pub own_address: IpAddr,
     pub session: Session,

@@ -13,6 +13,7 @@ use std::time::Duration;
 use crate::error::{LaunchError, Result};
 use crate::events;
 use crate::hosts::group::LauncherGroup;
+use crate::hosts::part::Part;
 use crate::hosts::relay::Relay;
 use crate::hosts::wait::WaitOutcome;
 use crate::hosts::wire::Terms;
@@ -101,7 +102,7 @@ fn run_with_logs(
             .as_ref()
             .map(|hosts| {
                 let waiting = (&received, screen);
-                let own = (terms(job, hosts), led, return_time(job, hosts));
+                let own = ((terms(job, hosts), part(job)), led, return_time(job, hosts));
                 LauncherGroup::join(threads, hosts, own, &events, waiting)
             })
             .transpose()?;
@@ -154,6 +155,15 @@ fn terms(job: &Job, hosts: &Hosts) -> Terms {
         restarts_max: job.restarts_max,
         workers: job.is_elastic().then_some(job.workers),
         host_timeout: hosts.timeout,
+    }
+}
+
+/// What this host brings.
+fn part(job: &Job) -> Part {
+    Part {
+        workers: job.workers_here(),
+        parameter_servers: job.parameter_servers,
+        has_evaluator: job.has_evaluator,
     }
 }
 

@@ -332,3 +332,26 @@ fn too_few_hosts_end_with_one_cause() {
         "{error}"
     );
 }
+
+/// Nobody is disturbed: the launcher that came says why, and that of host 0 whom it turned away.
+#[test]
+fn a_second_evaluator_is_refused_before_the_workers_are_stopped() {
+    let directory = tempfile::tempdir().unwrap();
+    let (address, _ports) = meeting_point();
+    let text = "[ $r = evaluator ] && exec sleep 100
+        echo $s:$i/$n >> told$i; trap 'exit 42' TERM; > up$i; await done";
+    let job = elastic(directory.path(), text).elastic_workers(1..=2);
+    let job = job.shrink_after(Duration::from_millis(300)).evaluator(true);
+    let job = job.grace_period(Duration::from_millis(300));
+    let first = start(job.clone().hosts(host(address, 2, 0)));
+    wait_for(directory.path().join("up0"));
+    let error = see(job.hosts(host(address, 2, 1))).result.unwrap_err();
+    let why = "host 1 starts an evaluator, as host 0 does: ask for it on one host";
+    assert!(matches!(error, LaunchError::HostRefused { .. }), "{error}");
+    assert!(error.to_string().contains(why), "{error}");
+    std::fs::write(directory.path().join("done"), "").unwrap();
+    let first = first.join().unwrap();
+    let ended = Outcome::Succeeded { restarts: 0 };
+    assert_eq!(*first.outcome(), ended, "{}", first.stderr);
+    assert!(first.stderr.contains(why), "{}", first.stderr);
+}
