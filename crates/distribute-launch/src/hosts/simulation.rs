@@ -10,7 +10,7 @@ use crate::hosts::posts::{Instruction, Over, Post, PostBody, Posts};
 use crate::job::cluster::Cluster;
 use crate::job::task::{Role, Task};
 use crate::job::workers::WorkerRange;
-use crate::membership::{AttemptEnd, Decision, End, Membership, Plan, Rules};
+use crate::membership::{AttemptEnd, Decision, End, Fault, Membership, Plan, Rules};
 use crate::report::attempt::{AttemptResult, ProcessReport};
 use crate::report::outcome::{Ending, Outcome};
 use crate::report::verdict::{Verdict, root_cause};
@@ -360,7 +360,7 @@ impl World {
                 workers,
                 is_stopping,
             } => self.watch(host, plan, (workers, is_stopping), &lost),
-            Stage::Gathering(plan) => gather(plan, &mut launcher),
+            Stage::Gathering(plan) => gather(plan, &mut launcher, self.now),
             over @ Stage::Over(_) => over,
         };
         if launcher.is_leaving && matches!(launcher.stage, Stage::Waiting) {
@@ -424,7 +424,7 @@ impl World {
     fn prepare(&mut self, host: usize, plan: Plan, launcher: &mut Launcher) -> Stage {
         if launcher.posts.has_lost() {
             if let Some(lead) = &mut launcher.lead {
-                lead.ended(AttemptEnd::HostLost);
+                lead.ended(AttemptEnd::HostLost, self.now);
                 launcher.outcome = None;
             }
             return Stage::Waiting;
@@ -551,7 +551,7 @@ impl World {
     }
 }
 
-fn gather(plan: Plan, launcher: &mut Launcher) -> Stage {
+fn gather(plan: Plan, launcher: &mut Launcher, now: Duration) -> Stage {
     let Some((whole, None)) = launcher.posts.combined() else {
         return Stage::Gathering(plan);
     };
@@ -560,8 +560,8 @@ fn gather(plan: Plan, launcher: &mut Launcher) -> Stage {
         Verdict::Succeeded => (Some(Outcome::Succeeded { restarts }), AttemptEnd::Succeeded),
         Verdict::Failed(index) => {
             let cause = Box::new(whole.root_cause(index).expect("it is there"));
-            let (rank, may_help) = (whole.lost_rank(index), true);
-            let end = AttemptEnd::Failed { rank, may_help };
+            let (rank, fault) = (whole.lost_rank(index), Fault::MayPass);
+            let end = AttemptEnd::Failed { rank, fault };
             (Some(Outcome::Failed { cause, restarts }), end)
         }
         Verdict::HostLost => (None, AttemptEnd::HostLost),
@@ -571,7 +571,7 @@ fn gather(plan: Plan, launcher: &mut Launcher) -> Stage {
     };
     launcher.outcome = outcome;
     if let Some(lead) = &mut launcher.lead {
-        lead.ended(end);
+        lead.ended(end, now);
     }
     Stage::Waiting
 }

@@ -41,7 +41,7 @@ impl Lead {
     }
 
     pub fn ended(&mut self, end: AttemptEnd) {
-        self.machine.ended(end);
+        self.machine.ended(end, self.begun.elapsed());
     }
 
     /// What happens next, and the moment until which nothing does.

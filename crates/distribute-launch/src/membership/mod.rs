@@ -67,7 +67,7 @@ pub struct Counts {
 }
 
 /// How an attempt ended, on all its hosts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttemptEnd {
     Succeeded,
     /// All workers have saved and stopped.
@@ -76,11 +76,22 @@ pub enum AttemptEnd {
     Failed {
         /// The worker without which the job may go on; none for another process.
         rank: Option<usize>,
-        /// Whether a restart may help.
-        may_help: bool,
+        fault: Fault,
     },
     /// The launcher of a host of the plan is gone.
     HostLost,
+}
+
+/// What a failure says about another start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// It may do better.
+    MayPass,
+    /// It would end in the same way.
+    Final,
+    /// The same, with these hosts: these workers were refused their command line, configuration or
+    /// input. Whoever came last may be the reason for all.
+    Refused(Vec<usize>),
 }
 
 /// What happens next.
@@ -142,13 +153,21 @@ pub struct Membership {
     starts: u32,
     /// Whether a launcher of the last plan was lost and has come again.
     has_returned: bool,
-    /// The hosts of the last plan that were not in the one before.
+    /// The hosts of the last plan that were not in the one before, or were lost too early in it.
     newcomers: Vec<usize>,
+    /// Of these, the ones that were lost soon after the start.
+    lost_early: Vec<usize>,
+    /// When the last plan was made.
+    started: Duration,
     /// How often the job could not go on with each host.
     misfits: Vec<u32>,
     /// The hosts that are to be told so.
     refused: Vec<usize>,
 }
+
+/// Workers that do not fit find that before their first step. A launcher does not see steps: so long
+/// after a start whatever happens is taken for a failure before the first one.
+const EARLY: Duration = Duration::from_secs(60);
 
 /// How often a host may come with which the job cannot go on.
 const MISFITS_MAX: u32 = 3;
@@ -171,6 +190,8 @@ impl Membership {
             starts: 0,
             has_returned: false,
             newcomers: Vec::new(),
+            lost_early: Vec::new(),
+            started: Duration::ZERO,
             refused: Vec::new(),
         };
         members.came(0);
@@ -194,15 +215,28 @@ impl Membership {
     /// The launcher of a host is about to leave; the workers are told to save and stop before.
     pub fn leaves(&mut self, host: usize, now: Duration) {
         let phase = self.phase.clone();
-        self.lost(host, now);
+        self.goes(host, now);
         self.phase = match phase {
             Phase::Running { .. } => Phase::Running { is_asked: true },
             other => other,
         };
     }
 
-    /// The launcher of a host is gone.
+    /// The launcher of a host is gone. One that came last, and is gone again soon after the start,
+    /// could not begin: the others do not wait for it, and it does not come without end.
     pub fn lost(&mut self, host: usize, now: Duration) {
+        let is_new = self.newcomers.contains(&host) && !self.lost_early.contains(&host);
+        let is_early = now.saturating_sub(self.started) < EARLY;
+        let is_here = matches!(self.hosts.get(host), Some(Host::Here(_)));
+        self.goes(host, now);
+        if is_new && is_early && is_here && workers(&self.here()) >= self.rules.workers.least {
+            self.hosts[host] = Host::GivenUp;
+            self.misfits[host] += 1;
+            self.lost_early.push(host);
+        }
+    }
+
+    fn goes(&mut self, host: usize, now: Duration) {
         let has_part = self
             .last
             .as_ref()
@@ -243,17 +277,19 @@ impl Membership {
     }
 
     /// The attempt is over on all its hosts that are left.
-    pub fn ended(&mut self, end: AttemptEnd) {
+    pub fn ended(&mut self, end: AttemptEnd, now: Duration) {
         let is_asked = self.phase == Phase::Running { is_asked: true };
         let is_broken = self.phase == Phase::Breaking;
         let may_restart = self.counts.restarts < self.rules.restarts_max;
         let over = match end {
             AttemptEnd::Succeeded => Some(End::Succeeded),
             AttemptEnd::Failed {
-                may_help: false, ..
-            } if self.refuse_newcomers() => None,
+                fault: Fault::Refused(ranks),
+                ..
+            } if self.may_blame_newcomers(&ranks, now) && self.refuse_newcomers() => None,
             AttemptEnd::Failed {
-                may_help: false, ..
+                fault: Fault::Final | Fault::Refused(_),
+                ..
             } => Some(End::Failed),
             // Whatever else happened follows from the loss, or from being stopped for a newcomer.
             _ if is_broken || is_asked => None,
@@ -267,6 +303,23 @@ impl Membership {
             AttemptEnd::HostLost => None,
         };
         self.phase = over.map_or(Phase::Gathering, Phase::Over);
+    }
+
+    /// Whether the hosts that came last may be the reason why these workers were refused: the attempt
+    /// has just begun, or one of their own workers is among them.
+    fn may_blame_newcomers(&self, ranks: &[usize], now: Duration) -> bool {
+        let plan = self.last_plan();
+        let mut hosts = ranks.iter().filter_map(|rank| plan.place_of(*rank));
+        let is_early = now.saturating_sub(self.started) < EARLY;
+        is_early || hosts.any(|(host, _)| self.newcomers.contains(&host))
+    }
+
+    fn last_plan(&self) -> Plan {
+        Plan {
+            start: self.starts,
+            places: self.last.clone().unwrap_or_default(),
+            counts: self.counts,
+        }
     }
 
     /// Goes on without the hosts that came last, if there are some and enough workers are left: who
@@ -298,13 +351,7 @@ impl Membership {
 
     /// Takes the place of a worker away, if enough workers are left.
     fn give_up(&mut self, rank: usize) -> bool {
-        let (last, counts) = (self.last.clone().unwrap_or_default(), self.counts);
-        let plan = Plan {
-            start: self.starts,
-            places: last,
-            counts,
-        };
-        let Some((host, place)) = plan.place_of(rank) else {
+        let Some((host, place)) = self.last_plan().place_of(rank) else {
             return false;
         };
         if let Some(Host::Here(places)) = self.hosts.get_mut(host) {
@@ -326,7 +373,7 @@ impl Membership {
         let places = self.here();
         let (left, least) = (workers(&places), self.rules.workers.least);
         if left >= least {
-            return Decision::Start(self.start(places));
+            return Decision::Start(self.start(places, now));
         }
         let is_beginning = self.last.is_none();
         if is_beginning && now < self.rules.join_timeout {
@@ -364,7 +411,7 @@ impl Membership {
         here.collect()
     }
 
-    fn start(&mut self, places: Places) -> Plan {
+    fn start(&mut self, places: Places, now: Duration) -> Plan {
         if let Some(last) = &self.last {
             let has = |places: &Places, host: &usize, place: &usize| {
                 places.get(host).is_some_and(|own| own.contains(place))
@@ -376,8 +423,9 @@ impl Membership {
             self.counts.shrinks += u32::from(exceeds(last, &places));
             self.counts.growths += u32::from(exceeds(&places, last));
             self.counts.restarts += u32::from(std::mem::take(&mut self.has_returned));
-            let new = places.keys().filter(|host| !last.contains_key(host));
-            self.newcomers = new.copied().collect();
+            let early = std::mem::take(&mut self.lost_early);
+            let is_new = |host: &&usize| !last.contains_key(host) || early.contains(host);
+            self.newcomers = places.keys().filter(is_new).copied().collect();
         }
         let plan = Plan {
             start: self.starts,
@@ -385,6 +433,7 @@ impl Membership {
             counts: self.counts,
         };
         self.starts += 1;
+        self.started = now;
         self.last = Some(places);
         self.phase = Phase::Running { is_asked: false };
         plan
@@ -395,10 +444,12 @@ impl Membership {
 mod tests {
     use super::*;
 
-    const REFUSED: AttemptEnd = AttemptEnd::Failed {
-        rank: Some(1),
-        may_help: false,
-    };
+    fn refused(ranks: &[usize]) -> AttemptEnd {
+        AttemptEnd::Failed {
+            rank: ranks.first().copied(),
+            fault: Fault::Refused(ranks.to_vec()),
+        }
+    }
 
     fn machine(workers: WorkerRange, hosts: usize, restarts_max: u32) -> Membership {
         let wait = Duration::from_secs(10);
@@ -426,9 +477,9 @@ mod tests {
         for _time in 0..MISFITS_MAX {
             members.came(1);
             assert!(members.wants_save() && members.take_refused().is_empty());
-            members.ended(AttemptEnd::Saved);
+            members.ended(AttemptEnd::Saved, late);
             assert_eq!(hosts(members.decide(late)), [0, 1]);
-            members.ended(REFUSED);
+            members.ended(refused(&[1]), late);
             assert_eq!(members.take_refused(), [1]);
             assert_eq!(hosts(members.decide(late)), [0]);
             members.lost(1, late);
@@ -437,8 +488,90 @@ mod tests {
         assert!(!members.wants_save(), "nobody is disturbed any more");
         assert_eq!(members.take_refused(), [1]);
         // Those that were there before have no excuse.
-        members.ended(REFUSED);
+        members.ended(refused(&[1]), late);
         assert_eq!(members.decide(late), Decision::End(End::Failed));
+    }
+
+    /// Host 0 with ranks 0 and 1, host 1, which came last, with ranks 2 and 3.
+    fn joined(restarts_max: u32, late: Duration) -> Membership {
+        let mut members = machine(WorkerRange { least: 1, most: 4 }, 2, restarts_max);
+        assert_eq!(hosts(members.decide(late)), [0]);
+        members.came(1);
+        assert!(members.wants_save());
+        members.ended(AttemptEnd::Saved, late);
+        assert_eq!(hosts(members.decide(late)), [0, 1]);
+        members
+    }
+
+    #[test]
+    fn who_came_last_is_blamed_for_what_may_be_the_reason_and_for_nothing_else() {
+        let late = Duration::from_secs(11);
+        let diverged = AttemptEnd::Failed {
+            rank: Some(3),
+            fault: Fault::Final,
+        };
+        for (end, after, is_blamed) in [
+            (refused(&[0]), 1, true),
+            (refused(&[0]), 3600, false),
+            (refused(&[0, 3]), 3600, true),
+            (diverged, 1, false),
+        ] {
+            let mut members = joined(0, late);
+            let after = late + Duration::from_secs(after);
+            members.ended(end.clone(), after);
+            let refused = members.take_refused();
+            assert_eq!(refused == [1], is_blamed, "{end:?} {after:?}");
+            let decision = members.decide(after);
+            assert_eq!(
+                decision == Decision::End(End::Failed),
+                !is_blamed,
+                "{end:?}"
+            );
+        }
+    }
+
+    /// Whoever starts its launcher again and again.
+    #[test]
+    fn a_host_that_comes_and_cannot_start_costs_no_restart_and_is_refused_at_last() {
+        let late = Duration::from_secs(11);
+        for is_quick in [false, true] {
+            let mut members = joined(2, late);
+            for time in 1..=MISFITS_MAX {
+                members.lost(1, late);
+                if is_quick {
+                    members.came(1);
+                }
+                members.ended(AttemptEnd::HostLost, late);
+                if time < MISFITS_MAX {
+                    if !is_quick {
+                        assert_eq!(hosts(members.decide(late)), [0]);
+                        members.came(1);
+                        assert!(members.wants_save());
+                        members.ended(AttemptEnd::Saved, late);
+                    }
+                    assert_eq!(hosts(members.decide(late)), [0, 1]);
+                }
+            }
+            let Decision::Start(plan) = members.decide(late) else {
+                panic!("no start");
+            };
+            assert_eq!(plan.places.len(), 1);
+            assert_eq!(plan.counts.restarts, 0);
+            members.came(1);
+            assert!(!members.wants_save(), "nobody is disturbed any more");
+            assert_eq!(members.take_refused().last(), Some(&1));
+        }
+        // One that has run for a while is waited for, and that is a restart.
+        let mut members = joined(2, late);
+        let later = late + EARLY;
+        members.lost(1, later);
+        members.ended(AttemptEnd::HostLost, later);
+        assert!(matches!(members.decide(later), Decision::Wait(Some(_))));
+        members.came(1);
+        let Decision::Start(plan) = members.decide(later) else {
+            panic!("no start");
+        };
+        assert_eq!(plan.counts.restarts, 1);
     }
 
     #[test]
@@ -449,7 +582,7 @@ mod tests {
         (1..3).for_each(|host| members.came(host));
         assert_eq!(hosts(members.decide(now)), [0, 1, 2]);
         members.lost(1, now);
-        members.ended(AttemptEnd::HostLost);
+        members.ended(AttemptEnd::HostLost, now);
         let until = now + Duration::from_secs(10);
         assert_eq!(members.decide(now), Decision::Wait(Some(until)));
         members.came(1);
@@ -459,7 +592,7 @@ mod tests {
         assert_eq!((plan.start, plan.counts.restarts), (1, 1));
         // No restart is left.
         members.lost(2, now);
-        members.ended(AttemptEnd::HostLost);
+        members.ended(AttemptEnd::HostLost, now);
         let end = End::TooFew {
             missing: vec![2],
             left: 2,

@@ -183,6 +183,14 @@ impl AttemptResult {
         self.fault(index).cause
     }
 
+    /// The workers that ended like this.
+    pub fn ranks_ended(&self, ending: Ending) -> Vec<usize> {
+        let members = self.members.iter();
+        let ended =
+            members.filter(|member| member.task.role == Role::Worker && member.ending == ending);
+        ended.map(|member| member.task.index).collect()
+    }
+
     /// The worker without which others may go on after this failure: the process with this number,
     /// or the rank that it was lost without. None for a process that is no worker.
     pub fn lost_rank(&self, index: usize) -> Option<usize> {

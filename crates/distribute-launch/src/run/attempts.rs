@@ -9,9 +9,9 @@ use crate::hosts::wait::WaitOutcome;
 use crate::job::Job;
 use crate::job::hosts;
 use crate::job::task::Role;
-use crate::membership::{AttemptEnd, Decision, End, Plan};
+use crate::membership::{AttemptEnd, Decision, End, Fault, Plan};
 use crate::report::attempt::AttemptResult;
-use crate::report::outcome::Outcome;
+use crate::report::outcome::{Ending, Outcome, REFUSED_EXIT_CODE};
 use crate::report::verdict::Verdict;
 use crate::run::attempt;
 use crate::run::pause::{self, Pauses};
@@ -37,6 +37,9 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
         let plan = match next(session, last.as_ref())? {
             Next::Start(plan) => plan,
             Next::Over(outcome) => {
+                if let Some(last) = &last {
+                    say_why_no_restart(session, &last.plan, &outcome)?;
+                }
                 if let Some(last) = last.filter(|_| session.job.is_elastic()) {
                     say_how_it_ended(session, &last.plan, &outcome)?;
                 }
@@ -200,18 +203,15 @@ fn judge(
                 session
                     .screen
                     .log(&ended.describe(ended.cause(index), &cause))?;
-                if cause.ending.is_final() && restarts < session.job.restarts_max {
-                    let ending = cause.ending;
-                    session.screen.log(&format!(
-                        "{ending}; another start would end in the same way, so none is made"
-                    ))?;
-                }
                 // Other jobs do not go on without a worker.
                 let rank = ended.lost_rank(index).filter(|_| session.job.is_elastic());
-                let end = AttemptEnd::Failed {
-                    rank,
-                    may_help: !cause.ending.is_final(),
+                let refusal = Ending::Exit(i32::from(REFUSED_EXIT_CODE));
+                let fault = match cause.ending {
+                    ending if ending == refusal => Fault::Refused(ended.ranks_ended(refusal)),
+                    ending if ending.is_final() => Fault::Final,
+                    _ => Fault::MayPass,
                 };
+                let end = AttemptEnd::Failed { rank, fault };
                 let cause = Box::new(cause);
                 (Outcome::Failed { cause, restarts }, end)
             }
@@ -253,6 +253,21 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
         "starting all of them again".to_owned()
     };
     Some(format!("{reason}{note}"))
+}
+
+/// Why a job is over although restarts are left.
+fn say_why_no_restart(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
+    match outcome {
+        Outcome::Failed { cause, .. }
+            if cause.ending.is_final() && plan.counts.restarts < session.job.restarts_max =>
+        {
+            let ending = cause.ending;
+            session.screen.log(&format!(
+                "{ending}; another start would end in the same way, so none is made"
+            ))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Why an elastic job is over, and how often it was started again until then.

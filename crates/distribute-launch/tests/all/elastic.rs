@@ -99,6 +99,8 @@ fn at_the_minimum_there_is_one_cause() {
 #[test]
 fn wrong_usage_and_other_processes_do_not_shrink_a_job() {
     let usage = see(script("exit 2").elastic_workers(1..=3).max_restarts(5));
+    let why = "exit code 2; another start would end in the same way, so none is made";
+    assert!(usage.stderr.contains(why), "{}", usage.stderr);
     assert!(matches!(
         usage.outcome(),
         Outcome::Failed { restarts: 0, .. }
@@ -268,7 +270,7 @@ fn a_host_whose_workers_do_not_fit_is_done_without() {
     let text = "echo $s:$i/$n >> told$i; [ $n = 3 ] && exit 2
         trap 'exit 42' TERM; > up$i-$n; [ $s = 2 ] && exit 0; sleep 100 & wait";
     let job = elastic(directory.path(), text).elastic_workers(2..=3);
-    let job = job.shrink_after(Duration::from_millis(300));
+    let job = job.shrink_after(Duration::from_millis(300)).max_restarts(1);
     let first = start(job.clone().hosts(host(address, 2, 0)));
     (0..2).for_each(|worker| wait_for(directory.path().join(format!("up{worker}-2"))));
     let error = see(job.hosts(host(address, 2, 1))).result.unwrap_err();
@@ -291,6 +293,7 @@ fn a_host_whose_workers_do_not_fit_is_done_without() {
     );
     let said = "the job cannot go on with the hosts [1] (counted from 0), which came last";
     assert!(first.stderr.contains(said), "{}", first.stderr);
+    assert!(!first.stderr.contains("none is made"), "{}", first.stderr);
 }
 
 #[test]
@@ -354,4 +357,26 @@ fn a_second_evaluator_is_refused_before_the_workers_are_stopped() {
     let ended = Outcome::Succeeded { restarts: 0 };
     assert_eq!(*first.outcome(), ended, "{}", first.stderr);
     assert!(first.stderr.contains(why), "{}", first.stderr);
+}
+
+/// Starts with more or fewer workers are no restarts.
+#[test]
+fn a_job_that_ends_with_restarts_left_says_why_however_often_it_was_started() {
+    let directory = tempfile::tempdir().unwrap();
+    let (address, _ports) = meeting_point();
+    let text = "trap 'exit 42' TERM; > up$i-$n; await end; exit 43";
+    let job = elastic(directory.path(), text).elastic_workers(1..=2);
+    let job = job.shrink_after(Duration::from_millis(300)).max_restarts(1);
+    let first = start(job.clone().hosts(host(address, 2, 0)));
+    wait_for(directory.path().join("up0-1"));
+    // Diverged: whoever came last has no part in that.
+    let second = start(job.hosts(host(address, 2, 1)));
+    wait_for(directory.path().join("up1-2"));
+    std::fs::write(directory.path().join("end"), "").unwrap();
+    let (first, second) = (first.join().unwrap(), second.join().unwrap());
+    for seen in [&first, &second] {
+        assert_eq!(seen.outcome().exit_code(), 43, "{}", seen.stderr);
+        let why = "exit code 43; another start would end in the same way, so none is made";
+        assert!(seen.stderr.contains(why), "{}", seen.stderr);
+    }
 }
