@@ -4,12 +4,13 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::mpsc::Receiver;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use distribute_net::exchange::{self, ExchangeError};
 use distribute_net::handshake::HandshakeError;
 use distribute_net::peers::Connection;
 use distribute_net::tls::TlsSettings;
+use thiserror::Error;
 use tokio::runtime::Runtime;
 use tokio::time::timeout;
 
@@ -17,7 +18,7 @@ use crate::error::{LaunchError, Result};
 use crate::events::Event;
 use crate::hosts::part::Part;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
-use crate::hosts::wire::{Frame, Session, Settings, Terms, hello, receive, send};
+use crate::hosts::wire::{Frame, Pace, Session, Settings, Terms, hello, receive, send};
 use crate::job::hosts::Hosts;
 use crate::report::console::Screen;
 
@@ -59,6 +60,7 @@ impl Joining<'_, '_> {
         let mut report = WaitReport::new(self.hosts.join_timeout);
         let mut last = "it has not answered".to_owned();
         let mut refusals = 0;
+        let mut not_yet = NotYet::default();
         loop {
             let source = match self.attempt(tls.as_ref(), &mut report, &last) {
                 Err(LaunchError::Rendezvous { source, .. }) => source,
@@ -69,6 +71,9 @@ impl Joining<'_, '_> {
                 false => 0,
             };
             if refusals == REFUSALS_MAX {
+                return Err(refused(source));
+            }
+            if not_yet.is_final(&source, self.terms.pace()) {
                 return Err(refused(source));
             }
             if report.is_over() {
@@ -133,6 +138,28 @@ fn cannot_meet(hosts: &Hosts, source: impl Into<io::Error>) -> LaunchError {
     }
 }
 
+/// Why the relay does not take this launcher in yet.
+#[derive(Debug, Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+/// Since when the relay has said so.
+#[derive(Default)]
+struct NotYet(Option<Instant>);
+
+impl NotYet {
+    /// Whether it has said so for longer than the loss of a connection can stay unnoticed.
+    fn is_final(&mut self, error: &io::Error, pace: Pace) -> bool {
+        let inner = error.get_ref();
+        if !inner.is_some_and(|inner| inner.is::<Refusal>()) {
+            self.0 = None;
+            return false;
+        }
+        let since = self.0.get_or_insert_with(Instant::now);
+        since.elapsed() > pace.silence() + pace.attempt()
+    }
+}
+
 /// Whether a handshake says that the two launchers do not fit.
 fn does_not_fit(error: &io::Error) -> bool {
     let inner = error.get_ref();
@@ -192,6 +219,7 @@ async fn greet(
     let received = match receive(ATTEMPT_TIMEOUT, connection).await.map_err(failed)? {
         Frame::Welcome(received) => received,
         Frame::Refused(why) => return Err(refused(why)),
+        Frame::NotYet(why) => return Err(failed(io::Error::other(Refusal(why)))),
         _ => return Err(failed(io::ErrorKind::InvalidData.into())),
     };
     // Who says nothing as a member is expected to come again.

@@ -65,6 +65,21 @@ pub enum Said {
     },
 }
 
+/// Why a launcher is no member.
+#[derive(Debug)]
+pub struct Rejection {
+    pub why: String,
+    /// Whether it may become one if it comes again.
+    pub may_pass: bool,
+}
+
+impl From<String> for Rejection {
+    fn from(why: String) -> Rejection {
+        let may_pass = false;
+        Rejection { why, may_pass }
+    }
+}
+
 /// A connection of a member.
 pub struct Admitted {
     pub outbox: Arc<Outbox>,
@@ -91,19 +106,20 @@ impl Members {
         &mut self,
         (host, settings): (usize, &Settings),
         is_for_host: impl Fn(&str) -> bool,
-    ) -> Result<Admitted, String> {
+    ) -> Result<Admitted, Rejection> {
         if let Some(why) = self.rejection_reason(host, settings) {
-            return Err(format!("{why}; use the same options everywhere"));
+            return Err(format!("{why}; use the same options everywhere").into());
         }
         let own = settings.own_address;
         if !is_for_host(&own.to_string()) {
             return Err(format!(
                 "the certificate of host {host} is not for its address {own}; give it the one \
                  that was made for it, or name its address"
-            ));
+            )
+            .into());
         }
         if let Some(why) = self.misfit(host, settings) {
-            return Err(why);
+            return Err(why.into());
         }
         let admitted = self.take_in(host, &settings.session)?;
         if let Some(member) = self.all.get_mut(host) {
@@ -125,16 +141,16 @@ impl Members {
         comes_anew.then(misfit).flatten()
     }
 
-    fn take_in(&mut self, host: usize, session: &Session) -> Result<Admitted, String> {
+    fn take_in(&mut self, host: usize, session: &Session) -> Result<Admitted, Rejection> {
         let Some(member) = self.all.get_mut(host) else {
-            return Err(format!("there is no host {host}; count hosts from 0"));
+            return Err(format!("there is no host {host}; count hosts from 0").into());
         };
         let link = member.link.as_mut();
         if let Some(link) = link.filter(|link| link.session.is_same(session)) {
             let Some(connection) = link.outbox.connect(session.received) else {
-                return Err(format!(
-                    "host {host} has lost what it was told; start it again"
-                ));
+                return Err(
+                    format!("host {host} has lost what it was told; start it again").into(),
+                );
             };
             link.connection = connection;
             if session.resumes {
@@ -149,15 +165,20 @@ impl Members {
         }
         match member.stage {
             _ if session.resumes => {
-                return Err(format!("host {host} was out of reach for too long"));
+                return Err(format!("host {host} was out of reach for too long").into());
             }
             Stage::Awaited => {}
             // Another launcher of that host: the one before is gone.
             Stage::Away { .. } => self.lose(host),
             Stage::Welcomed | Stage::Here => {
-                return Err(format!(
-                    "there was a launcher for host {host} already; give every host its own number"
-                ));
+                // One that has lost its power is noticed by its silence.
+                return Err(Rejection {
+                    why: format!(
+                        "there was a launcher for host {host} already, or it has ended and that \
+                         was not noticed yet; give every host its own number"
+                    ),
+                    may_pass: true,
+                });
             }
         }
         let outbox = Outbox::new();
@@ -445,7 +466,7 @@ mod tests {
         members.look(Instant::now() + Duration::from_secs(7));
         assert_eq!(told(&first, 2), ["lost 1"]);
         session.resumes = true;
-        let refused = members.take_in(1, &session).map(|_| ()).unwrap_err();
+        let refused = members.take_in(1, &session).map(|_| ()).unwrap_err().why;
         assert!(refused.contains("out of reach for too long"), "{refused}");
         come(&mut members, 1, &Session::new().unwrap());
         assert_eq!(told(&first, 3), ["came 1"]);
@@ -505,7 +526,7 @@ mod tests {
                 let admitted = members.admit((host, &settings), |_| true)?;
                 let connection = (host, admitted.connection);
                 members.note(connection, Said::Frame(Frame::Beat(0)));
-                Ok::<_, String>(connection)
+                Ok::<_, Rejection>(connection)
             };
             come(0, true).unwrap();
             let second = come(1, false).unwrap();
@@ -515,7 +536,7 @@ mod tests {
             members.note(second, Said::Frame(Frame::Quit));
             let mut come = |has_evaluator| {
                 let admitted = members.admit((1, &settings(terms, has_evaluator)), |_| true);
-                admitted.err().unwrap_or_default()
+                admitted.err().map(|error| error.why).unwrap_or_default()
             };
             let why = come(true);
             let is_refused = workers.is_some() || were_all_here;
@@ -536,7 +557,7 @@ mod tests {
         let first = come(&mut members, 0, &Session::new().unwrap());
         let second = come(&mut members, 1, &Session::new().unwrap());
         let third = Session::new().unwrap();
-        let refused = members.take_in(1, &third).map(|_| ()).unwrap_err();
+        let refused = members.take_in(1, &third).map(|_| ()).unwrap_err().why;
         assert!(
             refused.contains("a launcher for host 1 already"),
             "{refused}"

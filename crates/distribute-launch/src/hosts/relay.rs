@@ -20,7 +20,7 @@ use tokio_stream::{Stream, StreamExt};
 
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
-use crate::hosts::members::{Admitted, Members, Said};
+use crate::hosts::members::{Admitted, Members, Rejection, Said};
 use crate::hosts::outbox::WAITING_MAX;
 use crate::hosts::part::Part;
 use crate::hosts::wait::{WaitOutcome, WaitReport};
@@ -190,8 +190,8 @@ async fn run(
                     let guard = peer.connection.guard();
                     let is_for_host = |name: &str| guard.channel().is_for_host(name);
                     let admitted = members.admit((peer.host, &peer.settings), is_for_host);
-                    if let Err(why) = &admitted {
-                        told.tell(&peer.address(), why);
+                    if let Err(rejection) = &admitted {
+                        told.tell(&peer.address(), &rejection.why);
                     }
                     served.spawn(serve(peer, admitted, (inbox.clone(), pace)));
                 }
@@ -263,7 +263,7 @@ impl Greeting {
 /// Serves one connection of a launcher until it or the relay goes.
 async fn serve(
     peer: ProvenPeer,
-    admitted: Result<Admitted, String>,
+    admitted: Result<Admitted, Rejection>,
     (inbox, pace): (mpsc::Sender<(usize, u64, Said)>, Pace),
 ) {
     let ProvenPeer {
@@ -279,8 +279,12 @@ async fn serve(
         next,
     } = match admitted {
         Ok(admitted) => admitted,
-        Err(why) => {
-            let _gone = send(limit, &mut connection, &Frame::Refused(why)).await;
+        Err(Rejection { why, may_pass }) => {
+            let refused = match may_pass {
+                true => Frame::NotYet(why),
+                false => Frame::Refused(why),
+            };
+            let _gone = send(limit, &mut connection, &refused).await;
             return;
         }
     };

@@ -6,7 +6,7 @@
 //! launcher -> relay   Hello                       the handshake of all processes of a job,
 //! relay -> launcher   proof of the relay, Hello   see distribute_net::handshake
 //! launcher -> relay   proof of the launcher
-//! relay -> launcher   Welcome, or Refused and why
+//! relay -> launcher   Welcome, or Refused or NotYet and why
 //! both                Beat, Post, Bye or Quit     from the launcher a Beat at once
 //! ```
 //!
@@ -51,6 +51,8 @@ pub enum Frame {
     Welcome(u64),
     /// It is not, for this reason.
     Refused(String),
+    /// It is not for this reason, which may pass.
+    NotYet(String),
     /// So many posts of the other side have arrived.
     Beat(u64),
     Post(Box<Post>),

@@ -468,3 +468,39 @@ fn a_host_that_comes_back_when_the_chief_has_failed_starts_again_with_the_others
         assert_eq!(*seen.outcome(), ended, "{}", seen.stderr);
     }
 }
+
+/// As a machine that has lost its power and is started again before its silence is noticed.
+#[test]
+fn a_launcher_started_anew_before_the_loss_of_the_last_one_is_noticed_waits_for_that() {
+    let directory = tempfile::tempdir().unwrap();
+    let text = "[ $DISTRIBUTE_RESTART = 0 ] || exit 0
+        trap 'exit 1' TERM; > up$i; while true; do sleep 0.05; done";
+    let job = script_in(directory.path(), text).max_restarts(1);
+    let (address, _ports) = meeting_point();
+    let (gate, dialled) = Gate::new(address);
+    let hosts = |address, index| {
+        Hosts::new(address, 2, index, security().insecure())
+            .join_timeout(Duration::from_secs(30))
+            .timeout(TIMEOUT)
+    };
+    let first = job.clone().hosts(hosts(address, 0).forwarded());
+    let first = thread::spawn(move || see(first));
+    let second = job
+        .clone()
+        .hosts(hosts(dialled, 1).join_timeout(TIMEOUT / 4));
+    let second = thread::spawn(move || see(second));
+    await_files(directory.path(), &["up0", "up1"]);
+    gate.close(true);
+    let anew = see(job.hosts(hosts(address, 1)));
+    let first = first.join().unwrap();
+    for seen in [&first, &anew] {
+        let ended = Outcome::Succeeded { restarts: 1 };
+        assert_eq!(*seen.outcome(), ended, "{}", seen.stderr);
+    }
+    assert!(
+        first.stderr.contains("was not noticed yet"),
+        "{}",
+        first.stderr
+    );
+    second.join().unwrap().result.unwrap_err();
+}

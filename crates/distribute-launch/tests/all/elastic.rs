@@ -302,13 +302,11 @@ fn two_launchers_that_claim_one_host_are_told_so() {
     let (address, _ports) = meeting_point();
     let text = "trap 'exit 42' TERM; > up$i-$n; while [ ! -e done ]; do sleep 0.05; done";
     let job = elastic(directory.path(), text).elastic_workers(2..=3);
-    let jobs = vec![
-        job.clone().hosts(host(address, 2, 0)),
-        job.clone().hosts(host(address, 2, 1)),
-    ];
+    let host = |index| host(address, 2, index).timeout(Duration::from_secs(1));
+    let jobs = vec![job.clone().hosts(host(0)), job.clone().hosts(host(1))];
     let running = std::thread::spawn(move || see_jobs(jobs));
     wait_for(directory.path().join("up2-3"));
-    let error = see(job.hosts(host(address, 2, 1))).result.unwrap_err();
+    let error = see(job.hosts(host(1))).result.unwrap_err();
     let said = "there was a launcher for host 1 already";
     assert!(error.to_string().contains(said), "{error}");
     std::fs::write(directory.path().join("done"), "").unwrap();
