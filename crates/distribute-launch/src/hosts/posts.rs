@@ -364,6 +364,12 @@ impl Posts {
         self.hosts.intersection(&self.lost).next().is_some()
     }
 
+    /// Whether a host was lost that takes part in this plan, the next one.
+    pub fn has_lost_for(&self, next: &Plan) -> bool {
+        let mut hosts = next.places.keys();
+        hosts.any(|host| self.lost_for_next.contains(host))
+    }
+
     /// Whether the workers of the newest plan were told to save and stop, because a launcher waits
     /// or leaves.
     pub fn is_asked_to_save(&self) -> bool {
@@ -647,6 +653,31 @@ mod tests {
         assert!(!posts.has_lost());
         posts.record(lost(2)).unwrap();
         assert!(posts.has_lost());
+    }
+
+    /// Who was lost in the last attempt and is there again is not missing in the next one.
+    #[test]
+    fn the_hosts_that_were_lost_are_counted_for_each_plan() {
+        let mut posts = Posts::new(3, true);
+        for host in 0..3 {
+            posts.record(post(host, 0, PostBody::Came)).unwrap();
+        }
+        posts.record(lost(1)).unwrap();
+        posts.record(post(1, 0, PostBody::Came)).unwrap();
+        posts.record(lost(2)).unwrap();
+        let plan = Plan {
+            start: 1,
+            places: [(0, vec![0]), (1, vec![0])].into(),
+            counts: Counts::default(),
+        };
+        posts
+            .record(post(0, 0, PostBody::Plan(plan.clone())))
+            .unwrap();
+        assert!(posts.has_lost() && !posts.has_lost_for(&plan));
+        posts.record(lost(2)).unwrap();
+        assert!(!posts.has_lost_for(&plan), "it has no part in the plan");
+        posts.record(lost(1)).unwrap();
+        assert!(posts.has_lost_for(&plan));
     }
 
     /// However often a host says the same, and whatever it says that has its effect at once.

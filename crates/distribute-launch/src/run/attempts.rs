@@ -54,7 +54,7 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
             session.screen.log(&note)?;
         }
         let restarts = plan.start;
-        if let Some(signal) = pause::wait(session, pause)? {
+        if let Some(signal) = pause::wait(session, &plan, pause)? {
             return Ok(Outcome::Stopped { signal, restarts });
         }
         let begun = Instant::now();

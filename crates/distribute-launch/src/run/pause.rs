@@ -10,6 +10,7 @@ use crate::error::Result;
 use crate::events::Event;
 use crate::hosts::posts::PostBody;
 use crate::job::task::Task;
+use crate::membership::Plan;
 use crate::report::outcome::Ending;
 use crate::run::session::Session;
 
@@ -52,8 +53,8 @@ pub fn after(failures: u32, first: Duration) -> Duration {
     first.saturating_mul(factor).min(PAUSE_MAX.max(first))
 }
 
-/// Waits, and hears what happens meanwhile. Returns the signal that ends the job on this host.
-pub fn wait(session: &mut Session<'_, '_>, pause: Duration) -> Result<Option<i32>> {
+/// Waits before the start of this plan, and hears what happens meanwhile. Returns the signal that ends the job on this host.
+pub fn wait(session: &mut Session<'_, '_>, plan: &Plan, pause: Duration) -> Result<Option<i32>> {
     let until = Instant::now() + pause;
     loop {
         let left = until.saturating_duration_since(Instant::now());
@@ -71,7 +72,7 @@ pub fn wait(session: &mut Session<'_, '_>, pause: Duration) -> Result<Option<i32
             Ok(Event::Post(post)) => {
                 if let Some(group) = &mut session.group {
                     group.record(*post)?;
-                    if group.posts.stop_signal().is_some() || group.posts.has_lost() {
+                    if group.posts.stop_signal().is_some() || group.posts.has_lost_for(plan) {
                         return Ok(None);
                     }
                 }
