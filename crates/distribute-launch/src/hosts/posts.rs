@@ -184,12 +184,7 @@ impl Posts {
             PostBody::Came => {
                 self.here.insert(host);
             }
-            PostBody::Back if self.is_of_attempt(&post) && !self.is_ending() => {
-                if self.spared.remove(&host).is_some() {
-                    self.hosts.insert(host);
-                    self.lost.remove(&host);
-                }
-            }
+            PostBody::Back => self.take_back(&post),
             PostBody::Plan(plan) if host == 0 => {
                 let hosts = plan.places.keys().copied();
                 let lost = hosts.filter(|host| !self.here.contains(host));
@@ -205,6 +200,15 @@ impl Posts {
             _ => {}
         }
         self.keep(post)
+    }
+
+    /// A host without which the attempt went on has its part of it again, unless it is over.
+    fn take_back(&mut self, post: &Post) {
+        let is_part = self.is_of_attempt(post) && !self.is_ending();
+        if is_part && self.spared.remove(&post.host).is_some() {
+            self.hosts.insert(post.host);
+            self.lost.remove(&post.host);
+        }
     }
 
     /// The workers of a host without which the attempt of a job that is not elastic goes on: a

@@ -165,8 +165,8 @@ pub struct Membership {
     refused: Vec<usize>,
 }
 
-/// Workers that do not fit find that before their first step. A launcher does not see steps: so long
-/// after a start whatever happens is taken for a failure before the first one.
+/// Workers that do not fit find that before their first step. A launcher does not see steps: for so
+/// long after a start it takes a failure for one before the first step.
 const EARLY: Duration = Duration::from_secs(60);
 
 /// How often a host may come with which the job cannot go on.
@@ -305,8 +305,8 @@ impl Membership {
         self.phase = over.map_or(Phase::Gathering, Phase::Over);
     }
 
-    /// Whether the hosts that came last may be the reason why these workers were refused: the attempt
-    /// has just begun, or one of their own workers is among them.
+    /// Whether the hosts that came last may be the reason why these workers were refused: the
+    /// attempt has just begun, or one of their own workers is among them.
     fn may_blame_newcomers(&self, ranks: &[usize], now: Duration) -> bool {
         let plan = self.last_plan();
         let mut hosts = ranks.iter().filter_map(|rank| plan.place_of(*rank));

@@ -53,7 +53,8 @@ pub fn after(failures: u32, first: Duration) -> Duration {
     first.saturating_mul(factor).min(PAUSE_MAX.max(first))
 }
 
-/// Waits before the start of this plan, and hears what happens meanwhile. Returns the signal that ends the job on this host.
+/// Waits before the start of this plan, and hears what happens meanwhile. Returns the signal that
+/// ends the job on this host.
 pub fn wait(session: &mut Session<'_, '_>, plan: &Plan, pause: Duration) -> Result<Option<i32>> {
     let until = Instant::now() + pause;
     loop {
