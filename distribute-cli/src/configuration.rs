@@ -17,9 +17,10 @@ use crate::flags::{
     ObservingArgs, ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs,
     TrainArgs, TrainingArgs, ValidationArgs, WireName,
 };
+use crate::inputs::Inputs;
 use crate::schedule::updates;
 use crate::stored_reading::EXTRA_KEY;
-use crate::task::{Task, optimizer};
+use crate::task::{Task, optimizer, stored_loss};
 
 /// The flag that parameter servers take from the chief.
 pub(crate) const LEARNING_RATE: &str = "--learning-rate";
@@ -84,7 +85,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         steps,
         optimizer: _,
         compiled_optimizer: _,
-        loss,
+        loss: _,
         // What is not given has a value all the same.
         learning_rate: _,
         lr_schedule,
@@ -111,7 +112,8 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
             text(Some(args.optimizer_name())),
             Scope::Result,
         ),
-        ("--loss", loss.and_then(name), Scope::Result),
+        // A model file may say it: what is used is compared.
+        ("--loss", None, Scope::Content),
         (LEARNING_RATE, text(rate), Scope::Result),
         ("--lr-schedule", text(lr_schedule.as_ref()), Scope::Result),
         ("--warmup-steps", text(*warmup_steps), Scope::Result),
@@ -405,6 +407,7 @@ pub(crate) fn contents(
     share: usize,
 ) -> Result<Configuration, Failure> {
     let mut configuration = task.model_settings();
+    configuration.set("--loss", name(task.loss));
     configuration.extend(&data_settings(task, data)?);
     // Last, because its default follows from the data.
     configuration.set("--batch-size", Some(share));
@@ -420,6 +423,10 @@ pub(crate) fn data_settings(task: &Task, data: &TrainTest) -> Result<Configurati
     configuration.set("the number of training examples", Some(train));
     let shape = format!("{:?}", data.train.feature_shape());
     configuration.set("the shape of an example", Some(shape));
+    // Before the content, which it changes.
+    if let Some(scale) = task.scale() {
+        configuration.set("--scale", Some(scale));
+    }
     let identity = task.identity(data)?;
     configuration.set("the content of the examples", Some(identity.content));
     configuration.set("the order and split of the examples", Some(identity.order));
@@ -440,6 +447,7 @@ pub(crate) fn of_checkpoint(
             configuration.set(flag, value);
         }
     }
+    configuration.set("--loss", name(task.loss));
     configuration.extend(&data_settings(task, data)?);
     configuration.set("the number of examples in a step", Some(global_batch));
     let training = &args.training;
@@ -481,9 +489,16 @@ fn stored(metadata: &Metadata) -> Configuration {
         return configuration;
     };
     configuration.extend(&Task::stored_class_settings(extra));
-    for (name, value) in extra[KEY].as_object().into_iter().flatten() {
-        configuration.set(name, value.as_str());
+    for (setting, value) in extra[KEY].as_object().into_iter().flatten() {
+        configuration.set(setting, value.as_str());
     }
+    // What is not said is compared with nothing.
+    let inputs = Inputs::of_checkpoint(metadata).map(|(inputs, _)| inputs);
+    if let Some(scale) = inputs.as_ref().and_then(Inputs::scale) {
+        configuration.set("--scale", Some(scale));
+    }
+    // Where it was a default, the list before has no value.
+    configuration.set("--loss", name(stored_loss(metadata)));
     configuration
 }
 
@@ -557,7 +572,6 @@ mod tests {
         "--optimizer sgd",
         "--learning-rate 0.5",
         "--l2 0.01",
-        "--loss mse",
         "--drop-remainder",
         "--seed 2",
         "--epochs 3",

@@ -110,16 +110,28 @@ fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> String {
 /// Lines about training on standard output: one that cannot be written costs the line, and the
 /// first one a warning. Who has to know how training ended is told by the exit code, and by what is
 /// printed at the end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Told {
     failed: bool,
+    who: &'static str,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Self::of("training")
+    }
 }
 
 impl Told {
+    /// Of what goes on if nothing can be told.
+    pub(crate) fn of(who: &'static str) -> Self {
+        Self { failed: false, who }
+    }
+
     pub(crate) fn line(&mut self, text: &str) {
         if let Err(failure) = line(text) {
             if !self.failed {
-                note(&format!("warning: {failure}; training goes on"));
+                note(&format!("warning: {failure}; {} goes on", self.who));
             }
             self.failed = true;
         }

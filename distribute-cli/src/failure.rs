@@ -9,6 +9,7 @@ use std::process::ExitCode;
 
 use distribute_core::Error;
 use distribute_core::collectives::CollectiveError;
+use distribute_data::readers::ReadError;
 use distribute_launch::{
     DIVERGED_EXIT_CODE, FailureReport, PREEMPTED_EXIT_CODE, REFUSED_EXIT_CODE, REPORT_VARIABLE,
 };
@@ -90,6 +91,13 @@ impl Failure {
     /// Whether it is the end of a wait that somebody, here or elsewhere, was told to end.
     pub(crate) fn is_interruption(&self) -> bool {
         self.is_interruption
+    }
+
+    /// Whether a table has other columns than are wanted.
+    pub(crate) fn is_of_columns(&self) -> bool {
+        let source = self.source.as_ref();
+        let error = source.and_then(|source| source.downcast_ref::<ReadError>());
+        matches!(error, Some(ReadError::OtherColumns { .. }))
     }
 
     /// Whether training was interrupted, on all workers after the same step, and is saved.

@@ -84,6 +84,15 @@ impl Inputs {
         Some((Self::from_json(&extra["inputs"])?, values))
     }
 
+    /// The `--scale` of these inputs, if it is one.
+    pub(crate) fn scale(&self) -> Option<&'static str> {
+        match self.divisor {
+            1.0 => Some("none"),
+            LARGEST_BYTE => Some("255"),
+            _ => None,
+        }
+    }
+
     /// How the columns of other data are found, which has `features` values an example.
     pub(crate) fn columns(&self, features: usize) -> CsvColumns {
         match self.columns.is_empty() {
@@ -199,7 +208,7 @@ impl Scale {
         let divisor = match (self.asked, &self.trained) {
             (Some(ScaleName::None), _) => 1.0,
             (Some(ScaleName::By255), _) => LARGEST_BYTE,
-            (_, Some(trained)) if is_bytes && trained.stored == "u8" => trained.divisor,
+            (_, Some(trained)) if trained.stored == examples.stored_type() => trained.divisor,
             _ if is_bytes && !self.as_before && rescaled() => 1.0,
             _ => own,
         };

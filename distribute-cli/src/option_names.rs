@@ -151,14 +151,112 @@ mod tests {
     /// The texts of a source file before its tests.
     fn texts(source: &str) -> String {
         let code = source.split("#[cfg(test)]\nmod tests").next();
+        let mut rest = code.unwrap_or_default();
         let mut texts = String::new();
-        for (index, part) in code.unwrap_or_default().split('"').enumerate() {
-            if index % 2 == 1 {
-                texts.push_str(part);
-                texts.push('\n');
-            }
+        while let Some(first) = rest.chars().next() {
+            let (text, after) = match first {
+                '/' if rest.starts_with("//") => (None, after_line(rest)),
+                '\'' => (None, after_quote(rest)),
+                '"' => text(&rest[1..], "\"", true),
+                'r' if is_raw(rest) => {
+                    let hashes = rest[1..].chars().take_while(|c| *c == '#').count();
+                    text(
+                        &rest[2 + hashes..],
+                        &format!("\"{}", "#".repeat(hashes)),
+                        false,
+                    )
+                }
+                // A name or a prefix of a text, such as `b` or `r#fn`.
+                _ => (None, after_name(rest)),
+            };
+            texts.extend(text.into_iter().flat_map(|text| [text, "\n"]));
+            rest = after;
         }
         texts
+    }
+
+    fn after_line(rest: &str) -> &str {
+        rest.find('\n').map_or("", |end| &rest[end..])
+    }
+
+    /// After a letter in quotes, or after the quote that begins the name of a lifetime.
+    fn after_quote(rest: &str) -> &str {
+        let mut letters = rest.char_indices().skip(1);
+        let (_, letter) = letters.next().unwrap_or_default();
+        if letter == '\\' {
+            // What is escaped may be the quote.
+            let end = letters.skip(1).find(|(_, letter)| *letter == '\'');
+            return end.map_or("", |(end, _)| &rest[end + 1..]);
+        }
+        match letters.next() {
+            Some((end, '\'')) => &rest[end + 1..],
+            _ => &rest[1..],
+        }
+    }
+
+    fn is_raw(rest: &str) -> bool {
+        rest[1..].trim_start_matches('#').starts_with('"')
+    }
+
+    fn after_name(rest: &str) -> &str {
+        let is_name = |c: char| c.is_alphanumeric() || c == '_';
+        let prefix = ["br", "cr"].iter().any(|it| rest.starts_with(it)) && is_raw(&rest[1..]);
+        match rest.find(|c| !is_name(c)) {
+            _ if prefix => &rest[1..],
+            Some(end) if end > 0 => &rest[end..],
+            Some(_) => &rest[rest.chars().next().map_or(0, char::len_utf8)..],
+            None => "",
+        }
+    }
+
+    /// A text up to what closes it, and what follows.
+    fn text<'a>(rest: &'a str, close: &str, escapes: bool) -> (Option<&'a str>, &'a str) {
+        let mut at = 0;
+        while at < rest.len() && !rest[at..].starts_with(close) {
+            let mut letters = rest[at..].chars();
+            let letter = letters.next().map_or(0, char::len_utf8);
+            let escaped = letters.next().filter(|_| escapes && rest[at..].starts_with('\\'));
+            at += letter + escaped.map_or(0, char::len_utf8);
+        }
+        let after = rest.get(at + close.len()..).unwrap_or_default();
+        (Some(&rest[..at]), after)
+    }
+
+    #[test]
+    fn texts_are_found_whatever_stands_between_them() {
+        let source = r##"
+            // "left out"
+            fn a<'a>(b: &'a str) { match b'"' { '\'' | '"' | '\\' => "one\" two", _ => r"three\" } }
+            let c = r#"four "five" six"#; let d = b"seven"; let e = br#"eight"#; "nine \
+            ten"; r#fn(car"eleven")
+        "##;
+        let found = texts(source);
+        let lines: Vec<&str> = found.lines().map(str::trim).collect();
+        assert_eq!(
+            lines,
+            [
+                "one\\\" two",
+                "three\\",
+                "four \"five\" six",
+                "seven",
+                "eight",
+                "nine \\",
+                "ten",
+                "eleven"
+            ]
+        );
+    }
+
+    /// Advices behind quotes that are no texts.
+    #[test]
+    fn advices_behind_odd_quotes_are_seen() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+        let count = |path: &str, flag: &str| {
+            let source = std::fs::read_to_string(root.join(path)).unwrap();
+            texts(&source).matches(flag).count()
+        };
+        assert!(count("distribute-readers/src/table_start.rs", "--csv-delimiter") >= 3);
+        assert!(count("distribute-cluster/src/addresses.rs", "--cluster-spec") >= 1);
     }
 
     #[test]

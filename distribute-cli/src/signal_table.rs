@@ -94,7 +94,7 @@ fn taken() -> u64 {
     ignored | caught
 }
 
-/// `SIGTERM`, or `real-time signal 3` (`kill -l` calls it RTMIN+3).
+/// `SIGTERM`, or `SIGRTMIN+3`, as `kill -l` counts the real-time signals.
 pub(crate) fn name(signal: i32) -> String {
     #[cfg(target_os = "linux")]
     match signal {

@@ -85,7 +85,9 @@ impl Task {
         let (mut task, data) = Self::read(dataset, &how, model, (sizes, &scale))?;
         task.check_excluded(&args.training)?;
         let compiled = task.compiled.as_ref();
-        task.loss = compiled::loss(args.training.loss, compiled, &task.plan)?;
+        // A run goes on with its own, whatever its model file says.
+        let asked = args.training.loss.or(continued.map(stored_loss));
+        task.loss = compiled::loss(asked, compiled, &task.plan)?;
         task.reading = StoredReading::from_args(&args.data);
         Ok((task, data))
     }
@@ -224,6 +226,11 @@ impl Task {
         let line = inputs.map(|inputs| inputs.line(&self.dataset));
         let first = line.into_iter().chain(loss);
         first.chain(self.remarks.iter().cloned()).collect()
+    }
+
+    /// The `--scale` that the data has, if it is one.
+    pub(crate) fn scale(&self) -> Option<&'static str> {
+        self.inputs.as_ref().and_then(Inputs::scale)
     }
 
     /// What identifies the inputs, for programs.
@@ -488,9 +495,7 @@ impl Task {
         task.trained_on = trained_on;
         task.inputs = Inputs::from_json(&extra["inputs"]);
         task.reading = StoredReading::of(metadata);
-        let loss = extra["loss"].as_str();
-        let loss = loss.and_then(|name| LossName::from_str(name, true).ok());
-        task.loss = loss.unwrap_or(LossName::CrossEntropy);
+        task.loss = stored_loss(metadata);
         task.split = SplitRecord::from_json(&extra["split"]);
         let names = extra["class_names"].as_array().into_iter().flatten();
         task.class_names = names
@@ -523,6 +528,15 @@ pub(crate) fn trained_on(metadata: &Metadata) -> Result<Option<DatasetName>, Fai
 /// The `--l2` that a checkpoint was trained with; nothing if the model decided.
 pub(crate) fn stored_l2(metadata: &Metadata) -> Option<f64> {
     metadata.extra.get(EXTRA_KEY)?["l2"].as_f64()
+}
+
+/// What a checkpoint was trained with; one that does not say it was trained when there was only one
+/// loss.
+pub(crate) fn stored_loss(metadata: &Metadata) -> LossName {
+    let extra = metadata.extra.get(EXTRA_KEY);
+    let name = extra.and_then(|extra| extra["loss"].as_str());
+    let loss = name.and_then(|name| LossName::from_str(name, true).ok());
+    loss.unwrap_or(LossName::CrossEntropy)
 }
 
 /// How many times as many classes there may be as labels that occur.

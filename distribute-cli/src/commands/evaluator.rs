@@ -15,15 +15,16 @@ use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use serde_json::json;
 
 use super::restore::same_model;
+use super::start::goes_on;
 use crate::configuration::{data_settings, same_as_stored};
 use crate::data::{Classified, Data};
-use crate::events::{self, EventName};
+use crate::events::{self, EventName, Told};
 use crate::failure::Failure;
-use crate::flags::{OutputFormat, TrainArgs};
+use crate::flags::{FileArgs, LossName, OutputFormat, TrainArgs};
 use crate::notes::note;
 use crate::objective::objective;
 use crate::signals::Signals;
-use crate::task::Task;
+use crate::task::{Task, stored_loss};
 use distribute_keras::Model;
 
 /// How often the directory is looked at: file systems that several hosts share tell nobody what is
@@ -91,6 +92,24 @@ fn unused(args: &TrainArgs) -> Option<String> {
     (!given.is_empty()).then_some(text)
 }
 
+/// The file of the curves, if it is asked for. Beside a run that goes on there is none if it cannot be
+/// made.
+fn log(files: &FileArgs) -> Result<Option<EventWriter>, Failure> {
+    let Some(directory) = &files.log_dir else {
+        return Ok(None);
+    };
+    match EventWriter::create(directory.join(CURVES)) {
+        Ok(writer) => Ok(Some(writer)),
+        Err(error) if goes_on(files)? => {
+            note(&format!(
+                "warning: {error}; the evaluator goes on without --log-dir"
+            ));
+            Ok(None)
+        }
+        Err(error) => Err(Error::from(error).into()),
+    }
+}
+
 /// The newest checkpoint if it is newer than `seen`.
 fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Failure> {
     let newest = match checkpoint::latest(directory) {
@@ -129,6 +148,9 @@ struct Evaluator {
     log: Option<EventWriter>,
     log_dir: Option<PathBuf>,
     output: OutputFormat,
+    told: Told,
+    /// What was asked for; else that of the checkpoints is measured.
+    loss: Option<LossName>,
     /// The step of the last checkpoint that was measured.
     seen: Option<u64>,
 }
@@ -144,13 +166,7 @@ impl Evaluator {
         let configuration = data_settings(&task, &data)?;
         let examples = Classified::weighted(data.test);
         let data = strategy.distribute_dataset(examples, Batching::per_replica(BATCH_SIZE))?;
-        let log = match &args.files.log_dir {
-            Some(directory) => {
-                let writer = EventWriter::create(directory.join(CURVES));
-                Some(writer.map_err(Error::from)?)
-            }
-            None => None,
-        };
+        let log = log(&args.files)?;
         let log_dir = args.files.log_dir.clone();
         let output = args.general.output;
         Ok(Self {
@@ -162,6 +178,8 @@ impl Evaluator {
             log,
             log_dir,
             output,
+            told: Told::of("the evaluator"),
+            loss: args.training.loss,
             seen: None,
         })
     }
@@ -175,18 +193,19 @@ impl Evaluator {
             &self.task,
         )?;
         restore_weights(&mut self.state, &averaged_weights(checkpoint.clone())?)?;
+        let loss = self.loss.unwrap_or_else(|| stored_loss(&checkpoint.metadata));
         let found = evaluate(
             &self.strategy,
             &self.state,
             &self.data,
-            objective(Policy::float32(), self.task.loss),
+            objective(Policy::float32(), loss),
         )?;
         let step = checkpoint.metadata.step;
         self.write(step, &found);
         self.seen = Some(step);
         let accuracy = found.logs.get("accuracy").unwrap_or(f64::NAN);
         let loss = found.logs.loss();
-        events::line(&match self.output {
+        self.told.line(&match self.output {
             OutputFormat::Json => events::event(
                 EventName::Evaluation,
                 [
@@ -199,7 +218,8 @@ impl Evaluator {
             OutputFormat::Text => {
                 format!("step {step}: test accuracy {accuracy:.4}, test loss {loss:.4}")
             }
-        })
+        });
+        Ok(())
     }
 
     /// Keras' tags, so that the curves stand beside those of its users. What an evaluator before

@@ -11,12 +11,12 @@ use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
 use distribute_keras::Model;
 use serde_json::Value;
 
-use crate::data::{Classified, Data};
+use crate::data::{Classified, Data, Reading};
 use crate::failure::Failure;
-use crate::flags::{DataArgs, DeviceArgs, RestoreArgs, SplitName};
+use crate::flags::{DataArgs, DatasetName, DeviceArgs, RestoreArgs, SplitName};
 use crate::identity::listed;
 use crate::notes::note;
-use crate::split::Chosen;
+use crate::split::{Chosen, Parts};
 use crate::strategies::strategy;
 use crate::task::Task;
 
@@ -122,34 +122,85 @@ fn chosen(
     (path, purpose): (&Path, Purpose),
 ) -> Result<Chosen, Failure> {
     let how = task.how(data)?;
-    let mut labelled = task.dataset.read(&how);
-    if let Ok(parts) = &labelled {
-        same_classes(parts.first(), path, task)?;
-        let known = task.check_all_labels(parts.first());
-        if let (Purpose::Predict, Err(error)) = (purpose, known) {
-            labelled = Err(error);
-        }
-    }
-    match (labelled, purpose) {
-        (Ok(parts), _) => {
-            let parts = parts.map(|examples| task.scaled(examples, data.scale));
+    let error = match labelled(task, &how, (path, purpose)) {
+        Ok(parts) => {
+            // What the split was made of was scaled as the model was trained.
+            let parts = parts.map(|examples| task.scaled(examples, None));
             let same = task.is_of_training(&how);
-            parts.choose(split, task.split.as_ref(), (&task.dataset, same))
+            let chosen = parts.choose(split, task.split.as_ref(), (&task.dataset, same))?;
+            let examples = task.scaled(chosen.examples, data.scale);
+            return Ok(Chosen { examples, ..chosen });
         }
-        (Err(error), Purpose::Predict) if split.is_none_or(|split| split == SplitName::All) => {
-            // What cannot be read without labels either is wrong for another reason.
-            let Ok(examples) = task.dataset.read_unlabelled(&how) else {
-                return Err(error);
-            };
-            let note = format!(
-                "no labels were read of {}: all {} examples are used",
-                task.dataset,
-                examples.len()
-            );
-            Ok(Chosen::unlabelled(task.scaled(examples, data.scale), note))
-        }
-        (Err(error), _) => Err(error),
+        Err(error) => error,
+    };
+    if purpose == Purpose::Evaluate {
+        return Err(error.into_failure());
     }
+    let examples = match task.dataset.read_unlabelled(&how) {
+        Ok(examples) => examples,
+        // Without its label a table may have another number of columns than the model.
+        Err(unlabelled) if unlabelled.is_of_columns() => return Err(error.into_failure()),
+        Err(unlabelled) => return Err(unlabelled),
+    };
+    match (split, error) {
+        (None | Some(SplitName::All), _) => {}
+        (Some(_), Unlabelled::Other(failure)) => return Err(failure),
+        (Some(split), Unlabelled::Unread(failure)) => {
+            return Err(no_split(task, split, (examples.len(), &failure)));
+        }
+    }
+    let note = format!(
+        "no labels were read of {}: all {} examples are used",
+        task.dataset,
+        examples.len()
+    );
+    Ok(Chosen::unlabelled(task.scaled(examples, data.scale), note))
+}
+
+/// Why there are no labels that the model can be asked about.
+enum Unlabelled {
+    /// None can be read.
+    Unread(Failure),
+    /// They are not those of the model.
+    Other(Failure),
+}
+
+impl Unlabelled {
+    fn into_failure(self) -> Failure {
+        match self {
+            Self::Unread(failure) | Self::Other(failure) => failure,
+        }
+    }
+}
+
+/// The examples with labels that are classes of the model.
+fn labelled(
+    task: &Task,
+    how: &Reading,
+    (path, purpose): (&Path, Purpose),
+) -> Result<Parts, Unlabelled> {
+    let parts = task.dataset.read(how).map_err(Unlabelled::Unread)?;
+    same_classes(parts.first(), path, task).map_err(Unlabelled::Other)?;
+    if purpose == Purpose::Predict {
+        let known = task.check_all_labels(parts.first());
+        known.map_err(Unlabelled::Other)?;
+    }
+    Ok(parts)
+}
+
+/// A split was asked for of examples that have none.
+fn no_split(task: &Task, split: SplitName, (examples, failure): (usize, &Failure)) -> Failure {
+    // A table may have labels, of which one is wrong.
+    let cause = match &task.dataset {
+        DatasetName::Csv(..) | DatasetName::Npz(_) => format!(" ({failure})"),
+        _ => String::new(),
+    };
+    Failure::usage(format!(
+        "--split {}: no labels were read of {}, so it has no split{cause}; leave --split out to \
+         predict all {examples} examples",
+        split.name(),
+        task.dataset
+    ))
 }
 
 /// What an older checkpoint cannot be compared with.

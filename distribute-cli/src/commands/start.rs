@@ -8,6 +8,7 @@ use distribute_core::{Configuration, Strategy};
 use distribute_data::fit::callbacks::ModelCheckpoint;
 use distribute_data::fit::{RunInfo, StateMemory};
 use distribute_data::readers::TrainTest;
+use serde_json::Value;
 
 use super::restore::usable;
 use crate::cluster::restarts;
@@ -131,6 +132,22 @@ impl Start {
         }
     }
 
+    /// The numbers of the optimizer that the model file names: a run that was saved before they
+    /// were taken from there goes on with those that it has.
+    pub(super) fn complete_optimizer(&self, training: &mut TrainingArgs) {
+        let stored = self.metadata().map(|metadata| &metadata.optimizer);
+        let stored = stored.filter(|stored| stored.name == training.optimizer_name());
+        let compiled = training.compiled_optimizer.as_mut();
+        let compiled = compiled.and_then(Value::as_object_mut);
+        if let (Some(stored), Some(compiled)) = (stored, compiled) {
+            for (name, number) in compiled {
+                if let Some(stored) = stored.hyper_parameters.get(name) {
+                    number.clone_from(stored);
+                }
+            }
+        }
+    }
+
     /// The same of the data set; with it [`Task::from_args`] takes the checkpoint's model.
     pub(super) fn complete_data(&self, data: &mut DataArgs) -> Result<(), Failure> {
         let Some(stored) = self.metadata() else {
@@ -201,6 +218,18 @@ impl Start {
         }
         Ok(own)
     }
+}
+
+/// Whether a run goes on, and is not refused what it can train without: the job was started again,
+/// or there is a checkpoint that it is to continue.
+pub(super) fn goes_on(files: &FileArgs) -> Result<bool, Failure> {
+    if files.resume || restarts()? > 0 {
+        return Ok(true);
+    }
+    let directory = files.checkpoint_dir.as_ref().filter(|_| files.restartable);
+    // What cannot be read is refused where the checkpoint is looked for.
+    let saved = directory.and_then(|directory| checkpoint::list(directory).ok());
+    Ok(saved.is_some_and(|saved| !saved.is_empty()))
 }
 
 /// How long to wait for the run before to let go of its checkpoints.

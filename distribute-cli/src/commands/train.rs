@@ -8,7 +8,7 @@ use distribute_core::collectives::Description;
 use distribute_core::{Strategy, WorkerGroup};
 
 use super::restore::same_model;
-use super::start::Start;
+use super::start::{Start, goes_on};
 use super::training::{GlobalBatch, Run, check_sizes, epochs};
 use crate::configuration;
 use crate::failure::Failure;
@@ -48,10 +48,11 @@ fn train(args: TrainArgs, signals: &Signals, phases: &Phases) -> Result<(), Fail
     if let Some(group) = &group {
         group.agree_on(&configuration::flags(&args))?;
     }
+    let goes_on = goes_on(&args.files)?;
     let trace = args.observing.trace.as_deref();
-    let trace = trace.map(|path| Trace::start(phases, path, group.as_ref()));
+    let trace = trace.map(|path| Trace::start(phases, path, (group.as_ref(), goes_on)));
     let trace = trace.transpose()?;
-    let metrics = Metrics::start(&args.observing, phases, group.as_ref())?;
+    let metrics = Metrics::start(&args.observing, phases, (group.as_ref(), goes_on))?;
     let done = train_as((worker, group), args, signals, metrics.as_ref());
     if let Some(trace) = trace {
         let together = done.as_ref().map_or_else(Failure::is_preemption, |()| true);
@@ -88,6 +89,7 @@ fn train_as(
     start.complete_data(&mut args.data)?;
     let (mut task, data) = Task::from_args(&args, start.metadata())?;
     task.complete(&mut args.training);
+    start.complete_optimizer(&mut args.training);
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }

@@ -1,6 +1,8 @@
 //! What flags are called elsewhere: a suggestion by the letters alone takes `--lr` for
 //! `--lr-schedule`, and `--bs` for `--ps`.
 
+use super::program;
+
 /// What to write in the place of a flag that there is not.
 enum Instead {
     /// This flag, if the command has it.
@@ -114,15 +116,30 @@ pub(crate) fn instead_of(flag: &str, has: impl Fn(&str) -> bool) -> Option<Strin
     }
     let (_, instead) = OTHER_NAMES.iter().find(|(other, _)| *other == name)?;
     match instead {
-        Flag(flag) => has(flag).then(|| format!("did you mean `{flag}`?")),
+        Flag(flag) if has(flag) => Some(format!("did you mean `{flag}`?")),
+        Flag(flag) => Some(elsewhere(flag)),
         Advice(advice) => Some((*advice).to_string()),
     }
+}
+
+/// The commands that have a flag which the one at hand lacks.
+fn elsewhere(flag: &str) -> String {
+    let program = program();
+    let name = flag.trim_start_matches("--");
+    let has = |command: &&clap::Command| {
+        let mut flags = command.get_arguments();
+        flags.any(|flag| flag.get_long() == Some(name))
+    };
+    let commands = program.get_subcommands().filter(has);
+    let commands: Vec<String> = commands
+        .map(|command| format!("`{} {flag}`", command.get_name()))
+        .collect();
+    format!("what is called so elsewhere is {} here", commands.join(", "))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags::program;
 
     /// Whether any command has this flag.
     fn is_there(flag: &str) -> bool {
@@ -148,9 +165,22 @@ mod tests {
         }
     }
 
+    /// Whatever the command is, and whatever its own flags look like.
+    #[test]
+    fn every_other_name_leads_to_a_command_that_has_the_flag() {
+        for (other, instead) in OTHER_NAMES {
+            let Flag(flag) = instead else { continue };
+            let advice = instead_of(other, |_| false).unwrap();
+            let commands = advice.matches(&format!(" {flag}`")).count();
+            assert!(commands > 0, "{other}: {advice}");
+        }
+    }
+
     #[test]
     fn a_flag_that_the_command_has_not_is_not_suggested() {
-        assert_eq!(instead_of("--lr", |_| false), None);
+        assert_eq!(instead_of("--learning-rat", |_| false), None);
+        let elsewhere = instead_of("--nproc-per-node", |_| false).unwrap();
+        assert_eq!(elsewhere, "what is called so elsewhere is `launch --workers` here");
         let lr = instead_of("--LR", |flag| flag == "--learning-rate").unwrap();
         assert_eq!(lr, "did you mean `--learning-rate`?");
         let same = instead_of("--Batch_Size", |flag| flag == "--batch-size").unwrap();

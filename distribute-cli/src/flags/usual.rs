@@ -63,9 +63,8 @@ pub(super) fn usual_first(mut program: Command) -> Command {
 }
 
 fn arranged(command: Command, usual: &[&str]) -> Command {
-    let flags = command.get_arguments().count();
     let name = command.get_name();
-    let more = format!("`distribute-cli {name} --help` shows all {flags} flags and examples.");
+    let more = format!("`distribute-cli {name} --help` shows all flags and examples.");
     let examples = command.get_after_help().cloned().unwrap_or_default();
     let arrange = |flag: Arg| {
         let place = usual.iter().position(|usual| flag.get_id() == usual);

@@ -96,11 +96,12 @@ impl Metrics {
     /// is `i` above the one that was asked for, unless that is 0; all workers call it together.
     ///
     /// # Errors
-    /// If the port cannot be had, or the endpoint is no URL, on all workers.
+    /// If the port cannot be had, or the endpoint is no URL, on all workers; a run that `goes_on`
+    /// has no port then, with a warning.
     pub(crate) fn start(
         args: &ObservingArgs,
         phases: &Phases,
-        workers: Option<&WorkerGroup>,
+        (workers, goes_on): (Option<&WorkerGroup>, bool),
     ) -> std::result::Result<Option<Self>, Failure> {
         if !args.wants_metrics() {
             return Ok(None);
@@ -112,7 +113,7 @@ impl Metrics {
             phases: phases.clone(),
             training: Mutex::default(),
         });
-        let started = Self::of(args, numbers);
+        let started = Self::of(args, numbers, goes_on);
         let metrics = match workers {
             Some(workers) => workers.or_abort(started)?,
             None => started?,
@@ -123,7 +124,7 @@ impl Metrics {
         Ok(Some(metrics))
     }
 
-    fn of(args: &ObservingArgs, numbers: Arc<Numbers>) -> Result<Self> {
+    fn of(args: &ObservingArgs, numbers: Arc<Numbers>, goes_on: bool) -> Result<Self> {
         let serve = |asked| {
             let address = own_address(asked, numbers.worker)?;
             let shown = Arc::clone(&numbers);
@@ -131,7 +132,7 @@ impl Metrics {
         };
         let server = match args.metrics_addr.map(serve).transpose() {
             // What was trained before counts for more than who watches.
-            Err(error) if numbers.restarts > 0 => {
+            Err(error) if goes_on => {
                 note(&format!(
                     "warning: {error}; training goes on without metrics"
                 ));

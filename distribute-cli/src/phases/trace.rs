@@ -12,7 +12,6 @@ use serde_json::json;
 use super::clock::{self, Offset};
 use super::writer::{self, TraceFile};
 use super::{Phases, merge};
-use crate::cluster::restarts;
 use crate::failure::Failure;
 use crate::notes::note;
 
@@ -38,11 +37,11 @@ impl Trace {
     /// of them call it together.
     ///
     /// # Errors
-    /// If it cannot be written, on all workers; of a job that was started again only a warning.
+    /// If it cannot be written, on all workers; of a run that `goes_on` only a warning.
     pub(crate) fn start(
         phases: &Phases,
         path: &Path,
-        workers: Option<&WorkerGroup>,
+        (workers, goes_on): (Option<&WorkerGroup>, bool),
     ) -> std::result::Result<Self, Failure> {
         let workers = workers.filter(|workers| workers.num_workers() > 1);
         let rank = workers.map_or(0, WorkerGroup::index);
@@ -53,7 +52,7 @@ impl Trace {
         let made = TraceFile::create(&part).map_err(|error| cannot_write(&part, &error));
         let made = match made {
             // What was trained before counts for more than its trace.
-            Err(error) if restarts()? > 0 => {
+            Err(error) if goes_on => {
                 note(&format!("warning: {error}; training goes on without it"));
                 TraceFile::create(Path::new("/dev/null")).map_err(Error::from)
             }

@@ -1,5 +1,5 @@
 //! Exit codes by cause, over all commands: what the same command would meet again ends with 2,
-//! numbers that are not finite with 3, and what may pass with 1.
+//! numbers that are not finite with 43, and what may pass with 1.
 
 use std::fs;
 use std::os::unix::fs::symlink;

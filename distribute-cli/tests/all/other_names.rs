@@ -10,7 +10,10 @@ use crate::common::{run, succeed};
 #[case("train --learning_rate 0.1", "`--learning-rate`")]
 #[case("train --bs 8", "`--batch-size`")]
 #[case("train --gpus 2", "--devices cuda:0")]
-#[case("train --nproc_per_node 2", "unexpected argument")]
+#[case("train --nproc_per_node 2", "`launch --workers`")]
+#[case("train --nnodes 2", "`launch --hosts`")]
+#[case("evaluate --lr 3", "`train --learning-rate`")]
+#[case("predict --opt sgd", "`train --optimizer`")]
 #[case("launch --nproc_per_node 2 -- true", "`--workers`")]
 #[case("train --epoch 3", "'--epochs'")]
 fn a_flag_of_elsewhere_has_its_name_here(#[case] command: &str, #[case] advice: &str) {
