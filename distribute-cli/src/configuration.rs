@@ -494,7 +494,7 @@ fn stored(metadata: &Metadata) -> Configuration {
     }
     // What is not said is compared with nothing.
     let inputs = Inputs::of_checkpoint(metadata).map(|(inputs, _)| inputs);
-    if let Some(scale) = inputs.as_ref().and_then(Inputs::scale) {
+    if let Some(scale) = inputs.as_ref().map(Inputs::scale) {
         configuration.set("--scale", Some(scale));
     }
     // Where it was a default, the list before has no value.

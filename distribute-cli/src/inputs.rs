@@ -84,12 +84,12 @@ impl Inputs {
         Some((Self::from_json(&extra["inputs"])?, values))
     }
 
-    /// The `--scale` of these inputs, if it is one.
-    pub(crate) fn scale(&self) -> Option<&'static str> {
+    /// The `--scale` of these inputs; a data set may have a divisor of its own.
+    pub(crate) fn scale(&self) -> &'static str {
         match self.divisor {
-            1.0 => Some("none"),
-            LARGEST_BYTE => Some("255"),
-            _ => None,
+            1.0 => "none",
+            LARGEST_BYTE => "255",
+            _ => "auto",
         }
     }
 

@@ -215,7 +215,9 @@ mod tests {
         while at < rest.len() && !rest[at..].starts_with(close) {
             let mut letters = rest[at..].chars();
             let letter = letters.next().map_or(0, char::len_utf8);
-            let escaped = letters.next().filter(|_| escapes && rest[at..].starts_with('\\'));
+            let escaped = letters
+                .next()
+                .filter(|_| escapes && rest[at..].starts_with('\\'));
             at += letter + escaped.map_or(0, char::len_utf8);
         }
         let after = rest.get(at + close.len()..).unwrap_or_default();

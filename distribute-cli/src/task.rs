@@ -228,9 +228,9 @@ impl Task {
         first.chain(self.remarks.iter().cloned()).collect()
     }
 
-    /// The `--scale` that the data has, if it is one.
+    /// The `--scale` that the data has.
     pub(crate) fn scale(&self) -> Option<&'static str> {
-        self.inputs.as_ref().and_then(Inputs::scale)
+        self.inputs.as_ref().map(Inputs::scale)
     }
 
     /// What identifies the inputs, for programs.

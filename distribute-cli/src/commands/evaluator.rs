@@ -193,7 +193,9 @@ impl Evaluator {
             &self.task,
         )?;
         restore_weights(&mut self.state, &averaged_weights(checkpoint.clone())?)?;
-        let loss = self.loss.unwrap_or_else(|| stored_loss(&checkpoint.metadata));
+        let loss = self
+            .loss
+            .unwrap_or_else(|| stored_loss(&checkpoint.metadata));
         let found = evaluate(
             &self.strategy,
             &self.state,

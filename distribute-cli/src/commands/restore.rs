@@ -142,18 +142,18 @@ fn chosen(
         Err(unlabelled) if unlabelled.is_of_columns() => return Err(error.into_failure()),
         Err(unlabelled) => return Err(unlabelled),
     };
-    match (split, error) {
-        (None | Some(SplitName::All), _) => {}
+    let why = match (split, error) {
+        (None | Some(SplitName::All), Unlabelled::Unread(_)) => "no labels were read of",
+        (None | Some(SplitName::All), Unlabelled::Other(_)) => {
+            "the model does not know the labels of"
+        }
         (Some(_), Unlabelled::Other(failure)) => return Err(failure),
         (Some(split), Unlabelled::Unread(failure)) => {
             return Err(no_split(task, split, (examples.len(), &failure)));
         }
-    }
-    let note = format!(
-        "no labels were read of {}: all {} examples are used",
-        task.dataset,
-        examples.len()
-    );
+    };
+    let (name, count) = (&task.dataset, examples.len());
+    let note = format!("{why} {name}: all {count} examples are used");
     Ok(Chosen::unlabelled(task.scaled(examples, data.scale), note))
 }
 

@@ -134,7 +134,12 @@ fn elsewhere(flag: &str) -> String {
     let commands: Vec<String> = commands
         .map(|command| format!("`{} {flag}`", command.get_name()))
         .collect();
-    format!("what is called so elsewhere is {} here", commands.join(", "))
+    if commands.is_empty() {
+        // A flag of the program itself, which all commands take.
+        return format!("did you mean `{flag}`?");
+    }
+    let commands = commands.join(", ");
+    format!("what is called so elsewhere is {commands} here")
 }
 
 #[cfg(test)]
@@ -171,7 +176,7 @@ mod tests {
         for (other, instead) in OTHER_NAMES {
             let Flag(flag) = instead else { continue };
             let advice = instead_of(other, |_| false).unwrap();
-            let commands = advice.matches(&format!(" {flag}`")).count();
+            let commands = advice.matches(&format!("{flag}`")).count();
             assert!(commands > 0, "{other}: {advice}");
         }
     }
@@ -180,7 +185,10 @@ mod tests {
     fn a_flag_that_the_command_has_not_is_not_suggested() {
         assert_eq!(instead_of("--learning-rat", |_| false), None);
         let elsewhere = instead_of("--nproc-per-node", |_| false).unwrap();
-        assert_eq!(elsewhere, "what is called so elsewhere is `launch --workers` here");
+        assert_eq!(
+            elsewhere,
+            "what is called so elsewhere is `launch --workers` here"
+        );
         let lr = instead_of("--LR", |flag| flag == "--learning-rate").unwrap();
         assert_eq!(lr, "did you mean `--learning-rate`?");
         let same = instead_of("--Batch_Size", |flag| flag == "--batch-size").unwrap();

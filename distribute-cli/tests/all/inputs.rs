@@ -5,8 +5,10 @@ use std::fs;
 use std::io::Cursor;
 use std::path::Path;
 
+use distribute_core::checkpoint::{CheckpointManager, Metadata, load_latest};
 use image::{DynamicImage, GrayImage, ImageFormat, RgbImage};
 use rstest::rstest;
+use serde_json::Value;
 
 use crate::common::{Finished, last_event, run, succeed};
 
@@ -381,7 +383,10 @@ fn bytes_are_scaled_once_and_the_checkpoint_knows_it() {
     );
     // A run that goes on with another scale would be another run.
     let resumed = "train --replicas 1 --seed 3 --epochs 2 --resume --checkpoint-dir saved";
-    assert_eq!(run(folder, &format!("{resumed} --scale 255")).code, Some(2));
+    let refused = run(folder, &format!("{resumed} --scale 255"));
+    assert_eq!(refused.code, Some(2));
+    let said = "--scale is 255 in this run and none in the checkpoint";
+    assert!(refused.stderr.contains(said), "{}", refused.stderr);
     succeed(folder, resumed);
 }
 
@@ -434,6 +439,77 @@ fn a_model_is_trained_with_what_it_was_compiled_with() {
     assert_eq!(refused.code, Some(2));
     assert!(refused.stderr.contains("poisson") && refused.stderr.contains("--loss cross-entropy"));
     succeed(folder, &format!("{other} --loss cross-entropy"));
+}
+
+/// Changes what the newest checkpoint says of itself.
+fn rewrite(folder: &Path, change: impl FnOnce(&mut Metadata)) {
+    let saved = folder.join("saved");
+    let (_, mut checkpoint) = load_latest(&saved).unwrap().found.unwrap();
+    change(&mut checkpoint.metadata);
+    let manager = CheckpointManager::open(saved).unwrap();
+    manager.save(&checkpoint).unwrap();
+}
+
+#[test]
+fn a_run_goes_on_with_its_own_loss_whatever_its_model_file_says() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    bytes(folder);
+    model(folder, "m.json", "", COMPILED);
+    let train = "train --replicas 1 --seed 3 --dataset idx:. --model m.json --output json";
+    let whole = last_event(&succeed(
+        folder,
+        &format!("{train} --loss cross-entropy --epochs 2"),
+    ));
+    let saved = format!("{train} --checkpoint-dir saved");
+    succeed(folder, &format!("{saved} --loss cross-entropy --epochs 1"));
+    // As it was saved when there was no other loss.
+    rewrite(folder, |metadata| {
+        let extra = metadata.extra.get_mut("distribute-cli").unwrap();
+        extra.as_object_mut().unwrap().remove("loss");
+        let configuration = extra["configuration"].as_object_mut().unwrap();
+        assert_eq!(configuration.remove("--loss").unwrap(), "cross-entropy");
+    });
+    let resume = format!("{saved} --resume --epochs 2");
+    let other = run(folder, &format!("{resume} --loss mse"));
+    assert_eq!(other.code, Some(2), "{}", other.stderr);
+    let said = "--loss is mse in this run and cross-entropy in the checkpoint";
+    assert!(other.stderr.contains(said), "{}", other.stderr);
+    let resumed = last_event(&succeed(folder, &resume));
+    assert_eq!(resumed["weights_sha256"], whole["weights_sha256"]);
+    // It says so again, and goes on with or without the flag.
+    succeed(folder, &format!("{saved} --resume --epochs 3"));
+    succeed(
+        folder,
+        &format!("{saved} --resume --epochs 4 --loss cross-entropy"),
+    );
+}
+
+#[test]
+fn a_loss_of_the_model_file_may_be_named_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    bytes(folder);
+    model(folder, "m.json", "", COMPILED);
+    let saved = "train --replicas 1 --seed 3 --dataset idx:. --model m.json --checkpoint-dir saved";
+    succeed(folder, &format!("{saved} --epochs 1"));
+    // As it was saved when the list of flags had what was typed.
+    rewrite(folder, |metadata| {
+        let extra = metadata.extra.get_mut("distribute-cli").unwrap();
+        extra["configuration"]["--loss"] = Value::Null;
+        // And when the numbers of the file were not taken.
+        metadata.optimizer.hyper_parameters["momentum"] = 0.5.into();
+    });
+    let resume = format!("{saved} --resume --epochs 2");
+    succeed(folder, &format!("{resume} --loss mse"));
+    let (_, after) = load_latest(folder.join("saved")).unwrap().found.unwrap();
+    assert_eq!(after.metadata.optimizer.hyper_parameters["momentum"], 0.5);
+    let other = run(
+        folder,
+        &format!("{saved} --resume --epochs 3 --loss cross-entropy"),
+    );
+    assert_eq!(other.code, Some(2));
+    assert!(other.stderr.contains("--loss is"), "{}", other.stderr);
 }
 
 #[test]

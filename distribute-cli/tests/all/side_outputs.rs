@@ -2,29 +2,16 @@
 //! one run at a time writes into a directory.
 
 use std::fs::{self, File};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::process::Stdio;
 
 use distribute_core::checkpoint::load_latest;
 use rstest::rstest;
 
-use crate::common::{self, Finished, Process, last_event, run, succeed};
+use crate::common::{self, Process, behind, last_event, run, succeed};
 
 const LOGS: &str = "--log-dir logs --log-bits bits.jsonl --trace trace.json --log-steps 1";
-
-/// Runs the program behind a line of shell that ends with `exec \"$@\"`.
-fn behind(folder: &Path, shell: &str, arguments: &str) -> Finished {
-    let program = common::plain(folder).get_program().to_os_string();
-    let mut command = Command::new("sh");
-    command.current_dir(folder).args(["-c", shell, "sh"]);
-    command.arg(program).args(arguments.split_whitespace());
-    let output = command.output().unwrap();
-    Finished {
-        code: output.status.code(),
-        stdout: String::from_utf8(output.stdout).unwrap(),
-        stderr: String::from_utf8(output.stderr).unwrap(),
-    }
-}
 
 #[test]
 fn files_that_cannot_grow_any_more_do_not_end_training() {
@@ -112,6 +99,76 @@ fn a_full_standard_output_does_not_end_training(#[values("json", "text")] output
         .found
         .unwrap();
     assert_eq!(saved.metadata.epoch, 2);
+}
+
+/// The run that it goes on with counts for more, however it was told to go on.
+#[rstest]
+fn a_run_that_goes_on_does_without_a_trace_and_a_port(
+    #[values("--restartable", "--resume")] how: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let busy = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let port = busy.local_addr().unwrap().port();
+    let train = "train --model mlp --replicas 1 --checkpoint-dir saved";
+    for output in ["--trace nodir/t.json", &format!("--metrics-addr {port}")] {
+        let begins = run(folder, &format!("{train} --restartable --steps 2 {output}"));
+        assert!(matches!(begins.code, Some(1 | 2)), "{}", begins.stderr);
+    }
+    succeed(folder, &format!("{train} --steps 2"));
+    let both = format!("--trace nodir/t.json --metrics-addr {port}");
+    let goes_on = run(folder, &format!("{train} {how} --steps 4 {both}"));
+    assert_eq!(goes_on.code, Some(0), "{}", goes_on.stderr);
+    let lines = goes_on.stderr.lines();
+    let warnings = lines.filter(|line| line.starts_with("warning: "));
+    assert_eq!(warnings.count(), 2, "{}", goes_on.stderr);
+}
+
+#[rstest]
+#[case::begins("0", "", Some(2))]
+#[case::started_again("1", "", Some(0))]
+#[case::goes_on("0", "--restartable", Some(0))]
+fn an_evaluator_does_without_what_it_cannot_write(
+    #[case] restarts: &str,
+    #[case] how: &str,
+    #[case] code: Option<i32>,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    succeed(
+        folder,
+        "train --model mlp --replicas 1 --steps 2 --checkpoint-dir saved",
+    );
+    let spec = r#"{"worker":["127.0.0.1:1"],"evaluator":["127.0.0.1:2"]}"#;
+    let config = format!(r#"{{"cluster":{spec},"task":{{"type":"evaluator","index":0}}}}"#);
+    fs::write(folder.join("file"), "").unwrap();
+    let line = format!(
+        "train --strategy multi-worker --model mlp --checkpoint-dir saved --log-dir file/logs {how}"
+    );
+    let mut command = common::plain(folder);
+    command
+        .args(line.split_whitespace())
+        .env("TF_CONFIG", config);
+    command.env("DISTRIBUTE_RESTART", restarts);
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut evaluator = command.stdout(full).stderr(Stdio::piped()).spawn().unwrap();
+    let _watchdog = common::watchdog(evaluator.id());
+    let mut said = String::new();
+    let mut lines = BufReader::new(evaluator.stderr.take().unwrap()).lines();
+    for line in &mut lines {
+        said += &format!("{}\n", line.unwrap());
+        if said.contains("standard output") {
+            // It has measured, and would end at once if it did not go on.
+            common::send(evaluator.id(), "TERM").unwrap();
+        }
+    }
+    let ended = evaluator.wait().unwrap().code();
+    assert_eq!(ended, code, "{said}");
+    assert!(said.contains("file/logs"), "{said}");
+    if code == Some(0) {
+        assert!(said.contains("the evaluator goes on without --log-dir"));
+        assert!(said.contains("the evaluator goes on\n"), "{said}");
+    }
 }
 
 #[test]

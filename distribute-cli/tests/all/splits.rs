@@ -123,6 +123,80 @@ fn images(folder: &Path, names: impl Iterator<Item = u8>) {
     }
 }
 
+/// What `predict` is refused for, or is told.
+fn told(folder: &Path, more: &str) -> (Option<i32>, String) {
+    let finished = run(folder, &format!("predict --checkpoint-dir saved {more}"));
+    (finished.code, finished.stderr)
+}
+
+#[test]
+fn another_scale_is_of_the_same_examples() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    images(&folder.join("data"), 0..10);
+    train(folder, "images:data --model mlp");
+    let own = evaluated(folder, "");
+    assert_eq!(evaluated(folder, "--scale none"), own);
+    let refused = run(
+        folder,
+        "train --replicas 1 --steps 3 --checkpoint-dir saved --resume --scale none",
+    );
+    let said = "--scale is none in this run and 255 in the checkpoint";
+    assert_eq!(refused.code, Some(2));
+    assert!(refused.stderr.contains(said), "{}", refused.stderr);
+    // Numbers that are no bytes may be divided too.
+    write(folder, 0..30);
+    fs::remove_dir_all(folder.join("saved")).unwrap();
+    train(folder, "csv:t.csv --scale 255");
+    assert_eq!(evaluated(folder, "").0, 6);
+}
+
+#[test]
+fn what_cannot_be_read_without_labels_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let data = folder.join("data");
+    images(&data, 0..10);
+    train(folder, "images:data --model mlp");
+    fs::create_dir(folder.join("new")).unwrap();
+    fs::copy(data.join("a/01.png"), folder.join("new/1.png")).unwrap();
+    assert_eq!(told(folder, "--dataset images:new").0, Some(0));
+    let (code, said) = told(folder, "--dataset images:new --split test");
+    assert_eq!(code, Some(2));
+    assert!(said.contains("leave --split out"), "{said}");
+    assert!(!said.contains("class"), "{said}");
+    fs::write(folder.join("new/broken.png"), "no picture").unwrap();
+    let (code, said) = told(folder, "--dataset images:new");
+    assert_eq!(code, Some(2));
+    assert!(said.contains("broken.png"), "{said}");
+    assert!(!said.contains("classes are needed"), "{said}");
+    let (_, said) = told(folder, "--dataset images:nofolder");
+    assert!(said.contains("nofolder"), "{said}");
+    // Folders of other names: nobody asks for classes.
+    fs::rename(data.join("a"), data.join("x")).unwrap();
+    fs::rename(data.join("b"), data.join("y")).unwrap();
+    let all = succeed(
+        folder,
+        "predict --checkpoint-dir saved --dataset images:data",
+    );
+    assert_eq!(all.lines().count(), 21, "{all}");
+    let evaluated = run(folder, "evaluate --checkpoint-dir saved");
+    assert_eq!(evaluated.code, Some(2));
+}
+
+#[test]
+fn a_table_without_labels_names_the_value_that_is_no_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    write(folder, 0..30);
+    train(folder, "csv:t.csv");
+    fs::write(folder.join("u.csv"), "a,b\n1,2\n3,x\n").unwrap();
+    let (code, said) = told(folder, "--dataset csv:u.csv");
+    assert_eq!(code, Some(2));
+    assert!(said.contains("\"x\"") || said.contains("`x`"), "{said}");
+    assert!(!said.contains("label"), "{said}");
+}
+
 #[test]
 fn an_image_in_between_never_makes_a_test_of_what_was_trained_on() {
     let folder = tempfile::tempdir().unwrap();

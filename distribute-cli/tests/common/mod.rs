@@ -29,6 +29,20 @@ pub fn table(folder: &Path, name: &str, rows: impl Iterator<Item = usize>) {
 /// No run of the program may take longer.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
+/// Runs the program behind a line of shell that ends with `exec \"$@\"`.
+pub fn behind(folder: &Path, shell: &str, arguments: &str) -> Finished {
+    let program = plain(folder).get_program().to_os_string();
+    let mut command = std::process::Command::new("sh");
+    command.current_dir(folder).args(["-c", shell, "sh"]);
+    command.arg(program).args(arguments.split_whitespace());
+    let output = command.output().unwrap();
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
 /// The program, in a folder of its own and without the variables of the machine.
 pub fn program(folder: &Path) -> Command {
     hostile::signals::as_in_a_terminal().unwrap();
@@ -67,7 +81,7 @@ pub fn signal(id: u32, name: &str) {
 }
 
 /// By the system call: until a program that sends it has started, what it should meet may be over.
-fn send(id: u32, name: &str) -> rustix::io::Result<()> {
+pub fn send(id: u32, name: &str) -> rustix::io::Result<()> {
     let signal = match name {
         "CONT" => Signal::CONT,
         "INT" => Signal::INT,
