@@ -92,8 +92,8 @@ fn unused(args: &TrainArgs) -> Option<String> {
     (!given.is_empty()).then_some(text)
 }
 
-/// The file of the curves, if it is asked for. Beside a run that goes on there is none if it cannot be
-/// made.
+/// The file of the curves, if it is asked for. Beside a run that goes on there is none if it cannot
+/// be made.
 fn log(files: &FileArgs) -> Result<Option<EventWriter>, Failure> {
     let Some(directory) = &files.log_dir else {
         return Ok(None);
