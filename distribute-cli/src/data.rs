@@ -256,6 +256,7 @@ impl Reading {
             delimiter: self.delimiter(),
             labelled,
             label: self.label_column.clone().unwrap_or(usual.label),
+            delimiter_is_sure: self.delimiter.is_some(),
         }
     }
 
@@ -270,6 +271,7 @@ impl Reading {
             delimiter: self.delimiter(),
             columns: self.columns.clone(),
             ..CsvOptions::default()
+            delimiter_is_sure: self.delimiter.is_some(),
         }
     }
 }

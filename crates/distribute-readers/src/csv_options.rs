@@ -100,3 +100,7 @@ impl Default for CsvOptions {
         }
     }
 }
+    /// Whether that byte is sure. If not, a first line that looks as if a comma was wrong is
+    /// refused; another byte than a comma is always sure.
+    pub delimiter_is_sure: bool,
+            delimiter_is_sure: false,

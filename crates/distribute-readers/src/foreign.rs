@@ -3,10 +3,14 @@
 /// How many bytes [`known`] looks at.
 pub(crate) const START_BYTES: usize = 64;
 
+/// The beginning of a pointer of Git LFS, which is text.
+const LFS: &[u8] = b"version https://git-lfs";
+/// The beginnings of HTML and XML, in any case.
+const MARKUP: [&str; 3] = ["<!doctype", "<html", "<?xml"];
 /// The beginnings of files that are often taken for others.
 const STARTS: [(&[u8], &str); 21] = [
     (
-        b"version https://git-lfs",
+        LFS,
         "a pointer of Git LFS; `git lfs pull` fetches the file itself",
     ),
     (b"PK\x03\x04", "a zip archive"),
@@ -47,6 +51,29 @@ pub(crate) fn known(start: &[u8]) -> Option<&'static str> {
     found.map(|(_, what)| *what)
 }
 
+/// [`known`] for a file that should be text: text may begin with the letters that a format begins
+/// with, and bytes that are no text do not follow on it.
+pub(crate) fn known_in_text(start: &[u8]) -> Option<&'static str> {
+    let text = start.strip_prefix(UTF8_MARK).unwrap_or(start);
+    let text = text.trim_ascii_start();
+    if text.starts_with(b"<") && !is_utf16(start) {
+        let begins = |with: &str| {
+            let first = text.get(..with.len());
+            first.is_some_and(|first| first.eq_ignore_ascii_case(with.as_bytes()))
+        };
+        return known(start).filter(|_| MARKUP.into_iter().any(begins));
+    }
+    let letters = STARTS.iter().map(|(magic, _)| *magic).find(|magic| {
+        start.starts_with(magic) && magic.iter().all(|byte| (b' '..0x7f).contains(byte))
+    });
+    let is_binary = |magic: &[u8]| {
+        // Two letters and a byte of another encoding are no image either.
+        let other = std::str::from_utf8(start).is_err_and(|error| error.error_len().is_some());
+        start.contains(&0) || (other && magic.len() > 2)
+    };
+    known(start).filter(|_| letters.is_none_or(|magic| magic == LFS || is_binary(magic)))
+}
+
 /// Text in UTF-16 begins with a mark, or its letters stand beside zeros.
 pub(crate) fn is_utf16(start: &[u8]) -> bool {
     let zeros = |first: usize| {
@@ -81,6 +108,37 @@ mod tests {
             (b"\x89HDF\r\n\x1a\n", "HDF5"),
         ] {
             assert!(known(start).is_some_and(|it| it.contains(what)), "{what}");
+        }
+        for (start, what) in [
+            (&b"\n <!DOCTYPE html>"[..], "HTML"),
+            (b"\xef\xbb\xbf<HTML lang=en>", "HTML"),
+            (b"<?xml version='1.0'?><Error>", "XML"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"),
+            (b"PK\x03\x04\x14", "zip"),
+            (b"BM\x36\x10\0\0", "BMP"),
+            (b"GIF89a\x10\0", "GIF"),
+            (b"%PDF-1.7\n%\xe2\xe3\n", "PDF"),
+            (b"PAR1\x15\0", "Parquet"),
+            (b"\xff\xfe<\0h\0", "UTF-16"),
+        ] {
+            assert!(
+                known_in_text(start).is_some_and(|it| it.contains(what)),
+                "{what}"
+            );
+        }
+        for plain in [
+            &b"BMI,age,label\n1,2,0\n"[..],
+            b"BMI,gr\xf6\xdfe,label\n1,2,0\n",
+            b"PAR1,PAR2,label\n1,2,0\n",
+            b"GIF8,x,label\n1,2,0\n",
+            b"7z,x,label\n1,2,0\n",
+            b"BZh,ARROW1,label\n1,2,0\n",
+            b"%PDF,caf\xc3\xa9,label\n",
+            b"SQLite format 3,x,label\n",
+            b"<3 this film\nbad\n",
+            b"<br>good,1\n",
+        ] {
+            assert_eq!(known_in_text(plain), None, "{}", plain.escape_ascii());
         }
         for plain in [&b"a,b,label\n1,2,0\n"[..], b"", b"\0\0\x08\x03", &[0; 64]] {
             assert_eq!(known(plain), None);

@@ -31,9 +31,13 @@ impl<'a> Lines<'a> {
     ///
     /// # Errors
     /// What is no text in UTF-8, or separates its fields otherwise, and a file that cannot be read.
-    pub(crate) fn new(mut source: Source<'a>, delimiter: u8) -> Result<Self, ReadError> {
+    pub(crate) fn new(
+        mut source: Source<'a>,
+        delimiter: u8,
+        is_sure: bool,
+    ) -> Result<Self, ReadError> {
         let path = source.origin();
-        let start = TableStart::of(&source.peek(LOOK_BYTES)?, delimiter, path)?;
+        let start = TableStart::of(&source.peek(LOOK_BYTES)?, (delimiter, is_sure), path)?;
         let source = source.with_carriage_returns(start.carriage_returns);
         let delimiter = start.delimiter;
         let mut builder = csv::ReaderBuilder::new();
@@ -46,7 +50,8 @@ impl<'a> Lines<'a> {
             inner: source,
             start: 0,
             bytes: Vec::new(),
-            quotes: 0,
+            quoting: Quoting::FieldStart,
+            delimiter,
             ended: false,
         });
         let mut lines = Lines {
@@ -124,7 +129,7 @@ impl<'a> Lines<'a> {
     /// Whether the record is what follows a quotation mark that was never closed: up to the end.
     fn is_open(&self) -> bool {
         let read = self.reader.get_ref();
-        read.ended && read.quotes % 2 == 1 && self.newlines_inside() > 0
+        read.ended && read.quoting == Quoting::Quoted && self.newlines_inside() > 0
     }
 
     /// The fields of this line as column names.
@@ -216,14 +221,39 @@ impl<'a> Lines<'a> {
     }
 }
 
+/// What a byte of a table follows on, as far as quotation marks are concerned: one begins a quoted
+/// field only at the start of a field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Quoting {
+    FieldStart,
+    Plain,
+    Quoted,
+    /// Behind a mark in a quoted field: it ends the field, or is the first of two for one.
+    Closed,
+}
+
+impl Quoting {
+    fn after(self, byte: u8, delimiter: u8) -> Self {
+        match (self, byte) {
+            (Self::FieldStart | Self::Closed, b'"') => Self::Quoted,
+            (Self::Quoted, b'"') => Self::Closed,
+            (Self::Quoted, _) => Self::Quoted,
+            (_, b'\n' | b'\r') => Self::FieldStart,
+            (_, byte) if byte == delimiter => Self::FieldStart,
+            _ => Self::Plain,
+        }
+    }
+}
+
 /// Passes bytes on and keeps the last chunk, in which the last record ends.
 struct LastChunk<R> {
     inner: R,
     /// Offset of `bytes` in the stream.
     start: u64,
     bytes: Vec<u8>,
-    /// Quotation marks so far.
-    quotes: u64,
+    /// What the bytes so far end in.
+    quoting: Quoting,
+    delimiter: u8,
     /// Whether the end has been read.
     ended: bool,
 }
@@ -239,8 +269,14 @@ impl<R: Read> Read for LastChunk<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.inner.read(buffer)?;
         self.ended |= count == 0 && !buffer.is_empty();
-        let quotes = buffer[..count].iter().filter(|byte| **byte == b'"');
-        self.quotes += quotes.count() as u64;
+        let is_first = self.start == 0 && self.bytes.is_empty();
+        let text = &buffer[..count];
+        let text = match text.strip_prefix(b"\xef\xbb\xbf") {
+            Some(behind) if is_first => behind,
+            _ => text,
+        };
+        let next = |quoting: Quoting, byte: &u8| quoting.after(*byte, self.delimiter);
+        self.quoting = text.iter().fold(self.quoting, next);
         if count > 0 {
             self.start += self.bytes.len() as u64;
             self.bytes.clear();
@@ -262,7 +298,7 @@ mod tests {
 
     fn lines_of(text: &str) -> Vec<(u64, String)> {
         let source = Source::from_bytes(text.as_bytes(), Path::new("x")).unwrap();
-        let mut lines = Lines::new(source, b',').unwrap();
+        let mut lines = Lines::new(source, b',', false).unwrap();
         let mut found = Vec::new();
         while lines.advance().unwrap() {
             found.push((lines.line, lines.names().concat()));

@@ -38,7 +38,7 @@ pub fn parse_csv(
 
 fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError> {
     let path = source.origin();
-    let mut lines = Lines::new(source, options.delimiter)?;
+    let mut lines = Lines::new(source, options.delimiter, options.delimiter_is_sure)?;
     if !lines.advance()? {
         return Err(ReadError::empty(path));
     }

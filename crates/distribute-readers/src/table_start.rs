@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::error::ReadError;
-use crate::foreign::{is_utf16, known};
+use crate::foreign::{is_utf16, known_in_text};
 
 /// How many bytes are looked at.
 pub(crate) const LOOK_BYTES: usize = 1 << 14;
@@ -21,8 +21,13 @@ pub(crate) struct TableStart {
 }
 
 impl TableStart {
-    /// Of the first bytes of a file; `delimiter` is what its reader was told.
-    pub(crate) fn of(start: &[u8], delimiter: u8, path: &Path) -> Result<Self, ReadError> {
+    /// Of the first bytes of a file; `delimiter` is what its reader was told, and whether that is
+    /// sure.
+    pub(crate) fn of(
+        start: &[u8],
+        (delimiter, is_sure): (u8, bool),
+        path: &Path,
+    ) -> Result<Self, ReadError> {
         Self::refuse_foreign(start, path)?;
         let text = start.strip_prefix(b"\xef\xbb\xbf").unwrap_or(start);
         let mut lines = text.split(|byte| matches!(byte, b'\n' | b'\r'));
@@ -36,19 +41,30 @@ impl TableStart {
         if let [b's' | b'S', b'e' | b'E', b'p' | b'P', b'=', named] = first {
             return Ok(found(*named, true));
         }
-        let count = |wanted: u8| unquoted(first).filter(|byte| *byte == wanted).count();
-        let other = [b';', b'\t', b'|'].into_iter().find(|other| {
-            *other != delimiter && count(*other) > 0 && count(*other) >= count(delimiter)
+        if is_sure || delimiter != b',' {
+            return Ok(found(delimiter, false));
+        }
+        let unquoted: Vec<u8> = unquoted(first).collect();
+        let count = |wanted: u8| unquoted.iter().filter(|byte| **byte == wanted).count();
+        let commas = match are_decimal(&unquoted) {
+            true => 0,
+            false => count(b','),
+        };
+        let mut others = [b';', b'\t', b'|'].into_iter();
+        let other = others.find(|other| match count(*other) {
+            0 => false,
+            // As many decimal commas as that are no surprise: the label has none.
+            others => others > commas && (commas > 0 || others >= count(b',')),
         });
         match other {
             None => Ok(found(delimiter, false)),
-            Some(other) => Err(wrong_delimiter(other, delimiter, path)),
+            Some(other) => Err(wrong_delimiter(other, path)),
         }
     }
 
     /// Refuses what is no text in UTF-8.
     pub(crate) fn refuse_foreign(start: &[u8], path: &Path) -> Result<(), ReadError> {
-        let (what, remedy) = match known(start) {
+        let (what, remedy) = match known_in_text(start) {
             None => return Ok(()),
             Some(_) if is_utf16(start) => (
                 "is text in UTF-16".to_owned(),
@@ -76,7 +92,17 @@ fn unquoted(line: &[u8]) -> impl Iterator<Item = u8> + '_ {
     })
 }
 
-fn wrong_delimiter(found: u8, wanted: u8, path: &Path) -> ReadError {
+/// Whether all commas of a line stand between two digits, as in numbers of some countries.
+fn are_decimal(line: &[u8]) -> bool {
+    let digit = |at: Option<usize>| {
+        let byte = at.and_then(|at| line.get(at));
+        byte.is_some_and(u8::is_ascii_digit)
+    };
+    let mut commas = (0..line.len()).filter(|at| line[*at] == b',');
+    commas.all(|at| digit(at.checked_sub(1)) && digit(Some(at + 1)))
+}
+
+fn wrong_delimiter(found: u8, path: &Path) -> ReadError {
     let (found, remedy) = match found {
         b';' => (
             "semicolons",
@@ -91,14 +117,9 @@ fn wrong_delimiter(found: u8, wanted: u8, path: &Path) -> ReadError {
             "say so (`CsvOptions::delimiter`, --csv-delimiter '|')",
         ),
     };
-    let wanted = match wanted {
-        b',' => "commas".to_owned(),
-        b'\t' => "tabs".to_owned(),
-        other => format!("`{}`", char::from(other)),
-    };
     ReadError::Unsupported {
         path: path.into(),
-        what: format!("the fields of its first line are separated by {found}, not by {wanted}"),
+        what: format!("the fields of its first line are separated by {found}, not by commas"),
         remedy,
     }
 }
@@ -108,7 +129,8 @@ mod tests {
     use super::*;
 
     fn start(text: &[u8], delimiter: u8) -> Result<TableStart, String> {
-        TableStart::of(text, delimiter, Path::new("a.csv")).map_err(|error| error.to_string())
+        TableStart::of(text, (delimiter, false), Path::new("a.csv"))
+            .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -128,6 +150,21 @@ mod tests {
         assert_eq!(with_names.delimiter, b',');
         assert!(start(b"a,b,label\n", b';').is_ok());
         assert_eq!(start(b"a;b\n", b';').unwrap().delimiter, b';');
+    }
+
+    #[test]
+    fn a_comma_is_not_doubted_for_as_many_others_or_if_it_is_asked_for() {
+        for text in ["a|b,label\n", "a|b,c|d,label\n", "x;y,z\tw,label\n"] {
+            assert_eq!(
+                start(text.as_bytes(), b',').unwrap().delimiter,
+                b',',
+                "{text}"
+            );
+        }
+        start(b"a|b|c,label\n", b',').unwrap_err();
+        let sure = TableStart::of(b"a|b|c,label\n", (b',', true), Path::new("a.csv"));
+        assert_eq!(sure.unwrap().delimiter, b',');
+        assert_eq!(start(b"a|b;label\n", b';').unwrap().delimiter, b';');
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub struct TextOptions {
     /// The byte between two fields, `b','` by default.
     pub delimiter: u8,
     /// Whether the labels are read; else the examples have none.
+    /// As [`CsvOptions::delimiter_is_sure`](crate::CsvOptions::delimiter_is_sure).
+    pub delimiter_is_sure: bool,
     pub labelled: bool,
     /// The name of the column with the labels, `label` by default.
     pub label: String,
@@ -48,6 +50,7 @@ impl Default for TextOptions {
         TextOptions {
             delimiter: b',',
             labelled: true,
+            delimiter_is_sure: false,
             label: LABEL.to_owned(),
         }
     }
@@ -103,7 +106,7 @@ pub fn read_text_lines(path: impl AsRef<Path>) -> Result<Examples, ReadError> {
 
 fn parse(source: Source<'_>, options: &TextOptions) -> Result<Examples, ReadError> {
     let path = source.origin();
-    let mut lines = Lines::new(source, options.delimiter)?;
+    let mut lines = Lines::new(source, options.delimiter, options.delimiter_is_sure)?;
     if !lines.advance()? {
         return Err(ReadError::empty(path));
     }

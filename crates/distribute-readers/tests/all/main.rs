@@ -8,3 +8,4 @@ mod files;
 mod hostile;
 mod inputs;
 mod sizes;
+mod taken_for;
