@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use burn::tensor::Int;
 use distribute_core::{Device, Result, Tensor, TensorData};
 use distribute_data::readers::{
-    self, CsvColumns, CsvHeader, CsvOptions, Examples, Features, ImageColor, LabelColumn, Labels,
-    ReadError, TextOptions, TrainTest,
+    self, CsvColumns, CsvHeader, CsvOptions, Examples, Features, ImageColor, LabelColumn,
+    LabelPlace, Labels, ReadError, TextOptions, TrainTest,
 };
 use distribute_data::{Dataset, Weighted};
 
@@ -202,6 +202,7 @@ pub(crate) struct Reading {
     pub(crate) label_column: Option<String>,
     pub(crate) color: ImageColor,
     pub(crate) columns: CsvColumns,
+    pub(crate) label_place: LabelPlace,
 }
 
 impl Reading {
@@ -242,6 +243,7 @@ impl Reading {
                 .color_mode
                 .map_or(ImageColor::AsStored, ImageColor::from),
             columns: CsvColumns::All,
+            label_place: LabelPlace::default(),
         })
     }
 
@@ -254,9 +256,9 @@ impl Reading {
         let usual = TextOptions::default();
         TextOptions {
             delimiter: self.delimiter(),
+            delimiter_is_sure: self.delimiter.is_some(),
             labelled,
             label: self.label_column.clone().unwrap_or(usual.label),
-            delimiter_is_sure: self.delimiter.is_some(),
         }
     }
 
@@ -269,9 +271,10 @@ impl Reading {
                 false => LabelColumn::Absent,
             },
             delimiter: self.delimiter(),
-            columns: self.columns.clone(),
-            ..CsvOptions::default()
             delimiter_is_sure: self.delimiter.is_some(),
+            columns: self.columns.clone(),
+            label_place: self.label_place,
+            ..CsvOptions::default()
         }
     }
 }

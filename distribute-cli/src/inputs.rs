@@ -1,8 +1,10 @@
 //! What identifies the inputs of a model: their names and order, their type and scale, and where
 //! the labels are from. A checkpoint keeps it, and other data is matched with it.
 
+use std::collections::BTreeSet;
+
 use distribute_core::checkpoint::Metadata;
-use distribute_data::readers::{CsvColumns, Examples, ReadError, TrainTest};
+use distribute_data::readers::{CsvColumns, Examples, LabelPlace, ReadError, TrainTest};
 use distribute_keras::ModelSpec;
 use serde_json::{Value, json};
 
@@ -23,6 +25,8 @@ pub(crate) struct Inputs {
     /// The names of the features, in the order of the model; empty if they have none.
     columns: Vec<String>,
     label: Option<String>,
+    /// How many features stand before the label in a line of a table; older records lack it.
+    label_place: Option<usize>,
     /// The type of the values in the file.
     stored: String,
     divisor: f32,
@@ -40,6 +44,7 @@ impl Inputs {
         Self {
             columns,
             label: examples.label_name().map(str::to_string),
+            label_place: examples.label_place(),
             stored: examples.stored_type().to_string(),
             divisor: examples.divisor(),
             rescaled_by: spec
@@ -54,6 +59,7 @@ impl Inputs {
         json!({
             "columns": self.columns,
             "label": self.label,
+            "label_place": self.label_place,
             "type": self.stored,
             "divided_by": self.divisor,
             "rescaled_by": self.rescaled_by,
@@ -69,6 +75,9 @@ impl Inputs {
                 .map(|name| name.as_str().map(str::to_string))
                 .collect::<Option<_>>()?,
             label: text("label"),
+            label_place: value["label_place"]
+                .as_u64()
+                .and_then(|place| usize::try_from(place).ok()),
             stored: text("type")?,
             divisor: value["divided_by"].as_f64()? as f32,
             rescaled_by: text("rescaled_by"),
@@ -101,6 +110,16 @@ impl Inputs {
                 features: self.columns.clone(),
                 label: self.label.clone(),
             },
+        }
+    }
+
+    /// Where the label stands in a table without header.
+    pub(crate) fn label_place(&self) -> LabelPlace {
+        match self.label_place {
+            Some(place) => LabelPlace::After(place),
+            // The table had a header, and its label any place.
+            None if !self.columns.is_empty() && self.label.is_some() => LabelPlace::Unknown,
+            None => LabelPlace::Last,
         }
     }
 
@@ -143,6 +162,9 @@ impl Inputs {
                 "{dataset} has no header: its columns are taken for {} by their order",
                 listed(&self.columns)
             ));
+        }
+        if !data.column_names().is_empty() {
+            all.extend(repeated_names(&self.columns, dataset));
         }
         let unused = data
             .unused()
@@ -216,6 +238,26 @@ impl Scale {
     }
 }
 
+/// That columns have the same name, in one line.
+fn repeated_names(columns: &[String], dataset: &DatasetName) -> Option<String> {
+    let is_again = |at: &usize| columns[..*at].contains(&columns[*at]);
+    let again: BTreeSet<&str> = (0..columns.len())
+        .filter(is_again)
+        .map(|at| columns[at].as_str())
+        .collect();
+    let name = |name: &str| match name {
+        "" => "no name".to_string(),
+        name => format!("the name {name}"),
+    };
+    let names: Vec<String> = again.into_iter().map(name).collect();
+    (!names.is_empty()).then(|| {
+        format!(
+            "{dataset}: several columns have {}; they are told apart by their order",
+            listed(&names)
+        )
+    })
+}
+
 /// What is in the data and not used, and what is almost certainly meant otherwise.
 pub(crate) fn remarks(data: &TrainTest, dataset: &DatasetName) -> Result<Vec<String>, ReadError> {
     let train = &data.train;
@@ -229,6 +271,7 @@ pub(crate) fn remarks(data: &TrainTest, dataset: &DatasetName) -> Result<Vec<Str
     if train.class_names().is_empty() && !dataset.knows_classes() {
         all.extend(missing_classes(data, dataset));
     }
+    all.extend(repeated_names(train.column_names(), dataset));
     if let Some(name) = counting_column(train)? {
         all.push(format!(
             "{dataset}: the {name} only counts the lines, and is a feature of the model; leave it \
@@ -315,6 +358,11 @@ mod tests {
         assert_eq!(named, "");
         let from_one = lines("b,a,label", |i| format!("1,0.{i},{}\n", i % 3 + 1));
         assert!(from_one.contains("from 1 to 3"), "{from_one}");
+        let twice = lines("v,,v,,label", |i| format!("1,0.{i},2,0.{i},{}\n", i % 2));
+        assert!(
+            twice.contains("columns have no name, the name v; they are told apart"),
+            "{twice}"
+        );
         let gap = lines("b,a,label", |i| format!("1,0.{i},{}\n", i % 2 * 2));
         assert!(gap.contains("never occur: 1"), "{gap}");
     }
@@ -326,6 +374,11 @@ mod tests {
         let inputs = Inputs::of(&data.train, &spec);
         assert_eq!(Inputs::from_json(&inputs.to_json()), Some(inputs.clone()));
         assert_eq!(Inputs::from_json(&Value::Null), None);
+        assert_eq!(inputs.label_place(), LabelPlace::After(2));
+        let mut older = inputs.to_json();
+        older.as_object_mut().unwrap().remove("label_place");
+        let older = Inputs::from_json(&older).unwrap();
+        assert_eq!(older.label_place(), LabelPlace::Unknown);
         let line = "inputs: 2 columns by name (b, a); f32 as it is; label: kind";
         assert_eq!(inputs.line(&"csv:a.csv".parse().unwrap()), line);
     }

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use distribute_core::checkpoint::{CheckpointError, Metadata};
 use distribute_core::optim::{Optimizer, from_config};
 use distribute_core::{Clip, Configuration, Device, Difference, Error, TrainState};
-use distribute_data::readers::{CsvColumns, Examples, ImageColor, TrainTest};
+use distribute_data::readers::{CsvColumns, Examples, ImageColor, LabelPlace, TrainTest};
 use distribute_keras::{Compiled, Model, ModelError, ModelSpec, Plan, Shape, compiled};
 use serde_json::{Value, json};
 use std::sync::{Arc, OnceLock};
@@ -318,6 +318,7 @@ impl Task {
         {
             let inputs = self.inputs.as_ref();
             how.columns = inputs.map_or(CsvColumns::Count(values), |it| it.columns(values));
+            how.label_place = inputs.map_or_else(LabelPlace::default, Inputs::label_place);
         }
         Ok(how)
     }

@@ -33,6 +33,20 @@ pub enum LabelColumn {
     Absent,
 }
 
+/// Where the label stands in a table without header that is read for [`CsvOptions::columns`] of
+/// another table, and with [`LabelColumn::Detect`] or [`LabelColumn::Absent`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LabelPlace {
+    /// Behind all features.
+    #[default]
+    Last,
+    /// Behind so many features; see [`Examples::label_place`](crate::Examples::label_place).
+    After(usize),
+    /// It is not known: a table without header is refused if it has a label.
+    Unknown,
+}
+
 /// Which columns are the features, and in which order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 #[non_exhaustive]
@@ -43,8 +57,9 @@ pub enum CsvColumns {
     /// So many: all but the label, of which there must be as many.
     Count(usize),
     /// The columns of these names, wherever they stand. Others are left out
-    /// ([`Examples::unused`](crate::Examples::unused)). A table without header must have as many,
-    /// in this order.
+    /// ([`Examples::unused`](crate::Examples::unused)). Columns of the same name are told apart by
+    /// their order, and there must be as many. A table without header must have as many columns, in
+    /// this order, and the label at [`CsvOptions::label_place`].
     Named {
         /// The names of the features.
         features: Vec<String>,
@@ -85,8 +100,14 @@ pub struct CsvOptions {
     pub labels: CsvLabels,
     /// The byte between two fields, `b','` by default.
     pub delimiter: u8,
+    /// Whether that byte is sure. If not, a first line that looks as if a comma was wrong is
+    /// refused; another byte than a comma is always sure.
+    pub delimiter_is_sure: bool,
     /// Which columns are features; all but the label by default.
     pub columns: CsvColumns,
+    /// Where the label stands, if neither names nor `columns` say it; behind all features by
+    /// default.
+    pub label_place: LabelPlace,
 }
 
 impl Default for CsvOptions {
@@ -96,11 +117,9 @@ impl Default for CsvOptions {
             label: LabelColumn::default(),
             labels: CsvLabels::default(),
             delimiter: b',',
+            delimiter_is_sure: false,
             columns: CsvColumns::default(),
+            label_place: LabelPlace::default(),
         }
     }
 }
-    /// Whether that byte is sure. If not, a first line that looks as if a comma was wrong is
-    /// refused; another byte than a comma is always sure.
-    pub delimiter_is_sure: bool,
-            delimiter_is_sure: false,

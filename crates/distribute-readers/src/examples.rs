@@ -86,6 +86,8 @@ pub(crate) struct Origin {
     pub(crate) columns: Vec<String>,
     /// Where the labels are from.
     pub(crate) label: Option<String>,
+    /// How many features of a table stand before its label.
+    pub(crate) label_place: Option<usize>,
     /// What the file holds and nothing of it is used.
     pub(crate) unused: Vec<String>,
 }
@@ -248,6 +250,12 @@ impl Examples {
     /// The name of what the labels were taken from: a column of a table, an array of an archive.
     pub fn label_name(&self) -> Option<&str> {
         self.origin.label.as_deref()
+    }
+
+    /// How many of the features stand before the label in a line of the table that this was read
+    /// from; `None` if it is no table of numbers, or has no label.
+    pub fn label_place(&self) -> Option<usize> {
+        self.origin.label_place
     }
 
     /// The names of what the file holds beside what was read: columns of a table, arrays of an

@@ -41,7 +41,7 @@ mod table_start;
 mod text;
 
 pub use array::{Array, Values};
-pub use csv_options::{CsvColumns, CsvHeader, CsvLabels, CsvOptions, LabelColumn};
+pub use csv_options::{CsvColumns, CsvHeader, CsvLabels, CsvOptions, LabelColumn, LabelPlace};
 pub use digits::{digits, digits_split};
 pub use error::{Place, ReadError};
 pub use examples::{Examples, Features, Labels, TrainTest};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::csv_options::{CsvColumns, CsvOptions, LabelColumn};
+use crate::csv_options::{CsvColumns, CsvOptions, LabelColumn, LabelPlace};
 use crate::error::ReadError;
 use crate::examples::Origin;
 
@@ -45,16 +45,22 @@ impl Places {
         }
     }
 
-    /// What the header says of them.
+    /// What the header says of them, and where the label stands.
     pub(crate) fn origin(&self, names: Option<&[String]>) -> Origin {
+        let before = |label| self.features.iter().filter(|at| **at < label).count();
+        let label_place = self.label.map(before);
         let Some(names) = names else {
-            return Origin::default();
+            return Origin {
+                label_place,
+                ..Origin::default()
+            };
         };
         let used = |at: &usize| self.features.contains(at) || self.label == Some(*at);
         let unused = (0..names.len()).filter(|at| !used(at));
         Origin {
             columns: self.features.iter().map(|at| names[*at].clone()).collect(),
             label: self.label.map(|at| names[at].clone()),
+            label_place,
             unused: unused.map(|at| names[at].clone()).collect(),
         }
     }
@@ -62,6 +68,31 @@ impl Places {
 
 fn position(names: Option<&[String]>, name: &str) -> Option<usize> {
     names.and_then(|names| names.iter().position(|it| it == name))
+}
+
+/// How often a name stands there.
+fn count_of(names: &[String], name: &str) -> usize {
+    names.iter().filter(|it| *it == name).count()
+}
+
+/// Refuses a name that several columns have, of which one is meant.
+pub(crate) fn refuse_repeated(names: &[String], name: &str, path: &Path) -> Result<(), ReadError> {
+    match count_of(names, name) {
+        0 | 1 => Ok(()),
+        found => Err(repeated(name, found, 1, path)),
+    }
+}
+
+fn repeated(name: &str, found: usize, wanted: usize, path: &Path) -> ReadError {
+    let name = match name {
+        "" => "no name".to_owned(),
+        name => format!("the name {name:?}"),
+    };
+    ReadError::Unsupported {
+        path: path.into(),
+        what: format!("{found} columns have {name}, and {wanted} of them is wanted"),
+        remedy: "give each column a name of its own, or leave out the columns that are not meant",
+    }
 }
 
 /// The label of a table whose other columns are features.
@@ -75,8 +106,12 @@ fn label(
     match wanted {
         LabelColumn::Absent => Ok(None),
         LabelColumn::Last => Ok(last),
-        LabelColumn::Detect => Ok(position(names, "label").or(last)),
+        LabelColumn::Detect => {
+            refuse_repeated(names.unwrap_or_default(), "label", path)?;
+            Ok(position(names, "label").or(last))
+        }
         LabelColumn::Name(name) => {
+            refuse_repeated(names.unwrap_or_default(), name, path)?;
             let found = position(names, name).ok_or_else(|| ReadError::MissingName {
                 path: path.into(),
                 wanted: match names {
@@ -101,10 +136,12 @@ fn counted(
     path: &Path,
 ) -> Result<Places, ReadError> {
     let without_label = options.label == LabelColumn::Absent;
-    let label = match without_label && count == wanted {
-        true => None,
-        false if without_label => label(names, count, &LabelColumn::Detect, path)?,
-        false => label(names, count, &options.label, path)?,
+    let by_place = matches!(options.label, LabelColumn::Absent | LabelColumn::Detect);
+    let label = match (names, options.label_place) {
+        _ if without_label && count == wanted => None,
+        (None, LabelPlace::After(features)) if by_place => Some(features),
+        _ if without_label => label(names, count, &LabelColumn::Detect, path)?,
+        _ => label(names, count, &options.label, path)?,
     };
     let features: Vec<usize> = (0..count).filter(|at| Some(*at) != label).collect();
     if features.len() != wanted {
@@ -116,11 +153,27 @@ fn counted(
             found_count: count,
         });
     }
+    let is_unknown = options.label_place == LabelPlace::Unknown && by_place;
+    if names.is_none() && label.is_some() && is_unknown {
+        return Err(unknown_place(path));
+    }
     let label = label.filter(|_| !without_label);
     Ok(Places { features, label })
 }
 
-/// The features of these names, and the label of its name.
+/// What is refused for a model that does not say which of its columns was the label.
+fn unknown_place(path: &Path) -> ReadError {
+    ReadError::Unsupported {
+        path: path.into(),
+        what: "which column is the label cannot be told by its place, which the model does not say"
+            .to_owned(),
+        remedy: "put a first line with the names of the columns there; or leave out the column of \
+                 the label to predict",
+    }
+}
+
+/// The features of these names, and the label of its name. Of columns of one name the first stands
+/// for the first, the second for the second, and so on.
 fn named(
     (features, label_name): (&[String], Option<&str>),
     names: &[String],
@@ -134,23 +187,76 @@ fn named(
         found: names.to_vec(),
         found_count: names.len(),
     };
-    let places = features.iter().map(|name| position(Some(names), name));
-    let features: Vec<usize> = places.collect::<Option<_>>().ok_or_else(other)?;
-    let label = match (&options.label, label_name) {
-        (LabelColumn::Detect, Some(name)) => {
-            let own = position(Some(names), name);
-            let found = own.or_else(|| position(Some(names), "label"));
+    let own = own_label((features, label_name), names, &options.label);
+    let place = match options.label_place {
+        LabelPlace::After(place) => place.min(features.len()),
+        LabelPlace::Unknown if own.is_some_and(|own| count_of(features, own) > 0) => {
+            return Err(unknown_place(path));
+        }
+        _ => features.len(),
+    };
+    let mut columns: Vec<&str> = features.iter().map(String::as_str).collect();
+    if let Some(own) = own {
+        columns.insert(place, own);
+    }
+    let mut places = Vec::new();
+    for (at, name) in columns.iter().enumerate() {
+        let same = |columns: &[&str]| columns.iter().filter(|it| *it == name).count();
+        let (found, wanted) = (count_of(names, name), same(&columns));
+        if found > wanted {
+            return Err(repeated(name, found, wanted, path));
+        }
+        let mut all = (0..names.len()).filter(|at| names[*at] == *name);
+        places.push(all.nth(same(&columns[..at])).ok_or_else(other)?);
+    }
+    let own = own.map(|_| places.remove(place));
+    let features = places;
+    let label = match (own, &options.label, label_name) {
+        (_, LabelColumn::Absent, _) => None,
+        (Some(own), ..) => Some(own),
+        (None, LabelColumn::Detect, Some(name)) => {
+            let found = position(Some(names), "label").filter(|at| !features.contains(at));
             let missing = || ReadError::MissingName {
                 path: path.into(),
                 wanted: format!("the label in a column named {name:?}"),
                 found: names.to_vec(),
             };
+            refuse_repeated(names, "label", path)?;
             Some(found.ok_or_else(missing)?)
         }
-        (wanted, _) => label(Some(names), names.len(), wanted, path)?,
+        (None, LabelColumn::Name(name), _) if columns.contains(&name.as_str()) => {
+            return Err(feature_as_label(name, path));
+        }
+        (None, wanted, _) => label(Some(names), names.len(), wanted, path)?,
     };
     match label.is_some_and(|label| features.contains(&label)) {
         true => Err(other()),
         false => Ok(Places { features, label }),
+    }
+}
+
+/// The name that the label had, if the table has such a column beside the features and it is the
+/// label, or has to be told apart from features of its name.
+fn own_label<'a>(
+    (features, label_name): (&[String], Option<&'a str>),
+    names: &[String],
+    wanted: &LabelColumn,
+) -> Option<&'a str> {
+    let own = label_name.filter(|own| count_of(names, own) > count_of(features, own))?;
+    let is_meant = match wanted {
+        LabelColumn::Detect => true,
+        LabelColumn::Name(name) => name == own,
+        LabelColumn::Absent => count_of(features, own) > 0,
+        LabelColumn::Last => false,
+    };
+    is_meant.then_some(own)
+}
+
+fn feature_as_label(name: &str, path: &Path) -> ReadError {
+    ReadError::Unsupported {
+        path: path.into(),
+        what: format!("{name} is a feature of the model, so it cannot be the label"),
+        remedy: "name the column of the label (`LabelColumn::Name`, --label-column), or train a \
+                 model without this feature",
     }
 }

@@ -6,6 +6,7 @@ use std::path::Path;
 use crate::error::ReadError;
 use crate::examples::{Examples, Features, Labels, Origin};
 use crate::lines::{Column, Lines};
+use crate::places::refuse_repeated;
 use crate::source::{Source, stream_error};
 use crate::table::table_name;
 use crate::table_start::{LOOK_BYTES, TableStart};
@@ -37,9 +38,9 @@ pub fn parse_text_csv(bytes: &[u8], origin: impl AsRef<Path>) -> Result<Examples
 pub struct TextOptions {
     /// The byte between two fields, `b','` by default.
     pub delimiter: u8,
-    /// Whether the labels are read; else the examples have none.
     /// As [`CsvOptions::delimiter_is_sure`](crate::CsvOptions::delimiter_is_sure).
     pub delimiter_is_sure: bool,
+    /// Whether the labels are read; else the examples have none.
     pub labelled: bool,
     /// The name of the column with the labels, `label` by default.
     pub label: String,
@@ -49,8 +50,8 @@ impl Default for TextOptions {
     fn default() -> Self {
         TextOptions {
             delimiter: b',',
-            labelled: true,
             delimiter_is_sure: false,
+            labelled: true,
             label: LABEL.to_owned(),
         }
     }
@@ -129,6 +130,9 @@ fn parse(source: Source<'_>, options: &TextOptions) -> Result<Examples, ReadErro
         .labelled
         .then(|| column(&options.label))
         .transpose()?;
+    for at in [Some(text), label].into_iter().flatten() {
+        refuse_repeated(&names, &names[at], path)?;
+    }
     let (mut texts, mut classes) = (Vec::new(), Vec::new());
     while lines.advance()? {
         if let Some(label) = label {
@@ -159,6 +163,7 @@ fn parse(source: Source<'_>, options: &TextOptions) -> Result<Examples, ReadErro
     Ok(examples.with_origin(Origin {
         columns: vec![names[text].clone()],
         label: label.map(|at| names[at].clone()),
+        label_place: None,
         unused: unused.map(|at| names[at].clone()).collect(),
     }))
 }

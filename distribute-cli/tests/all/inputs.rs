@@ -390,6 +390,53 @@ fn bytes_are_scaled_once_and_the_checkpoint_knows_it() {
     succeed(folder, resumed);
 }
 
+#[test]
+fn columns_of_one_name_and_a_label_in_the_middle_are_what_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let train = "train --replicas 1 --epochs 3 --seed 3 --checkpoint-dir saved --dataset csv:t.csv";
+    let of_all = |data: &str| {
+        let evaluated = evaluate(folder, data);
+        (measured(&evaluated).to_string(), evaluated.told())
+    };
+    let start = |header: &str, line: fn(usize, f64, usize) -> String| {
+        let _ = fs::remove_dir_all(folder.join("saved"));
+        table(folder, "t.csv", header, line);
+        table(folder, "bare.csv", "", line);
+        let trained = run(folder, train);
+        assert_eq!(trained.code, Some(0), "{}", trained.stderr);
+        let (with_names, told) = of_all("csv:t.csv");
+        // In the order of the training, so it is a second way to the same numbers.
+        assert_eq!(of_all("csv:bare.csv").0, with_names);
+        (with_names, trained.told(), told)
+    };
+    let (twice, trained, told) = start("v,noise,v,label\n", |i, a, class| {
+        format!("{a},{i}.5,{},{class}", 1.0 - a)
+    });
+    for told in [trained, told] {
+        let line = "several columns have the name v; they are told apart by their order";
+        assert!(told.contains(line), "{told}");
+    }
+    table(folder, "moved.csv", "label,v,v,noise\n", |i, a, class| {
+        format!("{class},{a},{},{i}.5", 1.0 - a)
+    });
+    assert_eq!(of_all("csv:moved.csv").0, twice);
+    table(folder, "more.csv", "v,v,v,noise,label\n", |i, a, class| {
+        format!("{a},{a},{a},{i}.5,{class}")
+    });
+    let refused = evaluate(folder, "csv:more.csv");
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("3 columns have the name \"v\""));
+    start("bmi,age,label,w\n", |i, a, class| {
+        format!("{a},{i}.5,{class},{}.25", i % 3)
+    });
+    let refused = evaluate(folder, "csv:t.csv --label-column w");
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("w is a feature of the model"));
+    let predicted = predict(folder, "csv:bare.csv");
+    assert_eq!(predicted.code, Some(0), "{}", predicted.stderr);
+}
+
 const COMPILED: &str = r#","compile_config":{"loss":"mse","metrics":["accuracy","AUC"],
     "optimizer":{"class_name":"SGD","config":{"name":"SGD","learning_rate":0.0625,"momentum":0.9,
     "weight_decay":null,"clipnorm":null,"global_clipnorm":2.0,"use_ema":false,

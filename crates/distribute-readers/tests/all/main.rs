@@ -1,6 +1,7 @@
 //! All tests of this crate's interface in one program, because linking takes longer than compiling.
 
 mod bad_input;
+mod columns;
 mod common;
 mod digits;
 mod examples;
