@@ -4,10 +4,12 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
+#[cfg(unix)]
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::lease::{MAX_BYTES, random_id};
+use super::lease::{DirectoryId, MAX_BYTES, random_id};
 use super::owner::{Holder, Owner};
 
 /// A file that is being written. Dropping it does not make its content durable.
@@ -107,6 +109,18 @@ pub(super) trait FileSystem: Send + Sync {
     /// Whether a process of this host's still runs.
     fn is_alive(&self, owner: &Owner) -> bool {
         owner.is_alive()
+    }
+
+    /// Which directory this is, for this host; nothing if it is not known.
+    #[cfg(unix)]
+    fn directory_id(&self, path: &Path) -> Option<DirectoryId> {
+        let metadata = fs::metadata(path).ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    }
+
+    #[cfg(not(unix))]
+    fn directory_id(&self, _path: &Path) -> Option<DirectoryId> {
+        None
     }
 
     /// Whether a lock in `path` may be unknown to other hosts that reach it.

@@ -266,7 +266,12 @@ impl Taking<'_> {
             self.remove(&found, &id)?;
         }
         let owner = self.own.clone();
-        let lease = Lease { id, owner };
+        let directory = self.fs.directory_id(self.directory);
+        let lease = Lease {
+            id,
+            owner,
+            directory,
+        };
         let bytes = lease.encode();
         let bytes = bytes.map_err(CheckpointError::io(self.lease_path, "encode"))?;
         match self.fs.create_lease(self.lease_path, &bytes) {
@@ -304,7 +309,12 @@ impl Taking<'_> {
         };
         let lease = Lease::decode(&found);
         let owner = lease.as_ref().map(|lease| &lease.owner);
-        let is_alive = |owner: &Owner| self.fs.is_alive(owner);
+        // Only local file systems number their directories as long as the host runs.
+        let is_copy = self.locking == Locking::Conclusive
+            && lease
+                .as_ref()
+                .is_some_and(|lease| lease.is_of_another(self.fs.directory_id(self.directory)));
+        let is_alive = |owner: &Owner| !is_copy && self.fs.is_alive(owner);
         match is_held(owner, age, &self.own, self.locking, is_alive) {
             true => Err(self.busy_with(lease)),
             false => Ok(Some(found)),

@@ -374,3 +374,54 @@ fn a_lock_that_keeps_a_second_one_out_is_held() {
     drop(lock);
     assert!(matches!(held.lock(&path).unwrap(), Lock::Held(_)));
 }
+
+/// The lease comes along when a directory is copied while a run saves there.
+#[cfg(unix)]
+#[test]
+fn a_copy_of_a_directory_in_use_is_free_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    let (used, copy) = (root.path().join("used"), root.path().join("copy"));
+    fs::create_dir(&used).unwrap();
+    fs::create_dir(&copy).unwrap();
+    let local = |name| Host {
+        boot: "one",
+        is_network: false,
+        ..Host::new(name, Locks::Blind)
+    };
+    let (north, south) = (local("north"), local("south"));
+    let first = north.take(&used).unwrap();
+    let bring = || {
+        for entry in fs::read_dir(&used).unwrap() {
+            let from = entry.unwrap().path();
+            fs::copy(&from, copy.join(from.file_name().unwrap())).unwrap();
+        }
+    };
+    bring();
+    let second = south.take(&copy).unwrap();
+    second.check().unwrap();
+    first.check().unwrap();
+    refused(south.take(&used));
+    drop(second);
+    // Nor does the directory become another one by a new name, or without its lock file.
+    let moved = root.path().join("moved");
+    fs::rename(&used, &moved).unwrap();
+    refused(south.take(&moved));
+    fs::rename(&moved, &used).unwrap();
+    let _ = fs::remove_file(used.join(".lock"));
+    refused(south.take(&used));
+    // Where directories have no lasting numbers, and of older leases: as long as the lease is new.
+    bring();
+    let network = Host {
+        is_network: true,
+        ..south.clone()
+    };
+    refused(network.take(&copy));
+    let [lease] = &leases(&copy)[..] else {
+        panic!("{:?}", leases(&copy));
+    };
+    let mut older: serde_json::Value = serde_json::from_slice(&fs::read(lease).unwrap()).unwrap();
+    older.as_object_mut().unwrap().remove("directory").unwrap();
+    fs::write(lease, older.to_string()).unwrap();
+    refused(south.take(&copy));
+    drop(first);
+}

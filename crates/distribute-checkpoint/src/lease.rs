@@ -25,9 +25,24 @@ pub(super) struct Lease {
     /// Tells the leases of one process apart.
     pub(super) id: String,
     pub(super) owner: Owner,
+    /// The directory in which it was written; older leases do not say it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) directory: Option<DirectoryId>,
 }
 
+/// What tells a directory from a copy of it on one host, as long as that runs: its device and its
+/// number there.
+pub(super) type DirectoryId = (u64, u64);
+
 impl Lease {
+    /// Whether it was copied into this directory together with the rest.
+    pub(super) fn is_of_another(&self, directory: Option<DirectoryId>) -> bool {
+        match (self.directory, directory) {
+            (Some(written), Some(found)) => written != found,
+            _ => false,
+        }
+    }
+
     pub(super) fn encode(&self) -> io::Result<Vec<u8>> {
         let mut bytes = serde_json::to_vec(self)?;
         bytes.push(b'\n');
@@ -139,10 +154,22 @@ mod tests {
         let lease = Lease {
             id: "0".repeat(32),
             owner: Owner::this(),
+            directory: Some((u64::MAX, u64::MAX)),
         };
         let bytes = lease.encode().unwrap();
         assert!((bytes.len() as u64) < MAX_BYTES);
-        assert_eq!(Lease::decode(&bytes), Some(lease));
+        assert_eq!(Lease::decode(&bytes).as_ref(), Some(&lease));
+        let older = Lease {
+            directory: None,
+            ..lease
+        };
+        let without = older.encode().unwrap();
+        assert!(
+            !String::from_utf8(without.clone())
+                .unwrap()
+                .contains("directory")
+        );
+        assert_eq!(Lease::decode(&without), Some(older));
         assert_eq!(Lease::decode(b""), None);
         assert_eq!(Lease::decode(&bytes[..20]), None);
     }
