@@ -146,18 +146,17 @@ pub enum CheckpointError {
     /// The directory of the checkpoints is a checkpoint itself, or in one: what was saved there
     /// would be removed together with it.
     #[error(
-        "{} is in the checkpoint {}: give the directory that holds the checkpoints, {}, to go on \
-         with the newest one; to go on with this one, copy it into an empty directory and give \
-         that one",
+        "{} is {}: {remedy}",
         path.display(),
-        checkpoint.display(),
-        checkpoint.parent().unwrap_or(checkpoint).display()
+        place_of(path, checkpoint)
     )]
     Inside {
         /// The directory that was given.
         path: PathBuf,
         /// The checkpoint.
         checkpoint: PathBuf,
+        /// What to give in its place.
+        remedy: String,
     },
     /// Another process has taken the directory, because this one did not renew its lease on it for
     /// half a minute: it was stopped, or cut off from the file system. Nothing was written.
@@ -279,6 +278,14 @@ impl CheckpointError {
             });
         }
         Ok(())
+    }
+}
+
+/// What a path is that is in a checkpoint.
+fn place_of(path: &Path, checkpoint: &Path) -> String {
+    match path == checkpoint {
+        true => "a checkpoint, and no directory of checkpoints".to_string(),
+        false => format!("in the checkpoint {}", checkpoint.display()),
     }
 }
 

@@ -14,6 +14,7 @@ use super::lease::random_id;
 use super::marker::{FileRecord, Hashing, Marker};
 use super::reader::{
     Entry, MAX_METADATA_BYTES, Newest, enclosing, list_in, load_in, looks_complete, newest_in,
+    refuse_inside,
 };
 use super::tensor_file::PreparedTensors;
 use super::{Checkpoint, MARKER_FILE, METADATA_FILE, TENSORS_FILE, created_by};
@@ -106,10 +107,7 @@ impl CheckpointManager {
             saving: Mutex::new(None),
         };
         if let Some(checkpoint) = enclosing(&inner.directory) {
-            return Err(CheckpointError::Inside {
-                path: inner.directory,
-                checkpoint,
-            });
+            return Err(refuse_inside(&inner.directory, checkpoint));
         }
         inner.create_directory()?;
         let hold = inner.hold()?;

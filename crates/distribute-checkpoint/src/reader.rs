@@ -97,6 +97,37 @@ pub(super) fn real(existing: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(path).ok()
 }
 
+/// That checkpoints were to be saved in `path`, which is in `checkpoint`, and what to do instead.
+pub(super) fn refuse_inside(path: &Path, checkpoint: PathBuf) -> CheckpointError {
+    let name = checkpoint.file_name().and_then(|name| name.to_str());
+    let name = name.filter(|name| Entry::parse(Path::new(""), name).is_some());
+    let parent = checkpoint.parent().unwrap_or(&checkpoint);
+    let is_alone = || list(parent).is_ok_and(|entries| entries.len() <= 1);
+    let metadata = || read_metadata(&OsFileSystem, &checkpoint);
+    let parent = parent.display();
+    let remedy = match name {
+        Some(_) if is_alone() => format!("to go on with it give the directory it is in, {parent}"),
+        Some(name) => format!(
+            "give the directory that holds the checkpoints, {parent}, to go on with the newest \
+             one; to go on with this one, put a copy of it as `{name}` into an empty directory, \
+             and give that directory"
+        ),
+        // It is named by its user, and no save would find it.
+        None => match metadata() {
+            Ok((_, metadata)) => format!(
+                "to go on with it, put it as `{}` into an empty directory, and give that directory",
+                file_name(metadata.step, 0)
+            ),
+            Err(error) => format!("give another directory; this one cannot be read: {error}"),
+        },
+    };
+    CheckpointError::Inside {
+        path: path.to_path_buf(),
+        checkpoint,
+        remedy,
+    }
+}
+
 /// A checkpoint that was passed over, and why.
 #[derive(Debug)]
 pub struct Skipped {
@@ -302,5 +333,70 @@ mod tests {
     fn names(#[case] name: &str, #[case] expected: Option<(u64, u64)>) {
         let entry = Entry::parse(Path::new("d"), name);
         assert_eq!(entry.map(|entry| (entry.step, entry.revision)), expected);
+    }
+
+    #[test]
+    fn what_is_said_of_a_path_in_a_checkpoint_can_be_done() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = std::fs::canonicalize(folder.path()).unwrap();
+        let saved = root.join("saved");
+        let manager = crate::CheckpointManager::open(&saved).unwrap();
+        let save = |step| {
+            let checkpoint = Checkpoint::new(Metadata::new(step));
+            manager.save(&checkpoint).unwrap().entry.path
+        };
+        let first = save(16);
+        let said = |path: &Path| {
+            let opened = crate::CheckpointManager::open(path);
+            opened.map(drop).unwrap_err().to_string()
+        };
+        let alone = said(&first);
+        let parent = format!("give the directory it is in, {}", saved.display());
+        assert!(alone.contains(&parent), "{alone}");
+        save(17);
+        let among = said(&first.join("sub"));
+        for part in [
+            "holds the checkpoints",
+            "with the newest one",
+            "as `step-00000016`",
+        ] {
+            assert!(among.contains(part), "{among}");
+        }
+        let copy = |to: &Path| {
+            std::fs::create_dir_all(to).unwrap();
+            for entry in std::fs::read_dir(&first).unwrap() {
+                let from = entry.unwrap().path();
+                std::fs::copy(&from, to.join(from.file_name().unwrap())).unwrap();
+            }
+        };
+        let cpe = root.join("cpe");
+        copy(&cpe);
+        let copied = said(&cpe);
+        let remedy = "put it as `step-00000016` into an empty directory, and give that directory";
+        assert!(copied.contains(remedy), "{copied}");
+        assert!(
+            !copied.contains(", ,") && !copied.contains("in the checkpoint"),
+            "{copied}"
+        );
+        // As it is said.
+        let empty = root.join("empty");
+        std::fs::create_dir(&empty).unwrap();
+        std::fs::rename(&cpe, empty.join("step-00000016")).unwrap();
+        crate::CheckpointManager::open(&empty).unwrap();
+        assert_eq!(latest(&empty).unwrap().found.unwrap().1.step, 16);
+        copy(&cpe);
+        std::fs::write(cpe.join(METADATA_FILE), b"{").unwrap();
+        let damaged = said(&cpe);
+        assert!(damaged.contains("cannot be read"), "{damaged}");
+    }
+
+    #[test]
+    fn a_relative_path_that_does_not_exist_is_in_this_folder() {
+        assert_eq!(existing(Path::new("not/there")), Some(Path::new("")));
+        assert_eq!(existing(Path::new("")), Some(Path::new("")));
+        assert_eq!(
+            real(Path::new("")),
+            std::env::current_dir().unwrap().canonicalize().ok()
+        );
     }
 }

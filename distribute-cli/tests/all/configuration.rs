@@ -579,10 +579,10 @@ fn a_checkpoint_is_no_directory_of_checkpoints() {
             let finished = run(folder, &again);
             assert_eq!(finished.code, Some(2), "{again}: {}", finished.stderr);
             let is_new = inside.contains("more") && flag == "--resume";
-            let said = if is_new {
-                "no checkpoint to resume"
-            } else {
-                "is in the checkpoint"
+            let said = match inside {
+                _ if is_new => "no checkpoint to resume",
+                "copy" => "put it as `step-00000002` into an empty directory",
+                _ => "is in the checkpoint",
             };
             assert!(
                 finished.stderr.contains(said),
@@ -590,6 +590,14 @@ fn a_checkpoint_is_no_directory_of_checkpoints() {
                 finished.stderr
             );
         }
+    }
+    // The folder itself is nowhere in such a path.
+    for relative in ["sub", "sub/of/it", "./sub", "."] {
+        let again = format!("{train} --steps 4 --checkpoint-dir {relative}");
+        let finished = run(&saved, &again);
+        assert_eq!(finished.code, Some(2), "{again}: {}", finished.stderr);
+        let said = "is in the checkpoint";
+        assert!(finished.stderr.contains(said), "{}", finished.stderr);
     }
     let mut names = fs::read_dir(&saved)
         .unwrap()
