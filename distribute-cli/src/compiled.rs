@@ -9,7 +9,8 @@ use crate::failure::Failure;
 use crate::flags::{LossName, OptimizerName, TrainingArgs};
 
 /// Arguments of Keras' optimizers that are no arguments of an optimizer here, and what to do.
-const OTHERWISE: [(&str, &str); 4] = [
+const OTHERWISE: [(&str, &str); 5] = [
+    ("decay", "use --lr-schedule"),
     (
         "clipnorm",
         "use --clip-norm, which is Keras' global_clipnorm",
@@ -22,11 +23,10 @@ const OTHERWISE: [(&str, &str); 4] = [
     ("gradient_accumulation_steps", "use --accumulate"),
 ];
 /// What says nothing of an update.
-const NO_MATTER: [&str; 6] = [
+const NO_MATTER: [&str; 5] = [
     "name",
     "jit_compile",
     "is_legacy_optimizer",
-    "decay",
     "use_ema",
     "ema_momentum",
 ];
@@ -153,6 +153,9 @@ fn usable(
     let mut usable = Map::new();
     for (key, value) in config {
         let otherwise = OTHERWISE.iter().find(|(known, _)| known == key);
+        if key == "decay" && value.as_f64() == Some(0.0) {
+            continue;
+        }
         let taken = ["learning_rate", "weight_decay", "global_clipnorm"].contains(&&**key);
         if let Some((key, instead)) = otherwise {
             unused.push(format!("{key} ({instead})"));

@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value};
 
+use crate::keras_json::without_mark;
+
 /// Loss, optimizer and metrics that a model file names (Keras 3: `model.compile(..)` before
 /// `model.to_json()`).
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -23,7 +25,7 @@ pub struct Compiled {
 /// What the text of a model file says that the model was compiled with; nothing if it says nothing.
 #[must_use]
 pub fn compiled(text: &str) -> Option<Compiled> {
-    let root: Value = serde_json::from_str(text).ok()?;
+    let root: Value = serde_json::from_str(without_mark(text)).ok()?;
     let config = root["compile_config"].as_object()?;
     let named = |key: &str| config.get(key).filter(|value| !value.is_null());
     let loss = named("loss");
@@ -78,17 +80,24 @@ fn name(value: &Value) -> Option<String> {
 /// `MeanSquaredError` and `mse` are `mean_squared_error`.
 fn usual_name(name: &str) -> String {
     let mut snake = String::new();
-    for (index, letter) in name.char_indices() {
-        let begins = letter.is_uppercase() && index > 0;
-        snake.extend(begins.then_some('_'));
+    let mut after_lower = false;
+    for letter in name.chars() {
+        snake.extend((letter.is_uppercase() && after_lower).then_some('_'));
         snake.extend(letter.to_lowercase());
+        after_lower = letter.is_lowercase() || letter.is_numeric();
     }
-    match &*snake {
-        "mse" | "m_s_e" => "mean_squared_error".to_string(),
-        "mae" | "m_a_e" => "mean_absolute_error".to_string(),
-        "bce" => "binary_crossentropy".to_string(),
-        _ => snake,
-    }
+    let usual = match &*snake {
+        "mse" => "mean_squared_error",
+        "mae" => "mean_absolute_error",
+        "mape" => "mean_absolute_percentage_error",
+        "msle" => "mean_squared_logarithmic_error",
+        "bce" => "binary_crossentropy",
+        "bfce" => "binary_focal_crossentropy",
+        "kld" | "kldivergence" | "kullback_leibler_divergence" => "kl_divergence",
+        "logcosh" => "log_cosh",
+        _ => return snake,
+    };
+    usual.to_string()
 }
 
 /// Whether an argument of a loss is what Keras sets by default, or says how the model's outputs are
@@ -142,6 +151,36 @@ mod tests {
             )
         );
         assert!(objects.loss_arguments.is_empty());
+    }
+
+    #[test]
+    fn losses_have_one_name_however_they_are_written() {
+        for (name, all) in [
+            (
+                "binary_crossentropy",
+                &["bce", "BCE", "BinaryCrossentropy"][..],
+            ),
+            ("mean_squared_error", &["mse", "MSE", "MeanSquaredError"]),
+            ("mean_absolute_error", &["mae", "MAE", "MeanAbsoluteError"]),
+            ("mean_absolute_percentage_error", &["mape", "MAPE"]),
+            ("mean_squared_logarithmic_error", &["msle", "MSLE"]),
+            (
+                "kl_divergence",
+                &["kld", "KLD", "KLDivergence", "kullback_leibler_divergence"],
+            ),
+            ("log_cosh", &["logcosh", "LogCosh"]),
+            (
+                "sparse_categorical_crossentropy",
+                &["SparseCategoricalCrossentropy"],
+            ),
+            ("hinge", &["Hinge"]),
+            ("ctc", &["CTC"]),
+        ] {
+            assert_eq!(usual_name(name), name);
+            for written in all {
+                assert_eq!(usual_name(written), name, "{written}");
+            }
+        }
     }
 
     #[test]

@@ -472,6 +472,19 @@ fn a_model_is_trained_with_what_it_was_compiled_with() {
         assert!(own.contains(part), "{part} in {own}");
     }
     assert!(told.contains("not used: the metric AUC"), "{told}");
+    // What older versions of Keras wrote changes the learning rate.
+    let decaying = |decay: &str| {
+        COMPILED.replace(
+            "\"weight_decay\"",
+            &format!("\"decay\":{decay},\"weight_decay\""),
+        )
+    };
+    model(folder, "decay.json", "", &decaying("0.01"));
+    let (_, told) = start("--model decay.json");
+    assert!(told.contains("decay (use --lr-schedule)"), "{told}");
+    model(folder, "decay.json", "", &decaying("0.0"));
+    let (_, told) = start("--model decay.json");
+    assert!(!told.contains("decay"), "{told}");
     let flags = "--loss cross-entropy --optimizer adam";
     let (asked, _) = start(&format!("--model m.json {flags}"));
     for part in [r#""loss":"cross-entropy""#, r#""optimizer":"adam""#] {

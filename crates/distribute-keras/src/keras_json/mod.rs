@@ -41,7 +41,10 @@ pub fn read_keras_json(path: impl AsRef<Path>) -> Result<ModelSpec, ModelError> 
 /// # Errors
 /// [`ModelError::NotAModel`] if it is no text, which says what it is: a whole model (`.keras`,
 /// `.h5`), or weights.
-pub fn model_text(bytes: Vec<u8>, origin: &str) -> Result<String, ModelError> {
+pub fn model_text(mut bytes: Vec<u8>, origin: &str) -> Result<String, ModelError> {
+    if bytes.starts_with(b"\xef\xbb\xbf") {
+        bytes.drain(..3);
+    }
     let holds = |name: &[u8]| bytes.windows(name.len()).any(|part| part == name);
     let what = match &bytes[..] {
         [] => "the file is empty (0 bytes)",
@@ -69,6 +72,11 @@ pub fn model_text(bytes: Vec<u8>, origin: &str) -> Result<String, ModelError> {
     String::from_utf8(bytes).map_err(|_| not_a_model(what))
 }
 
+/// A text without the mark with which some editors begin UTF-8.
+pub(crate) fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
 /// Reads a model from the text of a model file; `origin` names it in messages.
 ///
 /// # Errors
@@ -80,6 +88,7 @@ pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelErro
         origin: origin.to_string(),
         what,
     };
+    let text = without_mark(text);
     let root: Value = serde_json::from_str(text).map_err(|error| {
         not_a_model(match text.trim_start().starts_with('<') {
             true => "HTML or XML, as a server sends it in place of a file".to_string(),
@@ -124,6 +133,22 @@ impl File<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_json() {
+        let json = r#"{"class_name":"Sequential","config":{"name":"m","layers":[
+            {"class_name":"InputLayer","config":{"batch_shape":[null,2],"name":"in"}},
+            {"class_name":"Dense","config":{"name":"d","units":2,"activation":"linear"}}]},
+            "compile_config":{"loss":"mse"}}"#;
+        let marked = [b"\xef\xbb\xbf", json.as_bytes()].concat();
+        assert_eq!(model_text(marked, "m").unwrap(), json);
+        let text = format!("\u{feff}{json}");
+        let read = parse_keras_json(&text, "m").unwrap();
+        assert_eq!(read, parse_keras_json(json, "m").unwrap());
+        assert!(crate::compiled(&text).is_some_and(|found| found.loss.is_some()));
+        let error = parse_keras_json("\u{feff}<html>", "m").unwrap_err();
+        assert!(error.to_string().contains("HTML"), "{error}");
+    }
 
     #[test]
     fn what_is_no_model_file_is_named() {
