@@ -253,7 +253,8 @@ impl Examples {
     }
 
     /// How many of the features stand before the label in a line of the table that this was read
-    /// from; `None` if it is no table of numbers, or has no label.
+    /// from, or did for the names that it was read by; `None` if it is no table of numbers, has no
+    /// label, or has its features in another order.
     pub fn label_place(&self) -> Option<usize> {
         self.origin.label_place
     }

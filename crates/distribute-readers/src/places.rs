@@ -11,9 +11,22 @@ pub(crate) struct Places {
     /// In the order in which the features are read.
     pub(crate) features: Vec<usize>,
     pub(crate) label: Option<usize>,
+    /// How many features stand before the label, in the order in which they are read.
+    label_place: Option<usize>,
 }
 
 impl Places {
+    fn new(features: Vec<usize>, label: Option<usize>) -> Self {
+        let before = |label| features.iter().filter(|at| **at < label).count();
+        // In another order than that of the table the label has no place.
+        let label_place = label.filter(|_| features.is_sorted()).map(before);
+        Self {
+            features,
+            label,
+            label_place,
+        }
+    }
+
     /// In a table of `count` columns, whose names are those of its header.
     pub(crate) fn of(
         names: Option<&[String]>,
@@ -21,11 +34,11 @@ impl Places {
         options: &CsvOptions,
         path: &Path,
     ) -> Result<Self, ReadError> {
-        let places = match (&options.columns, names) {
+        let mut places = match (&options.columns, names) {
             (CsvColumns::All, _) => {
                 let label = label(names, count, &options.label, path)?;
                 let features = (0..count).filter(|at| Some(*at) != label).collect();
-                Self { features, label }
+                Self::new(features, label)
             }
             (CsvColumns::Count(wanted), _) => counted(*wanted, &[], names, count, options, path)?,
             (CsvColumns::Named { features, .. }, None) => {
@@ -36,6 +49,12 @@ impl Places {
                 named(wanted, names, options, path)?
             }
         };
+        if let (CsvColumns::Named { .. }, LabelPlace::After(place)) =
+            (&options.columns, options.label_place)
+        {
+            // It goes with the order of those names, whatever that of this table is.
+            places.label_place = places.label.map(|_| place);
+        }
         match places.features.is_empty() {
             false => Ok(places),
             true => {
@@ -47,8 +66,7 @@ impl Places {
 
     /// What the header says of them, and where the label stands.
     pub(crate) fn origin(&self, names: Option<&[String]>) -> Origin {
-        let before = |label| self.features.iter().filter(|at| **at < label).count();
-        let label_place = self.label.map(before);
+        let label_place = self.label_place;
         let Some(names) = names else {
             return Origin {
                 label_place,
@@ -157,8 +175,7 @@ fn counted(
     if names.is_none() && label.is_some() && is_unknown {
         return Err(unknown_place(path));
     }
-    let label = label.filter(|_| !without_label);
-    Ok(Places { features, label })
+    Ok(Places::new(features, label.filter(|_| !without_label)))
 }
 
 /// What is refused for a model that does not say which of its columns was the label.
@@ -231,7 +248,7 @@ fn named(
     };
     match label.is_some_and(|label| features.contains(&label)) {
         true => Err(other()),
-        false => Ok(Places { features, label }),
+        false => Ok(Places::new(features, label)),
     }
 }
 

@@ -137,6 +137,14 @@ fn without_names_the_label_stands_where_it_stood() {
     };
     let moved = "w,label,age,bmi\n3.5,1,2.5,1.5\n";
     assert_eq!(first(moved, &named), trained);
+    // So it remains when the model goes on with such a table; an older one learns nothing of it.
+    let place = |options: &CsvOptions| csv(moved, options).unwrap().label_place();
+    assert_eq!(place(&named), Some(2));
+    let older = CsvOptions {
+        label_place: LabelPlace::Unknown,
+        ..named
+    };
+    assert_eq!(place(&older), None);
     // A model that does not say it.
     let unknown = |label: LabelColumn| CsvOptions {
         label,
