@@ -162,7 +162,7 @@ fn counted(
         _ => label(names, count, &options.label, path)?,
     };
     let features: Vec<usize> = (0..count).filter(|at| Some(*at) != label).collect();
-    if features.len() != wanted {
+    if features.len() != wanted || label.is_some_and(|label| label >= count) {
         return Err(ReadError::OtherColumns {
             path: path.into(),
             wanted: wanted_names.to_vec(),

@@ -130,6 +130,9 @@ fn without_names_the_label_stands_where_it_stood() {
     assert_eq!(first(rows, &absent), (trained.0.clone(), None));
     let alone = "1.5,2.5,3.5\n1.5,3.5,2.5\n";
     assert_eq!(first(alone, &absent), (trained.0.clone(), None));
+    let last = as_in("a,b,label\n1.5,2.5,1\n", LabelColumn::Detect);
+    let missing = error("1.5,2.5\n1.5,3.5\n", &last);
+    assert!(missing.contains("2 columns without names"), "{missing}");
     // The order of the model counts, wherever the label stood there.
     let named = CsvOptions {
         label: LabelColumn::Name("label".into()),
