@@ -83,7 +83,9 @@ pub use error::{CheckpointError, Result};
 pub use hold::DirectoryHold;
 pub use manager::{CheckpointManager, Saved};
 pub use owner::Holder;
-pub use reader::{Entry, Newest, Skipped, enclosing, latest, list, load, load_latest, verify};
+pub use reader::{
+    Entry, Newest, Skipped, check_not_inside, enclosing, latest, list, load, load_latest, verify,
+};
 pub use restore::{
     OptimizerSlots, TensorSpec, check_slot_names, check_slots, model_signature, saved_kinds,
     weights_sha256,

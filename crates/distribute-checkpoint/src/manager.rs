@@ -13,8 +13,8 @@ use super::hold::DirectoryHold;
 use super::lease::random_id;
 use super::marker::{FileRecord, Hashing, Marker};
 use super::reader::{
-    Entry, MAX_METADATA_BYTES, Newest, enclosing, list_in, load_in, looks_complete, newest_in,
-    refuse_inside,
+    Entry, MAX_METADATA_BYTES, Newest, check_not_inside, list_in, load_in, looks_complete,
+    newest_in,
 };
 use super::tensor_file::PreparedTensors;
 use super::{Checkpoint, MARKER_FILE, METADATA_FILE, TENSORS_FILE, created_by};
@@ -106,9 +106,7 @@ impl CheckpointManager {
             fs,
             saving: Mutex::new(None),
         };
-        if let Some(checkpoint) = enclosing(&inner.directory) {
-            return Err(refuse_inside(&inner.directory, checkpoint));
-        }
+        check_not_inside(&inner.directory)?;
         inner.create_directory()?;
         let hold = inner.hold()?;
         if hold.is_exclusive() {

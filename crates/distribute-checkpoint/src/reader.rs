@@ -97,8 +97,19 @@ pub(super) fn real(existing: &Path) -> Option<PathBuf> {
     std::fs::canonicalize(path).ok()
 }
 
+/// Refuses a directory for checkpoints that is one itself, or in one (see [`enclosing`]).
+///
+/// # Errors
+/// [`CheckpointError::Inside`], which says what to give instead.
+pub fn check_not_inside(directory: impl AsRef<Path>) -> Result<(), CheckpointError> {
+    let directory = directory.as_ref();
+    enclosing(directory).map_or(Ok(()), |checkpoint| {
+        Err(refuse_inside(directory, checkpoint))
+    })
+}
+
 /// That checkpoints were to be saved in `path`, which is in `checkpoint`, and what to do instead.
-pub(super) fn refuse_inside(path: &Path, checkpoint: PathBuf) -> CheckpointError {
+fn refuse_inside(path: &Path, checkpoint: PathBuf) -> CheckpointError {
     let name = checkpoint.file_name().and_then(|name| name.to_str());
     let name = name.filter(|name| Entry::parse(Path::new(""), name).is_some());
     let parent = checkpoint.parent().unwrap_or(&checkpoint);

@@ -43,10 +43,7 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
         ));
     };
     // What the chief does not save into is not followed either.
-    if let Some(checkpoint) = checkpoint::enclosing(directory) {
-        let path = directory.clone();
-        return Err(CheckpointError::Inside { path, checkpoint }.into());
-    }
+    checkpoint::check_not_inside(directory)?;
     let mut evaluator = Evaluator::new(args)?;
     if let Some(unused) = unused(args) {
         note(&unused);
