@@ -119,24 +119,20 @@ impl Admission {
     }
 
     /// Waits until a closure may push. Nothing of the push need be there yet.
-    pub(super) async fn wait_to_push(&self, closure: u64) -> Result<PushTurn<'_>> {
+    pub(super) async fn wait_to_push(self: &Arc<Self>, closure: u64) -> Result<PushTurn> {
         let mut counts = false;
         let may = |clock: &mut StalenessClock, bound| {
             counts = clock.let_push(closure, bound);
             counts
         };
         self.wait("push", closure, may).await?;
-        let clock = counts.then_some(&self.clock);
-        Ok(PushTurn {
-            clock,
-            closure,
-            moved: &self.moved,
-        })
+        let admission = counts.then(|| self.clone());
+        Ok(PushTurn { admission, closure })
     }
 
     /// The place that was decided for an update.
-    pub(super) fn decided(&self, key: UpdateKey) -> DecidedUpdate<'_> {
-        let admission = self;
+    pub(super) fn decided(self: &Arc<Self>, key: UpdateKey) -> DecidedUpdate {
+        let admission = self.clone();
         DecidedUpdate { admission, key }
     }
 
@@ -196,29 +192,28 @@ impl Admission {
 
 /// The turn of a push, which counts for the others until it is dropped.
 #[derive(Debug)]
-pub(super) struct PushTurn<'a> {
+pub(super) struct PushTurn {
     /// None where nobody waits.
-    clock: Option<&'a Mutex<StalenessClock>>,
+    admission: Option<Arc<Admission>>,
     closure: u64,
-    moved: &'a Notify,
 }
 
-impl PushTurn<'_> {
+impl PushTurn {
     /// The push was made.
     pub(super) fn done(mut self) {
-        if let Some(clock) = self.clock.take() {
-            clock.lock().pushed(self.closure);
-            self.moved.notify_waiters();
+        if let Some(admission) = self.admission.take() {
+            admission.clock.lock().pushed(self.closure);
+            admission.moved.notify_waiters();
         }
     }
 }
 
-impl Drop for PushTurn<'_> {
+impl Drop for PushTurn {
     /// It comes to nothing.
     fn drop(&mut self) {
-        if let Some(clock) = self.clock.take() {
-            clock.lock().call_off(self.closure);
-            self.moved.notify_waiters();
+        if let Some(admission) = self.admission.take() {
+            admission.clock.lock().call_off(self.closure);
+            admission.moved.notify_waiters();
         }
     }
 }
@@ -226,12 +221,12 @@ impl Drop for PushTurn<'_> {
 /// The place of a decided update, which is free when this is dropped: the update is applied, or it
 /// will not come like this again.
 #[derive(Debug)]
-pub(super) struct DecidedUpdate<'a> {
-    admission: &'a Admission,
+pub(super) struct DecidedUpdate {
+    admission: Arc<Admission>,
     key: UpdateKey,
 }
 
-impl Drop for DecidedUpdate<'_> {
+impl Drop for DecidedUpdate {
     fn drop(&mut self) {
         self.admission.release(self.key);
     }

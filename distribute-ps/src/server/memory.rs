@@ -39,6 +39,12 @@ impl PayloadBudget {
         let units = units.min(self.units);
         self.semaphore.clone().acquire_many_owned(units).await.ok()
     }
+
+    /// What nobody holds, in units.
+    #[cfg(test)]
+    pub(super) fn free(&self) -> usize {
+        self.semaphore.available_permits()
+    }
 }
 
 /// A quarter of the memory that this process may use, within bounds.

@@ -6,6 +6,8 @@
 
 mod admission;
 mod apply;
+#[cfg(test)]
+mod broken_off;
 mod clock;
 mod coordinator_watch;
 pub(crate) mod elements;

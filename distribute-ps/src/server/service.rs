@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::error::{PsError, Result};
 use crate::rpc::Peer;
 use crate::rpc::message::{Outgoing, ReadError, Reader};
+use crate::server::admission::{DecidedUpdate, PushTurn};
 use crate::server::apply::{Gradients, apply, apply_light, assign};
 use crate::server::elements::{self, FiniteCheck};
 use crate::server::segments::Segments;
@@ -114,6 +115,27 @@ fn unread(error: ReadError) -> PsError {
     }
 }
 
+/// Memory for a payload.
+type Memory = Option<tokio::sync::OwnedSemaphorePermit>;
+
+/// What an update holds until it is applied or comes to nothing. It goes with the work: a call that
+/// is broken off does not end an update that is being applied.
+#[derive(Default)]
+struct Held {
+    turn: Option<PushTurn>,
+    decided: Option<DecidedUpdate>,
+    memory: Memory,
+}
+
+impl Held {
+    /// The update was applied, or refused.
+    fn done(self) {
+        if let Some(turn) = self.turn {
+            turn.done();
+        }
+    }
+}
+
 /// What is announced of a payload.
 struct AnnouncedPart {
     shard: Arc<Shard>,
@@ -205,7 +227,7 @@ impl Call {
     }
 
     /// Refuses what is larger than the server's limit, then waits for memory.
-    async fn reserve(&mut self, bytes: u64) -> Result<Option<tokio::sync::OwnedSemaphorePermit>> {
+    async fn reserve(&mut self, bytes: u64) -> Result<Memory> {
         let limit = self.store.options.max_request_bytes;
         if bytes > limit {
             return Err(PsError::TooLarge {
@@ -221,11 +243,12 @@ impl Call {
     async fn pull_rows(mut self, request: PullRows) -> Result<Outgoing> {
         let shard = self.run.table.shard(request.id)?;
         let row_bytes = shard.row_bytes as u64 + 8;
-        let _memory = self
+        let memory = self
             .reserve(request.count.saturating_mul(row_bytes))
             .await?;
         let rows = self.rows(request.count).await?;
         blocking(move || {
+            let _memory = memory;
             let (bytes, counts) = shard.read_rows(&rows)?;
             let payload = sent(&shard, vec![bytes.into()], request.bf16);
             let bytes = payload.iter().map(|piece| piece.len() as u64).sum();
@@ -269,10 +292,7 @@ impl Call {
     }
 
     /// Waits for memory for these parts.
-    async fn room_for(
-        &mut self,
-        parts: &[AnnouncedPart],
-    ) -> Result<Option<tokio::sync::OwnedSemaphorePermit>> {
+    async fn room_for(&mut self, parts: &[AnnouncedPart]) -> Result<Memory> {
         let bytes = parts.iter().map(AnnouncedPart::payload_bytes);
         self.reserve(bytes.fold(0, u64::saturating_add)).await
     }
@@ -282,31 +302,33 @@ impl Call {
     async fn push(mut self, request: Push) -> Result<Outgoing> {
         let (run, id) = (self.run.clone(), request.update);
         let announced = self.announced("push", request.parts)?;
-        let mut decided = None;
-        let turn = match run.admission.refuse_beyond().is_some() {
+        let mut held = Held::default();
+        match run.admission.refuse_beyond().is_some() {
             true => {
                 if !request.is_prepared {
                     let parts = announced.iter().map(|it| (it.shard.clone(), it.part.base));
                     run.prepare(id, parts.collect(), &self.peer).await?;
                 }
-                decided = Some(run.admission.decided(id));
-                None
+                held.decided = Some(run.admission.decided(id));
             }
-            false => Some(run.admission.wait_to_push(id.0).await?),
-        };
-        let _memory = self.room_for(&announced).await?;
+            false => held.turn = Some(run.admission.wait_to_push(id.0).await?),
+        }
+        held.memory = self.room_for(&announced).await?;
         let gradients = self.gradients(announced).await?;
         let applied = match apply_light(&run, id, gradients) {
-            Ok(applied) => applied,
+            Ok(applied) => {
+                held.done();
+                applied
+            }
             Err(gradients) => {
-                let run = run.clone();
-                blocking(move || apply(&run, id, gradients)).await
+                let work = move || {
+                    let applied = apply(&run, id, gradients);
+                    held.done();
+                    applied
+                };
+                blocking(work).await
             }
         };
-        if let Some(turn) = turn {
-            turn.done();
-        }
-        drop(decided);
         applied.map(reply)
     }
 
@@ -354,28 +376,28 @@ impl Call {
             return Err(PsError::invalid("assigned values do not travel as bf16"));
         }
         let run = self.run.clone();
-        let mut decided = None;
+        let mut held = Held::default();
         if let Some(key) = update.filter(|_| run.admission.refuse_beyond().is_some()) {
             // It overtakes what is decided as a gradient would, and is never too old itself.
             let parts = announced
                 .iter()
                 .map(|it| (it.shard.clone(), Some(u64::MAX)));
             run.prepare(key, parts.collect(), &self.peer).await?;
-            decided = Some(run.admission.decided(key));
+            held.decided = Some(run.admission.decided(key));
         }
-        let _memory = self.room_for(&announced).await?;
+        held.memory = self.room_for(&announced).await?;
         let mut values = Vec::with_capacity(announced.len());
         for part in announced {
             let value = self.values(&part, NonFinite::Apply).await?;
             values.push((part.shard, value));
         }
         self.reader.end().await.map_err(unread)?;
-        let assigned = {
-            let run = run.clone();
-            blocking(move || assign(&run, assignment, update, values)).await
+        let work = move || {
+            let assigned = assign(&run, assignment, update, values);
+            held.done();
+            assigned
         };
-        drop(decided);
-        assigned.map(reply)
+        blocking(work).await.map(reply)
     }
 
     async fn restore(mut self, state: State) -> Result<Outgoing> {

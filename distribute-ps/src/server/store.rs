@@ -47,7 +47,7 @@ pub(super) struct Run {
     coordinator: Mutex<Coordinator>,
     pub(super) rules: RunOptions,
     pub(super) table: ShardTable,
-    pub(super) admission: Admission,
+    pub(super) admission: Arc<Admission>,
     learning_rate: Mutex<Option<f64>>,
     /// The most threads that apply one push.
     pub(super) threads: usize,
@@ -164,7 +164,7 @@ impl Run {
             coordinator: Mutex::new(Coordinator::of(coordinator)),
             rules,
             table: ShardTable::default(),
-            admission: Admission::new(rules),
+            admission: Arc::new(Admission::new(rules)),
             learning_rate: Mutex::default(),
             // Asking takes a dozen system calls, so not at every push.
             threads: std::thread::available_parallelism()

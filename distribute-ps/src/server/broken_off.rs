@@ -1,0 +1,147 @@
+//! Calls that are broken off, or do not go on, over loopback.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use burn::tensor::{DType, TensorData};
+use distribute_core::Sgd;
+
+use crate::server::store::Run;
+use crate::server::{ParameterServer, ServerOptions};
+use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
+use crate::{
+    ClientOptions, Gradient, OptimizerSpec, PsError, PushOutcome, Result, RoundRobin, UpdateId,
+    VariableClient, VariableRef, VariableSpec,
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// One server with one variable, whose run lets pushes wait.
+struct Job {
+    server: ParameterServer,
+    client: VariableClient,
+    id: RunId,
+    w: VariableRef,
+}
+
+impl Job {
+    fn new(options: ServerOptions, elements: usize, bound: u64, wait_timeout: Duration) -> Self {
+        let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
+        let client = Self::connect(&server, LIMIT);
+        let (id, policy) = (RunId::random().unwrap(), StalenessPolicy::Wait);
+        let rules = RunOptions {
+            staleness: Some(Staleness { bound, policy }),
+            wait_timeout,
+            ..RunOptions::default()
+        };
+        client.attach(id, rules).unwrap();
+        let spec = VariableSpec {
+            name: "w".to_string(),
+            shape: vec![elements],
+            dtype: DType::F32,
+            optimizer: Some(OptimizerSpec::of(&Sgd::new(1.0))),
+        };
+        let placement = RoundRobin::new(1).unwrap().place(&spec.shape, 4, None);
+        let w = client.create(&spec, &placement.unwrap()).unwrap();
+        client.initialize(&w, floats(elements, 0.0)).unwrap();
+        Self {
+            server,
+            client,
+            id,
+            w,
+        }
+    }
+
+    fn connect(server: &ParameterServer, timeout: Duration) -> VariableClient {
+        let options = ClientOptions {
+            timeout,
+            ..ClientOptions::default()
+        };
+        VariableClient::connect(&[server.address().to_string()], options).unwrap()
+    }
+
+    fn run(&self) -> Arc<Run> {
+        self.server.store.run(self.id).unwrap()
+    }
+
+    fn pull(&self, closure: u64) {
+        let w = std::slice::from_ref(&self.w);
+        self.client.pull(w, &[], Some(closure)).unwrap();
+    }
+
+    fn push(&self, client: &VariableClient, closure: u64) -> Result<PushOutcome> {
+        let update = UpdateId {
+            run: self.id,
+            closure,
+            sequence: 0,
+        };
+        let elements = self.w.shape()[0];
+        let gradient = Gradient::Dense(floats(elements, -1.0));
+        client.push(update, vec![(self.w.clone(), gradient)], &[])
+    }
+
+    fn value(&self) -> f32 {
+        self.client.read("w").unwrap().as_slice::<f32>().unwrap()[0]
+    }
+}
+
+fn floats(elements: usize, value: f32) -> TensorData {
+    TensorData::new(vec![value; elements], [elements])
+}
+
+/// Waits until something holds.
+fn until(what: &str, holds: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !holds() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// The call of a push ends while the push is being applied: it counts for the bound of the others,
+/// and its gradients for the memory, until it is applied.
+#[test]
+fn a_push_whose_call_is_broken_off_while_it_is_applied_counts() {
+    let job = Job::new(ServerOptions::default(), 4, 1, Duration::from_millis(300));
+    let hasty = Job::connect(&job.server, Duration::from_millis(500));
+    hasty.join(job.id).unwrap();
+    [1, 2].into_iter().for_each(|closure| job.pull(closure));
+    let (run, free) = (job.run(), job.server.store.payloads.free());
+    let closed = run.closed();
+    let error = job.push(&hasty, 1).unwrap_err();
+    assert!(matches!(error, PsError::Timeout { .. }), "{error}");
+    // The server has read that the call has ended when it answers the next ones.
+    (0..3).for_each(|_| drop(hasty.variables().unwrap()));
+    assert!(job.server.store.payloads.free() < free, "its gradients");
+    drop(closed);
+    until("it is applied", || job.value() == 1.0);
+    until("memory is free", || {
+        job.server.store.payloads.free() == free
+    });
+    // Closure 2 was overtaken once: by another push it would be overtaken too often.
+    job.pull(3);
+    let error = job.push(&job.client, 3).unwrap_err();
+    assert!(matches!(error, PsError::StalenessTimeout { .. }), "{error}");
+    job.push(&job.client, 2).unwrap();
+    job.push(&job.client, 3).unwrap();
+    assert_eq!(job.value(), 3.0);
+}
+
+/// As [`a_push_whose_call_is_broken_off_while_it_is_applied_counts`], of an assignment.
+#[test]
+fn an_assignment_whose_call_is_broken_off_while_it_is_applied_holds_its_memory() {
+    let job = Job::new(ServerOptions::default(), 4, 1, LIMIT);
+    let hasty = Job::connect(&job.server, Duration::from_millis(500));
+    hasty.join(job.id).unwrap();
+    let (run, free) = (job.run(), job.server.store.payloads.free());
+    let closed = run.closed();
+    let error = hasty.initialize(&job.w, floats(4, 7.0)).unwrap_err();
+    assert!(matches!(error, PsError::Timeout { .. }), "{error}");
+    (0..3).for_each(|_| drop(hasty.variables().unwrap()));
+    assert!(job.server.store.payloads.free() < free, "its values");
+    drop(closed);
+    until("it is applied", || job.value() == 7.0);
+    until("memory is free", || {
+        job.server.store.payloads.free() == free
+    });
+}
