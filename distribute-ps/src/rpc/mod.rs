@@ -37,11 +37,13 @@ pub(crate) const PROTOCOL_VERSION: u32 = 7;
 
 /// The largest DATA frame: one piece of a payload.
 pub(crate) const FRAME_BYTES: u32 = 256 << 10;
-/// What a peer may have under way on one call, and on one connection.
-const STREAM_WINDOW: u32 = 4 << 20;
-const CONNECTION_WINDOW: u32 = 16 << 20;
+/// What a peer may have under way on one call.
+const STREAM_WINDOW: u32 = 1 << 20;
 /// Calls that one connection may have under way.
 const CONCURRENT_CALLS_MAX: u32 = 256;
+/// What a peer may have under way on one connection: room for all of its calls, so that those which
+/// wait, and are not read meanwhile, never keep out the one that they wait for.
+const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CONCURRENT_CALLS_MAX;
 const SEND_BUFFER: usize = 1 << 20;
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 

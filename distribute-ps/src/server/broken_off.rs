@@ -1,6 +1,7 @@
 //! Calls that are broken off, or do not go on, over loopback.
 
 use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, TensorData};
@@ -144,4 +145,42 @@ fn an_assignment_whose_call_is_broken_off_while_it_is_applied_holds_its_memory()
     until("memory is free", || {
         job.server.store.payloads.free() == free
     });
+}
+
+/// Pushes that wait for their turn leave their gradients unread, and those that wait for memory,
+/// too: however many of one connection do, the one that they wait for comes through.
+#[test]
+fn pushes_that_wait_leave_room_for_the_one_that_they_wait_for() {
+    const ELEMENTS: usize = 3 << 19;
+    const OTHERS: u64 = 6;
+    let options = ServerOptions {
+        // One gradient at a time.
+        max_payload_bytes: 4 * ELEMENTS as u64,
+        ..ServerOptions::default()
+    };
+    let job = Job::new(options, ELEMENTS, OTHERS, LIMIT);
+    let shared = Job::connect(&job.server, Duration::from_secs(20));
+    shared.join(job.id).unwrap();
+    job.pull(0);
+    for closure in 0..OTHERS {
+        let closure = 100 + closure;
+        job.pull(closure);
+        job.push(&job.client, closure).unwrap();
+    }
+    (1..=OTHERS).for_each(|closure| job.pull(closure));
+    // Closure 0 was overtaken as often as it may be: the others wait for it.
+    std::thread::scope(|scope| {
+        let (done, waiting) = channel();
+        for closure in 1..=OTHERS {
+            let (done, job, shared) = (done.clone(), &job, &shared);
+            scope.spawn(move || done.send(job.push(shared, closure)).unwrap());
+        }
+        let early = waiting.recv_timeout(Duration::from_secs(1));
+        assert!(early.is_err(), "it has overtaken: {early:?}");
+        job.push(&shared, 0).unwrap();
+        for _ in 1..=OTHERS {
+            waiting.recv().unwrap().unwrap();
+        }
+    });
+    assert_eq!(job.value(), (2 * OTHERS + 1) as f32);
 }

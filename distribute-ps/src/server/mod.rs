@@ -66,8 +66,8 @@ pub struct ServerOptions {
     pub max_request_bytes: u64,
     /// The most bytes of pushes, assignments and row numbers that the server holds before they are
     /// applied, of all connections together. Further calls wait, in their order, and are not read
-    /// meanwhile; one that is larger waits until it has all. A push that waits for slower workers
-    /// holds nothing. A quarter of the memory that the process may use by default (the limit of
+    /// meanwhile (the first 1 MiB of each may have come, and counts for nothing); one that is
+    /// larger waits until it has all. A push that waits for slower workers holds nothing. A quarter of the memory that the process may use by default (the limit of
     /// its control group, or of the machine), at least 64 MiB and at most 4 GiB.
     pub max_payload_bytes: u64,
     /// The most bytes of all variables with their slots; 64 GiB by default.
