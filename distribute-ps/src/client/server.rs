@@ -202,12 +202,17 @@ impl Server {
         loop {
             let mut channel = self.channel().await?;
             let end = match exchange(&mut channel, &call, &self.pool).await {
+                // It did not come quickly enough, which another time it may.
+                Ok(Err(PsError::Deadline { .. })) if may_repeat => {
+                    may_repeat = false;
+                    continue;
+                }
                 Ok(reply) => return reply.map_err(|error| self.as_reached(error)),
-                Err(ReadError::Nonsense(what)) => {
-                    let address = self.address.clone();
+                Err(ReadError::Broken(end)) => channel.closed().unwrap_or(end),
+                Err(error) => {
+                    let (address, what) = (self.address.clone(), error.to_string());
                     return Err(PsError::Protocol { address, what });
                 }
-                Err(ReadError::Broken(end)) => channel.closed().unwrap_or(end),
             };
             // A server that hangs would let a repetition wait once more.
             if !may_repeat || end == ConnectionEnd::Silent {

@@ -22,7 +22,7 @@ use tokio_stream::StreamExt;
 use crate::error::{PsError, Result};
 use crate::rpc::clock::ComputeTimer;
 use crate::rpc::driver::Driver;
-use crate::rpc::message::{Outgoing, Reader};
+use crate::rpc::message::{Outgoing, Pace, Reader};
 use crate::rpc::peer::Peer;
 use crate::rpc::{
     self, CONCURRENT_CALLS_MAX, CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions,
@@ -204,8 +204,13 @@ async fn serve(mut connection: Connection, service: Arc<Service>) {
     }
     let peer = Arc::new(Peer::new(remote, options));
     let (handler, served) = (service.handler.clone(), peer.clone());
+    let pace = Pace {
+        clock: options.clock.clone(),
+        limit: options.progress_timeout,
+    };
     let calls = service_fn(move |request: Request<Incoming>| {
-        let answer = handler(Reader::new(request.into_body()), served.clone());
+        let reader = Reader::new(request.into_body()).at_pace(pace.clone());
+        let answer = handler(reader, served.clone());
         async { Ok::<_, Infallible>(Response::new(answer.await)) }
     });
     let mut builder = Builder::new(TokioExecutor::new());

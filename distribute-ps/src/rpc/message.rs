@@ -7,14 +7,18 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
+use distribute_net::compute_clock::{ComputeClock, ComputeInstant};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
+use crate::rpc::clock::within;
 use crate::rpc::failure::ConnectionEnd;
 use crate::rpc::rope::Rope;
 use crate::value;
@@ -123,6 +127,14 @@ pub(crate) enum ReadError {
     /// The bytes make no sense or are too many.
     #[error("{0}")]
     Nonsense(String),
+    /// They do not come.
+    #[error("{came} bytes came within {limit:.1?}")]
+    Slow {
+        /// How many came of those that should.
+        came: usize,
+        /// The time they had.
+        limit: Duration,
+    },
 }
 
 impl ReadError {
@@ -131,9 +143,29 @@ impl ReadError {
     }
 }
 
+/// So many bytes of a payload have to come within the time of a [`Pace`], or what is left of it.
+const PACE_BYTES: usize = 1 << 20;
+
+/// How quickly a payload has to come.
+#[derive(Debug, Clone)]
+pub(crate) struct Pace {
+    /// By which the time is measured.
+    pub(crate) clock: Arc<ComputeClock>,
+    /// For each [`PACE_BYTES`].
+    pub(crate) limit: Duration,
+}
+
+/// What has come lately.
+struct Progress {
+    since: ComputeInstant,
+    came: usize,
+}
+
 /// Reads what a call brings as it comes.
 pub(crate) struct Reader<B> {
     body: B,
+    /// None: a payload may take its time.
+    pace: Option<Pace>,
     /// The longest message.
     message_max: usize,
     /// What has come of the network and was not used.
@@ -153,6 +185,7 @@ where
     pub(crate) fn new(body: B) -> Self {
         Self {
             body,
+            pace: None,
             message_max: HEADER_BYTES,
             rest: Bytes::new(),
             begun: Vec::new(),
@@ -167,6 +200,30 @@ where
             message_max,
             ..self
         }
+    }
+
+    /// Whose payloads have to come at this pace.
+    pub(crate) fn at_pace(self, pace: Pace) -> Self {
+        let pace = Some(pace);
+        Self { pace, ..self }
+    }
+
+    /// [`fill`](Self::fill), as long as enough has come lately.
+    async fn fill_at_pace(&mut self, progress: &mut Option<Progress>) -> Result<bool, ReadError> {
+        let Some(Pace { clock, limit }) = self.pace.clone() else {
+            return self.fill().await;
+        };
+        let progress = progress.get_or_insert_with(|| Progress {
+            since: clock.now(),
+            came: 0,
+        });
+        if progress.came >= PACE_BYTES {
+            (progress.since, progress.came) = (clock.now(), 0);
+        }
+        let left = limit.saturating_sub(clock.elapsed(progress.since));
+        let came = progress.came;
+        let filled = within(&clock, left, self.fill()).await;
+        filled.unwrap_or(Err(ReadError::Slow { came, limit }))
     }
 
     /// Gets more bytes; `false` at the end of the call.
@@ -242,14 +299,18 @@ where
         mut use_piece: impl FnMut(Bytes),
     ) -> Result<(), ReadError> {
         let mut left = usize::try_from(count).unwrap_or(usize::MAX);
+        let mut progress = None;
         while left > 0 {
-            if !self.fill().await? {
+            if !self.fill_at_pace(&mut progress).await? {
                 return Err(ReadError::Nonsense(format!(
                     "the payload lacks {left} bytes"
                 )));
             }
             let piece = self.rest.split_to(self.rest.len().min(left));
             left -= piece.len();
+            if let Some(Progress { came, .. }) = &mut progress {
+                *came += piece.len();
+            }
             use_piece(piece);
         }
         Ok(())
@@ -277,7 +338,7 @@ where
 
     /// Reads to the end, where nothing more may come.
     pub(crate) async fn end(&mut self) -> Result<(), ReadError> {
-        match self.fill().await? {
+        match self.fill_at_pace(&mut None).await? {
             false => Ok(()),
             true => Err(ReadError::nonsense("more bytes than announced")),
         }

@@ -47,6 +47,10 @@ const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CONCURRENT_CALLS_MAX;
 const SEND_BUFFER: usize = 1 << 20;
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 
+/// What a call holds while its payload is read, others wait for: a peer that lives and does not send
+/// must not hold it for ever.
+pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How connections behave, on both sides.
 #[derive(Debug, Clone)]
 pub(crate) struct RpcOptions {
@@ -56,6 +60,9 @@ pub(crate) struct RpcOptions {
     pub(crate) keepalive_interval: Duration,
     /// How long the answer may take before the connection is given up; 3 s by default.
     pub(crate) keepalive_timeout: Duration,
+    /// How long a payload that this process reads as a listener may take for each MiB, or for what
+    /// is left of it; 10 s by default.
+    pub(crate) progress_timeout: Duration,
     /// What the listening process is.
     pub(crate) purpose: Purpose,
     /// Its number among those of its kind, where it is known: the listening side says it, the
@@ -74,6 +81,7 @@ impl RpcOptions {
             security,
             keepalive_interval: Duration::from_secs(1),
             keepalive_timeout: Duration::from_secs(3),
+            progress_timeout: PROGRESS_TIMEOUT,
             purpose,
             task,
             clock: clock::new_clock(),

@@ -6,10 +6,17 @@ use std::time::{Duration, Instant};
 
 use burn::tensor::{DType, TensorData};
 use distribute_core::Sgd;
+use distribute_net::handshake::Purpose;
+use distribute_net::security::Security;
 
+use crate::rpc::clock::new_clock;
+use crate::rpc::driver::Driver;
+use crate::rpc::message::{Outgoing, framed};
+use crate::rpc::{Channel, RpcOptions};
 use crate::server::store::Run;
 use crate::server::{ParameterServer, ServerOptions};
 use crate::update::{RunId, RunOptions, Staleness, StalenessPolicy};
+use crate::wire::{Outcome, Part, Push, Request};
 use crate::{
     ClientOptions, Gradient, OptimizerSpec, PsError, PushOutcome, Result, RoundRobin, UpdateId,
     VariableClient, VariableRef, VariableSpec,
@@ -183,4 +190,67 @@ fn pushes_that_wait_leave_room_for_the_one_that_they_wait_for() {
         }
     });
     assert_eq!(job.value(), (2 * OTHERS + 1) as f32);
+}
+
+/// Makes a push whose gradient of `w` comes byte by byte, one in 20 ms; what is answered.
+fn trickles(job: &Job) -> Result<Vec<Outcome>> {
+    let clock = new_clock();
+    let driver = Driver::start("trickle".to_string(), "", clock.clone()).unwrap();
+    let mut options = RpcOptions::new(Purpose::ParameterServer, None, Security::default());
+    options.clock = clock;
+    let address = job.server.address().to_string();
+    let bytes = 4 * job.w.shape()[0] as u64;
+    let part = Part {
+        id: 0,
+        dtype: DType::F32,
+        base: None,
+        rows: None,
+        bytes,
+    };
+    let request = Request::Push(Push {
+        update: (1, 0),
+        parts: vec![part],
+        is_prepared: false,
+    });
+    let message = framed(&(job.id, request)).freeze();
+    driver.run(async move {
+        let mut channel = Channel::connect(&address, &options, LIMIT).await.unwrap();
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        sender.send(message).await.unwrap();
+        tokio::spawn(async move {
+            for _ in 0..bytes {
+                if sender.send(bytes::Bytes::from_static(&[0])).await.is_err() {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        });
+        let mut reader = channel.call(Outgoing::stream(receiver)).await.unwrap();
+        reader.header::<Result<Vec<Outcome>>>().await.unwrap()
+    })
+}
+
+/// A member that has been given all memory and sends slowly does not hold up all others: its push
+/// fails, and may come again.
+#[test]
+fn a_push_that_comes_too_slowly_gives_its_memory_and_its_turn_back() {
+    const ELEMENTS: usize = 1 << 12;
+    let options = ServerOptions {
+        max_payload_bytes: 4 * ELEMENTS as u64,
+        progress_timeout: Duration::from_secs(1),
+        ..ServerOptions::default()
+    };
+    let job = Job::new(options, ELEMENTS, 0, LIMIT);
+    job.pull(1);
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(|| trickles(&job));
+        until("it has the memory", || {
+            job.server.store.payloads.free() == 0
+        });
+        // Needs the memory, and its turn.
+        job.push(&job.client, 1).unwrap();
+        let error = slow.join().unwrap().unwrap_err();
+        assert!(matches!(error, PsError::Deadline { .. }), "{error}");
+    });
+    assert_eq!(job.value(), 1.0);
 }

@@ -39,7 +39,7 @@ use distribute_core::optim::Optimizer;
 use distribute_net::handshake::Purpose;
 
 use crate::error::Result;
-use crate::rpc::{RpcListener, RpcOptions, RpcServer};
+use crate::rpc::{PROGRESS_TIMEOUT, RpcListener, RpcOptions, RpcServer};
 use crate::server::coordinator_watch::CoordinatorWatch;
 pub(crate) use crate::server::coordinator_watch::{
     CoordinatorPresence, CoordinatorTimeouts, chief,
@@ -67,7 +67,9 @@ pub struct ServerOptions {
     /// The most bytes of pushes, assignments and row numbers that the server holds before they are
     /// applied, of all connections together. Further calls wait, in their order, and are not read
     /// meanwhile (the first 1 MiB of each may have come, and counts for nothing); one that is
-    /// larger waits until it has all. A push that waits for slower workers holds nothing. A quarter of the memory that the process may use by default (the limit of
+    /// larger waits until it has all. A push that waits for slower workers holds nothing, and one
+    /// that has its place and sends less than 1 MiB in 10 s fails with
+    /// [`PsError::Deadline`](crate::PsError::Deadline). A quarter of the memory that the process may use by default (the limit of
     /// its control group, or of the machine), at least 64 MiB and at most 4 GiB.
     pub max_payload_bytes: u64,
     /// The most bytes of all variables with their slots; 64 GiB by default.
@@ -90,6 +92,7 @@ pub struct ServerOptions {
     pub interruption: Interruption,
     /// The address of the chief, for messages; not known by default.
     pub chief: Option<String>,
+    pub(crate) progress_timeout: Duration,
     pub(crate) optimizers: Optimizers,
 }
 
@@ -109,6 +112,7 @@ impl Default for ServerOptions {
             orphan_timeout: Duration::from_secs(300),
             interruption: Interruption::default(),
             chief: None,
+            progress_timeout: PROGRESS_TIMEOUT,
             optimizers: Optimizers::default(),
         }
     }
@@ -158,6 +162,7 @@ impl ParameterServer {
         let mut rpc = RpcOptions::new(kind, options.server, options.security.clone());
         rpc.keepalive_interval = options.keepalive_interval;
         rpc.keepalive_timeout = options.keepalive_timeout;
+        rpc.progress_timeout = options.progress_timeout;
         let patience = (options.coordinator_timeout, &options.interruption);
         let listener = RpcListener::bind(address, rpc, patience)?;
         let store = Arc::new(Store::new(options));

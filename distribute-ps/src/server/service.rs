@@ -109,9 +109,19 @@ fn reply(value: impl Serialize) -> Outgoing {
 }
 
 fn unread(error: ReadError) -> PsError {
-    PsError::Protocol {
-        address: String::new(),
-        what: error.to_string(),
+    match error {
+        ReadError::Slow { limit, .. } => PsError::Deadline {
+            op: "read".into(),
+            waited: limit,
+            reason: format!(
+                "{error}: what the server keeps free for the call others wait for; is the link to \
+                 the server slow, or the process busy?"
+            ),
+        },
+        error => PsError::Protocol {
+            address: String::new(),
+            what: error.to_string(),
+        },
     }
 }
 
