@@ -24,6 +24,17 @@ const PENDING_LIFETIME: Duration = Duration::from_secs(10);
 /// callers give to an attempt, so that they hear of it.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 
+/// How far an attempt to connect has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DialStage {
+    /// The name is looked up.
+    Resolving,
+    /// The host has not said yet that there is a connection, or none.
+    Connecting,
+    /// There is a connection; the process behind it has not proven itself yet.
+    Accepted,
+}
+
 /// Called for connections that come to nothing: with the address, and the reason if it is known.
 pub(super) type OnRefused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
 
@@ -371,9 +382,19 @@ impl Connection {
         address: &str,
         tls: Option<&TlsSettings>,
     ) -> Result<Connection, (String, bool)> {
+        Self::open_noting(address, tls, &|_| {}).await
+    }
+
+    /// As [`open`](Self::open); `note` hears of each stage when it begins.
+    pub(crate) async fn open_noting(
+        address: &str,
+        tls: Option<&TlsSettings>,
+        note: &(dyn Fn(DialStage) + Send + Sync),
+    ) -> Result<Connection, (String, bool)> {
         let later = |reason: String| (reason, false);
         let (host, port) = address::split(address).map_err(later)?;
-        let tcp = connect(host, port).await.map_err(later)?;
+        let tcp = connect(host, port, note).await.map_err(later)?;
+        note(DialStage::Accepted);
         let remote = tcp.peer_addr().map_err(|error| later(error.to_string()))?;
         let guarded = guard(tcp, remote);
         let guard = guarded.guard.clone();
@@ -419,13 +440,19 @@ impl GuardedStream {
     }
 }
 
-async fn connect(host: &str, port: u16) -> Result<TcpStream, String> {
+async fn connect(
+    host: &str,
+    port: u16,
+    note: &(dyn Fn(DialStage) + Send + Sync),
+) -> Result<TcpStream, String> {
+    note(DialStage::Resolving);
     let resolved = lookup_host((host, port))
         .await
         .map_err(|error| match shortage_now() {
             Some(shortage) => format!("the address does not resolve: {shortage}"),
             None => format!("the address does not resolve: {error}"),
         })?;
+    note(DialStage::Connecting);
     let mut last = "the address resolves to nothing".to_string();
     let candidates: Vec<SocketAddr> = resolved.collect();
     let each = CONNECT_TIMEOUT / u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX);

@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::address::{BoundListener, Patience};
-pub use crate::connection::{Connection, ConnectionGuard};
+pub use crate::connection::{Connection, ConnectionGuard, DialStage};
 use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard};
 use crate::error::Result;
 use crate::security::Security;
@@ -120,10 +120,23 @@ pub async fn connect(
     address: &str,
     security: &Security,
 ) -> std::result::Result<Connection, (String, bool)> {
+    connect_noting(address, security, &|_| {}).await
+}
+
+/// As [`connect`]; `note` hears of each stage when it begins, so that whoever gives up knows what
+/// was not answered.
+///
+/// # Errors
+/// As [`connect`].
+pub async fn connect_noting(
+    address: &str,
+    security: &Security,
+    note: &(dyn Fn(DialStage) + Send + Sync),
+) -> std::result::Result<Connection, (String, bool)> {
     let tls = security
         .tls_settings()
         .map_err(|error| (error.to_string(), true))?;
-    Connection::open(address, tls.as_ref()).await
+    Connection::open_noting(address, tls.as_ref(), note).await
 }
 
 /// Accepts connections and does their TLS handshakes until the stream is dropped; `refused` hears

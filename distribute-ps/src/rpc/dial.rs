@@ -3,9 +3,10 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use distribute_net::peers;
+use distribute_net::peers::{self, DialStage};
 use hyper::client::conn::http2::Builder;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
 
 use crate::rpc::channel::Channel;
 use crate::rpc::clock::{ComputeTimer, within};
@@ -27,20 +28,27 @@ impl Channel {
         options: &RpcOptions,
         timeout: Duration,
     ) -> Result<Self, ConnectError> {
-        match within(&options.clock, timeout, Self::open(address, options)).await {
+        let stage = Mutex::new(DialStage::Resolving);
+        let note = |begun| *stage.lock() = begun;
+        match within(&options.clock, timeout, Self::open(address, options, &note)).await {
             Some(opened) => opened,
-            None => Err(ConnectError::Unavailable(format!(
-                "it does not answer within {timeout:.1?} (a firewall? Let connections from this \
-                 host to {address} pass)"
+            None => Err(ConnectError::Unavailable(unanswered(
+                address,
+                timeout,
+                *stage.lock(),
             ))),
         }
     }
 
-    async fn open(address: &str, options: &RpcOptions) -> Result<Self, ConnectError> {
+    async fn open(
+        address: &str,
+        options: &RpcOptions,
+        note: &(dyn Fn(DialStage) + Send + Sync),
+    ) -> Result<Self, ConnectError> {
         let uri = format!("http://{address}/")
             .parse()
             .map_err(|error| ConnectError::Unavailable(format!("bad address: {error}")))?;
-        let connected = peers::connect(address, &options.security).await;
+        let connected = peers::connect_noting(address, &options.security, note).await;
         let mut connection =
             connected.map_err(|(reason, is_certificate)| match is_certificate {
                 true => ConnectError::Refused(reason),
@@ -70,6 +78,22 @@ impl Channel {
     }
 }
 
+/// Why an attempt ended that had come to this stage.
+fn unanswered(address: &str, timeout: Duration, stage: DialStage) -> String {
+    match stage {
+        DialStage::Resolving => format!(
+            "its name was not resolved within {timeout:.1?} (does this host reach its name server?)"
+        ),
+        DialStage::Connecting => format!(
+            "no answer to the attempt to connect within {timeout:.1?}: a firewall? Let \
+             connections from this host to {address} pass"
+        ),
+        DialStage::Accepted => format!(
+            "it accepts connections and does not answer within {timeout:.1?} (stopped, or busy?)"
+        ),
+    }
+}
+
 fn builder(options: &RpcOptions) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     builder
@@ -83,4 +107,45 @@ fn builder(options: &RpcOptions) -> Builder<TokioExecutor> {
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(HEADER_LIST_BYTES);
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use distribute_net::handshake::Purpose;
+    use distribute_net::security::Security;
+
+    use super::*;
+    use crate::rpc::driver::Driver;
+
+    /// What is said of a process that lets others connect and says nothing, as a stopped one.
+    #[test]
+    fn no_firewall_is_asked_for_where_a_connection_was_accepted() {
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap().to_string();
+        let options = RpcOptions::new(Purpose::Worker, None, Security::default());
+        let driver = Driver::start("dial".to_string(), "", options.clock.clone()).unwrap();
+        let said = driver.run(async move {
+            let timeout = Duration::from_millis(300);
+            let dialled = Channel::connect(&address, &options, timeout).await;
+            Ok(dialled.unwrap_err().to_string())
+        });
+        let said = said.unwrap();
+        assert!(
+            said.contains("accepts connections and does not answer"),
+            "{said}"
+        );
+        assert!(!said.contains("firewall"), "{said}");
+    }
+
+    #[test]
+    fn what_was_not_answered_is_named() {
+        let said = |stage| unanswered("host:7", Duration::from_secs(2), stage);
+        let of_connect = said(DialStage::Connecting);
+        assert!(of_connect.contains("a firewall? Let connections from this host to host:7 pass"));
+        for stage in [DialStage::Resolving, DialStage::Accepted] {
+            assert!(!said(stage).contains("firewall"), "{}", said(stage));
+        }
+    }
 }
