@@ -152,11 +152,16 @@ impl ParameterServer {
     /// not resolve yet, and an address that this host has not got yet, are waited for.
     ///
     /// # Errors
-    /// [`PsError::InvalidArgument`] when the address or the credentials cannot be used,
-    /// [`PsError::System`] when there are no more threads.
+    /// [`PsError::InvalidArgument`] for an address that makes no sense, or that other hosts can
+    /// reach without token and TLS, and for credentials that cannot be used; [`PsError::System`]
+    /// for a port that is in use, when there are no more threads, and for a name that does not
+    /// resolve or an address that is not of this host after
+    /// [`coordinator_timeout`](ServerOptions::coordinator_timeout); [`PsError::Interrupted`] when
+    /// the [interruption](ServerOptions::interruption) was raised before that.
     ///
     /// [`PsError::InvalidArgument`]: crate::PsError::InvalidArgument
     /// [`PsError::System`]: crate::PsError::System
+    /// [`PsError::Interrupted`]: crate::PsError::Interrupted
     pub fn bind(address: &str, options: ServerOptions) -> Result<Self> {
         let kind = Purpose::ParameterServer;
         let mut rpc = RpcOptions::new(kind, options.server, options.security.clone());

@@ -84,8 +84,13 @@ impl WorkerServer {
     /// closures run when [`serve`](Self::serve) is called.
     ///
     /// # Errors
-    /// [`PsError::InvalidArgument`](crate::PsError::InvalidArgument) for an address that does not
-    /// resolve, is in use or not of this host, or that other hosts can reach without token and TLS.
+    /// [`PsError::InvalidArgument`](crate::PsError::InvalidArgument) for an address that makes no
+    /// sense, or that other hosts can reach without token and TLS, and for credentials that cannot
+    /// be used; [`PsError::System`](crate::PsError::System) for a port that is in use, when there
+    /// are no more threads, and for a name that does not resolve or an address that is not of this
+    /// host after [`coordinator_timeout`](WorkerOptions::coordinator_timeout);
+    /// [`PsError::Interrupted`](crate::PsError::Interrupted) when the
+    /// [interruption](WorkerOptions::interruption) was raised before that.
     pub fn bind(
         address: &str,
         registry: Arc<StepRegistry>,
