@@ -20,6 +20,9 @@ use crate::wire::Request;
 
 /// How long one attempt to connect may take, of a new connection or of one that was broken.
 const RECONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+/// The same for a server that has just been silent for as long as a connection lives without a sign
+/// of life: together with that time it is known within 5 s that it is lost.
+const SILENT_RECONNECT_TIMEOUT: Duration = Duration::from_millis(800);
 /// The last attempt within a limit gets as long, whatever is left of that: a server that is there
 /// is not lost because little time was left when it was dialled.
 const LAST_ATTEMPT: Duration = Duration::from_secs(2);
@@ -133,7 +136,11 @@ impl Server {
         {
             return Ok(channel.clone());
         }
-        let opened = Channel::connect(&self.address, &self.rpc, RECONNECT_TIMEOUT).await;
+        let limit = match place.as_ref().and_then(Channel::closed) {
+            Some(ConnectionEnd::Silent) => SILENT_RECONNECT_TIMEOUT,
+            _ => RECONNECT_TIMEOUT,
+        };
+        let opened = Channel::connect(&self.address, &self.rpc, limit).await;
         let mut channel = opened.map_err(|error| self.connect_error(error))?;
         if let Some(run) = *self.coordinates.lock().await {
             join_as_coordinator(&mut channel, run, &self.pool).await;
