@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// As [`hostile::stopwatch::Stopwatch`], for what processes with clocks of their own do.
+/// As [`hostile::stopwatch::Stopwatch`], for what processes with clocks of their own do. Made before
+/// the work begins, so that it sees how slow the machine is, and restarted at what is measured.
 pub struct Stopwatch(hostile::stopwatch::Stopwatch);
 
 impl Stopwatch {
@@ -12,8 +13,12 @@ impl Stopwatch {
         Self(hostile::stopwatch::Stopwatch::start())
     }
 
+    pub fn restart(&mut self) {
+        self.0.restart();
+    }
+
     pub fn elapsed(&self) -> Duration {
-        self.0.elapsed_elsewhere()
+        self.0.elapsed_at_slowest()
     }
 }
 

@@ -96,6 +96,7 @@ fn a_worker_whose_step_never_ends_gets_nothing_else_to_do() {
 
 #[test]
 fn a_worker_that_is_busy_when_the_job_ends_hears_of_it() {
+    let mut begun = Stopwatch::start();
     let open = Arc::new(AtomicBool::new(false));
     let register = |registry: &mut StepRegistry| deaf(registry, &open);
     let Cluster {
@@ -110,7 +111,7 @@ fn a_worker_that_is_busy_when_the_job_ends_hears_of_it() {
             .fetch::<()>()
             .is_err()
     );
-    let begun = Stopwatch::start();
+    begun.restart();
     coordinator.finish().unwrap();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(5), "{took:?}");
@@ -249,6 +250,7 @@ fn waiting(registry: &mut StepRegistry, holds: &Arc<AtomicBool>, may_fail: &Arc<
 
 #[test]
 fn closures_that_wait_for_slower_ones_stop_at_once_when_they_are_cancelled() {
+    let mut begun = Stopwatch::start();
     let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let (holds, may_fail) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
     let mut options = CoordinatorOptions::default();
@@ -277,7 +279,7 @@ fn closures_that_wait_for_slower_ones_stop_at_once_when_they_are_cancelled() {
     // They wait at the server: none ends.
     std::thread::sleep(Duration::from_millis(300));
     assert!(values.iter().all(|value| !value.is_ready()));
-    let begun = Stopwatch::start();
+    begun.restart();
     may_fail.store(true, Ordering::Relaxed);
     assert!(failing.fetch::<f32>().is_err());
     failed(&coordinator.join().unwrap_err(), "hold");
@@ -304,6 +306,7 @@ struct Halves {
 
 #[test]
 fn nobody_waits_for_updates_where_a_closure_had_none() {
+    let mut begun = Stopwatch::start();
     let servers =
         [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());
     let addresses = servers.each_ref().map(|it| it.address().to_string());
@@ -344,7 +347,7 @@ fn nobody_waits_for_updates_where_a_closure_had_none() {
         server_of("model/trained.weight"),
         server_of("model/untouched.weight")
     );
-    let begun = Stopwatch::start();
+    begun.restart();
     for _ in 0..60 {
         coordinator.schedule("train", ()).unwrap();
     }
@@ -358,6 +361,7 @@ fn nobody_waits_for_updates_where_a_closure_had_none() {
 
 #[test]
 fn a_server_that_comes_back_empty_is_noticed_without_any_step() {
+    let mut begun = Stopwatch::start();
     let server = ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap();
     let address = server.address().to_string();
     let cluster = Cluster::with_servers(
@@ -372,7 +376,7 @@ fn a_server_that_comes_back_empty_is_noticed_without_any_step() {
         server = ParameterServer::bind(&address, ServerOptions::default()).ok();
         server.is_some()
     });
-    let begun = Stopwatch::start();
+    begun.restart();
     let mut last = None;
     eventually("the error of another run", || {
         last = cluster.coordinator.done().err().or(last.take());

@@ -256,13 +256,14 @@ fn every_scheduled_step_is_applied_once_when_a_worker_is_killed_ten_times() {
 
 #[test]
 fn a_stopped_worker_does_not_hold_up_the_others_and_is_used_when_it_goes_on() {
+    let mut begun = Stopwatch::start();
     let server = parameter_server();
     let workers: Vec<Process> = (0..2).map(|_| Process::worker("127.0.0.1:0")).collect();
     let job = Job::connect(&workers, &[&server.address().to_string()]);
     let values = job.schedule(100);
     job.await_closures(5);
     workers[0].signal(Signal::STOP);
-    let begun = Stopwatch::start();
+    begun.restart();
     job.coordinator.join_timeout(LIMIT).unwrap();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "join took {took:?}");
@@ -280,6 +281,7 @@ fn a_stopped_worker_does_not_hold_up_the_others_and_is_used_when_it_goes_on() {
 
 #[test]
 fn the_end_of_the_job_does_not_wait_long_for_workers_that_are_stopped() {
+    let mut begun = Stopwatch::start();
     let server = parameter_server();
     let mut workers: Vec<Process> = (0..3).map(|_| Process::worker("127.0.0.1:0")).collect();
     let job = Job::connect(&workers, &[&server.address().to_string()]);
@@ -290,7 +292,7 @@ fn the_end_of_the_job_does_not_wait_long_for_workers_that_are_stopped() {
     let is_lost = || job.coordinator.worker_statuses()[0] != WorkerStatus::Connected;
     eventually("the worker is lost", is_lost);
     workers[1].signal(Signal::STOP);
-    let begun = Stopwatch::start();
+    begun.restart();
     job.coordinator.finish().unwrap();
     let took = begun.elapsed();
     assert!(took < Duration::from_secs(10), "{took:?}");
@@ -326,15 +328,16 @@ fn the_bound_on_staleness_outlives_the_workers_that_others_wait_for() {
 }
 
 /// From the fault to the error, at default settings.
-const NOTICED_WITHIN: Duration = Duration::from_secs(8);
+const NOTICED_WITHIN: Duration = Duration::from_secs(5);
 
 fn a_lost_server_surfaces_at_join(fault: impl FnOnce(&mut Process)) {
+    let mut begun = Stopwatch::start();
     let mut server = Process::server();
     let workers: Vec<Process> = (0..2).map(|_| Process::worker("127.0.0.1:0")).collect();
     let job = Job::connect(&workers, &[&server.address]);
     job.schedule(500);
     job.await_closures(5);
-    let begun = Stopwatch::start();
+    begun.restart();
     fault(&mut server);
     let error = job.coordinator.join().unwrap_err();
     let took = begun.elapsed();
@@ -347,7 +350,7 @@ fn a_lost_server_surfaces_at_join(fault: impl FnOnce(&mut Process)) {
     assert_eq!(address, &server.address);
     assert!(took < NOTICED_WITHIN, "{took:?}: {error}");
     // Nothing runs any more.
-    let begun = Stopwatch::start();
+    begun.restart();
     while job.coordinator.done().is_err() {
         assert!(begun.elapsed() < LIMIT);
     }
@@ -361,6 +364,7 @@ fn a_killed_server_is_unavailable_at_join() {
 /// The workers stay; the coordinator is another one in the same process.
 #[test]
 fn training_resumes_from_the_last_checkpoint_when_a_killed_server_is_back() {
+    let mut begun = Stopwatch::start();
     let mut server = Process::server();
     let workers: Vec<Process> = (0..2).map(|_| Process::worker("127.0.0.1:0")).collect();
     let job = Job::connect(&workers, &[&server.address]);
@@ -371,7 +375,7 @@ fn training_resumes_from_the_last_checkpoint_when_a_killed_server_is_back() {
     assert_eq!(saved.metadata.step, 30);
     job.schedule(500);
     job.await_closures(20);
-    let begun = Stopwatch::start();
+    begun.restart();
     server.child.kill().unwrap();
     server.child.wait().unwrap();
     let error = job.coordinator.join().unwrap_err();

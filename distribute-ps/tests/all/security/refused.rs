@@ -27,6 +27,7 @@ fn meet(listening: &Security, dialling: &Security) -> [(PsError, PsError); 2] {
 }
 
 fn of_server(listening: &Security, dialling: &Security) -> (PsError, PsError) {
+    let mut begun = Stopwatch::start();
     let mut options = ServerOptions::new(3, listening.clone());
     options.coordinator_timeout = COORDINATOR_TIMEOUT;
     let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
@@ -34,13 +35,14 @@ fn of_server(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     options.security = dialling.clone();
     options.connect_timeout = DIALS;
     let addresses = [server.address().to_string()];
-    let begun = Stopwatch::start();
+    begun.restart();
     let error = VariableClient::connect(&addresses, options).unwrap_err();
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     (error, server.wait(Some(SOON)).unwrap_err())
 }
 
 fn of_worker(listening: &Security, dialling: &Security) -> (PsError, PsError) {
+    let mut begun = Stopwatch::start();
     let registry = Arc::new(StepRegistry::new());
     let mut options = WorkerOptions::default();
     options.security = listening.clone();
@@ -51,7 +53,7 @@ fn of_worker(listening: &Security, dialling: &Security) -> (PsError, PsError) {
     options.connect_timeout = DIALS;
     let addresses = [worker.address().to_string()];
     let none: [&str; 0] = [];
-    let begun = Stopwatch::start();
+    begun.restart();
     let error = ClusterCoordinator::connect(&addresses, &none, registry, options);
     let error = error.unwrap_err();
     assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());

@@ -248,6 +248,7 @@ fn server_and_worker(security: &Security) -> (ParameterServer, WorkerServer) {
 
 /// How long a coordinator takes to begin with a server and a worker.
 fn connected_in_a_flood(security: &Security, count: usize, bytes: &[u8]) -> Duration {
+    let mut begun = Stopwatch::start();
     let options = ServerOptions::new(0, security.clone());
     let server = ParameterServer::bind("127.0.0.1:0", options).unwrap();
     let registry = Arc::<StepRegistry>::default();
@@ -260,7 +261,7 @@ fn connected_in_a_flood(security: &Security, count: usize, bytes: &[u8]) -> Dura
     options.security = security.clone();
     options.client.security = security.clone();
     let [server, worker] = addresses.map(|address| address.to_string());
-    let begun = Stopwatch::start();
+    begun.restart();
     ClusterCoordinator::connect(&[worker], &[server], registry, options).unwrap();
     begun.elapsed()
 }
