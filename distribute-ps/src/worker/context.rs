@@ -7,9 +7,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use bytes::Bytes;
 use distribute_core::InputContext;
 use distribute_core::collectives::Interruption;
 use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::mpsc;
 
 use super::messages::{Attach, Execute};
 use crate::client::{ClientOptions, VariableClient};
@@ -33,6 +35,8 @@ pub(super) struct RunSession {
     strategy: OnceLock<ParameterServerStrategy>,
     /// What [`WorkerContext::resource`] has built; a value is absent while a step holds it.
     resources: Mutex<Resources>,
+    /// Who is told of the check of the servers that is under way.
+    check: Mutex<Option<mpsc::Sender<Bytes>>>,
 }
 
 impl RunSession {
@@ -43,6 +47,7 @@ impl RunSession {
             variables: OnceLock::new(),
             strategy: OnceLock::new(),
             resources: Mutex::default(),
+            check: Mutex::default(),
         }
     }
 
@@ -70,6 +75,18 @@ impl RunSession {
         let client = VariableClient::connect(servers, options)?;
         client.join(self.attach.run)?;
         Ok(self.variables.get_or_init(|| client))
+    }
+
+    /// A coordinator asks whether the servers are reached. Whether nothing of the kind is under way
+    /// yet: then [`end_check`](Self::end_check) must follow. Otherwise the check that is under
+    /// way is answered to whoever asked last.
+    pub(super) fn begin_check(&self, asks: mpsc::Sender<Bytes>) -> bool {
+        self.check.lock().replace(asks).is_none()
+    }
+
+    /// The check is over; who is told of its outcome.
+    pub(super) fn end_check(&self) -> Option<mpsc::Sender<Bytes>> {
+        self.check.lock().take()
     }
 
     /// Asks all parameter servers for a sign of life. Blocks.

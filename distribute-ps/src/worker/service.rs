@@ -153,15 +153,29 @@ fn handle_order(
         }
         Order::CheckServers => {
             let (session, reports) = (queue.session(*stream)?, reports.clone());
-            // One that is under way still, when the coordinator asks again, is one thread at most.
-            tokio::task::spawn_blocking(move || {
-                let checked = session.check_servers().map_err(|error| sendable(&error));
-                report(&reports, &Report::Servers(checked));
-            });
+            check_servers(session, reports, RunSession::check_servers);
             Ok(())
         }
         Order::Attach(_) => Err(senseless("a second Attach")),
     }
+}
+
+/// Has the servers asked on a thread that may block, unless that is under way: the coordinator asks
+/// again when it hears nothing, and each time would take a thread more.
+fn check_servers(
+    session: Arc<RunSession>,
+    reports: Reports,
+    check: impl FnOnce(&RunSession) -> Result<(), PsError> + Send + 'static,
+) {
+    if !session.begin_check(reports) {
+        return;
+    }
+    tokio::task::spawn_blocking(move || {
+        let checked = check(&session).map_err(|error| sendable(&error));
+        if let Some(reports) = session.end_check() {
+            report(&reports, &Report::Servers(checked));
+        }
+    });
 }
 
 #[cfg(test)]
@@ -242,5 +256,32 @@ mod tests {
         let (count, refused) = refused.unwrap();
         assert!(refused.to_string().contains("more closures"), "{refused}");
         assert!(count < 10, "{count}");
+    }
+
+    /// A coordinator that asks again, also over another stream, gets one answer, where it asked
+    /// last, and takes no further thread.
+    #[tokio::test]
+    async fn one_check_of_the_servers_is_under_way_at_a_time() {
+        let service = service();
+        let stream = attached(&service, 1).unwrap();
+        let session = service.queue.session(stream).unwrap();
+        let (go, may_go) = std::sync::mpsc::channel::<()>();
+        let (earlier, mut of_earlier) = mpsc::channel(REPORTS);
+        let (later, mut of_later) = mpsc::channel(REPORTS);
+        check_servers(session.clone(), earlier.clone(), move |_| {
+            may_go.recv().unwrap();
+            Ok(())
+        });
+        for _ in 0..40 {
+            check_servers(session.clone(), earlier.clone(), |_| panic!("a second one"));
+        }
+        check_servers(session.clone(), later, |_| panic!("a second one"));
+        go.send(()).unwrap();
+        assert!(of_later.recv().await.is_some());
+        assert!(of_later.recv().await.is_none());
+        assert!(of_earlier.try_recv().is_err());
+        // The next one begins when it has ended.
+        check_servers(session, earlier, |_| Ok(()));
+        assert!(of_earlier.recv().await.is_some());
     }
 }
