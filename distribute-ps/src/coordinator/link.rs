@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use distribute_net::compute_clock::ComputeInstant;
 use hyper::body::Incoming;
 use serde::Serialize;
 use serde_bytes::ByteBuf;
@@ -54,13 +55,19 @@ struct Link<'a> {
     current: Option<CurrentClosure>,
     /// Set while the worker does not reach a server that the coordinator reaches: when it is asked
     /// again whether it does.
-    apart: Option<Instant>,
+    apart: Option<NextCheck>,
 }
 
 /// The closure that the worker has.
 struct CurrentClosure {
     handed: TakenClosure<Arc<Closure>>,
-    since: Instant,
+    since: ComputeInstant,
+}
+
+/// When a worker is asked again: so long after a moment, by the scheduler's clock.
+struct NextCheck {
+    since: ComputeInstant,
+    pause: Duration,
 }
 
 /// Keeps a stream to the worker until the coordinator ends.
@@ -311,18 +318,23 @@ impl Link<'_> {
         if is_news {
             tracing::warn!(worker, %error, "the worker gets nothing to do until it reaches it");
         }
-        self.apart = Some(Instant::now() + pause);
+        let since = self.scheduler.clock.now();
+        self.apart = Some(NextCheck { since, pause });
         let status = WorkerStatus::Absent(error.to_string());
         self.scheduler.set_status(worker, status);
     }
 
     /// Asks a worker whether it reaches the servers again, when it is time.
     fn ask_about_servers(&mut self) -> Result<(), StreamEnd> {
-        let now = Instant::now();
-        let Some(next) = self.apart.as_mut().filter(|at| **at <= now) else {
+        let clock = &self.scheduler.clock;
+        let is_time = |next: &&mut NextCheck| clock.elapsed(next.since) >= next.pause;
+        let Some(next) = self.apart.as_mut().filter(is_time) else {
             return Ok(());
         };
-        *next = now + CHECK_TIMEOUT;
+        *next = NextCheck {
+            since: clock.now(),
+            pause: CHECK_TIMEOUT,
+        };
         self.order(&Order::<ByteBuf>::CheckServers)
     }
 
@@ -360,7 +372,7 @@ impl Link<'_> {
         }));
         self.current = Some(CurrentClosure {
             handed,
-            since: Instant::now(),
+            since: self.scheduler.clock.now(),
         });
         execute
     }
@@ -427,7 +439,8 @@ impl Link<'_> {
         if let Some(silence) = silence.filter(|_| options.interruption.is_raised()) {
             return Err(lost(format!("it has been silent for {silence:.1?}")));
         }
-        let too_long = |it: &mut CurrentClosure| it.since.elapsed() > options.step_timeout;
+        let clock = &self.scheduler.clock;
+        let too_long = |it: &mut CurrentClosure| clock.elapsed(it.since) > options.step_timeout;
         let Some(CurrentClosure { handed, .. }) = self.current.take_if(too_long) else {
             return Ok(());
         };

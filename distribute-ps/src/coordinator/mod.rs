@@ -35,7 +35,9 @@
 //! ends the job.
 //!
 //! What the coordinator's process did not get to compute (it was stopped, or the machine has many
-//! times more work than processors) is not counted in any of these waits.
+//! times more work than processors) is not counted in any of these waits. The times that callers
+//! give ([`join_timeout`](ClusterCoordinator::join_timeout),
+//! [`fetch_timeout`](RemoteValue::fetch_timeout)) pass as on a clock on the wall.
 //!
 //! # A lost coordinator
 //!

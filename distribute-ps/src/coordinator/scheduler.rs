@@ -82,7 +82,7 @@ pub(super) struct State {
     /// Since when no worker is connected.
     without_workers: Option<ComputeInstant>,
     /// When the last closure ended.
-    progress: Instant,
+    progress: ComputeInstant,
     ended: u64,
     /// What the servers are to be told.
     notice: ServerNotice,
@@ -132,7 +132,7 @@ impl Scheduler {
             workers: vec![absent; addresses.len()],
             datasets: BTreeMap::new(),
             without_workers: Some(clock.now()),
-            progress: Instant::now(),
+            progress: clock.now(),
             ended: 0,
             notice: ServerNotice::default(),
             is_silent: parameter_servers.is_empty(),
@@ -162,7 +162,7 @@ impl Scheduler {
 
     /// Queues a closure, when there is room.
     pub(super) fn schedule(&self, step: &str, arguments: Bytes) -> Result<RemoteValue> {
-        let begun = Instant::now();
+        let begun = self.clock.now();
         let step: Arc<str> = step.into();
         let slot = Arc::new(Slot::default());
         let push = |state: &mut State| {
@@ -180,8 +180,9 @@ impl Scheduler {
         };
         let limit = self.options.schedule_timeout;
         let left = |state: &State| {
-            let since = state.progress.max(begun);
-            time_left(limit, since).ok_or_else(|| {
+            let since = [state.progress, begun].map(|since| self.clock.elapsed(since));
+            let left = limit.saturating_sub(since[0].min(since[1]));
+            (!left.is_zero()).then_some(left).ok_or_else(|| {
                 let advice = ", and none has ended; look at the workers, or raise \
                               `CoordinatorOptions::schedule_timeout`";
                 state.late("schedule", limit, advice)
@@ -275,13 +276,14 @@ impl Scheduler {
             closure.end(Err(PsError::Cancelled));
         }
         self.cancel_running(&mut state);
-        let begun = Instant::now();
+        let begun = self.clock.now();
         loop {
             if let Some(error) = state.queue.end_cancelling() {
                 self.changed.notify_all();
                 return Err(error);
             }
-            let left = self.cancel_timeout().saturating_sub(begun.elapsed());
+            let waited = self.clock.elapsed(begun);
+            let left = self.cancel_timeout().saturating_sub(waited);
             if left.is_zero() {
                 self.give_up_running(&mut state);
             } else {
@@ -445,7 +447,7 @@ impl Scheduler {
             Ok(_) => state.queue.finished(id),
             Err(error) => state.queue.failed(id, error),
         };
-        state.progress = Instant::now();
+        state.progress = self.clock.now();
         state.ended += 1;
         self.changed.notify_all();
     }
