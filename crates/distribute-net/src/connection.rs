@@ -623,7 +623,7 @@ mod tests {
         drop(free);
         block_on(async {
             for port in [port, port + 1].into_iter().cycle().take(300_000) {
-                match connect("127.0.0.1", port).await {
+                match connect("127.0.0.1", port, &|_| {}).await {
                     Ok(tcp) => assert_ne!(tcp.local_addr().unwrap(), tcp.peer_addr().unwrap()),
                     Err(reason) if reason == "nobody listens there" => return,
                     Err(_) => {}
