@@ -14,7 +14,7 @@ use crate::rpc::failure::{ConnectError, ConnectionEnd};
 use crate::rpc::handshake;
 use crate::rpc::heard::LastHeard;
 use crate::rpc::{
-    CONNECTION_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER, STREAM_WINDOW,
+    ANSWER_WINDOW, ANSWERS_WINDOW, FRAME_BYTES, HEADER_LIST_BYTES, RpcOptions, SEND_BUFFER,
 };
 
 impl Channel {
@@ -102,8 +102,8 @@ fn builder(options: &RpcOptions) -> Builder<TokioExecutor> {
         .keep_alive_timeout(options.keepalive_timeout)
         .keep_alive_while_idle(true)
         .max_frame_size(FRAME_BYTES)
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_stream_window_size(ANSWER_WINDOW)
+        .initial_connection_window_size(ANSWERS_WINDOW)
         .max_send_buf_size(SEND_BUFFER)
         .max_header_list_size(HEADER_LIST_BYTES);
     builder

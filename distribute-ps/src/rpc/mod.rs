@@ -37,17 +37,21 @@ pub(crate) const PROTOCOL_VERSION: u32 = 7;
 
 /// The largest DATA frame: one piece of a payload.
 pub(crate) const FRAME_BYTES: u32 = 256 << 10;
-/// What a peer may have under way on one call.
+/// What a listening process lets a peer have under way on one call.
 const STREAM_WINDOW: u32 = 1 << 20;
 /// Calls that one connection may have under way.
 const CONCURRENT_CALLS_MAX: u32 = 256;
-/// What a peer may have under way on one connection: room for all of its calls, so that those which
+/// The same on one connection: room for all of its calls, so that those which
 /// wait, and are not read meanwhile, never keep out the one that they wait for.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CONCURRENT_CALLS_MAX;
+/// What a dialling process lets a peer have under way on one answer, and on one connection: answers
+/// are all read as they come.
+const ANSWER_WINDOW: u32 = 4 << 20;
+const ANSWERS_WINDOW: u32 = 16 << 20;
 const SEND_BUFFER: usize = 1 << 20;
 const HEADER_LIST_BYTES: u32 = 16 << 10;
 
-/// What a call holds while its payload is read, others wait for: a peer that lives and does not send
+/// Others wait for what a call holds while its payload is read: a peer that lives and does not send
 /// must not hold it for ever.
 pub(crate) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 

@@ -111,7 +111,7 @@ fn reply(value: impl Serialize) -> Outgoing {
 fn unread(error: ReadError) -> PsError {
     match error {
         ReadError::Slow { limit, .. } => PsError::Deadline {
-            op: "read".into(),
+            op: "read",
             waited: limit,
             reason: format!(
                 "{error}: what the server keeps free for the call others wait for; is the link to \

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// As [`hostile::stopwatch::Stopwatch`], for what processes with clocks of their own do. Made before
-/// the work begins, so that it sees how slow the machine is, and restarted at what is measured.
+/// As [`hostile::stopwatch::Stopwatch`], for what processes with clocks of their own do. It is made
+/// before the work begins, so that it sees how slow the machine is, and restarted at what is
+/// measured.
 pub struct Stopwatch(hostile::stopwatch::Stopwatch);
 
 impl Stopwatch {
