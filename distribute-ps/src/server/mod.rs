@@ -69,9 +69,9 @@ pub struct ServerOptions {
     /// meanwhile (the first 1 MiB of each may have come, and counts for nothing); one that is
     /// larger waits until it has all. A push that waits for slower workers holds nothing, and one
     /// that has its place and sends less than 1 MiB in 10 s fails with
-    /// [`PsError::Deadline`](crate::PsError::Deadline). A quarter of the memory that the process may
-    /// use by default (the limit of its control group, or of the machine), at least 64 MiB and at
-    /// most 4 GiB.
+    /// [`PsError::Deadline`](crate::PsError::Deadline). A quarter of the memory that the process
+    /// may use by default (the limit of its control group, or of the machine), at least 64 MiB and
+    /// at most 4 GiB.
     pub max_payload_bytes: u64,
     /// The most bytes of all variables with their slots; 64 GiB by default.
     pub max_memory_bytes: u64,
