@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::schedule::from_config;
 use distribute_core::{
@@ -16,13 +15,13 @@ use distribute_data::fit::{
 use distribute_data::{Batching, FnDataset, StrategyDataExt};
 use serde_json::{Value, json};
 
-use super::support::expected;
+use super::support::{Variables, expected};
 use crate::case::{Case, StrategyKind};
 use crate::compare::equal;
 use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Deviation, Failure, Outcome};
-use crate::tensors::{as_scalar, float, number, tensor};
+use crate::tensors::{as_scalar, number, reshaped, tensor};
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     match case.op() {
@@ -74,19 +73,14 @@ fn as_floats(value: &Value) -> Value {
     }
 }
 
-#[derive(Module, Debug)]
-struct Weights {
-    w: Param<Tensor<1>>,
-}
+type State = Mirrored<TrainState<Variables>>;
 
-fn state(
-    strategy: &dyn Strategy,
-    learning_rate: f64,
-    weights: impl Fn(&Device) -> Result<Tensor<1>, Failure>,
-) -> Result<Mirrored<TrainState<Weights>>, Failure> {
+/// A state with the one variable w.
+fn state(strategy: &dyn Strategy, learning_rate: f64, w: &Value) -> Result<State, Failure> {
+    let variables = json!({"w": w});
     let state = strategy.try_scope(|device| {
-        let w = Param::from_tensor(weights(device)?.require_grad());
-        Ok(TrainState::new(Weights { w }, Sgd::new(learning_rate)))
+        let model = Variables::new(&variables, device)?;
+        Ok(TrainState::new(model, Sgd::new(learning_rate)))
     });
     Ok(state?)
 }
@@ -97,7 +91,8 @@ fn in_optimizer(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
     let schedule = from_config(inputs.text("class")?, inputs.field("config")?)?;
     let initial = inputs.field("w")?;
-    let mut state = state(strategy, 1.0, |device| float(initial, device))?;
+    let mut state = state(strategy, 1.0, initial)?;
+    let shape = tensor(initial)?.shape().to_vec();
     let wanted = expected(case)?.list("steps")?;
     for (gradients, wanted) in inputs.list("gradients")?.iter().zip(wanted) {
         let rate = schedule.rate(state.host_metadata().step());
@@ -107,21 +102,29 @@ fn in_optimizer(case: &Case, env: &Env<'_>) -> Checked {
         let replicas = gradients
             .as_array()
             .ok_or_else(|| Failure::schema("gradients"))?;
-        let given = |gradient| float::<1>(gradient, &Device::flex());
-        let given = replicas.iter().map(given).collect::<Result<_, _>>()?;
+        let given = |gradient: &Value| {
+            let gradient = tensor(gradient)?;
+            equal(&json!(shape), &json!(gradient.shape().to_vec()))
+                .map_err(|failure| failure.at("the shape of a gradient: "))?;
+            let count = gradient.num_elements();
+            Ok(Tensor::from_data(
+                reshaped(&gradient, &[count]),
+                &Device::flex(),
+            ))
+        };
+        let given = replicas.iter().map(given).collect::<Result<_, Failure>>()?;
         strategy.run(
             (&mut state, PerReplica::new(given)),
             |ctx, (state, gradient)| {
-                let gradient: Tensor<1> = gradient;
-                let loss = (state.model.w.val() * gradient.to_device(ctx.device())).sum();
+                let loss = state.model.loss_of(vec![Some(gradient)], ctx.device());
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients).map(drop)
             },
         )?;
         equal(wanted.field("iterations")?, &json!(state.primary()?.step()))?;
         for (wanted, state) in wanted.list("w")?.iter().zip(state.values()?) {
-            env.tolerance()
-                .same(wanted, &state.to_tensors()?["model/w"])?;
+            let found = reshaped(&state.to_tensors()?["model/w"], &shape);
+            env.tolerance().same(wanted, &found)?;
         }
     }
     Ok(Outcome::Passed)
@@ -319,17 +322,18 @@ fn fit<C: Callback>(
     let strategy = &*strategy;
     // Cases of callbacks that leave the rate alone say nothing of it.
     let rate = case.inputs["learning_rate"].as_f64().unwrap_or(1.0);
-    let mut state = state(strategy, rate, |device| Ok(Tensor::full([1], -1.0, device)))?;
+    let mut state = state(strategy, rate, &json!([-1.0]))?;
     let replicas = strategy.num_replicas_in_sync();
     let ones = |indices: &[usize], device: &Device| Ok(Tensor::<1>::ones([indices.len()], device));
     let rows = FnDataset::new(replicas, ones);
     let data = strategy.distribute_dataset(rows, Batching::global(replicas).prefetch(0))?;
     let is_loss = case.inputs.text("monitor")?.ends_with("loss");
-    let objective = |ctx: &StepContext<'_>, model: &Weights, rows: Tensor<1>| {
+    let objective = |ctx: &StepContext<'_>, model: &Variables, rows: Tensor<1>| {
         let own = rows.dims()[0];
         let share = own as f64 / replicas as f64;
         let value = metrics.get(ctx.epoch()).copied().unwrap_or(f64::NAN);
-        let loss = model.w.val().sum().mul_scalar(-share);
+        let gradient = Tensor::full([1], -share, ctx.device());
+        let loss = model.loss_of(vec![Some(gradient)], ctx.device());
         let objective = match ctx.mode() {
             Mode::Train => Objective::new(loss),
             _ if is_loss => Objective::new(loss.mul_scalar(0.0).add_scalar(value * share)),

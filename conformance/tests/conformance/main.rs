@@ -1,5 +1,6 @@
 //! All tests of this crate's interface in one program, because linking takes longer than compiling.
 
+mod changed_files;
 mod counted;
 mod deviations;
 mod documents;

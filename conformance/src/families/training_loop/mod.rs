@@ -6,7 +6,6 @@ mod loss_scale;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn::module::{Module, Param};
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::optim::{Optimizer, from_config};
 use distribute_core::{
@@ -15,13 +14,13 @@ use distribute_core::{
 };
 use serde_json::{Value, json};
 
-use super::support::expected;
+use super::support::{Variables, expected};
 use crate::case::Case;
 use crate::compare::{Tolerance, equal};
 use crate::env::Env;
 use crate::json::Fields;
 use crate::outcome::{Checked, Deviation, Failure, Outcome, Rule};
-use crate::tensors::{float, tensor};
+use crate::tensors::{as_scalar, rank, reshaped, tensor};
 
 pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     match case.op() {
@@ -30,28 +29,6 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
         other => Err(Failure::schema(format!("unknown operation `{other}`"))),
     }
 }
-
-/// The variables of the file.
-#[derive(Module, Debug)]
-struct Variables {
-    w: Param<Tensor<1>>,
-    b: Param<Tensor<1>>,
-}
-
-impl Variables {
-    fn new(values: &Value, device: &Device) -> Result<Self, Failure> {
-        let variable = |name| {
-            let value = float::<1>(values.field(name)?, device)?;
-            Ok::<_, Failure>(Param::from_tensor(value.require_grad()))
-        };
-        Ok(Self {
-            w: variable("w")?,
-            b: variable("b")?,
-        })
-    }
-}
-
-const NAMES: [&str; 2] = ["w", "b"];
 
 /// Keras' names of slots, and ours. `u_product` of Nadam follows from the number of the update.
 const SLOTS: [(&str, &str); 13] = [
@@ -73,8 +50,8 @@ const SLOTS: [(&str, &str); 13] = [
 /// The tensors of a state by name.
 type Tensors = BTreeMap<String, TensorData>;
 
-/// The gradients of one replica in one step, by variable.
-type Given = [Option<TensorData>; 2];
+/// The gradients of one replica in one step, their elements in the order of the variables.
+type Given = Vec<Option<TensorData>>;
 
 /// What an optimizer of Keras was built with, in our words.
 struct Setup {
@@ -130,6 +107,7 @@ impl Setup {
 /// A run with one optimizer.
 struct Run<'a> {
     strategy: &'a dyn Strategy,
+    names: Vec<String>,
     state: Mirrored<TrainState<Variables>>,
     tolerance: Tolerance,
 }
@@ -153,6 +131,7 @@ impl<'a> Run<'a> {
         })?;
         Ok(Self {
             strategy,
+            names: state.primary()?.parameter_names().to_vec(),
             state,
             tolerance,
         })
@@ -162,11 +141,13 @@ impl<'a> Run<'a> {
     fn step(&mut self, gradients: Vec<Given>) -> Result<(), Failure> {
         let device = Device::flex();
         let given = |gradient: TensorData| Tensor::<1>::from_data(gradient, &device);
-        let gradients = gradients.into_iter().map(|replica| {
-            let [w, b] = replica.map(|gradient| Some(given(gradient?)));
-            (w, b)
-        });
-        let gradients = PerReplica::new(gradients.collect());
+        let of_replica = |replica: Given| -> Vec<_> {
+            replica
+                .into_iter()
+                .map(|gradient| gradient.map(given))
+                .collect()
+        };
+        let gradients = PerReplica::new(gradients.into_iter().map(of_replica).collect());
         let scale = self.state.host_metadata().loss_scale().scale() as f32;
         // In two numbers: a program may multiply by inverses, of which that of a large scale is 0.
         let part = scale.min(f32::powi(2.0, 64));
@@ -174,14 +155,8 @@ impl<'a> Run<'a> {
             [part, scale / part].map(|part| Replicated(Tensor::<1>::from_data([part], &device)));
         let given = (&mut self.state, gradients, first, second);
         self.strategy
-            .run(given, |ctx, (state, (w, b), first, second)| {
-                let mut loss = Tensor::<1>::zeros([1], ctx.device()).require_grad();
-                for (variable, gradient) in [(&state.model.w, w), (&state.model.b, b)] {
-                    if let Some(gradient) = gradient {
-                        let here = gradient.to_device(ctx.device());
-                        loss = loss + (variable.val() * here).sum();
-                    }
-                }
+            .run(given, |ctx, (state, gradients, first, second)| {
+                let loss = state.model.loss_of(gradients, ctx.device());
                 // Powers of two: what is given arrives with the same bits.
                 let device = ctx.device();
                 let loss = loss / first.to_device(device) / second.to_device(device);
@@ -207,20 +182,24 @@ impl<'a> Run<'a> {
         let (replicas, step) = self.found()?;
         equal(wanted.field("iterations")?, &json!(step + skipped))?;
         for (replica, tensors) in replicas.iter().enumerate() {
-            for name in NAMES {
-                let variable = &wanted["variables"][name][replica];
-                self.same(variable, tensors.get(&format!("model/{name}")), name)?;
-            }
+            self.same_variables(wanted.field("variables")?, replica, tensors)?;
             for (slot, of_variables) in wanted["slots"].as_object().into_iter().flatten() {
                 let (_, own) = SLOTS
                     .iter()
                     .find(|(known, _)| known == slot)
                     .ok_or_else(|| Failure::schema(format!("unknown slot `{slot}`")))?;
-                for name in NAMES.iter().filter(|_| !own.is_empty()) {
+                for name in self.names.iter().filter(|_| !own.is_empty()) {
                     let wanted = &of_variables[name][replica];
                     let key = format!("optimizer/{own}/{name}");
-                    let start = || self.slot_start(own, &tensors[&format!("model/{name}")]);
-                    let found = tensors.get(&key).cloned().unwrap_or_else(start);
+                    let variable = &tensors[&format!("model/{name}")];
+                    // A training state keeps the elements of its slots in one dimension.
+                    let found = match tensors.get(&key) {
+                        Some(slot) if slot.num_elements() == variable.num_elements() => {
+                            reshaped(slot, variable.shape())
+                        }
+                        Some(slot) => slot.clone(),
+                        None => self.slot_start(own, variable),
+                    };
                     self.same(wanted, Some(&found), &format!("{slot} of {name}"))?;
                 }
             }
@@ -250,55 +229,94 @@ impl<'a> Run<'a> {
     /// What a slot is before the first update of its variable.
     fn slot_start(&self, slot: &str, value: &TensorData) -> TensorData {
         let start = self.state.host_metadata().optimizer().slot_start(slot);
-        let value = Tensor::<1>::from_data(value.clone(), &Device::flex());
-        start.of(&value).into_data()
+        let flat = Tensor::from_data(flat(value), &Device::flex());
+        reshaped(&start.of(&flat).into_data(), value.shape())
     }
 
     /// Compares the sums of micro-batches that wait; after an update none do.
     fn compare_waiting(&self, wanted: &Value) -> Result<(), Failure> {
         let waiting = self.state.waiting_gradients()?;
-        for (index, name) in NAMES.iter().enumerate() {
+        for (index, name) in self.names.iter().enumerate() {
             for (replica, wanted) in wanted.list(name)?.iter().enumerate() {
-                let of_replica = waiting.as_ref().map(|waiting| &waiting[replica][index]);
-                let sum = match of_replica {
-                    None => Tensor::<1>::from_data(tensor(wanted)?, &Device::flex()).zeros_like(),
-                    Some(sum) => {
-                        let sum = sum.clone().ok_or_else(|| Failure::got("no gradient"))?;
-                        Tensor::from_data(sum, &Device::flex())
-                    }
+                let data = tensor(wanted)?;
+                let sum = match waiting
+                    .as_ref()
+                    .and_then(|all| all.get(replica)?.get(index))
+                {
+                    None => TensorData::full_dtype(data.shape().clone(), 0.0, data.dtype()),
+                    Some(sum) => sum.clone().ok_or_else(|| Failure::got("no gradient"))?,
                 };
-                let sum = sum.into_data();
-                self.same(
-                    wanted,
-                    Some(&sum),
-                    &format!("accumulated gradient of {name}"),
-                )?;
+                let at = format!("accumulated gradient of {name}");
+                self.same(wanted, Some(&sum), &at)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Compares one replica's variables.
+    fn same_variables(
+        &self,
+        wanted: &Value,
+        replica: usize,
+        tensors: &Tensors,
+    ) -> Result<(), Failure> {
+        let known = wanted.as_object().map_or(0, |names| names.len());
+        equal(&json!(known), &json!(self.names.len())).map_err(|it| it.at("variables"))?;
+        for name in &self.names {
+            let found = tensors.get(&format!("model/{name}"));
+            self.same(&wanted.field(name)?[replica], found, name)?;
         }
         Ok(())
     }
 
     fn same(&self, wanted: &Value, found: Option<&TensorData>, at: &str) -> Result<(), Failure> {
         let found = found.ok_or_else(|| Failure::got("nothing").at(at))?;
-        let same = self.tolerance.same(wanted, found);
+        let same = match rank(wanted) {
+            0 => self.tolerance.same(wanted, &as_scalar(found.clone())),
+            _ => self.tolerance.same(wanted, found),
+        };
         same.map_err(|failure| failure.at(at))
     }
 }
 
+/// The elements of a tensor, in one dimension.
+fn flat(data: &TensorData) -> TensorData {
+    reshaped(data, &[data.num_elements()])
+}
+
 /// The gradients of a case by step and replica.
 fn gradients(case: &Case) -> Result<Vec<Vec<Given>>, Failure> {
-    let of_variable = |replica: &Value, name: &str| match &replica[name] {
-        Value::Null => Ok(None),
-        value => tensor(value).map(Some),
+    let variables = case.inputs.field("variables")?.as_object();
+    let variables = variables.ok_or_else(|| Failure::schema("`variables` has no names"))?;
+    let shapes = variables
+        .iter()
+        .map(|(name, value)| Ok((name, tensor(value)?)));
+    let shapes = shapes.collect::<Result<Vec<_>, Failure>>()?;
+    let of_variable = |replica: &Value, (name, variable): &(&String, TensorData)| {
+        let gradient = match &replica[*name] {
+            Value::Null => return Ok(None),
+            value => tensor(value)?,
+        };
+        equal(
+            &json!(variable.shape().to_vec()),
+            &json!(gradient.shape().to_vec()),
+        )
+        .map_err(|it| it.at(format!("the shape of a gradient of {name}: ")))?;
+        Ok(Some(flat(&gradient)))
     };
     let of_replica = |replica: &Value| -> Result<Given, Failure> {
-        Ok([of_variable(replica, "w")?, of_variable(replica, "b")?])
+        shapes
+            .iter()
+            .map(|variable| of_variable(replica, variable))
+            .collect()
     };
     let steps = case.inputs.list("gradients")?.iter();
     let steps = steps.map(|step| {
         let replicas = step
             .as_array()
             .ok_or_else(|| Failure::schema("gradients"))?;
+        equal(&json!(case.strategy.replicas), &json!(replicas.len()))
+            .map_err(|it| it.at("replicas of `gradients`: "))?;
         replicas.iter().map(of_replica).collect()
     });
     steps.collect()
@@ -373,33 +391,28 @@ fn follow(
         loss_scale: LossScale::default(),
     };
     let mut alone = Run::new(&alone, &single, variables, run.tolerance)?;
-    for micro_batches in steps.chunks_exact(setup.micro_batches) {
+    for micro_batches in steps.chunks_exact(setup.micro_batches.max(1)) {
         for gradients in micro_batches {
             run.step(gradients.clone())?;
         }
-        alone.step(vec![sum(micro_batches, setup.micro_batches)?])?;
+        alone.step(vec![sum(micro_batches, setup.micro_batches)])?;
         run.equals(&alone)?;
     }
     Ok(())
 }
 
 /// The sum over replicas and micro-batches, divided by the number of micro-batches.
-fn sum(micro_batches: &[Vec<Given>], count: usize) -> Result<Given, Failure> {
-    let mut sums: [Option<Tensor<1>>; 2] = [None, None];
-    for (sum, index) in sums.iter_mut().zip(0..) {
-        for gradient in micro_batches
-            .iter()
-            .flatten()
-            .filter_map(|it: &Given| it[index].clone())
-        {
-            let gradient = Tensor::<1>::from_data(gradient, &Device::flex());
-            *sum = Some(match sum.take() {
-                None => gradient,
-                Some(sum) => sum + gradient,
-            });
-        }
-    }
-    Ok(sums.map(|sum| Some(sum?.div_scalar(count as f64).into_data())))
+fn sum(micro_batches: &[Vec<Given>], count: usize) -> Given {
+    let given: Vec<&Given> = micro_batches.iter().flatten().collect();
+    let sum = |index: usize| {
+        let gradients = given.iter().filter_map(|it| it.get(index)?.clone());
+        let gradients = gradients.map(|it| Tensor::<1>::from_data(it, &Device::flex()));
+        let sum = gradients.reduce(|sum, gradient| sum + gradient)?;
+        Some(sum.div_scalar(count as f64).into_data())
+    };
+    (0..given.first().map_or(0, |it| it.len()))
+        .map(sum)
+        .collect()
 }
 
 impl Run<'_> {
@@ -411,10 +424,8 @@ impl Run<'_> {
         self.state.update(TrainState::apply_averages)?;
         let (replicas, _) = self.found()?;
         for (replica, tensors) in replicas.iter().enumerate() {
-            for name in NAMES {
-                let found = tensors.get(&format!("model/{name}"));
-                self.same(&wanted[name][replica], found, &format!("finalized {name}"))?;
-            }
+            let same = self.same_variables(wanted, replica, tensors);
+            same.map_err(|failure| failure.at("finalized "))?;
         }
         Ok(Outcome::Passed)
     }

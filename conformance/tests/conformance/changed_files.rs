@@ -1,0 +1,254 @@
+//! The adapters fit the format and not the shipped files: every family runs on files that a rule
+//! has made of the shipped ones, with other names, counts, orders and shapes.
+
+use std::collections::BTreeMap;
+
+use conformance::{FamilyName, Golden, GoldenFile, Report, Suite, WorkerProgram};
+use rstest::rstest;
+use serde_json::{Map, Value, json};
+
+fn shipped(family: FamilyName) -> Value {
+    let path = format!("{}/golden/{family}.json", env!("CARGO_MANIFEST_DIR"));
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn cases(file: &mut Value) -> &mut Vec<Value> {
+    file["cases"].as_array_mut().unwrap()
+}
+
+fn run(family: FamilyName, file: &Value) -> Report {
+    let parsed = GoldenFile::parse(family.name(), &file.to_string()).unwrap();
+    let golden = Golden {
+        source: "a changed file".to_string(),
+        files: BTreeMap::from([(family, parsed)]),
+    };
+    let workers = WorkerProgram::new(env!("CARGO_BIN_EXE_conformance-worker"));
+    Suite::everything(golden).workers(workers).run()
+}
+
+/// Every other case, from the last to the first, under other names, and the first of them twice.
+/// Where servers take turns over what the cases before have created, the order stays and the last
+/// case of each scenario goes.
+fn named_counted_and_ordered_anew(family: FamilyName, file: &mut Value) {
+    let all = std::mem::take(cases(file));
+    let mut kept: Vec<Value> = all.iter().rev().step_by(2).cloned().collect();
+    kept.push(kept[0].clone());
+    if family == FamilyName::ParameterServer {
+        let scenario = |case: &Value| case["inputs"]["scenario"].clone();
+        let pairs = all
+            .windows(2)
+            .filter(|pair| scenario(&pair[0]) == scenario(&pair[1]));
+        kept = pairs.map(|pair| pair[0].clone()).collect();
+    }
+    for (index, case) in kept.iter_mut().enumerate() {
+        case["name"] = json!(format!("unseen case {index}"));
+    }
+    *cases(file) = kept;
+}
+
+#[rstest]
+fn names_counts_and_orders_of_cases_do_not_matter(
+    #[values(
+        FamilyName::Loss,
+        FamilyName::Reduce,
+        FamilyName::Variables,
+        FamilyName::Datasets,
+        FamilyName::Properties,
+        FamilyName::CrossDevice,
+        FamilyName::Training,
+        FamilyName::Cluster,
+        FamilyName::Checkpoint,
+        FamilyName::MultiWorker,
+        FamilyName::ParameterServer,
+        FamilyName::Documents,
+        FamilyName::TrainingLoop,
+        FamilyName::Schedules,
+        FamilyName::Normalization
+    )]
+    family: FamilyName,
+) {
+    let mut file = shipped(family);
+    named_counted_and_ordered_anew(family, &mut file);
+    let report = run(family, &file);
+    assert!(report.is_success(), "{report}");
+}
+
+/// Every tensor inside of a value.
+fn tensors(value: &mut Value, change: &dyn Fn(&mut Map<String, Value>)) {
+    match value {
+        Value::Object(fields) if fields.contains_key("dtype") && fields.contains_key("data") => {
+            change(fields);
+        }
+        Value::Object(fields) => fields.values_mut().for_each(|it| tensors(it, change)),
+        Value::Array(list) => list.iter_mut().for_each(|it| tensors(it, change)),
+        _ => {}
+    }
+}
+
+/// Axes of length 1 around those that are there, which change nothing of what is computed element
+/// by element; for rank 0 the first element alone.
+fn of_rank(tensor: &mut Map<String, Value>, rank: usize) {
+    let shape = tensor["shape"].as_array_mut().unwrap();
+    if shape.is_empty() {
+        return;
+    }
+    if rank == 0 {
+        shape.clear();
+        tensor["data"].as_array_mut().unwrap().truncate(1);
+        return;
+    }
+    while shape.len() < rank {
+        let place = if shape.len() % 2 == 0 { shape.len() } else { 0 };
+        shape.insert(place, json!(1));
+    }
+}
+
+/// Lists of numbers of a case of variables as tensors.
+fn written_out(case: &mut Value) {
+    for key in ["initial", "base", "value"] {
+        let inputs = &mut case["inputs"];
+        let dtype = inputs["dtype"].as_str().unwrap_or("float32").to_string();
+        if let Some(list) = inputs[key].as_array().cloned() {
+            inputs[key] = json!({"dtype": dtype, "shape": [list.len()], "data": list});
+        }
+    }
+}
+
+/// Whether a number that is not finite decides what becomes of the others.
+fn is_decided_by_one(case: &Value) -> bool {
+    let text = case["inputs"].to_string();
+    text.contains("\"NaN\"") || text.contains("Infinity\"")
+}
+
+/// Whether a case computes element by element, and says every tensor in full.
+fn is_elementwise(family: FamilyName, case: &Value) -> bool {
+    let inputs = &case["inputs"];
+    let op = inputs["op"].as_str().unwrap();
+    match family {
+        FamilyName::TrainingLoop => {
+            let config = &inputs["optimizer"];
+            config.get("clipnorm").is_none() && config.get("global_clipnorm").is_none()
+        }
+        FamilyName::Schedules => op == "schedule_in_optimizer",
+        FamilyName::Reduce => {
+            let is_listed = inputs["values"]
+                .as_array()
+                .is_some_and(|it| it[0].is_object());
+            ["reduce", "all_reduce"].contains(&op)
+                && inputs["axis"].is_null()
+                && is_listed
+                && case["error"].is_null()
+        }
+        FamilyName::CrossDevice => ["batch_reduce_to", "reduce_to"].contains(&op),
+        FamilyName::Variables => {
+            let is_formula = inputs["value"]
+                .as_str()
+                .is_some_and(|it| it.starts_with('['));
+            inputs.get("initial").is_some() && !is_formula && op.starts_with("assign")
+        }
+        // The other variables are described in words.
+        FamilyName::Checkpoint => op == "write then restore",
+        _ => false,
+    }
+}
+
+/// The tensors of a case whose shapes follow from those of its inputs.
+fn shaped<'a>(family: FamilyName, case: &'a mut Value) -> Vec<&'a mut Value> {
+    if family != FamilyName::Checkpoint {
+        return vec![case];
+    }
+    let parts = case.as_object_mut().unwrap().values_mut();
+    let mut found = Vec::new();
+    for part in parts.filter(|part| part.is_object()) {
+        let is_expected = part.get("stored").is_some();
+        let fields = part.as_object_mut().unwrap();
+        match is_expected {
+            true => found.extend(fields.values_mut().filter_map(|it| it.get_mut("w"))),
+            false => found.extend(fields.get_mut("w")),
+        }
+    }
+    found
+}
+
+#[rstest]
+fn shapes_of_tensors_do_not_matter(
+    #[values(
+        FamilyName::TrainingLoop,
+        FamilyName::Schedules,
+        FamilyName::Reduce,
+        FamilyName::CrossDevice,
+        FamilyName::Variables,
+        FamilyName::Checkpoint
+    )]
+    family: FamilyName,
+    #[values(0, 2, 3, 5)] rank: usize,
+) {
+    let mut file = shipped(family);
+    cases(&mut file).retain(|case| is_elementwise(family, case));
+    if rank == 0 {
+        // The first element must be there, and decide alone.
+        let is_empty = |case: &Value| case.to_string().contains("\"data\":[]");
+        cases(&mut file).retain(|case| !is_empty(case) && !is_decided_by_one(case));
+    }
+    assert!(!cases(&mut file).is_empty());
+    for case in cases(&mut file) {
+        written_out(case);
+        for part in shaped(family, case) {
+            tensors(part, &|tensor| of_rank(tensor, rank));
+        }
+    }
+    let report = run(family, &file);
+    assert!(report.is_success(), "{report}");
+}
+
+/// The variables of `training_loop.json` by other names.
+fn renamed(value: &mut Value) {
+    let name = |name: &str| match name {
+        "w" => "layers/0/kernel:0".to_string(),
+        "b" => "bias".to_string(),
+        other => other.to_string(),
+    };
+    match value {
+        Value::Object(fields) => {
+            let old = std::mem::take(fields).into_iter();
+            *fields = old.map(|(key, value)| (name(&key), value)).collect();
+            for (key, value) in fields {
+                match key == "exclude" {
+                    true => *value = json!([name(value[0].as_str().unwrap())]),
+                    false => renamed(value),
+                }
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(renamed),
+        _ => {}
+    }
+}
+
+/// Beside every variable w there is a second one of the same values, or no variable b.
+fn counted_anew(value: &mut Value, more: bool) {
+    match value {
+        Value::Object(fields) => {
+            fields.values_mut().for_each(|it| counted_anew(it, more));
+            if let Some(w) = fields.get("w").filter(|_| more).cloned() {
+                fields.insert("another w".to_string(), w);
+            } else if fields.contains_key("w") {
+                fields.remove("b");
+            }
+        }
+        Value::Array(list) => list.iter_mut().for_each(|it| counted_anew(it, more)),
+        _ => {}
+    }
+}
+
+#[rstest]
+#[case::other_names(renamed)]
+#[case::one_variable(|file: &mut Value| counted_anew(file, false))]
+#[case::three_variables(|file: &mut Value| counted_anew(file, true))]
+fn names_and_counts_of_variables_do_not_matter(#[case] change: fn(&mut Value)) {
+    let mut file = shipped(FamilyName::TrainingLoop);
+    let is_global = |case: &Value| case["inputs"]["optimizer"].get("global_clipnorm").is_some();
+    cases(&mut file).retain(|case| !is_global(case) && !is_decided_by_one(case));
+    change(&mut file["cases"]);
+    let report = run(FamilyName::TrainingLoop, &file);
+    assert!(report.is_success(), "{report}");
+}
