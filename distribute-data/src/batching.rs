@@ -2,7 +2,7 @@
 
 use distribute_core::{Error, Result};
 
-use crate::auto_shard::AutoShardPolicy;
+use crate::AutoShardPolicy;
 
 /// How examples become batches.
 ///
@@ -152,12 +152,14 @@ impl Batching {
     /// - FILE: every worker reads files of its own ([`Dataset::files`](crate::Dataset::files)) and
     ///   cuts its own stream.
     /// - OFF: every worker reads everything.
+    /// - HINT: worker `i` of `n` reads the examples `i`, `i + n`, ... of a
+    ///   [`ShardHint`](crate::ShardHint), and any other dataset as under OFF.
     /// - AUTO: FILE for datasets that say which files they are read from (none of this crate's
     ///   readers does: they hold everything in memory), else DATA.
     ///
     /// By default it is FILE where AUTO is, else REPLICAS.
     ///
-    /// Under FILE and OFF a worker shuffles its own stream. All workers make the same number of
+    /// Under FILE, OFF and HINT a worker shuffles its own stream. All workers make the same number of
     /// steps, under every policy: one that has fewer examples, because of its files or because it
     /// was given a shorter dataset, ends with empty batches. Losses and gradients of empty batches
     /// are zeros.

@@ -28,6 +28,12 @@ pub trait Dataset: Send + Sync + 'static {
         None
     }
 
+    /// Whether the workers are to take every n-th example each, which needs the auto-shard policy
+    /// HINT. They are not by default; [`ShardHint`](crate::ShardHint) is a dataset that says so.
+    fn has_shard_hint(&self) -> bool {
+        false
+    }
+
     /// The examples `indices`, in that order, as tensors on `device`.
     ///
     /// An empty list must give a batch of 0 examples whose other dimensions are the usual ones:
@@ -83,6 +89,10 @@ impl<D: Dataset + ?Sized> Dataset for Arc<D> {
 
     fn files(&self) -> Option<Vec<Range<usize>>> {
         (**self).files()
+    }
+
+    fn has_shard_hint(&self) -> bool {
+        (**self).has_shard_hint()
     }
 
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {

@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicUsize;
 use distribute_core::{Device, Error, InputContext, Result, Strategy, WorkerGroup};
 use serde::{Deserialize, Serialize};
 
-use crate::auto_shard::AutoShardPolicy;
+use crate::AutoShardPolicy;
 use crate::dataset::no_weights;
 use crate::order::LastOrder;
 use crate::worker_agreement::{AgreedSizes, agree_on_sizes};

@@ -42,14 +42,11 @@ pub enum DataError {
         workers: usize,
     },
     /// A dataset with a shard hint under another policy (TensorFlow: `FailedPreconditionError`).
-    #[error("the dataset says where it is to be divided, which needs the policy HINT")]
+    #[error(
+        "the dataset has a shard hint, which needs the policy HINT; pass \
+         `.auto_shard(AutoShardPolicy::Hint)`, or distribute the dataset without `ShardHint`"
+    )]
     HintIgnored,
-    /// A batch size of 0, no worker or replica, or a worker index out of range.
-    #[error("{what}")]
-    InvalidShard {
-        /// What is wrong.
-        what: String,
-    },
 }
 
 distribute_error::debug_as_message!(DataError);
@@ -63,8 +60,7 @@ impl DataError {
             Self::EmptyBatch { .. }
             | Self::Unshardable
             | Self::TooFewFiles { .. }
-            | Self::HintIgnored
-            | Self::InvalidShard { .. } => true,
+            | Self::HintIgnored => true,
             Self::Panicked { .. } | Self::Thread { .. } => false,
         }
     }

@@ -35,7 +35,7 @@
     clippy::unwrap_used
 )]
 
-pub mod auto_shard;
+mod auto_shard;
 mod batch_source;
 mod batching;
 mod dataset;
@@ -56,7 +56,7 @@ mod weighted;
 mod worker_agreement;
 mod worker_shard;
 
-pub use auto_shard::AutoShardPolicy;
+pub use auto_shard::{AutoShardPolicy, ShardHint};
 pub use batching::Batching;
 pub use dataset::{Dataset, FnDataset};
 pub use dataset_arrays::{ArrayDataset, ImageDataset, TabularDataset, ValueDataset};

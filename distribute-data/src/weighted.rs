@@ -64,6 +64,10 @@ impl<D: Dataset> Dataset for Weighted<D> {
         self.dataset.files()
     }
 
+    fn has_shard_hint(&self) -> bool {
+        self.dataset.has_shard_hint()
+    }
+
     fn batch(&self, indices: &[usize], device: &Device) -> Result<Self::Batch> {
         self.padded_batch(indices, indices.len(), device)
     }

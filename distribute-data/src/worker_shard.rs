@@ -1,10 +1,13 @@
 //! What a worker reads under the auto-shard policies by which it has examples of its own: FILE,
-//! where they are those of its files, and OFF, where they are all.
+//! where they are those of its files, HINT, where they are every n-th one, and OFF, where they are
+//! all.
+
+use std::ops::Range;
 
 use distribute_core::{Error, Result};
 
+use crate::AutoShardPolicy;
 use crate::DataError;
-use crate::auto_shard::AutoShardPolicy;
 use crate::split::{batch_sizes_for_worker, stream};
 use crate::{Batching, Dataset};
 
@@ -36,6 +39,40 @@ pub(crate) struct WorkerLayout {
     pub(crate) global_batch: usize,
 }
 
+/// Which examples of a dataset a worker has as a stream of its own.
+enum Own {
+    All,
+    EveryNth,
+    Files(Vec<Range<usize>>),
+}
+
+impl Own {
+    fn of<D: Dataset>(policy: AutoShardPolicy, dataset: &D) -> Result<Option<Self>> {
+        Ok(match (policy, dataset.files(), dataset.has_shard_hint()) {
+            (AutoShardPolicy::File, None, _) => return Err(DataError::Unshardable.into()),
+            (AutoShardPolicy::Hint, _, true) => Some(Self::EveryNth),
+            (_, _, true) => return Err(DataError::HintIgnored.into()),
+            (AutoShardPolicy::Data | AutoShardPolicy::Replicas, ..)
+            | (AutoShardPolicy::Auto, None, _) => None,
+            (AutoShardPolicy::Off | AutoShardPolicy::Hint, ..) => Some(Self::All),
+            (AutoShardPolicy::Auto | AutoShardPolicy::File, Some(files), _) => {
+                Some(Self::Files(files))
+            }
+        })
+    }
+
+    fn examples(&self, all: usize, worker: usize, workers: usize) -> Vec<usize> {
+        match self {
+            Self::All => (0..all).collect(),
+            Self::EveryNth => (worker..all).step_by(workers).collect(),
+            Self::Files(files) => {
+                let own = files.iter().skip(worker).step_by(workers);
+                own.cloned().flatten().collect()
+            }
+        }
+    }
+}
+
 impl WorkerShard {
     /// The stream under this policy; `None` if the workers share every global batch (DATA,
     /// REPLICAS, and AUTO for a dataset that is not read from files).
@@ -48,34 +85,22 @@ impl WorkerShard {
         batching: &Batching,
         layout: WorkerLayout,
     ) -> Result<Option<Self>> {
-        let files = dataset.files();
-        let files = match (policy, files) {
-            (AutoShardPolicy::Data | AutoShardPolicy::Replicas, _)
-            | (AutoShardPolicy::Auto, None) => return Ok(None),
-            // A dataset of this library never says itself where it is to be divided.
-            (AutoShardPolicy::Off | AutoShardPolicy::Hint, _) => None,
-            (AutoShardPolicy::Auto | AutoShardPolicy::File, Some(files)) => Some(files),
-            (AutoShardPolicy::File, None) => return Err(DataError::Unshardable.into()),
+        let Some(own) = Own::of(policy, dataset)? else {
+            return Ok(None);
         };
         if !layout.is_equal {
             return Err(Error::invalid(
-                "the auto-shard policies OFF and FILE need workers with equally many replicas; \
+                "the auto-shard policies OFF, FILE and HINT need workers with equally many replicas; \
                  use REPLICAS or DATA",
             ));
         }
-        if let Some(files) = files.as_ref().filter(|files| files.len() < layout.workers) {
+        if let Own::Files(files) = &own
+            && files.len() < layout.workers
+        {
             let (files, workers) = (files.len(), layout.workers);
             return Err(DataError::TooFewFiles { files, workers }.into());
         }
-        let examples_of = |worker: usize| -> Vec<usize> {
-            match &files {
-                None => (0..dataset.len()).collect(),
-                Some(files) => {
-                    let own = files.iter().skip(worker).step_by(layout.workers);
-                    own.cloned().flatten().collect()
-                }
-            }
-        };
+        let examples_of = |worker: usize| own.examples(dataset.len(), worker, layout.workers);
         let read = |examples: usize, sizes: &[usize]| {
             let in_steps = |steps: usize| first(sizes, steps.saturating_mul(layout.local_replicas));
             let read = batching.read(examples, in_steps);
@@ -128,7 +153,7 @@ impl WorkerShard {
 
     /// Where in the order the batch of each local replica of a step lies; after the last example
     /// they are empty.
-    pub(crate) fn ranges(&self, step: usize) -> Vec<std::ops::Range<usize>> {
+    pub(crate) fn ranges(&self, step: usize) -> Vec<Range<usize>> {
         let before = step * self.local_replicas;
         let mut start = first(&self.sizes, before);
         let sizes = self

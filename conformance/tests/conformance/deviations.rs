@@ -20,7 +20,7 @@ use distribute_core::{
 };
 use distribute_data::fit::callbacks::{EarlyStopping, ModelCheckpoint, ReduceLrOnPlateau};
 use distribute_data::fit::{Callback, Fit, History, Objective, StepContext};
-use distribute_data::{Batching, FnDataset, StrategyDataExt};
+use distribute_data::{AutoShardPolicy, Batching, Dataset, FnDataset, StrategyDataExt};
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
     MirroredStrategy::builder()
@@ -405,6 +405,32 @@ fn deviation_no_gradients() {
 }
 
 /// Two replicas; the average is put in the place of the weight by every second update.
+#[test]
+fn deviation_too_few_files() {
+    struct OneFile;
+    impl Dataset for OneFile {
+        type Batch = usize;
+
+        fn len(&self) -> usize {
+            6
+        }
+
+        fn files(&self) -> Option<Vec<std::ops::Range<usize>>> {
+            Some(std::iter::once(0..6).collect())
+        }
+
+        fn batch(&self, rows: &[usize], _: &Device) -> distribute_core::Result<usize> {
+            Ok(rows.len())
+        }
+    }
+    let batching = Batching::global(4).auto_shard(AutoShardPolicy::File);
+    let found = two_workers(|strategy| strategy.distribute_dataset(OneFile, batching).map(drop));
+    for result in found {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("1 file(s) between 2 workers"), "{error}");
+    }
+}
+
 #[test]
 fn deviation_traced_update() {
     let (weights, _) = after_gradients(&vec![vec![Some(0.25); 2]; 8], |model| {

@@ -10,11 +10,10 @@ use distribute_core::{
     Device, Error, InputContext, LogicalDevice, MirroredStrategy, OneDeviceStrategy, Replica,
     ReplicaStep, Result, Strategy, StrategyId,
 };
-use distribute_data::auto_shard::{
-    self, AutoShardPolicy, BatchedSource, Source, Worker, auto_shard,
+use distribute_data::split::{batch_sizes_for_worker, per_replica_sizes, replica_range, shuffled};
+use distribute_data::{
+    AutoShardPolicy, Batching, DataError, Dataset, FnDataset, Position, ShardHint, StrategyDataExt,
 };
-use distribute_data::split::{per_replica_sizes, replica_range, shuffled};
-use distribute_data::{Batching, DataError, Dataset, FnDataset, Position, StrategyDataExt};
 use proptest::prelude::*;
 
 fn mirrored(replicas: usize) -> MirroredStrategy {
@@ -261,19 +260,19 @@ fn workers_read_their_parts_of_every_global_batch_as_under_the_policy_data() {
             let strategy = OneWorker::new(index, workers, replicas);
             let batching = Batching::global(batch).auto_shard(AutoShardPolicy::Data);
             let found = steps(&strategy, count, batching);
-            let dataset = BatchedSource {
-                source: Source::Elements((0..count).collect()),
-                global_batch_size: batch,
-                drop_remainder: false,
-                repeat: 1,
-            };
-            let worker = Worker {
-                index,
-                workers,
-                replicas_per_worker: replicas,
-            };
-            let batches = auto_shard(AutoShardPolicy::Data, &dataset, worker).unwrap();
-            assert_eq!(found, auto_shard::steps(&[batches], replicas));
+            let examples: Vec<usize> = (0..count).collect();
+            let expected = examples.chunks(batch).map(|batch| {
+                let mut parts = Vec::new();
+                let mut rest = batch;
+                for size in per_replica_sizes(batch.len(), workers * replicas) {
+                    let (part, others) = rest.split_at(size);
+                    parts.push(part.to_vec());
+                    rest = others;
+                }
+                let own = parts.into_iter().skip(index).step_by(workers);
+                own.collect::<Vec<_>>()
+            });
+            assert_eq!(found, expected.collect::<Vec<_>>());
             lengths.push(found.len());
         }
         assert_eq!(
@@ -310,16 +309,16 @@ impl Dataset for Files {
 }
 
 /// What each worker's replicas get under a policy.
-fn of_workers(
+fn of_workers<D: Dataset<Batch = Vec<usize>> + Clone>(
     (workers, replicas): (usize, usize),
-    files: &Files,
+    dataset: &D,
     batching: Batching,
 ) -> Vec<Vec<Vec<Vec<usize>>>> {
     (0..workers)
         .map(|index| {
             let strategy = OneWorker::new(index, workers, replicas);
             let distributed = strategy
-                .distribute_dataset(files.clone(), batching)
+                .distribute_dataset(dataset.clone(), batching)
                 .unwrap();
             let steps = distributed.epoch(0).map(|step| step.unwrap().into_values());
             let steps: Vec<_> = steps.collect();
@@ -327,6 +326,24 @@ fn of_workers(
             steps
         })
         .collect()
+}
+
+/// Cuts a stream into batches of these sizes, again and again. A size of 0 gives an empty batch
+/// without a look at the stream, so empty ones may follow the last example.
+fn cut(stream: &[usize], sizes: &[usize]) -> Vec<Vec<usize>> {
+    let (mut rest, mut batches) = (stream, Vec::new());
+    if rest.is_empty() {
+        return batches;
+    }
+    for &size in sizes.iter().cycle() {
+        if size > 0 && rest.is_empty() {
+            break;
+        }
+        let (batch, others) = rest.split_at(size.min(rest.len()));
+        batches.push(batch.to_vec());
+        rest = others;
+    }
+    batches
 }
 
 proptest! {
@@ -339,37 +356,48 @@ proptest! {
         lengths in prop::collection::vec(0_usize..6, 3..7),
         batch in 1_usize..9,
         drop: bool,
-        policy in prop::sample::select(vec![AutoShardPolicy::Off, AutoShardPolicy::File]),
+        policy in prop::sample::select(vec![
+            AutoShardPolicy::Off,
+            AutoShardPolicy::File,
+            AutoShardPolicy::Hint,
+        ]),
     ) {
         let files = Files(lengths);
-        let source = match policy {
-            AutoShardPolicy::Off => Source::Elements((0..files.len()).collect()),
-            _ => Source::Files(files.files().unwrap().into_iter().map(Vec::from_iter).collect()),
-        };
-        let dataset = BatchedSource {
-            source,
-            global_batch_size: batch,
-            drop_remainder: drop,
-            repeat: 1,
-        };
-        let own = |index| {
-            let worker = Worker { index, workers, replicas_per_worker: replicas };
-            auto_shard::steps_of_worker(policy, &dataset, worker).unwrap()
-        };
-        let expected: Vec<_> = (0..workers).map(own).collect();
-        let whole = (0..workers).map(|index| {
-            let worker = Worker { index, workers, replicas_per_worker: replicas };
-            auto_shard(policy, &dataset, worker).unwrap()
+        let streams = (0..workers).map(|worker| -> Vec<usize> {
+            let every_nth = |len| (worker..len).step_by(workers);
+            match policy {
+                AutoShardPolicy::Off => (0..files.len()).collect(),
+                AutoShardPolicy::Hint => every_nth(files.len()).collect(),
+                _ => {
+                    let ranges = files.files().unwrap();
+                    every_nth(ranges.len()).flat_map(|file| ranges[file].clone()).collect()
+                }
+            }
         });
+        let own = streams.enumerate().map(|(worker, mut stream)| {
+            if drop {
+                stream.truncate(stream.len() / batch * batch);
+            }
+            let sizes = batch_sizes_for_worker(batch, workers, replicas, worker).unwrap();
+            let mut cut = cut(&stream, &sizes);
+            cut.resize(cut.len().next_multiple_of(replicas), Vec::new());
+            cut.chunks(replicas).map(<[_]>::to_vec).collect::<Vec<_>>()
+        });
+        let mut expected: Vec<_> = own.collect();
         // All workers make as many steps as the one with most.
-        let whole = auto_shard::steps(&whole.collect::<Vec<_>>(), replicas);
-        for (worker, steps) in expected.iter().enumerate() {
-            let own = whole.iter().map(|step| &step[worker * replicas..(worker + 1) * replicas]);
-            prop_assert!(own.eq(steps.iter().map(Vec::as_slice)));
+        let most = expected.iter().map(Vec::len).max().unwrap();
+        for steps in &mut expected {
+            steps.resize(most, vec![Vec::new(); replicas]);
         }
         let batching = Batching::global(batch).drop_remainder(drop).auto_shard(policy);
         let batching = batching.allow_empty(true);
-        prop_assert_eq!(of_workers((workers, replicas), &files, batching), expected);
+        let found = match policy {
+            AutoShardPolicy::Hint => {
+                of_workers((workers, replicas), &ShardHint::new(files), batching)
+            }
+            _ => of_workers((workers, replicas), &files, batching),
+        };
+        prop_assert_eq!(found, expected);
     }
 }
 
@@ -503,6 +531,20 @@ fn policies_that_a_dataset_does_not_allow_are_refused() {
     assert!(none.contains("it is not read from files"), "{none}");
     let (few, none) = of(3, Batching::global(4).auto_shard(AutoShardPolicy::Off));
     assert!(few.is_ok() && none.is_ok());
+    let hinted = ShardHint::new(Files(vec![3, 3]));
+    let strategy = OneWorker::new(0, 2, 1);
+    for batching in [
+        Batching::global(4),
+        Batching::global(4).auto_shard(AutoShardPolicy::Off),
+    ] {
+        let error = strategy
+            .distribute_dataset(hinted.clone(), batching)
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("needs the policy HINT"),
+            "{error}"
+        );
+    }
 }
 
 /// How many threads of this process prefetch.

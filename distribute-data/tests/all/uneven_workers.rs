@@ -6,10 +6,10 @@ use distribute_core::{
     Device, Error, InputContext, Nest, ReduceOp, Result, Sgd, Strategy, StrategyExt, Tensor,
     TensorData, TrainState,
 };
-use distribute_data::auto_shard::AutoShardPolicy;
 use distribute_data::fit::{Fit, Objective, StepContext, predict};
 use distribute_data::{
-    AverageLoss, Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt, Weighted,
+    AutoShardPolicy, AverageLoss, Batching, Dataset, FnDataset, ReplicationMode, StrategyDataExt,
+    Weighted,
 };
 use rstest::rstest;
 

@@ -3,6 +3,7 @@
 pub(crate) mod compiled;
 mod dynamic_tensor;
 pub(crate) mod models;
+pub(crate) mod sharded;
 mod values;
 mod variables;
 
