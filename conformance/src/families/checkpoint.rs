@@ -156,6 +156,17 @@ struct Kernel {
 
 type State = Mirrored<TrainState<Kernel>>;
 
+/// A tensor of rows and columns.
+fn matrix(inputs: &Value, name: &str) -> Result<TensorData, Failure> {
+    let data = tensor(inputs.field(name)?)?;
+    match data.rank() {
+        2 => Ok(data),
+        rank => Err(Failure::schema(format!(
+            "`{name}` of rank {rank}, not of rank 2"
+        ))),
+    }
+}
+
 impl Kernel {
     fn new(w: &TensorData, device: &Device) -> Self {
         let w = Tensor::<2>::from_data(w.clone(), device).require_grad();
@@ -218,8 +229,8 @@ fn train_and_resume(case: &Case, env: &Env<'_>) -> Checked {
     };
     let tolerance = env.tolerance();
     let expected = expected(case)?;
-    let w = tensor(inputs.field("w")?)?;
-    let data = (tensor(inputs.field("x")?)?, tensor(inputs.field("y")?)?);
+    let w = matrix(inputs, "w")?;
+    let data = (matrix(inputs, "x")?, matrix(inputs, "y")?);
     let optimizer = Sgd::new(inputs.float("learning_rate")?).momentum(inputs.float("momentum")?);
     let same = |key: String, state: &State| {
         let wanted = expected.field(&key)?;
@@ -364,7 +375,7 @@ fn interrupted_fit(case: &Case, env: &Env<'_>) -> Checked {
     let tolerance = env.tolerance();
     let expected = expected(case)?;
     let strategy = &*env.strategy(case)?;
-    let (x, y) = (tensor(inputs.field("x")?)?, tensor(inputs.field("y")?)?);
+    let (x, y) = (matrix(inputs, "x")?, matrix(inputs, "y")?);
     let (rows, width) = (x.shape()[0], x.shape()[1]);
     let initial = match inputs.text("initial_kernel")? {
         "ones" => TensorData::new(vec![1.0_f32; width], [width, 1]),

@@ -275,7 +275,7 @@ fn batches_in(text: &str, context: &InputContext, per_replica: Option<usize>) ->
         (0..=1_000_000_usize).find(|count| *count as f64 == value)
     };
     let elements = number(argument(text, "range(")?)?;
-    let size = number(argument(text, ".batch(")?)?;
+    let size = number(argument(text, ".batch(")?).filter(|size| *size > 0)?;
     let (skip, step) = if text.contains(".shard(") {
         (context.input_pipeline_id, context.num_input_pipelines)
     } else {

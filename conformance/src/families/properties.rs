@@ -287,7 +287,10 @@ fn construct(case: &Case) -> Checked {
         Err(_) => return Ok(Outcome::Deviation(Deviation::UnknownDevice)),
     };
     let strategy = if is_one {
-        OneDeviceStrategy::new(wanted[0]).map(|strategy| strategy.handle())
+        let one = wanted
+            .first()
+            .ok_or_else(|| Failure::schema("no `device`"))?;
+        OneDeviceStrategy::new(*one).map(|strategy| strategy.handle())
     } else {
         let builder = MirroredStrategy::builder().devices(wanted.clone());
         builder.build().map(|strategy| strategy.handle())

@@ -350,7 +350,8 @@ fn merge_call(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         Ok((sum, seen))
     })?;
     // TensorFlow hands back one value where all are the same.
-    let wanted = &expected(case)?.list("per_replica")?[0];
+    let wanted = expected(case)?.list("per_replica")?.first();
+    let wanted = wanted.ok_or_else(|| Failure::schema("`per_replica` is empty"))?;
     let wanted_seen = expected(case)?.field("merge_saw")?;
     for (sum, (outside, count)) in found.values() {
         env.tolerance().same(wanted, sum)?;

@@ -182,16 +182,20 @@ fn read_in_step(
     strategy: &dyn Strategy,
     variable: &DistributedVariable,
 ) -> distribute_core::Result<Vec<TensorData>> {
-    let found = match (strategy.tracer(), variable.shape().len()) {
-        (None, _) => strategy.run((), |ctx, ()| variable.read(ctx))?,
-        (_, 2) => {
-            let read = strategy.run((), |ctx, ()| variable.read_tensor::<2>(ctx))?;
-            read.map(Tensor::into_data)
-        }
-        _ => {
-            let read = strategy.run((), |ctx, ()| variable.read_tensor::<1>(ctx))?;
-            read.map(Tensor::into_data)
-        }
+    macro_rules! read_of_rank {
+        ($($rank:literal)*) => {
+            match variable.shape().len().max(1) {
+                $($rank => {
+                    let read = strategy.run((), |ctx, ()| variable.read_tensor::<$rank>(ctx))?;
+                    read.map(Tensor::into_data)
+                })*
+                rank => return Err(Error::invalid(format!("a variable of rank {rank}"))),
+            }
+        };
+    }
+    let found = match strategy.tracer() {
+        None => strategy.run((), |ctx, ()| variable.read(ctx))?,
+        Some(_) => read_of_rank!(1 2 3 4 5 6),
     };
     Ok(found.into_values())
 }
@@ -292,7 +296,8 @@ fn scatter_add(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
         return Err(Failure::schema(case.op()));
     };
     let initial = initial(case)?;
-    let rows = initial.shape()[0];
+    let rows = initial.shape().first().copied();
+    let rows = rows.ok_or_else(|| Failure::schema("`initial` has no rows"))?;
     let index = (0..rows).find(|row| *row as f64 == index);
     let index = index.ok_or_else(|| Failure::schema("the index is out of range"))?;
     let variable = strategy.variable(initial, options(&case.inputs)?)?;

@@ -1,7 +1,8 @@
 //! The adapters fit the format and not the shipped files: every family runs on files that a rule
-//! has made of the shipped ones, with other names, counts, orders and shapes.
+//! has made of the shipped ones, with other names, counts, orders and shapes, and on malformed
+//! ones.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use conformance::{FamilyName, Golden, GoldenFile, Report, Suite, WorkerProgram};
 use rstest::rstest;
@@ -251,4 +252,96 @@ fn names_and_counts_of_variables_do_not_matter(#[case] change: fn(&mut Value)) {
     change(&mut file["cases"]);
     let report = run(FamilyName::TrainingLoop, &file);
     assert!(report.is_success(), "{report}");
+}
+
+/// The places inside of a value, as JSON pointers; the elements of a tensor are no places.
+fn places(value: &Value, at: &str, found: &mut BTreeSet<String>) {
+    let escaped = |key: &str| key.replace('~', "~0").replace('/', "~1");
+    match value {
+        Value::Object(fields) => {
+            for (key, value) in fields {
+                let at = format!("{at}/{}", escaped(key));
+                if key != "data" {
+                    places(value, &at, found);
+                }
+                found.insert(at);
+            }
+        }
+        Value::Array(list) => {
+            for (index, value) in list.iter().enumerate().take(2) {
+                let at = format!("{at}/{index}");
+                places(value, &at, found);
+                found.insert(at);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// One case of each operation with one field made unlike the format, for each of its fields.
+fn malformed(file: &mut Value) {
+    let mut seen = BTreeSet::new();
+    let wrong = [
+        json!(null),
+        json!("?"),
+        json!(-1),
+        json!([]),
+        json!({}),
+        json!(0),
+        json!([[0.5]]),
+    ];
+    let mut made = Vec::new();
+    for case in std::mem::take(cases(file)) {
+        let inputs = &case["inputs"];
+        let key = (inputs["op"].to_string(), inputs["class"].to_string());
+        if !seen.insert((key, case["strategy"]["kind"].to_string())) {
+            continue;
+        }
+        let mut found = BTreeSet::new();
+        for part in ["inputs", "expect"] {
+            places(&case[part], &format!("/{part}"), &mut found);
+        }
+        found.remove("/inputs/op");
+        for (index, place) in found.iter().enumerate() {
+            let values = wrong.iter().enumerate();
+            let few = values.filter(|(which, _)| found.len() < 40 || (which + index) % 4 == 0);
+            for (_, value) in few {
+                let mut changed = case.clone();
+                *changed.pointer_mut(place).unwrap() = value.clone();
+                changed["name"] = json!(format!("{} with {place} = {value}", case["name"]));
+                made.push(changed);
+            }
+        }
+    }
+    *cases(file) = made;
+}
+
+#[rstest]
+fn what_is_malformed_fails_without_a_panic(
+    #[values(
+        FamilyName::Loss,
+        FamilyName::Reduce,
+        FamilyName::Variables,
+        FamilyName::Datasets,
+        FamilyName::Properties,
+        FamilyName::CrossDevice,
+        FamilyName::Training,
+        FamilyName::Cluster,
+        FamilyName::Checkpoint,
+        FamilyName::Documents,
+        FamilyName::TrainingLoop,
+        FamilyName::Schedules,
+        FamilyName::Normalization
+    )]
+    family: FamilyName,
+) {
+    let mut file = shipped(family);
+    malformed(&mut file);
+    let report = run(family, &file);
+    let failures = report.failures().iter();
+    let panics = failures.filter(|case| case.got.contains("panic"));
+    let panics: Vec<_> = panics
+        .map(|it| format!("{} ({}): {}", it.name, it.subject, it.got))
+        .collect();
+    assert!(panics.is_empty(), "{} panics: {panics:#?}", panics.len());
 }

@@ -44,7 +44,7 @@ pub(super) fn checkpoints(case: &Case, env: &Env<'_>) -> Checked {
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })?;
-        if epoch % every == 0 {
+        if epoch.is_multiple_of(every) {
             manager.save(&snapshot(state.primary()?)?)?;
             saved.push(epoch);
             newest = Some(weights(&state)?);

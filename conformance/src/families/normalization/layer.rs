@@ -38,10 +38,27 @@ fn parameter(
             Param::initialized(ParamId::new(), constant)
         }
         Some(value) => {
-            let flat = reshaped(&tensor(value)?, &[count]);
+            let flat = reshaped(&per_feature(name, value, count)?, &[count]);
             Param::from_tensor(Tensor::from_data(flat, device))
         }
     })
+}
+
+/// A tensor with one number for each feature.
+fn per_feature(
+    name: &str,
+    value: &Value,
+    features: usize,
+) -> std::result::Result<TensorData, Failure> {
+    let data = tensor(value)?;
+    if data.num_elements() != features {
+        let what = format!(
+            "`{name}` with {} numbers for {features} features",
+            data.num_elements()
+        );
+        return Err(Failure::schema(what));
+    }
+    Ok(data)
 }
 
 impl Layer {
@@ -53,6 +70,9 @@ impl Layer {
     ) -> std::result::Result<Self, Failure> {
         let op = inputs.text("op")?;
         let epsilon = inputs.float("epsilon")?;
+        if !(epsilon > 0.0) {
+            return Err(Failure::schema("`epsilon` is not positive"));
+        }
         let gamma = parameter(inputs, "gamma", (features, 1.0), device)?;
         let beta = parameter(inputs, "beta", (features, 0.0), device)?;
         if op == "layer_norm" {
@@ -72,8 +92,11 @@ impl Layer {
             return Ok(Self::Grouped(layer));
         }
         let momentum = inputs.float("momentum")?;
-        let statistic =
-            |name| Ok::<_, Failure>(RunningState::new(float::<1>(inputs.field(name)?, device)?));
+        let statistic = |name| {
+            let value = inputs.field(name)?;
+            per_feature(name, value, features)?;
+            Ok::<_, Failure>(RunningState::new(float::<1>(value, device)?))
+        };
         let (mean, variance) = (statistic("moving_mean")?, statistic("moving_variance")?);
         if inputs.flag("synchronized")? {
             let config = SyncBatchNormConfig::new(features).with_momentum(momentum);
@@ -174,6 +197,10 @@ impl View {
         let count = |axes: &[usize]| axes.iter().product::<usize>();
         let (Self::Axis(axis) | Self::From(axis)) = self;
         let rank = i64::try_from(shape.len()).map_err(Failure::schema)?;
+        if rank < 2 || axis.rem_euclid(rank) == 0 {
+            let what = format!("features on axis {axis} of a tensor of rank {rank}");
+            return Err(Failure::schema(what));
+        }
         let axis = usize::try_from(axis.rem_euclid(rank)).map_err(Failure::schema)?;
         if let Self::From(_) = self {
             let (rows, features) = shape.split_at(axis);

@@ -146,7 +146,7 @@ fn flat(data: TensorData) -> TensorData {
 fn mean(all: &[TensorData]) -> TensorData {
     let columns = all.iter().map(|one| one.iter::<f64>().collect::<Vec<_>>());
     let columns: Vec<Vec<f64>> = columns.collect();
-    let count = columns.first().map_or(0, Vec::len);
+    let count = columns.iter().map(Vec::len).min().unwrap_or(0);
     let sum = |i: usize| columns.iter().map(|column| column[i]).sum::<f64>();
     let means: Vec<f64> = (0..count).map(|i| sum(i) / all.len() as f64).collect();
     reference::vector(&means)
@@ -164,6 +164,7 @@ struct Run {
     strategy: Arc<dyn Strategy>,
     state: Mirrored<TrainState<Layer>>,
     view: View,
+    features: usize,
     is_frozen: bool,
 }
 
@@ -180,6 +181,7 @@ impl Run {
             strategy,
             state,
             view: View::of(inputs)?,
+            features,
             is_frozen: inputs.get("layer_trainable") == Some(&Value::Bool(false)),
         })
     }
@@ -193,6 +195,25 @@ impl Run {
             parts.map(|part| self.view.read(part)).collect()
         };
         let (inputs, upstream) = (read("x")?, read("upstream")?);
+        if inputs.len() != upstream.len() {
+            return Err(Failure::schema(
+                "`x` and `upstream` are of unlike numbers of replicas",
+            ));
+        }
+        for (x, upstream) in inputs.iter().zip(&upstream) {
+            let is_same = x.shape() == upstream.shape() && x.shape()[1] == self.features;
+            if !is_same {
+                let what = format!(
+                    "`x` of {:?}, `upstream` of {:?}",
+                    x.shape(),
+                    upstream.shape()
+                );
+                return Err(Failure::schema(format!(
+                    "{what}, {} features",
+                    self.features
+                )));
+            }
+        }
         let rows = |data: &TensorData| data.shape()[0];
         let most = inputs.iter().map(rows).max().unwrap_or(0);
         let is_even = inputs.iter().all(|x| rows(x) == most);

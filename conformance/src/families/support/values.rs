@@ -75,13 +75,18 @@ pub(crate) fn same_lists(
 pub(crate) fn take_rows(data: &TensorData, indices: &[usize]) -> Result<TensorData, Failure> {
     let mut shape = data.shape().to_vec();
     let bytes = data.as_bytes();
-    let row = bytes.len() / shape[0].max(1);
+    let rows = shape.first().copied().unwrap_or(0);
+    let row = bytes.len() / rows.max(1);
     let mut taken = Vec::with_capacity(indices.len() * row);
     for index in indices {
         let bytes = bytes.get(index * row..(index + 1) * row);
+        let bytes = bytes.filter(|_| *index < rows);
         taken.extend_from_slice(bytes.ok_or_else(|| Failure::schema(format!("no row {index}")))?);
     }
-    shape[0] = indices.len();
+    match shape.first_mut() {
+        Some(first) => *first = indices.len(),
+        None => return Err(Failure::schema("a tensor without rows")),
+    }
     Ok(TensorData::from_bytes_vec(
         taken,
         Shape::from(shape),
