@@ -28,8 +28,8 @@ pub enum AutoShardPolicy {
     Hint,
 }
 
-/// A dataset of which worker `i` of `n` reads the examples `i`, `i + n`, ..., as a stream of its own
-/// (TensorFlow: `dataset.shard(SHARD_HINT, SHARD_HINT)`).
+/// A dataset of which worker `i` of `n` reads the examples `i`, `i + n`, ..., as a stream of its
+/// own (TensorFlow: `dataset.shard(SHARD_HINT, SHARD_HINT)`).
 ///
 /// It needs the policy [`AutoShardPolicy::Hint`]; under any other one it is refused.
 ///

@@ -376,8 +376,8 @@ fn records_per_file(text: &str, env: &Env<'_>) -> Option<usize> {
     records.filter_map(number).max().map(|last| last + 1)
 }
 
-/// What `distribute_dataset` gives the replicas of one worker, one batch after the other; after them
-/// come the empty ones that it gets while other workers still have some.
+/// What `distribute_dataset` gives the replicas of one worker, one batch after the other; after
+/// them come the empty ones that it gets while other workers still have some.
 fn shard(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let (index, workers) = (inputs.count("worker_index")?, inputs.count("num_workers")?);
