@@ -99,7 +99,11 @@ fn of_rank(tensor: &mut Map<String, Value>, rank: usize) {
         return;
     }
     while shape.len() < rank {
-        let place = if shape.len() % 2 == 0 { shape.len() } else { 0 };
+        let place = if shape.len().is_multiple_of(2) {
+            shape.len()
+        } else {
+            0
+        };
         shape.insert(place, json!(1));
     }
 }
@@ -154,7 +158,7 @@ fn is_elementwise(family: FamilyName, case: &Value) -> bool {
 }
 
 /// The tensors of a case whose shapes follow from those of its inputs.
-fn shaped<'a>(family: FamilyName, case: &'a mut Value) -> Vec<&'a mut Value> {
+fn shaped(family: FamilyName, case: &mut Value) -> Vec<&mut Value> {
     if family != FamilyName::Checkpoint {
         return vec![case];
     }

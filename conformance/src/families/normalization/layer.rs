@@ -70,7 +70,7 @@ impl Layer {
     ) -> std::result::Result<Self, Failure> {
         let op = inputs.text("op")?;
         let epsilon = inputs.float("epsilon")?;
-        if !(epsilon > 0.0) {
+        if epsilon <= 0.0 {
             return Err(Failure::schema("`epsilon` is not positive"));
         }
         let gamma = parameter(inputs, "gamma", (features, 1.0), device)?;
