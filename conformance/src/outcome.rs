@@ -139,7 +139,7 @@ reasons! {
     MissingMetric "missing-metric"
         "A watched value that is not in the logs is an error; Keras goes on without it.",
     TooFewFiles "too-few-files"
-        "Fewer files than workers are refused on all workers; TensorFlow's last ones read nothing.",
+        "Fewer files than workers are refused on all workers; TensorFlow fails on the first.",
     TracedUpdate "traced-update"
         "Accumulation and averages work in every kind of step; Keras 3 fails in a traced one.",
 }

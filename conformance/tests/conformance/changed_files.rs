@@ -27,19 +27,48 @@ fn run(family: FamilyName, file: &Value) -> Report {
     Suite::everything(golden).workers(workers).run()
 }
 
-/// Every other case, from the last to the first, under other names, and the first of them twice.
-/// Where servers take turns over what the cases before have created, the order stays and the last
-/// case of each scenario goes.
+/// What all cases of an operation have in common.
+fn operation(case: &Value) -> (String, String) {
+    let inputs = &case["inputs"];
+    (inputs["op"].to_string(), inputs["class"].to_string())
+}
+
+/// The places of the cases of each operation.
+fn by<K: Ord>(cases: &[Value], key: impl Fn(&Value) -> K) -> BTreeMap<K, Vec<usize>> {
+    let mut groups = BTreeMap::<K, Vec<usize>>::new();
+    for (index, case) in cases.iter().enumerate() {
+        groups.entry(key(case)).or_default().push(index);
+    }
+    groups
+}
+
+/// At most three cases of each operation of each kind of strategy; which ones, the seed says.
+fn thinned(cases: &mut Vec<Value>, seed: usize) {
+    let kind = |case: &Value| case["strategy"]["kind"].to_string();
+    let groups = by(cases, |case| (operation(case), kind(case)));
+    let mut kept = BTreeSet::new();
+    for group in groups.values() {
+        let third = |turn| group[(seed + turn * group.len() / 3) % group.len()];
+        kept.extend((0..3).map(third));
+    }
+    *cases = kept.into_iter().map(|it| cases[it].clone()).collect();
+}
+
+/// Some cases of each operation and strategy, last to first, under other names, and the
+/// first of them twice. Where servers take turns over what the cases before have created, the order
+/// stays and the last case of each scenario goes.
 fn named_counted_and_ordered_anew(family: FamilyName, file: &mut Value) {
-    let all = std::mem::take(cases(file));
-    let mut kept: Vec<Value> = all.iter().rev().step_by(2).cloned().collect();
-    kept.push(kept[0].clone());
+    let mut kept = std::mem::take(cases(file));
     if family == FamilyName::ParameterServer {
         let scenario = |case: &Value| case["inputs"]["scenario"].clone();
-        let pairs = all
+        let pairs = kept
             .windows(2)
             .filter(|pair| scenario(&pair[0]) == scenario(&pair[1]));
         kept = pairs.map(|pair| pair[0].clone()).collect();
+    } else {
+        thinned(&mut kept, 1);
+        kept.reverse();
+        kept.push(kept[0].clone());
     }
     for (index, case) in kept.iter_mut().enumerate() {
         case["name"] = json!(format!("unseen case {index}"));
@@ -196,6 +225,7 @@ fn shapes_of_tensors_do_not_matter(
         cases(&mut file).retain(|case| !is_empty(case) && !is_decided_by_one(case));
     }
     assert!(!cases(&mut file).is_empty());
+    thinned(cases(&mut file), rank);
     for case in cases(&mut file) {
         written_out(case);
         for part in shaped(family, case) {
@@ -282,9 +312,18 @@ fn places(value: &Value, at: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// One case of each operation with one field made unlike the format, for each of its fields.
+/// How many numbers and texts a case holds, which tells the quick ones.
+fn size(value: &Value) -> usize {
+    match value {
+        Value::Object(fields) => fields.values().map(size).sum(),
+        Value::Array(list) => list.iter().map(size).sum(),
+        _ => 1,
+    }
+}
+
+/// The smallest case of each operation with one field made unlike the format: every kind of wrong
+/// value once to four times, in fields that lie evenly between all.
 fn malformed(file: &mut Value) {
-    let mut seen = BTreeSet::new();
     let wrong = [
         json!(null),
         json!("?"),
@@ -294,27 +333,30 @@ fn malformed(file: &mut Value) {
         json!(0),
         json!([[0.5]]),
     ];
+    let all = std::mem::take(cases(file));
     let mut made = Vec::new();
-    for case in std::mem::take(cases(file)) {
-        let inputs = &case["inputs"];
-        let key = (inputs["op"].to_string(), inputs["class"].to_string());
-        if !seen.insert((key, case["strategy"]["kind"].to_string())) {
-            continue;
-        }
+    for (seed, group) in by(&all, operation).into_values().enumerate() {
+        let replicas = |case: &Value| case["strategy"]["replicas"].as_u64();
+        let smallest = group.into_iter().map(|index| &all[index]);
+        let case = smallest.min_by_key(|case| (replicas(case), size(case)));
+        let case = case.unwrap();
         let mut found = BTreeSet::new();
         for part in ["inputs", "expect"] {
             places(&case[part], &format!("/{part}"), &mut found);
         }
         found.remove("/inputs/op");
-        for (index, place) in found.iter().enumerate() {
-            let values = wrong.iter().enumerate();
-            let few = values.filter(|(which, _)| found.len() < 40 || (which + index) % 4 == 0);
-            for (_, value) in few {
-                let mut changed = case.clone();
-                *changed.pointer_mut(place).unwrap() = value.clone();
-                changed["name"] = json!(format!("{} with {place} = {value}", case["name"]));
-                made.push(changed);
-            }
+        let found: Vec<_> = found.into_iter().collect();
+        let count = found.len().clamp(wrong.len(), 4 * wrong.len());
+        for turn in 0..count {
+            let Some(place) = found.get((turn * found.len() / count + seed) % found.len().max(1))
+            else {
+                continue;
+            };
+            let value = &wrong[(turn + seed) % wrong.len()];
+            let mut changed = case.clone();
+            *changed.pointer_mut(place).unwrap() = value.clone();
+            changed["name"] = json!(format!("{} with {place} = {value}", case["name"]));
+            made.push(changed);
         }
     }
     *cases(file) = made;

@@ -404,7 +404,8 @@ fn deviation_no_gradients() {
     assert_eq!(weights, [1.0, 0.5]);
 }
 
-/// Two replicas; the average is put in the place of the weight by every second update.
+/// One file between two workers. TensorFlow fails on worker 0, which has the file, and gives worker 1
+/// nothing; here no worker is left to wait for one that failed.
 #[test]
 fn deviation_too_few_files() {
     struct OneFile;
@@ -431,6 +432,7 @@ fn deviation_too_few_files() {
     }
 }
 
+/// Two replicas; the average is put in the place of the weight by every second update.
 #[test]
 fn deviation_traced_update() {
     let (weights, _) = after_gradients(&vec![vec![Some(0.25); 2]; 8], |model| {
