@@ -404,8 +404,8 @@ fn deviation_no_gradients() {
     assert_eq!(weights, [1.0, 0.5]);
 }
 
-/// One file between two workers. TensorFlow fails on worker 0, which has the file, and gives worker 1
-/// nothing; here no worker is left to wait for one that failed.
+/// One file between two workers. TensorFlow fails on worker 0, which has the file, and gives
+/// worker 1 nothing; here no worker is left to wait for one that failed.
 #[test]
 fn deviation_too_few_files() {
     struct OneFile;
