@@ -160,8 +160,8 @@ impl Batching {
     /// By default it is FILE where AUTO is, else REPLICAS.
     ///
     /// Under FILE, OFF and HINT a worker shuffles its own stream. All workers make the same number
-    /// of steps, under every policy: one that has fewer examples, because of its files or because it
-    /// was given a shorter dataset, ends with empty batches. Losses and gradients of empty batches
+    /// of steps, under every policy: one that has fewer examples, because of its files or of a
+    /// shorter dataset, ends with empty batches. Losses and gradients of empty batches
     /// are zeros.
     pub fn auto_shard(mut self, policy: AutoShardPolicy) -> Self {
         self.auto_shard = Some(policy);
