@@ -156,7 +156,7 @@ async fn try_join(
     rank: usize,
     address: &str,
 ) -> Result<JoinedStream, HandshakeFailure> {
-    // Hosts that are not up hold these turns for long, so there are many; no handshake waits for one.
+    // Hosts that are not up hold these turns for long: there are many, and no handshake needs one.
     let connecting = shared.connecting.acquire().await;
     let opening = Connection::open(address, shared.tls.as_ref());
     let opened = tokio::time::timeout(STEP_TIMEOUT, opening).await;

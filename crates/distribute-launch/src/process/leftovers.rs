@@ -6,9 +6,9 @@
 //! a process that has done both, cleared its environment and left the group, is not found.
 //!
 //! The table of processes is no snapshot: while it is read, a process can start another one, which
-//! the list no longer shows, and die before it is looked at. A process that is just being replaced by
-//! another program has no environment for a moment. So the table is read again as long as a look
-//! shows something of this kind that the look before it did not.
+//! the list no longer shows, and die before it is looked at. A process that another program is just
+//! replacing has no environment for a moment. So the table is read again as long as a look shows
+//! something of this kind that the look before it did not.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

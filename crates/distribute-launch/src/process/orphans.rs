@@ -1,9 +1,9 @@
 //! Processes whose parents have ended before them. The next parent has to reap them: the system's
 //! first process, unless this process says that it wants to.
 //!
-//! It wants to while processes are asked to end, to learn how a command ended whose script was ended
-//! by the signal; at other times it would have to reap whatever a command leaves in the background,
-//! for as long as the job goes on. A launcher that is the first process of a container has to anyway.
+//! It wants to while processes are asked to end, to learn how a command ended whose script the
+//! signal ended; at other times it would have to reap whatever a command leaves in the background,
+//! for as long as the job goes on. A launcher that is the first process of a container has to.
 
 #[cfg(target_os = "linux")]
 mod system {
