@@ -103,7 +103,10 @@ fn run_script(folder: &Path, file: &str, code: u8, variables: &[(&str, &str)]) -
         "printf '%s\\n' \"$@\" >arguments\nprintf %s \"$DISTRIBUTE_JOB_TOKEN\" >token\nexit {code}"
     );
     let program = stub(folder, PROGRAM, &record);
-    stub(folder, "getent", "echo '192.0.2.7 STREAM node'");
+    // As on Debian, a node knows its own name as a loopback address first.
+    let getent =
+        "[ \"$2\" = node7 ] && echo '127.0.1.1 STREAM node7'; echo '192.0.2.7 STREAM node'";
+    stub(folder, "getent", getent);
     // What comes before the program are srun's own flags.
     stub(
         folder,
