@@ -98,7 +98,8 @@ fn opened_again(descriptor: BorrowedFd<'_>) -> Option<File> {
     open(path, flags, Mode::empty()).ok().map(File::from)
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
+#[cfg(target_os = "linux")]
 mod tests {
     use std::os::fd::{AsFd, OwnedFd};
 
