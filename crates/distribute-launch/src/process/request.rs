@@ -8,7 +8,8 @@
 //! 2. A process that catches the signal is asked, and those that it has started are not: it passes
 //!    the signal on, as `trap 'kill $child' TERM` does, and two requests would be one too many.
 //!    Whether it does is seen, as the others are stopped meanwhile ([`Holds`]): one that it has
-//!    asked is never asked again, however long it takes to save.
+//!    asked is never asked again, however long it takes to save. Jobs of a shell with job control
+//!    are not stopped, as that shell would take note of it.
 //! 3. Whom nobody has asked when the patience is over is asked then: the one before did not pass
 //!    the signal on, or cannot, as a shell that waits for its command in the foreground. If it has
 //!    ended without passing it on, they are asked at once.
@@ -202,7 +203,7 @@ impl Request {
             let mut above = ancestors(one, alive).map(|above| above.identity);
             if above.any(|above| catching.contains(&above)) {
                 self.passed_to.insert(one.identity);
-                if is_first {
+                if is_first && !is_a_job(one, alive) {
                     self.holds.stop(one.identity);
                 }
             } else if self.holds.is_still(one.identity) {
@@ -267,6 +268,15 @@ fn ancestors<'a>(one: &Entry, alive: &'a [Entry]) -> impl Iterator<Item = &'a En
         alive.iter().find(|other| other.identity.number == parent)
     };
     std::iter::successors(parent(one), move |one| parent(one)).take(alive.len())
+}
+
+/// Whether a process has a group, and no session, of its own below another process, as a shell with
+/// job control (`set -m`) gives to each of its jobs. The `wait` and the `fg` of such a shell return when a job is
+/// stopped, so it must not be: whether it is asked is not seen then.
+fn is_a_job(one: &Entry, alive: &[Entry]) -> bool {
+    ancestors(one, alive)
+        .next()
+        .is_some_and(|parent| parent.group != one.group && parent.session == one.session)
 }
 
 /// How a process ended that has become a child of this one, which is over with it.

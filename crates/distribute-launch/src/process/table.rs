@@ -35,6 +35,7 @@ pub struct Entry {
     pub identity: Identity,
     pub parent: i32,
     pub group: i32,
+    pub session: i32,
     /// It has ended and waits for its parent to ask how.
     pub has_ended: bool,
 }
@@ -48,12 +49,13 @@ pub fn entry(number: i32) -> Option<Entry> {
     let mut fields = text.split_whitespace();
     let state = fields.next()?;
     let mut number_at = |skipped| fields.nth(skipped)?.parse::<u64>().ok();
-    let (parent, group) = (number_at(0)?, number_at(0)?);
-    let started = number_at(16)?;
+    let (parent, group, session) = (number_at(0)?, number_at(0)?, number_at(0)?);
+    let started = number_at(15)?;
     Some(Entry {
         identity: Identity { number, started },
         parent: i32::try_from(parent).ok()?,
         group: i32::try_from(group).ok()?,
+        session: i32::try_from(session).ok()?,
         has_ended: matches!(state, "Z" | "X"),
     })
 }

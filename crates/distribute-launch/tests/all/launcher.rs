@@ -333,6 +333,28 @@ fn every_signal_that_announces_an_end_saves(#[case] signal: Signal) {
     });
 }
 
+/// Its `wait` returns when one of its jobs is stopped.
+#[test]
+fn a_shell_with_job_control_passes_the_signal_on() {
+    if Command::new("bash").arg("--version").output().is_err() {
+        println!("SKIPPED: no bash, whose scripts can have job control");
+        return;
+    }
+    within_limit(|| {
+        let text = r#"exec bash -c '
+            set -m
+            ( trap "echo got TERM >&2; sleep 0.3; exit 42" TERM
+              echo up $1 $$ >&2; while true; do sleep 1000 & wait; done ) &
+            c=$!
+            trap "kill -TERM $c; wait $c; exit \$?" TERM
+            wait $c' bash "$i""#;
+        let mut launcher = Launcher::start(text, 3, true);
+        launcher.lines_with("up ", 2);
+        launcher.send(Signal::TERM);
+        launcher.saved_after("TERM");
+    });
+}
+
 /// A limit of CPU time is told every second, and SIGTERM follows SIGUSR1.
 #[test]
 fn what_announces_an_end_again_kills_nobody() {
