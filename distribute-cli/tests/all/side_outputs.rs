@@ -156,8 +156,9 @@ fn an_evaluator_does_without_what_it_cannot_write(
     let mut said = String::new();
     let mut lines = BufReader::new(evaluator.stderr.take().unwrap()).lines();
     for line in &mut lines {
-        said += &format!("{}\n", line.unwrap());
-        if said.contains("standard output") {
+        let line = line.unwrap();
+        said += &format!("{line}\n");
+        if line.contains("standard output") {
             // It has measured, and would end at once if it did not go on.
             common::send(evaluator.id(), "TERM").unwrap();
         }
