@@ -271,8 +271,8 @@ fn ancestors<'a>(one: &Entry, alive: &'a [Entry]) -> impl Iterator<Item = &'a En
 }
 
 /// Whether a process has a group, and no session, of its own below another process, as a shell with
-/// job control (`set -m`) gives to each of its jobs. The `wait` and the `fg` of such a shell return when a job is
-/// stopped, so it must not be: whether it is asked is not seen then.
+/// job control (`set -m`) gives to each of its jobs. The `wait` and the `fg` of such a shell return
+/// when a job is stopped, so it must not be: whether it is asked is not seen then.
 fn is_a_job(one: &Entry, alive: &[Entry]) -> bool {
     ancestors(one, alive)
         .next()
