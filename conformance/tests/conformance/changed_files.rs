@@ -186,7 +186,7 @@ fn is_elementwise(family: FamilyName, case: &Value) -> bool {
     }
 }
 
-/// The tensors of a case whose shapes follow from those of its inputs.
+/// The parts of a case whose tensors have shapes that follow from its inputs' shapes.
 fn shaped(family: FamilyName, case: &mut Value) -> Vec<&mut Value> {
     if family != FamilyName::Checkpoint {
         return vec![case];

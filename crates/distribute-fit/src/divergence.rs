@@ -24,7 +24,7 @@ pub(super) type Checksums = BTreeMap<String, u32>;
 /// before it saves, since what has parted never meets again.
 ///
 /// All workers call it after the same update; it blocks until they have, and waits for the devices.
-/// They exchange one checksum of each replica, and those of each tensor only if these differ. With
+/// They exchange one checksum per replica, and a checksum per tensor only if these differ. With
 /// one replica, and with parameter servers, there is nothing to compare.
 ///
 /// ```

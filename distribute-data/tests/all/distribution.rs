@@ -205,7 +205,7 @@ struct OneWorker {
 }
 
 impl OneWorker {
-    /// Worker `index` of so many with so many replicas each.
+    /// Worker `index` of `workers`, with `replicas` replicas each.
     fn new(index: usize, workers: usize, replicas: usize) -> Self {
         let own = index * replicas..(index + 1) * replicas;
         Self {

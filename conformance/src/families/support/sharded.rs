@@ -175,7 +175,7 @@ pub(crate) struct OneWorker {
 }
 
 impl OneWorker {
-    /// Worker `index` of so many with so many replicas each.
+    /// Worker `index` of `workers`, with `replicas` replicas each.
     pub(crate) fn new(
         index: usize,
         workers: usize,

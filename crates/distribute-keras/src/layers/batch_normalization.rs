@@ -9,7 +9,7 @@ use super::*;
 pub struct BatchNormalization {
     /// The axis of the features, as Keras counts them. It must be the last one.
     pub axis: i64,
-    /// Whether its statistics are those of the batches of all replicas ([`SyncBatchNorm`]).
+    /// Whether statistics are computed over the batches of all replicas ([`SyncBatchNorm`]).
     pub synchronized: bool,
     /// What the moving statistics keep of themselves at every step.
     pub momentum: f64,

@@ -91,7 +91,7 @@ impl Dropout {
         if self.shared.is_empty() {
             return each!(x, x => dropout(x, self.rate, rng));
         }
-        // Of Keras' axes, to those of the tensor.
+        // From the order of Keras' axes to the order of the tensor's axes.
         let shared = match (&x, &self.shared[..]) {
             (Flow::Image(_), &[batch, height, width, channels]) => {
                 vec![batch, channels, height, width]

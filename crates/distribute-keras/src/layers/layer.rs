@@ -14,8 +14,8 @@ use crate::{Activation, ModelError, Regularizer, Shape};
 
 /// A layer with its options.
 ///
-/// Shapes are those of one example. What is said of masks is said of the positions of calls: the
-/// call of the `Embedding` whose padding is left out of a value.
+/// A shape is the shape of one example, without the batch. A mask is named by a call: the call of
+/// the `Embedding` whose padding is left out of a value.
 pub(crate) trait KerasLayer: fmt::Debug {
     /// Reads its options. Those that are not asked for are refused afterwards.
     fn parse(class: &str, fields: &mut Fields<'_>) -> Result<Self, ModelError>
@@ -126,7 +126,7 @@ pub(crate) trait Built {
     /// What it makes of a value.
     ///
     /// # Errors
-    /// Those of the statistics that replicas share.
+    /// As of the statistics that replicas share: a replica that was lost or does not come.
     fn call(&self, x: Value, _pass: &mut Pass<'_, '_>) -> distribute_core::Result<Value> {
         Ok(x)
     }

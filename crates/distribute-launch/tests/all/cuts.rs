@@ -137,6 +137,13 @@ struct Pair {
 }
 
 impl Pair {
+    /// Cuts the launchers off from each other, until the second one looks for host 0.
+    fn cut_off(&self) {
+        self.gate.close(false);
+        let lost = || self.gate.tried_for(2 * TIMEOUT);
+        eventually(lost, || "the launcher does not look for host 0".to_owned());
+    }
+
     fn start(job: &Job, join_timeout: Duration) -> Pair {
         Pair::start_both([job.clone(), job.clone()], join_timeout)
     }
@@ -296,6 +303,11 @@ fn with_a_chief(directory: &Path, text: &str, restarts: u32) -> [Job; 2] {
     [job("first", 1), job("second", 0)]
 }
 
+/// Waits until the four processes of such a job run.
+fn all_are_up(directory: &Path) {
+    await_files(directory, &["upchief0", "upps0", "upworker0", "upworker1"]);
+}
+
 const CHIEF: &str = "trap '> stopped$r$i; exit 0' TERM; > up$r$i
     if [ $r = chief ]; then await done; echo trained; exit 0; fi
     while true; do sleep 0.05; done";
@@ -306,10 +318,7 @@ fn a_host_that_only_has_a_worker_may_be_cut_off_for_a_while() {
     let directory = tempfile::tempdir().unwrap();
     let [first, second] = with_a_chief(directory.path(), CHIEF, 1);
     let pair = Pair::start_both([first, second], Duration::from_secs(60));
-    await_files(
-        directory.path(),
-        &["upchief0", "upps0", "upworker0", "upworker1"],
-    );
+    all_are_up(directory.path());
     pair.gate.close(false);
     // The launchers have given each other up when this is there.
     let lost = || pair.gate.passed() > 0 && pair.gate.tried_for(2 * TIMEOUT);
@@ -335,10 +344,7 @@ fn a_host_that_only_has_a_worker_may_be_cut_off_for_good() {
     let directory = tempfile::tempdir().unwrap();
     let jobs = with_a_chief(directory.path(), CHIEF, 0);
     let pair = Pair::start_both(jobs, Duration::from_secs(2));
-    await_files(
-        directory.path(),
-        &["upchief0", "upps0", "upworker0", "upworker1"],
-    );
+    all_are_up(directory.path());
     pair.gate.close(false);
     await_files(directory.path(), &["stoppedworker1"]);
     std::fs::write(directory.path().join("done"), "").unwrap();
@@ -362,13 +368,8 @@ fn what_a_host_told_while_it_was_cut_off_is_told_again() {
         while true; do sleep 0.05; done";
     let jobs = with_a_chief(directory.path(), text, 1);
     let pair = Pair::start_both(jobs, Duration::from_secs(60));
-    await_files(
-        directory.path(),
-        &["upchief0", "upps0", "upworker0", "upworker1"],
-    );
-    pair.gate.close(false);
-    let lost = || pair.gate.tried_for(2 * TIMEOUT);
-    eventually(lost, || "the launcher does not look for host 0".to_owned());
+    all_are_up(directory.path());
+    pair.cut_off();
     // It is started again once, and dies again.
     std::fs::write(directory.path().join("die1"), "").unwrap();
     let again = || std::fs::read_dir(directory.path().join("second")).unwrap();
@@ -392,10 +393,7 @@ fn a_launcher_started_anew_on_a_host_that_was_done_without_hears_the_end() {
     let directory = tempfile::tempdir().unwrap();
     let jobs = with_a_chief(directory.path(), CHIEF, 0);
     let pair = Pair::start_both(jobs, Duration::from_secs(30));
-    await_files(
-        directory.path(),
-        &["upchief0", "upps0", "upworker0", "upworker1"],
-    );
+    all_are_up(directory.path());
     pair.gate.close(false);
     let [first, second] = pair.launchers;
     let second = second.join().unwrap();
@@ -425,13 +423,8 @@ fn a_host_whose_workers_ended_while_it_was_cut_off_hears_the_end(
     let text = format!("[ $r$i = worker1 ] && {{ > upworker1; await over; {end}; }}; {CHIEF}");
     let jobs = with_a_chief(directory.path(), &text, 1);
     let pair = Pair::start_both(jobs, Duration::from_secs(30));
-    await_files(
-        directory.path(),
-        &["upchief0", "upps0", "upworker0", "upworker1"],
-    );
-    pair.gate.close(false);
-    let lost = || pair.gate.tried_for(2 * TIMEOUT);
-    eventually(lost, || "the launcher does not look for host 0".to_owned());
+    all_are_up(directory.path());
+    pair.cut_off();
     std::fs::write(directory.path().join("over"), "").unwrap();
     let chunks = pair.gate.chunks();
     pair.gate.open();
@@ -453,13 +446,8 @@ fn a_host_that_comes_back_when_the_chief_has_failed_starts_again_with_the_others
         while true; do sleep 0.05; done";
     let jobs = with_a_chief(directory.path(), text, 2);
     let pair = Pair::start_both(jobs, Duration::from_secs(30));
-    await_files(
-        directory.path(),
-        &["upchief0", "upps0", "upworker0", "upworker1"],
-    );
-    pair.gate.close(false);
-    let lost = || pair.gate.tried_for(2 * TIMEOUT);
-    eventually(lost, || "the launcher does not look for host 0".to_owned());
+    all_are_up(directory.path());
+    pair.cut_off();
     std::fs::write(directory.path().join("die"), "").unwrap();
     await_files(directory.path(), &["stoppedps0", "stoppedworker0"]);
     pair.gate.open();

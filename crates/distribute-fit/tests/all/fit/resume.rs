@@ -638,7 +638,7 @@ fn each_replica_goes_on_with_its_own_running_statistics() {
     train_normalized(&strategy, &folder.path().join("parts"), (Some(saved), None));
 }
 
-/// Gives so many batches, then an error.
+/// Gives a number of batches, then an error.
 struct Torn<'a>(Points<'a, DefaultStrategy>, usize);
 
 impl BatchSource for Torn<'_> {

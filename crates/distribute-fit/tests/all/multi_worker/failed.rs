@@ -26,7 +26,7 @@ enum At {
     TrainEnd,
 }
 
-/// Fails on some workers when something has happened so many times, and says what it was.
+/// Fails on some workers after a number of events of one kind, and names the event.
 struct Fails {
     workers: &'static [usize],
     at: At,
