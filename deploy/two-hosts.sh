@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Trains on two hosts without a scheduler. Run once on each, with the same RENDEZVOUS, an address
-# and port of host 0 that host 1 reaches:
+# Trains on two hosts without a scheduler. Run it once on each host, with the same RENDEZVOUS: an
+# address and port of host 0 that host 1 can reach:
 #
 #   HOST=0 RENDEZVOUS=192.0.2.10:9000 CERTS=certs/192.0.2.10 ./two-hosts.sh --model mlp
 #   HOST=1 RENDEZVOUS=192.0.2.10:9000 CERTS=certs/192.0.2.11 ./two-hosts.sh --model mlp
 #
-# The certificates, made once on any host, and copied to both:
+# Create the certificates once on any host, and copy them to both:
 #
 #   distribute-cli certs --out certs --hosts 192.0.2.10,192.0.2.11
 #
-# Arguments go to `train`. CHECKPOINTS lies on a file system that both hosts share: after a failure
-# all workers start again from the newest checkpoint, MAX_RESTARTS times in all. SIGINT or SIGTERM
-# to either script saves a checkpoint and ends with 42; run both again to continue.
+# Arguments are passed to `train`. CHECKPOINTS must be on a file system that both hosts share. After
+# a failure all workers restart from the newest checkpoint, at most MAX_RESTARTS times. SIGINT or
+# SIGTERM to either script saves a checkpoint and ends with 42; run both again to continue.
 set -euo pipefail
 
 program=${PROGRAM:-distribute-cli}
@@ -24,17 +24,17 @@ workers=${WORKERS:-1}
 max_restarts=${MAX_RESTARTS:-3}
 token_file=${TOKEN_FILE:-$certs/../token}
 
-# Who can read the token can take part in the job.
+# Anyone who can read the token can take part in the job.
 mode=$(stat --dereference --format=%a "$token_file")
 if [ "$mode" != 600 ] && [ "$mode" != 400 ]; then
     echo "$token_file can be read by others (mode $mode): chmod 600 $token_file" >&2
     exit 2
 fi
-# In the environment, not among the arguments, which all users of a host see.
+# In the environment, not in the arguments, which all users of a host can see.
 DISTRIBUTE_JOB_TOKEN=$(<"$token_file")
 export DISTRIBUTE_JOB_TOKEN
 
-# Both what the launchers tell each other and what the workers exchange is encrypted (--certs).
+# --certs encrypts both the messages of the launchers and the data of the workers.
 exec "$program" launch --rendezvous "$rendezvous" --hosts 2 --host "$host" --certs "$certs" \
     --workers "$workers" --max-restarts "$max_restarts" --log-dir "$logs/host-$host" -- \
     "$program" train --strategy multi-worker --certs "$certs" --restartable \

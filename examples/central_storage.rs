@@ -5,10 +5,9 @@
 #![forbid(unsafe_code)]
 
 use burn::nn::{Initializer, LinearConfig};
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
+use distribute::prelude::*;
 
-/// Trains y = 2 x on any strategy and gives the weight back.
+/// Trains y = 2 x on any strategy and returns the weight.
 fn train(strategy: &impl Strategy) -> Result<f32> {
     let data = FnDataset::new(64, |indices, device| {
         let x: Vec<f32> = indices.iter().map(|i| *i as f32 / 64.0).collect();
@@ -26,8 +25,7 @@ fn train(strategy: &impl Strategy) -> Result<f32> {
             strategy.run((&mut state, batch?), |ctx, (state, (x, y))| {
                 let per_example = mean_squared_error(state.model.forward(x), y);
                 let loss = average_loss(ctx, per_example)?;
-                let gradients = ctx.gradient(&loss, &state.model)?;
-                state.apply_gradients(ctx, gradients)?;
+                state.minimize(ctx, &loss)?;
                 Ok(())
             })?;
         }

@@ -10,13 +10,12 @@ use burn::nn::conv::Conv2dConfig;
 use burn::nn::pool::MaxPool2dConfig;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use distribute_core::prelude::*;
-use distribute_data::fit::check_same_state;
-use distribute_data::prelude::*;
-use distribute_kernels::nn::{Conv2d, MaxPool2d};
+use distribute::fit::check_same_state;
+use distribute::kernels::nn::{Conv2d, MaxPool2d};
+use distribute::prelude::*;
 
-/// An ordinary burn module: it knows nothing of replicas. Its convolution and pool are burn's
-/// layers on faster kernels for CPUs.
+/// An ordinary burn module, independent of replicas. Its convolution and pooling are burn's layers
+/// with faster kernels for CPUs.
 #[derive(Module, Debug)]
 struct Cnn {
     conv: Conv2d,
@@ -68,8 +67,7 @@ fn main() -> Result<()> {
                     let weights = l2(state.model.hidden.weight.val(), 1e-5);
                     let loss =
                         average_loss(ctx, per_example)? + scale_regularization_loss(ctx, weights)?;
-                    let gradients = ctx.gradient(&loss, &state.model)?;
-                    state.apply_gradients(ctx, gradients)?;
+                    state.minimize(ctx, &loss)?;
                     Ok(loss)
                 })?;
             total += strategy
@@ -91,7 +89,7 @@ fn main() -> Result<()> {
             "epoch {epoch}: loss {:.4}, accuracy {accuracy:.3}",
             total / batches as f32
         );
-        // `Fit` does so by itself: replicas that have parted by a flipped bit are an error.
+        // An error if replicas differ, for example by a flipped bit. `Fit` checks this by itself.
         check_same_state(&strategy, &state)?;
     }
     Ok(())

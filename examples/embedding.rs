@@ -1,29 +1,31 @@
-//! An embedding model with parameter servers: of large tables only the rows that a batch uses
-//! travel and are updated.
+//! An embedding model with parameter servers: only the rows of the large tables that a batch uses
+//! are sent and updated.
 //!
 //! ```text
 //! cargo build --release -p examples --bin embedding
 //! distribute-cli launch --ps 2 --workers 2 -- target/release/embedding
 //! ```
 //!
-//! A rating is the product of the user's and the film's row, plus what a linear model makes of age.
+//! A rating is the product of the user's and the film's row, plus a linear function of the age.
 #![forbid(unsafe_code)]
 
 use std::sync::Arc;
 
-use burn::nn::LinearConfig;
-use burn::tensor::Tensor;
-use distribute_core::{Adam, Sgd, TrainState};
-use distribute_ps::partitioners::MinSizePartitioner;
-use distribute_ps::{ClusterCoordinator, CoordinatorOptions, Program, Result, WorkerContext};
-use distribute_ps::{TableInitializer, TableSpec};
+use distribute::burn::nn::LinearConfig;
+use distribute::burn::tensor::Tensor;
+use distribute::parameter_server::partitioners::MinSizePartitioner;
+use distribute::parameter_server::{
+    ClusterCoordinator, CoordinatorOptions, Program, Result, WorkerContext,
+};
+use distribute::parameter_server::{TableInitializer, TableSpec};
+use distribute::{Adam, Sgd, TrainState};
 
 const USERS: usize = 20_000;
 const FILMS: usize = 5_000;
 const ALL: usize = USERS + FILMS;
 const BATCH: usize = 256;
 
-/// A number from 0 to 1 that depends on its arguments alone.
+/// A number from 0 to 1 that depends only on its arguments.
 fn hashed(seed: u64, number: u64) -> f32 {
     let mixed = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (seed << 32));
     let mixed = (mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 40;
@@ -47,7 +49,7 @@ fn table(rows: usize, seed: u64) -> TableSpec {
 
 fn main() -> Result<()> {
     let mut program = Program::new();
-    // Tables are cut in two, the small model is not.
+    // The tables are divided into two shards; the small model is not.
     let mut options = CoordinatorOptions::default();
     options.partitioner = Some(Arc::new(MinSizePartitioner::new(64 << 10, 2)?));
     program.coordinator_options(options);
@@ -73,7 +75,7 @@ fn main() -> Result<()> {
             let guess = (product.sum_dim(1) + of_age).squeeze_dim(1);
             let loss = (guess - flat(&ratings)).square().mean();
             let gradients = ctx.gradient(&loss, &state.model)?;
-            // Those of the rows are pushed with those of the model.
+            // The gradients of the rows are pushed together with the model's.
             state.apply_gradients(ctx, gradients)?;
             Ok(loss.into_scalar::<f32>())
         })?;

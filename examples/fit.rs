@@ -7,8 +7,7 @@
 use burn::module::Module;
 use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::relu;
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
+use distribute::prelude::*;
 
 #[derive(Module, Debug)]
 struct Mlp {

@@ -4,8 +4,7 @@
 #![forbid(unsafe_code)]
 
 use burn::tensor::Int;
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
+use distribute::prelude::*;
 
 type Batch = (Tensor<4>, Tensor<1, Int>);
 

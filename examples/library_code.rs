@@ -1,13 +1,13 @@
 //! Library code that works with and without a strategy: ask for the current one.
 //!
-//! A function that prints, allocates or scales by the number of replicas need not be handed the
-//! strategy. Outside of any scope it gets the default strategy, with one replica.
+//! A function that prints, allocates or scales by the number of replicas does not need the strategy
+//! as an argument. Outside of any scope it gets the default strategy, with one replica.
 #![forbid(unsafe_code)]
 
-use distribute_core::current_strategy;
-use distribute_core::prelude::*;
+use distribute::current_strategy;
+use distribute::prelude::*;
 
-/// What a library might do: scale the learning rate with the number of replicas in sync.
+/// An example of a library function: scales the learning rate with the number of replicas.
 fn scaled_learning_rate(base: f64) -> f64 {
     base * current_strategy().num_replicas_in_sync() as f64
 }

@@ -1,11 +1,10 @@
 //! `OneDeviceStrategy`: try a distributed program on one named device before scaling it out.
 //!
-//! The step, the data distribution and the loss scaling are those of every other strategy.
+//! The step, the data distribution and the loss scaling are the same as with any other strategy.
 #![forbid(unsafe_code)]
 
 use burn::nn::LinearConfig;
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
+use distribute::prelude::*;
 
 fn main() -> Result<()> {
     let strategy = OneDeviceStrategy::new("cpu:0".parse()?)?;
@@ -36,8 +35,7 @@ fn main() -> Result<()> {
             let losses = strategy.run((&mut state, batch?), |ctx, (state, (x, y))| {
                 let per_example = mean_squared_error(state.model.forward(x), y);
                 let loss = average_loss(ctx, per_example)?;
-                let gradients = ctx.gradient(&loss, &state.model)?;
-                state.apply_gradients(ctx, gradients)?;
+                state.minimize(ctx, &loss)?;
                 Ok(loss)
             })?;
             sum += strategy.reduce(ReduceOp::Sum, losses)?.into_scalar::<f32>();

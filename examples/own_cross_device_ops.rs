@@ -1,11 +1,11 @@
 //! Bring your own algorithm for summing gradients over the replicas of a machine.
 //!
-//! The one below passes a running sum along a chain of replicas and hands the total back down:
-//! slower than the default, but it shows all that is needed.
+//! This one passes a running sum along a chain of replicas and copies the total back: it is slower
+//! than the default, but shows everything that is needed.
 #![forbid(unsafe_code)]
 
-use distribute_core::collectives::{Buffer, Communicator};
-use distribute_core::{
+use distribute::collectives::{Buffer, Communicator};
+use distribute::{
     CrossDeviceOps, Error, MirroredStrategy, PerReplica, ReduceOp, Result, StrategyExt,
 };
 

@@ -1,17 +1,18 @@
-//! Write a strategy of your own: mirrored training that notes how long every run took.
+//! Write your own strategy: mirrored training that records how long every run took.
 //!
-//! It had to know four things: who it is (`id`), where its replicas are (`replicas`), how to give
-//! another handle of itself (`handle`), and how a step gets onto its replicas (`run_replicas`).
-//! `ReplicaThreads` is the last one for replicas of this process; a group of workers, your own
-//! algorithm for sums and central variables are options of it. `scope`, `run` and `reduce` come
-//! with the trait.
+//! It implements four methods: its identity (`id`), the devices of its replicas (`replicas`),
+//! another handle to itself (`handle`), and running a step on its replicas (`run_replicas`).
+//! `ReplicaThreads` implements the last one for replicas in this process, with options for a group
+//! of workers, your own algorithm for sums, and central variables. The trait provides `scope`,
+//! `run` and `reduce`.
 #![forbid(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use burn::nn::{Linear, LinearConfig};
-use distribute_core::{
+use distribute::burn;
+use distribute::burn::nn::{Linear, LinearConfig};
+use distribute::{
     Device, LogicalDevice, MirroredStrategy, Replica, ReplicaStep, ReplicaThreads, Result, Sgd,
     Strategy, StrategyExt, StrategyId, Tensor, TrainState,
 };
@@ -58,7 +59,7 @@ impl Strategy for Timed {
     }
 }
 
-/// The weight after three steps; replica i is handed the number i + 1.
+/// The weight after three steps; the argument of replica i is i + 1.
 fn train(strategy: &dyn Strategy) -> Result<f32> {
     let build = |device: &Device| {
         let init = burn::module::Initializer::Constant { value: 0.5 };
@@ -72,6 +73,8 @@ fn train(strategy: &dyn Strategy) -> Result<f32> {
             let state: &mut TrainState<Linear> = state;
             let x = Tensor::<2>::full([1, 1], number, ctx.device());
             let loss = (state.model.forward(x.clone()) - x.mul_scalar(3.0)).square();
+            // A sum over the replicas is wanted here, not a mean.
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss.sum(), &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(())

@@ -9,12 +9,14 @@
 //! it runs: the job finishes, and every step is applied once.
 #![forbid(unsafe_code)]
 
-use burn::nn::LinearConfig;
-use burn::tensor::{Tensor, TensorData};
-use distribute_core::{Adam, StrategyExt, TrainState};
-use distribute_ps::{ClusterCoordinator, Program, RemoteValue, Result, WorkerContext};
+use distribute::burn::nn::LinearConfig;
+use distribute::burn::tensor::{Tensor, TensorData};
+use distribute::parameter_server::{
+    ClusterCoordinator, Program, RemoteValue, Result, WorkerContext,
+};
+use distribute::{Adam, StrategyExt, TrainState};
 
-/// What the model is to find: y = 3 a - 2 b + 1.
+/// The function that the model learns: y = 3 a - 2 b + 1.
 fn example(number: u64) -> ([f32; 2], f32) {
     let part = |seed: u64| (number.wrapping_mul(seed) % 1009) as f32 / 1009.0 - 0.5;
     let (a, b) = (part(7919), part(104_729));
@@ -30,21 +32,21 @@ fn batch(number: u64) -> (TensorData, TensorData) {
 }
 
 fn main() -> Result<()> {
-    // Every process registers the same things; only their names travel.
+    // Every process registers the same states and steps; only names are sent.
     let mut program = Program::new();
     let state = program.state("model", |device| {
         device.seed(42);
         TrainState::new(LinearConfig::new(2, 1).init(device), Adam::new(0.05))
     });
     let data = program.dataset("examples", |input| {
-        // Every worker has an iterator of its own, here over its share of the batches.
+        // Every worker has its own iterator, here over its share of the batches.
         let (first, workers) = (input.input_pipeline_id, input.num_input_pipelines);
         Ok((first as u64..).step_by(workers).map(|n| Ok(batch(n))))
     });
     let of_step = state.clone();
     program.step("train", move |worker: &WorkerContext, (): ()| {
         let batch = worker.next(&data)?;
-        // The newest parameters are pulled before, gradients are pushed to the servers.
+        // Pulls the newest parameters, runs the step, and pushes the gradients to the servers.
         worker.run(&of_step, batch, |ctx, (state, (x, y))| {
             let x = Tensor::<2>::from_data(x, ctx.device());
             let error = state.model.forward(x) - Tensor::from_data(y, ctx.device());
@@ -55,7 +57,7 @@ fn main() -> Result<()> {
         })
     });
 
-    // On the chief only; workers and servers serve until it is done.
+    // On the chief only; workers and servers run until it has finished.
     program.run(|coordinator: &ClusterCoordinator| {
         for epoch in 0..6 {
             let losses = (0..100).map(|_| coordinator.schedule("train", ()));

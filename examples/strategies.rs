@@ -1,10 +1,10 @@
-//! The strategy that an option of a program names.
+//! Makes the strategy that a command line option names.
 
 use std::sync::Arc;
 
 use clap::ValueEnum;
-use distribute_core::prelude::*;
-use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
+use distribute::prelude::*;
+use distribute::tpu::{TpuClusterResolver, TpuStrategy};
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum Kind {
@@ -17,7 +17,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// A strategy with so many replicas in this process; one device has one in any case.
+    /// A strategy with this number of replicas in this process; `OneDevice` always has one.
     pub fn strategy(self, replicas: usize) -> Result<Arc<dyn Strategy>> {
         Ok(match self {
             Self::OneDevice => Arc::new(OneDeviceStrategy::new("cpu:0".parse()?)?),

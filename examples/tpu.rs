@@ -1,16 +1,15 @@
 //! The TPU loop of TensorFlow's documents: resolver, connect, initialize, strategy, train, test.
 //! A step is captured once, compiled, and run on all cores. This needs a PJRT plugin: libtpu on a
-//! TPU VM, or elsewhere the CPU plugin that `distribute-tpu-xla/pjrt-cpu/build` puts where it is
-//! found; see docs/tpu.md.
+//! TPU VM, elsewhere the CPU plugin that `distribute-tpu-xla/pjrt-cpu/build` builds; see
+//! docs/tpu.md.
 #![forbid(unsafe_code)]
 
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
-use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
+use distribute::prelude::*;
+use distribute::tpu::{TpuClusterResolver, TpuStrategy};
 
-/// Images with their labels, and how much each counts: nothing, if it only fills the batch up.
+/// Images with their labels and weights; padding has weight 0.
 type Batch = ((Tensor<4>, Tensor<1, Int>), Tensor<1>);
 type State = TrainState<Mlp>;
 
@@ -38,12 +37,11 @@ fn train_step(ctx: &ReplicaContext, (state, batch): (&mut State, Batch)) -> Resu
     let ((images, labels), weights) = batch;
     let per_example = sparse_categorical_crossentropy(state.model.forward(images), labels);
     let loss = AverageLoss::new().weights(weights).of(ctx, per_example)?;
-    let gradients = ctx.gradient(&loss, &state.model)?;
-    state.apply_gradients(ctx, gradients)?;
+    state.minimize(ctx, &loss)?;
     Ok(loss)
 }
 
-/// How many images were right: a tensor, because a compiled step has no numbers to look at.
+/// The number of correct predictions, as a tensor: a compiled step cannot read values.
 fn test_step(_: &ReplicaContext, (state, batch): (&State, Batch)) -> Result<Tensor<1>> {
     let ((images, labels), weights) = batch;
     let predicted = state.model.forward(images).argmax(1).flatten::<1>(0, 1);
@@ -64,7 +62,7 @@ fn main() -> Result<()> {
     println!("Running on TPU {:?}", resolver.addresses());
     println!("Number of accelerators: {}", system.num_accelerators());
 
-    // A program is for batches of one size: the short last one of an epoch is filled up.
+    // A program needs batches of one size: the short last batch of an epoch is padded.
     let batching = Batching::per_replica(8).pad_remainder(true);
     let digits = Digits::open()?;
     let (train, test) = (

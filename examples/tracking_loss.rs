@@ -1,13 +1,12 @@
-//! Tracking the loss over replicas: why SUM-reduce it instead of feeding a `Mean` metric.
+//! Tracking the loss over replicas: reduce it with SUM instead of updating a `Mean` metric.
 //!
-//! Two replicas see losses [2, 3] and [4, 5]. Each divides by the global batch of 4, so the
+//! Two replicas have the losses [2, 3] and [4, 5]. Each divides by the global batch of 4, so the
 //! scaled losses are 1.25 and 2.25. Their SUM, 3.5, is the mean loss of the global batch. A
 //! `Mean` metric that is updated with the scaled losses divides by 2 once more: 1.75.
 #![forbid(unsafe_code)]
 
-use distribute_core::metric::Mean;
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
+use distribute::metric::Mean;
+use distribute::prelude::*;
 
 fn main() -> Result<()> {
     let strategy = MirroredStrategy::builder().replicas(2).build()?;

@@ -1,15 +1,14 @@
-//! A small decoder-only transformer that learns to add: one step under `MirroredStrategy` and,
-//! where there is a PJRT plugin, compiled under `TpuStrategy`. Its language: two digits, then each
-//! is the sum of the two before it, modulo 10. All but two can be known: the loss can fall to zero.
+//! A small decoder-only transformer that learns to add: the same step under `MirroredStrategy` and,
+//! if there is a PJRT plugin, compiled under `TpuStrategy`. Its language: two digits, then each
+//! digit is the sum of the previous two, modulo 10. So the loss of these digits can fall to zero.
 #![forbid(unsafe_code)]
 
 use burn::nn::attention::generate_autoregressive_mask;
 use burn::nn::transformer::*;
 use burn::nn::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use burn::prelude::*;
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
-use distribute_tpu_xla::{TpuClusterResolver, TpuStrategy};
+use distribute::prelude::*;
+use distribute::tpu::{TpuClusterResolver, TpuStrategy};
 
 const LENGTH: usize = 8;
 type TrainInput<'a> = (&'a mut TrainState<Transformer>, Tensor<2, Int>);
@@ -33,7 +32,7 @@ impl Transformer {
         }
     }
 
-    /// Digits to logits. The mask makes an encoder a decoder: a position sees those before it.
+    /// Digits to logits. The causal mask hides later positions, which makes the encoder a decoder.
     fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let [batch, length] = tokens.dims();
         let device = tokens.device();
@@ -53,12 +52,11 @@ fn sentence(number: usize) -> Vec<i64> {
 
 fn train_step(ctx: &ReplicaContext, (state, tokens): TrainInput<'_>) -> Result<Tensor<1>> {
     let logits = state.model.forward(tokens.clone().slice(s![.., ..-1]));
-    // Nothing is asked about the first two digits, which can be any.
+    // The first two digits are random and are not predicted.
     let (logits, next) = (logits.slice(s![.., 1..]), tokens.slice(s![.., 2..]));
     let per_token = sparse_categorical_crossentropy(logits, next);
     let loss = average_loss(ctx, per_token.mean_dim(1))?;
-    let gradients = ctx.gradient(&loss, &state.model)?;
-    state.apply_gradients(ctx, gradients)?;
+    state.minimize(ctx, &loss)?;
     Ok(loss)
 }
 

@@ -1,5 +1,5 @@
 """Images per second on a GPU with PyTorch: the models, the batches and the optimizers of
-crates/distribute-models/examples/gpu_bench.rs. One JSON object a line."""
+crates/training/distribute-models/examples/gpu_bench.rs. One JSON object a line."""
 
 import json
 import sys

@@ -3,7 +3,7 @@
     python pytorch_loop.py resnet-narrow|resnet-18|gpt|two-towers STEPS
 
 One process, one thread, f32. Initial weights and batches follow the rules of
-crates/distribute-models/tests/all/comparison.rs. Parameters have the layout of burn: a matrix is
+crates/training/distribute-models/tests/all/comparison.rs. Parameters have the layout of burn: a matrix is
 [inputs, outputs]. Adam is Keras', whose epsilon is added before the bias is corrected.
 """
 
@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional as F
 
 ROOT = Path(__file__).parents[2]
-MODELS = ROOT / "crates/distribute-models/src"
+MODELS = ROOT / "crates/training/distribute-models/src"
 
 
 def mix(state):
@@ -67,7 +67,7 @@ class Parameters(dict):
 
 
 def idx(name):
-    data = gzip.open(ROOT / f"crates/distribute-readers/src/data/digits-{name}-ubyte.gz").read()
+    data = gzip.open(ROOT / f"crates/training/distribute-readers/src/data/digits-{name}-ubyte.gz").read()
     sizes = [int.from_bytes(data[4 + 4 * i : 8 + 4 * i], "big") for i in range(data[3])]
     return np.frombuffer(data, np.uint8, offset=4 + 4 * data[3]).reshape(sizes)
 

@@ -1,4 +1,4 @@
-//! What is checked: strategies on devices.
+//! The strategies that are checked, with their devices.
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ pub trait StrategyFactory: Send + Sync {
     /// The name on the command line and in reports.
     fn name(&self) -> &str;
 
-    /// Which of TensorFlow's strategies it stands for: it gets the cases of that one.
+    /// The strategy of TensorFlow that it stands for, whose cases it gets.
     fn kind(&self) -> StrategyKind;
 
-    /// Whether it gets this case; those of its [`kind`](Self::kind) by default.
+    /// Whether it gets this case; by default each case of its [`kind`](Self::kind).
     fn takes(&self, family: FamilyName, case: &Case) -> bool {
         let _ = family;
         case.strategy.kind == self.kind()

@@ -141,9 +141,10 @@ impl Case {
         let of_case = |what: &str| format!("case `{name}`: {what}");
         let strategy = StrategySpec::parse(&value["strategy"]).map_err(|what| of_case(&what))?;
         let roles = roles(&value["strategy"]["roles"]).map_err(of_case)?;
-        let roles = match roles.is_empty() {
-            true => servers_and_workers(&value["strategy"]),
-            false => roles,
+        let roles = if roles.is_empty() {
+            servers_and_workers(&value["strategy"])
+        } else {
+            roles
         };
         if value["inputs"]["op"].as_str().is_none() {
             return Err(of_case("there is no `inputs.op`"));

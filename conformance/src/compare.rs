@@ -64,9 +64,10 @@ impl Tolerance {
     /// Compares with what another way of computing it gave.
     pub(crate) fn same_data(self, wanted: &TensorData, found: &TensorData) -> Result<(), Failure> {
         let is_alike = wanted.dtype() == found.dtype() && wanted.shape() == found.shape();
-        match is_alike && self.of(found.dtype()).are_close(found, wanted) {
-            true => Ok(()),
-            false => Err(Failure::new(show(wanted), show(found))),
+        if is_alike && self.of(found.dtype()).are_close(found, wanted) {
+            Ok(())
+        } else {
+            Err(Failure::new(show(wanted), show(found)))
         }
     }
 

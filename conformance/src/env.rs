@@ -7,9 +7,10 @@ use distribute_core::{CrossDeviceOps, Strategy};
 use crate::backend::Backend;
 use crate::case::{Case, StrategyKind, StrategySpec};
 use crate::compare::Tolerance;
-use crate::families::multi_worker::{Jobs, WorkerProgram};
 use crate::golden::GoldenFile;
+use crate::job::Jobs;
 use crate::outcome::Failure;
+use crate::program::WorkerProgram;
 
 /// What an adapter may use.
 pub(crate) struct Env<'a> {

@@ -1,4 +1,4 @@
-//! Which of the library's errors stands for an error of TensorFlow's.
+//! Maps TensorFlow's errors to errors of this library.
 //!
 //! TensorFlow's Python classes are coarse (a `ValueError` is nearly anything), so the stable part
 //! of the message decides first, and the class where no message is known.

@@ -107,7 +107,7 @@ pub enum GoldenError {
         /// The operating system's reason.
         source: io::Error,
     },
-    /// A file is not of the schema.
+    /// A file does not follow the schema.
     #[error("{file} is not a golden file: {what}; golden/README.md explains the schema")]
     Schema {
         /// The file.
@@ -155,7 +155,7 @@ pub struct GoldenFile {
     pub cases: Vec<Case>,
     /// How close floats must be.
     pub tolerance: Tolerance,
-    /// The whole file, for what stands beside the cases (models, optimizers).
+    /// The whole file, with the models and optimizers beside the cases.
     pub root: Value,
 }
 
@@ -226,8 +226,8 @@ impl Golden {
         })
     }
 
-    /// Reads all `*.json` of a directory; families may be absent. Cases of a file that is called
-    /// like no family are those of [`FamilyName::Unknown`], so that none is left out in silence.
+    /// Reads all `*.json` of a directory; families may be absent. Cases of a file with the name
+    /// of no family belong to [`FamilyName::Unknown`], so that none is left out in silence.
     ///
     /// # Errors
     /// [`GoldenError::Read`], [`GoldenError::Schema`], and [`GoldenError::Empty`] if no file is

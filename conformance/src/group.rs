@@ -1,4 +1,4 @@
-//! What is checked: communicators, alone and under a strategy.
+//! The communicators that are checked, alone and under a strategy.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +62,6 @@ pub(crate) fn built_in() -> Vec<Arc<dyn CommunicatorFactory>> {
     let algorithms = [
         ("direct", Algorithm::Direct),
         ("ring", Algorithm::Ring),
-        ("chain", Algorithm::Chain),
         ("halving-doubling", Algorithm::HalvingDoubling),
         ("direct-exchange", Algorithm::DirectExchange),
         (

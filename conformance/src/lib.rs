@@ -1,4 +1,5 @@
-//! Golden outputs and the runner that any backend, strategy or communicator is checked with.
+//! Golden outputs of TensorFlow, and the runner that checks any backend, strategy or communicator
+//! with them.
 //!
 //! The golden files record what TensorFlow 2.21 returned for `tf.distribute`; they are embedded,
 //! and [`Golden::load`] reads any other directory of the same schema. A [`Suite`] holds what is
@@ -40,8 +41,10 @@ mod expression;
 mod families;
 mod golden;
 mod group;
+mod job;
 mod json;
 mod outcome;
+mod program;
 mod report;
 mod selection;
 mod suite;
@@ -51,10 +54,11 @@ mod tpu;
 pub use backend::{Backend, StrategyFactory};
 pub use case::{Case, Expected, StrategyKind, StrategySpec};
 pub use compare::Tolerance;
-pub use families::multi_worker::{WorkerProgram, run_worker};
+pub use families::multi_worker::run_worker;
 pub use golden::{FamilyName, Golden, GoldenError, GoldenFile};
 pub use group::{CommunicatorFactory, communicator};
 pub use outcome::{Deviation, Failure, Outcome, Rule};
+pub use program::WorkerProgram;
 pub use report::{FailedCase, FamilyCounts, Report};
 pub use selection::{Selection, SelectionError};
 pub use suite::Suite;

@@ -1,4 +1,4 @@
-//! What a run found.
+//! The results of a run.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,23 +9,23 @@ use crate::case::{Case, Expected};
 use crate::golden::{FamilyName, Golden};
 use crate::outcome::{Deviation, Failure, Outcome, Rule};
 
-/// What became of a case.
+/// The result of a case.
 pub(crate) enum CaseResult {
     Checked(Outcome),
-    /// What it failed under, and why.
+    /// The strategy or communicator under which the case failed, and why.
     Failed(String, Failure),
     /// The case has nothing to do with what was selected.
     NotSelected,
 }
 
-/// How many cases of a family came to what.
+/// The numbers of a family's cases by result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FamilyCounts {
-    /// Did what TensorFlow does.
+    /// Cases with TensorFlow's result.
     pub passed: usize,
-    /// Did what a [`Deviation`] says.
+    /// Cases with the other result that a [`Deviation`] explains.
     pub deviations: usize,
-    /// Did something else.
+    /// Cases with any other result.
     pub failed: usize,
     /// Cases that record a result and do not apply.
     pub skipped_values: usize,
@@ -39,7 +39,7 @@ impl FamilyCounts {
         self.skipped_values + self.skipped_errors
     }
 
-    /// All of them.
+    /// All cases.
     pub fn cases(&self) -> usize {
         self.passed + self.deviations + self.failed + self.skipped()
     }
@@ -64,9 +64,9 @@ pub struct FailedCase {
     pub name: String,
     /// The strategy or communicator it failed under.
     pub subject: String,
-    /// What TensorFlow did.
+    /// TensorFlow's result.
     pub expected: String,
-    /// What came instead.
+    /// This library's result.
     pub got: String,
 }
 
@@ -89,7 +89,7 @@ pub struct Report {
 }
 
 impl Report {
-    pub(crate) fn of(golden: &Golden, (strategies, communicators): (Vec<&str>, Vec<&str>)) -> Self {
+    pub(crate) fn of(golden: &Golden, strategies: Vec<&str>, communicators: Vec<&str>) -> Self {
         let owned = |names: Vec<&str>| names.into_iter().map(str::to_string).collect();
         Self {
             source: golden.source.clone(),
@@ -153,7 +153,7 @@ impl Report {
         self.failures.is_empty() && checked.passed + checked.deviations > 0
     }
 
-    /// How many cases the files hold: those of [`total`](Self::total) and those that have nothing
+    /// How many cases the files hold: those in [`total`](Self::total) and those that have nothing
     /// to do with what was selected.
     pub fn cases_in_files(&self) -> usize {
         self.cases
@@ -180,7 +180,7 @@ impl Report {
         &self.rules
     }
 
-    /// How many cases come out otherwise on purpose, by deviation.
+    /// How many cases have another result on purpose, by deviation.
     pub fn deviations(&self) -> &BTreeMap<Deviation, usize> {
         &self.deviations
     }
@@ -271,7 +271,7 @@ fn failed(family: FamilyName, case: &Case, subject: String, failure: Failure) ->
     }
 }
 
-/// A line of a table is no place for a thousand numbers.
+/// Shortens a value for a line of the table.
 fn shortened(text: String) -> String {
     const LIMIT_CHARS: usize = 300;
     let text = text.replace('\n', " ");

@@ -1,4 +1,4 @@
-//! Picking what is checked by name, for command lines.
+//! Selects strategies and communicators by name, for command lines.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use distribute_tpu_xla::TpuError;
 
 use crate::backend::Backend;
-use crate::families::multi_worker::WorkerProgram;
 use crate::golden::{FamilyName, Golden, GoldenError};
 use crate::group::CommunicatorFactory;
+use crate::program::WorkerProgram;
 use crate::report::Report;
 use crate::suite::{MULTI_WORKER, PARAMETER_SERVER, Suite};
 use crate::tpu::{FAMILIES, TPU};
@@ -42,7 +42,7 @@ pub enum SelectionError {
     /// A name that nothing has.
     #[error("unknown {what} `{name}`: choose among {known}")]
     Unknown {
-        /// What was asked for: a strategy, a communicator.
+        /// The kind of name: a strategy, a communicator.
         what: &'static str,
         /// The name.
         name: String,
@@ -84,9 +84,10 @@ impl Selection {
             let suite = Suite::everything(golden).workers(self.workers.clone());
             // Its devices take a moment to open.
             let with_tpu = self.families.iter().any(|family| FAMILIES.contains(family));
-            match self.families.is_empty() || with_tpu {
-                true => suite.tpu_if_it_works(),
-                false => suite,
+            if self.families.is_empty() || with_tpu {
+                suite.tpu_if_it_works()
+            } else {
+                suite
             }
         } else {
             let mut suite = Suite::new(golden);

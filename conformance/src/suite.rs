@@ -1,4 +1,4 @@
-//! Running cases against what is to be checked.
+//! Runs the golden cases against strategies and communicators.
 
 use std::collections::BTreeSet;
 use std::iter;
@@ -15,10 +15,11 @@ use crate::backend::Backend;
 use crate::case::{Case, Expected, StrategyKind};
 use crate::env::Env;
 use crate::families;
-use crate::families::multi_worker::{Jobs, WorkerProgram};
 use crate::golden::{FamilyName, Golden, GoldenFile};
 use crate::group::{self, CommunicatorFactory, OverCommunicator};
+use crate::job::Jobs;
 use crate::outcome::{Checked, Failure, Outcome, Rule};
+use crate::program::WorkerProgram;
 use crate::report::{CaseResult, Report};
 use crate::tpu;
 
@@ -41,9 +42,9 @@ pub struct Suite {
     families: BTreeSet<FamilyName>,
     with_functions: bool,
     with_servers: bool,
-    /// Whether nothing was left out by choice: then each case has to be run.
+    /// Whether everything was selected, so that each case has to be run.
     is_everything: bool,
-    /// What is not here to be checked, and why.
+    /// Strategies and communicators that this machine lacks, and why.
     missing: Vec<String>,
     workers: Option<WorkerProgram>,
     jobs: Jobs,
@@ -144,7 +145,7 @@ impl Suite {
         self
     }
 
-    /// Runs this family, and no others than those named so. Without it all families run.
+    /// Runs this family; without a call all families run. Calls add up.
     pub fn family(mut self, family: FamilyName) -> Self {
         self.families.insert(family);
         self
@@ -163,7 +164,8 @@ impl Suite {
     /// Runs all cases, as many at a time as there are cores.
     pub fn run(&self) -> Report {
         let mut selected = Vec::new();
-        let mut report = Report::of(&self.golden, self.subjects());
+        let (strategies, communicators) = self.subjects();
+        let mut report = Report::of(&self.golden, strategies, communicators);
         report.missing(self.missing.clone());
         for (family, file) in &self.golden.files {
             if !self.families.is_empty() && !self.families.contains(family) {
@@ -187,7 +189,7 @@ impl Suite {
         report
     }
 
-    /// What becomes of these cases, in their order. Many wait for processes or threads of theirs.
+    /// The results of these cases, in their order. Many cases wait for processes or threads.
     fn results(&self, selected: &[Selected<'_>]) -> Vec<CaseResult> {
         let next = AtomicUsize::new(0);
         let some = || {
@@ -208,11 +210,10 @@ impl Suite {
         results.into_iter().map(|(_, result)| result).collect()
     }
 
-    /// What becomes of a case. None is dropped: where everything is checked, one that nothing runs
-    /// has failed.
+    /// The result of a case. Where everything is selected, a case that is not run has failed.
     fn result(&self, family: FamilyName, file: &GoldenFile, case: &Case) -> CaseResult {
         let Some(check) = families::adapter(family) else {
-            return nobody("its file is called like no family, so nothing can run it");
+            return not_run("its file is called like no family, so nothing can run it");
         };
         if family == FamilyName::MultiWorker && self.workers.is_none() {
             return CaseResult::Checked(Outcome::NotApplicable(Rule::NoWorkers));
@@ -221,7 +222,7 @@ impl Suite {
             (CaseResult::NotSelected, Expected::Unavailable(_)) if self.is_everything => {
                 CaseResult::Checked(Outcome::NotApplicable(Rule::Crash))
             }
-            (CaseResult::NotSelected, _) if self.is_everything => nobody(&format!(
+            (CaseResult::NotSelected, _) if self.is_everything => not_run(&format!(
                 "nothing that is checked runs a case of the strategy `{}`",
                 case.strategy.kind
             )),
@@ -311,7 +312,7 @@ impl Suite {
 }
 
 /// A case that was not run, which is a failure.
-fn nobody(why: &str) -> CaseResult {
+fn not_run(why: &str) -> CaseResult {
     let failure = Failure::new("a case that is run", why);
     CaseResult::Failed("nothing".to_string(), failure)
 }

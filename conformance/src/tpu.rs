@@ -93,7 +93,7 @@ impl StrategyFactory for Tpu {
         let kind = case.strategy.kind;
         let is_any = KINDS.contains(&kind);
         match family {
-            // Whatever they were recorded under, they are the same runs.
+            // The runs are the same under each strategy.
             FamilyName::Training
             | FamilyName::Checkpoint
             | FamilyName::TrainingLoop

@@ -2,8 +2,8 @@
 //!
 //! burn's CPU backend allocates and frees every intermediate tensor. glibc gives blocks above
 //! 128 KiB back to the system at once, so every step faults the same pages in again; keeping them
-//! makes training 1.3 times as fast (ARCHITECTURE.md, "CPU replicas"). Only the program does
-//! this: a library must not choose its user's allocator.
+//! makes training 1.3 times as fast ("CPU replicas" in distribute-core/README.md). Only the program
+//! does this: a library must not choose its user's allocator.
 
 /// Tells glibc to keep freed memory and to take new memory in large pieces. Does nothing where the
 /// allocator is another one.

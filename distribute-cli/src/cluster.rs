@@ -16,9 +16,9 @@ use crate::output_file::check_directory;
 
 /// The secret that the workers of a job share.
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
-/// The port for gradients of this process, which its launcher has chosen.
+/// The port for this process' gradients, as its launcher has chosen.
 const DATA_PORT_VARIABLE: &str = "DISTRIBUTE_DATA_PORT";
-/// A file that outlives this process, from `launch`.
+/// The memory file from `launch`, which outlives this process.
 const LINK_MEMORY_VARIABLE: &str = "DISTRIBUTE_LINK_MEMORY";
 /// The index of this start of the job, from 0: set by `launch`, and by SLURM for a job that
 /// was put back into the queue.
@@ -39,10 +39,10 @@ fn other_options(refused: &CollectiveError) -> Failure {
     Failure::usage(format!("{refused}; give all workers the same {flag}"))
 }
 
-/// The index of this start of the job, from 0, as its launcher says.
+/// The index of this start of the job, from 0, according to its launcher.
 ///
 /// # Errors
-/// If a variable holds no number.
+/// If the variable is not a number.
 pub(crate) fn restarts() -> Result<u64, Failure> {
     let mut most = 0;
     for name in RESTART_VARIABLES {
@@ -63,7 +63,7 @@ pub(crate) fn restarts() -> Result<u64, Failure> {
 }
 
 impl ClusterArgs {
-    /// Refuses flags about workers where there is only this process.
+    /// Refuses flags about workers if there is only this process.
     pub(crate) fn refuse_without_workers(&self) -> Result<(), Failure> {
         if self.replicate_state.is_some() {
             return Err(Failure::usage(
@@ -99,7 +99,7 @@ impl ClusterArgs {
         }
     }
 
-    /// Refuses a directory that could not be written when a worker fails.
+    /// Refuses a directory of flight records that cannot be written.
     pub(crate) fn check_files(&self) -> Result<(), Failure> {
         let Some(directory) = &self.flight_records else {
             return Ok(());
@@ -113,7 +113,7 @@ impl ClusterArgs {
     }
 
     #[cfg(feature = "full")]
-    /// Refuses flags about collectives, which parameter servers have no use for.
+    /// Refuses flags about collectives, which parameter servers do not use.
     pub(crate) fn refuse_collectives(&self) -> Result<(), Failure> {
         if self.replicate_state.is_some() {
             return Err(Failure::usage(
@@ -147,7 +147,7 @@ impl ClusterArgs {
         }
     }
 
-    /// Who describes the cluster, and the cluster; `None` for this process alone.
+    /// The source of the cluster's description, and the cluster; `None` without a cluster.
     pub(crate) fn resolve(&self) -> Result<(Detected, Option<Cluster>), Failure> {
         let spec = self.cluster_spec.as_deref().map(ClusterSpec::parse);
         let overrides = Overrides {
@@ -174,7 +174,7 @@ impl ClusterArgs {
         Ok((detected, cluster))
     }
 
-    /// Refuses flags about the place of this process that say nothing in such a cluster.
+    /// Refuses flags about this process' task that have no effect in such a cluster.
     fn refuse_unused(&self, kind: ClusterKind) -> Result<(), Failure> {
         let has_list = self.cluster_spec.is_some();
         let is_alone = kind == ClusterKind::OneProcess && !has_list;
@@ -196,16 +196,17 @@ impl ClusterArgs {
             return Err(Failure::usage(
                 "--port is for SLURM, Kubernetes, torchrun and MPI, which list no ports; this \
                  cluster lists the address of every task, with its port: write it there (`launch \
-                 --ports` chooses those of its processes)",
+                 --ports` chooses the ports of its processes)",
             ));
         }
         Ok(())
     }
 
-    /// Connects to the other workers, with replicas on these devices, so many on each.
+    /// Connects to the other workers, with replicas on these devices, `per_device` on each.
     pub(crate) fn strategy(
         &self,
-        (devices, per_device): (Option<Vec<LogicalDevice>>, Option<usize>),
+        devices: Option<Vec<LogicalDevice>>,
+        per_device: Option<usize>,
         cluster: Option<Cluster>,
         interruption: Interruption,
     ) -> Result<MultiWorkerMirroredStrategy, Failure> {
@@ -253,8 +254,8 @@ impl ClusterArgs {
         })
     }
 
-    /// The first port for gradients: that of the flag, else what `launch --ports` has chosen; 0 for
-    /// any free one.
+    /// The first port for gradients, from the flag or else from `launch --ports`; 0 for any free
+    /// port.
     fn data_port(&self) -> Result<u16, Failure> {
         if let Some(port) = self.data_port {
             return Ok(port);
@@ -278,7 +279,7 @@ impl ClusterArgs {
     }
 }
 
-/// A file of all hosts: `certs` puts those of a host below it.
+/// A file of all hosts: `certs` puts the files of each host below it.
 pub(crate) fn beside(directory: &Path, name: &str) -> PathBuf {
     match directory.join(name) {
         own if own.exists() => own,
@@ -286,8 +287,8 @@ pub(crate) fn beside(directory: &Path, name: &str) -> PathBuf {
     }
 }
 
-/// Token and certificates: those of a host's directory that `certs` wrote, and the token of the
-/// environment, if there is one.
+/// Token and certificates from a host's directory of `certs`; the token of the environment takes
+/// precedence.
 pub(crate) fn security(certs: Option<&Path>, insecure: bool) -> Result<Security, Failure> {
     let failed = |error| Failure::from(Error::Collective(CollectiveError::from(error)));
     let mut security = Security::default();

@@ -1,4 +1,4 @@
-//! What is said while a step is compiled, which may take minutes.
+//! Progress messages while a step is compiled, which may take minutes.
 
 use std::fs::File;
 use std::io::Write;
@@ -13,10 +13,10 @@ use distribute_tpu_xla::CompileProgress;
 use crate::failure::Failure;
 use crate::notes::note;
 
-/// How often it is said that the compiler is still at work.
+/// Interval between messages that the compiler is still running.
 const NOTE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Says what the compiler does, and keeps the program that it gets.
+/// Reports the compiler's progress, and writes the program before it is compiled.
 #[derive(Debug)]
 pub(crate) struct CompileWatch {
     topology: String,
@@ -26,14 +26,14 @@ pub(crate) struct CompileWatch {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Ends the thread that speaks when it is dropped.
+    /// Ends the reporting thread when it is dropped.
     speaking: Option<Sender<()>>,
     /// Why the program could not be written.
     failed: Option<String>,
 }
 
 impl CompileWatch {
-    /// Makes the file for the program, so that one that cannot be written is known at once.
+    /// Creates the file for the program, so that an error is reported at once.
     pub(crate) fn new(topology: &str, dump: Option<&Path>) -> Result<Self, Failure> {
         let open = |path: &Path| match File::create(path) {
             Ok(file) => Ok((path.to_path_buf(), file)),
@@ -94,7 +94,7 @@ fn not_written(path: &Path, error: &std::io::Error) -> String {
     )
 }
 
-/// Says now and then that the compiler is still at work. Without a thread nothing is said.
+/// Reports regularly that the compiler is still running, if a thread can be started.
 fn note_until_dropped() -> Option<Sender<()>> {
     let (sender, dropped) = channel();
     let started = Instant::now();
@@ -108,7 +108,7 @@ fn note_until_dropped() -> Option<Sender<()>> {
     thread.spawn(speak).ok().map(|_| sender)
 }
 
-/// The most memory that this process, and with it the compiler, had so far; known on Linux only.
+/// Peak memory of this process, which includes the compiler; known only on Linux.
 pub(crate) fn compiler_bytes() -> Option<i64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status

@@ -11,10 +11,10 @@ use toml::de::{DeTable, DeValue};
 use crate::failure::Failure;
 use crate::flags::{Cli, check_outputs, instead_of, program};
 
-/// Parses the command line, and the file that it names with `--config`.
+/// Parses the command line and the file of its `--config`.
 ///
 /// # Errors
-/// Everything that clap refuses, in one or two lines; help and version as `Err(Ok(text))`.
+/// Clap's errors, in one or two lines; help and version as `Err(Ok(text))`.
 pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Cli, Result<String, Failure>> {
     let matches = matches(&arguments).map_err(|error| match launch_failure(&error) {
         Some(failure) => Err(failure),
@@ -37,7 +37,7 @@ pub(crate) fn parse(arguments: Vec<OsString>) -> Result<Cli, Result<String, Fail
         .map_err(from_file)
 }
 
-/// What the matches say, once the paths in them can be written to.
+/// The arguments of these matches, after a check of the output paths.
 fn checked(matches: &ArgMatches) -> Result<Cli, Result<String, Failure>> {
     let outputs = check_outputs(&program(), matches);
     outputs.map_err(|what| Err(Failure::usage(what)))?;
@@ -48,7 +48,7 @@ fn matches(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
     program().try_get_matches_from(arguments)
 }
 
-/// The arguments with those of the file behind them, without what was given already.
+/// The arguments followed by the flags of the file that were not given already.
 fn with_file(
     arguments: &[OsString],
     path: &Path,
@@ -95,12 +95,14 @@ fn with_file(
     Ok(merged)
 }
 
-/// The flags of a command that may stand in a file.
+/// The flags of a command that a file may contain.
 fn flags<'a>(command: &'a Command, subcommand: &str) -> Vec<&'a Arg> {
     let global = command.get_arguments();
     let command = command.find_subcommand(subcommand);
-    let arguments = command.into_iter().flat_map(Command::get_arguments);
-    let arguments = arguments.chain(global.filter(|flag| flag.is_global_set()));
+    let arguments = command
+        .into_iter()
+        .flat_map(Command::get_arguments)
+        .chain(global.filter(|flag| flag.is_global_set()));
     arguments
         .filter(|flag| {
             flag.get_long()
@@ -119,7 +121,7 @@ fn nearest(name: &str, flags: &[&Arg]) -> String {
     nearest.map_or_else(String::new, |long| format!(", did you mean `{long}`?"))
 }
 
-/// The flag as it would stand on the command line; nothing for `false`.
+/// The flag as on the command line; empty for `false`.
 fn argument(flag: &Arg, name: &str, value: &DeValue<'_>) -> Option<Option<OsString>> {
     if !flag.get_action().takes_values() {
         let DeValue::Boolean(on) = value else {
@@ -140,7 +142,7 @@ fn argument(flag: &Arg, name: &str, value: &DeValue<'_>) -> Option<Option<OsStri
     Some(Some(format!("--{name}={text}").into()))
 }
 
-/// What a key of the file may be set to.
+/// The possible values of a key.
 fn wanted(flag: &Arg) -> &'static str {
     let names = flag.get_value_names().unwrap_or_default();
     let name = names.first().map_or("", |name| name.as_str());
@@ -153,7 +155,7 @@ fn wanted(flag: &Arg) -> &'static str {
     }
 }
 
-/// What it is set to.
+/// The value of a key.
 fn kind(value: &DeValue<'_>) -> &'static str {
     match value {
         DeValue::String(_) => "a text",
@@ -187,10 +189,12 @@ fn line_of(text: &str, offset: usize) -> usize {
         .count()
 }
 
-/// How the program is called in the line of a text that says how it is used.
+/// The program and command in a usage line.
 fn usage(text: &str) -> &str {
-    let usage = text.lines().find_map(|line| line.strip_prefix("Usage: "));
-    let usage = usage.unwrap_or_default();
+    let usage = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Usage: "))
+        .unwrap_or_default();
     let usage = usage.split_once(" <").map_or(usage, |(program, _)| program);
     usage.split_once(" [").map_or(usage, |(program, _)| program)
 }
@@ -200,7 +204,7 @@ fn command_of(error: &str) -> Command {
     program_command(usage(error))
 }
 
-/// Which commands there are, of the program or of the one that needs another, as its help says.
+/// The commands of the program, or of a command with subcommands, as in its help.
 fn no_command(help: &str) -> Failure {
     let program = usage(help);
     let mut command = program_command(program);
@@ -227,7 +231,7 @@ fn program_command(usage: &str) -> Command {
     })
 }
 
-/// What `launch` misses where nothing, or no `--`, stands before the command of the processes.
+/// Advice for a `launch` without a command, or without `--` before the command.
 fn launch_failure(error: &clap::Error) -> Option<Failure> {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if !error.to_string().contains("Usage: distribute-cli launch ") {
@@ -253,12 +257,12 @@ fn launch_failure(error: &clap::Error) -> Option<Failure> {
     )))
 }
 
-/// Whether this value of `NO_COLOR` leaves colours to the program (<https://no-color.org>).
+/// Whether this value of `NO_COLOR` permits colours (<https://no-color.org>).
 fn wants_colors(no_color: Option<OsString>) -> bool {
     no_color.is_none_or(|value| value.is_empty())
 }
 
-/// What to write for an unknown flag that has another name here.
+/// Advice for an unknown flag that has another name here.
 fn instead(error: &clap::Error) -> Option<String> {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     let (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) =
@@ -284,9 +288,10 @@ fn clap_failure(error: clap::Error) -> Result<String, Failure> {
     ) {
         let text = error.render();
         return Ok(
-            match std::io::stdout().is_terminal() && wants_colors(std::env::var_os("NO_COLOR")) {
-                true => text.ansi().to_string(),
-                false => text.to_string(),
+            if std::io::stdout().is_terminal() && wants_colors(std::env::var_os("NO_COLOR")) {
+                text.ansi().to_string()
+            } else {
+                text.to_string()
             },
         );
     }
@@ -319,8 +324,8 @@ mod tests {
 
     #[test]
     fn any_value_of_no_color_turns_colours_off() {
-        let wanted = [None, Some(""), Some("0"), Some("1")];
-        let wanted = wanted.map(|value| wants_colors(value.map(Into::into)));
+        let wanted =
+            [None, Some(""), Some("0"), Some("1")].map(|value| wants_colors(value.map(Into::into)));
         assert_eq!(wanted, [true, true, false, false]);
     }
 }

@@ -1,56 +1,56 @@
-//! What decides a run: every flag of `train` and what its files hold, by name.
+//! The configuration of a run: every flag of `train` and the content of its files, by name.
 //!
-//! It is written into checkpoints, compared with that of the checkpoint on `--resume`, and
-//! compared between all processes of a job before they train.
+//! It is written into checkpoints, compared with the checkpoint's on `--resume`, and compared
+//! between all processes of a job before they train.
 
 use std::path::Path;
 
+use distribute_classifier::{
+    DatasetName, EXTRA_KEY, Inputs, Task, model_file_settings, stored_l2, stored_loss,
+};
 use distribute_core::checkpoint::Metadata;
 use distribute_core::{Configuration, Difference};
-use distribute_data::readers::TrainTest;
+use distribute_readers::TrainTest;
 use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 pub(crate) use crate::flags::named as name;
 use crate::flags::{
-    ClusterArgs, DataArgs, DatasetName, DeviceArgs, FileArgs, FloatName, GeneralArgs,
-    ObservingArgs, ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs,
-    TrainArgs, TrainingArgs, ValidationArgs, WireName,
+    ClusterArgs, DataArgs, DeviceArgs, FileArgs, FloatName, GeneralArgs, ObservingArgs,
+    ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs, TrainArgs,
+    TrainingArgs, ValidationArgs, WireName,
 };
-use crate::inputs::Inputs;
 use crate::schedule::updates;
-use crate::stored_reading::EXTRA_KEY;
-use crate::task::{Task, optimizer, stored_loss};
+use crate::task::optimizer;
 
 /// The flag that parameter servers take from the chief.
 pub(crate) const LEARNING_RATE: &str = "--learning-rate";
-/// Where a checkpoint keeps it, beside the task.
+/// The key of the configuration in a checkpoint's metadata.
 const KEY: &str = "configuration";
 
-/// What another value of a flag would change.
+/// What a flag affects, and so where its value is compared.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
-    /// The result: it is in the checkpoint, and the same in all processes of a job.
+    /// The result: stored in the checkpoint, and equal in all processes of a job.
     Result,
-    /// How long or under which rules is trained: the same in all processes of a job, and free when
-    /// a run continues.
+    /// The length or the rules of training: equal in all processes of a job, but may change when a
+    /// run continues.
     Job,
-    /// What workers that exchange gradients do together; with parameter servers the chief alone
-    /// does it.
+    /// Actions that workers which exchange gradients do together; with parameter servers only the
+    /// chief does them.
     Together,
-    /// The result, by the content of what the flag names or its size for the data at hand: see
-    /// [`contents`].
+    /// The result, but by the content of the named file or by the resulting size: see [`contents`].
     Content,
-    /// Nothing but this process.
+    /// Only this process.
     Local,
 }
 
-/// A flag, its value and what that means.
+/// A flag, its value and its scope.
 type Entry = (&'static str, Option<String>, Scope);
 
 /// All flags of `train`.
 ///
-/// Every struct is taken apart without `..`: a new flag does not compile until it stands here.
+/// Every struct is destructured without `..`: a new flag does not compile until it is listed here.
 fn entries(args: &TrainArgs) -> Vec<Entry> {
     let TrainArgs {
         general,
@@ -67,7 +67,7 @@ fn entries(args: &TrainArgs) -> Vec<Entry> {
         tpu,
     } = args;
     let mut all = vec![("--strategy", name(*strategy), Scope::Job)];
-    // Before what is a default of it.
+    // Before values whose defaults depend on it.
     all.extend(of_data(data));
     all.extend(of_training(training, data));
     all.extend(of_validation(validation));
@@ -86,7 +86,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         optimizer: _,
         compiled_optimizer: _,
         loss: _,
-        // What is not given has a value all the same.
+        // A default value is compared like a given one.
         learning_rate: _,
         lr_schedule,
         warmup_steps,
@@ -100,11 +100,11 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
         drop_remainder,
         seed,
     } = args;
-    // The default is what all runs before it had.
+    // The default is the behaviour of older versions.
     let precision = Some(*precision).filter(|named| *named != FloatName::F32);
     let dataset = data.dataset.as_ref().unwrap_or(&DatasetName::Digits);
     let epochs = epochs.unwrap_or(dataset.default_epochs());
-    // What was asked for wrongly is refused where it is built.
+    // Invalid values are refused when the optimizer is built.
     let rate = optimizer(args).ok().map(|built| built.learning_rate());
     vec![
         (
@@ -112,7 +112,7 @@ fn of_training(args: &TrainingArgs, data: &DataArgs) -> Vec<Entry> {
             text(Some(args.optimizer_name())),
             Scope::Result,
         ),
-        // A model file may say it: what is used is compared.
+        // The value may come from the model file; the resulting value is compared.
         ("--loss", None, Scope::Content),
         (LEARNING_RATE, text(rate), Scope::Result),
         ("--lr-schedule", text(lr_schedule.as_ref()), Scope::Result),
@@ -152,7 +152,7 @@ fn of_validation(args: &ValidationArgs) -> Vec<Entry> {
             text(*reduce_lr_on_plateau),
             Scope::Result,
         ),
-        // What was best is compared with what comes.
+        // The best value so far is compared with later ones.
         ("--monitor", text(*monitor), Scope::Result),
         ("--min-delta", text(*min_delta), Scope::Job),
         ("--early-stopping", text(*early_stopping), Scope::Job),
@@ -176,7 +176,7 @@ fn of_data(args: &DataArgs) -> Vec<Entry> {
     let dataset = dataset.as_ref().unwrap_or(&DatasetName::Digits);
     vec![
         ("--model", None, Scope::Content),
-        // Files may lie elsewhere.
+        // Paths of files may differ.
         ("--dataset", text(Some(dataset.kind())), Scope::Job),
         ("--data-dir", None, Scope::Content),
         ("--csv-header", None, Scope::Content),
@@ -201,7 +201,7 @@ fn of_files(args: &FileArgs) -> Vec<Entry> {
         log_histograms: _,
     } = args;
     vec![
-        // Whether it is the same directory is found out there.
+        // A later check finds out whether it is the same directory.
         (
             "--checkpoint-dir",
             given(checkpoint_dir.is_some()),
@@ -234,9 +234,9 @@ fn of_observing(args: &ObservingArgs) -> Vec<Entry> {
         otlp_endpoint,
     } = args;
     vec![
-        // Workers compare their clocks for it, and put their parts together.
+        // Workers compare their clocks for it, and merge their parts.
         ("--trace", given(trace.is_some()), Scope::Together),
-        // All learn whether one cannot listen.
+        // All are told if one of them cannot listen.
         (
             "--metrics-addr",
             given(metrics_addr.is_some()),
@@ -288,7 +288,7 @@ fn of_cluster(args: &ClusterArgs) -> Vec<Entry> {
         "--insecure",
         "--flight-records",
     ];
-    // The default is what all runs before it had.
+    // The default is the behaviour of older versions.
     let wire = wire.filter(|named| *named != WireName::F32);
     let mut all = vec![
         // Free when a run continues: also under a strategy that sends nothing.
@@ -381,8 +381,7 @@ fn given(flag: bool) -> Option<String> {
     flag.then(|| "given".to_string())
 }
 
-/// What is known of a run before its data is read: all flags that the processes of a job must
-/// have in common.
+/// The configuration before data is read: all flags that must be equal in the processes of a job.
 pub(crate) fn flags(args: &TrainArgs) -> Configuration {
     let together = args.strategy == StrategyName::MultiWorker;
     let mut configuration = Configuration::new();
@@ -399,19 +398,33 @@ pub(crate) fn flags(args: &TrainArgs) -> Configuration {
     configuration
 }
 
-/// What the files of a run hold, and sizes that follow from them: `share` examples a step of one
-/// replica.
+/// The contents of the files of a run, and sizes that follow from them: `share` is the number of
+/// examples of one replica in a step.
 pub(crate) fn contents(
     task: &Task,
     data: &TrainTest,
     share: usize,
 ) -> Result<Configuration, Failure> {
-    let mut configuration = task.model_settings();
-    configuration.set("--loss", name(task.loss));
+    let mut configuration = model_settings(task);
+    configuration.set("--loss", Some(task.loss.name()));
     configuration.extend(&data_settings(task, data)?);
-    // Last, because its default follows from the data.
+    // Last, because its default depends on the data.
     configuration.set("--batch-size", Some(share));
     Ok(configuration)
+}
+
+/// The model, for the comparison with other processes: a built-in one is its name, a file what it
+/// says.
+fn model_settings(task: &Task) -> Configuration {
+    let name = match task.model_file() {
+        None => task.model_name(),
+        Some(_) => "a model file",
+    };
+    let mut settings = Configuration::new().with("--model", Some(name));
+    if let Some(text) = task.model_file() {
+        settings.extend(&model_file_settings(text));
+    }
+    settings
 }
 
 /// What identifies the data: who has the same is trained on, and tested with, the same examples
@@ -423,7 +436,7 @@ pub(crate) fn data_settings(task: &Task, data: &TrainTest) -> Result<Configurati
     configuration.set("the number of training examples", Some(train));
     let shape = format!("{:?}", data.train.feature_shape());
     configuration.set("the shape of an example", Some(shape));
-    // Before the content, which it changes.
+    // Before the content, which depends on it.
     if let Some(scale) = task.scale() {
         configuration.set("--scale", Some(scale));
     }
@@ -433,8 +446,8 @@ pub(crate) fn data_settings(task: &Task, data: &TrainTest) -> Result<Configurati
     Ok(configuration)
 }
 
-/// What a checkpoint of this run keeps: what decides the result. `global_batch` examples make a
-/// step of all replicas.
+/// The part of the configuration that determines the result, for the checkpoint. `global_batch` is
+/// the number of examples of all replicas in a step.
 pub(crate) fn of_checkpoint(
     args: &TrainArgs,
     task: &Task,
@@ -447,7 +460,7 @@ pub(crate) fn of_checkpoint(
             configuration.set(flag, value);
         }
     }
-    configuration.set("--loss", name(task.loss));
+    configuration.set("--loss", Some(task.loss.name()));
     configuration.extend(&data_settings(task, data)?);
     configuration.set("the number of examples in a step", Some(global_batch));
     let training = &args.training;
@@ -467,14 +480,15 @@ pub(crate) fn of_checkpoint(
     Ok(configuration)
 }
 
-/// As the checkpoint's metadata holds it.
+/// The form in the checkpoint's metadata.
 pub(crate) fn to_extra(configuration: &Configuration) -> (&'static str, Value) {
-    let entries = configuration.iter();
-    let entries = entries.map(|(name, value)| (name.to_string(), Value::from(value)));
+    let entries = configuration
+        .iter()
+        .map(|(name, value)| (name.to_string(), Value::from(value)));
     (KEY, Value::Object(entries.collect::<Map<_, _>>()))
 }
 
-/// That of a checkpoint; older ones say less.
+/// The configuration in a checkpoint; older checkpoints have fewer values.
 fn stored(metadata: &Metadata) -> Configuration {
     let mut configuration = Configuration::new();
     let optimizer = &metadata.optimizer;
@@ -483,7 +497,7 @@ fn stored(metadata: &Metadata) -> Configuration {
     if rate.is_some() {
         configuration.set(LEARNING_RATE, rate);
     }
-    configuration.set("--l2", crate::task::stored_l2(metadata));
+    configuration.set("--l2", stored_l2(metadata));
     configuration.set("--seed", Some(metadata.seed));
     let Some(extra) = metadata.extra.get(EXTRA_KEY) else {
         return configuration;
@@ -492,13 +506,13 @@ fn stored(metadata: &Metadata) -> Configuration {
     for (setting, value) in extra[KEY].as_object().into_iter().flatten() {
         configuration.set(setting, value.as_str());
     }
-    // What is not said is compared with nothing.
+    // Missing values are not compared.
     let inputs = Inputs::of_checkpoint(metadata).map(|(inputs, _)| inputs);
     if let Some(scale) = inputs.as_ref().map(Inputs::scale) {
         configuration.set("--scale", Some(scale));
     }
-    // Where it was a default, the list before has no value.
-    configuration.set("--loss", name(stored_loss(metadata)));
+    // If it was a default, the list above has no value.
+    configuration.set("--loss", Some(stored_loss(metadata).name()));
     configuration
 }
 
@@ -517,15 +531,16 @@ pub(crate) fn same_as_stored(
 
 fn differs(difference: &Difference, path: &Path, task: &Task) -> Failure {
     let is_flag = difference.name.starts_with("--");
-    let (here, advice) = match is_flag {
-        true => (
+    let (here, advice) = if is_flag {
+        (
             "in this run".to_string(),
             "continue with what it was made with",
-        ),
-        false => (
+        )
+    } else {
+        (
             format!("in this run ({})", task.dataset),
             "continue with the data and flags that it was made with",
-        ),
+        )
     };
     let there = format!("in the checkpoint {}", path.display());
     Failure::usage(format!(
@@ -556,8 +571,9 @@ mod tests {
     fn every_flag_of_train_has_its_place() {
         let program = program();
         let train = program.find_subcommand("train").unwrap();
-        let flags = train.get_arguments().filter_map(clap::Arg::get_long);
-        let flags: BTreeSet<String> = flags
+        let flags: BTreeSet<String> = train
+            .get_arguments()
+            .filter_map(clap::Arg::get_long)
             .filter(|flag| *flag != "help")
             .map(|flag| format!("--{flag}"))
             .collect();
@@ -622,15 +638,17 @@ mod tests {
     fn another_value_of_a_flag_is_a_difference_that_names_it() {
         let own = flags(&args("--strategy multi-worker"));
         for &other in OTHERS {
-            let line = match other.contains("--strategy") {
-                true => other.to_string(),
-                false => format!("--strategy multi-worker {other}"),
+            let line = if other.contains("--strategy") {
+                other.to_string()
+            } else {
+                format!("--strategy multi-worker {other}")
             };
             let found = flags(&args(&line)).difference(&own).expect(other);
             assert!(other.contains(&found.name), "{other}: {found:?}");
         }
-        let counted = entries(&args("")).into_iter();
-        let counted = counted.filter(|it| !matches!(it.2, Scope::Content | Scope::Local));
+        let counted = entries(&args(""))
+            .into_iter()
+            .filter(|it| !matches!(it.2, Scope::Content | Scope::Local));
         let known = |flag: &str| OTHERS.iter().any(|other| other.contains(flag));
         let missing: Vec<_> = counted.filter(|it| !known(it.0)).collect();
         assert!(missing.is_empty(), "not tried: {missing:?}");

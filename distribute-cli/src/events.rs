@@ -1,16 +1,16 @@
-//! What goes to standard output: JSON lines, or text.
+//! Standard output: JSON lines, or text.
 
 use std::io::{self, Write};
 
 use distribute_core::Result;
-use distribute_data::fit::{Callback, Control, EpochRecord, json_number};
+use distribute_fit::{Callback, Control, EpochRecord, json_number};
 use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::flags::OutputFormat;
 use crate::notes::note;
 
-/// Writes a line. That nobody reads it any more (`| head`) is not an error.
+/// Writes a line. A closed pipe (`| head`) is not an error.
 pub(crate) fn line(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
@@ -21,8 +21,8 @@ pub(crate) fn line(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Standard output for the lines of a table: that nobody reads them any more ends nothing, and
-/// neither does a full disk, of which the first is told.
+/// Standard output for the lines of a table. Neither a closed pipe nor a full disk ends the run;
+/// the first error on a full disk is reported.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     failed: bool,
@@ -54,8 +54,7 @@ impl Write for Rows {
     }
 }
 
-/// What a line of `--output json` says, by its name. docs/observing.md lists all of them with their
-/// fields.
+/// The events of `--output json` by their names. docs/observing.md lists them with their fields.
 macro_rules! event_names {
     ($($(#[$attribute:meta])* $variant:ident = $name:literal,)*) => {
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,16 +99,15 @@ pub(crate) fn event<'a>(
 
 /// A JSON object on one line, its keys in this order.
 fn object<'a>(fields: impl IntoIterator<Item = (&'a str, Value)>) -> String {
-    let fields = fields.into_iter();
     let fields: Vec<String> = fields
+        .into_iter()
         .map(|(name, value)| format!("{}:{value}", json!(name)))
         .collect();
     format!("{{{}}}", fields.join(","))
 }
 
-/// Lines about training on standard output: one that cannot be written costs the line, and the
-/// first one a warning. Who has to know how training ended is told by the exit code, and by what is
-/// printed at the end.
+/// Lines about training on standard output. A line that cannot be written is lost; the first such
+/// error gives a warning. The exit code and the last lines say how training ended.
 #[derive(Debug)]
 pub(crate) struct Told {
     failed: bool,
@@ -123,7 +121,7 @@ impl Default for Told {
 }
 
 impl Told {
-    /// Of what goes on if nothing can be told.
+    /// The activity that continues if lines cannot be written.
     pub(crate) fn of(who: &'static str) -> Self {
         Self { failed: false, who }
     }
@@ -163,14 +161,13 @@ impl Callback for JsonEpochs {
     }
 }
 
-/// Says after every so many updates how the epoch goes, over all workers:
+/// Prints the averages of the epoch every N updates, over all workers:
 /// `{"event":"step","step":20,"epoch":1,"loss":..,"accuracy":..}`.
 #[derive(Debug)]
 pub(crate) struct StepLines {
-    /// All workers have the same, which they have compared: one that takes no part would let the
-    /// others wait for it.
+    /// Equal on all workers, which has been checked: otherwise some would wait for the others.
     pub(crate) every: Option<u64>,
-    /// Of several workers one prints; all take part in the averages.
+    /// Only one of several workers prints; all take part in the averages.
     pub(crate) reports: bool,
     pub(crate) output: OutputFormat,
     pub(crate) told: Told,

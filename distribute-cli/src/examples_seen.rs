@@ -1,11 +1,11 @@
-//! How many examples a run has trained on.
+//! The number of examples on which a run has trained.
 
-use distribute_data::fit::Position;
+use distribute_fit::Position;
 
-/// Counts examples by where a run is.
+/// Counts examples from the position of a run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExamplesSeen {
-    /// Examples of a batch of all replicas.
+    /// Examples in a global batch.
     pub(crate) global_batch: usize,
     pub(crate) per_epoch: usize,
 }

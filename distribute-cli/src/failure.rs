@@ -1,4 +1,4 @@
-//! How the program ends when something is wrong: one or two lines and an exit code.
+//! Errors of the program: one or two lines and an exit code.
 
 use std::cell::RefCell;
 use std::error::Error as StdError;
@@ -7,9 +7,9 @@ use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 
+use distribute_classifier::TaskError;
 use distribute_core::Error;
 use distribute_core::collectives::CollectiveError;
-use distribute_data::readers::ReadError;
 use distribute_launch::{
     DIVERGED_EXIT_CODE, FailureReport, PREEMPTED_EXIT_CODE, REFUSED_EXIT_CODE, REPORT_VARIABLE,
 };
@@ -19,17 +19,17 @@ use crate::option_names::in_flags;
 use crate::permanent_errors::{Lasting, lasting};
 use crate::server_errors::{ServerError, server_error};
 
-/// What is printed, and what the program ends with.
+/// The message and the exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     message: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
-    /// What is printed of it only if asked for.
+    /// Lines that only `--verbose` prints.
     details: Vec<String>,
     code: u8,
-    /// Whether it is the end of a wait that was told to end.
+    /// Whether a signal ended a wait.
     is_interruption: bool,
-    /// The workers that were lost or waited for in vain.
+    /// The workers that were lost or did not come.
     lost: Vec<usize>,
 }
 
@@ -59,11 +59,12 @@ impl Failure {
         Self::new(DIVERGED, message)
     }
 
-    /// A file cannot be used: the command line is at fault, or what may pass.
+    /// A file cannot be used: because of the command line, or for a temporary reason.
     pub(crate) fn of_file(error: &io::Error, message: impl fmt::Display) -> Self {
-        match distribute_error::lasts(error) {
-            true => Self::usage(message),
-            false => Self::failed(message),
+        if distribute_error::lasts(error) {
+            Self::usage(message)
+        } else {
+            Self::failed(message)
         }
     }
 
@@ -88,16 +89,9 @@ impl Failure {
         }
     }
 
-    /// Whether it is the end of a wait that somebody, here or elsewhere, was told to end.
+    /// Whether a signal to this or another process ended a wait.
     pub(crate) fn is_interruption(&self) -> bool {
         self.is_interruption
-    }
-
-    /// Whether a table has other columns than are wanted.
-    pub(crate) fn is_of_columns(&self) -> bool {
-        let source = self.source.as_ref();
-        let error = source.and_then(|source| source.downcast_ref::<ReadError>());
-        matches!(error, Some(ReadError::OtherColumns { .. }))
     }
 
     /// Whether training was interrupted, on all workers after the same step, and is saved.
@@ -106,19 +100,19 @@ impl Failure {
     }
 
     #[cfg(feature = "full")]
-    /// The same with lines that `--verbose` adds.
+    /// The same, with lines that only `--verbose` prints.
     pub(crate) fn with_details(mut self, details: Vec<String>) -> Self {
         self.details = details;
         self
     }
 
-    /// The same, said of a file.
+    /// The same, with the path of the file.
     pub(crate) fn in_file(mut self, path: &Path) -> Self {
         self.message = format!("{}: {}", path.display(), self.message);
         self
     }
 
-    /// The end of a wait by a signal: what a shell reports for that.
+    /// The end of a wait by a signal, with the exit code that a shell reports.
     pub(crate) fn by_signal(mut self, signal: i32) -> Self {
         let says_so = self.is_interruption || self.code == PREEMPTED;
         if !says_so {
@@ -132,7 +126,7 @@ impl Failure {
         Self {
             message: source.to_string(),
             code: match lasting(&source) {
-                Some(Lasting::Given) => USAGE,
+                Some(Lasting::WrongInput) => USAGE,
                 Some(Lasting::Diverged) => DIVERGED,
                 None => FAILED,
             },
@@ -143,7 +137,7 @@ impl Failure {
         }
     }
 
-    /// Tells the launcher whose fault it is, if it asks.
+    /// Reports to the launcher which ranks caused the error, if it has asked for this.
     fn write_failure_report(&self) {
         let Some(path) = std::env::var_os(REPORT_VARIABLE).filter(|_| !self.lost.is_empty()) else {
             return;
@@ -164,9 +158,10 @@ impl Failure {
         };
         if !self.message.is_empty() {
             let message = in_flags(&self.message).replace('\n', "; ");
-            let more = match verbose || self.details.is_empty() {
-                true => "",
-                false => " (--verbose lists them)",
+            let more = if verbose || self.details.is_empty() {
+                ""
+            } else {
+                " (--verbose lists them)"
             };
             sentences(&format!("{kind}{message}{more}"));
         }
@@ -197,7 +192,7 @@ fn is_interruption(error: &(dyn StdError + 'static)) -> bool {
     })
 }
 
-/// The ranks that an error says were lost or did not come.
+/// The ranks that an error names as lost or missing.
 fn lost(error: &(dyn StdError + 'static)) -> Vec<usize> {
     let found = RefCell::new(Vec::new());
     let look = |error: &Error| {
@@ -205,7 +200,7 @@ fn lost(error: &(dyn StdError + 'static)) -> Vec<usize> {
             return false;
         };
         let lost = match error.root_cause() {
-            // Also of a rank that is cut off, which says so of itself.
+            // Includes a rank that reports itself as cut off.
             CollectiveError::PeerLost { rank, .. } | CollectiveError::CutOff { rank, .. } => {
                 vec![*rank]
             }
@@ -224,7 +219,7 @@ fn lost(error: &(dyn StdError + 'static)) -> Vec<usize> {
     found.into_inner()
 }
 
-/// Whether one of the two is true of an error or of what caused it.
+/// Whether either test holds for an error or one of its causes.
 fn any_cause(
     error: &(dyn StdError + 'static),
     is_it: impl Fn(&Error) -> bool,
@@ -259,7 +254,7 @@ failure_from!(
     distribute_core::collectives::flight_record::FlightRecordError,
     distribute_core::Error,
     distribute_core::checkpoint::CheckpointError,
-    distribute_data::readers::ReadError,
+    distribute_readers::ReadError,
     distribute_keras::ModelError,
     distribute_launch::LaunchError,
 );
@@ -269,6 +264,18 @@ failure_from!(
     distribute_tpu_xla::TpuError,
     ::conformance::SelectionError,
 );
+
+/// What is wrong with the data, the model or the checkpoint is told as they tell it themselves.
+impl From<TaskError> for Failure {
+    fn from(error: TaskError) -> Self {
+        match error {
+            TaskError::Read(error) => error.into(),
+            TaskError::Model(error) => error.into(),
+            TaskError::Checkpoint(error) => error.into(),
+            other => Self::usage(other),
+        }
+    }
+}
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,4 +1,4 @@
-//! What the chief of a job tells the launcher that shows it: how far all of them are.
+//! The progress of a job, which the chief writes for the launcher.
 
 use std::fs::File;
 use std::io;
@@ -7,26 +7,26 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use distribute_core::Result;
-use distribute_data::fit::{Callback, Control};
+use distribute_fit::{Callback, Control};
 use distribute_launch::{PROGRESS_VARIABLE, Progress};
 
 use crate::examples_seen::ExamplesSeen;
 
-/// How often the launcher is told; reading the loss waits for the step.
+/// Interval of the updates; reading the loss waits for the step.
 const INTERVAL: Duration = Duration::from_millis(200);
-/// What is written is filled up to this length with blanks, so that one write replaces all.
+/// The text is padded with blanks to this length, so that one write replaces all of it.
 const BYTES: usize = 512;
 
-/// A callback that tells the launcher.
+/// A callback that writes the progress.
 pub(crate) struct JobProgress {
     file: File,
     seen: ExamplesSeen,
-    /// When it was told last, and the examples until then.
+    /// Time of the last update, and the examples until then.
     last: Option<(Instant, u64)>,
 }
 
 impl JobProgress {
-    /// None if no launcher asks, or cannot be told.
+    /// `None` without a launcher, or if its file cannot be opened.
     pub(crate) fn for_launcher(seen: ExamplesSeen) -> Option<Self> {
         let path = PathBuf::from(std::env::var_os(PROGRESS_VARIABLE)?);
         let file = File::create(path).ok()?;
@@ -62,7 +62,7 @@ impl Callback for JobProgress {
             loss: run.loss_so_far()?.filter(|loss| loss.is_finite()),
             examples_per_second: examples.saturating_sub(before) as f64 / since.as_secs_f64(),
         };
-        // The launcher shows less then; training goes on.
+        // Without it the launcher shows less; training continues.
         let _untold = self.write(&said);
         Ok(())
     }

@@ -1,8 +1,8 @@
-//! In the places of what a build without the feature `full` leaves out.
+//! Replacements for parts that a build without the feature `full` does not have.
 
 use crate::failure::Failure;
 
-/// Why a flag cannot do what it does in the whole program, and what to do.
+/// An error that a flag is not available in this build, and what to do.
 fn left_out(flag: &str) -> Failure {
     Failure::usage(format!(
         "{flag} is left out of this build (--no-default-features); build the whole program with \

@@ -1,9 +1,9 @@
-//! libtpu in a process of its own.
+//! libtpu in a separate process.
 //!
-//! libtpu reads variables of the environment while it is loaded, which a process with threads
-//! cannot change for itself; it writes a log of its own to standard error; and what it is not made
-//! for, such as a topology of a wrong dimension, ends its process. So this program starts itself
-//! once more to compile for a TPU that is not there, and says how that ended.
+//! libtpu reads environment variables while it is loaded, which a process with threads cannot
+//! change; it writes its own log to standard error; and it ends its process on unsupported input,
+//! such as a topology with a wrong dimension. So this program starts itself again to compile for a
+//! TPU that the machine does not have, and reports the result.
 
 use std::env;
 use std::io::{BufRead, BufReader, Read};
@@ -15,11 +15,11 @@ use distribute_tpu_xla::pjrt::LibtpuEnvironment;
 use crate::failure::Failure;
 use crate::notes::note;
 
-/// Tells the second process that it is one, and of which.
+/// The variable that tells the second process the id of the first.
 const PARENT: &str = "DISTRIBUTE_LIBTPU_PARENT";
 
-/// Goes on in a second process if the plugin is libtpu; then the error is what that one ended with,
-/// said already. Returns in the second process, and for other plugins.
+/// Continues in a second process if the plugin is libtpu; its result, already printed, is then the
+/// error. Returns in the second process, and for other plugins.
 pub(crate) fn in_own_process(plugin: &Path, verbose: bool) -> Result<(), Failure> {
     if !LibtpuEnvironment::is_for(plugin) {
         return Ok(());
@@ -39,7 +39,7 @@ pub(crate) fn in_own_process(plugin: &Path, verbose: bool) -> Result<(), Failure
     Err(ended(status, log.unwrap_or_default().fatal))
 }
 
-/// The process ends with the one that has started it, which passes on what it says.
+/// Ends this process when its parent ends, which passes on its output.
 #[cfg(target_os = "linux")]
 fn die_with(parent: &str) -> Result<(), Failure> {
     use rustix::process::{Signal, getppid, set_parent_process_death_signal};
@@ -72,7 +72,7 @@ fn ended(status: ExitStatus, fatal: Option<String>) -> Failure {
     ))
 }
 
-/// What the second process writes to standard error.
+/// The standard error of the second process.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Log {
     /// Why libtpu ended the process.
@@ -80,7 +80,7 @@ struct Log {
 }
 
 impl Log {
-    /// Reads to the end; passes on what is not libtpu's, or everything.
+    /// Reads to the end; passes on lines that are not libtpu's, or all lines.
     fn forward(stderr: impl Read, verbose: bool) -> Self {
         let mut log = Self::default();
         let mut lines = BufReader::new(stderr).split(b'\n');
@@ -93,7 +93,7 @@ impl Log {
         log
     }
 
-    /// Whether a line is this program's. What follows libtpu's last words is a stack trace.
+    /// Whether a line is this program's. A stack trace follows libtpu's last message.
     fn is_own(&mut self, line: &str) -> bool {
         let Some((severity, text)) = logged(line) else {
             return self.fatal.is_none() && !is_trace(line);

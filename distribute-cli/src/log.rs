@@ -1,8 +1,8 @@
-//! `--log`: the events of the libraries, a line each on standard error.
+//! `--log`: the log messages of the libraries, one line each on standard error.
 //!
-//! A line names the process where there are several: the task that its cluster gives it. Of lines
-//! that say the same again and again (somebody knocks at a port ten times a second) a few are
-//! shown, and then how many were left out.
+//! With several processes a line names the task of its process in the cluster. If the same line is
+//! repeated very often (a scanner connects to a port ten times a second), only a few are shown, and
+//! then the number of omitted lines.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,11 +21,10 @@ use crate::notes::note;
 use crate::phases::Phases;
 use crate::repeats::{LeftOut, Repeats};
 
-/// How the crates of this repository begin: `--log` is about these.
+/// The prefix of this repository's crates, to which `--log` applies.
 const OWN: [&str; 2] = ["distribute", "conformance"];
 
-/// Shows events from now on, for as long as the process lives, and collects phases if there is
-/// something to collect them.
+/// Shows log messages until the process ends, and collects phases if requested.
 pub(crate) fn install(args: &LogArgs, phases: Option<Phases>) -> Log {
     let lines = Lines {
         level: args.log.filter(),
@@ -36,7 +35,7 @@ pub(crate) fn install(args: &LogArgs, phases: Option<Phases>) -> Log {
         repeats: Mutex::default(),
     };
     let lines = Arc::new(lines);
-    // There is one already only if this was called before.
+    // Fails only if this was called before.
     let _ = tracing::subscriber::set_global_default(Arc::clone(&lines));
     Log(lines)
 }
@@ -45,17 +44,17 @@ pub(crate) fn install(args: &LogArgs, phases: Option<Phases>) -> Log {
 pub(crate) struct Log(Arc<Lines>);
 
 impl Log {
-    /// Says how many lines were left out until the end.
+    /// Prints the number of lines that were omitted at the end.
     pub(crate) fn finish(&self) {
         let left_out = self.0.repeats().take();
         left_out.iter().for_each(|it| self.0.say_left_out(it));
     }
 }
 
-/// What this process is in its cluster, and its rank among the workers.
+/// The task of this process in its cluster, and its rank among the workers.
 fn task() -> Option<(String, Option<usize>)> {
     let cluster = Cluster::resolve(&*detect(ProcessEnvironment).resolver);
-    // A cluster that cannot be read is an error of the command that needs it.
+    // The command that needs the cluster reports an invalid one.
     let cluster = cluster.ok().flatten()?;
     let name = format!("{} {}", cluster.task_type(), cluster.task_id());
     Some((name, cluster.rank()))
@@ -74,14 +73,14 @@ impl LogLevel {
     }
 }
 
-/// Writes a line for each event. Of spans those of the phases are collected, if anybody wants them.
+/// Writes a line for each event. Spans of the phases are collected if requested.
 struct Lines {
     level: LevelFilter,
     format: OutputFormat,
     task: Option<(String, Option<usize>)>,
     write: Box<dyn Fn(&str) + Send + Sync>,
     phases: Option<Phases>,
-    /// Of debugging nothing is left out.
+    /// Debug messages are never omitted.
     repeats: Mutex<Repeats>,
 }
 
@@ -91,16 +90,17 @@ impl Subscriber for Lines {
             return self.phases.is_some() && Phases::wants(metadata);
         }
         let own = OWN.iter().any(|name| metadata.target().starts_with(name));
-        let most = match own {
-            true => self.level,
-            // Connections of other crates say a lot below warnings.
-            false => self.level.min(LevelFilter::WARN),
+        let most = if own {
+            self.level
+        } else {
+            // Other crates log too much below warnings.
+            self.level.min(LevelFilter::WARN)
         };
         *metadata.level() <= most
     }
 
     fn max_level_hint(&self) -> Option<LevelFilter> {
-        // Phases are said in the finest level.
+        // Phases use the most detailed level.
         Some(match self.phases {
             Some(_) => LevelFilter::TRACE,
             None => self.level,
@@ -138,7 +138,7 @@ impl Subscriber for Lines {
         }
     }
 
-    /// Nobody clones the span of a phase.
+    /// The span of a phase is never cloned.
     fn try_close(&self, span: Id) -> bool {
         if let Some(phases) = &self.phases {
             phases.close(&span);
@@ -158,9 +158,9 @@ impl Lines {
         self.repeats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A line about lines that were not shown.
+    /// A line about omitted lines.
     fn say_left_out(&self, LeftOut { line, count }: &LeftOut) {
-        let message = format!("{count} more such lines were left out: {line}");
+        let message = format!("{count} more lines of this kind were omitted: {line}");
         (self.write)(&match self.format {
             OutputFormat::Text => message,
             OutputFormat::Json => {
@@ -168,25 +168,29 @@ impl Lines {
                     message,
                     ..Fields::default()
                 };
-                self.object(("info", module_path!()), fields)
+                self.object("info", module_path!(), fields)
             }
         });
     }
 
     /// `warning: worker 1: a worker is lost (worker=2) [distribute_ps::coordinator]`.
     fn text(&self, metadata: &Metadata<'_>, fields: &Fields) -> String {
-        let task = self.task.as_ref();
-        let task = task.map_or_else(String::new, |(name, _)| format!("{name}: "));
-        let named = fields.others.iter();
-        let named: Vec<String> = named
+        let task = self
+            .task
+            .as_ref()
+            .map_or_else(String::new, |(name, _)| format!("{name}: "));
+        let named: Vec<String> = fields
+            .others
+            .iter()
             .map(|(name, value)| match value {
                 Value::String(text) => format!("{name}={text}"),
                 other => format!("{name}={other}"),
             })
             .collect();
-        let named = match named.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", named.join(", ")),
+        let named = if named.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", named.join(", "))
         };
         let (level, target) = (word(*metadata.level()), metadata.target());
         one_line(&format!(
@@ -196,10 +200,10 @@ impl Lines {
     }
 
     fn json(&self, metadata: &Metadata<'_>, fields: Fields) -> String {
-        self.object((word(*metadata.level()), metadata.target()), fields)
+        self.object(word(*metadata.level()), metadata.target(), fields)
     }
 
-    fn object(&self, (level, target): (&str, &str), fields: Fields) -> String {
+    fn object(&self, level: &str, target: &str, fields: Fields) -> String {
         let since = SystemTime::now().duration_since(UNIX_EPOCH);
         let (task, rank) = self.task.clone().unzip();
         events::event(
@@ -220,7 +224,7 @@ impl Lines {
     }
 }
 
-/// As in the other lines of the program.
+/// The level as in other messages of the program.
 fn word(level: Level) -> &'static str {
     match level {
         Level::ERROR => "error",
@@ -231,19 +235,20 @@ fn word(level: Level) -> &'static str {
     }
 }
 
-/// What peers have sent may stand in an event: it neither begins a line nor moves the cursor.
+/// Escapes control characters: data from peers must not begin a new line or move the cursor.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());
     for letter in text.chars() {
-        match letter.is_control() {
-            true => line.extend(letter.escape_default()),
-            false => line.push(letter),
+        if letter.is_control() {
+            line.extend(letter.escape_default())
+        } else {
+            line.push(letter)
         }
     }
     line
 }
 
-/// What an event says.
+/// The fields of an event.
 #[derive(Default)]
 struct Fields {
     message: String,
@@ -279,7 +284,7 @@ impl Visit for Fields {
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        self.set(field, distribute_data::fit::json_number(value));
+        self.set(field, distribute_fit::json_number(value));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
@@ -394,8 +399,7 @@ mod tests {
                 let text = std::fs::read_to_string(&path).unwrap();
                 for level in ["warn", "error", "info"] {
                     for call in text.split(&format!("tracing::{level}!(")).skip(1) {
-                        let call = call.split(");").next().unwrap();
-                        let call = call.split('"').next().unwrap();
+                        let call = call.split(");").next().unwrap().split('"').next().unwrap();
                         assert!(!call.contains('?'), "{}: {call}", path.display());
                         calls += 1;
                     }

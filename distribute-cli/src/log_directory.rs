@@ -1,4 +1,4 @@
-//! The directory of `--log-dir`: one run at a time writes there.
+//! The directory of `--log-dir`: only one run at a time writes there.
 
 use std::fs;
 use std::io;
@@ -6,30 +6,30 @@ use std::path::{Path, PathBuf};
 
 use distribute_core::Error;
 use distribute_core::checkpoint::{CheckpointError, DirectoryHold};
-use distribute_data::fit::FitError;
-use distribute_data::fit::callbacks::TensorBoard;
+use distribute_fit::FitError;
+use distribute_fit::callbacks::TensorBoard;
 
 use crate::failure::Failure;
 use crate::notes::note;
 
-/// Locked for as long as a run writes there.
+/// The lock file of the running writer.
 const LOCK_FILE: &str = ".distribute-logs.lock";
 
 /// A log directory that this process holds against other runs.
 #[derive(Debug)]
 pub(crate) struct LogDirectory {
     path: PathBuf,
-    /// Whether the run goes on with the files that are there.
+    /// Whether the run continues the existing files.
     goes_on: bool,
     _hold: DirectoryHold,
 }
 
 impl LogDirectory {
-    /// Makes and takes the directory. A run that begins replaces the logs of one before; one that
-    /// `goes_on` is not refused for a directory that cannot be written, and has no logs then.
+    /// Creates and locks the directory. A new run replaces the logs of an earlier one; a run that
+    /// `goes_on` continues without logs if the directory cannot be written.
     ///
     /// # Errors
-    /// If another run writes there, or if the directory cannot be made or written.
+    /// If another run writes there, or if the directory cannot be created or written.
     pub(crate) fn hold(path: &Path, goes_on: bool) -> Result<Option<Self>, Failure> {
         let curves = path.join("train");
         let held = fs::create_dir_all(&curves)
@@ -59,7 +59,7 @@ impl LogDirectory {
         &self.path
     }
 
-    /// The callback for TensorBoard; none for a run that goes on and cannot write its files.
+    /// The callback for TensorBoard; `None` for a continued run that cannot write its files.
     pub(crate) fn curves(&self) -> Result<Option<TensorBoard>, Failure> {
         match TensorBoard::new(&self.path) {
             Ok(board) => Ok(Some(board)),
@@ -74,7 +74,7 @@ impl LogDirectory {
     }
 }
 
-/// Why a directory is not held.
+/// Why a directory could not be locked.
 enum NotHeld {
     Busy(Failure),
     Failed(Failure),
@@ -106,9 +106,8 @@ fn cannot(operation: &'static str, path: &Path, source: io::Error) -> NotHeld {
     NotHeld::Failed(Failure::from(Error::from(error)))
 }
 
-/// Removes the curves that an earlier run has left in a log directory: a new run replaces its
-/// history files, so they would belong to nothing. Where no run of this program has left a history
-/// nothing is touched.
+/// Removes the curves of an earlier run from a log directory, because a new run replaces its
+/// history files. A directory without such history files is not changed.
 fn remove_curves(directory: &Path) -> Result<(), Failure> {
     if !directory.join("history.jsonl").exists() {
         return Ok(());

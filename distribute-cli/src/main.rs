@@ -1,4 +1,4 @@
-//! `distribute-cli train` and the commands around it: flags, and what they call.
+//! The command line program: `distribute-cli train` and the commands around it.
 #![deny(unsafe_code)]
 #![deny(clippy::expect_used, clippy::panic, clippy::unwrap_used)]
 
@@ -8,16 +8,12 @@ mod cluster;
 mod commands;
 #[cfg(feature = "full")]
 mod compile_watch;
-mod compiled;
 mod config;
 mod configuration;
-mod data;
 mod events;
 mod examples_seen;
 mod failure;
 mod flags;
-mod identity;
-mod inputs;
 mod job_progress;
 #[cfg(not(feature = "full"))]
 mod left_out;
@@ -27,9 +23,7 @@ mod log;
 mod log_directory;
 mod memory;
 mod metrics;
-mod model_source;
 mod notes;
-mod objective;
 mod option_names;
 mod output_file;
 #[cfg(feature = "full")]
@@ -41,11 +35,8 @@ mod schedule;
 mod server_errors;
 mod signal_table;
 mod signals;
-mod split;
-mod stored_reading;
 mod strategies;
 mod task;
-mod text;
 #[cfg(feature = "full")]
 mod tpu;
 mod validation;
@@ -84,9 +75,11 @@ fn main() -> ExitCode {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => failure.report(verbose),
         Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            let text = text.unwrap_or_else(|| "no message".to_string());
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(ToString::to_string)
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_else(|| "no message".to_string());
             Failure::failed(format!(
                 "this is a bug, please report it with the output of --verbose: {text}"
             ))

@@ -3,17 +3,17 @@
 use distribute_launch::MemoryLimit;
 use serde_json::{Value, json};
 
-/// Bytes of main memory: the host's, or fewer where a container or a scheduler allows fewer.
+/// Bytes of main memory: the host's, or the limit of a container or a scheduler if it is lower.
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     pub(crate) total: u64,
     pub(crate) available: u64,
-    /// What allows fewer than the host has.
+    /// The limit, if it is lower than the host's memory.
     limit: Option<MemoryLimit>,
 }
 
 impl Memory {
-    /// None if the system does not tell.
+    /// `None` if the system does not report it.
     pub(crate) fn of_this_process() -> Option<Self> {
         let meminfo = std::fs::read_to_string("/proc/meminfo").ok()?;
         let host = Self::of_host(&meminfo)?;
@@ -47,7 +47,7 @@ impl Memory {
         }
     }
 
-    /// How much there is, and why not more.
+    /// Free and total memory, with the name of the limit.
     pub(crate) fn text(&self) -> String {
         let (available, total) = (size(self.available), size(self.total));
         match &self.limit {

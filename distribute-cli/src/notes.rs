@@ -1,26 +1,27 @@
-//! What goes to standard error: lines for people.
+//! Standard error: lines for people.
 
 use std::io::{self, IsTerminal, Write};
 
-/// What help and reports are as wide as: also in a pipe, so that they are the same everywhere.
+/// The width of help and reports, also in a pipe, so that they are the same everywhere.
 pub(crate) const TERMINAL_COLUMNS: usize = 80;
 
-/// Writes a line for people to standard error. If nobody can read it (closed, a full disk), the
-/// work goes on: results and exit codes do not depend on it.
+/// Writes a line for people to standard error. Errors (a closed pipe, a full disk) are ignored:
+/// results and exit codes do not depend on it.
 pub(crate) fn note(text: &str) {
     let _ = writeln!(Notes, "{text}");
 }
 
-/// Writes the sentences of an error: broken for a terminal, else as one line, which others read.
+/// Writes the sentences of an error: wrapped for a terminal, otherwise as one line for programs.
 pub(crate) fn sentences(text: &str) {
-    match io::stderr().is_terminal() {
-        true => note(&wrapped(text, 4)),
-        false => note(text),
+    if io::stderr().is_terminal() {
+        note(&wrapped(text, 4))
+    } else {
+        note(text)
     }
 }
 
-/// The text in lines that fit into a terminal, broken between words; the lines after the first are
-/// indented by so many columns. A word that is longer stays whole.
+/// The text in lines that fit into a terminal, wrapped between words. Lines after the first are
+/// indented. A longer word is not divided.
 pub(crate) fn wrapped(text: &str, indent: usize) -> String {
     let (mut lines, mut width) = (String::with_capacity(text.len()), 0);
     for (index, word) in text.split(' ').enumerate() {

@@ -1,8 +1,8 @@
-//! Options of the libraries by their names on the command line: errors of the libraries tell
-//! programmers what to set, and who reads them here has flags.
+//! Replaces the names of library options in error messages by flags: the libraries' messages are
+//! for programmers, but users of this program set flags.
 
-/// What the libraries say, and what the program says instead.
-const NAMES: [(&str, &str); 21] = [
+/// Texts of the libraries, and their replacements.
+const NAMES: [(&str, &str); 39] = [
     (
         "raise `ServerOptions::coordinator_timeout`",
         "raise --rendezvous-timeout",
@@ -71,9 +71,38 @@ const NAMES: [(&str, &str); 21] = [
         "raise the timeout of the group",
         "raise --timeout, or --heartbeat-timeout if it only pauses",
     ),
+    ("`DatasetName::with_header`", "--csv-header"),
+    ("`CsvHeader::Absent`", "--csv-header no"),
+    (
+        "the data set images needs the folder of the images, one folder per class: \
+         `DatasetName::ImagesAt`, or `ReadingOptions::data_dir`",
+        "--dataset images needs the folder of the images, one folder per class: --dataset \
+         images:DIR, or --data-dir DIR",
+    ),
+    ("`ReadingOptions::data_dir`", "--data-dir"),
+    ("`ReadingOptions::csv_delimiter`", "--csv-delimiter"),
+    ("`ReadingOptions::label_column`", "--label-column"),
+    ("`ReadingOptions::color_mode`", "--color-mode"),
+    ("`TaskOptions::validation_split`", "--validation-split"),
+    ("by `TaskOptions::loss`: ", ": --loss "),
+    ("`LossName::CrossEntropy`", "--loss cross-entropy"),
+    ("`SplitName::All`", "--split all"),
+    (
+        "choose `ScaleName::By255` or `ScaleName::None`",
+        "say --scale 255 or --scale none",
+    ),
+    ("(use a schedule)", "(use --lr-schedule)"),
+    ("`OptimizerOptions::clip_norm`", "--clip-norm"),
+    ("`OptimizerOptions::name`", "--optimizer"),
+    ("`Policy::mixed_float16`, which", "--precision f16, which"),
+    ("`TrainState::accumulate_mean`", "--accumulate"),
+    (
+        "what is trained here are classifiers",
+        "this program trains classifiers",
+    ),
 ];
 
-/// A message with flags in the place of options.
+/// A message with flags in place of options.
 pub(crate) fn in_flags(message: &str) -> String {
     let replace = |message: String, (option, flag)| message.replace(option, flag);
     NAMES.into_iter().fold(message.to_string(), replace)
@@ -257,8 +286,13 @@ mod tests {
             let source = std::fs::read_to_string(root.join(path)).unwrap();
             texts(&source).matches(flag).count()
         };
-        assert!(count("distribute-readers/src/table_start.rs", "--csv-delimiter") >= 3);
-        assert!(count("distribute-cluster/src/addresses.rs", "--cluster-spec") >= 1);
+        assert!(
+            count(
+                "training/distribute-readers/src/table_start.rs",
+                "--csv-delimiter"
+            ) >= 3
+        );
+        assert!(count("base/distribute-cluster/src/addresses.rs", "--cluster-spec") >= 1);
     }
 
     #[test]

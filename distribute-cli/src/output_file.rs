@@ -1,25 +1,22 @@
-//! A file that is there whole or not at all.
+//! A file that is written completely or not at all.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use tempfile::{Builder, NamedTempFile};
+use distribute_fit::WholeFile;
 
 use crate::failure::Failure;
 
-/// Written beside its place and put there when it is whole, so that a full disk or a killed
-/// process leaves what was there before. The file beside it is a new one with a name that nobody
-/// can guess and take first, so that no link leads elsewhere. Pipes and devices are written as they
-/// are, and so is a file in a folder that must not be written.
+/// A [`WholeFile`]. Pipes and devices are written directly, and so is a file in a folder without
+/// write permission.
 #[derive(Debug)]
 pub(crate) struct OutputFile(Output);
 
 #[derive(Debug)]
 enum Output {
     InPlace(File),
-    /// Where the bytes are, and where they belong.
-    Beside(NamedTempFile, PathBuf),
+    Beside(WholeFile),
 }
 
 impl OutputFile {
@@ -29,7 +26,7 @@ impl OutputFile {
         if before.as_ref().is_some_and(|before| !before.is_file()) {
             return in_place();
         }
-        // Of a link its target is replaced.
+        // If the path is a link, its target is replaced.
         let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
         if place.file_name().is_none() {
             return Err(io::Error::new(
@@ -37,45 +34,34 @@ impl OutputFile {
                 "not the path of a file",
             ));
         }
-        let folder = place.parent().filter(|parent| *parent != Path::new(""));
-        let mut builder = Builder::new();
-        builder.prefix(".part-");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // As of any new file: less what the user's mask takes away.
-            builder.permissions(fs::Permissions::from_mode(0o666));
-        }
-        let beside = match builder.tempfile_in(folder.unwrap_or(Path::new("."))) {
+        let beside = match WholeFile::create(&place) {
             Err(error) if is_forbidden(&error) => return in_place(),
             beside => beside?,
         };
-        if let Some(before) = before {
-            // A file that must not be written is not replaced either.
+        if before.is_some() {
+            // A file without write permission is not replaced either.
             File::options().append(true).open(path)?;
-            beside.as_file().set_permissions(before.permissions())?;
         }
-        Ok(Self(Output::Beside(beside, place)))
+        Ok(Self(Output::Beside(beside)))
     }
 
-    /// Puts it in its place.
+    /// Renames it to its final path.
     pub(crate) fn finish(self) -> io::Result<()> {
-        if let Output::Beside(beside, place) = self.0 {
-            beside.as_file().sync_all()?;
-            beside.persist(place)?;
+        match self.0 {
+            Output::InPlace(_) => Ok(()),
+            Output::Beside(file) => file.finish(),
         }
-        Ok(())
     }
 
-    fn file(&mut self) -> &mut File {
+    fn file(&mut self) -> &mut dyn Write {
         match &mut self.0 {
             Output::InPlace(file) => file,
-            Output::Beside(file, _) => file.as_file_mut(),
+            Output::Beside(file) => file,
         }
     }
 }
 
-/// Whether nothing may be made in a folder; what is full or gone is something else.
+/// Whether a folder does not permit new files; a full disk or a missing folder does not count.
 fn is_forbidden(error: &io::Error) -> bool {
     let kind = error.kind();
     [
@@ -95,15 +81,15 @@ impl Write for &mut OutputFile {
     }
 }
 
-/// Finds out whether a file can be written later, and changes nothing.
+/// Checks that a file can be written later, without changing anything.
 ///
 /// # Errors
-/// Why not.
+/// If it cannot be written.
 pub(crate) fn check_file(path: &Path) -> io::Result<()> {
     match fs::metadata(path) {
         Ok(found) if found.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
         Ok(found) if found.is_file() => File::options().append(true).open(path).map(drop),
-        // What a pipe or a device takes is found out by writing.
+        // Pipes and devices report errors only when they are written.
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let folder = path.parent().filter(|parent| *parent != Path::new(""));
@@ -113,18 +99,20 @@ pub(crate) fn check_file(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The same of files in a directory, which is made if need be.
+/// The same for files in a directory, which is created if it does not exist.
 ///
 /// # Errors
-/// Why not.
+/// If files cannot be written there.
 pub(crate) fn check_directory(path: &Path) -> io::Result<()> {
     let is_there = |path: &&Path| path.symlink_metadata().is_ok();
     let existing = path.ancestors().find(is_there);
-    let existing = existing.filter(|existing| *existing != Path::new(""));
-    let existing = existing.unwrap_or(Path::new("."));
-    match fs::metadata(existing)?.is_dir() {
-        true => tempfile::tempfile_in(existing).map(drop),
-        false => Err(io::ErrorKind::NotADirectory.into()),
+    let existing = existing
+        .filter(|existing| *existing != Path::new(""))
+        .unwrap_or(Path::new("."));
+    if fs::metadata(existing)?.is_dir() {
+        tempfile::tempfile_in(existing).map(drop)
+    } else {
+        Err(io::ErrorKind::NotADirectory.into())
     }
 }
 
@@ -188,7 +176,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn what_is_written_beside_it_has_a_name_that_nobody_can_take_first() {
+    fn what_is_written_beside_it_has_a_name_that_cannot_be_taken_first() {
         use std::os::unix::fs::{PermissionsExt, symlink};
 
         let folder = tempfile::tempdir().unwrap();

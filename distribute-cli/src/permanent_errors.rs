@@ -1,21 +1,22 @@
-//! Which errors starting again does not mend, by their types: they end with an exit code of their
-//! own, and `launch` does not start a job again because of them.
+//! Errors that a restart does not fix, by their types: they have their own exit codes, and `launch`
+//! does not restart a job because of them.
 //!
-//! Each type says of each of its variants whether it lasts (`is_permanent`, a `match` without a
-//! rest), so that a new variant does not compile before it is sorted.
+//! Each type classifies each of its variants (`is_permanent`, an exhaustive `match`), so that a new
+//! variant does not compile before it is classified.
 
 use std::error::Error as StdError;
 
+use distribute_classifier::TaskError;
 use distribute_core::Error;
 use distribute_core::checkpoint::CheckpointError;
 use distribute_core::cluster::ClusterError;
 use distribute_core::collectives::CollectiveError;
 use distribute_core::collectives::flight_record::FlightRecordError;
 use distribute_data::DataError;
-use distribute_data::fit::FitError;
-use distribute_data::readers::ReadError;
+use distribute_fit::FitError;
 use distribute_keras::ModelError;
 use distribute_launch::LaunchError;
+use distribute_readers::ReadError;
 
 #[cfg(feature = "full")]
 use distribute_ps::PsError;
@@ -29,14 +30,14 @@ use crate::server_errors::{ServerError, server_error};
 /// Why the same command would fail again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lasting {
-    /// Because of what it was given: flags, a configuration, data, models, checkpoints, paths,
-    /// other processes that do not fit.
-    Given,
+    /// Wrong input: flags, a configuration, data, models, checkpoints, paths, or processes that do
+    /// not match.
+    WrongInput,
     /// The numbers of the training are not finite, and would be the same again.
     Diverged,
 }
 
-/// Whether an error, or what caused it, is met again by the same command.
+/// Whether the same command would fail with this error, or its cause, again.
 pub(crate) fn lasting(error: &(dyn StdError + 'static)) -> Option<Lasting> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -49,7 +50,7 @@ pub(crate) fn lasting(error: &(dyn StdError + 'static)) -> Option<Lasting> {
     None
 }
 
-/// The error that another one is made of, which `source` passes over.
+/// The error inside another one that `source` skips.
 fn wrapped<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a (dyn StdError + 'static)> {
     match server_error(error) {
         Some(ServerError::Core(core)) => Some(core),
@@ -57,7 +58,7 @@ fn wrapped<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a (dyn StdError 
     }
 }
 
-/// What the type of an error says of it.
+/// The classification of an error by its type.
 fn known(error: &(dyn StdError + 'static)) -> Option<Lasting> {
     macro_rules! either {
         ($($(#[$feature:meta])* $type:ty: $diverged:expr),* $(,)?) => {$(
@@ -66,7 +67,7 @@ fn known(error: &(dyn StdError + 'static)) -> Option<Lasting> {
                 let diverged: fn(&$type) -> bool = $diverged;
                 return match (diverged(error), error.is_permanent()) {
                     (true, _) => Some(Lasting::Diverged),
-                    (false, true) => Some(Lasting::Given),
+                    (false, true) => Some(Lasting::WrongInput),
                     (false, false) => None,
                 };
             }
@@ -83,6 +84,7 @@ fn known(error: &(dyn StdError + 'static)) -> Option<Lasting> {
         LaunchError: |_| false,
         ModelError: |_| false,
         ReadError: |_| false,
+        TaskError: |_| false,
         #[cfg(feature = "full")]
         PsError: PsError::is_not_finite,
         #[cfg(feature = "full")]
@@ -103,7 +105,7 @@ mod tests {
     use super::*;
 
     fn is_permanent(error: &(dyn StdError + 'static)) -> bool {
-        lasting(error) == Some(Lasting::Given)
+        lasting(error) == Some(Lasting::WrongInput)
     }
 
     fn file(kind: ErrorKind) -> ReadError {

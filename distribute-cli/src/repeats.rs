@@ -1,42 +1,39 @@
-//! Which of many lines that say the same are shown.
+//! Suppresses repeated lines.
 //!
-//! Two lines say the same if they differ in numbers only: ports, ids, times.
+//! Lines count as equal if they differ only in numbers: ports, ids, times.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Lines are counted for this long, from the first one on.
+/// The period in which equal lines are counted, from the first one on.
 const SPAN: Duration = Duration::from_secs(10);
-/// So many that say the same are shown in that time.
+/// Number of equal lines that are shown in this period.
 const SHOWN: u64 = 3;
-/// So many that say something else are counted; what comes beyond is shown.
+/// Number of different lines that are counted; further ones are always shown.
 const KINDS: usize = 256;
 
-/// How often what was said since when.
+/// The counters of all kinds of lines.
 #[derive(Debug, Default)]
 pub(crate) struct Repeats {
     begun: Option<Instant>,
     counts: HashMap<String, u64>,
 }
 
-/// A kind of line, and how many of them were not shown.
+/// A kind of line, and the number of omitted lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LeftOut {
-    /// With `#` for numbers.
+    /// The line with `#` in place of numbers.
     pub(crate) line: String,
     pub(crate) count: u64,
 }
 
 impl Repeats {
-    /// Whether to show a line, and what to say first of those that were left out before.
+    /// Whether to show a line, and the counts of omitted lines to report first.
     pub(crate) fn admit(&mut self, line: &str, now: Instant) -> (Vec<LeftOut>, bool) {
         let is_over = self
             .begun
             .is_none_or(|begun| now.duration_since(begun) >= SPAN);
-        let left_out = match is_over {
-            true => self.take(),
-            false => Vec::new(),
-        };
+        let left_out = if is_over { self.take() } else { Vec::new() };
         self.begun.get_or_insert(now);
         let kind = kind(line);
         if self.counts.len() >= KINDS && !self.counts.contains_key(&kind) {
@@ -47,12 +44,12 @@ impl Repeats {
         (left_out, *count <= SHOWN)
     }
 
-    /// What was left out, and begins to count anew.
+    /// The counts of omitted lines; resets the counters.
     pub(crate) fn take(&mut self) -> Vec<LeftOut> {
         self.begun = None;
         let counts = std::mem::take(&mut self.counts).into_iter();
-        let left_out = counts.filter(|(_, count)| *count > SHOWN);
-        let mut left_out: Vec<LeftOut> = left_out
+        let mut left_out: Vec<LeftOut> = counts
+            .filter(|(_, count)| *count > SHOWN)
             .map(|(line, count)| LeftOut {
                 line,
                 count: count - SHOWN,
@@ -63,14 +60,14 @@ impl Repeats {
     }
 }
 
-/// The line with `#` in the place of each number.
+/// The line with `#` in place of each number.
 fn kind(line: &str) -> String {
     let mut kind = String::with_capacity(line.len());
     for letter in line.chars() {
-        match letter.is_ascii_digit() {
-            true if kind.ends_with('#') => {}
-            true => kind.push('#'),
-            false => kind.push(letter),
+        if !letter.is_ascii_digit() {
+            kind.push(letter);
+        } else if !kind.ends_with('#') {
+            kind.push('#');
         }
     }
     kind

@@ -7,7 +7,8 @@ use distribute_core::schedule::{LearningRateSchedule, PiecewiseConstantDecay, Wa
 use crate::failure::Failure;
 use crate::flags::{StrategyName, TrainingArgs};
 
-/// The schedule of a run of so many updates whose rate is `rate`; none where the rate stays.
+/// The schedule of a run with this number of updates, starting at `rate`; `None` for a constant
+/// rate.
 pub(crate) fn schedule(
     args: &TrainingArgs,
     rate: f64,
@@ -35,8 +36,7 @@ pub(crate) fn schedule(
     Ok(Some(all))
 }
 
-/// Refuses micro-batches of workers that train for themselves, and a loss scale that nobody could
-/// move.
+/// Refuses micro-batches and a dynamic loss scale with workers of parameter servers.
 pub(crate) fn check(args: &TrainingArgs, strategy: StrategyName) -> Result<(), Failure> {
     if strategy == StrategyName::ParameterServer && args.accumulate.is_some_and(|it| it > 1) {
         return Err(Failure::usage(
@@ -62,15 +62,16 @@ pub(crate) fn check(args: &TrainingArgs, strategy: StrategyName) -> Result<(), F
     Ok(())
 }
 
-/// The examples that an epoch trains on: without the last short batch, if it is left out.
+/// The number of training examples in an epoch, without a dropped last batch.
 pub(crate) fn per_epoch(args: &TrainingArgs, examples: usize, global_batch: usize) -> usize {
-    match args.drop_remainder {
-        true => examples - examples % global_batch.max(1),
-        false => examples,
+    if args.drop_remainder {
+        examples - examples % global_batch.max(1)
+    } else {
+        examples
     }
 }
 
-/// Refuses to leave out the only batch.
+/// Refuses to drop the only batch.
 pub(crate) fn check_remainder(
     args: &TrainingArgs,
     examples: usize,

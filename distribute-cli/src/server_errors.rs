@@ -1,4 +1,4 @@
-//! What errors of parameter servers are to this program; a build without them has none.
+//! Classifies errors of parameter servers; a build without parameter servers has none.
 
 use std::error::Error as StdError;
 
@@ -12,14 +12,14 @@ use distribute_ps::PsError;
     expect(dead_code, reason = "there are no parameter servers in this build")
 )]
 pub(crate) enum ServerError<'a> {
-    /// One of the core's, which came from a server or a worker.
+    /// An error of core, from a server or a worker.
     Core(&'a Error),
-    /// A wait that a signal has ended.
+    /// A wait that a signal ended.
     Interrupted,
     Other,
 }
 
-/// Whether this is one; its causes are not looked at.
+/// The error, if it is one of parameter servers; its causes are ignored.
 #[cfg(feature = "full")]
 pub(crate) fn server_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<ServerError<'a>> {
     let error = error.downcast_ref::<PsError>()?;

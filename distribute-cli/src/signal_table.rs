@@ -1,23 +1,23 @@
-//! What each signal means to a process that trains. docs/failures.md has the same as a table.
+//! The meaning of each signal for a training process. docs/failures.md has the same table.
 
 use std::ops::RangeInclusive;
 
 use signal_hook::consts as signals;
 
-/// What a process does when a signal comes.
+/// The reaction of a process to a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Meaning {
-    /// Somebody wants it to end: it saves and ends, and a second order ends it at once.
+    /// An order to end: the process saves and ends; a second order ends it at once.
     Order,
-    /// The end is near: a batch system, a limit or a power supply says so. It saves and ends as at
-    /// an order, and however often such a notice comes, it never ends the process at once: the
-    /// system repeats that of processor time every second.
+    /// A notice from a batch system, a limit or a power supply: the process saves and ends as after
+    /// an order. Repeated notices never end it at once, because the system repeats the notice about
+    /// processor time every second.
     Notice,
-    /// Nothing: what fails says so by itself.
+    /// Ignored: the failing call returns an error.
     Ignored,
-    /// The system stops the process and lets it go on.
+    /// The system stops or continues the process.
     Pause,
-    /// The process ends at once, and nothing is saved: the program is broken, or nobody can help.
+    /// The process ends at once without saving: a crash, or a signal that cannot be caught.
     Fatal,
 }
 
@@ -42,7 +42,7 @@ const NOTICES: &[i32] = &[
     libc::SIGSTKFLT,
 ];
 
-/// The signals that have no meaning of their own.
+/// The real-time signals, which have no fixed meaning.
 #[cfg(target_os = "linux")]
 fn real_time() -> RangeInclusive<i32> {
     libc::SIGRTMIN()..=libc::SIGRTMAX()
@@ -73,9 +73,9 @@ impl Meaning {
     }
 }
 
-/// The signals by which a process saves and ends, without those that it was started to ignore
-/// (`nohup` does that with SIGHUP, a shell with SIGINT of what runs in its background) and without
-/// those that something else in the process catches (a profiler).
+/// The signals after which a process saves and ends, except signals that were ignored when it was
+/// started (SIGHUP by `nohup`, SIGINT by a shell for background commands) and signals for which
+/// another part of the process has a handler (a profiler).
 pub(crate) fn saving() -> Vec<i32> {
     let taken = taken();
     let all = ORDERS.iter().chain(NOTICES).copied().chain(real_time());
@@ -83,7 +83,7 @@ pub(crate) fn saving() -> Vec<i32> {
         .collect()
 }
 
-/// One bit for each signal that is ignored or caught; 0 where the system does not say so.
+/// One bit for each signal that is ignored or caught; 0 if the system does not report it.
 fn taken() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = |name: &str| {
@@ -111,11 +111,11 @@ pub(crate) fn name(signal: i32) -> String {
     }
 }
 
-/// Lets writes beyond the limit for files (`ulimit -f`) fail as others do, with an error that names
-/// the file, where the system would end the process without a word.
+/// Makes writes beyond the limit for files (`ulimit -f`) fail with an error that names the file;
+/// otherwise the system would end the process silently.
 pub(crate) fn outlive_file_limits() {
     let unused = std::sync::Arc::default();
-    // Without it the system does as it always did.
+    // If this fails, the system's default remains.
     let _refused = signal_hook::flag::register(signals::SIGXFSZ, unused);
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn outlive_file_limits() {
 mod tests {
     use super::*;
 
-    /// The rows of the table in docs/failures.md: the signals of each, and what it says of them.
+    /// The rows of the table in docs/failures.md: the signals, and the reaction.
     fn documented() -> Vec<(Vec<String>, String)> {
         let text = include_str!("../../docs/failures.md");
         let (_, table) = text.split_once("| signal | what a process").unwrap();
@@ -142,9 +142,10 @@ mod tests {
         let rows = documented();
         assert!(rows.len() >= 5, "{rows:?}");
         for signal in (1..32).chain(real_time()) {
-            let name = match real_time().contains(&signal) {
-                true => "SIGRTMIN to SIGRTMAX".to_string(),
-                false => name(signal),
+            let name = if real_time().contains(&signal) {
+                "SIGRTMIN to SIGRTMAX".to_string()
+            } else {
+                name(signal)
             };
             let named = |(names, _): &&(Vec<String>, String)| names.contains(&name);
             let (_, says) = rows.iter().find(named).unwrap_or_else(|| {

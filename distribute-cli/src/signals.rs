@@ -1,8 +1,8 @@
-//! Ctrl-C, the signals of a preemption and those of batch systems.
+//! Ctrl-C, and the signals of preemptions and batch systems.
 //!
-//! What a signal does depends on what the process is about. While it trains, the running step is
-//! finished and saved. While it waits (for other processes, for data, for a compiler) there is
-//! nothing to finish: the wait ends, and if it does not know how, the process does.
+//! The effect of a signal depends on the phase of the process. While it trains, the running step is
+//! finished and saved. While it waits (for other processes, for data, for a compiler), the wait
+//! ends with an error, or if the wait cannot be interrupted, the process ends.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,25 +10,25 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use distribute_core::collectives::Interruption;
-use distribute_data::fit::{Callback, Control, Outcome};
+use distribute_fit::{Callback, Control, Outcome};
 
 use crate::failure::Failure;
 use crate::notes::note;
 use crate::signal_table::{Meaning, name, saving};
 
-/// How long a wait may take to end by itself, saying what it waited for.
+/// Time for an interrupted wait to end with its own error.
 const GRACE: Duration = Duration::from_millis(700);
 
-/// What a process is about.
+/// The phase of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
-    /// It waits, reads or compiles: nothing is lost when it ends.
+    /// Waiting, reading or compiling: nothing is lost when the process ends.
     Waiting,
-    /// It makes steps.
+    /// Making steps.
     Training,
-    /// It works for the chief, who ends it; without one, its wait ends.
+    /// Working for the chief, which ends the process; without a chief, its wait ends.
     Serving,
-    /// What was to be saved is.
+    /// Everything is saved.
     Trained,
 }
 
@@ -37,16 +37,16 @@ struct State {
     phase: Phase,
     /// The first signal.
     signal: Option<i32>,
-    /// Whether one was an order: the next order ends the process at once.
+    /// Whether an order has come: the next order ends the process at once.
     ordered: bool,
 }
 
-/// What a signal leads to.
+/// The effect of a signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
     /// The process ends now.
     End,
-    /// It is the first one: what the process is about ends.
+    /// The first signal: the current phase ends.
     Begin,
     /// The end has begun already.
     Wait,
@@ -83,7 +83,7 @@ struct SignalsShared {
 pub(crate) struct Signals(Arc<SignalsShared>);
 
 impl Signals {
-    /// Catches them from now on. The first one also wakes the calling thread where it is parked.
+    /// Installs the handlers. The first signal also wakes the calling thread if it is parked.
     ///
     /// # Errors
     /// If the system refuses.
@@ -133,9 +133,10 @@ impl Signals {
             Next::Wait => return,
             Next::Begin => {}
         }
-        let hurry = match is_order {
-            true => "once more ends at once",
-            false => "SIGTERM twice ends at once",
+        let hurry = if is_order {
+            "once more ends at once"
+        } else {
+            "SIGTERM twice ends at once"
         };
         self.0.flag.store(true, Ordering::Relaxed);
         self.0.interruption.raise();
@@ -155,7 +156,7 @@ impl Signals {
         }
     }
 
-    /// Ends a process that goes on waiting.
+    /// Ends a process whose wait does not end.
     fn end_unless_it_changes(&self, phase: Phase, signal: i32) {
         let until = Instant::now() + GRACE;
         let mut state = self.state();
@@ -190,8 +191,8 @@ impl Signals {
         self.enter(Phase::Trained);
     }
 
-    /// Says when training has begun: where others or a compiler take part in the first step, when
-    /// that has ended, and else at once.
+    /// A callback that marks the begin of training: after the first step if other processes or a
+    /// compiler take part in it, otherwise at once.
     pub(crate) fn training(&self, after_a_step: bool) -> TrainingBegins {
         TrainingBegins {
             signals: self.clone(),
@@ -209,13 +210,12 @@ impl Signals {
         self.0.interruption.clone()
     }
 
-    /// Whether there was one.
+    /// Whether a signal has come.
     pub(crate) fn was_raised(&self) -> bool {
         self.0.flag.load(Ordering::Relaxed)
     }
 
-    /// How a process ends that has done this: what failed after a signal in a wait was the end of
-    /// that wait.
+    /// The result of the process: an error after a signal in a wait counts as the end of the wait.
     pub(crate) fn outcome(&self, done: Result<(), Failure>) -> Result<(), Failure> {
         let State { phase, signal, .. } = *self.state();
         match (done, signal) {
@@ -257,7 +257,7 @@ impl Callback for TrainingBegins {
     }
 
     fn on_train_end(&mut self, _: &Outcome, _: &mut Control<'_>) -> distribute_core::Result<()> {
-        // What is saved at the end, by whichever callback, is still training.
+        // Saving at the end, by any callback, is still part of training.
         self.signals.enter(Phase::Training);
         Ok(())
     }
@@ -269,7 +269,7 @@ mod tests {
 
     use super::{Next, Phase, State};
 
-    /// What one signal after the other leads to.
+    /// The effects of consecutive signals.
     fn received(signals: &[i32]) -> Vec<Next> {
         let mut state = State {
             phase: Phase::Training,

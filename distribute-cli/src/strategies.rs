@@ -10,10 +10,10 @@ use distribute_core::{
 use crate::failure::Failure;
 use crate::flags::{DeviceArgs, StrategyName};
 
-/// More threads than this only get in each other's way.
+/// More threads only slow each other down.
 const MAX_REPLICAS: usize = 1024;
 
-/// Builds the strategy; the devices are all CPU cores unless some are named.
+/// Builds the strategy, by default with all CPU cores as devices.
 pub(crate) fn strategy(
     name: StrategyName,
     args: &DeviceArgs,
@@ -54,7 +54,7 @@ pub(crate) fn strategy(
     })
 }
 
-/// The devices that were asked for, if this strategy can have them; none means all.
+/// The devices from the flag, if this strategy supports them; `None` means all.
 fn devices_for(name: StrategyName, args: &DeviceArgs) -> Result<Vec<LogicalDevice>, Failure> {
     let devices = devices(args)?;
     let what = match name {
@@ -79,7 +79,7 @@ fn devices_for(name: StrategyName, args: &DeviceArgs) -> Result<Vec<LogicalDevic
     }
 }
 
-/// How many replicas a device has.
+/// The number of replicas per device.
 fn per_device(args: &DeviceArgs) -> usize {
     args.replicas_per_device.unwrap_or(1)
 }
@@ -92,7 +92,7 @@ pub(crate) fn of_replicas(devices: Vec<LogicalDevice>, args: &DeviceArgs) -> Vec
         .collect()
 }
 
-/// The device of each replica that [`strategy`] would start here.
+/// The device of each replica that [`strategy`] would start in this process.
 pub(crate) fn planned_devices(
     name: StrategyName,
     args: &DeviceArgs,
@@ -114,18 +114,19 @@ pub(crate) fn worker_devices(args: &DeviceArgs) -> Result<Option<Vec<LogicalDevi
     Ok((!devices.is_empty()).then_some(devices))
 }
 
-/// Refuses more replicas of the whole job than a process of so many workers can have.
+/// Refuses more replicas of the whole job than the processes of this number of workers can have.
 pub(crate) fn check_share(total: usize, workers: usize) -> Result<(), Failure> {
-    match total.div_ceil(workers.max(1)) > MAX_REPLICAS {
-        true => Err(Failure::usage(format!(
+    if total.div_ceil(workers.max(1)) > MAX_REPLICAS {
+        Err(Failure::usage(format!(
             "--total-replicas {total} on {workers} workers: at most {MAX_REPLICAS} in one process; \
              every replica is a thread"
-        ))),
-        false => Ok(()),
+        )))
+    } else {
+        Ok(())
     }
 }
 
-/// The devices that were asked for; none means all.
+/// The devices from the flag; `None` means all.
 fn devices(args: &DeviceArgs) -> Result<Vec<LogicalDevice>, Failure> {
     let twice = args
         .devices

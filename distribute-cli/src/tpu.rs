@@ -1,4 +1,4 @@
-//! `--strategy tpu`: which plugin and devices, and compiling for a TPU that is not there.
+//! `--strategy tpu`: plugin and devices, and compiling for a TPU that the machine does not have.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -36,14 +36,14 @@ impl From<PrecisionName> for Precision {
     }
 }
 
-/// What steps run on, or are compiled for.
+/// The devices on which steps run, or for which they are compiled.
 pub(crate) enum Tpu {
     Devices(TpuStrategy, Vec<String>),
     Topology(Ahead),
 }
 
 impl Tpu {
-    /// Loads the plugin and opens its devices, or makes a compiler of it.
+    /// Loads the plugin and opens its devices, or makes a compiler from it.
     pub(crate) fn open(
         args: &TpuArgs,
         devices: &DeviceArgs,
@@ -92,8 +92,8 @@ impl Tpu {
         let watch = CompileWatch::new(name, args.dump_stablehlo.as_deref())?;
         let plugin = Plugin::load(&path).map_err(TpuError::from)?;
         let topology = plugin.topology(name, &[]).map_err(TpuError::from)?;
-        let compiler = TpuCompiler::new(topology.clone(), replicas)?;
-        let compiler = compiler.precision_of_matmul(args.precision());
+        let compiler =
+            TpuCompiler::new(topology.clone(), replicas)?.precision_of_matmul(args.precision());
         note(&format!("capturing the step for {name}"));
         let watch = Arc::new(watch);
         let told = Arc::clone(&watch);
@@ -112,7 +112,7 @@ impl Tpu {
         }
     }
 
-    /// The replicas' devices by the names that the plugin has for them.
+    /// The plugin's names of the replicas' devices.
     pub(crate) fn device_names(&self) -> Vec<String> {
         match self {
             Self::Devices(strategy, _) => strategy.devices().iter().map(name).collect(),
@@ -120,7 +120,7 @@ impl Tpu {
         }
     }
 
-    /// What there is to say about the system.
+    /// A description of the system.
     pub(crate) fn description(&self) -> Vec<String> {
         match self {
             Self::Devices(_, said) => said.clone(),
@@ -129,16 +129,17 @@ impl Tpu {
     }
 }
 
-/// What the plugin calls a device; one that does not say is called by kind and number.
+/// The plugin's name of a device, or its kind and number if it has none.
 fn name(device: &Device) -> String {
     let text = device.description().text.trim();
-    match text.is_empty() {
-        true => format!("{} {}", device.kind(), device.id()),
-        false => text.to_string(),
+    if text.is_empty() {
+        format!("{} {}", device.kind(), device.id())
+    } else {
+        text.to_string()
     }
 }
 
-/// Loads the plugin of the TPU, or says what was searched for it.
+/// Loads the plugin of the TPU, or returns an error with the searched places.
 pub(crate) fn connect(
     resolver: &TpuClusterResolver,
     plugin: Option<&Path>,
@@ -152,7 +153,7 @@ fn not_found(error: impl Into<TpuError>) -> Failure {
     Failure::from(error).with_details(searched)
 }
 
-/// Steps that are compiled for a TPU that is not there.
+/// Steps that are compiled for a TPU that the machine does not have.
 pub(crate) struct Ahead {
     compiler: TpuCompiler,
     topology: Topology,
@@ -160,17 +161,18 @@ pub(crate) struct Ahead {
 }
 
 impl Ahead {
-    /// What the compiler says of the first step; `None` if there was none.
+    /// The compiler's report about the first step; `None` if there was no step.
     pub(crate) fn report(&self) -> Result<Option<CompileReport>, Failure> {
         self.watch.check()?;
         let programs = self.compiler.programs();
-        let report = programs.first();
-        let report = report.map(|program| CompileReport::new(program, &self.topology));
+        let report = programs
+            .first()
+            .map(|program| CompileReport::new(program, &self.topology));
         Ok(report.transpose()?)
     }
 }
 
-/// Why there is no program; of one that no core holds, with what to do.
+/// Why there is no program; with advice if the program does not fit into a core's memory.
 pub(crate) fn not_compiled(error: Error) -> Failure {
     let code = match TpuError::of(&error) {
         Some(TpuError::Pjrt(error)) => error.code(),
@@ -184,7 +186,7 @@ pub(crate) fn not_compiled(error: Error) -> Failure {
     }
 }
 
-/// Prints what the compiler says of the job's step.
+/// Prints the compiler's report about the job's step.
 pub(crate) fn print(report: &CompileReport, output: OutputFormat) -> Result<(), Failure> {
     if output == OutputFormat::Json {
         return line(&json_report(report));
@@ -236,7 +238,7 @@ pub(crate) fn print(report: &CompileReport, output: OutputFormat) -> Result<(), 
     })
 }
 
-/// What the compiler thinks of a step.
+/// The compiler's estimate of a step.
 fn estimates(report: &CompileReport) -> String {
     let time = report
         .estimated_time
@@ -245,25 +247,31 @@ fn estimates(report: &CompileReport) -> String {
         .estimated_cycles
         .map(|cycles| format!("{cycles} cycles in all operations"));
     let both: Vec<String> = time.into_iter().chain(cycles).collect();
-    match both.is_empty() {
-        true => "the compiler's estimate of a step: none".to_string(),
-        false => format!("the compiler's estimate of a step: {}", both.join(", ")),
+    if both.is_empty() {
+        "the compiler's estimate of a step: none".to_string()
+    } else {
+        format!("the compiler's estimate of a step: {}", both.join(", "))
     }
 }
 
 fn collectives(report: &CompileReport) -> String {
-    let names = report.collectives.iter();
-    let names: Vec<_> = names.map(|(name, n)| format!("{n} {name}")).collect();
-    match names.is_empty() {
-        true => "none".to_string(),
-        false => names.join(", "),
+    let names: Vec<_> = report
+        .collectives
+        .iter()
+        .map(|(name, n)| format!("{n} {name}"))
+        .collect();
+    if names.is_empty() {
+        "none".to_string()
+    } else {
+        names.join(", ")
     }
 }
 
 fn json_report(report: &CompileReport) -> String {
     let memory = &report.memory;
-    let collectives = report.collectives.iter();
-    let collectives: serde_json::Map<String, Value> = collectives
+    let collectives: serde_json::Map<String, Value> = report
+        .collectives
+        .iter()
         .map(|(name, count)| ((*name).to_string(), json!(count)))
         .collect();
     event(

@@ -1,15 +1,15 @@
-//! What the flags about validation make of a run: callbacks that watch a value.
+//! The callbacks of the flags about validation, which watch a value.
 
-use distribute_data::fit::callbacks::{EarlyStopping, ReduceLrOnPlateau};
+use distribute_fit::callbacks::{EarlyStopping, ReduceLrOnPlateau};
 
 use crate::failure::Failure;
 use crate::flags::ValidationArgs;
 
-/// What is watched unless another value is named.
+/// The value that is watched by default.
 const MONITOR: &str = "val_loss";
 
 impl ValidationArgs {
-    /// Refuses flags that nothing would look at.
+    /// Refuses flags that have no effect.
     pub(crate) fn check(&self) -> Result<(), Failure> {
         if self.early_stopping.is_some() || self.reduce_lr_on_plateau.is_some() {
             return Ok(());

@@ -111,7 +111,7 @@ async fn the_last_numbers_of_a_run_reach_the_collector() {
 fn a_collector_that_is_not_there_fails_no_run_and_a_wrong_url_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let quick = "train --model mlp --replicas 2 --steps 3";
-    // A port that nobody has: of a listener that is gone.
+    // A free port: its listener is gone.
     let gone = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = gone.local_addr().unwrap();
     drop(gone);

@@ -257,9 +257,10 @@ extern "C" fn cuEventQuery(mark: Handle) -> c_int {
         None => INVALID_HANDLE,
         Some(event) => {
             let recorded = event.recorded.load(Ordering::SeqCst);
-            match *lock(&event.reached) >= recorded {
-                true => SUCCESS,
-                false => NOT_READY,
+            if *lock(&event.reached) >= recorded {
+                SUCCESS
+            } else {
+                NOT_READY
             }
         }
     }
@@ -267,17 +268,19 @@ extern "C" fn cuEventQuery(mark: Handle) -> c_int {
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemAlloc_v2(address: *mut u64, bytes: usize) -> c_int {
-    match has_context() {
-        true => put(address, memory::allocate(bytes)),
-        false => INVALID_CONTEXT,
+    if has_context() {
+        put(address, memory::allocate(bytes))
+    } else {
+        INVALID_CONTEXT
     }
 }
 
 #[unsafe(no_mangle)]
 extern "C" fn cuMemFree_v2(address: u64) -> c_int {
-    match has_context() {
-        true => memory::free(address),
-        false => INVALID_CONTEXT,
+    if has_context() {
+        memory::free(address)
+    } else {
+        INVALID_CONTEXT
     }
 }
 

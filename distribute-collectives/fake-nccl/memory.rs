@@ -33,7 +33,7 @@ impl Place {
 pub fn allocate(bytes: usize) -> u64 {
     // Neither zeros nor numbers that look like a result.
     let memory = vec![0xa5_u8; bytes];
-    // Far away from every address of the host: nobody can use one by accident.
+    // Far away from every address of the host: none can be used by accident.
     let mut ranges = lock(&RANGES);
     let end = ranges
         .iter()

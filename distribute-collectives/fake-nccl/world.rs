@@ -50,7 +50,7 @@ impl World {
         use rustix::mm::{MapFlags, ProtFlags, mmap};
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice; the file is long enough and
-        // nobody shortens it.
+        // it is never shortened.
         let memory = unsafe { mmap(std::ptr::null_mut(), BYTES, protection, flags, &file, 0) };
         Some(World {
             memory: memory.ok()?.cast(),
@@ -80,7 +80,7 @@ impl World {
 
     fn put(&self, offset: usize, bytes: &[u8]) {
         assert!(offset + bytes.len() <= BYTES - WORDS);
-        // SAFETY: inside the mapping; the words say that nobody reads it now.
+        // SAFETY: inside the mapping; the words say that no rank reads it now.
         unsafe {
             let to = self.memory.add(WORDS + offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
@@ -90,7 +90,7 @@ impl World {
     fn get(&self, offset: usize, len: usize) -> Vec<u8> {
         assert!(offset + len <= BYTES - WORDS);
         let mut bytes = vec![0; len];
-        // SAFETY: inside the mapping; the words say that nobody writes it now.
+        // SAFETY: inside the mapping; the words say that no rank writes it now.
         unsafe {
             let from = self.memory.add(WORDS + offset);
             std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), len);

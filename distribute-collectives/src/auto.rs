@@ -19,21 +19,21 @@ pub(crate) struct Topology {
     pub(crate) cost: LinkCost,
     /// Whether the cost was measured; otherwise it is the default.
     pub(crate) is_measured: bool,
-    /// Ranks per host, where ranks of one host reach each other faster than those of another and
+    /// Ranks per host, where ranks of one host reach each other faster than ranks of another and
     /// host `h` has the ranks from `h` times this number on. 0 says as little as `None`.
     pub(crate) ranks_per_host: Option<usize>,
 }
 
 /// Picks the algorithm of an all-reduce of `bytes` bytes over a transport that sends messages.
 ///
-/// The order is kept by the algorithm that runs: in canonical order all but direct_exchange
-/// exchange chunks, which each rank combines in that order.
+/// The order is kept by the algorithm that runs: direct_exchange and halving_doubling always sum in
+/// canonical order, the others exchange chunks then, which each rank combines in that order.
 ///
 /// What [`Algorithm::Auto`] decides from measured costs never shows in the bits of a result, so
-/// that a rerun gives the same ones on a machine that is busier: between direct_exchange and the
-/// ring's chunks in canonical order. Whether [`Order::Fast`] means an
-/// algorithm with another order (halving_doubling, hierarchical) follows from the numbers of ranks,
-/// hosts and bytes alone, with the costs of [`LinkCost::default`].
+/// that a rerun gives the same ones on a machine that is busier: it is the choice between
+/// algorithms that sum in canonical order. Whether [`Order::Fast`] means an algorithm with another
+/// order (hierarchical) follows from the numbers of ranks, hosts and bytes alone, with the costs of
+/// [`LinkCost::default`].
 pub(crate) fn select(
     wanted: Algorithm,
     order: Order,
@@ -51,42 +51,25 @@ pub(crate) fn select(
         Order::Fast => not_canonical(world_size, bytes, topology.ranks_per_host),
         Order::Canonical => None,
     };
-    of_another_order.unwrap_or_else(|| in_canonical_order(world_size, bytes, &topology.cost))
+    of_another_order.unwrap_or_else(|| Selection {
+        algorithm: topology.cost.cheapest(world_size, bytes),
+        order: Order::Canonical,
+    })
 }
 
-/// The algorithm that sums in an order of its own, where one is worth it.
+/// The algorithm that sums in an order of its own, if it pays: `hierarchical`, which sends the
+/// fewest bytes between hosts, for buffers whose time is mostly bandwidth.
 fn not_canonical(
     world_size: usize,
     bytes: usize,
     ranks_per_host: Option<usize>,
 ) -> Option<Selection> {
-    let ranks_per_host = ranks_per_host.filter(|ranks| *ranks > 0);
-    let algorithm = match LinkCost::default().cheapest(world_size, bytes) {
-        // Few steps matter most for so few bytes.
-        Algorithm::HalvingDoubling => Algorithm::HalvingDoubling,
-        // The fewest bytes between hosts.
-        Algorithm::Ring => Algorithm::Hierarchical {
-            ranks_per_host: ranks_per_host?,
-        },
-        _ => return None,
-    };
-    Some(Selection {
-        algorithm,
+    let ranks_per_host = ranks_per_host.filter(|ranks| *ranks > 0)?;
+    let steps_matter = LinkCost::default().cheapest(world_size, bytes) != Algorithm::Ring;
+    (!steps_matter).then_some(Selection {
+        algorithm: Algorithm::Hierarchical { ranks_per_host },
         order: Order::Fast,
     })
-}
-
-/// The cheaper one of the algorithms that sum in canonical order.
-fn in_canonical_order(world_size: usize, bytes: usize, cost: &LinkCost) -> Selection {
-    let expected = |algorithm| cost.expected(algorithm, world_size, bytes);
-    let one_step = expected(Algorithm::DirectExchange) < expected(Algorithm::Ring);
-    Selection {
-        algorithm: match one_step {
-            true => Algorithm::DirectExchange,
-            false => Algorithm::Ring,
-        },
-        order: Order::Canonical,
-    }
 }
 
 /// What [`Algorithm::Auto`] does in a group, in words.
@@ -140,15 +123,10 @@ mod tests {
             assert_eq!(pick(order, 2, 4096), Algorithm::DirectExchange);
             assert_eq!(pick(order, 3, 100 << 20), Algorithm::Ring);
             assert_eq!(pick(order, 64, 1 << 30), Algorithm::Ring);
+            assert_eq!(pick(order, 64, 4096), Algorithm::HalvingDoubling);
         }
-        assert_eq!(pick(Order::Fast, 64, 4096), Algorithm::HalvingDoubling);
-        assert_eq!(
-            pick(Order::Canonical, 64, 4096),
-            Algorithm::DirectExchange,
-            "fewer steps than the ring's 126"
-        );
-        let named = select(Algorithm::Chain, Order::Fast, 2, 4, &topology);
-        assert_eq!(named.algorithm, Algorithm::Chain);
+        let named = select(Algorithm::HalvingDoubling, Order::Fast, 2, 4, &topology);
+        assert_eq!(named.algorithm, Algorithm::HalvingDoubling);
     }
 
     #[test]
@@ -176,7 +154,7 @@ mod tests {
 
     #[test]
     fn a_slow_link_prefers_one_step_for_longer() {
-        let pick = |latency| {
+        let pick = |bytes, latency| {
             let cost = LinkCost {
                 latency,
                 ..LinkCost::default()
@@ -185,16 +163,17 @@ mod tests {
                 cost,
                 ..Topology::default()
             };
-            select(Algorithm::Auto, Order::Canonical, 8, 1 << 20, &topology).algorithm
+            select(Algorithm::Auto, Order::Canonical, 8, bytes, &topology).algorithm
         };
-        assert_eq!(pick(Duration::from_micros(20)), Algorithm::Ring);
-        assert_eq!(pick(Duration::from_millis(10)), Algorithm::DirectExchange);
+        let (near, far) = (Duration::from_micros(20), Duration::from_millis(10));
+        assert_eq!(pick(4 << 20, near), Algorithm::Ring);
+        assert_eq!(pick(1 << 20, near), Algorithm::HalvingDoubling);
+        assert_eq!(pick(1 << 20, far), Algorithm::DirectExchange);
     }
 
     /// In which order a choice sums: all that the bits of a result depend on.
     fn order_of(selection: &Selection) -> Option<Algorithm> {
-        let is_canonical =
-            selection.order == Order::Canonical || selection.algorithm == Algorithm::DirectExchange;
+        let is_canonical = selection.order == Order::Canonical;
         (!is_canonical).then_some(selection.algorithm)
     }
 
@@ -236,7 +215,7 @@ mod tests {
         };
         assert_eq!(
             explain(Order::Fast, 4, &topology),
-            "direct_exchange, halving_doubling from 64 KiB, ring from 512 KiB \
+            "direct_exchange, halving_doubling from 64 KiB, ring from 1 MiB \
              (measured: 25 us a step, 2.00 GB/s each way)"
         );
     }

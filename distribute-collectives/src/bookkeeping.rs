@@ -1,5 +1,6 @@
-//! What every endpoint keeps about its operations: how many it has finished, which one runs, and
-//! whether one has failed.
+//! What every endpoint keeps about its operations: how many it has finished, and whether one has
+//! failed. The one that runs is kept where it is asked for: in the status of a group between
+//! processes, otherwise in the transport.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 
 /// An operation between its begin and its end.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct RunningOperation {
     pub(crate) header: OperationHeader,
     pub(crate) begin: Instant,
@@ -34,6 +35,18 @@ impl RunningOperation {
         self.deadline.map(left)
     }
 
+    /// The running operation, where one must run; `rank` is this one, for the error.
+    ///
+    /// # Errors
+    /// [`InvalidArgument`](CollectiveError::InvalidArgument) when none runs.
+    pub(crate) fn required<T>(running: Option<T>, rank: usize) -> Result<T> {
+        running.ok_or_else(|| CollectiveError::InvalidArgument {
+            rank,
+            op: OperationKind::Send,
+            what: "segments travel only between begin and end of an operation".to_string(),
+        })
+    }
+
     /// The error at its deadline, when it waits for these ranks.
     pub(crate) fn timed_out(&self, missing: Vec<usize>) -> CollectiveError {
         CollectiveError::Timeout {
@@ -47,12 +60,11 @@ impl RunningOperation {
 
 /// The operations of one endpoint.
 ///
-/// It is told of the begin and of the end of each. After the first fatal error it refuses every
+/// It is told of the end of each. After the first fatal error it refuses every
 /// further operation with [`Poisoned`](CollectiveError::Poisoned).
 #[derive(Default)]
 pub(crate) struct Bookkeeping {
     sequence: u64,
-    running: Option<RunningOperation>,
     /// The first fatal error that was returned to the caller.
     failure: FirstFailure,
 }
@@ -68,34 +80,9 @@ impl Bookkeeping {
         self.failure.check()
     }
 
-    /// Notes the operation that runs from now on.
-    pub(crate) fn begin(&mut self, running: RunningOperation) {
-        self.running = Some(running);
-    }
-
-    /// The running operation; `rank` is this one, for the error.
-    ///
-    /// # Errors
-    /// [`InvalidArgument`](CollectiveError::InvalidArgument) when none runs.
-    pub(crate) fn running(&self, rank: usize) -> Result<&RunningOperation> {
-        let none = || CollectiveError::InvalidArgument {
-            rank,
-            op: OperationKind::Send,
-            what: "segments travel only between begin and end of an operation".to_string(),
-        };
-        self.running.as_ref().ok_or_else(none)
-    }
-
-    /// Whether the running operation concerns two ranks only.
-    pub(crate) fn is_point_to_point(&self) -> bool {
-        let running = self.running.as_ref();
-        running.is_some_and(|running| running.header.kind.is_point_to_point())
-    }
-
     /// Notes how an operation ended, well or not, and hands the result on. It need not have
     /// begun: a refusal ends it too.
     pub(crate) fn end<R>(&mut self, kind: OperationKind, result: Result<R>) -> Result<R> {
-        self.running = None;
         match &result {
             Ok(_) if !kind.is_point_to_point() => self.sequence += 1,
             // A refusal because of an earlier failure is not a failure by itself.
@@ -112,16 +99,6 @@ impl Bookkeeping {
 mod tests {
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_secs(1);
-
-    fn run(operations: &mut Bookkeeping, kind: OperationKind, result: Result<()>) -> Result<()> {
-        let header = OperationHeader::new(kind, 0, operations.sequence());
-        operations.begin(RunningOperation::new(&header, TIMEOUT));
-        assert_eq!(operations.running(0).unwrap().header, header);
-        assert_eq!(operations.is_point_to_point(), kind.is_point_to_point());
-        operations.end(kind, result)
-    }
-
     fn aborted(reason: &str) -> CollectiveError {
         CollectiveError::Aborted {
             rank: 1,
@@ -133,7 +110,7 @@ mod tests {
     fn collective_operations_that_succeed_are_counted() {
         let mut operations = Bookkeeping::default();
         for kind in OperationKind::ALL {
-            run(&mut operations, kind, Ok(())).unwrap();
+            operations.end(kind, Ok(())).unwrap();
         }
         assert_eq!(operations.sequence(), 6);
     }
@@ -144,13 +121,12 @@ mod tests {
         let kind = OperationKind::Barrier;
         let what = String::new();
         let usable = CollectiveError::InvalidOption { what };
-        assert_eq!(run(&mut operations, kind, Err(usable.clone())), Err(usable));
+        let result: Result<()> = Err(usable);
+        assert_eq!(operations.end(kind, result.clone()), result);
         assert_eq!(operations.check(), Ok(()));
         let first = aborted("first");
-        assert_eq!(
-            run(&mut operations, OperationKind::Send, Err(first.clone())),
-            Err(first.clone())
-        );
+        let result: Result<()> = Err(first.clone());
+        assert_eq!(operations.end(OperationKind::Send, result.clone()), result);
         let poisoned = CollectiveError::Poisoned {
             cause: Box::new(first),
         };
@@ -165,10 +141,7 @@ mod tests {
 
     #[test]
     fn outside_an_operation_nothing_runs() {
-        let mut operations = Bookkeeping::default();
-        run(&mut operations, OperationKind::Recv, Ok(())).unwrap();
-        assert!(!operations.is_point_to_point());
-        let error = operations.running(3).unwrap_err();
+        let error = RunningOperation::required(None::<RunningOperation>, 3).unwrap_err();
         assert_eq!(
             error.to_string(),
             "send on rank 3: segments travel only between begin and end of an operation"

@@ -38,11 +38,6 @@ impl DType {
             DType::U8 => 1,
         }
     }
-
-    /// Bytes of what one element is reduced in.
-    pub(crate) fn accumulator_bytes(self) -> usize {
-        with_dtype!(self, T => size_of::<<T as Arithmetic>::Acc>())
-    }
 }
 
 /// A Rust type that can be an element of a [`Buffer`]: `f32 f64 f16 bf16 i32 i64 u8`.

@@ -283,7 +283,7 @@ pub struct Description {
 
 impl Description {
     /// A description by a communicator of another crate: its transport, its number of ranks, and
-    /// why it works as it does. Group and generation are those of [`GroupOptions`]' defaults,
+    /// why it works as it does. Group and generation are [`GroupOptions`]' defaults,
     /// algorithm and order unspecified.
     ///
     /// [`GroupOptions`]: crate::GroupOptions

@@ -32,7 +32,7 @@ const ELEMENTS: [usize; 2] = [3, 30_000];
 /// What a rank calls, with a number of elements in each buffer.
 #[derive(Clone, Copy)]
 enum Call {
-    /// Of buffers with so many times the elements, and so many more in the last one.
+    /// For buffers with a multiple of the elements, and some more in the last one.
     AllReduce(ReduceOp, &'static [usize], usize),
     AllReduceIntegers,
     ReduceScatter(ReduceOp),
@@ -45,9 +45,9 @@ enum Call {
     /// Of ranks with a term each, but three in this one.
     Terms(ReduceOp, usize),
     Barrier,
-    /// Passes a buffer, of integers or not and with so many elements more, from a rank to the next:
-    /// the one that differs and the one below, or rank 0 and 1. A group that has no `send` and
-    /// `recv` refuses all that is passed.
+    /// Passes a buffer, of integers or not and with this many elements more, from a rank to the
+    /// next: the one that differs and the one below, or rank 0 and 1. A group that has no `send`
+    /// and `recv` refuses all that is passed.
     Pass(bool, usize),
 }
 
@@ -100,8 +100,8 @@ pub fn check(
     for case in cases() {
         let mut group = make().map_err(|cause| case.no_group(cause))?;
         let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let ranks = group.iter_mut();
-            let ranks: Vec<_> = ranks
+            let ranks: Vec<_> = group
+                .iter_mut()
                 .map(|rank| scope.spawn(move || case.check(&mut **rank)))
                 .collect();
             ranks
@@ -139,15 +139,17 @@ impl Case {
     pub fn check(self, communicator: &mut dyn Communicator) -> Result<(), ContractError> {
         let (rank, size) = (communicator.rank(), communicator.world_size());
         sum(communicator).map_err(|cause| self.no_group(cause))?;
-        let odd = match self.elements == ELEMENTS[0] {
-            true => size - 1,
-            false => (size - 1) / 2,
+        let odd = if self.elements == ELEMENTS[0] {
+            size - 1
+        } else {
+            (size - 1) / 2
         };
         let call = if rank == odd { self.odd } else { self.usual };
         let from = odd.saturating_sub(1);
-        let values = match self.is_refused(communicator, from)? {
-            true => None,
-            false => self.values,
+        let values = if self.is_refused(communicator, from)? {
+            None
+        } else {
+            self.values
         };
         let Err(error) = call.make(communicator, self.elements, from) else {
             return Err(self.outcome(rank, "a result"));
@@ -162,9 +164,10 @@ impl Case {
                 ..
             } => {
                 // It is named by the lower rank's call.
-                let kind = match *rank_a == odd {
-                    true => self.odd.kind(),
-                    false => self.usual.kind(),
+                let kind = if *rank_a == odd {
+                    self.odd.kind()
+                } else {
+                    self.usual.kind()
                 };
                 let is_named = [*rank_a, *rank_b].contains(&odd);
                 rank_a < rank_b && is_named && *op == kind && named(what)

@@ -23,7 +23,7 @@ pub struct Member {
 /// Carries out operations that were described and not refused. Each one that returns has been noted
 /// as done or failed. Every engine is a [`Communicator`].
 pub trait Engine: Send {
-    /// Who makes the next operation.
+    /// The member that makes the next operation.
     fn member(&self) -> Member;
 
     /// Runs a collective operation on the buffers, which the header describes.

@@ -1,4 +1,4 @@
-//! What can go wrong, who is at fault, and what to do next.
+//! The errors: what went wrong, which rank is at fault, and what to do next.
 
 use std::fmt;
 use std::time::Duration;
@@ -303,9 +303,10 @@ const FIREWALL: &str = "a firewall?";
 /// What to do about ranks that are missing. An address that is not in the list cannot be wrong
 /// there.
 fn advice(missing: &[MissingRank]) -> &'static str {
-    match missing.iter().all(|it| it.reason.contains(FIREWALL)) {
-        true => "let the connections pass, or choose ports that pass",
-        false => "start them, or correct the list of addresses",
+    if missing.iter().all(|it| it.reason.contains(FIREWALL)) {
+        "let the connections pass, or choose ports that pass"
+    } else {
+        "start them, or correct the list of addresses"
     }
 }
 

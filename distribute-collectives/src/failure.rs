@@ -1,9 +1,9 @@
-//! Who failed first, what everybody reports, and which operations a failure ends.
+//! Decides who failed first, what every rank reports, and which operations a failure ends.
 //!
 //! Only rules: no lock, no clock, no input or output. [`GroupStatus`](crate::status::GroupStatus)
 //! keeps one value for each rank of a group between processes, a group of threads one for all of
-//! its ranks, and MPI one for each rank. They differ in how they hear of a failure and whom they
-//! wake, not in what it means.
+//! its ranks, and MPI one for each rank. They differ in how they learn of a failure and which ranks
+//! they wake, not in what it means.
 //!
 //! - The failure that was noted first is the one that everybody reports.
 //! - A failure ends the operations from the first one that it concerns. The loss of a rank ends a
@@ -78,7 +78,7 @@ pub(crate) struct Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The first one, or not known: whoever hears nothing does not know how far it was.
+        // The first one, or not known: a rank that hears nothing does not know how far it was.
         let operation = match self.from_sequence {
             0 => String::new(),
             sequence => format!(" before operation {sequence}"),
@@ -127,7 +127,7 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Notes a failure that this rank has found. Whether that changes anything.
+    /// Notes a failure that this rank has found. Returns true if the state changed.
     pub(crate) fn record(&mut self, failure: Failure) -> bool {
         let rank = failure.kind.lost_rank();
         let mut noted = self.noted.iter_mut();
@@ -145,7 +145,7 @@ impl Failures {
         self.first().is_none() && self.record(failure)
     }
 
-    /// Notes that a rank left after so many operations.
+    /// Notes that a rank left after this many operations.
     pub(crate) fn goodbye(&mut self, rank: usize, completed: u64, reason: String) -> bool {
         self.departed.insert(rank);
         self.record(Failure::new(FailureKind::Lost { rank, reason }, completed))
@@ -188,7 +188,7 @@ impl Failures {
         }
     }
 
-    /// Whether others may still wait for what a rank that has done so many operations has sent:
+    /// Whether others may still wait for what a rank that has done this many operations has sent:
     /// when all that happened is that ranks left after they had done them too.
     #[cfg(any(test, feature = "grpc"))]
     pub(crate) fn is_healthy(&self, completed: u64) -> bool {
@@ -299,7 +299,7 @@ mod tests {
             let changed = apply(&mut failures, next);
             let new = verdicts(&failures);
             prop_assert!(old.iter().zip(&new).all(|(old, new)| !old || *new));
-            prop_assert!(changed || old == new, "what changes nothing wakes nobody");
+            prop_assert!(changed || old == new, "without a change no thread is woken");
         }
 
         #[test]

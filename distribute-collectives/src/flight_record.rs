@@ -53,9 +53,10 @@ pub enum FlightRecordError {
 }
 
 fn in_brackets(notes: &[String]) -> String {
-    match notes.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", notes.join("; ")),
+    if notes.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", notes.join("; "))
     }
 }
 

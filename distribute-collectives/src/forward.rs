@@ -28,7 +28,7 @@ macro_rules! forward_communicator {
     };
 }
 
-/// The operations of a [`Communicator`](crate::Communicator), and its description, by those of
+/// The operations of a [`Communicator`](crate::Communicator), and its description, forwarded to
 /// `$inner`, which may use what the patterns bind.
 macro_rules! forward_operations {
     ([$($pattern:pat),+] => $inner:expr) => {

@@ -96,7 +96,7 @@ impl Inputs<'_> {
                 let peer = self.largest();
                 let what = format!(
                     "an input of {} bytes for an all_gather, more than any memory can hold with \
-                     those of the other ranks",
+                     the shapes of the other ranks",
                     self.sizes[peer]
                 );
                 self.impossible(peer, what)

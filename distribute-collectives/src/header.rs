@@ -191,7 +191,7 @@ impl OperationHeader {
         WireType::ALL.into_iter().find(|wire| *wire as u64 == bits)
     }
 
-    /// Who gets the result of a reduction.
+    /// The ranks that get the result of a reduction.
     pub(crate) fn target(&self) -> Target {
         match (self.kind, self.root) {
             (OperationKind::Reduce, Some(root)) => Target::Root(root),
@@ -310,9 +310,10 @@ impl OperationHeader {
     /// # Errors
     /// [`CollectiveError::Mismatch`], with the operation and the values of the lower rank first.
     pub fn compare(&self, rank: usize, other: &OperationHeader, other_rank: usize) -> Result<()> {
-        let (low, high) = match rank <= other_rank {
-            true => (self, other),
-            false => (other, self),
+        let (low, high) = if rank <= other_rank {
+            (self, other)
+        } else {
+            (other, self)
         };
         match low.first_difference(high) {
             None => Ok(()),

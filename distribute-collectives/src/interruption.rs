@@ -83,7 +83,7 @@ impl Interruption {
         InterruptionHold(self.0.clone())
     }
 
-    /// Whether some [`InterruptionHold`] lives: somebody [holds](Self::hold) it.
+    /// Whether it is [held](Self::hold): some [`InterruptionHold`] lives.
     pub fn is_held(&self) -> bool {
         self.0.held.load(Ordering::SeqCst) > 0
     }
@@ -121,12 +121,13 @@ impl Interruption {
     pub async fn raised(&self) {
         let mut _listening = None;
         std::future::poll_fn(|context| {
-            // Registered first: whoever raises it after the look wakes this task.
+            // Registered first: a raise after the check wakes this task.
             let task = context.waker().clone();
             _listening = Some(self.on_raise(move || task.wake_by_ref()));
-            match self.is_raised() {
-                true => Poll::Ready(()),
-                false => Poll::Pending,
+            if self.is_raised() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
             }
         })
         .await;
@@ -172,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_held_as_long_as_somebody_holds_it() {
+    fn it_is_held_as_long_as_a_hold_lives() {
         let interruption = Interruption::default();
         let (one, other) = (interruption.hold(), interruption.clone().hold());
         drop(one);
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_listens_hears_of_it_and_nobody_else() {
+    fn only_listeners_are_notified() {
         let interruption = Interruption::default();
         let heard = Arc::new(AtomicUsize::new(0));
         let count = || {

@@ -1,4 +1,5 @@
-//! Moves and reduces buffers between ranks: no burn, no strategy, usable by any Rust program.
+//! Moves and reduces buffers between ranks, for any Rust program: it needs neither burn nor a
+//! strategy.
 //!
 //! A *rank* is one member of a *group*; the number of members is the *world size*. Every rank
 //! holds an endpoint (a [`Communicator`]) and all ranks call the same operations in the same

@@ -25,7 +25,7 @@ use crate::reduce::ReduceOp;
 /// Everything that takes longer is equally hopeless.
 const LONGEST_SECONDS: f64 = 1e6;
 
-/// The algorithms whose cost the model tells apart.
+/// The algorithms whose cost the model tells apart. All of them can sum in canonical order.
 const CANDIDATES: [Algorithm; 3] = [
     Algorithm::Ring,
     Algorithm::HalvingDoubling,
@@ -47,7 +47,7 @@ pub struct LinkCost {
 }
 
 impl Default for LinkCost {
-    /// Links that were not measured: about those of a loopback connection.
+    /// Links that were not measured: about the cost of a loopback connection.
     fn default() -> Self {
         LinkCost {
             latency: Duration::from_micros(20),
@@ -71,17 +71,23 @@ impl fmt::Display for LinkCost {
 /// Steps of an algorithm, and bytes that a rank sends per byte of the vector.
 fn steps_and_traffic(algorithm: Algorithm, world_size: usize) -> (f64, f64) {
     let ranks = world_size as f64;
-    let power = f64::from(1_u32 << world_size.max(1).ilog2());
-    let odd = f64::from(u8::from(!world_size.is_power_of_two()));
+    let power_of_two = |ranks: usize| (1_usize << ranks.max(1).ilog2()) as f64;
+    let power = power_of_two(world_size);
     match algorithm {
         _ if world_size < 2 => (0.0, 0.0),
         // One step, but every further message takes its time to send: half a latency.
         Algorithm::DirectExchange => (1.0 + (ranks - 2.0) / 2.0, ranks - 1.0),
-        Algorithm::HalvingDoubling => (
-            2.0 * power.log2() + 2.0 * odd,
-            2.0 * (power - 1.0) / power + 2.0 * odd,
-        ),
-        Algorithm::Chain => (2.0 * (ranks - 1.0), 2.0),
+        Algorithm::HalvingDoubling => {
+            let beside = match world_size - power as usize {
+                0 => 0.0,
+                rest => 2.0 / power_of_two(rest),
+            };
+            let blocks = f64::from(world_size.count_ones());
+            (
+                2.0 * power.log2() + 2.0 * (blocks - 1.0),
+                2.0 * (power - 1.0) / power + beside,
+            )
+        }
         _ => (2.0 * (ranks - 1.0), 2.0 * (ranks - 1.0) / ranks),
     }
 }
@@ -101,16 +107,19 @@ impl LinkCost {
     /// | algorithm | steps | bytes sent |
     /// |---|---|---|
     /// | direct_exchange | `1`, and half a latency for each further rank | `S(P-1)` |
-    /// | halving_doubling | `2 log2 Q` (+2) | `2S(Q-1)/Q` (+`2S`) |
+    /// | halving_doubling | `2 log2 Q`, and 2 for each further block | `2S(Q-1)/Q` (+`2S/R`) |
     /// | ring | `2(P-1)` | `2S(P-1)/P` |
-    /// | chain | `2(P-1)` | `2S` |
+    ///
+    /// halving_doubling runs in blocks of powers of two of ranks: `Q` is the first one, `R` the
+    /// second.
     pub fn expected(&self, algorithm: Algorithm, world_size: usize, bytes: usize) -> Duration {
         let (steps, traffic) = steps_and_traffic(algorithm, world_size);
         let sent = traffic * bytes as f64;
         // Nothing is sent at once, also by a link that sends nothing.
-        let sending = match sent > 0.0 {
-            true => sent / self.bytes_per_second(algorithm),
-            false => 0.0,
+        let sending = if sent > 0.0 {
+            sent / self.bytes_per_second(algorithm)
+        } else {
+            0.0
         };
         let seconds = steps * self.latency.as_secs_f64() + sending;
         // Not a number where a bandwidth is not one: never the cheapest.

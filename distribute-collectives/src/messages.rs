@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::algorithm::{
-    Exchange, chain, direct_exchange, gather, halving_doubling, hierarchical, ordered,
+    Exchange, broadcast, direct_exchange, gather, halving_doubling, hierarchical, ordered,
     point_to_point, ring,
 };
 use crate::auto::{self, Topology};
@@ -115,9 +115,7 @@ impl<T: Transport> TransportCommunicator<T> {
     ) -> Exchange<'a, 'b> {
         let (size, wire) = (self.transport.world_size(), header.wire());
         let element_bytes = wire.map_or(dtype.size_bytes(), |_| WireType::SIZE_BYTES);
-        // Partial sums of half types travel as `f32`, and must fit too.
-        let partial_bytes = wire.map_or(dtype.accumulator_bytes(), |_| WireType::SIZE_BYTES);
-        let most = self.transport.max_segment_bytes() / partial_bytes;
+        let most = self.transport.max_segment_bytes() / element_bytes;
         let len = pieces::len(buffers);
         let bytes = len.saturating_mul(element_bytes);
         let segment_bytes = segment_bytes(&self.transport, self.options.segment_bytes, bytes);
@@ -193,7 +191,9 @@ impl<T: Transport> TransportCommunicator<T> {
                 all_reduce::<E>(&mut exchange, wanted, order, &topology)
             }
             (OperationKind::ReduceScatter, _) => ordered::reduce_scatter::<E>(&mut exchange),
-            (OperationKind::Broadcast, Some(root)) => chain::broadcast::<E>(&mut exchange, root),
+            (OperationKind::Broadcast, Some(root)) => {
+                broadcast::broadcast::<E>(&mut exchange, root)
+            }
             (OperationKind::Reduce, Some(root)) => ordered::reduce::<E>(&mut exchange, root),
             _ => Ok(()),
         }
@@ -211,9 +211,8 @@ fn all_reduce<E: Element>(
     let selection = auto::select(wanted, order, exchange.size, bytes, topology);
     match (selection.algorithm, selection.order) {
         (Algorithm::DirectExchange, _) => direct_exchange::all_reduce::<E>(exchange),
-        (_, Order::Canonical) => ordered::all_reduce::<E>(exchange),
-        (Algorithm::Chain, _) => chain::all_reduce::<E>(exchange),
         (Algorithm::HalvingDoubling, _) => halving_doubling::all_reduce::<E>(exchange),
+        (_, Order::Canonical) => ordered::all_reduce::<E>(exchange),
         (Algorithm::Hierarchical { ranks_per_host }, _) => {
             hierarchical::all_reduce::<E>(exchange, ranks_per_host)
         }
@@ -255,8 +254,8 @@ pub(crate) fn transfer(
     peer: usize,
     buffer: &mut Buffer<'_>,
 ) -> Result<()> {
-    let segment = segment_bytes(transport, wanted, buffer.size_bytes());
-    let segment = segment.min(transport.max_segment_bytes());
+    let segment =
+        segment_bytes(transport, wanted, buffer.size_bytes()).min(transport.max_segment_bytes());
     let begun = transport.begin(header);
     let result = begun.and_then(|()| match header.kind {
         OperationKind::Send => point_to_point::send(transport, header, peer, buffer, segment),

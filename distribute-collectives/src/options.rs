@@ -42,9 +42,8 @@ pub enum Algorithm {
     Direct,
     /// Reduce-scatter and all-gather around a ring: fewest bytes, most steps; for big buffers.
     Ring,
-    /// Partial sums travel from rank to rank in rank order: rank 0, then rank 1, and so on.
-    Chain,
-    /// Recursive halving and doubling: about `2 log2(world size)` steps; for small buffers.
+    /// Recursive halving and doubling along the [`tree`](crate::tree): about `2 log2(world size)`
+    /// steps and as many bytes as the ring sends, for many ranks; always canonical.
     HalvingDoubling,
     /// Every rank sends its whole buffer to every other rank: one step, for the smallest buffers;
     /// always canonical.
@@ -63,7 +62,6 @@ impl fmt::Display for Algorithm {
             Algorithm::Auto => f.write_str("auto"),
             Algorithm::Direct => f.write_str("direct"),
             Algorithm::Ring => f.write_str("ring"),
-            Algorithm::Chain => f.write_str("chain"),
             Algorithm::HalvingDoubling => f.write_str("halving_doubling"),
             Algorithm::DirectExchange => f.write_str("direct_exchange"),
             Algorithm::Hierarchical { ranks_per_host } => {
@@ -88,10 +86,9 @@ impl fmt::Display for Algorithm {
 ///
 /// | algorithm | `R` |
 /// |---|---|
-/// | ring, chain | `P`: partial sums are rounded on each of `P - 1` hops, the result once |
-/// | halving_doubling | `⌊log₂ P⌋ + 1`, one more when `P` is not a power of two |
+/// | ring | `P`: partial sums are rounded on each of `P - 1` hops, the result once |
 /// | hierarchical, `H` hosts | `H + 1` |
-/// | direct_exchange, reduce, reduce_scatter, all in canonical order | `⌈log₂ P⌉ + 1`: the nodes |
+/// | all others, and all in canonical order | `⌈log₂ P⌉ + 1`: the nodes of the tree |
 ///
 /// ([`Algorithm::Auto`] runs the ring in canonical order.)
 ///

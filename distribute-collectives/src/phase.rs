@@ -1,5 +1,5 @@
 //! What an operation looks like in a trace: spans of the target `distribute::phase`, which the
-//! program `distribute-cli` writes to a file (`train --trace`). Where nobody asks for spans of this
+//! program `distribute-cli` writes to a file (`train --trace`). If spans of this
 //! target, one costs a look at an atomic number.
 
 use tracing::field::Empty;
@@ -9,7 +9,7 @@ use tracing::{Span, trace_span};
 use crate::buffer::DType;
 use crate::header::OperationHeader;
 
-/// From the call of an operation to its return. `bytes` are those of this rank's buffers, and
+/// From the call of an operation to its return. `bytes` is the size of this rank's buffers, and
 /// `transport` is that of [`Description`](crate::Description); `waited_for` is the rank that came
 /// last, where the transport knows.
 pub(crate) fn exchange(
@@ -40,7 +40,7 @@ pub(crate) fn wait() -> EnteredSpan {
     trace_span!(target: "distribute::phase", "wait").entered()
 }
 
-/// Says for whom an exchange has waited: the rank that came last.
+/// Notes which rank an exchange has waited for: the one that came last.
 pub(crate) fn waited_for(exchange: &Span, rank: usize) {
     exchange.record("waited_for", rank);
 }

@@ -102,8 +102,9 @@ mod tests {
                 });
                 let expected: Vec<i32> = (start..end.min(7)).map(|value| value as i32).collect();
                 assert_eq!(found, expected, "{start}..{end}");
-                let whole = (end <= 3 || start >= 3).then_some(&expected[..]);
-                let whole = whole.filter(|_| start < end && end <= 7);
+                let whole = (end <= 3 || start >= 3)
+                    .then_some(&expected[..])
+                    .filter(|_| start < end && end <= 7);
                 assert_eq!(
                     in_one::<i32>(&buffers, &(start..end)),
                     whole,

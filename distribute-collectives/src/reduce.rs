@@ -1,7 +1,7 @@
-//! Reductions of slices, in the canonical order: that of the [`tree`] over all ranks. Whoever
-//! combines some of them first gets the same bits.
+//! Reductions of slices, in the canonical order: the order of the [`tree`] over all ranks. A rank
+//! that combines some of them first gets the same bits.
 //!
-//! The loops, and the rules for roundings, integers, NaN and zeros, are those of the crate
+//! The loops, and the rules for roundings, integers, NaN and zeros, come from the crate
 //! `distribute-reductions`. Here half types are combined in `f32`, and what two of them give is
 //! rounded at once, to nearest even; a mean is divided at the end. Which NaN a minimum or maximum
 //! is, and which zero when both occur, follows from the canonical order; in another order it is
@@ -130,24 +130,6 @@ pub(crate) fn accumulate_last_bytes<T: Element>(
     }
 }
 
-/// `acc = acc op src` where `acc` is in the accumulator's type.
-///
-/// # Panics
-/// When the lengths differ.
-pub(crate) fn accumulate_wide<T: Element>(op: ReduceOp, acc: &mut [T::Acc], src: &[T]) {
-    assert_same_length(acc.len(), src.len());
-    if T::NATIVE {
-        combine(op, acc, bytemuck::cast_slice(src));
-        return;
-    }
-    let mut wide = [zero::<T::Acc>(); BLOCK];
-    for (acc, src) in acc.chunks_mut(BLOCK).zip(src.chunks(BLOCK)) {
-        let wide = &mut wide[..src.len()];
-        T::widen(src, wide);
-        combine(op, acc, wide);
-    }
-}
-
 /// Reduces the inputs of all ranks in canonical order into `output`.
 ///
 /// ```
@@ -169,7 +151,7 @@ pub fn reduce_into<T: Element>(op: ReduceOp, inputs: &[&[T]], output: &mut [T]) 
     reduce_inputs(op, inputs.len(), |rank| inputs[rank], output);
 }
 
-/// [`reduce_into`] where `input` has the inputs of so many ranks.
+/// [`reduce_into`] where `input` has the inputs of this many ranks.
 pub(crate) fn reduce_inputs<'a, T: Element>(
     op: ReduceOp,
     ranks: usize,
@@ -236,20 +218,20 @@ pub fn reduce_all<T: Element>(op: ReduceOp, slices: &mut [&mut [T]]) {
 
 /// Access to one slice per rank, for any number of ranks without a list of slices.
 pub(crate) trait RankSlices<T> {
-    /// Elements `range` of the slices of two ranks, the first of which is below the second.
-    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]);
+    /// Elements `range` of the slices of two ranks, of which `low` is below `high`.
+    fn pair(&mut self, low: usize, high: usize, range: Range<usize>) -> (&mut [T], &mut [T]);
 }
 
 impl<T> RankSlices<T> for [&mut [T]] {
-    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]) {
-        let (below, above) = self.split_at_mut(ranks.1);
-        (&mut below[ranks.0][range.clone()], &mut above[0][range])
+    fn pair(&mut self, low: usize, high: usize, range: Range<usize>) -> (&mut [T], &mut [T]) {
+        let (below, above) = self.split_at_mut(high);
+        (&mut below[low][range.clone()], &mut above[0][range])
     }
 }
 
 /// Reduces `len` elements of `ranks` in canonical order, in the ranks' slices, and writes the
-/// result to those of the ranks `targets`, which are among them. What the slices of the others hold
-/// afterwards is unspecified.
+/// result to the slices of the ranks `targets`, which are among them. What the slices of the others
+/// hold afterwards is unspecified.
 pub(crate) fn reduce_ranks<T: Element>(
     op: ReduceOp,
     ranks: Range<usize>,
@@ -262,7 +244,7 @@ pub(crate) fn reduce_ranks<T: Element>(
         let range = start..len.min(start + BLOCK);
         let (mut left, count) = (ranks.len() - 1, ranks.len());
         for (into, from) in tree::pairs_of_terms(count) {
-            let (into, from) = slices.pair((first + into, first + from), range.clone());
+            let (into, from) = slices.pair(first + into, first + from, range.clone());
             left -= 1;
             match left {
                 0 => accumulate_last(op, count, into, from),
@@ -270,7 +252,7 @@ pub(crate) fn reduce_ranks<T: Element>(
             }
         }
         for rank in targets.clone().filter(|rank| *rank != first) {
-            let (result, copy) = slices.pair((first, rank), range.clone());
+            let (result, copy) = slices.pair(first, rank, range.clone());
             copy.copy_from_slice(result);
         }
     }

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::bookkeeping::RunningOperation;
 use crate::error::Result;
 use crate::failure::{Failure, Failures};
 use crate::header::OperationHeader;
@@ -42,8 +43,8 @@ impl Report {
 
 #[derive(Default)]
 struct Inner {
-    /// The operation that this rank is in, and since when.
-    running: Option<(OperationHeader, Instant)>,
+    /// The operation that this rank is in.
+    running: Option<RunningOperation>,
     /// Number of collective operations that this rank has completed.
     completed: u64,
     failures: Failures,
@@ -77,7 +78,7 @@ impl GroupStatus {
     /// `poll(2)`. What was read from it is gone until the next failure.
     pub(crate) fn alarm(&self) -> rustix::io::Result<Arc<OwnedFd>> {
         let alarm = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        // Weak: this value may outlive whoever waits.
+        // Weak: this value may outlive the waiting threads.
         let weak = Arc::downgrade(&alarm);
         self.on_failure(move || {
             if let Some(alarm) = weak.upgrade() {
@@ -89,15 +90,15 @@ impl GroupStatus {
     }
 
     /// Notes the operation that this rank has begun.
-    pub(crate) fn begin(&self, header: &OperationHeader) {
-        self.lock().running = Some((*header, Instant::now()));
+    pub(crate) fn begin(&self, running: RunningOperation) {
+        self.lock().running = Some(running);
     }
 
     /// Notes that this rank has left the operation it had begun. It counts as completed unless a
     /// failure that concerns it was noted before.
     pub(crate) fn end(&self) {
         let mut inner = self.lock();
-        let Some((header, _)) = inner.running.take() else {
+        let Some(RunningOperation { header, .. }) = inner.running.take() else {
             return;
         };
         if !header.kind.is_point_to_point() && inner.failures.verdict(&header, None).is_none() {
@@ -145,12 +146,7 @@ impl GroupStatus {
     }
 
     /// The operation that this rank is in.
-    pub(crate) fn running(&self) -> Option<OperationHeader> {
-        self.running_since().map(|(header, _)| header)
-    }
-
-    /// The operation that this rank is in, and since when.
-    pub(crate) fn running_since(&self) -> Option<(OperationHeader, Instant)> {
+    pub(crate) fn running(&self) -> Option<RunningOperation> {
         self.lock().running
     }
 
@@ -167,7 +163,7 @@ impl GroupStatus {
         Some(report.has_begun(header))
     }
 
-    /// Notes what `change` does to the failures, and wakes whoever waits.
+    /// Applies `change` to the failures, and wakes waiting threads.
     fn change(&self, change: impl FnOnce(&mut Failures) -> bool) {
         let mut inner = self.lock();
         if change(&mut inner.failures) {
@@ -186,7 +182,7 @@ impl GroupStatus {
         self.change(|failures| failures.record_if_first(failure));
     }
 
-    /// Notes that a rank left after so many operations.
+    /// Notes that a rank left after this many operations.
     pub(crate) fn goodbye(&self, rank: usize, completed: u64, reason: String) {
         self.change(|failures| failures.goodbye(rank, completed, reason));
     }
@@ -269,6 +265,10 @@ mod tests {
         OperationHeader::new(OperationKind::AllReduce, 0, sequence)
     }
 
+    fn running(header: OperationHeader) -> RunningOperation {
+        RunningOperation::new(&header, Duration::from_secs(1))
+    }
+
     #[test]
     fn the_departure_that_ended_an_operation_is_known() {
         let status = GroupStatus::default();
@@ -284,13 +284,13 @@ mod tests {
     fn completed_counts_collective_operations_that_did_not_fail() {
         let status = GroupStatus::default();
         let run = |kind, sequence| {
-            status.begin(&OperationHeader::new(kind, 0, sequence));
+            status.begin(running(OperationHeader::new(kind, 0, sequence)));
             status.end();
         };
         run(OperationKind::AllReduce, 0);
         run(OperationKind::Send, 1);
         assert_eq!(status.completed(), 1);
-        status.begin(&header(1));
+        status.begin(running(header(1)));
         let kind = FailureKind::Lost {
             rank: 1,
             reason: String::new(),
@@ -337,9 +337,9 @@ mod tests {
     /// A status that has completed two operations and notes the failures.
     fn healthy_after(failures: &[Failure]) -> bool {
         let status = GroupStatus::default();
-        status.begin(&header(0));
+        status.begin(running(header(0)));
         status.end();
-        status.begin(&header(1));
+        status.begin(running(header(1)));
         status.end();
         failures
             .iter()

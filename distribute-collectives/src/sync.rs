@@ -43,7 +43,8 @@ mod model {
         static ref SLEEPERS: (Mutex<()>, Condvar) = (Mutex::new(()), Condvar::new());
     }
 
-    /// As the real one, but without an end: who relies on the nap is found to sleep for ever.
+    /// Like the real one, but without the timeout: code that relies on it then sleeps forever,
+    /// which loom reports.
     pub(crate) fn futex_wait(word: &atomic::AtomicU32, expected: u32, _nap: Duration) {
         let table = SLEEPERS.0.lock().unwrap_or_else(PoisonError::into_inner);
         if word.load(atomic::Ordering::SeqCst) == expected {

@@ -10,11 +10,11 @@
 //! 3. every rank combines its chunk of all subtrees, in the order of the tree;
 //! 4. all ranks get all chunks.
 //!
-//! - Steps: `P` and those of an all-gather. Bytes sent by a rank with `k` subtrees:
+//! - Steps: `P` and the steps of an all-gather. Bytes sent by a rank with `k` subtrees:
 //!   `(k + 1) S (P - 1)/P`; a ring's are `2S(P - 1)/P`.
 //! - Memory: a chunk of every subtree. It is not kept.
-//! - In step 2 ranks meet as in a tournament: in each round a rank has at most one partner, of whom
-//!   the lower one sends first. So nobody waits for one that waits.
+//! - In step 2 ranks meet as in a tournament: in each round a rank has at most one partner, and the
+//!   lower of the two sends first. So no rank waits for one that waits.
 
 use half::{bf16, f16};
 
@@ -44,7 +44,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// So many terms in each rank, rank 0 first.
+    /// This many terms in each rank, rank 0 first.
     ///
     /// # Errors
     /// [`CollectiveError::InvalidOption`] when there is no rank, a rank has no term, or they are
@@ -64,8 +64,9 @@ impl Terms {
             return Err(CollectiveError::InvalidOption { what });
         };
         let ranges = firsts.windows(2).map(|pair| pair[0]..pair[1]);
-        let starts = ranges.map(|range| tree::subtrees(total, range).map(|it| it.start).collect());
-        let starts: Vec<Vec<usize>> = starts.collect();
+        let starts: Vec<Vec<usize>> = ranges
+            .map(|range| tree::subtrees(total, range).map(|it| it.start).collect())
+            .collect();
         let all = starts.concat();
         let one_each = all.len() == starts.len();
         let is_tree_of_ranks =
@@ -134,7 +135,7 @@ impl Terms {
     /// subtree, then all of the second, and so on. Every rank ends with the result in the first
     /// ones; what the others hold is unspecified. A mean is the sum divided by the number of terms.
     ///
-    /// Bytes: those of an all-reduce where every rank has one subtree and these make the tree of
+    /// Bytes: as an all-reduce if every rank has one subtree and these make the tree of
     /// the ranks, as equal powers of two do; then the order is the group's, which has to be
     /// [canonical](crate::Order::Canonical). Otherwise a rank with `k` subtrees sends `(k + 1) / 2`
     /// times the bytes of a ring, by calls that every communicator has, and the memory of a chunk
@@ -161,10 +162,10 @@ impl Terms {
     /// ```
     ///
     /// # Errors
-    /// Those of the operations it is made of. [`InvalidArgument`] when the buffers are not as many
-    /// for each subtree; on all ranks, and the group goes on, when they do not make the same call,
-    /// unless it is an all-reduce of the group ([`is_tree_of_ranks`](Self::is_tree_of_ranks)) on
-    /// one of them, whose differences are a mismatch as those of any other.
+    /// The errors of the operations it is made of. [`InvalidArgument`] when the buffers are not as
+    /// many for each subtree; on all ranks, and the group goes on, when they do not make the same
+    /// call, unless it is an all-reduce of the group ([`is_tree_of_ranks`](Self::is_tree_of_ranks))
+    /// on one of them, whose differences are a mismatch like any other.
     ///
     /// [`InvalidArgument`]: crate::CollectiveError::InvalidArgument
     pub fn all_reduce<C: Communicator + ?Sized>(
@@ -240,8 +241,9 @@ fn compare<C: Communicator + ?Sized>(
         OperationHeader::decode(bytes).ok()
     };
     let of_calls = read(0).zip(read(other));
-    let what = of_calls.and_then(|(first, other)| first.first_difference(&other));
-    let what = what.unwrap_or_else(|| "the numbers of terms of the ranks differ".to_string());
+    let what = of_calls
+        .and_then(|(first, other)| first.first_difference(&other))
+        .unwrap_or_else(|| "the numbers of terms of the ranks differ".to_string());
     let what = format!("rank 0 and rank {other} make different calls: {what}");
     Err(header.refused(rank, what))
 }
@@ -318,12 +320,13 @@ impl<C: Communicator + ?Sized> Exchange<'_, C> {
     }
 }
 
-/// Rounds in which each of so many players meets each other one once.
+/// Rounds in which each of this many players meets each other one once.
 fn rounds(players: usize) -> usize {
     players.next_multiple_of(2) - 1
 }
 
-/// Whom a player meets in a round (the circle method). Nobody where they are an odd number.
+/// The opponent of a player in a round (the circle method); `None` for one player if their number
+/// is odd.
 fn partner(players: usize, round: usize, player: usize) -> Option<usize> {
     // One stays where it is, the others move around it.
     let moving = rounds(players);

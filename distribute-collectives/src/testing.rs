@@ -2,21 +2,11 @@
 //! ranks on threads, random numbers.
 
 use std::panic::resume_unwind;
-use std::sync::mpsc;
 use std::time::Duration;
 
-/// Runs `f` on a thread and fails the test when it takes longer than a minute.
+/// Runs `f` on a thread, and fails the test when it takes longer than four minutes.
 pub fn within_limit<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = mpsc::channel();
-    let worker = std::thread::spawn(move || drop(sender.send(f())));
-    match receiver.recv_timeout(Duration::from_secs(240)) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("hard limit of 240 s passed: a hang"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match worker.join() {
-            Err(panic) => resume_unwind(panic),
-            Ok(()) => panic!("the test thread ended without a result"),
-        },
-    }
+    hostile::limit::within(Duration::from_secs(240), f)
 }
 
 /// Runs `f` for every rank's item, each on its own thread; a panic of one goes on here.

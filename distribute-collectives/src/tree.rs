@@ -11,17 +11,17 @@
 //! 3 terms: (0+1)+2    5: ((0+1)+(2+3))+4    7: ((0+1)+(2+3))+((4+5)+6)
 //! ```
 //!
-//! What is computed depends on the number of terms alone, not on where they lie: whoever has the
-//! terms of a *subtree* can combine them, and a contiguous range of terms consists of few subtrees
-//! ([`subtrees`]): one for a power of two of terms that begins at a multiple of it, at most two per
-//! level of the tree.
+//! What is computed depends on the number of terms alone, not on where they lie: a rank that has
+//! the terms of a *subtree* can combine them, and a contiguous range of terms consists of few
+//! subtrees ([`subtrees`]): one for a power of two of terms that begins at a multiple of it, at
+//! most two per level of the tree.
 //!
 //! Every node is rounded to the type of the elements, or to what they travel as; see
 //! [`reduce`](crate::reduce).
 
 use std::ops::Range;
 
-/// Number of terms on the left side of a tree over so many, which are at least 2.
+/// Number of terms on the left side of a tree over `terms` terms, at least 2.
 pub(crate) fn left_side(terms: usize) -> usize {
     1 << (terms - 1).ilog2()
 }
@@ -64,12 +64,15 @@ fn end_of_subtree(terms: usize, start: usize, end: usize) -> usize {
 }
 
 /// How often the last two results that are left are combined once the result of a subtree has come
-/// after those of all terms before it: then no complete node is in parts.
+/// after all earlier terms: then no complete node is in parts.
 pub(crate) fn merges_after(terms: usize, subtree: &Range<usize>) -> usize {
     // The largest subtrees that the terms before `end` consist of.
-    let nodes = |end: usize| match end == terms {
-        true => 1,
-        false => end.count_ones() as usize,
+    let nodes = |end: usize| {
+        if end == terms {
+            1
+        } else {
+            end.count_ones() as usize
+        }
     };
     nodes(subtree.start) + 1 - nodes(subtree.end)
 }

@@ -11,7 +11,7 @@
 //! after that to the one with the lowest number of those that wait for it. What is computed does
 //! not depend on the order.
 //!
-//! Nothing waits for a turn but a replica that has been given none yet, and whoever holds one
+//! Only a replica without a turn waits for one, and a replica that holds one
 //! either computes or ends: all waits for other replicas are between [`Turn::pause`] and the end of
 //! the pause. The guards give a turn back also after an error and in a panic.
 //!
@@ -46,11 +46,11 @@ pub struct Turns {
     /// The device of each replica, as an index of `queues`.
     devices: Vec<usize>,
     queues: Vec<Mutex<Queue>>,
-    /// One for each replica, so that a turn wakes nobody but whose it is.
+    /// One for each replica, so that a turn wakes only its replica.
     granted: Vec<Condvar>,
 }
 
-/// Who waits for the turn of one device.
+/// The replicas that wait for the turn of one device.
 #[derive(Default)]
 struct Queue {
     holder: Option<usize>,
@@ -83,7 +83,7 @@ impl Turns {
         lengths.max().unwrap_or(0)
     }
 
-    /// Before the replicas of a run start: all of them want the turn, whoever comes first.
+    /// Called before the replicas of a run start: all of them want the turn, whichever comes first.
     pub fn begin_run(&self) {
         for (device, queue) in self.queues.iter().enumerate() {
             let mut queue = unpoisoned(queue.lock());
@@ -99,7 +99,7 @@ impl Turns {
         &self.queues[self.devices[replica]]
     }
 
-    /// Gives a turn that nobody holds to the first who waits.
+    /// Gives a free turn to the first waiting replica.
     fn grant(&self, queue: &mut Queue) {
         queue.holder = queue.waiting.pop_first();
         if let Some(replica) = queue.holder {
@@ -169,7 +169,7 @@ impl Turn {
     /// whose `key` differs from the first's computes its own.
     ///
     /// # Errors
-    /// Those of `compute`.
+    /// The errors of `compute`.
     pub fn once<K, T, E>(&self, key: K, compute: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E>
     where
         K: PartialEq + Send + Sync + 'static,
@@ -245,7 +245,7 @@ impl Results {
         (number, result)
     }
 
-    /// Keeps a result for those of the replicas that have not come to this call yet: it may have
+    /// Keeps a result for the replicas that have not come to this call yet: it may have
     /// failed on some. Not the second of two results that differ.
     fn keep(
         &mut self,

@@ -17,12 +17,12 @@ pub(crate) const PREFIX_BYTES: usize = 5;
 /// Bytes in front of a payload.
 pub(crate) const OVERHEAD_BYTES: usize = PREFIX_BYTES + HEADER_BYTES;
 
-/// What stands in front of a payload.
+/// The header of a frame, in front of the payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FrameHeader {
     /// The operation that the payload belongs to.
     pub(crate) operation: OperationHeader,
-    /// Number of the frame among those of its ordered pair of ranks and its kind of operation.
+    /// Number of the frame, counted per ordered pair of ranks and kind of operation.
     pub(crate) number: u64,
 }
 

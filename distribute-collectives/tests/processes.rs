@@ -1,5 +1,5 @@
 //! Groups of real processes: what they compute, and what the survivors say when one of them is
-//! killed, stopped or cut off. A program of its own: whoever computes beside it delays what it
+//! killed, stopped or cut off. A program of its own: a test that computes beside it delays what it
 //! waits for.
 
 #[path = "processes/harness.rs"]
@@ -180,9 +180,12 @@ fn group_with_proxies(
             .0
             .iter()
             .enumerate()
-            .map(|(peer, (control, _))| match proxied(peer) {
-                true => proxy::start(control, &switch).to_string(),
-                false => control.clone(),
+            .map(|(peer, (control, _))| {
+                if proxied(peer) {
+                    proxy::start(control, &switch).to_string()
+                } else {
+                    control.clone()
+                }
             })
             .collect();
         let routes: Vec<String> = addresses

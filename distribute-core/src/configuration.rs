@@ -120,8 +120,8 @@ impl Configuration {
         self.compare(other, names)
     }
 
-    /// As [`difference`](Self::difference), of the settings that both have: those of an older
-    /// program may be fewer.
+    /// As [`difference`](Self::difference), of the settings that both have: an older
+    /// program may have fewer.
     pub fn difference_of_common(&self, other: &Self) -> Option<Difference> {
         let names = self.iter().map(|(name, _)| name);
         self.compare(other, names.filter(|name| other.get(name).is_some()))
@@ -152,8 +152,13 @@ impl Difference {
         let values = [&self.own, &self.other];
         let [here, there] = values.map(|value| value.as_deref().unwrap_or("not given"));
         let said = format!("{} is {here} {own} and {there} {other}", self.name);
-        let listed = self.also.iter().take(ALSO_MAX).map(String::as_str);
-        let listed = listed.collect::<Vec<_>>().join(", ");
+        let listed = self
+            .also
+            .iter()
+            .take(ALSO_MAX)
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(", ");
         match self.also.len() {
             0 => said,
             count if count > ALSO_MAX => {

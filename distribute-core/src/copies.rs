@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, OnceLock};
 use burn::tensor::{Device, Shape, Tensor, TensorData};
 
 use crate::gradients::with_shape;
+use crate::notes::BatchFacts;
 use crate::replicate::{Replicate, ReplicateExt};
 use crate::running_statistics::{Sums, check_finite, finite_or};
-use crate::scope::BatchFacts;
+use crate::state_leaf::{StateOwner, StateWalk};
 use crate::sync::lock;
 use crate::trace::{DeviceTensor, OnDevice, Tracer};
 use crate::{Error, Result, WorkerGroup};
@@ -20,9 +21,11 @@ pub(crate) struct Copies<T> {
     devices: Vec<Device>,
     /// The tensors on the devices, under a strategy that compiles steps.
     on_device: Mutex<Option<OnDevice>>,
-    /// What is read in place of the host's parts, once somebody has asked: newer tensors on the
+    /// What is read in place of the host's parts, once it was asked for: newer tensors on the
     /// devices, or the mean of the replicas' running statistics.
     fetched: OnceLock<Vec<T>>,
+    /// The newest copies in evaluation mode, once a step has read them.
+    evaluated: OnceLock<Vec<T>>,
     statistics: Statistics,
 }
 
@@ -32,7 +35,8 @@ struct Statistics {
     are_there: bool,
     /// Their mean over the replicas of all workers, after a run of several workers.
     mean_of_workers: Option<Vec<Tensor<1>>>,
-    /// Those of each replica, and the mean, before the run that is under way or was the last.
+    /// The statistics of each replica, and their mean, before the run that is under way or was the
+    /// last.
     before: Vec<Vec<Tensor<1>>>,
     mean_before: Option<Vec<Tensor<1>>>,
 }
@@ -54,6 +58,7 @@ impl<T> Copies<T> {
 
     /// Changes the numbers of all host copies.
     pub(crate) fn for_each_host_part(&mut self, change: impl Fn(&mut T)) {
+        self.evaluated.take();
         self.host.iter_mut().for_each(&change);
         if let Some(fetched) = self.fetched.get_mut() {
             fetched.iter_mut().for_each(&change);
@@ -71,6 +76,7 @@ impl<T> Copies<T> {
         tensors: Vec<Arc<dyn DeviceTensor>>,
         are_computed: bool,
     ) {
+        self.evaluated.take();
         let mut on_device = lock(&self.on_device);
         let was_newer = on_device.as_ref().is_some_and(|state| state.is_newer);
         *on_device = Some(OnDevice {
@@ -82,6 +88,7 @@ impl<T> Copies<T> {
 
     /// What was fetched becomes the host's part.
     pub(crate) fn keep_fetched(&mut self) {
+        self.evaluated.take();
         if let Some(fetched) = self.fetched.take() {
             self.host = fetched;
         }
@@ -104,6 +111,7 @@ impl<T: Replicate> Copies<T> {
             devices: devices.to_vec(),
             on_device: Mutex::default(),
             fetched: OnceLock::new(),
+            evaluated: OnceLock::new(),
             statistics,
         }
     }
@@ -131,6 +139,30 @@ impl<T: Replicate> Copies<T> {
         Ok(self.fetched.get_or_init(|| copies))
     }
 
+    /// The newest copies in evaluation mode: each a copy of its own, whose tensors share their
+    /// memory with the others until these change.
+    pub(crate) fn evaluated(&self, newest: &[T]) -> Result<&[T]> {
+        if let Some(known) = self.evaluated.get() {
+            return Ok(known);
+        }
+        let mut copies = self.anew(newest);
+        for copy in &mut copies {
+            copy.parts(|_, part| part.evaluate(false))?;
+        }
+        Ok(self.evaluated.get_or_init(|| copies))
+    }
+
+    /// The copies have changed.
+    pub(crate) fn forget_evaluated(&mut self) {
+        self.evaluated.take();
+    }
+
+    /// Copies of the newest copies.
+    pub(crate) fn anew(&self, newest: &[T]) -> Vec<T> {
+        let pairs = newest.iter().zip(&self.devices);
+        pairs.map(|(copy, device)| copy.replicate(device)).collect()
+    }
+
     fn have_own_statistics(&self) -> bool {
         let of_workers = self.statistics.mean_of_workers.is_some();
         self.statistics.are_there && (self.host.len() > 1 || of_workers)
@@ -148,6 +180,8 @@ impl<T: Replicate> Copies<T> {
 
     /// A run is about to change the copies: notes their running statistics.
     pub(crate) fn begin_run(&mut self) -> Result<()> {
+        // It shares memory with the copies, which a step changes in place.
+        self.evaluated.take();
         if !self.statistics.are_there {
             return Ok(());
         }
@@ -197,10 +231,11 @@ impl<T: Replicate> Copies<T> {
         let copies = self.host.iter_mut().zip(&self.statistics.before);
         for (replica, (copy, before)) in copies.enumerate() {
             let (paths, values) = copy.all_statistics()?;
-            let place = (end.first_replica + replica, copy.updates()?);
-            match end.batches.get(replica).is_some_and(BatchFacts::is_empty) {
-                true => copy.set_all_statistics(finite_or(values, before)?)?,
-                false => check_finite(&paths, &values, place)?,
+            let updates = copy.updates()?;
+            if end.batches.get(replica).is_some_and(BatchFacts::is_empty) {
+                copy.set_all_statistics(finite_or(values, before)?)?
+            } else {
+                check_finite(&paths, &values, end.first_replica + replica, updates)?
             }
         }
         Ok(())
@@ -214,30 +249,28 @@ impl<T: Replicate> Copies<T> {
         copies.try_for_each(|(copy, before)| copy.set_all_statistics(before))
     }
 
-    /// The running statistics that each replica has as its own, and their paths.
-    pub(crate) fn own_statistics(&self) -> Result<Vec<(Vec<String>, Vec<Tensor<1>>)>> {
-        if !self.statistics.are_there {
-            return Ok(Vec::new());
-        }
+    /// Reads each copy as it is: with running statistics of its own instead of their mean.
+    pub(crate) fn each_own<R>(&self, read: impl FnMut(&T) -> Result<R>) -> Result<Vec<R>> {
         let on_device = lock(&self.on_device);
-        let newer = on_device.as_ref().filter(|tensors| tensors.is_newer);
-        let mut copies = self.copied(newer)?;
-        let own = copies.iter_mut().map(ReplicateExt::all_statistics);
-        own.collect()
+        match on_device.as_ref().filter(|tensors| tensors.is_newer) {
+            None => self.host.iter().map(read).collect(),
+            newer => self.copied(newer)?.iter().map(read).collect(),
+        }
     }
 
-    /// Gives each replica running statistics of its own. Those that all copies have now, as after
-    /// [`copy_first`](Self::copy_first), stay the mean that is read outside of steps, where it is
-    /// one over several workers.
-    pub(crate) fn put_own_statistics(
+    /// Gives each replica running statistics of its own, of which `of` is told the replica, the
+    /// paths and what all copies have now, as after [`copy_first`](Self::copy_first): that stays
+    /// the mean that is read outside of steps, where it is one over several workers.
+    pub(crate) fn put_own(
         &mut self,
-        replicas: Vec<Vec<Tensor<1>>>,
         has_workers: bool,
+        of: impl Fn(usize, &[String], &[Tensor<1>]) -> Vec<Tensor<1>>,
     ) -> Result<()> {
         self.take_over();
-        let (_, mean) = self.host[0].all_statistics()?;
-        let mut copies = self.host.iter_mut().zip(replicas);
-        copies.try_for_each(|(copy, own)| copy.set_all_statistics(own))?;
+        let (paths, mean) = self.host[0].all_statistics()?;
+        for (replica, copy) in self.host.iter_mut().enumerate() {
+            copy.set_all_statistics(of(replica, &paths, &mean))?;
+        }
         self.statistics.mean_of_workers = has_workers.then_some(mean);
         Ok(())
     }
@@ -251,13 +284,14 @@ impl<T: Replicate> Copies<T> {
         // The first replica reads all; the rest of the others is in their copy already.
         let read = |copy: &mut T, replica: usize| {
             let mut tensors = newer.tensors.iter();
-            copy.leaves(None, |_, leaf| {
+            copy.leaves(StateWalk::All, |_, leaf| {
                 let missing =
                     || Error::invalid("a mirrored value changed its structure on the device");
                 let source = tensors.next().ok_or_else(missing)?;
-                match replica == 0 || leaf.is_per_replica() {
-                    true => leaf.set_data(source.read(replica)?),
-                    false => Ok(()),
+                if replica == 0 || leaf.owner == StateOwner::PerReplica {
+                    leaf.value.set_data(source.read(replica)?)
+                } else {
+                    Ok(())
                 }
             })
         };
@@ -297,9 +331,12 @@ impl<T: Replicate> Copies<T> {
         }
         let mut others = self.own_tensors_of_others()?;
         let mut tensors = Vec::new();
-        self.first().leaves(None, |_, leaf| {
-            let mut data = vec![leaf.data()?];
-            for other in others.iter_mut().filter(|_| leaf.is_per_replica()) {
+        self.first().leaves(StateWalk::All, |_, leaf| {
+            let mut data = vec![leaf.value.data()?];
+            for other in others
+                .iter_mut()
+                .filter(|_| leaf.owner == StateOwner::PerReplica)
+            {
                 data.push(other.next().ok_or_else(other_structure)?);
             }
             tensors.push(match <[_; 1]>::try_from(data) {
@@ -331,9 +368,9 @@ impl<T: Replicate> Copies<T> {
         }
         drop(known);
         let mut all = tensors.iter_mut();
-        self.first().leaves(None, |_, leaf| {
+        self.first().leaves(StateWalk::All, |_, leaf| {
             let tensor = all.next().ok_or_else(other_structure)?;
-            if leaf.is_running_statistic() {
+            if leaf.is_own_statistic() {
                 let each = (0..self.host.len()).map(|replica| tensor.read(replica));
                 let mean = mean_of(each.collect::<Result<_>>()?, &self.devices[0])?;
                 *tensor = tracer.upload(mean)?;
@@ -351,9 +388,9 @@ impl<T: Replicate> Copies<T> {
         let others = self.host.iter().zip(&self.devices).skip(1);
         let read = others.map(|(value, device)| {
             let mut own = Vec::new();
-            value.replicate(device).leaves(None, |_, leaf| {
-                if leaf.is_per_replica() {
-                    own.push(leaf.data()?);
+            value.replicate(device).leaves(StateWalk::All, |_, leaf| {
+                if leaf.owner == StateOwner::PerReplica {
+                    own.push(leaf.value.data()?);
                 }
                 Ok(())
             })?;

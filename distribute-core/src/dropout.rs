@@ -9,14 +9,15 @@ use crate::trace::Trace;
 /// Sets each element to 0 with probability `rate` and scales the others by `1 / (1 - rate)`
 /// (Keras: `layers.Dropout` while training). Leave it out when evaluating.
 ///
-/// burn's own `Dropout` draws from one generator per process, so replica threads race for its
-/// numbers and no two runs are alike. This one takes the numbers from `rng`, usually
-/// [`ReplicaContext::rng`](crate::ReplicaContext::rng).
+/// burn's own `Dropout` draws from one generator per process, so replicas draw one at a time
+/// ([`TrainState::random_seed`](crate::TrainState::random_seed)). This one takes the numbers from
+/// `rng`, usually [`ReplicaContext::rng`](crate::ReplicaContext::rng), and lets replicas compute at
+/// once.
 ///
 /// In a step that is compiled the numbers come from the program, with a key that changes with every
-/// update: they are others than those of an eager strategy. One number of `rng` makes them those of
-/// this dropout; take it from [`ReplicaContext::rng`](crate::ReplicaContext::rng), as a generator
-/// that goes on from call to call would make another program of every step.
+/// update: they differ from the numbers of an eager strategy. One number of `rng` makes them those
+/// of this dropout; take it from [`ReplicaContext::rng`](crate::ReplicaContext::rng), as a
+/// generator that goes on from call to call would make another program of every step.
 ///
 /// ```
 /// use distribute_core::{DefaultStrategy, StrategyExt, Tensor, dropout};
@@ -73,9 +74,12 @@ pub fn dropout_mask(dims: &[usize], rate: f64, rng: &mut (impl Rng + ?Sized)) ->
         0.0
     };
     let count: usize = dims.iter().product();
-    let draw = |_| match u64::from(rng.next_u32()) < threshold {
-        true => 0.0,
-        false => kept,
+    let draw = |_| {
+        if u64::from(rng.next_u32()) < threshold {
+            0.0
+        } else {
+            kept
+        }
     };
     TensorData::new((0..count).map(draw).collect::<Vec<f32>>(), dims.to_vec())
 }

@@ -496,9 +496,10 @@ impl Error {
     /// [`Error::InvalidArgument`]. `what` has the system's reason in it.
     pub fn of_system(error: &std::io::Error, what: impl fmt::Display) -> Self {
         let what = what.to_string();
-        match distribute_error::lasts(error) {
-            true => Self::InvalidArgument { what },
-            false => Self::System { what },
+        if distribute_error::lasts(error) {
+            Self::InvalidArgument { what }
+        } else {
+            Self::System { what }
         }
     }
 
@@ -688,10 +689,11 @@ pub(crate) fn check_count(what: &'static str, replicas: usize, found: usize) -> 
 
 /// Refuses a number that is not above zero.
 pub(crate) fn check_positive(what: impl fmt::Display, number: f64) -> Result<()> {
-    match number.is_finite() && number > 0.0 {
-        true => Ok(()),
-        false => Err(Error::invalid(format!(
+    if number.is_finite() && number > 0.0 {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!(
             "{what} must be a positive number, got {number}"
-        ))),
+        )))
     }
 }

@@ -72,7 +72,7 @@ pub(crate) fn reduce_same(op: ReduceOp, value: TensorData, replicas: usize) -> R
     Ok(value)
 }
 
-/// [`reduce_same`] of the values of several workers, which have at most so many replicas each: a
+/// [`reduce_same`] of the values of several workers, which have at most this many replicas each: a
 /// value counts once per worker.
 pub(crate) fn reduce_same_of_workers(
     op: ReduceOp,
@@ -245,8 +245,10 @@ pub fn concatenate(values: Vec<Vec<TensorData>>, axis: i64) -> Result<Vec<Tensor
 }
 
 fn fold<E: Element + Kernel>(op: ReduceOp, components: &[TensorData]) -> Result<TensorData> {
-    let slices = components.iter().map(TensorData::as_slice::<E>);
-    let slices = slices.collect::<Result<Vec<_>, _>>();
+    let slices = components
+        .iter()
+        .map(TensorData::as_slice::<E>)
+        .collect::<Result<Vec<_>, _>>();
     let slices = slices.map_err(Error::internal)?;
     let mut values = vec![E::default(); slices[0].len()];
     distribute_collectives::reduce::reduce_into(op, &slices, &mut values);

@@ -64,14 +64,16 @@ impl IndexedSlices {
         &self.dense_shape
     }
 
-    /// The slices of all replicas of all workers, from those of this worker's.
+    /// The slices of all replicas of all workers, from the slices of this worker's replicas.
     pub(crate) fn gather(
         workers: &WorkerGroup,
         op: ReduceOp,
         slices: Vec<Self>,
     ) -> Result<Vec<Self>> {
-        let lists = slices.into_iter().map(Self::into_tensors);
-        let lists = lists.collect::<Result<Vec<_>>>()?;
+        let lists = slices
+            .into_iter()
+            .map(Self::into_tensors)
+            .collect::<Result<Vec<_>>>()?;
         let all = workers.gather(&format!("reduce_slices {op}"), &lists)?;
         all.into_iter().map(Self::from_tensors).collect()
     }

@@ -1,4 +1,4 @@
-//! Strategies: what a replica is, how a step runs on all of them, how their values are reduced.
+//! Strategies: they own the replicas, run a step on all of them, and reduce their values.
 //!
 //! Write one training step and choose where it runs with one line:
 //!
@@ -22,18 +22,10 @@
 
 extern crate self as distribute_core;
 
-/// Compiles the program of the document.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/many-machines.md")]
-mod many_machines {}
-
-/// Compiles the program of the document.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/same-bits.md")]
-mod same_bits {}
-
-mod burn_optimizer;
+mod batch_source;
+pub mod burn_internals;
 pub mod communication;
+mod computed;
 mod configuration;
 mod copies;
 mod cross_device;
@@ -42,26 +34,32 @@ mod device_reduce;
 mod distributed_value;
 mod dropout;
 mod error;
+mod follow;
 mod gradients;
 mod host_reduce;
 mod indexed_slices;
+mod load_parameters;
 mod local_batch_norm;
 pub mod loss;
 mod macros;
 pub mod metric;
-mod module_tensors;
 mod nest;
+mod notes;
 pub mod optim;
 mod parameters;
 mod policy;
 pub mod prelude;
+mod random;
 pub mod remote;
+mod remote_model;
 mod replica;
 mod replicate;
 mod running_statistics;
+mod saved_part;
 pub mod schedule;
 mod scope;
 mod shown;
+mod state_leaf;
 mod step;
 mod strategy;
 mod sync;
@@ -72,8 +70,8 @@ mod values;
 mod variable;
 mod workers;
 
+pub use batch_source::{BatchSource, Batches};
 pub use burn::tensor::{Device, Tensor, TensorData};
-pub use burn_optimizer::BurnTrainState;
 pub use communication::{CommunicationImplementation, CommunicationOptions};
 pub use configuration::{Configuration, Difference};
 pub use copies::EndOfRun;
@@ -93,21 +91,28 @@ pub use distribute_core_derive::{Nest, Replicate};
 pub use distributed_value::{Components, DistributedValue};
 pub use dropout::{dropout, dropout_mask};
 pub use error::{Error, Result};
-pub use gradients::{Clip, Gradients, LossScale};
+pub use follow::follow;
+pub use gradients::{Clip, Gradients, LossScale, Models};
 pub use host_reduce::concatenate;
 pub use indexed_slices::IndexedSlices;
+pub use load_parameters::{LoadStatus, load_parameters};
 pub use local_batch_norm::LocalBatchNorm;
-pub use nest::{Leaf, LeafVisitor, Nest, NestPath};
+pub use nest::{FieldVisitor, Leaf, LeafVisitor, Nest, NestPath, NestWith};
 pub use optim::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, BurnOptimizer, Ftrl, Lion, MovingAverage, Nadam,
-    RmsProp, Sgd, WeightDecay,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, BurnConfig, BurnOptimizer, BurnParts, Ftrl, Lion,
+    MovingAverage, Nadam, OwnRule, RateFactors, RmsProp, Sgd, WeightDecay,
 };
 pub use policy::Policy;
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use replicate::{PartVisitor, Replicate, StatePart};
 pub use running_statistics::RunningStatistics;
+pub use saved_part::SavedPart;
 pub use scope::{has_strategy, in_step};
-pub use step::{Call, Capture, CapturedState, Changes, Item, Lend, Replicated, StepArgs};
+pub use state_leaf::{StateKind, StateLeaf, StateOwner, StateVisitor, StateWalk};
+pub use step::{InTraining, Item, Replicated, StepArgs};
+// Hidden from the documentation, and public so that rustc's messages name it by a short path.
+#[doc(hidden)]
+pub use step::StepArgument;
 pub use strategy::{
     CentralStorageStrategy, DefaultStrategy, InputContext, MirroredStrategy,
     MirroredStrategyBuilder, MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyBuilder,
@@ -115,7 +120,7 @@ pub use strategy::{
     StrategyExt, StrategyId, VariablePlacement, current_strategy, run_on_calling_thread,
 };
 pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
-pub use train_state::{Applied, TrainState};
+pub use train_state::{Applied, OwnTensors, TrainState, TrainStates};
 pub use values::{Mirrored, PerReplica};
 pub use variable::{
     AssignTo, DistributedVariable, VariableAggregation, VariableContext, VariableKind,

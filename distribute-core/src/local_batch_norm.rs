@@ -5,6 +5,7 @@ use burn::nn::BatchNorm;
 use burn::tensor::module::batch_norm as normalize;
 use burn::tensor::{DType, Tensor};
 
+use crate::burn_internals::{BATCH_NORM, RUNNING_STATISTICS};
 use crate::parameters::Parameter;
 use crate::{Error, Result};
 
@@ -45,7 +46,7 @@ pub struct LocalBatchNorm {
     /// What of the batch's statistics goes into the running ones (Keras' momentum is one minus
     /// this).
     pub momentum: f64,
-    /// What is added to variances.
+    /// The number that is added to variances.
     pub epsilon: f64,
 }
 
@@ -84,7 +85,7 @@ impl LocalBatchNorm {
     /// [`forward`](Self::forward) bit by bit.
     ///
     /// # Errors
-    /// Those of [`forward`](Self::forward).
+    /// The errors of [`forward`](Self::forward).
     pub fn forward_inference<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
         self.in_f32(input, |input| {
             let device = input.device();
@@ -125,14 +126,14 @@ impl LocalBatchNorm {
 }
 
 /// The layers of which each replica has its own statistics, also in compiled steps.
-const LOCAL: [&str; 2] = ["Struct:BatchNorm", LocalBatchNorm::CONTAINER];
+const LOCAL: [&str; 2] = [BATCH_NORM, LocalBatchNorm::CONTAINER];
 
 /// Whether a parameter is a running statistic of a batch normalization that is burn's, or computes
 /// as burn's does.
 pub(crate) fn is_own_statistic(parameter: &Parameter<'_>) -> bool {
     let field = parameter.path.rsplit('.').next();
     LOCAL.contains(&parameter.container())
-        && field.is_some_and(|field| ["running_mean", "running_var"].contains(&field))
+        && field.is_some_and(|field| RUNNING_STATISTICS.contains(&field))
 }
 
 /// What burn calls a [`SyncBatchNorm`](crate::SyncBatchNorm) where it is the type of which

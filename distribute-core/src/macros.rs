@@ -19,7 +19,7 @@ macro_rules! setters {
 }
 pub(crate) use setters;
 
-/// Methods that are those of another value, `of`, which is computed from `self`.
+/// Methods that forward to another value, `of`, which is computed from `self`.
 macro_rules! forward {
     ($self:ident => $of:expr; $(
         fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;

@@ -10,7 +10,7 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Bool, FloatDType, Gradients as BurnGradients, Int, Tensor};
 
 use crate::Result;
-use crate::nest::Leaf;
+use crate::nest::{FloatLeaf, Leaf, LeafTensor, flattened};
 use crate::trace::{CapturedTape, CapturedTensor};
 
 /// One parameter of a module.
@@ -40,7 +40,7 @@ impl Parameter<'_> {
 }
 
 /// The tensor of a parameter.
-pub(crate) trait ParameterTensor: Leaf {
+pub(crate) trait ParameterTensor: Leaf + LeafTensor {
     /// As a float; `None` for integers and bools.
     fn float(&mut self) -> Option<&mut dyn FloatTensor> {
         None
@@ -48,7 +48,7 @@ pub(crate) trait ParameterTensor: Leaf {
 
     /// As what a training changes; `None` for integers, bools, and floats without a gradient.
     fn trained(&mut self) -> Option<&mut dyn FloatTensor> {
-        self.float().filter(|float| float.tracking().1)
+        self.float().filter(|float| float.tracking().keeps_gradient)
     }
 
     /// A handle of the tensor.
@@ -60,24 +60,18 @@ pub(crate) trait ParameterTensor: Leaf {
 }
 
 /// The tensor of a float parameter.
-pub(crate) trait FloatTensor: Leaf {
-    /// Its values in one dimension, in the memory where they are, without autodiff.
-    fn flat(&self) -> Tensor<1>;
-
-    /// Replaces the values. What has a gradient is a new leaf of the autodiff graph.
-    fn set_flat(&mut self, flat: Tensor<1>);
-
+pub(crate) trait FloatTensor: FloatLeaf {
     /// Makes it one of this type, through which gradients flow.
     fn cast_to(&mut self, dtype: FloatDType);
 
     /// Puts a tensor of another shape in its place.
     fn set_other_shape(&mut self);
 
-    /// Moves its gradient out of a backward pass, in one dimension.
-    fn take_gradient(&self, from: &mut BurnGradients) -> Option<Tensor<1>>;
+    /// A handle of its gradient in a backward pass, in one dimension.
+    fn gradient(&self, of: &BurnGradients) -> Option<Tensor<1>>;
 
-    /// Moves its gradient out of the backward pass of a captured step.
-    fn take_captured(&self, from: &mut CapturedTape) -> Option<CapturedTensor>;
+    /// Its gradient in the backward pass of a captured step.
+    fn captured_gradient(&self, of: &CapturedTape) -> Option<CapturedTensor>;
 
     /// Moves its gradient out of what burn's optimizers take, in one dimension.
     fn take_param(&self, id: ParamId, from: &mut GradientsParams) -> Option<Tensor<1>>;
@@ -115,7 +109,7 @@ pub(crate) fn visit<M: Module>(module: &M, mut walk: impl Walk) -> Result<()> {
 /// The module with what the walk has made of its parameters, in the order of [`visit`].
 ///
 /// # Errors
-/// Those of [`visit`].
+/// The errors of [`visit`].
 pub(crate) fn map<M: Module>(module: M, walk: impl Walk) -> Result<M> {
     let (module, outcome) = mapped(module, walk);
     outcome.map(|()| module)
@@ -131,7 +125,7 @@ pub(crate) fn mapped<M: Module>(module: M, mut walk: impl Walk) -> (M, Result<()
 /// Visits the parameters that are trained, in visit order.
 ///
 /// # Errors
-/// Those of [`visit`].
+/// The errors of [`visit`].
 pub(crate) fn visit_trained<M: Module>(
     module: &M,
     mut each: impl FnMut(ParamId, &str, &mut dyn FloatTensor) -> Result<()>,
@@ -291,18 +285,6 @@ impl<const D: usize> ParameterTensor for Tensor<D> {
 }
 
 impl<const D: usize> FloatTensor for Tensor<D> {
-    fn flat(&self) -> Tensor<1> {
-        flattened(self.clone().without_autodiff())
-    }
-
-    fn set_flat(&mut self, flat: Tensor<1>) {
-        let values = flat.reshape(self.shape());
-        *self = match self.is_autodiff() {
-            true => Tensor::from_inner(values).set_require_grad(self.is_require_grad()),
-            false => values,
-        };
-    }
-
     fn cast_to(&mut self, dtype: FloatDType) {
         *self = self.clone().cast(dtype);
     }
@@ -312,12 +294,12 @@ impl<const D: usize> FloatTensor for Tensor<D> {
         *self = Tensor::zeros([count; D], (&self.device(), self.dtype()));
     }
 
-    fn take_gradient(&self, from: &mut BurnGradients) -> Option<Tensor<1>> {
-        self.grad_remove(from).map(flattened)
+    fn gradient(&self, of: &BurnGradients) -> Option<Tensor<1>> {
+        self.grad(of).map(flattened)
     }
 
-    fn take_captured(&self, from: &mut CapturedTape) -> Option<CapturedTensor> {
-        from.remove(self)
+    fn captured_gradient(&self, of: &CapturedTape) -> Option<CapturedTensor> {
+        of.gradient(self)
     }
 
     fn take_param(&self, id: ParamId, from: &mut GradientsParams) -> Option<Tensor<1>> {
@@ -327,9 +309,4 @@ impl<const D: usize> FloatTensor for Tensor<D> {
     fn give_param(&self, id: ParamId, gradient: Tensor<1>, to: &mut GradientsParams) {
         to.register(id, gradient.reshape::<D, _>(self.shape()));
     }
-}
-
-fn flattened<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
-    let count = tensor.shape().num_elements();
-    tensor.reshape([count])
 }

@@ -6,9 +6,11 @@ use std::str::FromStr;
 use burn::module::Module;
 use burn::tensor::{DType, Device, FloatDType, Tensor};
 
+use crate::burn_internals::{BATCH_NORM, RECURRENT};
+use crate::local_batch_norm::SYNCHRONIZED;
 use crate::parameters::{self, Parameter};
 use crate::running_statistics::layer_of;
-use crate::{Error, LocalBatchNorm, LossScale, Result, RunningStatistics, SyncBatchNorm};
+use crate::{Error, LocalBatchNorm, LossScale, Result, RunningStatistics};
 
 /// In which type of floats a step computes (Keras: `keras.mixed_precision.Policy`). Variables,
 /// optimizer, gradients and what travels between replicas stay in `f32`.
@@ -32,9 +34,8 @@ use crate::{Error, LocalBatchNorm, LossScale, Result, RunningStatistics, SyncBat
 /// strategy.run(&mut state, |ctx, state: &mut TrainState<Linear>| {
 ///     let inputs = policy.cast(Tensor::<2>::ones([8, 4], ctx.device()));
 ///     let outputs = policy.model(&state.model)?.forward(inputs);
-///     let loss = policy.output(outputs).mean().div_scalar(2.0);
-///     let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
-///     state.apply_gradients(ctx, gradients).map(drop)
+///     let loss = ctx.mean_loss_of(policy.output(outputs).mean(), 8.0)?;
+///     state.minimize(ctx, &loss)
 /// })?;
 /// # Ok::<(), distribute_core::Error>(())
 /// ```
@@ -45,30 +46,18 @@ use crate::{Error, LocalBatchNorm, LossScale, Result, RunningStatistics, SyncBat
 /// | `TpuStrategy` on XLA's CPU client | yes | yes |
 /// | GPUs (not run yet) | what the device says | what the device says |
 ///
-/// [`SyncBatchNorm`] and [`LocalBatchNorm`] stay in `f32`, as in Keras: they take inputs of the
-/// policy's type, compute their statistics in `f32` and give outputs of the policy's type. burn's
-/// own `BatchNorm` computes in the type of its inputs alone, and its LSTM, GRU and RNN make states
-/// of `f32` by themselves: models with one of them are refused under a mixed policy.
+/// [`SyncBatchNorm`](crate::SyncBatchNorm) and [`LocalBatchNorm`] stay in `f32`, as in Keras: they
+/// take inputs of the policy's type, compute their statistics in `f32` and give outputs of the
+/// policy's type. burn's own `BatchNorm` computes in the type of its inputs alone, and its LSTM,
+/// GRU and RNN make states of `f32` by themselves: models with one of them are refused under a
+/// mixed policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Policy {
     compute: FloatDType,
 }
 
 /// The layers that stay in `f32`, as burn calls them.
-const WIDE: [&str; 2] = [SyncBatchNorm::CONTAINER, LocalBatchNorm::CONTAINER];
-
-/// The layer that normalizes in the type of its inputs, and mixes that with running statistics.
-const BATCH_NORMALIZATION: &str = "Struct:BatchNorm";
-
-/// The layers that make tensors of `f32` by themselves, whatever the type of their inputs.
-const RECURRENT: [&str; 6] = [
-    "Struct:Lstm",
-    "Struct:BiLstm",
-    "Struct:Gru",
-    "Struct:BiGru",
-    "Struct:Rnn",
-    "Struct:BiRnn",
-];
+const WIDE: [&str; 2] = [SYNCHRONIZED, LocalBatchNorm::CONTAINER];
 
 impl Default for Policy {
     fn default() -> Self {
@@ -147,9 +136,10 @@ impl Policy {
     /// A tensor in the policy's type, such as the inputs of the model.
     #[must_use]
     pub fn cast<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
-        match self == Self::float32() {
-            true => tensor,
-            false => tensor.cast(self.compute),
+        if self == Self::float32() {
+            tensor
+        } else {
+            tensor.cast(self.compute)
         }
     }
 
@@ -157,9 +147,10 @@ impl Policy {
     /// output layer of `float32`).
     #[must_use]
     pub fn output<const D: usize>(self, tensor: Tensor<D>) -> Tensor<D> {
-        match self == Self::float32() {
-            true => tensor,
-            false => tensor.cast(FloatDType::F32),
+        if self == Self::float32() {
+            tensor
+        } else {
+            tensor.cast(FloatDType::F32)
         }
     }
 
@@ -170,7 +161,7 @@ impl Policy {
             if WIDE.contains(&parameter.container()) {
                 wide.push(parameter.path.to_string());
             }
-            if let Some(layer) = parameter.layer_of(&[BATCH_NORMALIZATION]) {
+            if let Some(layer) = parameter.layer_of(&[BATCH_NORM]) {
                 return Err(self.refused_statistics(layer));
             }
             match parameter.layer_of(&RECURRENT) {

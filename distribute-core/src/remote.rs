@@ -15,12 +15,11 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use burn::module::Module;
 use burn::tensor::TensorData;
 
 pub use crate::gradients::{RemoteRows, RemoteVersion, RowGradients};
 use crate::optim::Optimizer;
-use crate::{Error, Result, module_tensors};
+use crate::{Error, Result};
 
 /// Where a strategy keeps what its scope builds, if that is not this process.
 pub trait RemoteStore: Send + Sync + Debug {
@@ -37,7 +36,7 @@ pub trait RemoteStore: Send + Sync + Debug {
     /// As [`state`](Self::state).
     fn variable(&self, initial: &TensorData) -> Result<Arc<dyn RemoteVariable>>;
 
-    /// Applies gradients of rows of tables alone, without those of a state. Blocks.
+    /// Applies gradients of rows of tables alone, without gradients of a state. Blocks.
     ///
     /// # Errors
     /// The store's own; by default that it has no tables.
@@ -83,7 +82,7 @@ pub struct RemoteTensor {
 pub struct RemoteValues {
     /// The number of updates so far, of the tensor that was updated most.
     pub step: u64,
-    /// The learning rate, if somebody has set one since the state was built.
+    /// The learning rate, if one was set since the state was built.
     pub learning_rate: Option<f64>,
     /// What has changed: the index of the tensor in [`RemoteSpec::tensors`], and what it is now.
     pub changed: Vec<(usize, RemoteVersion, TensorData)>,
@@ -92,7 +91,7 @@ pub struct RemoteValues {
 /// What a push did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pushed {
-    /// The gradients were applied, or will be with those of other workers.
+    /// The gradients were applied, or will be together with other workers' gradients.
     Applied {
         /// The number of updates after it.
         step: u64,
@@ -110,8 +109,8 @@ pub trait RemoteState: Send + Sync + Debug {
     fn pull(&self, known: &[RemoteVersion]) -> Result<RemoteValues>;
 
     /// Applies gradients, one per trained tensor, that were computed at the versions `base`, and
-    /// in the same update those of rows of tables. Without a gradient a tensor is left alone.
-    /// Blocks.
+    /// in the same update the gradients of rows of tables. Without a gradient a tensor is left
+    /// alone. Blocks.
     ///
     /// # Errors
     /// The store's own; one without tables refuses `rows` ([`no_tables`]).
@@ -128,16 +127,17 @@ pub trait RemoteState: Send + Sync + Debug {
     /// # Errors
     /// The store's own; by default that it keeps no running statistics.
     fn add(&self, changes: Vec<(usize, TensorData)>) -> Result<()> {
-        match changes.is_empty() {
-            true => Ok(()),
-            false => Err(Error::invalid(
+        if changes.is_empty() {
+            Ok(())
+        } else {
+            Err(Error::invalid(
                 "this store keeps no running statistics (`RemoteState::add`); use a layer or \
                  group normalization",
-            )),
+            ))
         }
     }
 
-    /// Sets the learning rate of the next updates, whoever makes them.
+    /// Sets the learning rate of the next updates, of all workers.
     ///
     /// # Errors
     /// The store's own.
@@ -181,43 +181,4 @@ pub trait RemoteVariable: Send + Sync + Debug {
     /// # Errors
     /// The store's own.
     fn change(&self, change: RemoteChange, value: TensorData) -> Result<()>;
-}
-
-/// The tensors of a model in visit order.
-pub(crate) fn tensors_of(model: &impl Module) -> Result<Vec<RemoteTensor>> {
-    let tensors = module_tensors::take(model)?.into_iter();
-    let tensors = tensors.map(|tensor| RemoteTensor {
-        name: format!("model/{}", tensor.path),
-        value: tensor.value,
-        is_trained: tensor.is_trained,
-    });
-    Ok(tensors.collect())
-}
-
-/// The model with these values in place of some of its `count` own, by index in visit order.
-pub(crate) fn with_values<M: Module>(
-    model: M,
-    count: usize,
-    values: impl IntoIterator<Item = (usize, TensorData)>,
-) -> Result<M> {
-    let mut all = vec![None; count];
-    for (index, value) in values {
-        let missing = || Error::invalid("pull: the store has more tensors than the model");
-        *all.get_mut(index).ok_or_else(missing)? = Some(value);
-    }
-    module_tensors::put(model, all)
-}
-
-/// A model that is not trained, with the values that the store has of it.
-pub(crate) fn shared<M: Module>(model: M, store: &dyn RemoteStore, path: &str) -> Result<M> {
-    let tensors = tensors_of(&model)?;
-    let known = vec![RemoteVersion::new(); tensors.len()];
-    let state = store.state(RemoteSpec {
-        path,
-        tensors,
-        optimizer: None,
-    })?;
-    let changed = state.pull(&known)?.changed.into_iter();
-    let changed = changed.map(|(index, _, value)| (index, value));
-    with_values(model, known.len(), changed)
 }

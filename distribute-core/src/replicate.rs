@@ -1,16 +1,23 @@
 //! Values that are copied to every replica, and the parts that they are made of.
 
-use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::remote::{self, RemoteStore};
-use crate::running_statistics::{self, RunningStatistics};
-use crate::trace::{self, HostState};
-use crate::{
-    Error, Leaf, LeafVisitor, NestPath, Result, VariablePlacement, WorkerGroup, module_tensors,
+use crate::nest::{FloatLeaf, LeafTensor, different_structure};
+use crate::random::RandomStream;
+use crate::remote::RemoteStore;
+use crate::remote_model;
+use crate::running_statistics::RunningStatistics;
+use crate::saved_part::{SavedPart, check_model, write_model};
+use crate::state_leaf::{
+    StateKind, StateLeaf, StateVisitor, StateWalk, model_specs, read_model, walk_model,
 };
+use crate::trace::{self, Counters, HostState, Trace};
+use crate::workers::packs;
+use crate::{Error, NestPath, Result, VariablePlacement, WorkerGroup};
 
 /// What is called for each part of a value, with its path.
 pub type PartVisitor<'a> = &'a mut dyn FnMut(&NestPath<'_>, &mut dyn StatePart) -> Result<()>;
@@ -39,6 +46,13 @@ pub trait Replicate: Sized {
         *self = primary.replicate(device);
     }
 
+    /// The value again, to be walked and read: the same tensors. What is written into it may or may
+    /// not reach the value.
+    #[must_use]
+    fn handles(&self) -> Self {
+        self.replicate(&Device::default())
+    }
+
     /// Visits the models and training states that the value is made of, always in the same order;
     /// `path` is where the value itself is. `#[derive(Replicate)]` walks all fields.
     ///
@@ -64,57 +78,85 @@ pub trait StatePart {
     /// of them. `path` is where the part is in what the scope built.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()>;
 
-    /// Walks its tensors, for a strategy that compiles steps, in an order that depends on its
-    /// structure alone. `capture` is where a model's constants go, if tensors of a capture are put
-    /// in.
+    /// Walks its tensors, to be changed, in an order that depends on its structure alone.
     ///
     /// # Errors
     /// [`Error::NotCompilable`] for a part that cannot be captured, and the visitor's own.
-    fn walk_leaves(
-        &mut self,
-        path: &NestPath<'_>,
-        capture: Option<&Device>,
-        visit: LeafVisitor<'_>,
-    ) -> Result<()>;
+    fn walk_leaves(&mut self, walk: StateWalk<'_>, visit: StateVisitor<'_>) -> Result<()>;
+
+    /// Whether [`load`](Self::load) would accept this.
+    ///
+    /// # Errors
+    /// The errors of `load`.
+    fn check_saved(&self, saved: SavedPart<'_>) -> Result<()>;
+
+    /// Puts back what a checkpoint has of it, in place.
+    ///
+    /// # Errors
+    /// If the checkpoint is of another model or optimizer; the part is unchanged then.
+    fn load(&mut self, saved: SavedPart<'_>) -> Result<()>;
 
     /// Its numbers, if it is a training state.
-    fn host(&mut self) -> Option<&mut dyn HostState> {
+    fn host(&self) -> Option<HostState> {
         None
+    }
+
+    /// Tells a training state that it is part of a capture, as its `index`-th training state.
+    fn enter_capture(&mut self, trace: Arc<Trace>, index: usize) {
+        let _ = (trace, index);
+    }
+
+    /// Makes the change of a training state's numbers that a captured step has made, in a call that
+    /// made its update or has skipped it.
+    ///
+    /// # Errors
+    /// If the model cannot be walked.
+    fn replay(&mut self, before: &Counters, after: &Counters, is_skipped: bool) -> Result<()> {
+        let _ = (before, after, is_skipped);
+        Ok(())
     }
 
     /// Takes over the newest values of what lives elsewhere, before a run that may change it.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     fn refresh_remote(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// What its steps draw random numbers by, if it is a training state whose model draws some.
+    fn random_stream(&self) -> Option<RandomStream> {
+        None
+    }
+
+    /// Puts its model in evaluation mode, as burn's `Module::valid` does: without autodiff, without
+    /// dropout, with the running statistics. `is_captured` says that its tensors belong to
+    /// a step that is captured.
+    ///
+    /// # Errors
+    /// If the model cannot be walked.
+    fn evaluate(&mut self, is_captured: bool) -> Result<()> {
+        let _ = is_captured;
         Ok(())
     }
 
     /// A run that may change it begins.
     fn begin_run(&mut self) {}
 
+    /// It was changed outside of a step, and follows a change of its model's structure.
+    ///
+    /// # Errors
+    /// For a change that it cannot follow now.
+    fn follow_structure(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Prepares it for where the strategy keeps variables, when a strategy's scope has built it.
     fn place(&mut self, placement: VariablePlacement) {
         let _ = placement;
-    }
-
-    /// Its running statistics (the moving statistics of a batch normalization) and their paths:
-    /// flat, in an order that depends on its structure alone. Each replica has its own, and outside
-    /// of steps they are read as the mean over the replicas.
-    fn running_statistics(&self) -> Vec<(String, Tensor<1>)> {
-        Vec::new()
-    }
-
-    /// Takes as many values from the front as it has running statistics.
-    ///
-    /// # Errors
-    /// If there are fewer, or of other sizes.
-    fn set_running_statistics(&mut self, values: &mut VecDeque<Tensor<1>>) -> Result<()> {
-        let _ = values;
-        Ok(())
     }
 
     /// Refuses to be changed by a step that is to be captured.
@@ -137,6 +179,10 @@ impl<M: Module> Replicate for M {
         RunningStatistics::of(self).own_copy(self).fork(device)
     }
 
+    fn handles(&self) -> Self {
+        self.clone()
+    }
+
     fn walk(&mut self, path: &NestPath<'_>, visit: PartVisitor<'_>) -> Result<()> {
         visit(path, self)
     }
@@ -144,36 +190,51 @@ impl<M: Module> Replicate for M {
 
 impl<M: Module> StatePart for M {
     fn take_from_chief(&mut self, workers: &WorkerGroup) -> Result<()> {
-        running_statistics::settle(self);
-        let found = module_tensors::take(self)?.into_iter();
-        let found = found.map(|tensor| (tensor.path, tensor.value));
-        let (paths, mut tensors): (Vec<_>, Vec<_>) = found.unzip();
-        workers.take_from_chief(&paths, &mut tensors)?;
-        *self = module_tensors::put(self.clone(), tensors.into_iter().map(Some))?;
+        let mut tensors = Vec::new();
+        self.walk_leaves(StateWalk::Model, &mut |leaf| {
+            tensors.push((leaf.path.to_string(), leaf.spec()));
+            Ok(())
+        })?;
+        workers.check_tensors(&tensors)?;
+        // Not while the model is walked: burn holds locks then, which clones of the model share.
+        for pack in packs(&tensors) {
+            let read = || self.read_pack(&pack);
+            if let Some(values) = workers.chiefs(&tensors[pack.clone()], read)? {
+                self.write_pack(&pack, values)?;
+            }
+        }
         Ok(())
     }
 
     /// Not trained, so that the initial values stay.
     fn attach_remote(&mut self, store: &dyn RemoteStore, path: &str) -> Result<()> {
-        *self = remote::shared(self.clone(), store, path)?;
+        *self = remote_model::shared(self.clone(), store, path)?;
         Ok(())
     }
 
-    fn walk_leaves(
-        &mut self,
-        path: &NestPath<'_>,
-        capture: Option<&Device>,
-        visit: LeafVisitor<'_>,
-    ) -> Result<()> {
-        trace::walk_module(self, capture, |name, leaf| visit(&path.field(name), leaf))
+    fn check_saved(&self, saved: SavedPart<'_>) -> Result<()> {
+        let own = model_specs(self, &RunningStatistics::of(self))?;
+        check_model(own, saved.tensors)
     }
 
-    fn running_statistics(&self) -> Vec<(String, Tensor<1>)> {
-        RunningStatistics::of(self).named(self)
+    fn load(&mut self, saved: SavedPart<'_>) -> Result<()> {
+        self.check_saved(saved)?;
+        let statistics = RunningStatistics::of(self);
+        write_model(self, &statistics, saved.tensors)
     }
 
-    fn set_running_statistics(&mut self, values: &mut VecDeque<Tensor<1>>) -> Result<()> {
-        RunningStatistics::of(self).take(self, values)
+    fn walk_leaves(&mut self, walk: StateWalk<'_>, visit: StateVisitor<'_>) -> Result<()> {
+        if let StateWalk::Saved = walk {
+            return read_model(self, &RunningStatistics::of(self), visit);
+        }
+        let is_eager = matches!(walk, StateWalk::Model);
+        let statistics = is_eager.then(|| RunningStatistics::of(self));
+        walk_model(self, statistics.as_ref(), walk, visit)
+    }
+
+    fn evaluate(&mut self, is_captured: bool) -> Result<()> {
+        *self = evaluated(self, is_captured)?;
+        Ok(())
     }
 
     fn check_capture(&self) -> Result<()> {
@@ -181,7 +242,42 @@ impl<M: Module> StatePart for M {
     }
 }
 
-/// A value of this type, of which nobody knows what it is made of.
+/// Some tensors of a part, by their places in a walk.
+trait Pack: StatePart {
+    fn read_pack(&mut self, pack: &Range<usize>) -> Result<Vec<TensorData>> {
+        let (mut index, mut values) = (0.., Vec::with_capacity(pack.len()));
+        self.walk_leaves(StateWalk::Model, &mut |leaf| {
+            if index.next().is_some_and(|index| pack.contains(&index)) {
+                values.push(leaf.read()?);
+            }
+            Ok(())
+        })?;
+        Ok(values)
+    }
+
+    fn write_pack(&mut self, pack: &Range<usize>, values: Vec<TensorData>) -> Result<()> {
+        let (mut index, mut values) = (0.., values.into_iter());
+        self.walk_leaves(StateWalk::Model, &mut |mut leaf| {
+            if index.next().is_some_and(|index| pack.contains(&index)) {
+                leaf.write(values.next().ok_or_else(different_structure)?)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+impl<P: StatePart + ?Sized> Pack for P {}
+
+/// A model in evaluation mode.
+pub(crate) fn evaluated<M: Module>(model: &M, is_captured: bool) -> Result<M> {
+    if is_captured {
+        trace::valid(model)
+    } else {
+        Ok(model.valid())
+    }
+}
+
+/// A type without `Replicate::walk`.
 struct Unknown(&'static str);
 
 const INSTEAD: &str = "derive `Replicate` for it, or implement `Replicate::walk`";
@@ -201,13 +297,26 @@ impl StatePart for Unknown {
         )))
     }
 
-    fn walk_leaves(
-        &mut self,
-        _: &NestPath<'_>,
-        _: Option<&Device>,
-        _: LeafVisitor<'_>,
-    ) -> Result<()> {
-        Err(Error::not_compilable(self.0, INSTEAD))
+    fn walk_leaves(&mut self, walk: StateWalk<'_>, _: StateVisitor<'_>) -> Result<()> {
+        match walk {
+            StateWalk::Model => Ok(()),
+            StateWalk::Saved => Err(Error::invalid(format!(
+                "`{}` cannot be saved: {INSTEAD}",
+                self.0
+            ))),
+            _ => Err(Error::not_compilable(self.0, INSTEAD)),
+        }
+    }
+
+    fn check_saved(&self, _: SavedPart<'_>) -> Result<()> {
+        Err(Error::invalid(format!(
+            "`{}` cannot be restored: {INSTEAD}",
+            self.0
+        )))
+    }
+
+    fn load(&mut self, saved: SavedPart<'_>) -> Result<()> {
+        self.check_saved(saved)
     }
 }
 
@@ -221,43 +330,78 @@ pub(crate) trait ReplicateExt: Replicate {
         self.walk(&NestPath::ROOT, &mut each)
     }
 
-    /// Calls a function for each tensor of each part, see [`StatePart::walk_leaves`].
+    /// Calls a function for each tensor of each part, with the part's path.
     fn leaves(
         &mut self,
-        capture: Option<&Device>,
-        mut each: impl FnMut(&NestPath<'_>, &mut dyn Leaf) -> Result<()>,
+        walk: StateWalk<'_>,
+        mut each: impl FnMut(&NestPath<'_>, StateLeaf<'_>) -> Result<()>,
     ) -> Result<()> {
-        self.parts(|path, part| part.walk_leaves(path, capture, &mut each))
+        self.parts(|path, part| part.walk_leaves(walk, &mut |leaf| each(path, leaf)))
     }
 
-    /// The running statistics of all parts, and their paths.
+    /// Calls a function for each running statistic of each part, with its path.
+    fn statistics(
+        &mut self,
+        mut each: impl FnMut(&NestPath<'_>, &mut dyn FloatLeaf) -> Result<()>,
+    ) -> Result<()> {
+        self.leaves(StateWalk::Model, |path, leaf| {
+            let is_statistic = leaf.kind == StateKind::Statistic;
+            let tensor = leaf.value.tensor().filter(|_| is_statistic);
+            let float = tensor.and_then(LeafTensor::as_float);
+            float.map_or(Ok(()), |float| each(&path.field(leaf.path), float))
+        })
+    }
+
+    /// The running statistics of all parts, flat, and their paths.
     fn all_statistics(&mut self) -> Result<(Vec<String>, Vec<Tensor<1>>)> {
         let (mut paths, mut values) = (Vec::new(), Vec::new());
-        self.parts(|path, part| {
-            for (name, value) in part.running_statistics() {
-                paths.push(path.field(&name).to_string());
-                values.push(value);
-            }
+        self.statistics(|path, statistic| {
+            paths.push(path.to_string());
+            values.push(statistic.flat());
             Ok(())
         })?;
         Ok((paths, values))
     }
 
     /// Replaces the running statistics of all parts.
+    ///
+    /// # Errors
+    /// For another number of values, and for one of another size; nothing is replaced then.
     fn set_all_statistics(&mut self, values: Vec<Tensor<1>>) -> Result<()> {
-        let mut values = VecDeque::from(values);
-        self.parts(|_, part| part.set_running_statistics(&mut values))
+        let (_, own) = self.all_statistics()?;
+        if !own
+            .iter()
+            .map(Tensor::dims)
+            .eq(values.iter().map(Tensor::dims))
+        {
+            return Err(different_structure());
+        }
+        let mut pairs = own.into_iter().zip(values);
+        self.statistics(|_, statistic| {
+            let (own, new) = pairs.next().ok_or_else(different_structure)?;
+            statistic.set_flat(new.to_device(&own.device()));
+            Ok(())
+        })
     }
 
     /// The number of updates of the first training state; 0 if there is none.
     fn updates(&mut self) -> Result<u64> {
         let mut updates = None;
         self.parts(|_, part| {
-            let record = part.host().map(|host| host.record());
-            updates = updates.or(record.and_then(|record| record.first().copied()));
+            updates = updates.or_else(|| Some(part.host()?.counters.updates));
             Ok(())
         })?;
         Ok(updates.unwrap_or(0))
+    }
+
+    /// The random stream of the first part that has one.
+    fn random_stream(&mut self) -> Result<Option<RandomStream>> {
+        let mut stream = None;
+        self.parts(|_, part| {
+            stream = stream.or_else(|| part.random_stream());
+            Ok(())
+        })?;
+        Ok(stream)
     }
 
     /// The parts' versions; none if one counts no updates, or there is no part.
@@ -287,10 +431,11 @@ pub(crate) fn take_state(
 
 #[cfg(test)]
 mod tests {
-    use burn::nn::{Linear, LinearConfig};
-    use burn::tensor::Device;
+    use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
+    use burn::tensor::{Device, Tensor};
 
     use super::ReplicateExt;
+    use crate::state_leaf::StateWalk;
     use crate::{Adam, Replicate, TrainState};
 
     #[derive(Replicate)]
@@ -317,8 +462,8 @@ mod tests {
         });
         found.unwrap();
         assert_eq!(parts, ["0.trained", "0.fixed", "1"]);
-        let found = pair.leaves(None, |path, _| {
-            leaves.push(path.to_string());
+        let found = pair.leaves(StateWalk::All, |path, leaf| {
+            leaves.push(path.field(&leaf.label()).to_string());
             Ok(())
         });
         found.unwrap();
@@ -333,5 +478,42 @@ mod tests {
             "0.fixed.bias",
         ];
         assert_eq!(leaves, expected);
+    }
+
+    #[derive(Replicate)]
+    struct Norms {
+        trained: TrainState<BatchNorm>,
+        fixed: BatchNorm,
+    }
+
+    #[test]
+    fn running_statistics_of_other_sizes_replace_none() {
+        let norm = |features| BatchNormConfig::new(features).init(&Device::flex().autodiff());
+        let mut norms = Norms {
+            trained: TrainState::new(norm(2), Adam::new(0.1)),
+            fixed: norm(3),
+        };
+        let sevens = |sizes: &[usize]| -> Vec<_> {
+            let sizes = sizes.iter();
+            let seven = |size: &usize| Tensor::<1>::full([*size], 7.0, &Device::flex());
+            sizes.map(seven).collect()
+        };
+        let found = |norms: &mut Norms| {
+            let (_, values) = norms.all_statistics().unwrap();
+            Tensor::cat(values, 0).into_data()
+        };
+        let before = found(&mut norms);
+        for sizes in [
+            &[2, 2, 3, 2][..],
+            &[2, 3, 3, 3],
+            &[2, 2, 3],
+            &[2, 2, 3, 3, 1],
+            &[],
+        ] {
+            norms.set_all_statistics(sevens(sizes)).unwrap_err();
+            assert_eq!(found(&mut norms), before, "{sizes:?}");
+        }
+        norms.set_all_statistics(sevens(&[2, 2, 3, 3])).unwrap();
+        assert_eq!(found(&mut norms), sevens(&[10])[0].to_data());
     }
 }

@@ -13,11 +13,11 @@ use burn::module::{Flag, Module, Param};
 use burn::tensor::{DType, Tensor, TensorData};
 use distribute_collectives::tree;
 
-use crate::local_batch_norm::is_own_statistic;
-use crate::module_tensors::is_off_host;
+use crate::computed::is_off_host;
+use crate::local_batch_norm::{SYNCHRONIZED, is_own_statistic};
 use crate::nest::different_structure;
 use crate::parameters::{self, FloatTensor, Parameter, Walk};
-use crate::{Error, ReplicaContext, Result, SyncBatchNorm, WorkerGroup, scope};
+use crate::{Error, ReplicaContext, Result, WorkerGroup};
 
 /// Which tensors of a model are running statistics; the model keeps its structure.
 ///
@@ -51,8 +51,8 @@ pub struct RunningStatistics {
 }
 
 impl RunningStatistics {
-    /// Those of a model. They are found by what they are: of all tensors of a module only these are
-    /// shared by its clones.
+    /// The running statistics of a model. They are found by their kind: of all tensors of a module
+    /// only these are shared by its clones.
     pub fn of<M: Module>(model: &M) -> Self {
         let probe = model.valid();
         let before = floats(&probe);
@@ -87,7 +87,7 @@ impl RunningStatistics {
     }
 
     /// Refuses a step that changes the model, if it is to be captured: the running statistics of a
-    /// layer that nobody knows. Those of burn's batch normalization, and of this crate's, are
+    /// unknown layer. The statistics of burn's batch normalization, and of this crate's, are
     /// tensors of the state like weights.
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl RunningStatistics {
             None => Ok(()),
             Some(layer) => Err(Error::not_compilable(
                 format!("training the layer `{layer}`, which has running statistics,"),
-                "a compiled step knows those of burn's `BatchNorm`, `LocalBatchNorm` and \
+                "a compiled step knows the statistics of burn's `BatchNorm`, `LocalBatchNorm` and \
                  `SyncBatchNorm` only; use one of these, or pass the state as `&Mirrored` where \
                  it is only evaluated",
             )),
@@ -119,11 +119,8 @@ impl RunningStatistics {
             has_autodiff: &mut has_autodiff,
         };
         let visited = parameters::visit(model, taken);
-        let copy = match has_autodiff {
-            true => plain.train(),
-            false => plain,
-        };
-        let (copy, given) = parameters::mapped(copy, Given(all));
+        let copy = if has_autodiff { plain.train() } else { plain };
+        let (copy, given) = parameters::mapped(copy, HandleRestorer(all));
         debug_assert!(visited.and(given).is_ok(), "nothing here fails");
         copy
     }
@@ -131,7 +128,7 @@ impl RunningStatistics {
     /// The model `of_others` with the running statistics of `own`.
     ///
     /// # Errors
-    /// Those of [`write`](Self::write), if the models differ in structure.
+    /// The errors of [`write`](Self::write), if the models differ in structure.
     pub fn keep_own<M: Module>(&self, own: &M, of_others: &M) -> Result<M> {
         let copy = self.own_copy(of_others);
         self.write(&copy, self.read(own))?;
@@ -150,8 +147,8 @@ impl RunningStatistics {
         values
     }
 
-    /// Replaces their values, which have the order and sizes of those of [`read`](Self::read); also
-    /// those of the model's clones.
+    /// Replaces their values, in the order and with the sizes of [`read`](Self::read), in the model
+    /// and its clones.
     ///
     /// # Errors
     /// For another number of values ([`Error::InvalidArgument`]), and for one of another size
@@ -204,40 +201,21 @@ impl RunningStatistics {
     ) -> Result<Vec<Tensor<1>>> {
         let own = models.into_iter().enumerate().map(|(replica, model)| {
             let values = self.read(model);
-            check_finite(&self.paths, &values, (replica, 0))?;
+            check_finite(&self.paths, &values, replica, 0)?;
             Sums::of(&values)
         });
         Sums::of_all(own.collect::<Result<_>>()?)?.mean()
     }
 
-    /// [`read`](Self::read), each value with its path.
-    pub(crate) fn named<M: Module>(&self, model: &M) -> Vec<(String, Tensor<1>)> {
-        let values = self.read(model).into_iter();
-        self.paths.iter().cloned().zip(values).collect()
-    }
-
-    /// [`write`](Self::write) of as many values as there are, from the front.
-    ///
-    /// # Errors
-    /// Those of [`write`](Self::write).
-    pub(crate) fn take<M: Module>(
-        &self,
-        model: &M,
-        values: &mut VecDeque<Tensor<1>>,
-    ) -> Result<()> {
-        let count = self.places.len().min(values.len());
-        self.write(model, values.drain(..count).collect())
-    }
-
-    /// Brings those of a model up to date.
+    /// Brings the statistics of a model up to date.
     pub(crate) fn settle<M: Module>(&self, model: &M) {
         if !self.is_empty() {
             settle(model);
         }
     }
 
-    /// Looks in a step, before the update after so many others, whether they are finite. Not where
-    /// they are replaced at its end, because the replica's part of the batch is empty.
+    /// Looks in a step, before the update after this many others, whether they are finite. Not
+    /// where they are replaced at its end, because the replica's part of the batch is empty.
     ///
     /// # Errors
     /// [`Error::StatisticsNotFinite`], which names the first that is not.
@@ -247,12 +225,10 @@ impl RunningStatistics {
         model: &M,
         updates: u64,
     ) -> Result<()> {
-        let no_examples = || scope::with_step(|notes| notes.batch.is_empty()) == Some(true);
-        if self.is_empty() || ctx.trace().is_some() || no_examples() {
+        if self.is_empty() || ctx.trace().is_some() || ctx.notes().has_no_examples() {
             return Ok(());
         }
-        let replica = ctx.replica_id();
-        check_finite(&self.paths, &self.read(model), (replica, updates))
+        check_finite(&self.paths, &self.read(model), ctx.replica_id(), updates)
     }
 }
 
@@ -265,7 +241,7 @@ pub(crate) struct Sums {
 }
 
 impl Sums {
-    /// Those of one replica.
+    /// The statistics of one replica.
     ///
     /// # Errors
     /// If a device cannot hand them out.
@@ -277,7 +253,7 @@ impl Sums {
         })
     }
 
-    /// Those of several replicas, added up in canonical order.
+    /// The statistics of several replicas, added up in canonical order.
     pub(crate) fn of_all(replicas: Vec<Self>) -> Result<Self> {
         let sums = tree::fold(replicas.into_iter().map(Ok), |sum: Result<Self>, other| {
             let (mut sum, other) = (sum?, other?);
@@ -300,14 +276,15 @@ impl Sums {
         let count = self.replicas.max(1) as f64;
         let means = self.sums.into_iter().zip(self.like).map(|(sums, like)| {
             let mean: Vec<f64> = sums.into_iter().map(|sum| sum / count).collect();
-            let data = TensorData::new(mean, like.shape());
-            let data = data.try_cast(like.dtype()).map_err(Error::internal)?;
+            let data = TensorData::new(mean, like.shape())
+                .try_cast(like.dtype())
+                .map_err(Error::internal)?;
             Ok(Tensor::from_data(data, (&like.device(), like.dtype())))
         });
         means.collect()
     }
 
-    /// The sums over all replicas of all workers, from those of each part of this one.
+    /// The sums over all replicas of all workers, from the sums of this worker's parts.
     pub(crate) fn of_workers(mut parts: Vec<Self>, workers: &WorkerGroup) -> Result<Self> {
         let sums = parts.iter().map(|part| part.sums.concat()).collect();
         let mut all = parts.swap_remove(0);
@@ -321,8 +298,12 @@ impl Sums {
 }
 
 fn elements(value: &Tensor<1>) -> Result<Vec<f64>> {
-    let data = value.clone().try_into_data().map_err(Error::internal)?;
-    let data = data.try_cast(DType::F64).map_err(Error::internal)?;
+    let data = value
+        .clone()
+        .try_into_data()
+        .map_err(Error::internal)?
+        .try_cast(DType::F64)
+        .map_err(Error::internal)?;
     data.try_into_vec::<f64>()
         .map_err(|_| different_structure())
 }
@@ -331,15 +312,16 @@ fn is_finite(value: &Tensor<1>) -> Result<bool> {
     Ok(elements(value)?.iter().all(|element| element.is_finite()))
 }
 
-/// Refuses values of a replica, after so many updates, that are not finite. Those on a GPU are not
-/// waited for.
+/// Refuses values of a replica, after this many updates, that are not finite. Those on a GPU are
+/// not waited for.
 ///
 /// # Errors
 /// [`Error::StatisticsNotFinite`], which names the first.
 pub(crate) fn check_finite(
     paths: &[String],
     values: &[Tensor<1>],
-    (replica, updates): (usize, u64),
+    replica: usize,
+    updates: u64,
 ) -> Result<()> {
     for (path, value) in paths.iter().zip(values) {
         if !is_off_host(&value.device()) && !is_finite(value)? {
@@ -353,12 +335,15 @@ pub(crate) fn check_finite(
     Ok(())
 }
 
-/// The values that are finite, and those of `before` in the place of the others.
+/// The values, with the values of `before` in place of non-finite ones.
 pub(crate) fn finite_or(after: Vec<Tensor<1>>, before: &[Tensor<1>]) -> Result<Vec<Tensor<1>>> {
     let pairs = after.into_iter().zip(before);
-    let chosen = pairs.map(|(after, before)| match is_finite(&after)? {
-        true => Ok(after),
-        false => Ok(before.clone()),
+    let chosen = pairs.map(|(after, before)| {
+        if is_finite(&after)? {
+            Ok(after)
+        } else {
+            Ok(before.clone())
+        }
     });
     chosen.collect()
 }
@@ -386,8 +371,7 @@ fn floats<M: Module>(model: &M) -> Vec<Float> {
             floats.push(Float {
                 path: parameter.path.to_string(),
                 shape: spec.shape,
-                is_known: parameter.container() == SyncBatchNorm::CONTAINER
-                    || is_own_statistic(&parameter),
+                is_known: parameter.container() == SYNCHRONIZED || is_own_statistic(&parameter),
             });
         }
         Ok(())
@@ -412,7 +396,7 @@ impl Walk for Taken<'_> {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
         self.all.push_back(parameter.tensor.handle());
         if let Some(float) = parameter.tensor.float() {
-            *self.has_autodiff |= float.tracking().0;
+            *self.has_autodiff |= float.tracking().autodiff.is_some();
         }
         Ok(())
     }
@@ -423,10 +407,10 @@ impl Walk for Taken<'_> {
     }
 }
 
-/// Puts handles of parameters and flags into a model.
-struct Given(VecDeque<Box<dyn Any>>);
+/// Puts stored handles of parameters and flags back into a model.
+struct HandleRestorer(VecDeque<Box<dyn Any>>);
 
-impl Walk for Given {
+impl Walk for HandleRestorer {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
         if let Some(handle) = self.0.pop_front() {
             parameter.tensor.set_handle(handle);

@@ -5,11 +5,10 @@ use std::fmt;
 
 use burn::tensor::{Bool, Int, Tensor, TensorData};
 
+use crate::burn_internals::without_inside;
+
 /// More elements than these are left out.
 const ELEMENTS: usize = 100;
-
-/// What burn's tensors say in their `Debug` form.
-const INSIDE: &str = "BridgeTensor";
 
 /// One value of a list: a tensor, a pair or a list of tensors with their values, anything else with
 /// its own `Debug` form, without what burn's tensors show there of their inside.
@@ -18,9 +17,10 @@ pub(crate) struct Shown<'a, T>(pub(crate) &'a T);
 impl<T: fmt::Debug + 'static> fmt::Debug for Shown<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = text(self.0).unwrap_or_else(|| {
-            without_inside(match f.alternate() {
-                true => format!("{:#?}", self.0),
-                false => format!("{:?}", self.0),
+            without_inside(if f.alternate() {
+                format!("{:#?}", self.0)
+            } else {
+                format!("{:?}", self.0)
             })
         });
         f.write_str(&text)
@@ -39,29 +39,6 @@ pub(crate) fn write_components<'a, T: fmt::Debug + 'static>(
         write!(f, "{comma}{index}: {:?}", Shown(component))?;
     }
     f.write_str("}")
-}
-
-/// The text with `Tensor` in place of `Tensor { primitive: BridgeTensor { .. } .. }`.
-fn without_inside(mut text: String) -> String {
-    while let Some(place) = text.find(INSIDE) {
-        let braces = text[..place].rfind('{').and_then(|open| {
-            let mut depth = 0_usize;
-            let end = text[open..].find(|c| {
-                match c {
-                    '{' => depth += 1,
-                    '}' => depth -= 1,
-                    _ => {}
-                }
-                depth == 0
-            })?;
-            (open + end > place).then_some(open..=open + end)
-        });
-        // Without braces around it, it is a text of somebody else.
-        let Some(braces) = braces else { break };
-        let start = text[..*braces.start()].trim_end().len();
-        text.replace_range(start..=*braces.end(), "");
-    }
-    text
 }
 
 /// A tensor's values, as `f32[2] [1, 2.5]`.

@@ -3,16 +3,14 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Device;
 
 use crate::copies::Copies;
-use crate::error::check_count;
-use crate::nest::different_structure;
-use crate::replicate::Replicate;
+use crate::replicate::{Replicate, ReplicateExt};
 use crate::shown::{Shown, write_components};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
-use crate::{Error, Result, WorkerGroup};
+use crate::{Error, Result};
 
 /// One value per local replica, in replica order; the values may differ
 /// (TensorFlow: `tf.distribute.DistributedValues`, `PerReplica`).
@@ -108,7 +106,10 @@ impl<A, B> PerReplica<(A, B)> {
 /// (TensorFlow: `MirroredVariable`, here for whole models and training states).
 ///
 /// Made by [`StrategyExt::scope`](crate::StrategyExt::scope). A step receives `&mut T` of its
-/// own replica when `&mut Mirrored<T>` is passed to `run`, and `&T` when `&Mirrored<T>` is.
+/// own replica when `&mut Mirrored<T>` is passed to `run`, which is for training. When
+/// `&Mirrored<T>` is passed it receives `&T` in evaluation mode: models as burn's `Module::valid`
+/// makes them, without autodiff and dropout and with the running statistics, which it cannot
+/// change. [`InTraining`](crate::InTraining) lends a `&T` in training mode.
 ///
 /// Running statistics of a model (burn's `BatchNorm`) are the one thing that may differ between
 /// the copies: a step with `&mut T` normalizes its own part of the batch and has its own; one with
@@ -117,7 +118,7 @@ impl<A, B> PerReplica<(A, B)> {
 /// that fails, leave them as they are.
 ///
 /// Under a strategy that compiles steps the newest value is on the device after a step. It is
-/// copied to the host when somebody asks for it ([`primary`](Self::primary)), and not before.
+/// copied to the host only on request ([`primary`](Self::primary)).
 pub struct Mirrored<T> {
     pub(crate) copies: Copies<T>,
     owner: StrategyId,
@@ -158,11 +159,18 @@ impl<T: Replicate> Mirrored<T> {
     /// the change, and equal on all replicas after it.
     ///
     /// # Errors
-    /// Those of [`primary`](Self::primary), before anything is changed, and those of `change`.
+    /// The errors of [`primary`](Self::primary), before anything is changed, the errors of
+    /// `change`, and [`Error::InvalidArgument`] for a layer that a training state cannot freeze or
+    /// unfreeze now ([`TrainState`](crate::TrainState)).
     pub fn update<R>(&mut self, change: impl FnOnce(&mut T) -> Result<R>) -> Result<R> {
-        let result = change(&mut self.host_values_mut()?[0]);
+        let first = &mut self.host_values_mut()?[0];
+        let result = change(first);
+        let followed =
+            first.parts(|path, part| part.follow_structure().map_err(|error| error.at(path)));
         self.copy_first();
-        result
+        let result = result?;
+        followed?;
+        Ok(result)
     }
 
     /// Copies replica 0's value to all replicas and clears a poisoning. Replica 0's value is the
@@ -205,6 +213,11 @@ impl<T: Replicate> Mirrored<T> {
         })
     }
 
+    /// All copies in evaluation mode, which a step with `&Mirrored` is handed.
+    pub(crate) fn evaluated(&self) -> Result<&[T]> {
+        self.copies.evaluated(self.values()?)
+    }
+
     /// Replica 0's copy; the others are dropped.
     ///
     /// # Errors
@@ -213,58 +226,6 @@ impl<T: Replicate> Mirrored<T> {
         self.values()?;
         self.copies.keep_fetched();
         Ok(self.copies.host.swap_remove(0))
-    }
-
-    /// The running statistics that each local replica has as its own, in replica order, by their
-    /// paths; no lists if the value has none. [`primary`](Self::primary) has their mean. Waits
-    /// for the devices.
-    ///
-    /// # Errors
-    /// If a device cannot be read.
-    pub fn own_statistics(&self) -> Result<Vec<Vec<(String, TensorData)>>> {
-        let replicas = self.copies.own_statistics()?.into_iter();
-        let read = replicas.map(|(paths, values)| {
-            let data = values.into_iter().map(Tensor::try_into_data);
-            let named = paths.into_iter().zip(data);
-            let named = named.map(|(path, data)| Ok((path, data.map_err(Error::internal)?)));
-            named.collect()
-        });
-        read.collect()
-    }
-
-    /// Puts back what [`own_statistics`](Self::own_statistics) gave, one list for each local
-    /// replica, after the rest of the value was restored with their mean. `workers`: those of the
-    /// strategy.
-    ///
-    /// # Errors
-    /// [`Error::ReplicaCount`] for another number of lists; statistics of other paths or sizes, and
-    /// the value is to be restored anew then.
-    pub fn put_own_statistics(
-        &mut self,
-        replicas: Vec<Vec<(String, TensorData)>>,
-        workers: Option<&WorkerGroup>,
-    ) -> Result<()> {
-        let own = self.copies.own_statistics()?;
-        check_count("the running statistics", own.len(), replicas.len())?;
-        if own.is_empty() {
-            return Ok(());
-        }
-        let pairs = own.into_iter().zip(replicas);
-        let values = pairs.map(|((paths, like), new)| {
-            if !paths.iter().eq(new.iter().map(|(path, _)| path)) {
-                return Err(different_structure());
-            }
-            let values = new.into_iter().zip(like).map(|((_, data), like)| {
-                let place = (&like.device(), like.dtype());
-                match data.shape().num_elements() == like.shape().num_elements() {
-                    true => Ok(Tensor::from_data(data, place)),
-                    false => Err(different_structure()),
-                }
-            });
-            values.collect()
-        });
-        let values = values.collect::<Result<Vec<_>>>()?;
-        self.copies.put_own_statistics(values, workers.is_some())
     }
 
     /// All copies in replica order, to be changed.

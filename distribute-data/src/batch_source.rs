@@ -1,7 +1,6 @@
 //! Distributed data sets as what `fit`, `evaluate` and `predict` of `distribute-core` read from.
 
-use distribute_core::{InputContext, Nest, PerReplica, Result};
-use distribute_fit::BatchSource;
+use distribute_core::{BatchSource, InputContext, Nest, PerReplica, Result};
 
 use crate::{Dataset, DistributedDataset, DistributedFunction, Position};
 
@@ -40,7 +39,7 @@ impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
 }
 
 /// The function is called for every epoch and must make the same batches each time, or the epochs
-/// of a run that is resumed are not those of the one that was interrupted. Batches have no fixed
+/// of a run that is resumed differ from the epochs of the interrupted run. Batches have no fixed
 /// size: divide losses by the examples of all replicas, or by a constant of your own.
 impl<F, I, B> BatchSource for DistributedFunction<F>
 where
@@ -68,12 +67,35 @@ where
         _epoch: usize,
         skip_batches: usize,
     ) -> Result<Box<dyn Iterator<Item = Result<PerReplica<B>>> + '_>> {
-        let mut steps = DistributedFunction::epoch(self)?;
-        for _ in 0..skip_batches {
-            if steps.next().transpose()?.is_none() {
-                break;
-            }
-        }
-        Ok(Box::new(steps))
+        let steps = DistributedFunction::epoch(self)?;
+        Ok(Box::new(steps.without_first(skip_batches)?))
+    }
+}
+
+/// Each epoch is the next pass over the loader, whatever its number: a shuffled loader begins again
+/// with its first order when a run is resumed.
+#[cfg(feature = "dataset")]
+impl<O: Nest + Clone + Send + 'static> BatchSource for crate::DistributedDataLoader<O> {
+    type Batch = O;
+
+    fn batches_per_epoch(&self) -> Option<usize> {
+        None
+    }
+
+    /// Workers whose examples have ended get empty batches.
+    fn ends_together(&self) -> bool {
+        true
+    }
+
+    fn global_batch_size(&self) -> Option<usize> {
+        None
+    }
+
+    fn epoch(
+        &self,
+        _epoch: usize,
+        skip_batches: usize,
+    ) -> Result<Box<dyn Iterator<Item = Result<PerReplica<O>>> + '_>> {
+        Ok(Box::new(self.iter().without_first(skip_batches)?))
     }
 }

@@ -20,7 +20,8 @@ pub struct Batching {
     drop_remainder: bool,
     pub(crate) pad_remainder: bool,
     pub(crate) allow_empty: bool,
-    pub(crate) prefetch: usize,
+    prefetch: usize,
+    pub(crate) num_parallel_calls: usize,
     auto_shard: Option<AutoShardPolicy>,
 }
 
@@ -33,9 +34,9 @@ enum BatchSize {
 /// How much an epoch reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Length {
-    /// The dataset so many times.
+    /// The dataset, this many times.
     Times(usize),
-    /// So many full global batches, of the dataset again and again.
+    /// This many full global batches; the dataset is repeated as needed.
     Steps(usize),
 }
 
@@ -60,6 +61,7 @@ impl Batching {
             pad_remainder: false,
             allow_empty: false,
             prefetch: 2,
+            num_parallel_calls: 1,
             auto_shard: None,
         }
     }
@@ -71,7 +73,7 @@ impl Batching {
         self
     }
 
-    /// Reads the dataset so many times in every epoch, in another order each time if it is
+    /// Reads the dataset `times` times in every epoch, in another order each time if it is
     /// shuffled, and lets batches go across its end: only the last batch of all is short
     /// (TensorFlow: `dataset.repeat(times).batch(..)`).
     ///
@@ -135,10 +137,49 @@ impl Batching {
         self
     }
 
-    /// How many global batches a background thread may hold ready, 2 by default. With 0 there is
-    /// no thread and every batch is made when it is asked for.
+    /// How many global batches background threads may hold ready, 2 by default; how many threads,
+    /// [`num_parallel_calls`](Self::num_parallel_calls) says. With 0 there is no thread and every
+    /// batch is made when it is asked for.
     pub fn prefetch(mut self, batches: usize) -> Self {
         self.prefetch = batches;
+        self
+    }
+
+    /// How many threads make batches at the same time, 1 by default (TensorFlow:
+    /// `num_parallel_calls` of `dataset.map`; burn: `num_workers` of a data loader, but a worker is
+    /// a process here). More of them help if reading an example takes long: a file, a picture to
+    /// decode, a request.
+    ///
+    /// Each call of [`Dataset::batch`](crate::Dataset::batch) makes the part of one replica, and
+    /// the threads take the parts in turn. The batches, their order, and which error or panic ends
+    /// an epoch are the same with any number of threads, if a batch depends on its indices alone
+    /// (and not, say, on burn's shared random generator). Beside the global batches of
+    /// [`prefetch`](Self::prefetch) there is one more part in memory for each further thread.
+    ///
+    /// With 0, or without a thread (`.prefetch(0)`) and more than 1, `distribute_dataset` fails.
+    ///
+    /// ```
+    /// use distribute_core::prelude::*;
+    /// use distribute_data::prelude::*;
+    ///
+    /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+    /// let slow = || {
+    ///     FnDataset::new(10, |indices: &[usize], _: &Device| {
+    ///         // Opens a file for each index, say.
+    ///         Ok(indices.to_vec())
+    ///     })
+    /// };
+    /// let batching = Batching::global(4).shuffle(42);
+    /// let one = strategy.distribute_dataset(slow(), batching)?;
+    /// let four = strategy.distribute_dataset(slow(), batching.num_parallel_calls(4))?;
+    /// for (one, four) in one.iter().zip(four.iter()) {
+    ///     assert_eq!(one?, four?);
+    /// }
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    #[doc(alias = "num_workers")]
+    pub fn num_parallel_calls(mut self, threads: usize) -> Self {
+        self.num_parallel_calls = threads;
         self
     }
 
@@ -170,9 +211,10 @@ impl Batching {
 
     /// The policy for a dataset that is read from files or not.
     pub(crate) fn policy(&self, has_files: bool) -> AutoShardPolicy {
-        self.auto_shard.unwrap_or(match has_files {
-            true => AutoShardPolicy::File,
-            false => AutoShardPolicy::Replicas,
+        self.auto_shard.unwrap_or(if has_files {
+            AutoShardPolicy::File
+        } else {
+            AutoShardPolicy::Replicas
         })
     }
 
@@ -189,8 +231,8 @@ impl Batching {
         self.length == Length::Times(1)
     }
 
-    /// What an epoch reads of a dataset or stream of `examples`; `in_steps` says what so many full
-    /// steps read.
+    /// What an epoch reads of a dataset or stream of `examples`; `in_steps` says what a number of
+    /// full steps read.
     pub(crate) fn read(&self, examples: usize, in_steps: impl FnOnce(usize) -> usize) -> usize {
         match self.length {
             _ if examples == 0 => 0,
@@ -201,9 +243,10 @@ impl Batching {
 
     /// `examples` without what [`drop_remainder`](Self::drop_remainder) leaves out.
     pub(crate) fn kept(&self, examples: usize, global_batch: usize) -> usize {
-        match self.drop_remainder {
-            true => examples - examples % global_batch,
-            false => examples,
+        if self.drop_remainder {
+            examples - examples % global_batch
+        } else {
+            examples
         }
     }
 
@@ -232,6 +275,31 @@ impl Batching {
     fn policy_name(&self) -> String {
         let name = |policy| format!("{policy:?}");
         self.auto_shard.map_or_else(|| "the default".into(), name)
+    }
+
+    /// How many parts of global batches may be made and not yet taken; 0 if they are made when
+    /// they are asked for.
+    pub(crate) fn parts_ahead(&self, local_replicas: usize) -> usize {
+        match self.prefetch {
+            0 => 0,
+            batches => batches
+                .saturating_mul(local_replicas)
+                .saturating_add(self.num_parallel_calls - 1),
+        }
+    }
+
+    /// Refuses numbers of threads that cannot be.
+    pub(crate) fn check_threads(&self) -> Result<()> {
+        match (self.num_parallel_calls, self.prefetch) {
+            (0, _) => Err(Error::invalid(
+                "num_parallel_calls is 0: no thread would make batches; pass at least 1",
+            )),
+            (2.., 0) => Err(Error::invalid(
+                "num_parallel_calls asks for several threads, and prefetch(0) for none; pass \
+                 `.prefetch(1)` or more, or leave num_parallel_calls out",
+            )),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn global_size(&self, replicas: usize) -> Result<usize> {

@@ -4,15 +4,26 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-use distribute_core::{Device, Error, Result};
+use distribute_core::{Device, Error, Nest, Result};
 
 /// Examples that can be read in any order, and the batches made of them.
 ///
 /// The distribution code decides which examples each replica gets and calls
 /// [`batch`](Self::batch) with their indices and the replica's device, on a background thread.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no dataset whose batches can be cut over replicas",
+    label = "not a `Dataset` of `distribute`",
+    note = "of a `DataLoader` of burn, hand over the items and the batcher instead: \
+            `FnDataset::new(items.len(), move |indices, device| ..)`, which calls \
+            `batcher.batch` with the items of `indices`; or hand over the loader to \
+            `distribute_data_loader(&*loader)` (feature `dataset`)",
+    note = "a stream that makes its own batches is for `distribute_datasets_from_function`"
+)]
 pub trait Dataset: Send + Sync + 'static {
-    /// What one replica's step receives, for example `(Tensor<4>, Tensor<1, Int>)`.
-    type Batch: Send + 'static;
+    /// What one replica's step receives, for example `(Tensor<4>, Tensor<1, Int>)`, a struct of
+    /// your own with `#[derive(Nest)]`, or one of another crate in a
+    /// [`NestWith`](distribute_core::NestWith).
+    type Batch: Nest + Send + 'static;
 
     /// The number of examples.
     fn len(&self) -> usize;
@@ -36,8 +47,8 @@ pub trait Dataset: Send + Sync + 'static {
 
     /// The examples `indices`, in that order, as tensors on `device`.
     ///
-    /// An empty list must give a batch of 0 examples whose other dimensions are the usual ones:
-    /// at the end of an epoch some replicas may get one.
+    /// At the end of an epoch some replicas may get no examples. Their batch is made from that of
+    /// one example ([`Nest::remove_example`]), so the list is empty only if the dataset is.
     ///
     /// # Errors
     /// Whatever keeps the examples from being read; use `Error::input` for errors of your own.
@@ -59,7 +70,7 @@ pub trait Dataset: Send + Sync + 'static {
     /// [`Batching::pad_remainder`](crate::Batching::pad_remainder).
     ///
     /// # Errors
-    /// Those of `batch`; by default that the batches carry no weights.
+    /// The errors of `batch`; by default an error which says that the batches carry no weights.
     fn padded_batch(
         &self,
         indices: &[usize],
@@ -140,7 +151,7 @@ impl<F> FnDataset<F> {
     pub fn new<B>(len: usize, batch: F) -> Self
     where
         F: Fn(&[usize], &Device) -> Result<B> + Send + Sync + 'static,
-        B: Send + 'static,
+        B: Nest + Send + 'static,
     {
         Self { len, batch }
     }
@@ -149,7 +160,7 @@ impl<F> FnDataset<F> {
 impl<F, B> Dataset for FnDataset<F>
 where
     F: Fn(&[usize], &Device) -> Result<B> + Send + Sync + 'static,
-    B: Send + 'static,
+    B: Nest + Send + 'static,
 {
     type Batch = B;
 

@@ -4,7 +4,7 @@ use burn::tensor::Int;
 use distribute_core::{Device, Error, Result, Tensor, TensorData};
 
 use crate::Dataset;
-use crate::readers::Examples;
+use distribute_readers::Examples;
 
 /// Images and their classes: a batch is `[n, channels, height, width]` in `f32` and `[n]`.
 ///

@@ -5,7 +5,7 @@ use std::path::Path;
 use distribute_core::Result;
 
 use crate::ImageDataset;
-use crate::readers::{TrainTest, digits_split, read_mnist_folder};
+use distribute_readers::{TrainTest, digits_split, read_mnist_folder};
 
 macro_rules! image_set {
     ($(#[$doc:meta])* $name:ident) => {
@@ -49,7 +49,7 @@ image_set!(
 
 image_set!(
     /// 8 x 8 grey images of handwritten digits, built into the library: 1,438 to learn from, 359
-    /// to test with. See [`readers::digits`](crate::readers::digits()) for their source.
+    /// to test with. See [`readers::digits`](distribute_readers::digits()) for their source.
     Digits
 );
 
@@ -57,7 +57,7 @@ impl Mnist {
     /// Reads a folder with the four IDX files, compressed or not.
     ///
     /// # Errors
-    /// A [`ReadError`](crate::readers::ReadError) inside `Error::Input`.
+    /// A [`ReadError`](distribute_readers::ReadError) inside `Error::Input`.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let examples = read_mnist_folder(folder, Some(10))?;
         Ok(Self { examples })
@@ -82,7 +82,7 @@ impl FashionMnist {
     /// Reads a folder with the four IDX files, compressed or not.
     ///
     /// # Errors
-    /// A [`ReadError`](crate::readers::ReadError) inside `Error::Input`.
+    /// A [`ReadError`](distribute_readers::ReadError) inside `Error::Input`.
     pub fn open(folder: impl AsRef<Path>) -> Result<Self> {
         let examples = read_mnist_folder(folder, Some(10))?;
         Ok(Self { examples })

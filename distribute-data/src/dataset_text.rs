@@ -7,7 +7,7 @@ use distribute_core::{Device, Error, Result, Tensor, TensorData};
 
 use crate::Dataset;
 use crate::dataset_arrays::{classes, expect_classes};
-use crate::readers::Examples;
+use distribute_readers::Examples;
 
 /// The id that fills up short texts.
 pub const PADDING: i64 = 0;

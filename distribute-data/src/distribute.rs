@@ -72,7 +72,8 @@ impl<D: Dataset> DistributedDataset<D> {
                 shard.as_ref(),
                 &batching,
                 batching.read(dataset.len(), |steps| steps.saturating_mul(*size)),
-                (*size, num_replicas),
+                *size,
+                num_replicas,
             )),
             Err(error) => Err(error.clone()),
         };
@@ -183,6 +184,7 @@ fn prepare<S: Strategy + ?Sized, D: Dataset>(
     policy: AutoShardPolicy,
 ) -> Result<(Option<WorkerShard>, usize)> {
     let global_batch = batching.global_size(strategy.num_replicas_in_sync())?;
+    batching.check_threads()?;
     if dataset.is_empty() && !batching.allow_empty {
         return Err(Error::invalid(
             "the dataset is empty: there is nothing to distribute; check where it comes from, \
@@ -216,7 +218,8 @@ fn local_sizes(
     shard: Option<&WorkerShard>,
     batching: &Batching,
     examples: usize,
-    (global_batch, replicas): (usize, usize),
+    global_batch: usize,
+    replicas: usize,
 ) -> AgreedSizes {
     let share = |examples: usize| examples.div_ceil(replicas.max(1));
     match shard {
@@ -295,6 +298,9 @@ pub trait StrategyDataExt: Strategy {
     /// pipelines may end after different numbers of steps, see
     /// [`epoch`](DistributedFunction::epoch).
     ///
+    /// A pipeline is read on another thread, so it must be `Send`. The iterators of burn's
+    /// `DataLoader` are not: `distribute_data_loader` (feature `dataset`) is for loaders.
+    ///
     /// ```
     /// use distribute_core::{InputContext, MirroredStrategy, TensorData};
     /// use distribute_data::StrategyDataExt;
@@ -316,6 +322,51 @@ pub trait StrategyDataExt: Strategy {
         F: Fn(InputContext) -> Result<I>,
     {
         DistributedFunction::new(self, function)
+    }
+
+    /// Distributes a data loader of burn (`DataLoaderBuilder`), whose `batch_size` is that of one
+    /// replica: every replica reads a slice of the examples, on its own device, so that each
+    /// example comes once per pass, whatever the number of replicas, of workers and of the loader's
+    /// threads (`num_workers`). The last batch of each slice may be short. Every worker passes a
+    /// loader of the whole dataset.
+    ///
+    /// The order of shuffled batches, and of batches that several threads make, is the loader's: a
+    /// run that is resumed within an epoch reads other batches than the interrupted run would have.
+    /// For exact epochs distribute the loader's dataset and batcher in a
+    /// [`FnDataset`](crate::FnDataset), with [`Batching::num_parallel_calls`].
+    ///
+    /// ```
+    /// use burn::data::dataloader::{DataLoaderBuilder, batcher::Batcher};
+    /// use burn::data::dataset::InMemDataset;
+    /// use distribute_core::prelude::*;
+    /// use distribute_data::StrategyDataExt;
+    ///
+    /// struct Rows;
+    ///
+    /// impl Batcher<f32, Tensor<1>> for Rows {
+    ///     fn batch(&self, items: Vec<f32>, device: &Device) -> Tensor<1> {
+    ///         Tensor::from_floats(&items[..], device)
+    ///     }
+    /// }
+    ///
+    /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+    /// let items = (0..9).map(|item| item as f32).collect();
+    /// let loader = DataLoaderBuilder::new(Rows).batch_size(2).num_workers(2);
+    /// let loader = loader.shuffle(42).build(InMemDataset::new(items));
+    /// let mut sum = 0.0;
+    /// for batch in &strategy.distribute_data_loader(&*loader) {
+    ///     let sums = strategy.run(batch?, |_, items| Ok(items.sum()))?;
+    ///     sum += strategy.reduce(ReduceOp::Sum, sums)?.into_scalar::<f32>();
+    /// }
+    /// assert_eq!(sum, 36.0);
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    #[cfg(feature = "dataset")]
+    fn distribute_data_loader<O>(
+        &self,
+        loader: &dyn burn::data::dataloader::DataLoader<O>,
+    ) -> crate::DistributedDataLoader<O> {
+        crate::DistributedDataLoader::new(self, loader)
     }
 }
 

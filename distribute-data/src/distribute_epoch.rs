@@ -2,15 +2,18 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::iter::StepBy;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
-use distribute_core::{Device, PerReplica, Result, WorkerGroup};
+use distribute_core::{Device, Nest, PerReplica, Result, WorkerGroup};
+use distribute_error::panic_text;
 
 use crate::order::Order;
 use crate::prefetch::Prefetch;
-use crate::{Dataset, DistributedDataset, Position, split};
+use crate::{DataError, Dataset, DistributedDataset, Position, split};
 
 /// The batches of one epoch, one component per local replica.
 ///
@@ -18,10 +21,13 @@ use crate::{Dataset, DistributedDataset, Position, split};
 /// of all other workers too, with an error that names this worker and the reason: they would wait
 /// for it.
 ///
-/// Dropping it early stops its thread and waits until the batch in the making is done.
+/// Dropping it early stops its threads and waits until the batches in the making are done.
 #[must_use]
 pub struct Epoch<B> {
-    items: Prefetch<PerReplica<B>>,
+    /// The batches of the local replicas, one replica after the other.
+    parts: Prefetch<B>,
+    local_replicas: usize,
+    global_batch_size: usize,
     position: Position,
     remaining: usize,
     /// The other workers, which wait in every step for this one.
@@ -35,15 +41,29 @@ impl<B: Send + 'static> Epoch<B> {
         skip: usize,
     ) -> Self {
         let batches = from.batches_per_epoch();
-        let producer = Producer {
+        let local_replicas = from.replicas.len();
+        let order = Arc::new(OnceLock::new());
+        let units = skip.saturating_mul(local_replicas)..batches.saturating_mul(local_replicas);
+        let threads = from
+            .batching
+            .num_parallel_calls
+            .clamp(1, units.len().max(1));
+        let reader = |first: usize| PartReader {
             from: from.clone(),
             epoch,
-            order: None,
-            next: skip,
-            end: batches,
+            order: Arc::clone(&order),
+            units: (units.start + first..units.end).step_by(threads),
+        };
+        // A queue takes memory for what it has room for, filled or not.
+        let ahead = from.batching.parts_ahead(local_replicas);
+        let parts = match ahead.min(units.len().max(1)) {
+            0 => Prefetch::new(reader(0), 0),
+            ahead => Prefetch::in_turn((0..threads).map(reader).collect(), ahead),
         };
         Self {
-            items: Prefetch::new(producer, from.batching.prefetch),
+            parts,
+            local_replicas,
+            global_batch_size: from.global_batch_size(),
             position: Position { epoch, batch: skip },
             remaining: batches.saturating_sub(skip),
             others: from.others.clone(),
@@ -63,21 +83,24 @@ impl<B> Iterator for Epoch<B> {
     type Item = Result<PerReplica<B>>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let item = self.items.next();
-        match &item {
-            Some(Ok(_)) => {
+        if self.remaining == 0 {
+            self.parts.stop();
+            return None;
+        }
+        let parts: Result<Vec<B>> = self.parts.by_ref().take(self.local_replicas).collect();
+        match &parts {
+            Ok(_) => {
                 self.position.batch += 1;
-                self.remaining = self.remaining.saturating_sub(1);
+                self.remaining -= 1;
             }
-            Some(Err(error)) => {
+            Err(error) => {
                 self.remaining = 0;
                 if let Some(others) = &self.others {
                     others.abort(&error.to_string());
                 }
             }
-            None => self.remaining = 0,
         }
-        item
+        Some(parts.map(|parts| PerReplica::new(parts).of_global_batch(self.global_batch_size)))
     }
 
     fn size_hint(&self) -> (usize, Option<usize>) {
@@ -95,17 +118,35 @@ impl<B> fmt::Debug for Epoch<B> {
     }
 }
 
-struct Producer<D> {
+/// Makes the batches of some parts of an epoch, which are counted one replica after the other and
+/// one global batch after the other.
+struct PartReader<D> {
     from: DistributedDataset<D>,
     epoch: usize,
-    /// Worked out on the thread that needs it.
-    order: Option<Order>,
-    next: usize,
-    end: usize,
+    /// Worked out by the first thread that needs it.
+    order: Arc<OnceLock<Order>>,
+    /// The parts of this reader.
+    units: StepBy<Range<usize>>,
 }
 
 impl<D: Dataset> DistributedDataset<D> {
-    /// The batches of one epoch, made on a background thread that ends with the iterator.
+    /// The next epoch, as `for batch in &train` reads it (burn: `DataLoader::iter`): each call is
+    /// another epoch, in an order of its own.
+    ///
+    /// ```
+    /// use distribute_core::{DefaultStrategy, Device};
+    /// use distribute_data::{Batching, FnDataset, StrategyDataExt};
+    ///
+    /// let numbers = FnDataset::new(5, |indices: &[usize], _: &Device| Ok(indices.to_vec()));
+    /// let train = DefaultStrategy::new().distribute_dataset(numbers, Batching::global(2))?;
+    /// assert_eq!(train.iter().count(), 3);
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    pub fn iter(&self) -> Epoch<D::Batch> {
+        self.into_iter()
+    }
+
+    /// The batches of one epoch, made on background threads that end with the iterator.
     ///
     /// The same number gives the same batches in the same order each time, so that a run can be
     /// repeated and resumed: count up, or iterate over the dataset itself (`for batch in &train`),
@@ -135,7 +176,7 @@ impl<D: Dataset> DistributedDataset<D> {
     /// epoch by epoch.
     ///
     /// # Errors
-    /// Those of [`Dataset::batch`].
+    /// The errors of [`Dataset::batch`].
     pub fn batch_at(&self, position: Position) -> Result<Option<PerReplica<D::Batch>>> {
         if position.batch >= self.batches_per_epoch() {
             return Ok(None);
@@ -168,30 +209,89 @@ impl<D: Dataset> DistributedDataset<D> {
     /// The batches of all local replicas.
     fn global_batch(&self, order: &Order, batch: usize) -> Result<PerReplica<D::Batch>> {
         let replicas = self.replicas.iter().zip(self.parts(batch));
-        let batches = replicas.map(|((_, device), part)| self.replica_batch(order, part, device));
+        let batches =
+            replicas.map(|((part, device), range)| self.part(order, *part, range, device));
         let batches = PerReplica::new(batches.collect::<Result<Vec<_>>>()?);
         Ok(batches.of_global_batch(self.global_batch_size()))
     }
 
-    /// The batch of one replica.
-    fn replica_batch(
+    /// The batch of one part of a global batch, whose examples are at `range` of the order.
+    fn part(
         &self,
         order: &Order,
-        part: Range<usize>,
+        part: usize,
+        range: Range<usize>,
         device: &Device,
     ) -> Result<D::Batch> {
-        let own: Cow<'_, [usize]> = match order {
+        let indices = self.indices(order, range);
+        caught(part, &indices, || {
+            self.replica_batch(order, &indices, device)
+        })
+    }
+
+    /// The examples of a part of the order.
+    fn indices<'a>(&self, order: &'a Order, part: Range<usize>) -> Cow<'a, [usize]> {
+        match order {
             Order::Listed(order) => Cow::Borrowed(&order[part]),
             Order::AsIs => Cow::Owned(part.collect()),
-        };
+        }
+    }
+
+    /// The batch of one replica.
+    fn replica_batch(&self, order: &Order, own: &[usize], device: &Device) -> Result<D::Batch> {
         let Some(rows) = self.rows() else {
-            return self.dataset.batch(&own, device);
+            return match own {
+                [] if !self.dataset.is_empty() => self.empty_batch(filler_of(order), device),
+                _ => self.dataset.batch(own, device),
+            };
         };
         let examples = own.len();
-        let mut indices = own.into_owned();
+        let mut indices = own.to_vec();
         let filler = indices.first().copied();
         indices.resize(rows, filler.unwrap_or_else(|| filler_of(order)));
         self.dataset.padded_batch(&indices, examples, device)
+    }
+
+    /// A batch without examples, like that of an example: what makes batches, burn's batchers for
+    /// example, need not make one of nothing.
+    fn empty_batch(&self, like: usize, device: &Device) -> Result<D::Batch> {
+        let mut batch = self.dataset.batch(&[like], device)?;
+        let emptied = batch.remove_example();
+        emptied.map_err(|error| DataError::EmptyBatch {
+            what: format!(
+                "{error} (of a batch of the example {like}, made for a replica that has no \
+                 examples in the last batch of an epoch); choose a global batch size that leaves \
+                 each replica some, or pass `.drop_remainder(true)`"
+            ),
+        })?;
+        Ok(batch)
+    }
+}
+
+/// What makes the batch of a part, as an error if it panics.
+fn caught<B>(part: usize, indices: &[usize], make: impl FnOnce() -> Result<B>) -> Result<B> {
+    // What panicked is the user's, and shared by reference: a lock in it would be poisoned.
+    catch_unwind(AssertUnwindSafe(make)).unwrap_or_else(|payload| {
+        let text = panic_text(&*payload).unwrap_or("a panic without a text");
+        Err(DataError::BatchPanicked {
+            part,
+            indices: listed(indices),
+            message: text.trim_end().to_string(),
+        }
+        .into())
+    })
+}
+
+/// The first of the indices, and how many there are.
+fn listed(indices: &[usize]) -> String {
+    const SHOWN: usize = 8;
+    let shown: Vec<_> = indices.iter().take(SHOWN).map(usize::to_string).collect();
+    match indices.len() {
+        0 => "none, so a batch of one example was asked for".into(),
+        SHOWN.. if indices.len() > SHOWN => {
+            format!("{}, ... ({} in all)", shown.join(", "), indices.len())
+        }
+        _ => shown.join(", "),
     }
 }
 
@@ -232,18 +332,16 @@ fn filler_of(order: &Order) -> usize {
     }
 }
 
-impl<D: Dataset> Iterator for Producer<D> {
-    type Item = Result<PerReplica<D::Batch>>;
+impl<D: Dataset> Iterator for PartReader<D> {
+    type Item = Result<D::Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        if self.next >= self.end {
-            return None;
-        }
-        let order = self.order.take();
-        let order = order.unwrap_or_else(|| self.from.order(self.epoch));
-        let batch = self.from.global_batch(&order, self.next);
-        self.order = Some(order);
-        self.next += 1;
-        Some(batch)
+        let from = &self.from;
+        let unit = self.units.next()?;
+        let (batch, local) = (unit / from.replicas.len(), unit % from.replicas.len());
+        let (part, device) = from.replicas.get(local)?;
+        let range = from.parts(batch).into_iter().nth(local)?;
+        let order = self.order.get_or_init(|| from.order(self.epoch));
+        Some(from.part(order, *part, range, device))
     }
 }

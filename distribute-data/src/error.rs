@@ -13,11 +13,39 @@ pub enum DataError {
         /// The panic's message.
         message: String,
     },
+    /// The dataset panicked, or a batcher in it.
+    #[error(
+        "making a batch panicked: {message}; it was the batch of part {part} of a global batch, of \
+         the examples {indices}; call the dataset's `batch` with these indices to see the panic \
+         alone, return an error for an example that cannot be read, or leave the example out of \
+         the dataset; the epoch ends here, later epochs start anew"
+    )]
+    BatchPanicked {
+        /// The part: the id of the replica, unless the workers take the parts in turn.
+        part: usize,
+        /// The first of its examples, and how many there are.
+        indices: String,
+        /// The panic's message.
+        message: String,
+    },
     /// The operating system gave no thread.
     #[error("cannot start the prefetch thread: {source}; pass `.prefetch(0)` to do without one")]
     Thread {
         /// What the operating system said.
         source: std::io::Error,
+    },
+    /// A data loader of burn has ended before it has read its items: a thread of it has panicked.
+    #[error(
+        "the data loader ended after {read} of {items} items: a thread of it has panicked, in the \
+         dataset or the batcher, and its message is on standard error; distribute the dataset and \
+         the batcher themselves in a `FnDataset`, which names the examples, or build the loader \
+         without `num_workers`"
+    )]
+    LoaderEnded {
+        /// The items that were read.
+        read: usize,
+        /// The items that the loader has.
+        items: usize,
     },
     /// A batch cannot be cut to an empty one, to fill up a partial last step.
     #[error("cannot make an empty batch like the last one: {what}")]
@@ -61,7 +89,10 @@ impl DataError {
             | Self::Unshardable
             | Self::TooFewFiles { .. }
             | Self::HintIgnored => true,
-            Self::Panicked { .. } | Self::Thread { .. } => false,
+            Self::Panicked { .. }
+            | Self::BatchPanicked { .. }
+            | Self::LoaderEnded { .. }
+            | Self::Thread { .. } => false,
         }
     }
 }

@@ -111,13 +111,8 @@ impl<F> DistributedFunction<F> {
             local_replicas: self.local_replicas,
             drop_partial_step: self.drop_partial_step,
         };
-        Ok(Steps {
-            items: Prefetch::new(producer, self.prefetch),
-            sync: self
-                .workers
-                .clone()
-                .map(|workers| WorkerSync::new(workers, self.local_replicas)),
-        })
+        let items = Prefetch::new(producer, self.prefetch);
+        Ok(Steps::new(items, self.workers.clone(), self.local_replicas))
     }
 }
 
@@ -130,12 +125,35 @@ impl<F> fmt::Debug for DistributedFunction<F> {
     }
 }
 
-/// The steps of one pass over a [`DistributedFunction`], one batch per local replica.
+/// The steps of one pass over a [`DistributedFunction`] or a data loader of burn, one batch per
+/// local replica.
 ///
 /// Dropping it early stops its thread and waits until the step in the making is done.
 pub struct Steps<B> {
     items: Prefetch<PerReplica<B>>,
     sync: Option<WorkerSync<B>>,
+}
+
+impl<B: Nest + Clone> Steps<B> {
+    /// These steps, as many as the worker with most has if there are several.
+    pub(crate) fn new(
+        items: Prefetch<PerReplica<B>>,
+        workers: Option<WorkerGroup>,
+        local_replicas: usize,
+    ) -> Self {
+        let sync = workers.map(|workers| WorkerSync::new(workers, local_replicas));
+        Self { items, sync }
+    }
+
+    /// These steps without the first `count`, which are made and dropped.
+    pub(crate) fn without_first(mut self, count: usize) -> Result<Self> {
+        for _ in 0..count {
+            if self.next().transpose()?.is_none() {
+                break;
+            }
+        }
+        Ok(self)
+    }
 }
 
 impl<B: Nest + Clone> Iterator for Steps<B> {
@@ -299,10 +317,11 @@ impl<B: Nest + Clone> WorkerSync<B> {
     }
 }
 
-struct Producer<I> {
-    pipelines: Vec<I>,
-    local_replicas: usize,
-    drop_partial_step: bool,
+/// Takes a batch for each replica of this process, step by step.
+pub(crate) struct Producer<I> {
+    pub(crate) pipelines: Vec<I>,
+    pub(crate) local_replicas: usize,
+    pub(crate) drop_partial_step: bool,
 }
 
 impl<I, B> Iterator for Producer<I>

@@ -1,13 +1,10 @@
-//! What each replica reads and how its loss is scaled.
+//! Distributes data to replicas, and scales their losses.
 //!
-//! - [`readers`] turns files into plain arrays in host memory; nothing in it knows of burn or of a
-//!   strategy.
-//! - [`Dataset`] makes tensors of them; [`StrategyDataExt::distribute_dataset`] cuts every global
+//! - [`Dataset`] makes tensors of examples, such as the arrays that `distribute-readers` makes of
+//!   files; [`StrategyDataExt::distribute_dataset`] cuts every global
 //!   batch over the replicas exactly as TensorFlow does and prefetches on a background thread.
 //! - [`average_loss`] and [`scale_regularization_loss`] scale a replica's loss so that the
 //!   SUM over all replicas is the loss of the global batch.
-//! - [`fit`] is the loop that trains on such data sets, with callbacks.
-//! - `cuda`, with the feature of that name, has NVIDIA GPUs as devices of replicas.
 //!
 //! ```
 //! use distribute_core::{MirroredStrategy, ReduceOp, StrategyExt};
@@ -38,6 +35,8 @@
 mod auto_shard;
 mod batch_source;
 mod batching;
+#[cfg(feature = "dataset")]
+mod data_loader;
 mod dataset;
 mod dataset_arrays;
 mod dataset_openers;
@@ -51,24 +50,20 @@ mod order;
 mod prefetch;
 pub mod prelude;
 pub mod split;
-mod supervised;
 mod weighted;
 mod worker_agreement;
 mod worker_shard;
 
 pub use auto_shard::{AutoShardPolicy, ShardHint};
 pub use batching::Batching;
+#[cfg(feature = "dataset")]
+pub use data_loader::DistributedDataLoader;
 pub use dataset::{Dataset, FnDataset};
 pub use dataset_arrays::{ArrayDataset, ImageDataset, TabularDataset, ValueDataset};
 pub use dataset_openers::{Digits, FashionMnist, Mnist};
 pub use dataset_text::{PADDING, TextDataset, UNKNOWN, Vocabulary};
 pub use distribute::{DistributedDataset, Position, StrategyDataExt};
-#[cfg(feature = "cuda")]
-pub use distribute_cuda as cuda;
 pub use distribute_epoch::Epoch;
-pub use distribute_fit as fit;
-pub use distribute_fit::tensorboard;
-pub use distribute_readers as readers;
 pub use error::DataError;
 pub use from_function::{DistributedFunction, ReplicationMode, Steps};
 pub use loss::{
@@ -76,60 +71,4 @@ pub use loss::{
     categorical_crossentropy, l2, mean_squared_error, scale_regularization_loss,
     sparse_categorical_crossentropy,
 };
-pub use supervised::{Accuracy, BatchMetric, BatchMetrics, LabelledBatch, Named, Supervised};
 pub use weighted::Weighted;
-
-/// The README's program is compiled and run as a test.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;
-
-/// The programs of the book's pages are compiled and run as tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/quick-start.md")]
-struct QuickStart;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/strategies.md")]
-struct Strategies;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/data.md")]
-struct Data;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/losses.md")]
-struct Losses;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/checkpoints.md")]
-struct Checkpoints;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/failures.md")]
-struct Failures;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/from-tensorflow.md")]
-struct FromTensorFlow;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/from-pytorch.md")]
-struct FromPyTorch;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/from-horovod.md")]
-struct FromHorovod;
-
-/// As above.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/from-jax.md")]
-struct FromJax;

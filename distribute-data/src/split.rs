@@ -9,7 +9,7 @@ use rand_chacha::ChaCha8Rng;
 /// The examples of a batch of `examples` that replica `replica` of `replicas` gets: with
 /// `q = ceil(examples / replicas)` every replica in turn takes the next `q`, or what is left.
 ///
-/// 10 over 3 are 4, 4 and 2; 5 over 4 are 2, 2, 1 and 0. Without replicas nobody gets anything.
+/// 10 over 3 are 4, 4 and 2; 5 over 4 are 2, 2, 1 and 0. Without replicas the result is empty.
 ///
 /// ```
 /// use distribute_data::split::replica_range;

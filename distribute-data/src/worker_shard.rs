@@ -1,6 +1,5 @@
 //! What a worker reads under the auto-shard policies by which it has examples of its own: FILE,
-//! where they are those of its files, HINT, where they are every n-th one, and OFF, where they are
-//! all.
+//! the examples of its files; HINT, every n-th example; OFF, all examples.
 
 use std::ops::Range;
 
@@ -179,7 +178,7 @@ impl WorkerLayout {
     }
 }
 
-/// The examples of the first so many batches of these sizes, again and again.
+/// The examples of the first `batches` batches of these sizes, again and again.
 fn first(sizes: &[usize], batches: usize) -> usize {
     let (rounds, place) = (batches / sizes.len(), batches % sizes.len());
     let per_round: usize = sizes.iter().sum();

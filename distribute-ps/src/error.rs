@@ -484,7 +484,7 @@ impl PsError {
     }
 }
 
-/// An error of this crate that went through a strategy or [`Fit`](distribute_data::fit::Fit) comes
+/// An error of this crate that went through a strategy or [`Fit`](distribute_fit::Fit) comes
 /// out as it went in.
 impl From<distribute_core::Error> for PsError {
     fn from(error: distribute_core::Error) -> Self {

@@ -83,8 +83,10 @@ mod tests {
                 let argument = argument
                     .iter()
                     .find_map(|call| Some(line.split_once(call)?.1));
-                let names = value.into_iter().chain(argument);
-                let names = names.filter_map(|rest| Some(rest.split_once('"')?.0.to_string()));
+                let names = value
+                    .into_iter()
+                    .chain(argument)
+                    .filter_map(|rest| Some(rest.split_once('"')?.0.to_string()));
                 found.extend(names);
             }
         }

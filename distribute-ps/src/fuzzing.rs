@@ -109,8 +109,10 @@ pub fn tables(bytes: &[u8]) {
     let Ok((step, tensors)) = value::decode::<(u32, BTreeMap<String, HostTensor>)>(bytes) else {
         return;
     };
-    let tensors = tensors.into_iter().map(|(name, tensor)| (name, tensor.0));
-    let tensors: BTreeMap<String, TensorData> = tensors.collect();
+    let tensors: BTreeMap<String, TensorData> = tensors
+        .into_iter()
+        .map(|(name, tensor)| (name, tensor.0))
+        .collect();
     let snapshot = Snapshot::from_tensors(&tensors, step.into());
     let again = Snapshot::from_tensors(&snapshot.to_tensors(), step.into());
     assert_eq!(again, snapshot);

@@ -1,7 +1,7 @@
-//! Parameter servers: asynchronous training with a coordinator.
+//! Asynchronous training: parameter servers hold the variables, a coordinator schedules the steps.
 //!
 //! A *parameter server* holds shards of variables and applies optimizers to them. Workers pull
-//! variables, compute, and push gradients; nobody waits for anybody. The *coordinator* makes the
+//! variables, compute, and push gradients; no worker waits for another. The *coordinator* makes the
 //! variables, schedules closures on workers and deals with those that are lost.
 //!
 //! One program is all of these: it is started once per task of the cluster, and `TF_CONFIG` says
@@ -63,11 +63,6 @@
 #[doc = include_str!("../README.md")]
 mod readme {}
 
-/// Compiles the program of the guide.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/parameter-servers.md")]
-mod guide {}
-
 pub mod client;
 pub mod coordinator;
 mod error;
@@ -79,11 +74,13 @@ pub mod fuzzing;
 pub mod partitioners;
 pub mod placement;
 pub mod program;
+mod push;
 mod rpc;
 pub mod server;
 pub mod strategy;
 pub mod table;
 mod update;
+mod update_ids;
 mod value;
 mod variable;
 mod wire;
@@ -91,18 +88,19 @@ mod wire_error;
 pub mod worker;
 
 pub use client::{ClientOptions, Pulled, VariableClient};
-pub use coordinator::{ClusterCoordinator, CoordinatorOptions, RemoteValue, WorkerStatus};
+pub use coordinator::{ClusterCoordinator, CoordinatorOptions, RemoteValue, Table, WorkerStatus};
 pub use error::{PsError, Result};
 pub use fit::{Training, TrainingData};
 pub use placement::{Placement, RoundRobin, ShardPlacement};
 pub use program::Program;
 pub use server::{ParameterServer, ServerOptions};
-pub use strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
-pub use table::{EmbeddingTable, Rows, Table, TableInitializer, TableSpec};
+pub use strategy::{ClosureGuard, ParameterServerStrategy};
+pub use table::{EmbeddingTable, Rows, TableInitializer, TableSpec};
 pub use update::{
     Gradient, NonFinite, PushOutcome, RunId, RunOptions, Staleness, StalenessPolicy, UpdateId,
     Versions,
 };
+pub use update_ids::UpdateSource;
 pub use variable::{OptimizerSpec, Snapshot, VariableRef, VariableSpec};
 pub use worker::{
     DatasetIterator, HostTensor, OnServers, OnWorkers, PerWorkerDataset, Resource, ResourceGuard,

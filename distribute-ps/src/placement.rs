@@ -23,7 +23,7 @@ pub struct ShardPlacement {
 }
 
 impl ShardPlacement {
-    /// So many rows from `offset` on, of a variable of this shape.
+    /// This many rows from `offset` on, of a variable of this shape.
     pub(crate) fn new(server: usize, offset: usize, rows: usize, whole: &[usize]) -> Self {
         let mut shape = whole.to_vec();
         if let Some(first) = shape.first_mut() {
@@ -60,7 +60,7 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// For so many servers; the first shard goes to server 0.
+    /// For this many servers; the first shard goes to server 0.
     ///
     /// # Errors
     /// [`PsError::InvalidArgument`] for no servers.

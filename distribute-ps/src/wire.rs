@@ -30,7 +30,7 @@ use crate::variable::VariableSpec;
 pub(crate) enum Request {
     /// The coordinator begins a run with these rules.
     Attach(RunOptions),
-    /// Somebody takes part in the run.
+    /// A process takes part in the run.
     Join {
         /// The coordinator that began the run is here again, over a new connection.
         is_coordinator: bool,
@@ -128,11 +128,11 @@ pub(crate) struct Pull {
     pub(crate) closure: Option<u64>,
     /// Whether `f32` travels as bf16.
     pub(crate) bf16: bool,
-    pub(crate) wants: Vec<Want>,
+    pub(crate) wants: Vec<PullItem>,
 }
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-pub(crate) struct Want {
+pub(crate) struct PullItem {
     pub(crate) id: u32,
     /// The version that the client has.
     pub(crate) known: Option<u64>,
@@ -147,13 +147,13 @@ pub(crate) struct PullRows {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Pulled {
-    pub(crate) got: Vec<Got>,
-    /// If somebody has set one in this run.
+    pub(crate) got: Vec<PulledItem>,
+    /// If one was set in this run.
     pub(crate) learning_rate: Option<f64>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Got {
+pub(crate) struct PulledItem {
     pub(crate) counts: Counts,
     /// Bytes in the payload; 0 when the client has this version.
     pub(crate) bytes: u64,
@@ -265,9 +265,10 @@ pub(crate) struct ShardState {
 impl ShardState {
     /// How many tensors of it there are in the payload.
     pub(crate) fn tensors(&self) -> usize {
-        match self.is_initialized {
-            true => 1 + self.slots.len(),
-            false => 0,
+        if self.is_initialized {
+            1 + self.slots.len()
+        } else {
+            0
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Turns a captured step into StableHLO and runs it through any PJRT plugin.
+//! Translates a captured training step to StableHLO and runs it through any PJRT plugin.
 //!
 //! The error of the crate is [`TpuError`]. [`pjrt`], [`stablehlo`] and [`lower`] are used without
 //! the strategy as well and know nothing of it, so each of them has its own, which `TpuError`
@@ -24,8 +24,3 @@ pub use strategy::{
     TpuConnection, TpuError, TpuSource, TpuStrategy, TpuStrategyBuilder, TpuSystem, lower_step,
     lower_step_for,
 };
-
-/// The programs of the document are compiled as tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/tpu.md")]
-struct OnATpu;

@@ -1,4 +1,4 @@
-//! Locks, and what a panic leaves behind.
+//! Locks that survive a panic.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -12,11 +12,10 @@ mod strategies;
 
 use burn::prelude::*;
 use clap::Parser;
-use distribute_core::Policy;
-use distribute_core::prelude::*;
-use distribute_core::schedule::{CosineDecay, LearningRateSchedule};
-use distribute_data::prelude::*;
-use distribute_models::{Gpt, GptConfig, Text};
+use distribute::Policy;
+use distribute::models::{Gpt, GptConfig, Text};
+use distribute::prelude::*;
+use distribute::schedule::{CosineDecay, LearningRateSchedule};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
 use strategies::Kind;
@@ -50,7 +49,7 @@ struct Options {
     write: usize,
 }
 
-/// Steps between two lines.
+/// Steps between two lines of output.
 const REPORT: usize = 10;
 
 type Windows = (Tensor<2, Int>, Tensor<2, Int>);

@@ -1,5 +1,5 @@
-//! A recommender of two towers, with its embedding tables on parameter servers, of which only the
-//! rows of a batch travel, or on every replica of any strategy.
+//! A recommender with two towers. Its embedding tables are on parameter servers, which send only
+//! the rows of a batch, or on every replica of any strategy.
 //!
 //! ```text
 //! distribute-cli launch --ps 2 --workers 2 -- recommender --on-servers
@@ -12,10 +12,13 @@
 mod strategies;
 
 use clap::Parser;
-use distribute_core::prelude::*;
-use distribute_data::prelude::*;
-use distribute_models::{RecommenderConfig, TwoTowersConfig, Visit, VisitBatch, Visits};
-use distribute_ps::{ClusterCoordinator, Program, TableInitializer, TableSpec, WorkerContext};
+use distribute::models::{
+    Interaction, InteractionBatch, Interactions, RecommenderConfig, TwoTowersConfig,
+};
+use distribute::parameter_server::{
+    ClusterCoordinator, Program, TableInitializer, TableSpec, WorkerContext,
+};
+use distribute::prelude::*;
 use strategies::Kind;
 
 const USERS: u32 = 400;
@@ -32,7 +35,7 @@ struct Options {
     /// Replicas of this process
     #[arg(long, default_value_t = 2)]
     replicas: usize,
-    /// Visits of a step, over all replicas
+    /// Interactions of a step, over all replicas
     #[arg(long, default_value_t = 256)]
     batch: usize,
     #[arg(long, default_value_t = 5)]
@@ -41,7 +44,7 @@ struct Options {
     steps_per_epoch: usize,
 }
 
-/// The loss of each visit, and how many were foreseen.
+/// The loss of each interaction, and the number of correct predictions.
 fn judge(logits: Tensor<1>, liked: Tensor<1>) -> (Tensor<1>, Tensor<1>) {
     let foreseen = logits.clone().greater_scalar(0.0).float();
     let foreseen = foreseen.equal(liked.clone()).float().sum();
@@ -51,10 +54,10 @@ fn judge(logits: Tensor<1>, liked: Tensor<1>) -> (Tensor<1>, Tensor<1>) {
 }
 
 fn train(strategy: &dyn Strategy, options: &Options) -> Result<()> {
-    let visits = Visits::new(USERS, ITEMS, options.batch * options.steps_per_epoch)?;
-    let test = visits.after(20 * options.batch);
+    let interactions = Interactions::new(USERS, ITEMS, options.batch * options.steps_per_epoch)?;
+    let test = interactions.after(20 * options.batch);
     let batching = Batching::global(options.batch);
-    let train = strategy.distribute_dataset(visits, batching.shuffle(1))?;
+    let train = strategy.distribute_dataset(interactions, batching.shuffle(1))?;
     let (len, test) = (
         test.len() as f32,
         strategy.distribute_dataset(test, batching)?,
@@ -91,7 +94,7 @@ fn train(strategy: &dyn Strategy, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// One program for chief, servers and workers; a step is given the number of its batch.
+/// One program for chief, servers and workers; the argument of a step is the number of its batch.
 fn train_on_servers(options: &Options) -> Result<()> {
     let mut program = Program::new();
     let table = |rows: u32, seed| {
@@ -106,15 +109,17 @@ fn train_on_servers(options: &Options) -> Result<()> {
         TrainState::new(towers, Adam::new(LEARNING_RATE))
     });
     let (batch, steps) = (options.batch as u64, options.steps_per_epoch as u64);
-    let visits = Visits::new(USERS, ITEMS, 0)?;
+    let interactions = Interactions::new(USERS, ITEMS, 0)?;
     program.step("train", move |worker: &WorkerContext, number: u64| {
         let numbers = number * batch..(number + 1) * batch;
-        let seen: Vec<Visit> = numbers.map(|number| visits.visit(number)).collect();
-        let ids = |id: fn(&Visit) -> i64| seen.iter().map(id).collect::<Vec<_>>();
-        let users = worker.lookup(&users, ids(|visit| visit.user).as_slice())?;
-        let items = worker.lookup(&items, ids(|visit| visit.item).as_slice())?;
+        let seen: Vec<Interaction> = numbers
+            .map(|number| interactions.interaction(number))
+            .collect();
+        let ids = |id: fn(&Interaction) -> i64| seen.iter().map(id).collect::<Vec<_>>();
+        let users = worker.lookup(&users, ids(|interaction| interaction.user).as_slice())?;
+        let items = worker.lookup(&items, ids(|interaction| interaction.item).as_slice())?;
         worker.run(&state, (users, items), |ctx, (state, (users, items))| {
-            let batch = VisitBatch::of(&seen, ctx.device());
+            let batch = InteractionBatch::of(&seen, ctx.device());
             let user = (users.tensor(ctx)?, batch.users.1);
             let item = (items.tensor(ctx)?, batch.items.1);
             let (losses, foreseen) = judge(state.model.forward(user, item)?, batch.liked);
@@ -133,7 +138,7 @@ fn train_on_servers(options: &Options) -> Result<()> {
             let results: Vec<(f32, f32)> = coordinator.fetch(&results)?;
             let loss = results.iter().map(|(loss, _)| loss).sum::<f32>() / steps as f32;
             let foreseen = results.iter().map(|(_, foreseen)| foreseen).sum::<f32>();
-            // All visits are new ones: none was learned before it was foreseen.
+            // Every interaction is new: its prediction was counted before it was trained on.
             let accuracy = foreseen / (steps * batch) as f32;
             println!("epoch {epoch}: accuracy {accuracy:.3}, loss {loss:.4}");
         }

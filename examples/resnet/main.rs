@@ -6,7 +6,7 @@
 //! distribute-cli launch --workers 2 -- resnet --strategy multi-worker
 //! ```
 //!
-//! Without a folder of MNIST's or Fashion-MNIST's files it learns the digits that are built in.
+//! Without a folder of MNIST's or Fashion-MNIST's files it trains on the built-in digits.
 #![forbid(unsafe_code)]
 
 #[path = "../strategies.rs"]
@@ -16,11 +16,11 @@ use std::path::PathBuf;
 
 use burn::prelude::*;
 use clap::{Parser, ValueEnum};
-use distribute_core::prelude::*;
-use distribute_core::schedule::CosineDecay;
-use distribute_core::{Policy, WeightDecay};
-use distribute_data::prelude::*;
-use distribute_models::{ResNet, ResNetConfig};
+use distribute::metric::SparseCategoricalAccuracy;
+use distribute::models::{ResNet, ResNetConfig};
+use distribute::prelude::*;
+use distribute::schedule::CosineDecay;
+use distribute::{Policy, WeightDecay};
 use strategies::Kind;
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -47,7 +47,7 @@ struct Options {
     batch: usize,
     #[arg(long, default_value_t = 8)]
     epochs: usize,
-    /// Ends after so many steps
+    /// Ends after this number of steps
     #[arg(long)]
     steps: Option<u64>,
     #[arg(long, default_value_t = 0.1)]
@@ -62,7 +62,7 @@ struct Options {
 
 type Batch = ((Tensor<4>, Tensor<1, Int>), Tensor<1>);
 
-/// The images and, where left and right do not matter, their mirror images.
+/// The images and, if left and right do not matter, their mirror images.
 fn with_mirror_images(
     data: ImageDataset,
     mirrors: bool,
@@ -80,21 +80,22 @@ fn with_mirror_images(
     })
 }
 
-/// The loss and the accuracy; examples that fill a batch up count in neither, nor in statistics.
+/// The loss and the accuracy; padding counts in neither, nor in statistics.
 fn objective(policy: Policy) -> impl Fn(&StepContext<'_>, &ResNet, Batch) -> Result<Objective> {
     move |ctx, model, ((images, labels), weights)| {
         let (model, images) = (policy.model(model)?, policy.cast(images));
-        let logits = policy.output(match ctx.is_training() {
-            true => model.forward(ctx, images)?,
-            false => model.forward_inference(images)?,
+        let logits = policy.output(if ctx.is_training() {
+            model.forward(ctx, images)?
+        } else {
+            model.forward_inference(images)?
         });
-        let predicted = logits.clone().argmax(1).flatten::<1>(0, 1);
-        let right = predicted.equal(labels.clone()).float() * weights.clone();
-        let losses = sparse_categorical_crossentropy(logits, labels);
-        let weighted = AverageLoss::new().weights(weights.clone());
-        let examples = weights.sum();
-        let objective = Objective::new(weighted.of(ctx, losses)?).examples(examples.clone());
-        Ok(objective.metric("accuracy", right.sum(), examples))
+        let losses = sparse_categorical_crossentropy(logits.clone(), labels.clone());
+        let loss = AverageLoss::new()
+            .weights(weights.clone())
+            .of(ctx, losses)?;
+        let objective = Objective::new(loss).examples(weights.clone().sum());
+        let metric = &SparseCategoricalAccuracy;
+        objective.measure("accuracy", metric, &logits, &labels, Some(&weights))
     }
 }
 
@@ -107,7 +108,7 @@ fn train(strategy: &dyn Strategy, options: &Options) -> Result<()> {
         None => (Digits::open()?.train()?, Digits::open()?.test()?),
     };
     let [channels, ..] = train.image_shape();
-    // A compiled step is for batches of one size: the last one of the test is filled up.
+    // A compiled step needs batches of one size: the last test batch is padded.
     let batching = Batching::global(options.batch).pad_remainder(true);
     let train = Weighted::new(with_mirror_images(train, options.data_dir.is_some()));
     let train = strategy.distribute_dataset(train, batching.shuffle(1).drop_remainder(true))?;

@@ -44,6 +44,23 @@ fn fit_learns_the_digits() {
     assert!(text.contains("predicted [359, 1] labels"), "{text}");
 }
 
+/// The program that `distribute-cli new` writes. A second run finds that everything is done.
+#[test]
+fn the_template_trains_and_resumes() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = || {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_digits"));
+        let output = program.current_dir(folder.path()).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let first = run();
+    assert!(first.contains("val_accuracy: 0.9"), "{first}");
+    let second = run();
+    assert!(second.contains("all epochs are done"), "{second}");
+}
+
 #[test]
 fn library_code_sees_the_strategy() {
     let text = output(env!("CARGO_BIN_EXE_library_code"));
@@ -89,6 +106,63 @@ fn iterators_resume_in_the_middle() {
     assert!(text.ends_with("steps left in the epoch: 12\n"), "{text}");
 }
 
+/// The numbers of a line, without what stands around them.
+fn numbers(line: &str) -> Vec<f64> {
+    let words = line.split(|letter: char| !(letter.is_ascii_digit() || ".-".contains(letter)));
+    words.filter_map(|word| word.parse().ok()).collect()
+}
+
+#[test]
+fn gan_finds_the_center_of_the_data_and_goes_on_after_a_restart() {
+    let text = output(env!("CARGO_BIN_EXE_gan"));
+    let centers: Vec<_> = text
+        .lines()
+        .filter(|line| line.contains("center"))
+        .collect();
+    let distance = |line: &str| {
+        let center = &numbers(line.split_once("center ").unwrap().1)[..2];
+        (center[0] - 2.0).hypot(center[1] + 1.0)
+    };
+    assert!(distance(centers[0]) > 1.0, "{text}");
+    assert!(distance(centers[centers.len() - 1]) < 0.3, "{text}");
+    assert!(
+        text.ends_with("same weights after a restart: true\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn actor_critic_learns_the_shortest_way() {
+    let text = output(env!("CARGO_BIN_EXE_actor_critic"));
+    let lengths: Vec<f64> = text.lines().map(last_number).collect();
+    assert!(lengths[0] > 10.0, "{text}");
+    assert!(lengths[lengths.len() - 1] < 6.0, "{text}");
+}
+
+#[test]
+fn distillation_teaches_the_student_without_a_label() {
+    let text = output(env!("CARGO_BIN_EXE_distillation"));
+    let accuracies: Vec<f64> = text
+        .lines()
+        .filter(|line| line.contains("accuracy"))
+        .map(last_number)
+        .collect();
+    let [teacher, before, student] = accuracies[..] else {
+        panic!("{text}");
+    };
+    assert!(teacher > 0.9 && before < 0.3 && student > 0.85, "{text}");
+    assert!(text.contains("teacher unchanged: true\n"), "{text}");
+}
+
+#[test]
+fn mean_teacher_follows_the_student() {
+    let text = output(env!("CARGO_BIN_EXE_mean_teacher"));
+    let lines: Vec<Vec<f64>> = text.lines().map(numbers).collect();
+    let (first, last) = (&lines[0], &lines[lines.len() - 1]);
+    assert!(first[1] < 0.3 && first[2] < 0.3, "{text}");
+    assert!(last[1] > 0.8 && last[2] > 0.8, "{text}");
+}
+
 /// An example as one task of a cluster.
 fn start_task(program: &[&str], cluster: &str, task: &str) -> Child {
     let config = format!(r#"{{"cluster": {cluster}, "task": {task}}}"#);
@@ -116,7 +190,7 @@ fn end(mut child: Child) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// Runs an example as a chief, so many parameter servers and two workers; what the chief printed.
+/// Runs an example as a chief, some parameter servers and two workers; what the chief printed.
 /// The others print nothing, and all of them succeed.
 fn output_of_chief(program: &[&str], servers: usize) -> String {
     let ports = ReservedPorts::new(servers + 3, Ipv4Addr::LOCALHOST.into()).unwrap();
@@ -391,7 +465,7 @@ fn a_recommender_learns_with_its_tables_on_servers() {
     assert!(same_number(&epochs[3..], "accuracy ") > 0.7, "{text}");
 }
 
-/// What somebody sees of an error that `main` returns: its message with its causes, no fields.
+/// What a user sees of an error that `main` returns: its message with its causes, no fields.
 #[test]
 fn an_error_that_main_returns_prints_its_message() {
     let program = Command::new(env!("CARGO_BIN_EXE_parameter_server"))

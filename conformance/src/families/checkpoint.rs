@@ -11,9 +11,9 @@ use distribute_core::{
     DistributedVariable, Error, Mirrored, Sgd, Strategy, StrategyExt, TrainState,
     VariableAggregation, VariableOptions, VariableSynchronization,
 };
-use distribute_data::fit::callbacks::ModelCheckpoint;
-use distribute_data::fit::{Callback, Control, Fit, Objective, StepContext, restore, snapshot};
 use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
+use distribute_fit::callbacks::ModelCheckpoint;
+use distribute_fit::{Callback, Control, Fit, Objective, StepContext, restore, snapshot};
 use serde_json::{Value, json};
 
 use super::support::compiled::{global_batch, on_devices};
@@ -205,7 +205,7 @@ fn train(
 ) -> Result<(), Failure> {
     let rows = x.shape()[0];
     for _ in 0..steps {
-        let batch = global_batch(strategy, (x, y), &(0..rows).collect::<Vec<_>>())?;
+        let batch = global_batch(strategy, x, y, &(0..rows).collect::<Vec<_>>())?;
         let batch = on_devices(strategy, batch, tensors);
         strategy.run((&mut *state, batch), |ctx, (state, (batch, weights))| {
             let losses = state.model.losses(batch);

@@ -109,7 +109,7 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// The mean of integers is a float, which whoever calls the communicator sees to.
+/// The mean of integers is a float, which the caller of the communicator converts.
 fn mean_input(op: ReduceOp, data: TensorData) -> TensorData {
     match data.dtype() {
         DType::U8 if op == ReduceOp::Mean => data.convert_dtype(DType::F32),

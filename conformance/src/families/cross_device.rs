@@ -108,11 +108,11 @@ fn reduce(case: &Case, env: &Env<'_>) -> Checked {
     let is_odd = found.len() % 2 == 1 && found.len() > 1;
     match same_lists(env.tolerance(), expected(case)?, &found) {
         Err(failure) if is_hierarchical && is_odd => {
-            // What TensorFlow returned must be what it is without the last replica, ...
+            // TensorFlow must have returned the result without the last replica, ...
             let incomplete = strategy.reduce(op, without_last(&lists))?;
             let incomplete = vec![incomplete; found.len()];
             same_lists(env.tolerance(), expected(case)?, &incomplete).map_err(|_| failure)?;
-            // ... and what came here the whole.
+            // ... and this library the result of all replicas.
             let complete = strategy.reduce(op, lists)?;
             for (wanted, found) in found.iter().flat_map(|list| complete.iter().zip(list)) {
                 env.tolerance().same_data(wanted, found)?;
@@ -243,7 +243,7 @@ fn same_options(case: &Case, options: Options) -> Checked {
 
 fn merge(case: &Case) -> Checked {
     let base = options(&case.inputs["base"]);
-    // No other options at all change nothing.
+    // Without other options nothing changes.
     let other = options(&case.inputs["other"]);
     match (base, other) {
         (Some(base), Some(other)) => same_options(
@@ -254,7 +254,7 @@ fn merge(case: &Case) -> Checked {
     }
 }
 
-/// The collectives' errors about options are in TensorFlow's words, up to what they add.
+/// The collectives' errors about options begin with TensorFlow's words.
 fn same_text(case: &Case, error: &CollectiveError) -> Checked {
     let CollectiveError::InvalidOption { what } = error else {
         return Err(error.clone().into());

@@ -116,16 +116,14 @@ impl Pipeline {
         };
         let (examples, count) = (self.examples.clone(), self.examples.len());
         let make = move |indices: &[usize], _: &Device| {
-            Ok(indices
-                .iter()
-                .flat_map(|index| examples[*index].clone())
-                .collect::<Row>())
+            let rows = indices.iter().map(|index| examples[*index].clone());
+            Ok(rows.collect::<Vec<Row>>())
         };
         all_steps(strategy, FnDataset::new(count, make), batching, self.epochs)
     }
 }
 
-fn all_steps<D: Dataset<Batch = Row>>(
+fn all_steps<D: Dataset<Batch = Vec<Row>>>(
     strategy: &dyn Strategy,
     dataset: D,
     batching: Batching,
@@ -135,7 +133,8 @@ fn all_steps<D: Dataset<Batch = Row>>(
     let mut found = Vec::new();
     for epoch in 0..epochs {
         for step in distributed.epoch(epoch) {
-            found.push(step?.into_values());
+            let parts = step?.into_values().into_iter();
+            found.push(parts.map(|rows| rows.concat()).collect::<Vec<Row>>());
         }
     }
     Ok(json!(found))
@@ -224,18 +223,23 @@ fn pairs(case: &Case, strategy: &dyn Strategy) -> Checked {
         return Err(Failure::schema(format!("dataset `{text}`")));
     };
     let make = move |indices: &[usize], _: &Device| {
-        let features = indices
-            .iter()
-            .flat_map(|row| row * width..(row + 1) * width);
-        let labels = indices.iter().map(|row| row * factor);
-        Ok((features.collect::<Vec<_>>(), labels.collect::<Vec<_>>()))
+        let rows = indices.iter();
+        let features = rows
+            .clone()
+            .map(|row| (row * width..(row + 1) * width).collect());
+        let labels = rows.map(|row| row * factor);
+        Ok((
+            features.collect::<Vec<Vec<_>>>(),
+            labels.collect::<Vec<_>>(),
+        ))
     };
     let dataset = FnDataset::new(rows, make);
     let distributed = strategy.distribute_dataset(dataset, Batching::global(batch))?;
     let mut found = Vec::new();
     for step in distributed.epoch(0) {
         let (x, y) = step?.unzip();
-        let x = x.into_values().into_iter().map(|x| {
+        let x = x.into_values().into_iter().map(|rows| {
+            let x = rows.concat();
             let floats: Vec<f64> = x.iter().map(|x| *x as f64).collect();
             json!({"dtype": "float32", "shape": [x.len() / width, width], "data": floats})
         });

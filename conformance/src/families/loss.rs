@@ -57,10 +57,11 @@ fn given_weight(value: &Value, device: &Device) -> Result<DynamicTensor, Failure
         .get("data")
         .filter(|_| !is_tensor)
         .map_or(value, |data| &data[0]);
-    match value.is_number() || is_tensor {
-        true => DynamicTensor::new(value, device),
+    if value.is_number() || is_tensor {
+        DynamicTensor::new(value, device)
+    } else {
         // NaN and the infinities are texts.
-        false => DynamicTensor::new(&json!(number(value)?), device),
+        DynamicTensor::new(&json!(number(value)?), device)
     }
 }
 
@@ -90,7 +91,7 @@ fn same_replicas(
 }
 
 /// Runs a loss on every replica and compares it, or its error. `inputs` are a replica's tensors.
-/// All else that the step depends on has to be in `config`: a compiled step is known by it.
+/// Everything else that the step depends on is in `config`, which identifies a compiled step.
 fn check_replicas(
     case: &Case,
     env: &Env<'_>,
@@ -126,7 +127,7 @@ fn of_replica(list: &Value, replica: usize) -> Result<&Value, Failure> {
     list.get(replica).ok_or_else(missing)
 }
 
-/// The loss of losses and, behind them, weights.
+/// The reduced loss; the inputs are losses, followed by optional weights.
 fn average(
     ctx: &ReplicaContext,
     given: &[DynamicTensor],
@@ -318,7 +319,7 @@ fn loss_class(case: &Case, env: &Env<'_>) -> Checked {
     }
 }
 
-/// A loss function without reduction, for whatever shape.
+/// A loss function without reduction, for any shape.
 fn loss_shape(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let strategy = env.strategy(case)?;
@@ -364,7 +365,7 @@ fn loss_shape(case: &Case, env: &Env<'_>) -> Checked {
     else {
         return Ok(Outcome::Passed);
     };
-    same_divided(env, &*strategy, &found, (divided, average))
+    same_divided(env, &*strategy, &found, divided, average)
 }
 
 /// Losses per label, divided by the number of labels of an example, and their average.
@@ -372,7 +373,8 @@ fn same_divided(
     env: &Env<'_>,
     strategy: &dyn Strategy,
     losses: &TensorData,
-    (divided, average): (&Value, &Value),
+    divided: &Value,
+    average: &Value,
 ) -> Checked {
     let shape = losses.shape().to_vec();
     let rows = shape[0];

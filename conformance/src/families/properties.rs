@@ -1,7 +1,7 @@
 //! `properties.json`: strategies' properties, contexts, scopes, placement and partitioners.
 //!
-//! Of the properties those are compared that a strategy here has: the number of replicas, their
-//! devices, where variables live, and who owns them. `experimental_between_graph` and the like
+//! The properties that a strategy of this library has are compared: the number of replicas, their
+//! devices, the placement of variables, and their owner. `experimental_between_graph` and the like
 //! are about TensorFlow's graphs.
 
 use std::sync::Arc;
@@ -165,7 +165,7 @@ fn same_devices(wanted: &Value, found: &[LogicalDevice]) -> Result<(), Failure> 
     equal(&names(&wanted), &names(found))
 }
 
-/// All devices of the machine that made the file, of which there are others here: numbered from 0.
+/// All devices of the machine that made the file, numbered from 0: this machine has other ones.
 fn all_devices(wanted: &Value, n: &Value) -> Result<(), Failure> {
     let count = count(n).ok_or_else(|| Failure::schema("n"))?;
     let all: Vec<_> = (0..count).map(LogicalDevice::cpu).collect();
@@ -282,7 +282,7 @@ fn construct(case: &Case) -> Checked {
     };
     let wanted = match wanted {
         Ok(wanted) => wanted,
-        // A name that is none, or a device that this build cannot use.
+        // An invalid name, or a device that this build cannot use.
         Err(error) if !case.expects_value() => return same_error(case, &error),
         Err(_) => return Ok(Outcome::Deviation(Deviation::UnknownDevice)),
     };

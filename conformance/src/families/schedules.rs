@@ -8,11 +8,11 @@ use distribute_core::{
     DefaultStrategy, Mirrored, PerReplica, Result as CoreResult, Sgd, Strategy, StrategyExt,
     TrainState,
 };
-use distribute_data::fit::callbacks::{Direction, EarlyStopping, ReduceLrOnPlateau};
-use distribute_data::fit::{
+use distribute_data::{Batching, FnDataset, StrategyDataExt};
+use distribute_fit::callbacks::{Direction, EarlyStopping, ReduceLrOnPlateau};
+use distribute_fit::{
     Callback, Control, EpochRecord, Fit, Mode, Objective, Outcome as Ended, StepContext,
 };
-use distribute_data::{Batching, FnDataset, StrategyDataExt};
 use serde_json::{Value, json};
 
 use super::support::{Variables, expected};
@@ -32,15 +32,16 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
     }
 }
 
-/// The rates of a schedule, and what it says of itself.
+/// The rates of a schedule, and its configuration.
 fn schedule(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
     let schedule = from_config(inputs.text("class")?, inputs.field("config")?);
     if let (Some("ValueError"), Err(error)) = (case.error_class(), &schedule) {
-        // Not one of a name or a number that is unknown.
-        return match error.to_string().contains("unknown") {
-            false => Ok(Outcome::Passed),
-            true => Err(Failure::got(error)),
+        // The error must not be about an unknown name or number.
+        return if error.to_string().contains("unknown") {
+            Err(Failure::got(error))
+        } else {
+            Ok(Outcome::Passed)
         };
     }
     let (schedule, wanted) = (schedule?, expected(case)?);
@@ -117,6 +118,7 @@ fn in_optimizer(case: &Case, env: &Env<'_>) -> Checked {
             (&mut state, PerReplica::new(given)),
             |ctx, (state, gradient)| {
                 let loss = state.model.loss_of(vec![Some(gradient)], ctx.device());
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients).map(drop)
             },
@@ -130,10 +132,10 @@ fn in_optimizer(case: &Case, env: &Env<'_>) -> Checked {
     Ok(Outcome::Passed)
 }
 
-/// What a callback says of itself after an epoch.
+/// The state that a callback reports after an epoch.
 type Says<C> = fn(&C, &Control<'_>) -> Value;
 
-/// One of the callbacks, and what it has said of itself.
+/// One of the callbacks, and the states that it has reported.
 struct Watcher<C> {
     callback: C,
     says: Says<C>,
@@ -156,7 +158,8 @@ impl<C: Callback> Callback for Watcher<C> {
     }
 }
 
-/// The weight after a training that a callback watched, and what the callback said of each epoch.
+/// The weight after a training with a callback, and the state that the callback reported after each
+/// epoch.
 type Watched = (f64, Vec<Value>);
 
 /// Trains with the callback of a case, which watches this value.
@@ -310,7 +313,7 @@ fn reduce(monitor: &str, config: &Value) -> Result<ReduceLrOnPlateau, Failure> {
     Ok(callback)
 }
 
-/// Trains with these values of what is watched.
+/// Trains with these values of the metric that is watched.
 fn fit<C: Callback>(
     case: &Case,
     env: &Env<'_>,
@@ -320,7 +323,7 @@ fn fit<C: Callback>(
 ) -> Result<Watched, Failure> {
     let strategy = strategy(case, env)?;
     let strategy = &*strategy;
-    // Cases of callbacks that leave the rate alone say nothing of it.
+    // Cases of callbacks that do not change the rate do not record it.
     let rate = case.inputs["learning_rate"].as_f64().unwrap_or(1.0);
     let mut state = state(strategy, rate, &json!([-1.0]))?;
     let replicas = strategy.num_replicas_in_sync();
@@ -334,6 +337,7 @@ fn fit<C: Callback>(
         let value = metrics.get(ctx.epoch()).copied().unwrap_or(f64::NAN);
         let gradient = Tensor::full([1], -share, ctx.device());
         let loss = model.loss_of(vec![Some(gradient)], ctx.device());
+        ctx.loss_is_scaled();
         let objective = match ctx.mode() {
             Mode::Train => Objective::new(loss),
             _ if is_loss => Objective::new(loss.mul_scalar(0.0).add_scalar(value * share)),
@@ -367,11 +371,11 @@ fn strategy(case: &Case, env: &Env<'_>) -> Result<Arc<dyn Strategy>, Failure> {
     }
 }
 
-/// A watched value that is not there is an error which names those that are.
+/// A missing metric is an error that names the existing metrics.
 fn missing(case: &Case, env: &Env<'_>) -> Checked {
     match watched(case, env, "val_nothing", &[1.0]) {
         Ok(_) => Err(Failure::new("an error", "training went on")),
-        // Its name says no direction either, which is found before training.
+        // The direction does not follow from its name either, which is refused before training.
         Err(error)
             if error.got.contains("val_loss")
                 || error

@@ -126,7 +126,7 @@ impl<M: Model> Run<'_, M> {
         let part = |replica| indices[replica_range(indices.len(), replicas, replica)].to_vec();
         let parts: Vec<Vec<usize>> = (0..replicas).map(part).collect();
         equal(wanted.field("example_indices")?, &json!(parts))?;
-        let batch = global_batch(self.strategy, (&self.x, &self.y), indices)?;
+        let batch = global_batch(self.strategy, &self.x, &self.y, indices)?;
         let batch = on_devices(self.strategy, batch, M::batch);
         let (losses, gradients) = self.run_step(batch)?.unzip();
         let losses = losses.into_values().into_iter();
@@ -170,9 +170,10 @@ impl<M: Model> Run<'_, M> {
             .run(arguments, |ctx, (state, batch, constant, size, l2)| {
                 let (batch, weights) = batch;
                 let losses = state.model.losses(batch);
-                let weights = match constant {
-                    true => weights,
-                    false => weights.map(per_row),
+                let weights = if constant {
+                    weights
+                } else {
+                    weights.map(per_row)
                 };
                 let mut loss = AverageLoss::new()
                     .weights(weights)

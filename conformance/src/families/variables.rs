@@ -27,7 +27,8 @@ pub(super) fn check(case: &Case, env: &Env<'_>) -> Checked {
         op if op.starts_with("plain variable created outside") => outside(case, env, strategy),
         op if op.starts_with("create a variable inside run") => create_inside(case, env, strategy),
         "assign in the scope of another strategy" => other_scope(case, env, strategy),
-        // In a step, updates are `assign` and its kin; `update` needs the strategy.
+        // In a step, updates are `assign`, `assign_add` and `assign_sub`; `update` needs the
+        // strategy.
         "extended.update called inside run" => Ok(Outcome::NotApplicable(Rule::CompileError)),
         "extended.variable_created_in_scope" => created_in_scope(case, env, strategy),
         op if op.starts_with('v') => arithmetic(case, env, strategy),
@@ -39,7 +40,7 @@ fn options(inputs: &Value) -> Result<VariableOptions, Failure> {
     let on_read = inputs["synchronization"] == "ON_READ";
     Ok(VariableOptions {
         synchronization: synchronization(inputs["synchronization"].as_str().unwrap_or("AUTO"))?,
-        // On-read variables of which the file does not say it are summed.
+        // On-read variables are summed if the file names no aggregation.
         aggregation: match inputs["aggregation"].as_str() {
             None if on_read => VariableAggregation::Sum,
             name => aggregation(name.unwrap_or("NONE"))?,
@@ -200,7 +201,7 @@ fn read_in_step(
     Ok(found.into_values())
 }
 
-/// An error of the same kind, or the refusal to let copies drift apart.
+/// An error of the same kind, or the error that the copies would differ.
 fn refused(case: &Case, variable: &DistributedVariable, error: &Error) -> Checked {
     let may_drift = variable.kind() == VariableKind::Mirrored && case.strategy.replicas > 1;
     let is_refusal = ErrorKind::of(error) == ErrorKind::NoAggregation;
@@ -334,7 +335,7 @@ fn arithmetic(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     )
 }
 
-/// A variable of no strategy, changed by every replica in turn.
+/// A variable without a strategy, changed by every replica in turn.
 fn outside(case: &Case, env: &Env<'_>, strategy: &dyn Strategy) -> Checked {
     let initial = initial(case)?;
     let amount = numbers_in(case.op()).first().copied();

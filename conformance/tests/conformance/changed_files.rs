@@ -196,9 +196,10 @@ fn shaped(family: FamilyName, case: &mut Value) -> Vec<&mut Value> {
     for part in parts.filter(|part| part.is_object()) {
         let is_expected = part.get("stored").is_some();
         let fields = part.as_object_mut().unwrap();
-        match is_expected {
-            true => found.extend(fields.values_mut().filter_map(|it| it.get_mut("w"))),
-            false => found.extend(fields.get_mut("w")),
+        if is_expected {
+            found.extend(fields.values_mut().filter_map(|it| it.get_mut("w")))
+        } else {
+            found.extend(fields.get_mut("w"))
         }
     }
     found
@@ -248,9 +249,10 @@ fn renamed(value: &mut Value) {
             let old = std::mem::take(fields).into_iter();
             *fields = old.map(|(key, value)| (name(&key), value)).collect();
             for (key, value) in fields {
-                match key == "exclude" {
-                    true => *value = json!([name(value[0].as_str().unwrap())]),
-                    false => renamed(value),
+                if key == "exclude" {
+                    *value = json!([name(value[0].as_str().unwrap())])
+                } else {
+                    renamed(value)
                 }
             }
         }

@@ -1,5 +1,5 @@
 //! No case is left out in silence: what is not run is counted, shown, and fails the run unless a
-//! rule says why. The documents' figures are those of the files.
+//! rule says why. The documents' figures agree with the files.
 
 use conformance::{FamilyName, Golden, Report, Rule, Selection, Suite, WorkerProgram};
 use serde_json::{Value, json};
@@ -182,7 +182,7 @@ fn the_figures_of_the_documents_are_those_of_the_files() {
         ("CHANGELOG.md", " outputs of TensorFlow 2.21"),
         (
             "conformance/README.md",
-            " outputs of the real TensorFlow 2.21",
+            " recorded outputs of TensorFlow 2.21",
         ),
     ] {
         let text = std::fs::read_to_string(format!("{root}/{file}")).unwrap();
@@ -191,7 +191,7 @@ fn the_figures_of_the_documents_are_those_of_the_files() {
         for (at, _) in text.match_indices(before) {
             assert!(text[..at].ends_with(&recorded), "{file}: another figure");
         }
-        let figure = format!("{documents} statements of its documents");
+        let figure = format!("{documents} statements from its documentation");
         let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(line.contains(&figure), "{file} does not say `{figure}`");
     }

@@ -18,16 +18,11 @@ use distribute_core::{
     MultiWorkerMirroredStrategy, PerReplica, ReduceOp, Replicated, Sgd, Strategy, StrategyExt,
     TensorData, TrainState, VariableAggregation, VariableOptions,
 };
-use distribute_data::fit::callbacks::{EarlyStopping, ModelCheckpoint, ReduceLrOnPlateau};
-use distribute_data::fit::{Callback, Fit, History, Objective, StepContext};
 use distribute_data::{AutoShardPolicy, Batching, Dataset, FnDataset, StrategyDataExt};
+use distribute_fit::callbacks::{EarlyStopping, ModelCheckpoint, ReduceLrOnPlateau};
+use distribute_fit::{Callback, Fit, History, Objective, StepContext};
 
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    MirroredStrategy::builder()
-        .replicas(replicas)
-        .build()
-        .unwrap()
-}
+use crate::mirrored;
 
 #[test]
 fn deviation_plain_zero() {
@@ -108,7 +103,7 @@ fn deviation_unknown_device() {
     let error = "gpu:0".parse::<LogicalDevice>().unwrap_err();
     insta::assert_snapshot!(
         error,
-        @"gpu:0 is a GPU: its name is read by `distribute_data::cuda::parse`, in a build with --features cuda"
+        @"gpu:0 is a GPU: its name is read by `distribute::cuda::parse`, in a build with --features cuda"
     );
 }
 
@@ -261,7 +256,7 @@ fn deviation_chief_writes() {
     assert_eq!(saves, [true, true]);
     assert!(
         CheckpointManager::open(folder.path()).is_ok(),
-        "nobody else held it"
+        "nothing else held it"
     );
 }
 
@@ -292,6 +287,7 @@ fn after_gradients(
             if let Some(gradient) = gradient {
                 loss = loss + state.model.w.val().mul_scalar(gradient);
             }
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         });
@@ -329,6 +325,7 @@ fn after_scaled_gradients(steps: &[[f32; 2]], scale: LossScale) -> (f32, u64, Lo
         let step = PerReplica::new(step.to_vec());
         let result = strategy.run((&mut state, step), |ctx, (state, gradient)| {
             let loss = state.model.w.val().mul_scalar(gradient);
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         });

@@ -2,15 +2,10 @@
 
 use conformance::{Deviation, Rule};
 use distribute_core::metric::Mean;
-use distribute_core::{MirroredStrategy, PerReplica, ReduceOp, Strategy, StrategyExt, Tensor};
+use distribute_core::{PerReplica, ReduceOp, Strategy, StrategyExt, Tensor};
 use distribute_data::{AverageLoss, average_loss};
 
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    MirroredStrategy::builder()
-        .replicas(replicas)
-        .build()
-        .unwrap()
-}
+use crate::mirrored;
 
 /// "With 4 replicas and a global batch of 64, each replica gets 16 examples; divide by 64."
 #[test]

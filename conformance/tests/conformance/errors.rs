@@ -18,12 +18,12 @@ use distribute_core::{
     DistributedVariable, Error, Mirrored, MirroredStrategy, PerReplica, Result, Sgd, Strategy,
     StrategyExt, Tensor, TrainState, VariableOptions,
 };
-use distribute_data::fit::FitError;
-use distribute_data::readers;
+use distribute_fit::FitError;
 use distribute_net::NetError;
 use distribute_net::exchange::ExchangeError;
 use distribute_net::handshake::HandshakeError;
 use distribute_ps::PsError;
+use distribute_readers as readers;
 use distribute_tpu_xla::TpuError;
 use distribute_tpu_xla::lower::LowerError;
 use distribute_tpu_xla::pjrt::PjrtError;

@@ -87,7 +87,7 @@ fn a_selection_runs_only_what_it_names() {
     };
     insta::assert_snapshot!(
         unknown.run().unwrap_err(),
-        @"unknown communicator `pigeons`: choose among direct, ring, chain, halving-doubling, direct-exchange, hierarchical, shm, grpc"
+        @"unknown communicator `pigeons`: choose among direct, ring, halving-doubling, direct-exchange, hierarchical, shm, grpc"
     );
 }
 

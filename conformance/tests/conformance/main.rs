@@ -12,3 +12,12 @@ mod other_inputs;
 #[expect(dead_code, reason = "shared with tests that use all of it")]
 mod plugins;
 mod tpu;
+
+use distribute_core::MirroredStrategy;
+
+fn mirrored(replicas: usize) -> MirroredStrategy {
+    MirroredStrategy::builder()
+        .replicas(replicas)
+        .build()
+        .unwrap()
+}

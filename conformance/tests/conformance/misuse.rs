@@ -20,11 +20,12 @@ const FULL_NAMES: [&str; 2] = [
 ];
 
 /// What the programs may name.
-const CRATES: [&str; 4] = [
+const CRATES: [&str; 5] = [
     "burn",
     "distribute_collectives",
     "distribute_core",
     "distribute_data",
+    "distribute_fit",
 ];
 
 #[test]
@@ -33,7 +34,7 @@ fn misuse_does_not_compile() {
     let version = String::from_utf8(version.stdout).unwrap();
     if !version.starts_with(COMPILER) {
         println!(
-            "SKIPPED misuse: the messages are those of {COMPILER}, this is {version}; that misuse \
+            "SKIPPED misuse: the messages are of {COMPILER}, this is {version}; that misuse \
              does not compile is also checked by the documentation tests"
         );
         return;
@@ -202,7 +203,7 @@ impl Place {
     }
 }
 
-/// A line without its indent; how many other types there are is nobody's concern.
+/// A line without its indent; how many other types there are does not matter.
 fn without_count(line: &str) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
     match words[..] {

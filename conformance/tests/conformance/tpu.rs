@@ -60,7 +60,7 @@ fn the_golden_properties_and_checkpoints_pass_under_tpu_strategy() {
     });
 }
 
-/// At least so many cases pass, and at most this percentage does not apply, each by a rule.
+/// At least this many cases pass, and at most this percentage does not apply, each by a rule.
 fn few_skipped(family: FamilyName, passed: usize, percentage: usize) {
     let Some(report) = report(family) else { return };
     let counts = report.families()[&family];

@@ -1,4 +1,4 @@
-//! TensorFlow: a replica context kept for later belongs to nobody. Here it does not leave its step.
+//! TensorFlow: a replica context kept for later is invalid. Here it does not leave its step.
 
 use distribute_core::{MirroredStrategy, Result, StrategyExt};
 

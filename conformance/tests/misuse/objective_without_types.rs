@@ -3,6 +3,7 @@
 use burn::nn::{Linear, LinearConfig};
 use distribute_core::prelude::*;
 use distribute_data::prelude::*;
+use distribute_fit::prelude::*;
 
 fn main() -> Result<()> {
     let strategy = MirroredStrategy::new()?;

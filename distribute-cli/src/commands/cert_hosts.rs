@@ -1,18 +1,18 @@
-//! The hosts that certificates are made for.
+//! The hosts of the certificates.
 
 use std::net::IpAddr;
 
 /// The longest name of a host, and of a part of it between dots (RFC 1035).
 const MAX_NAME: usize = 253;
 const MAX_LABEL: usize = 63;
-/// What stands beside the folders of the hosts.
+/// The files next to the folders of the hosts.
 const RESERVED: [&str; 2] = ["token", "ca.pem"];
 
-/// The names and addresses as certificates have them: blanks around them and the brackets of an
-/// IPv6 address are left out.
+/// The names and addresses for certificates, without surrounding blanks and without the brackets of
+/// an IPv6 address.
 ///
 /// # Errors
-/// The first one that no certificate can be for, and what to write in its place.
+/// For the first invalid name, with advice.
 pub(super) fn checked(hosts: &[String]) -> Result<Vec<String>, String> {
     let mut all: Vec<String> = Vec::with_capacity(hosts.len());
     for given in hosts {
@@ -60,7 +60,7 @@ fn host(given: &str) -> Result<String, String> {
     {
         return Err(with_port(given, name));
     }
-    // A name may end with a dot, which certificates leave out.
+    // A name may end with a dot, which certificates omit.
     let name = given.strip_suffix('.').unwrap_or(given);
     let problem = problem(name);
     problem.map_or_else(
@@ -77,7 +77,7 @@ fn with_port(given: &str, host: &str) -> String {
     format!("`{given}` has a port: certificates are for hosts, whatever the port; write {host}")
 }
 
-/// What a name has that those of hosts have not.
+/// Why a text is not a valid host name.
 fn problem(name: &str) -> Option<String> {
     let is_known = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     if let Some(letter) = name.chars().find(|letter| !is_known(*letter)) {

@@ -1,4 +1,4 @@
-//! The certificates of `doctor --certs`: whom each is for, and from when to when.
+//! The certificates of `doctor --certs`: names and validity.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,14 +10,14 @@ use time::OffsetDateTime;
 
 use crate::cluster::{beside, security};
 
-/// The file of a host's certificate, in the folder that `certs` made for it.
+/// The file of a host's certificate, in the host's folder.
 const CERTIFICATE: &str = "certificate.pem";
 const AUTHORITY: &str = "ca.pem";
 
-/// What is in the files of a directory.
+/// The certificates in a directory.
 pub(super) struct Certificates {
     files: Vec<CertificateFile>,
-    /// Why `train --certs` could not use the directory, if that is so.
+    /// Why `train --certs` cannot use the directory, if it cannot.
     problem: Option<String>,
     now: i64,
 }
@@ -28,13 +28,13 @@ struct CertificateFile {
 }
 
 impl Certificates {
-    /// Those of a host's directory, as `train --certs` takes it, or of all hosts in the directory
-    /// that `certs` made.
+    /// Reads a host's directory, as in `train --certs`, or the directory of all hosts.
     pub(super) fn find(directory: &Path) -> Self {
         let is_of_host = directory.join(CERTIFICATE).exists();
-        let hosts = match is_of_host {
-            true => vec![directory.to_path_buf()],
-            false => hosts_in(directory),
+        let hosts = if is_of_host {
+            vec![directory.to_path_buf()]
+        } else {
+            hosts_in(directory)
         };
         let authority = beside(directory, AUTHORITY);
         let own = hosts.iter().map(|host| host.join(CERTIFICATE));
@@ -56,8 +56,10 @@ impl Certificates {
 
     pub(super) fn lines(&self) -> Vec<String> {
         let files = self.files.iter().flat_map(|file| file.lines(self.now));
-        let problem = self.problem.iter();
-        let problem = problem.map(|what| format!("cannot be used: {what}"));
+        let problem = self
+            .problem
+            .iter()
+            .map(|what| format!("cannot be used: {what}"));
         files.chain(problem).collect()
     }
 
@@ -68,7 +70,7 @@ impl Certificates {
     }
 }
 
-/// What `train --certs` makes of the directory when it starts.
+/// Loads the directory as `train --certs` does at its start.
 fn usable(directory: &Path) -> Result<(), String> {
     let security = security(Some(directory), false).map_err(|failure| failure.to_string())?;
     let settings = security.tls_settings();
@@ -140,7 +142,7 @@ fn text(certificate: &Certificate, now: i64) -> String {
     format!("{whom}, {dates}{what}")
 }
 
-/// As a word for programs, and as the end of a line for people.
+/// The validity as a word for programs, and as the end of a line for people.
 fn standing(standing: Standing) -> (&'static str, String) {
     const ANEW: &str = "make a new set with `certs`";
     match standing {
@@ -163,7 +165,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of a certificate that begins and ends so many hours from now.
+    /// The validity of a certificate that begins and ends this number of hours from now.
     fn said(from: i64, until: i64) -> (String, Value) {
         let now = OffsetDateTime::now_utc();
         let mut params = CertificateParams::new(vec!["node1".to_string()]).unwrap();

@@ -1,7 +1,7 @@
 //! `certs`: certificates and a job token for a cluster, made on this machine.
 //!
 //! One certificate authority signs one certificate per host, valid for server and client. The
-//! authority's own key is not kept: who wants another host makes a new set.
+//! authority's key is not kept: to add a host, create a new set.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -12,20 +12,20 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
 };
-use tempfile::TempDir;
 use time::{Duration, OffsetDateTime};
 
 use super::cert_hosts::{checked, folder};
+use super::whole_directory::WholeDirectory;
 use crate::events::line;
 use crate::failure::Failure;
 use crate::flags::CertsArgs;
 
 type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// A longer life is that of nobody's key.
+/// The maximum validity.
 const MAX_DAYS: u32 = 36_500;
 
-/// Writes `ca.pem`, a directory per host, and a token: all of it or nothing.
+/// Writes `ca.pem`, a directory per host, and a token: all of them or nothing.
 pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
     let directory = &args.out;
     if !(1..=MAX_DAYS).contains(&args.days) {
@@ -43,11 +43,15 @@ pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
     }
     let validity = Validity::of(args.days);
     let authority = authority(&validity).map_err(|error| failed(&error))?;
-    let signed = hosts.iter().map(|host| sign(host, &validity, &authority));
-    let signed: Result<Vec<_>, _> = signed.collect();
+    let signed: Result<Vec<_>, _> = hosts
+        .iter()
+        .map(|host| sign(host, &validity, &authority))
+        .collect();
     let signed = signed.map_err(|error| failed(&error))?;
-    let token = token()?;
-    let whole = Whole::beside(directory)?;
+    // 32 random bytes.
+    let token =
+        distribute_net::random_hex::<32>().map_err(|error| Failure::failed(error.to_string()))?;
+    let whole = WholeDirectory::beside(directory, ".certs-")?;
     let path = whole.path();
     write(&path.join("ca.pem"), &authority.pem(), false)?;
     for (host, (certificate, key)) in hosts.iter().zip(&signed) {
@@ -72,39 +76,6 @@ pub(super) fn run(args: &CertsArgs) -> Result<(), Failure> {
 
 fn failed(error: &rcgen::Error) -> Failure {
     Failure::failed(format!("cannot make certificates: {error}"))
-}
-
-/// A directory that is filled beside its place, and removed if it does not get there.
-struct Whole(TempDir);
-
-impl Whole {
-    fn beside(place: &Path) -> Result<Self, Failure> {
-        let parent = place.parent().filter(|parent| *parent != Path::new(""));
-        let parent = parent.unwrap_or(Path::new("."));
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".certs-");
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt;
-            // As of any new directory: less what the user's mask takes away.
-            builder.permissions(fs::Permissions::from_mode(0o777));
-        }
-        let made = fs::create_dir_all(parent).and_then(|()| builder.tempdir_in(parent));
-        made.map(Self)
-            .map_err(|error| Failure::of_file(&error, &error).in_file(place))
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn put(self, place: &Path) -> Result<(), Failure> {
-        let renamed = fs::rename(self.path(), place);
-        renamed.map_err(|error| Failure::of_file(&error, &error).in_file(place))?;
-        // Nothing is left to be removed.
-        let _ = self.0.keep();
-        Ok(())
-    }
 }
 
 /// From an hour ago, for hosts whose clocks differ a little.
@@ -162,14 +133,6 @@ fn sign(
     Ok((certificate.pem(), key.serialize_pem()))
 }
 
-/// 32 random bytes in hexadecimal.
-fn token() -> Result<String, Failure> {
-    let mut random = [0; 32];
-    getrandom::fill(&mut random)
-        .map_err(|error| Failure::failed(format!("no random numbers: {error}")))?;
-    Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
-}
-
 /// Writes a new file; a secret one is readable by its owner only, from the first byte on.
 fn write(path: &Path, text: &str, secret: bool) -> Result<(), Failure> {
     let mut options = OpenOptions::new();
@@ -185,24 +148,4 @@ fn write(path: &Path, text: &str, secret: bool) -> Result<(), Failure> {
         .open(path)
         .and_then(|mut file| file.write_all(text.as_bytes()));
     written.map_err(|error| Failure::of_file(&error, &error).in_file(path))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_does_not_get_to_its_place_is_removed() {
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().join("a/certs");
-        let whole = Whole::beside(&place).unwrap();
-        fs::write(whole.path().join("ca.pem"), "half").unwrap();
-        drop(whole);
-        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 0);
-        let whole = Whole::beside(&place).unwrap();
-        fs::write(whole.path().join("ca.pem"), "whole").unwrap();
-        whole.put(&place).unwrap();
-        assert!(place.join("ca.pem").is_file());
-        assert_eq!(fs::read_dir(folder.path().join("a")).unwrap().count(), 1);
-    }
 }

@@ -1,4 +1,4 @@
-//! `conformance`: the library against what TensorFlow recorded.
+//! `conformance`: compares the library with recorded outputs of TensorFlow.
 
 use ::conformance::{FailedCase, FamilyName, Report, Selection, WorkerProgram, run_worker};
 
@@ -8,8 +8,9 @@ use crate::flags::{ConformanceArgs, OutputFormat};
 
 /// This program as a worker process of the cases about several workers.
 fn workers() -> Result<WorkerProgram, Failure> {
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::failed(format!("this program cannot find itself: {error}")))?;
+    let program = std::env::current_exe().map_err(|error| {
+        Failure::failed(format!("cannot find the file of this program: {error}"))
+    })?;
     Ok(WorkerProgram::new(program)
         .arg("conformance")
         .arg("--worker"))
@@ -41,28 +42,30 @@ pub(crate) fn run(args: ConformanceArgs) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What to say of a report with failures. Files that nothing knows say nothing of TensorFlow.
+/// The message about a report with failures. Unknown files are counted separately.
 fn failed(report: &Report) -> Option<String> {
     let is_unknown = |case: &&FailedCase| case.family == FamilyName::Unknown;
     let unknown = report.failures().iter().filter(is_unknown).count();
     let different = report.failures().len() - unknown;
     let of = |count: usize, text: &str| (count > 0).then(|| format!("{count} cases {text}"));
-    let parts = [
+    let parts: Vec<String> = [
         of(different, "differ from TensorFlow"),
         of(
             unknown,
-            "were not run, their files are called like no family",
+            "were not run, because their files are not named after a family",
         ),
-    ];
-    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let said = parts.join(" and ");
     (!said.is_empty()).then(|| format!("{said}; the report says which and how"))
 }
 
-/// Why a report without a failure is no success. What was selected may not be there.
+/// Why a report without failures is not a success, for example because nothing was selected.
 fn nothing_checked(skipped: &[String]) -> String {
     let why = match skipped {
-        [] => "no case has to do with what was selected".to_string(),
+        [] => "no case matches the selection".to_string(),
         skipped => format!("skipped {}", skipped.join("; ")),
     };
     format!("nothing was checked: {why}")

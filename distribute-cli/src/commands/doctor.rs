@@ -1,4 +1,4 @@
-//! `doctor`: what this machine has.
+//! `doctor`: a report about this machine.
 
 use std::fmt;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::flags::{DoctorArgs, OutputFormat, VERSION};
 use crate::memory::{Memory, size};
 use crate::notes::wrapped;
 
-/// Variables by which a cluster tells a process who it is. None of them is a secret.
+/// Variables by which a cluster describes itself to a process. None of them is a secret.
 const CLUSTER_VARIABLES: [(&str, &[&str]); 7] = [
     ("TF_CONFIG", &["TF_CONFIG"]),
     (
@@ -59,16 +59,16 @@ const CLUSTER_VARIABLES: [(&str, &[&str]); 7] = [
     ),
 ];
 
-/// What there is to say where no launcher has left a variable.
+/// The text if there are no variables of a launcher.
 const NONE_DETECTED: &str = "none detected: this process is on its own";
 
 /// Longer values are cut.
 const MAX_VALUE: usize = 200;
 
-/// What stands before the text of a line.
+/// The indentation of continued lines.
 const NAME_COLUMNS: usize = 15;
 
-/// Everything that is reported.
+/// The whole report.
 struct Report {
     cores: usize,
     memory: Option<Memory>,
@@ -82,11 +82,11 @@ struct Report {
     certificates: Option<Certificates>,
 }
 
-/// What `train --strategy multi-worker` would make of the variables.
+/// The cluster that `train --strategy multi-worker` would read from the variables.
 struct Place {
-    /// From where, with the variables.
+    /// The source, with its variables.
     found: String,
-    /// Why from there, and what was passed over.
+    /// Why this source was chosen, and which others were not.
     reasons: Vec<String>,
     /// This process' task, or why there is none.
     task: Result<Option<Task>, String>,
@@ -95,13 +95,13 @@ struct Place {
 /// A task of a cluster.
 struct Task {
     name: String,
-    /// None for a task that does not train with others.
+    /// `None` for a task that does not train with others.
     rank: Option<usize>,
     workers: usize,
     is_chief: bool,
-    /// What the task does, where it does not train.
+    /// The purpose of a task that does not train.
     purpose: Option<String>,
-    /// Where it meets the others.
+    /// The address at which it meets the others.
     meeting: Option<String>,
 }
 
@@ -215,7 +215,7 @@ impl Report {
                 .map(|version| format!(" {version}"));
             let line = |found: String| format!("{:<14} {found}", library.name);
             lines.push(match &library.path {
-                // In one piece: a path is copied.
+                // Not wrapped, so that a path can be copied.
                 Some(path) => line(format!(
                     "found{} at {}",
                     version.unwrap_or_default(),
@@ -244,7 +244,7 @@ impl Report {
         lines.join("\n")
     }
 
-    /// The variables of a cluster, and what this process is by them.
+    /// The variables of a cluster, and this process' task.
     fn add_cluster(&self, lines: &mut Vec<String>) {
         if self.cluster.is_empty() {
             let alone = matches!(self.place.task, Ok(None));
@@ -254,9 +254,10 @@ impl Report {
             ));
         }
         for (system, name, value) in &self.cluster {
-            let system = match system == name {
-                true => String::new(),
-                false => format!("{system}: "),
+            let system = if system == name {
+                String::new()
+            } else {
+                format!("{system}: ")
             };
             lines.push(format!("cluster        {system}{name}={value}"));
         }
@@ -273,8 +274,10 @@ impl Place {
             Ok(cluster) => Ok(cluster.as_ref().map(Task::of)),
             Err(error) => Err(error.to_string()),
         };
-        let passed = detected.passed_over.iter();
-        let passed = passed.map(|it| format!("not from {}: {}", it.kind, it.why));
+        let passed = detected
+            .passed_over
+            .iter()
+            .map(|it| format!("not from {}: {}", it.kind, it.why));
         let chosen = format!("from {} ({})", detected.kind, detected.reason);
         Self {
             found: detected.to_string(),
@@ -317,13 +320,13 @@ impl Task {
     fn of(cluster: &Cluster) -> Self {
         let trainers = cluster.workers().len();
         let purpose = match cluster.task_type() {
-            // TensorFlow's functions say that it is the chief of a cluster of its own; it trains
-            // nothing, and writes no checkpoint.
+            // For TensorFlow's functions it is the chief of its own cluster; but it does not train,
+            // and writes no checkpoint.
             TaskType::Evaluator => Some(format!(
-                "it trains nothing: it measures the checkpoints of {trainers} workers"
+                "it does not train: it measures the checkpoints of {trainers} workers"
             )),
             TaskType::ParameterServer => Some(format!(
-                "it trains nothing: it holds variables for {trainers} workers"
+                "it does not train: it holds variables for {trainers} workers"
             )),
             _ => None,
         };
@@ -339,7 +342,7 @@ impl Task {
     }
 }
 
-/// Where a worker meets the others, and where it listens itself.
+/// The address at which a worker meets the others, and its own.
 fn meeting(cluster: &Cluster) -> Option<String> {
     let leader = cluster.leader_address()?;
     if cluster.worker_count() < 2 {
@@ -347,16 +350,17 @@ fn meeting(cluster: &Cluster) -> Option<String> {
     }
     let own = match (cluster.address(), cluster.own_port()) {
         (Some(own), _) => format!("listens at {own}"),
-        (None, Some(port)) => format!("listens on port {port} and tells rank 0 so"),
+        (None, Some(port)) => format!("listens on port {port} and sends it to rank 0"),
         (None, None) => {
-            "listens on a free port and tells rank 0 which (--port chooses)".to_string()
+            "listens on a free port and sends it to rank 0 (--port sets it)".to_string()
         }
     };
     let is_local = leader.starts_with("127.") || leader.starts_with("[::1]");
     let is_local = is_local || leader.starts_with("localhost:");
-    let local = match is_local && cluster.address().is_none() {
-        true => "; that address reaches this host only",
-        false => "",
+    let local = if is_local && cluster.address().is_none() {
+        "; that address reaches this host only"
+    } else {
+        ""
     };
     Some(format!("it {own}; the workers meet at {leader}{local}"))
 }

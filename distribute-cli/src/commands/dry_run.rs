@@ -1,5 +1,6 @@
-//! `train --dry-run`: what a run would do, found out without a step of it and without its peers.
+//! `train --dry-run`: describes a run, without any step and without its peers.
 
+use distribute_classifier::Task;
 use distribute_core::cluster::Cluster;
 use distribute_core::optim::Optimizer;
 use distribute_core::{LogicalDevice, replica_range};
@@ -15,12 +16,13 @@ use crate::memory::{Memory, size};
 use crate::notes::{note, wrapped};
 use crate::schedule::{check_remainder, per_epoch, updates};
 use crate::strategies::{check_share, of_replicas, planned_devices, worker_devices};
-use crate::task::{Task, optimizer};
+use crate::task::{self, optimizer};
 
 /// Bytes of a number in weights, gradients and values between the layers.
 const NUMBER: usize = 4;
 
-/// What would run. Everything that `train` refuses before it meets the other processes is refused.
+/// The description of a run. Everything that `train` would refuse before it meets the other
+/// processes is refused.
 struct Plan {
     strategy: String,
     workers: usize,
@@ -35,7 +37,7 @@ struct Plan {
     global_batch_size: usize,
     epochs: usize,
     steps_per_epoch: usize,
-    /// Updates in all, and those of the checkpoint that the run goes on with.
+    /// The total number of updates, and the number in the checkpoint that the run continues.
     updates: u64,
     done: u64,
     optimizer: &'static str,
@@ -44,7 +46,7 @@ struct Plan {
     state_bytes: usize,
     data_bytes: usize,
     step_bytes: usize,
-    /// What this process may use.
+    /// The memory that this process may use.
     memory: Option<Memory>,
 }
 
@@ -58,24 +60,25 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     let replicas = (args.cluster.total_replicas).unwrap_or(devices.len().saturating_mul(workers));
     let start = Start::new(&args.files)?;
     let is_served = args.strategy == StrategyName::ParameterServer;
-    match is_served {
-        true => start.refuse_other_numbers(&args)?,
-        false => start.complete_data(&mut args.data)?,
+    if is_served {
+        start.refuse_other_numbers(&args)?
+    } else {
+        start.complete_data(&mut args.data)?
     }
     start.complete(&mut args.training);
     let stored = start.metadata().filter(|_| !is_served);
-    let (mut task, data) = Task::from_args(&args, stored)?;
-    task.complete(&mut args.training);
+    let (mut task, data) = task::opened(&args, stored)?;
+    task::complete(&mut task, &mut args.training);
     if args.general.output == OutputFormat::Text {
-        task.start_notes().iter().for_each(|text| note(text));
+        task::start_notes(&task).for_each(|text| note(&text));
     }
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
-    // Workers of parameter servers make steps of their own, and do not read the checkpoint.
+    // Workers of parameter servers make independent steps, and do not read the checkpoint.
     let (together, nothing) = (if is_served { 1 } else { replicas }, Start::default());
     let trains_together = if is_served { 1 } else { workers };
-    check_sizes(&task, &data, (together, trains_together))?;
+    check_sizes(&task, &data, together, trains_together)?;
     let examples = data.train.len();
     let continued = if is_served { &nothing } else { &start };
     let batch = GlobalBatch::new(args.data.batch_size, together, examples, continued)?;
@@ -119,7 +122,7 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     }
 }
 
-/// The devices of this process, and how many such processes train.
+/// The devices of this process, and the number of training processes.
 fn places(args: &TrainArgs) -> Result<(Vec<String>, usize), Failure> {
     let names = |devices: Vec<LogicalDevice>| -> Vec<String> {
         devices.iter().map(ToString::to_string).collect()
@@ -148,9 +151,9 @@ fn places(args: &TrainArgs) -> Result<(Vec<String>, usize), Failure> {
     }
 }
 
-/// Bytes of weights, gradients and what the optimizer keeps, and of the values between the layers
-/// in the steps of all replicas: each once for the forward and once for the backward pass, which
-/// is what no backend does without.
+/// Bytes of weights, gradients and optimizer state, and of the values between the layers in the
+/// steps of all replicas: once for the forward and once for the backward pass, which every backend
+/// needs.
 fn memory(
     task: &Task,
     optimizer: &dyn Optimizer,
@@ -165,26 +168,31 @@ fn memory(
         StrategyName::CentralStorage => 2 * replicas + 1 + optimizer.slots().len(),
         _ => replicas.saturating_mul(2 + optimizer.slots().len()),
     };
-    let values = task.plan.calls.iter().map(|call| call.output.elements());
-    let values = values.fold(task.plan.input().elements(), usize::saturating_add);
+    let values = task
+        .plan
+        .calls
+        .iter()
+        .map(|call| call.output.elements())
+        .fold(task.plan.input().elements(), usize::saturating_add);
     let step = numbers(values.saturating_mul(2).saturating_mul(share));
     (model.saturating_mul(copies), step.saturating_mul(replicas))
 }
 
 impl Plan {
-    /// Of this process, in all.
+    /// Total bytes of this process.
     fn bytes(&self) -> usize {
         let bytes = self.state_bytes.saturating_add(self.data_bytes);
         bytes.saturating_add(self.step_bytes)
     }
 
-    /// What is free, beside what is needed.
+    /// The free memory, compared with the needed memory.
     fn free(&self) -> Option<String> {
         let memory = self.memory.as_ref()?;
         let is_enough = self.bytes() as u64 <= memory.available;
-        let verdict = match is_enough {
-            true => "",
-            false => "; not enough: use a smaller --batch-size, fewer replicas or a smaller model",
+        let verdict = if is_enough {
+            ""
+        } else {
+            "; not enough: use a smaller --batch-size, fewer replicas or a smaller model"
         };
         Some(format!("            {}{verdict}", memory.text()))
     }

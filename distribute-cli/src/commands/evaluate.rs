@@ -1,7 +1,8 @@
 //! `evaluate`: loss and accuracy of a checkpoint.
 
+use distribute_classifier::objective;
 use distribute_core::Policy;
-use distribute_data::fit::{evaluate, json_number};
+use distribute_fit::{evaluate, json_number};
 use serde_json::json;
 
 use super::report::Report;
@@ -9,7 +10,6 @@ use super::restore::{Purpose, restored};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{EvaluateArgs, OutputFormat};
-use crate::objective::objective;
 use crate::output_file::{cannot_write, check_file};
 
 pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
@@ -24,9 +24,10 @@ pub(crate) fn run(args: EvaluateArgs) -> Result<(), Failure> {
         objective(Policy::float32(), restored.task.loss),
     )?;
     let accuracy = result.logs.get("accuracy").unwrap_or(f64::NAN);
-    let report = match args.report || args.picture.is_some() {
-        true => Some(Report::of(&restored)?),
-        false => None,
+    let report = if args.report || args.picture.is_some() {
+        Some(Report::of(&restored)?)
+    } else {
+        None
     };
     if let (Some(path), Some(report)) = (&args.picture, &report) {
         let title = format!(

@@ -5,36 +5,34 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use distribute_classifier::{Classified, Data, LossName, Task, objective, stored_loss};
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry};
 use distribute_core::{
     Configuration, DefaultStrategy, Error, Mirrored, Policy, Sgd, StrategyExt, TrainState,
 };
-use distribute_data::fit::{Evaluation, averaged_weights, evaluate, json_number, restore_weights};
-use distribute_data::tensorboard::{EventWriter, remove_points};
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_fit::tensorboard::{EventWriter, remove_points};
+use distribute_fit::{Evaluation, averaged_weights, evaluate, json_number, restore_weights};
 use serde_json::json;
 
 use super::restore::same_model;
 use super::start::goes_on;
 use crate::configuration::{data_settings, same_as_stored};
-use crate::data::{Classified, Data};
 use crate::events::{self, EventName, Told};
 use crate::failure::Failure;
-use crate::flags::{FileArgs, LossName, OutputFormat, TrainArgs};
+use crate::flags::{FileArgs, OutputFormat, TrainArgs};
 use crate::notes::note;
-use crate::objective::objective;
 use crate::signals::Signals;
-use crate::task::{Task, stored_loss};
+use crate::task;
 use distribute_keras::Model;
 
-/// How often the directory is looked at: file systems that several hosts share tell nobody what is
-/// new.
+/// Interval at which the directory is checked: shared file systems do not notify about new files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Examples of one forward pass.
 const BATCH_SIZE: usize = 128;
 
-/// Follows the directory until it is told to end (SIGTERM, Ctrl-C), then measures what is newest,
-/// so that the last checkpoint is never left out.
+/// Watches the directory until a signal (SIGTERM, Ctrl-C), then measures the newest checkpoint, so
+/// that the last one is never missed.
 pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let Some(directory) = &args.files.checkpoint_dir else {
         return Err(Failure::usage(
@@ -42,7 +40,7 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
              directory that the chief saves into",
         ));
     };
-    // What the chief does not save into is not followed either.
+    // A directory into which the chief cannot save is refused here, too.
     checkpoint::check_not_inside(directory)?;
     let mut evaluator = Evaluator::new(args)?;
     if let Some(unused) = unused(args) {
@@ -70,8 +68,8 @@ pub(super) fn run(args: &TrainArgs, signals: &Signals) -> Result<(), Failure> {
     }
 }
 
-/// What is said of outputs that only the tasks which train write: all tasks of a job get the same
-/// flags.
+/// A message about flags for outputs that only training tasks write: all tasks of a job get the
+/// same flags.
 fn unused(args: &TrainArgs) -> Option<String> {
     let (files, observing) = (&args.files, &args.observing);
     let given = [
@@ -83,14 +81,17 @@ fn unused(args: &TrainArgs) -> Option<String> {
         ("--log-histograms", files.log_histograms.is_some()),
         ("--flight-records", args.cluster.flight_records.is_some()),
     ];
-    let given = given.iter().filter(|(_, given)| *given);
-    let given: Vec<&str> = given.map(|(flag, _)| *flag).collect();
+    let given: Vec<&str> = given
+        .iter()
+        .filter(|(_, given)| *given)
+        .map(|(flag, _)| *flag)
+        .collect();
     let text = format!("evaluator: {}: for the tasks that train", given.join(", "));
     (!given.is_empty()).then_some(text)
 }
 
-/// The file of the curves, if it is asked for. Beside a run that goes on there is none if it cannot
-/// be made.
+/// The file of the curves, if requested. If it cannot be created beside a continued run, there is
+/// none.
 fn log(files: &FileArgs) -> Result<Option<EventWriter>, Failure> {
     let Some(directory) = &files.log_dir else {
         return Ok(None);
@@ -111,8 +112,8 @@ fn log(files: &FileArgs) -> Result<Option<EventWriter>, Failure> {
 fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Failure> {
     let newest = match checkpoint::latest(directory) {
         Ok(newest) => newest.found,
-        // The chief has not made it yet, or saves faster than this process reads: there is another
-        // look.
+        // The chief has not created it yet, or saves faster than this process reads: try again
+        // later.
         Err(CheckpointError::Missing { .. } | CheckpointError::Changing { .. }) => {
             return Ok(None);
         }
@@ -124,7 +125,7 @@ fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Fail
     };
     match checkpoint::load(&entry.path) {
         Ok(checkpoint) => Ok(Some(checkpoint)),
-        // The chief has removed it since: there is a newer one, or will be.
+        // The chief has removed it since: there is or will be a newer one.
         Err(_) if !entry.path.exists() => Ok(None),
         Err(error) => Err(error.into()),
     }
@@ -132,13 +133,13 @@ fn newer(directory: &Path, seen: Option<u64>) -> Result<Option<Checkpoint>, Fail
 
 /// The folder of the curves in the log directory.
 const CURVES: &str = "evaluator";
-/// What their tags begin and end with.
+/// Prefix and suffix of the tags.
 const TAG: (&str, &str) = ("evaluation_", "_vs_iterations");
 
 struct Evaluator {
     strategy: DefaultStrategy,
     task: Task,
-    /// What its data is; that of the checkpoints must be the same.
+    /// The identity of its data, which must be the same in the checkpoints.
     configuration: Configuration,
     state: Mirrored<TrainState<Model>>,
     data: DistributedDataset<Data>,
@@ -146,7 +147,7 @@ struct Evaluator {
     log_dir: Option<PathBuf>,
     output: OutputFormat,
     told: Told,
-    /// What was asked for; else that of the checkpoints is measured.
+    /// The loss from the flag; `None` for the loss of the checkpoints.
     loss: Option<LossName>,
     /// The step of the last checkpoint that was measured.
     seen: Option<u64>,
@@ -154,7 +155,7 @@ struct Evaluator {
 
 impl Evaluator {
     fn new(args: &TrainArgs) -> Result<Self, Failure> {
-        let (task, data) = Task::from_args(args, None)?;
+        let (task, data) = task::opened(args, None)?;
         let strategy = DefaultStrategy::new();
         let state = strategy.try_scope(|device| {
             // The optimizer is never asked.
@@ -221,9 +222,9 @@ impl Evaluator {
         Ok(())
     }
 
-    /// Keras' tags, so that the curves stand beside those of its users. What an evaluator before
-    /// this one has measured at this step and later is measured again. A curve that cannot be
-    /// written is told and left; the numbers are printed all the same.
+    /// Uses Keras' tags, so that the curves can be compared. Values that an earlier evaluator has
+    /// measured at this step and later are measured again. If a curve cannot be written, a warning
+    /// says so, and the numbers are still printed.
     fn write(&mut self, step: u64, found: &Evaluation) {
         let Some(mut log) = self.log.take() else {
             return;

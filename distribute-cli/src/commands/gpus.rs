@@ -1,6 +1,6 @@
-//! What `doctor` says about GPUs: what the kernel knows, and with the feature `nccl` what the
-//! driver and NCCL say. These are loaded in a process of their own, so that a broken driver does
-//! not take `doctor` down.
+//! The part of `doctor` about GPUs: information from the kernel, and with the feature `nccl` from
+//! the driver and NCCL. These are loaded in a separate process, so that a broken driver does not
+//! end `doctor`.
 
 use std::io::Read;
 use std::path::Path;
@@ -13,10 +13,10 @@ use serde_json::{Value, json};
 use crate::events;
 use crate::failure::Failure;
 
-/// How long the driver may take to answer.
+/// Time limit for the driver's answer.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What the build lacks, if something.
+/// The features that this build lacks, if any.
 const LACKS: Option<&str> = match (cfg!(feature = "cuda"), cfg!(feature = "nccl")) {
     (true, _) => None,
     (false, true) => Some("this build trains on CPUs: build with --features cuda for GPUs"),
@@ -29,9 +29,9 @@ const LACKS: Option<&str> = match (cfg!(feature = "cuda"), cfg!(feature = "nccl"
 /// What is known about the GPUs of this machine.
 pub(super) struct Gpus {
     kernel_driver: Option<String>,
-    /// Where each is plugged in, and what it is.
+    /// The bus address and the model of each GPU.
     devices: Vec<(String, String)>,
-    /// What the driver and NCCL say, if this build can ask them.
+    /// The information from the driver and NCCL, if this build can ask them.
     probe: Option<Value>,
 }
 
@@ -45,8 +45,10 @@ impl Gpus {
     }
 
     pub(super) fn json(&self) -> Value {
-        let devices = self.devices.iter();
-        let devices = devices.map(|(place, model)| json!({"pci_bus_id": place, "name": model}));
+        let devices = self
+            .devices
+            .iter()
+            .map(|(place, model)| json!({"pci_bus_id": place, "name": model}));
         json!({
             "kernel_driver": self.kernel_driver,
             "devices": devices.collect::<Vec<_>>(),
@@ -77,7 +79,7 @@ impl Gpus {
     }
 }
 
-/// The lines of what the driver and NCCL say.
+/// The information from the driver and NCCL as lines.
 fn probe_lines(probe: &Value) -> Vec<String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_string();
     let mut lines = Vec::new();
@@ -102,16 +104,19 @@ fn kernel_driver(path: &Path) -> Option<String> {
     Some(text.trim().to_string())
 }
 
-/// The GPUs that the driver in the kernel lists.
+/// The GPUs that the kernel's driver lists.
 fn devices(folder: &Path) -> Vec<(String, String)> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut devices: Vec<(String, String)> = entries
         .map(|entry| {
-            let text = std::fs::read_to_string(entry.path().join("information"));
-            let text = text.unwrap_or_default();
+            let text =
+                std::fs::read_to_string(entry.path().join("information")).unwrap_or_default();
             let mut lines = text.lines();
-            let model = lines.find_map(|line| line.strip_prefix("Model:"));
-            let model = model.unwrap_or("a GPU").trim().to_string();
+            let model = lines
+                .find_map(|line| line.strip_prefix("Model:"))
+                .unwrap_or("a GPU")
+                .trim()
+                .to_string();
             (entry.file_name().to_string_lossy().into_owned(), model)
         })
         .collect();
@@ -119,7 +124,7 @@ fn devices(folder: &Path) -> Vec<(String, String)> {
     devices
 }
 
-/// Asks a process of this program.
+/// Asks the driver in a second process of this program.
 fn ask_probe() -> Value {
     let failed = |what: String| json!({ "error": what });
     let program = match std::env::current_exe() {
@@ -145,7 +150,7 @@ fn ask_probe() -> Value {
     });
     let answer = answer.recv_timeout(PROBE_TIMEOUT);
     if answer.is_err() {
-        // It hangs in the driver; when it cannot even be killed it is left behind.
+        // It hangs in the driver; if it cannot be killed, it is left behind.
         let _ = child.kill();
         return failed(format!(
             "the driver did not answer within {PROBE_TIMEOUT:?}"
@@ -160,7 +165,7 @@ fn ask_probe() -> Value {
     })
 }
 
-/// The process that is asked.
+/// The second process.
 #[cfg(feature = "nccl")]
 pub(super) fn run_probe() -> Result<(), Failure> {
     use distribute_core::collectives::nccl::{DeviceInfo, NcclOptions, PeerLink, driver, library};
@@ -201,7 +206,7 @@ pub(super) fn run_probe() -> Result<(), Failure> {
     events::line(&found.to_string())
 }
 
-/// Nobody asks in a build that cannot answer.
+/// Unused in a build without the feature.
 #[cfg(not(feature = "nccl"))]
 pub(super) fn run_probe() -> Result<(), Failure> {
     events::line(&json!({ "error": LACKS }).to_string())
@@ -221,8 +226,8 @@ mod tests {
             std::fs::create_dir(folder.path().join(place)).unwrap();
             std::fs::write(folder.path().join(place).join("information"), text).unwrap();
         }
-        let expected = [("0000:01:00.0", "a GPU"), ("0000:41:00.0", "NVIDIA H200")];
-        let expected = expected.map(|(place, model)| (place.to_string(), model.to_string()));
+        let expected = [("0000:01:00.0", "a GPU"), ("0000:41:00.0", "NVIDIA H200")]
+            .map(|(place, model)| (place.to_string(), model.to_string()));
         assert_eq!(devices(folder.path()), expected);
         assert_eq!(devices(Path::new("/nowhere")), []);
         assert_eq!(kernel_driver(Path::new("/nowhere")), None);

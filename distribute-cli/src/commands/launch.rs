@@ -12,12 +12,12 @@ use crate::cluster::{TOKEN_VARIABLE, security};
 use crate::failure::Failure;
 use crate::flags::{LaunchArgs, program};
 
-/// How long a host may be out of reach by default.
+/// How long a host may be unreachable by default.
 const HOST_TIMEOUT: Duration = Duration::from_secs(12);
-/// However long the workers tolerate it.
+/// The upper limit, however long the workers tolerate silence.
 const HOST_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
-/// Runs the job to its end. What went wrong in it has been said by then.
+/// Runs the job to its end. Its errors have been printed by then.
 pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
     let job = job(args)?;
     let (mut stdout, mut stderr) = (io::stdout(), io::stderr());
@@ -37,14 +37,14 @@ pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
     }
 }
 
-/// The columns of the terminal that standard error is, if it is one that can take lines back.
+/// The width of the terminal, if standard error is a terminal that can erase lines.
 fn columns() -> Option<usize> {
     let can = std::env::var_os("TERM").is_none_or(|name| name != "dumb");
     if !can || !io::stderr().is_terminal() {
         return None;
     }
     let size = rustix::termios::tcgetwinsize(io::stderr()).ok()?;
-    // A terminal that does not know is as wide as most are.
+    // The usual width, if the terminal does not report it.
     Some(match size.ws_col {
         0 => 80,
         columns => usize::from(columns),
@@ -66,8 +66,9 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
              it out",
         ));
     }
-    let program = std::env::current_exe()
-        .map_err(|error| Failure::failed(format!("this program cannot find itself: {error}")))?;
+    let program = std::env::current_exe().map_err(|error| {
+        Failure::failed(format!("cannot find the file of this program: {error}"))
+    })?;
     let mut job = Job::new(args.command)
         .elastic_workers(args.workers)
         .gpus_per_worker(args.gpus_per_worker)
@@ -95,7 +96,7 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
     Ok(job)
 }
 
-/// The other hosts, if there are some.
+/// The other hosts, if any.
 fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
     let (Some(address), Some(count), Some(index)) = (args.rendezvous, args.hosts, args.host) else {
         return Ok(None);
@@ -119,16 +120,19 @@ fn hosts(args: &LaunchArgs) -> Result<Option<Hosts>, Failure> {
     Ok(Some(hosts))
 }
 
-/// How long a host may be out of reach unless the launcher is told: no shorter than the workers
-/// tolerate, if the command says how long that is, as `train --heartbeat-timeout` does.
+/// The default of `--host-timeout`: at least the `--heartbeat-timeout` of the workers, if the
+/// command contains that flag.
 fn host_timeout(command: &[OsString]) -> Duration {
     let words = command.iter().map(|word| word.to_str().unwrap_or_default());
     let flag = "--heartbeat-timeout";
-    let value = words.clone().skip_while(|word| *word != flag).nth(1);
-    let value = value.or_else(|| {
-        let mut values = words.filter_map(|word| word.strip_prefix(flag)?.strip_prefix('='));
-        values.next()
-    });
+    let value = words
+        .clone()
+        .skip_while(|word| *word != flag)
+        .nth(1)
+        .or_else(|| {
+            let mut values = words.filter_map(|word| word.strip_prefix(flag)?.strip_prefix('='));
+            values.next()
+        });
     let seconds = value.and_then(|value| value.parse::<f64>().ok());
     let asked = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     asked.map_or(HOST_TIMEOUT, |asked| {
@@ -136,7 +140,7 @@ fn host_timeout(command: &[OsString]) -> Duration {
     })
 }
 
-/// Said with the flags of this program where the library names its options.
+/// The error with flags in place of the library's options.
 fn failure(error: LaunchError) -> Failure {
     match error {
         LaunchError::CommandNotFound { ref command, .. } if is_own_command(command) => {
@@ -152,25 +156,27 @@ fn failure(error: LaunchError) -> Failure {
              --insecure on a network that you trust"
         )),
         LaunchError::HostStaysAway { .. } => {
-            let said = error.to_string();
-            let said = said.replace("`Hosts::join_timeout`", "--rendezvous-timeout");
+            let said = error
+                .to_string()
+                .replace("`Hosts::join_timeout`", "--rendezvous-timeout");
             Failure::failed(said.replace("`Job::shrink_after`", "--shrink-after"))
         }
         other => other.into(),
     }
 }
 
-/// Whether it is a command of this program, which stands for no program of its own.
+/// Whether it is the name of a command of this program, not of another program.
 fn is_own_command(name: &OsStr) -> bool {
     name.to_str()
         .is_some_and(|name| program().find_subcommand(name).is_some())
 }
 
-/// Ends what is left of a job when its launcher is killed.
+/// Ends the remaining processes of a job when its launcher is killed.
 pub(super) fn guard() -> Result<(), Failure> {
-    match guard_main() == ExitCode::SUCCESS {
-        true => Ok(()),
-        false => Err(Failure::already_printed(1)),
+    if guard_main() == ExitCode::SUCCESS {
+        Ok(())
+    } else {
+        Err(Failure::already_printed(1))
     }
 }
 

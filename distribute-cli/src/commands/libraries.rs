@@ -1,5 +1,5 @@
-//! Looks for optional libraries by their files. Nothing is loaded: a broken driver must not take
-//! `doctor` down.
+//! Finds optional libraries by their files. Nothing is loaded, because a broken driver must not end
+//! `doctor`.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -8,18 +8,18 @@ use std::path::{Path, PathBuf};
 #[cfg(feature = "full")]
 use distribute_tpu_xla::pjrt::{PjrtError, PluginSearch};
 
-/// A library that some strategy or communicator can use.
+/// An optional library of a strategy or communicator.
 #[derive(Debug)]
 pub(crate) struct Library {
-    /// What it is.
+    /// Its name.
     pub(crate) name: &'static str,
-    /// What it is good for.
+    /// Its purpose.
     pub(crate) purpose: &'static str,
-    /// Where it was found.
+    /// The path at which it was found.
     pub(crate) path: Option<PathBuf>,
-    /// Its version, as far as the file's name tells.
+    /// Its version, if the file's name contains it.
     pub(crate) version: Option<String>,
-    /// Where it was looked for.
+    /// The searched paths.
     pub(crate) searched: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ const FOLDERS: [&str; 9] = [
     "/opt/openmpi/lib",
 ];
 
-/// Looks for all of them. `variable` reads the environment.
+/// Searches for all of them. `variable` reads the environment.
 pub(crate) fn find_all(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Library> {
     let folders = folders(variable);
     let found = WANTED.iter().map(|wanted| find(wanted, &folders, variable));
@@ -73,7 +73,7 @@ pub(crate) fn find_all(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<Libra
     found.collect()
 }
 
-/// By the search that `--strategy tpu` makes.
+/// Uses the search of `--strategy tpu`.
 #[cfg(feature = "full")]
 fn pjrt_plugin(variable: &dyn Fn(&str) -> Option<OsString>) -> Library {
     let found = PluginSearch::new(None).environment(variable).find();
@@ -91,7 +91,7 @@ fn pjrt_plugin(variable: &dyn Fn(&str) -> Option<OsString>) -> Library {
     }
 }
 
-/// `LD_LIBRARY_PATH` first, then what `ld.so.conf` names, then the usual places.
+/// `LD_LIBRARY_PATH` first, then the folders in `ld.so.conf`, then the usual places.
 fn folders(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = Vec::new();
     if let Some(path) = variable("LD_LIBRARY_PATH") {
@@ -122,11 +122,11 @@ fn find(
     folders: &[PathBuf],
     variable: &dyn Fn(&str) -> Option<OsString>,
 ) -> Library {
-    let named = variables
+    let named: Vec<PathBuf> = variables
         .iter()
         .filter_map(|name| variable(name))
-        .map(PathBuf::from);
-    let named: Vec<PathBuf> = named.collect();
+        .map(PathBuf::from)
+        .collect();
     let in_folders = folders
         .iter()
         .flat_map(|folder| files.iter().map(move |file| folder.join(file)));

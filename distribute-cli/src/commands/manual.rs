@@ -1,4 +1,4 @@
-//! `completions` and `man`: what shells and manuals know of the command line.
+//! `completions` and `man`: descriptions of the command line for shells and manuals.
 
 use std::fs;
 
@@ -7,13 +7,13 @@ use crate::failure::Failure;
 use crate::flags::{CompletionsArgs, ManArgs, program};
 use crate::output_file::cannot_write;
 
-/// Prints the script of a shell.
+/// Prints the script for a shell.
 pub(super) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
     let (mut program, mut script) = (program(), Vec::new());
     clap_complete::generate(args.shell, &mut program, "distribute-cli", &mut script);
     let script = String::from_utf8_lossy(&script);
-    // clap_complete 4.6 spells the program's hyphen in two ways, so that bash would know the
-    // commands and none of their flags.
+    // clap_complete 4.6 spells the program's hyphen in two ways, so that bash would complete
+    // commands, but not their flags.
     let script = script.replace("distribute__subcmd__cli", "distribute__cli");
     events::line(script.trim_end())
 }

@@ -1,4 +1,4 @@
-//! What the commands do.
+//! The commands.
 
 #[cfg(feature = "full")]
 mod bench;
@@ -16,6 +16,7 @@ mod gpus;
 mod launch;
 mod libraries;
 mod manual;
+mod new;
 #[cfg(feature = "full")]
 mod parameter_server;
 mod predict;
@@ -26,6 +27,7 @@ mod same_bits;
 mod start;
 mod train;
 mod training;
+mod whole_directory;
 
 use crate::failure::Failure;
 use crate::flags::Command;
@@ -33,7 +35,7 @@ use crate::flags::Command;
 use crate::left_out::parameter_server;
 use crate::phases::Phases;
 
-/// Runs a command; `phases` are what it collects of itself, if it asked for that.
+/// Runs a command; `phases` collects its phases, if requested.
 pub(crate) fn run(command: Command, phases: Option<Phases>) -> Result<(), Failure> {
     match command {
         Command::Train(args) => train::run(*args, &phases.unwrap_or_default()),
@@ -47,6 +49,7 @@ pub(crate) fn run(command: Command, phases: Option<Phases>) -> Result<(), Failur
         Command::Blame(args) => blame::run(&args),
         Command::SameBits(args) => same_bits::run(&args),
         Command::Certs(args) => certs::run(&args),
+        Command::New(args) => new::run(&args),
         Command::Launch(args) => launch::run(args),
         Command::Completions(args) => manual::completions(&args),
         Command::Man(args) => manual::pages(&args),

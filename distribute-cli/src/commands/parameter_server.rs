@@ -4,32 +4,31 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_classifier::{Batch, Classified, Task, objective};
 use distribute_core::cluster::{Cluster, ClusterResolver, TaskType};
 use distribute_core::{Strategy, StrategyExt, TrainState};
-use distribute_data::readers::TrainTest;
 use distribute_data::{Batching, StrategyDataExt};
 use distribute_keras::Model;
 use distribute_ps::{
     ClusterCoordinator, Program, PsError, ServerOptions, SharedState, Training, TrainingData,
     WorkerOptions,
 };
+use distribute_readers::TrainTest;
 
 use super::restore::same_model;
 use super::start::Start;
 use super::training::{GlobalBatch, Run, check_sizes, epochs};
 use crate::configuration;
-use crate::data::{Batch, Classified};
 use crate::failure::Failure;
 use crate::flags::{TrainArgs, WireName};
-use crate::objective::objective;
 use crate::schedule::check_remainder;
 use crate::signals::Signals;
-use crate::task::{Task, clipped, optimizer};
+use crate::task::{self, optimizer};
 
-/// What all processes of the job register under.
+/// The name under which all processes register the job.
 const NAME: &str = "train";
 
-/// Refuses what has no meaning where workers do not wait for each other.
+/// Refuses flags that have no meaning if workers do not wait for each other.
 pub(super) fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     args.cluster.refuse_collectives()?;
     let devices = &args.devices;
@@ -64,7 +63,7 @@ pub(super) fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     }
 }
 
-/// Does what this process' role is, and blocks until the job is done.
+/// Runs this process' role, and blocks until the job is done.
 pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     let (detected, cluster) = args.cluster.resolve()?;
     let resolver = &*detected.resolver;
@@ -84,7 +83,7 @@ pub(super) fn run(args: TrainArgs, signals: &Signals) -> Result<(), Failure> {
     }
 }
 
-/// A program that knows what to trust and to expect, and nothing to train.
+/// A program with security and timeouts, but without anything to train.
 fn empty(args: &TrainArgs, signals: &Signals) -> Result<Program, Failure> {
     let mut coordinator = args.servers.coordinator_options()?;
     let (mut worker, mut server) = (WorkerOptions::default(), ServerOptions::default());
@@ -110,13 +109,13 @@ fn empty(args: &TrainArgs, signals: &Signals) -> Result<Program, Failure> {
     Ok(program)
 }
 
-/// What is trained, as all processes register it.
+/// The training, as all processes register it.
 struct Job {
     state: SharedState<TrainState<Model>>,
     training: Training<Model, Batch>,
 }
 
-/// Registers the job. `global_batch` examples make a step of one worker.
+/// Registers the job. `global_batch` is the number of examples in a step of one worker.
 fn register(
     program: &mut Program,
     args: &TrainArgs,
@@ -125,13 +124,14 @@ fn register(
     global_batch: usize,
 ) -> Result<Job, Failure> {
     let (optimizer, seed) = (optimizer(&args.training)?, args.training.seed);
-    let (clip_norm, drop_remainder) = (args.training.clip_norm, args.training.drop_remainder);
+    let options = args.training.optimizer_options();
+    let drop_remainder = args.training.drop_remainder;
     let plan = task.plan.clone();
     let state = program.shared("model", move |strategy| {
         let state = strategy.try_scope(|device| {
             let model = Model::initialized(&plan, seed, device)?;
             let state = TrainState::with_optimizer(model, Arc::clone(&optimizer));
-            Ok(clipped(state, clip_norm))
+            Ok(options.clipped(state))
         });
         state.map_err(PsError::from)
     });
@@ -160,13 +160,13 @@ fn worker(
 ) -> Result<(), Failure> {
     let mut flags = configuration::flags(&args);
     let asks_rate = args.training.learning_rate.is_some();
-    let (mut task, data) = Task::from_args(&args, None)?;
-    task.complete(&mut args.training);
-    check_sizes(&task, &data, (1, 1))?;
+    let (mut task, data) = task::opened(&args, None)?;
+    task::complete(&mut task, &mut args.training);
+    check_sizes(&task, &data, 1, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     check_remainder(&args.training, data.train.len(), batch.examples)?;
     if !asks_rate {
-        // The servers have it from the chief, who may have it from a checkpoint.
+        // The servers get it from the chief, which may have it from a checkpoint.
         flags.leave(configuration::LEARNING_RATE);
     }
     let mut program = empty(&args, signals)?;
@@ -177,11 +177,11 @@ fn worker(
     ended(program.run_in(resolver, |_| Ok(())), signals)
 }
 
-/// How a process ends that serves the chief.
+/// The result of a process that serves the chief.
 fn ended(outcome: distribute_ps::Result<()>, signals: &Signals) -> Result<(), Failure> {
     match outcome {
         Err(error @ PsError::Role { .. }) => Err(Failure::usage(error)),
-        // The chief says what becomes of the job that all were asked to end.
+        // After a signal to all, the chief's result is the result of the job.
         Err(PsError::CoordinatorFailed { .. }) if signals.was_raised() => Ok(()),
         other => Ok(other?),
     }
@@ -193,24 +193,24 @@ fn chief(
     found: &str,
     signals: &Signals,
 ) -> Result<(), Failure> {
-    // As they were asked for: the workers do not read the checkpoint.
+    // From the flags: the workers do not read the checkpoint.
     let mut flags = configuration::flags(&args);
     let start = Start::new(&args.files)?;
     start.refuse_other_numbers(&args)?;
-    // The workers do not read the checkpoint, so the model is what all are asked for.
-    let (mut task, data) = Task::from_args(&args, None)?;
+    // From the flags, too: the workers do not read the checkpoint.
+    let (mut task, data) = task::opened(&args, None)?;
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
     }
     start.complete(&mut args.training);
-    task.complete(&mut args.training);
+    task::complete(&mut task, &mut args.training);
     // What they are not asked for they get from here.
     let optimizer = optimizer(&args.training)?;
     flags.set(
         configuration::LEARNING_RATE,
         Some(optimizer.learning_rate()),
     );
-    check_sizes(&task, &data, (1, 1))?;
+    check_sizes(&task, &data, 1, 1)?;
     let batch = GlobalBatch::new(args.data.batch_size, 1, data.train.len(), &Start::default())?;
     check_remainder(&args.training, data.train.len(), batch.examples)?;
     start.refuse_other_batch(batch.examples)?;
@@ -221,27 +221,29 @@ fn chief(
     let job = register(&mut program, &args, &task, &data, batch.examples)?;
     let mut failure = None;
     let outcome = program.run_in(resolver, |coordinator| {
-        let trained = coordinator.strategy().map_err(Failure::from);
-        let trained = trained.and_then(|strategy| {
-            let strategy: Arc<dyn Strategy> = Arc::new(strategy.undivided());
-            let run = Run {
-                global_batch: batch.examples,
-                configuration: own,
-                cluster: described(coordinator, found),
-                epochs: epochs(&args, &task),
-                optimizer,
-                args,
-                task,
-                data,
-                devices: (0..coordinator.num_workers())
-                    .map(|worker| format!("worker:{worker}"))
-                    .collect(),
-                workers: Some(coordinator.num_workers()),
-                metrics: None,
-                strategy,
-            };
-            train(&run, coordinator, &job, start, signals)
-        });
+        let trained = coordinator
+            .strategy()
+            .map_err(Failure::from)
+            .and_then(|strategy| {
+                let strategy: Arc<dyn Strategy> = Arc::new(strategy.undivided());
+                let run = Run {
+                    global_batch: batch.examples,
+                    configuration: own,
+                    cluster: described(coordinator, found),
+                    epochs: epochs(&args, &task),
+                    optimizer,
+                    args,
+                    task,
+                    data,
+                    devices: (0..coordinator.num_workers())
+                        .map(|worker| format!("worker:{worker}"))
+                        .collect(),
+                    workers: Some(coordinator.num_workers()),
+                    metrics: None,
+                    strategy,
+                };
+                train(&run, coordinator, &job, start, signals)
+            });
         trained.map_err(|failed| {
             let text = failed.to_string();
             failure = Some(failed);
@@ -270,7 +272,7 @@ fn train(
     })?
 }
 
-/// What there is to say about the cluster.
+/// A description of the cluster.
 fn described(coordinator: &ClusterCoordinator, found: &str) -> Vec<String> {
     let servers = coordinator.variables().map_or(0, |it| it.num_servers());
     let mut lines: Vec<String> = found.lines().map(str::to_string).collect();

@@ -28,16 +28,15 @@ pub(crate) fn run(args: PredictArgs) -> Result<(), Failure> {
             &probabilities,
             &restored,
         ) {
-            // Whoever read the output has seen enough.
+            // The reader of the output has closed the pipe.
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             result => result.map_err(|error| cannot_write(Path::new("standard output"), &error)),
         },
     }
 }
 
-/// One line per example; the index is its row in the file or set that it is from. Where the
-/// examples of two sets follow each other, a last column says which; of images without classes it
-/// names the file.
+/// One line per example; the index is its row in its file or set. If there are the examples of two
+/// sets, the last column names the set; for images without classes it names the file.
 fn write(out: impl Write, rows: &[(usize, f32)], restored: &Restored) -> io::Result<()> {
     let mut writer = csv::Writer::from_writer(out);
     let names = &restored.task.class_names;
@@ -52,9 +51,10 @@ fn write(out: impl Write, rows: &[(usize, f32)], restored: &Restored) -> io::Res
             .get(*class)
             .cloned()
             .unwrap_or_else(|| class.to_string());
-        let from = match restored.both.is_some_and(|train| position >= train) {
-            true => "test",
-            false => "train",
+        let from = if restored.both.is_some_and(|train| position >= train) {
+            "test"
+        } else {
+            "train"
         };
         let index = restored.rows[position].to_string();
         let fields = [&index, &label, &format!("{probability:.6}")[..]];
@@ -64,7 +64,7 @@ fn write(out: impl Write, rows: &[(usize, f32)], restored: &Restored) -> io::Res
     writer.flush()
 }
 
-/// The operating system's error, whose kind says that nobody reads any more.
+/// The operating system's error, whose kind may be a closed pipe.
 fn io_error(error: csv::Error) -> io::Error {
     match error.into_kind() {
         csv::ErrorKind::Io(error) => error,

@@ -1,7 +1,8 @@
-//! What a restored model says of each example, for `predict` and for the report of `evaluate`.
+//! The predictions of a restored model, for `predict` and for the report of `evaluate`.
 
+use distribute_classifier::Batch;
 use distribute_core::Tensor;
-use distribute_data::fit::predict;
+use distribute_fit::predict;
 use distribute_keras::Mode;
 
 use super::restore::Restored;
@@ -10,9 +11,9 @@ use crate::failure::Failure;
 /// The most likely class of every example and its probability, in the order of the data.
 pub(super) fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Failure> {
     let outputs = restored.task.plan.output().elements();
-    let forward = |_: &distribute_data::fit::StepContext<'_>,
+    let forward = |_: &distribute_fit::StepContext<'_>,
                    model: &distribute_keras::Model,
-                   ((input, _), _): crate::data::Batch| {
+                   ((input, _), _): Batch| {
         if input.dims()[0] == 0 {
             return Ok(Tensor::<2>::zeros([0, outputs], &input.device()));
         }
@@ -25,12 +26,14 @@ pub(super) fn probabilities(restored: &Restored) -> Result<Vec<(usize, f32)>, Fa
         &restored.data,
         forward,
     )?;
-    let values = rows.into_data().try_into_vec::<f32>();
-    let values = values.map_err(|error| Failure::failed(format!("unreadable output: {error}")))?;
+    let values = rows
+        .into_data()
+        .try_into_vec::<f32>()
+        .map_err(|error| Failure::failed(format!("unreadable output: {error}")))?;
     Ok(values.chunks_exact(outputs).map(most_likely).collect())
 }
 
-/// One output is the probability of class 1, which it takes more than a half for, as in Keras'
+/// A single output is the probability of class 1, which is predicted above 0.5, as in Keras'
 /// `BinaryAccuracy`.
 fn most_likely(row: &[f32]) -> (usize, f32) {
     match row {

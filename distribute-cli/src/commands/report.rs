@@ -1,4 +1,4 @@
-//! Which class was taken for which: a confusion matrix, and what follows from it for each class.
+//! The confusion matrix, and the accuracy and precision of each class.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use crate::output_file::{OutputFile, cannot_write};
 
 /// A matrix that is wider is not printed: a terminal would break its rows.
 const WIDTH_MAX: usize = 80;
-/// So many pairs of classes are named in its place.
+/// The number of pairs of classes that are listed instead.
 const PAIRS_MAX: usize = 10;
 /// Longer names of classes are cut in tables and pictures.
 const NAME_MAX: usize = 20;
@@ -32,7 +32,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// That of the restored model on its examples. Computes all predictions.
+    /// Computes the matrix of the restored model on its examples, with all predictions.
     pub(super) fn of(restored: &Restored) -> Result<Self, Failure> {
         let outputs = restored.task.plan.output().elements();
         let classes = if outputs == 1 { 2 } else { outputs };
@@ -52,7 +52,7 @@ impl Report {
         ))
     }
 
-    /// Of the pairs of a label and a predicted class.
+    /// The matrix from pairs of a label and a predicted class.
     fn new(names: Vec<String>, pairs: impl Iterator<Item = (usize, usize)>) -> Self {
         let mut counts = vec![vec![0; names.len()]; names.len()];
         for (label, predicted) in pairs {
@@ -63,7 +63,7 @@ impl Report {
         Self { names, counts }
     }
 
-    /// The examples of a class, and how often it was predicted.
+    /// The number of examples of a class, and of its predictions.
     fn totals(&self, class: usize) -> (usize, usize) {
         let of_class = self.counts[class].iter().sum();
         let predicted = self.counts.iter().map(|row| row[class]).sum();
@@ -77,8 +77,8 @@ impl Report {
             .iter()
             .map(|name| name.chars().count())
             .max()
-            .unwrap_or(0);
-        let first = first.max("class".len());
+            .unwrap_or(0)
+            .max("class".len());
         let mut text = format!(
             "\n{:<first$}  examples  correct  accuracy  precision\n",
             "class"
@@ -102,9 +102,10 @@ impl Report {
             .max()
             .unwrap_or(0)
             .max(longest);
-        match first + names.len() * (cell + 2) <= WIDTH_MAX {
-            true => self.matrix(&mut text, &names, first, cell),
-            false => self.pairs(&mut text, &names),
+        if first + names.len() * (cell + 2) <= WIDTH_MAX {
+            self.matrix(&mut text, &names, first, cell)
+        } else {
+            self.pairs(&mut text, &names)
         }
         text.trim_end().to_string()
     }
@@ -125,7 +126,7 @@ impl Report {
         }
     }
 
-    /// The pairs of classes that were mixed up most often, the first ones of equal number.
+    /// The pairs of classes that were confused most often.
     fn pairs(&self, text: &mut String, names: &[String]) {
         let all = self.counts.iter().enumerate().flat_map(|(label, row)| {
             let row = row.iter().enumerate();
@@ -169,7 +170,7 @@ impl Report {
         )
     }
 
-    /// Writes the matrix as an SVG file, which is there whole or not at all.
+    /// Writes the matrix as an SVG file, completely or not at all.
     pub(super) fn write_picture(&self, path: &Path, title: &str) -> Result<(), Failure> {
         let written = OutputFile::create(path).and_then(|mut file| {
             (&mut file).write_all(self.svg(title).as_bytes())?;
@@ -209,14 +210,14 @@ impl Report {
             for (predicted, count) in row.iter().enumerate() {
                 let x = left + predicted * CELL;
                 let dark = *count as f64 / of_class.max(1) as f64;
-                self.cell(&mut svg, (x, top + label * CELL), *count, dark);
+                self.cell(&mut svg, x, top + label * CELL, *count, dark);
             }
         }
         svg.push_str("</svg>\n");
         svg
     }
 
-    fn cell(&self, svg: &mut String, (x, y): (usize, usize), count: usize, dark: f64) {
+    fn cell(&self, svg: &mut String, x: usize, y: usize, count: usize, dark: f64) {
         let _ = writeln!(
             svg,
             "<rect x=\"{x}\" y=\"{y}\" width=\"{CELL}\" height=\"{CELL}\" stroke=\"#ddd\" \
@@ -234,7 +235,7 @@ impl Report {
     }
 }
 
-/// A part of a whole, if there is one.
+/// The fraction of a whole, if the whole is not 0.
 fn share(part: usize, whole: usize) -> String {
     match whole {
         0 => "-".to_string(),
@@ -243,17 +244,17 @@ fn share(part: usize, whole: usize) -> String {
 }
 
 fn short(name: &str) -> String {
-    match name.chars().count() > NAME_MAX {
-        true => name
-            .chars()
+    if name.chars().count() > NAME_MAX {
+        name.chars()
             .take(NAME_MAX - 3)
             .chain("...".chars())
-            .collect(),
-        false => name.to_string(),
+            .collect()
+    } else {
+        name.to_string()
     }
 }
 
-/// As text between the tags of XML, in which control characters have no place.
+/// Escapes text for XML, without control characters.
 fn escaped(text: &str) -> String {
     let mut safe = String::new();
     for letter in text.chars() {

@@ -1,24 +1,25 @@
-//! A trained model out of a checkpoint, for `evaluate` and `predict`.
+//! Restores a trained model from a checkpoint, for `evaluate` and `predict`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use distribute_classifier::{
+    Chosen, Classified, Data, DatasetName, Parts, Reading, SplitName, Task, TaskError, listed,
+    model_file_settings,
+};
 use distribute_core::checkpoint::{self, Checkpoint, CheckpointError, Entry, Newest};
 use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
-use distribute_data::fit::{averaged_weights, best_weights, restore_weights};
-use distribute_data::readers::Examples;
 use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_fit::{averaged_weights, best_weights, restore_weights};
 use distribute_keras::Model;
+use distribute_readers::{Examples, ReadError};
 use serde_json::Value;
 
-use crate::data::{Classified, Data, Reading};
 use crate::failure::Failure;
-use crate::flags::{DataArgs, DatasetName, DeviceArgs, RestoreArgs, SplitName};
-use crate::identity::listed;
+use crate::flags::{DataArgs, DeviceArgs, RestoreArgs};
 use crate::notes::note;
-use crate::split::{Chosen, Parts};
+use crate::option_names::in_flags;
 use crate::strategies::strategy;
-use crate::task::Task;
 
 /// Batches of a pass without gradients; only speed depends on it.
 const DEFAULT_BATCH_SIZE: usize = 128;
@@ -33,21 +34,21 @@ pub(crate) struct Restored {
     pub(crate) rows: Vec<usize>,
     /// The class of each example.
     pub(crate) labels: Vec<i64>,
-    /// Where the training examples end, if those of two sets were asked for.
+    /// Where the training examples end, if both sets were requested.
     pub(crate) both: Option<usize>,
     pub(crate) split: SplitName,
-    /// The files of the examples, of images without classes.
+    /// The files of the examples, for images without classes.
     pub(crate) files: Vec<String>,
     pub(crate) checkpoint: PathBuf,
     pub(crate) step: u64,
 }
 
-/// What a model is restored for.
+/// The purpose of a restored model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To be measured: the examples must have labels.
+    /// Evaluation: the examples must have labels.
     Evaluate,
-    /// To answer: nobody looks at labels.
+    /// Prediction: labels are not used.
     Predict,
 }
 
@@ -73,29 +74,34 @@ pub(crate) fn restored(
     )?;
     same_model(&checkpoint, &path, &task)?;
     let mut state = strategy.try_scope(|device| {
-        // The optimizer is never asked; a checkpoint of any one can be used.
+        // The optimizer is not used, so a checkpoint of any optimizer works.
         Ok(task.state(Arc::new(Sgd::new(0.0)), checkpoint.metadata.seed, device)?)
     })?;
     let ended = best_weights(averaged_weights(checkpoint.clone())?);
     restore_weights(&mut state, &ended)?;
     task.dataset = task.dataset.with_header(data.csv_header)?;
-    let chosen = chosen(&task, args.split, data, (&path, purpose))?;
+    let chosen = chosen(&task, args.split, data, &path, purpose)?;
     let differences = task.inputs.as_ref().map_or_else(
         || of_older(&task, &path),
         |inputs| inputs.differences(&chosen.examples, &task.dataset),
     );
     let examples = task.prepare(chosen.examples)?;
     for text in chosen.note.iter().chain(&differences) {
-        note(text);
+        note(&in_flags(text));
     }
     let all: Vec<usize> = (0..examples.len()).collect();
-    let labels = match examples.is_labelled() {
-        true => examples.labels_i64(&all)?,
-        false => Vec::new(),
+    let labels = if examples.is_labelled() {
+        examples.labels_i64(&all)?
+    } else {
+        Vec::new()
     };
     let of_images = !examples.is_labelled() && task.dataset.is_images();
-    let files = examples.class_names().iter().filter(|_| of_images);
-    let files = files.cloned().collect();
+    let files = examples
+        .class_names()
+        .iter()
+        .filter(|_| of_images)
+        .cloned()
+        .collect();
     let size = data.batch_size.unwrap_or(DEFAULT_BATCH_SIZE);
     let batches = Batching::per_replica(size);
     let data = strategy.distribute_dataset(Classified::weighted(examples), batches)?;
@@ -114,20 +120,21 @@ pub(crate) fn restored(
     })
 }
 
-/// The examples that were asked for.
+/// The requested examples.
 fn chosen(
     task: &Task,
     split: Option<SplitName>,
     data: &DataArgs,
-    (path, purpose): (&Path, Purpose),
+    path: &Path,
+    purpose: Purpose,
 ) -> Result<Chosen, Failure> {
-    let how = task.how(data)?;
-    let error = match labelled(task, &how, (path, purpose)) {
+    let how = task.how(&data.reading())?;
+    let error = match labelled(task, &how, path, purpose) {
         Ok(parts) => {
-            // What the split was made of was scaled as the model was trained.
+            // Before the split, the examples were scaled as in training.
             let parts = parts.map(|examples| task.scaled(examples, None));
             let same = task.is_of_training(&how);
-            let chosen = parts.choose(split, task.split.as_ref(), (&task.dataset, same))?;
+            let chosen = parts.choose(split, task.split.as_ref(), &task.dataset, same)?;
             let examples = task.scaled(chosen.examples, data.scale);
             return Ok(Chosen { examples, ..chosen });
         }
@@ -138,9 +145,9 @@ fn chosen(
     }
     let examples = match task.dataset.read_unlabelled(&how) {
         Ok(examples) => examples,
-        // Without its label a table may have another number of columns than the model.
-        Err(unlabelled) if unlabelled.is_of_columns() => return Err(error.into_failure()),
-        Err(unlabelled) => return Err(unlabelled),
+        // A table without labels may have another number of columns.
+        Err(TaskError::Read(ReadError::OtherColumns { .. })) => return Err(error.into_failure()),
+        Err(unlabelled) => return Err(unlabelled.into()),
     };
     let why = match (split, error) {
         (None | Some(SplitName::All), Unlabelled::Unread(_)) => "no labels were read of",
@@ -149,7 +156,7 @@ fn chosen(
         }
         (Some(_), Unlabelled::Other(failure)) => return Err(failure),
         (Some(split), Unlabelled::Unread(failure)) => {
-            return Err(no_split(task, split, (examples.len(), &failure)));
+            return Err(no_split(task, split, examples.len(), &failure));
         }
     };
     let (name, count) = (&task.dataset, examples.len());
@@ -157,11 +164,11 @@ fn chosen(
     Ok(Chosen::unlabelled(task.scaled(examples, data.scale), note))
 }
 
-/// Why there are no labels that the model can be asked about.
+/// Why there are no usable labels.
 enum Unlabelled {
-    /// None can be read.
+    /// No labels can be read.
     Unread(Failure),
-    /// They are not those of the model.
+    /// They are not classes of the model.
     Other(Failure),
 }
 
@@ -177,20 +184,22 @@ impl Unlabelled {
 fn labelled(
     task: &Task,
     how: &Reading,
-    (path, purpose): (&Path, Purpose),
+    path: &Path,
+    purpose: Purpose,
 ) -> Result<Parts, Unlabelled> {
-    let parts = task.dataset.read(how).map_err(Unlabelled::Unread)?;
+    let parts = task.dataset.read(how);
+    let parts = parts.map_err(|error| Unlabelled::Unread(error.into()))?;
     same_classes(parts.first(), path, task).map_err(Unlabelled::Other)?;
     if purpose == Purpose::Predict {
-        let known = task.check_all_labels(parts.first());
-        known.map_err(Unlabelled::Other)?;
+        let known = task.check_labels(parts.first());
+        known.map_err(|error| Unlabelled::Other(error.into()))?;
     }
     Ok(parts)
 }
 
-/// A split was asked for of examples that have none.
-fn no_split(task: &Task, split: SplitName, (examples, failure): (usize, &Failure)) -> Failure {
-    // A table may have labels, of which one is wrong.
+/// The error if a split was requested of examples without labels.
+fn no_split(task: &Task, split: SplitName, examples: usize, failure: &Failure) -> Failure {
+    // A table may have labels, but one of them is invalid.
     let cause = match &task.dataset {
         DatasetName::Csv(..) | DatasetName::Npz(_) => format!(" ({failure})"),
         _ => String::new(),
@@ -203,7 +212,7 @@ fn no_split(task: &Task, split: SplitName, (examples, failure): (usize, &Failure
     ))
 }
 
-/// What an older checkpoint cannot be compared with.
+/// A message about an older checkpoint that does not describe its inputs.
 fn of_older(task: &Task, path: &Path) -> Vec<String> {
     let is_other = task.trained_on != task.dataset.to_string();
     let note = format!(
@@ -214,7 +223,7 @@ fn of_older(task: &Task, path: &Path) -> Vec<String> {
     is_other.then_some(note).into_iter().collect()
 }
 
-/// Refuses a checkpoint that says that it is of another model.
+/// Refuses a checkpoint of another model.
 pub(crate) fn same_model(checkpoint: &Checkpoint, path: &Path, task: &Task) -> Result<(), Failure> {
     let saved = &checkpoint.metadata.model.name;
     let (key, extra) = task.to_extra();
@@ -224,13 +233,16 @@ pub(crate) fn same_model(checkpoint: &Checkpoint, path: &Path, task: &Task) -> R
         .get(key)
         .map(|value| &value["model_file"]);
     let file = &extra["model_file"];
-    // A model file is the same wherever it lies; a built-in model is known by its name.
+    // A model file is compared by its content, a built-in model by its name.
     let same = match (stored, file.is_null()) {
         (Some(stored), false) => stored == file,
         _ => saved == task.model_name(),
     };
     let stored_file = stored.and_then(Value::as_str).filter(|_| !file.is_null());
-    let difference = stored_file.map(|stored| task.model_file_difference(stored));
+    let difference = stored_file.zip(task.model_file()).map(|(stored, own)| {
+        let own = model_file_settings(own);
+        own.difference(&model_file_settings(stored))
+    });
     // A file that was laid out anew says the same.
     if same || difference == Some(None) {
         return Ok(());
@@ -250,15 +262,14 @@ pub(crate) fn same_model(checkpoint: &Checkpoint, path: &Path, task: &Task) -> R
     }))
 }
 
-/// Refuses data whose classes are others than those that the model tells apart, though they have
-/// the same numbers.
+/// Refuses data whose class names differ from the model's, although the numbers are the same.
 fn same_classes(data: &Examples, path: &Path, task: &Task) -> Result<(), Failure> {
     let (found, trained) = (data.class_names(), &task.class_names);
     if found.is_empty() || trained.is_empty() || found == &trained[..] {
         return Ok(());
     }
     Err(Failure::usage(format!(
-        "the classes of {} are {}, and those of the checkpoint {} are {}, so that a label means \
+        "the classes of {} are {}, and the classes of the checkpoint {} are {}, so that a label means \
          another class; use data with the same classes, all of them",
         task.dataset,
         listed(found),
@@ -267,7 +278,7 @@ fn same_classes(data: &Examples, path: &Path, task: &Task) -> Result<(), Failure
     )))
 }
 
-/// A directory that is a checkpoint itself is taken; else the newest usable one in it.
+/// The directory itself if it is a checkpoint, otherwise the newest usable checkpoint in it.
 fn find(directory: &Path) -> Result<(PathBuf, Checkpoint), Failure> {
     let of_one = ["COMPLETE", "metadata.json", "tensors.safetensors"];
     if of_one.iter().any(|name| directory.join(name).exists()) {
@@ -276,7 +287,7 @@ fn find(directory: &Path) -> Result<(PathBuf, Checkpoint), Failure> {
     usable(checkpoint::load_latest(directory)?, directory)
 }
 
-/// The newest checkpoint; says which damaged ones were passed over.
+/// The newest checkpoint; reports damaged ones that were skipped.
 pub(crate) fn usable(
     newest: Newest<(Entry, Checkpoint)>,
     directory: &Path,
@@ -313,7 +324,7 @@ fn damage(reason: &CheckpointError) -> String {
     }
 }
 
-/// There is no older checkpoint to go back to.
+/// The error if all checkpoints are damaged.
 fn all_damaged(newest: &CheckpointError, count: usize, directory: &Path) -> Failure {
     let why = match newest {
         CheckpointError::Corrupt { path, what } | CheckpointError::Incomplete { path, what } => {
@@ -326,7 +337,7 @@ fn all_damaged(newest: &CheckpointError, count: usize, directory: &Path) -> Fail
         _ => format!("each of the {count} checkpoints"),
     };
     Failure::refused(format!(
-        "{which} in {} is damaged ({why}); bring back a copy of it, or train anew with another \
+        "{which} in {} is damaged ({why}); restore a copy of it, or start training with another \
          --checkpoint-dir",
         directory.display()
     ))

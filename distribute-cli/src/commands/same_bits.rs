@@ -1,12 +1,12 @@
-//! `same-bits`: at which step and in which parameters two runs part.
+//! `same-bits`: the step and the parameters in which two runs diverge.
 
-use distribute_data::fit::{BitComparison, compare_bits};
+use distribute_fit::{BitComparison, compare_bits};
 
 use crate::events::line;
 use crate::failure::Failure;
 use crate::flags::SameBitsArgs;
 
-/// Two runs that part end with this exit code.
+/// The exit code for different runs.
 const PARTED: u8 = 1;
 
 /// Prints how the runs compare.
@@ -31,7 +31,7 @@ pub(super) fn run(args: &SameBitsArgs) -> Result<(), Failure> {
                 None => "nothing before it to compare".to_string(),
             };
             line(&format!(
-                "the runs part at step {step} ({before}), in {} of {of} parameters:",
+                "the runs diverge at step {step} ({before}), in {} of {of} parameters:",
                 parameters.len()
             ))?;
             line(&parameters.join("\n"))?;

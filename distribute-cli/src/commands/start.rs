@@ -1,33 +1,32 @@
-//! Where a training run starts: from nothing or from a checkpoint, and who else saves there.
+//! The start of a training run: from the beginning or from a checkpoint, and the lock of the
+//! checkpoints' directory.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use distribute_classifier::{DatasetName, ReadingOptions, Task, stored_l2, trained_on};
 use distribute_core::checkpoint::{self, Checkpoint, Metadata};
 use distribute_core::{Configuration, Strategy};
-use distribute_data::fit::callbacks::ModelCheckpoint;
-use distribute_data::fit::{RunInfo, StateMemory};
-use distribute_data::readers::TrainTest;
-use serde_json::Value;
+use distribute_fit::callbacks::ModelCheckpoint;
+use distribute_fit::{RunInfo, StateMemory};
+use distribute_readers::TrainTest;
 
 use super::restore::usable;
 use crate::cluster::restarts;
 use crate::configuration::{of_checkpoint, same_as_stored};
 use crate::failure::Failure;
-use crate::flags::{DataArgs, DatasetName, FileArgs, TrainArgs, TrainingArgs};
-use crate::stored_reading::StoredReading;
-use crate::task::{Task, stored_l2, trained_on};
+use crate::flags::{DataArgs, FileArgs, TrainArgs, TrainingArgs};
 
-/// How long a restarted job waits for the one before to let go of its checkpoints: its chief may be
-/// on a host that was cut off, and have to find out that it is alone.
+/// How long a restarted job waits for the previous attempt to release its checkpoints: its chief
+/// may be on a host that was cut off, and needs time to notice this.
 const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the flags about files say.
+/// The effect of the flags about files.
 #[derive(Debug, Default)]
 pub(super) struct Start {
     /// Holds the directory of the checkpoints, if it exists already; see [`Start::hold`].
     pub(super) saver: Option<ModelCheckpoint>,
-    /// The checkpoint that `--resume` asks for, and where it is.
+    /// The checkpoint to continue, and its path.
     pub(super) checkpoint: Option<(PathBuf, Checkpoint)>,
     /// The memory that outlives this worker, with `--replicate-state`.
     pub(super) memory: Option<StateMemory>,
@@ -36,11 +35,11 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Holds the directory before it looks for a checkpoint in it, so that no other run adds a
-    /// newer one. A directory that does not exist is not made yet: the run may still be refused.
+    /// Locks the directory before it looks for a checkpoint in it, so that no other run adds a
+    /// newer one. A directory that does not exist is not created yet: the run may still be refused.
     ///
-    /// Without `--resume` a directory with checkpoints is refused: the newest of a mix of two runs
-    /// would be nobody's.
+    /// Without `--resume` a directory with checkpoints is refused, because the checkpoints of two
+    /// runs would be mixed.
     pub(super) fn new(files: &FileArgs) -> Result<Self, Failure> {
         let Some(directory) = directory(files)? else {
             return Ok(Self::default());
@@ -52,9 +51,10 @@ impl Start {
                     directory.display()
                 )));
             }
-            return match files.resume {
-                true => Err(nothing_to_resume(directory)),
-                false => Ok(Self::default()),
+            return if files.resume {
+                Err(nothing_to_resume(directory))
+            } else {
+                Ok(Self::default())
             };
         }
         let saver = Some(ModelCheckpoint::new_within(directory, patience()?)?);
@@ -66,8 +66,8 @@ impl Start {
         })
     }
 
-    /// [`new`](Self::new) for one of several workers: the chief holds the directory, which it makes
-    /// if need be, and all look for the checkpoint. All workers call it together.
+    /// [`new`](Self::new) for one of several workers: the chief creates and locks the directory,
+    /// and all look for the checkpoint. All workers call it together.
     pub(super) fn of_worker(files: &FileArgs, strategy: &dyn Strategy) -> Result<Self, Failure> {
         let Some(directory) = directory(files)? else {
             return Ok(Self::default());
@@ -97,13 +97,13 @@ impl Start {
         Ok(())
     }
 
-    /// The state that the run goes on with.
+    /// The state that the run continues.
     pub(super) fn resumed(&self) -> Option<&Checkpoint> {
         let saved = self.checkpoint.as_ref().map(|(_, checkpoint)| checkpoint);
         self.recalled.as_ref().or(saved)
     }
 
-    /// Takes the state that the run goes on with, and where it is on disk, if it is there.
+    /// Takes the state that the run continues, and its path if it is on disk.
     pub(super) fn take_resumed(&mut self) -> (Option<PathBuf>, Option<Checkpoint>) {
         let (path, checkpoint) = self.checkpoint.take().unzip();
         let Some(recalled) = self.recalled.take() else {
@@ -114,7 +114,7 @@ impl Start {
         (path, Some(recalled))
     }
 
-    /// Holds the directory now at the latest: everything that can be refused has been checked.
+    /// Locks the directory if it is not locked yet: all other checks have passed.
     pub(super) fn hold(&mut self, files: &FileArgs) -> Result<(), Failure> {
         if let (None, Some(directory)) = (&self.saver, &files.checkpoint_dir) {
             self.saver = Some(ModelCheckpoint::new(directory)?);
@@ -124,7 +124,7 @@ impl Start {
         Ok(())
     }
 
-    /// What is not asked for is taken from the checkpoint.
+    /// Completes missing flags from the checkpoint.
     pub(super) fn complete(&self, training: &mut TrainingArgs) {
         if let Some((_, checkpoint)) = &self.checkpoint {
             training.learning_rate = training.learning_rate.or(learning_rate(checkpoint));
@@ -132,13 +132,12 @@ impl Start {
         }
     }
 
-    /// The numbers of the optimizer that the model file names: a run that was saved before they
-    /// were taken from there goes on with those that it has.
+    /// The numbers of the optimizer in the model file. A checkpoint of an older version, which did
+    /// not read them from there, continues with its own numbers.
     pub(super) fn complete_optimizer(&self, training: &mut TrainingArgs) {
         let stored = self.metadata().map(|metadata| &metadata.optimizer);
         let stored = stored.filter(|stored| stored.name == training.optimizer_name());
         let compiled = training.compiled_optimizer.as_mut();
-        let compiled = compiled.and_then(Value::as_object_mut);
         if let (Some(stored), Some(compiled)) = (stored, compiled) {
             for (name, number) in compiled {
                 if let Some(stored) = stored.hyper_parameters.get(name) {
@@ -148,7 +147,7 @@ impl Start {
         }
     }
 
-    /// The same of the data set; with it [`Task::from_args`] takes the checkpoint's model.
+    /// The same for the dataset; then the task takes the checkpoint's model.
     pub(super) fn complete_data(&self, data: &mut DataArgs) -> Result<(), Failure> {
         let Some(stored) = self.metadata() else {
             return Ok(());
@@ -159,19 +158,20 @@ impl Start {
         }
         let same = |one: &DatasetName| Some(one.kind()) == trained.as_ref().map(DatasetName::kind);
         if data.dataset.as_ref().is_some_and(same) {
-            StoredReading::of(stored).complete(data, trained == data.dataset);
+            let reading = ReadingOptions::of(stored);
+            data.set_reading(data.reading().or(reading, trained == data.dataset));
         }
         Ok(())
     }
 
-    /// What the checkpoint that the run goes on with says of itself.
+    /// The metadata of the checkpoint that the run continues.
     pub(super) fn metadata(&self) -> Option<&Metadata> {
         let checkpoint = self.checkpoint.as_ref();
         checkpoint.map(|(_, checkpoint)| &checkpoint.metadata)
     }
 
-    /// The workers of parameter servers do not read the checkpoint, so what they need to know must
-    /// be in the flags.
+    /// Refuses values that differ from the flags: the workers of parameter servers do not read the
+    /// checkpoint, so the flags must have all values.
     pub(super) fn refuse_other_numbers(&self, args: &TrainArgs) -> Result<(), Failure> {
         let Some((path, checkpoint)) = &self.checkpoint else {
             return Ok(());
@@ -185,7 +185,7 @@ impl Start {
         }
     }
 
-    /// The same of the examples of a step.
+    /// The same for the number of examples in a step.
     pub(super) fn refuse_other_batch(&self, examples: usize) -> Result<(), Failure> {
         let Some((path, checkpoint)) = &self.checkpoint else {
             return Ok(());
@@ -200,8 +200,8 @@ impl Start {
         }
     }
 
-    /// What decides the result of the run, if anything is to be saved: that of the checkpoint that
-    /// it goes on with is compared with it. `global_batch` examples make a step.
+    /// The configuration for checkpoints, if the run saves any, after a comparison with the
+    /// checkpoint that it continues. `global_batch` is the number of examples in a step.
     pub(super) fn configuration(
         &self,
         args: &TrainArgs,
@@ -220,19 +220,19 @@ impl Start {
     }
 }
 
-/// Whether a run goes on, and is not refused what it can train without: the job was started again,
-/// or there is a checkpoint that it is to continue.
+/// Whether a run continues, so that errors of optional outputs do not refuse it: the job was
+/// restarted, or there is a checkpoint to continue.
 pub(super) fn goes_on(files: &FileArgs) -> Result<bool, Failure> {
     if files.resume || restarts()? > 0 {
         return Ok(true);
     }
     let directory = files.checkpoint_dir.as_ref().filter(|_| files.restartable);
-    // What cannot be read is refused where the checkpoint is looked for.
+    // A checkpoint that cannot be read is refused later.
     let saved = directory.and_then(|directory| checkpoint::list(directory).ok());
     Ok(saved.is_some_and(|saved| !saved.is_empty()))
 }
 
-/// How long to wait for the run before to let go of its checkpoints.
+/// How long to wait for the previous run to release its checkpoints.
 fn patience() -> Result<Duration, Failure> {
     Ok(match restarts()? {
         0 => Duration::ZERO,
@@ -246,7 +246,7 @@ fn place(metadata: &Metadata) -> (u64, u64, u64) {
     (metadata.step, position.0, position.1)
 }
 
-/// The directory of the checkpoints, if there is one.
+/// The directory of the checkpoints, if a flag names it.
 fn directory(files: &FileArgs) -> Result<Option<&Path>, Failure> {
     let flag = match (files.resume, files.restartable) {
         (true, _) => "--resume",
@@ -263,7 +263,7 @@ fn directory(files: &FileArgs) -> Result<Option<&Path>, Failure> {
     }
 }
 
-/// The checkpoint to continue with. Restarted jobs continue without being told.
+/// The checkpoint to continue. Restarted jobs continue without a flag.
 fn find(files: &FileArgs, directory: &Path) -> Result<Option<(PathBuf, Checkpoint)>, Failure> {
     if files.restartable || (!files.resume && restarts()? > 0) {
         let newest = checkpoint::load_latest(directory)?;
@@ -283,7 +283,7 @@ fn find(files: &FileArgs, directory: &Path) -> Result<Option<(PathBuf, Checkpoin
     usable(newest, directory).map(Some)
 }
 
-/// `--resume` insists, so that a wrong path is not a new run.
+/// The error of `--resume` without a checkpoint, so that a wrong path does not start a new run.
 fn nothing_to_resume(directory: &Path) -> Failure {
     Failure::usage(format!(
         "{} holds no checkpoint to resume; give --restartable in place of --resume, which goes on \

@@ -18,7 +18,7 @@ use crate::phases::{Phases, Trace};
 use crate::schedule::{self, check_remainder};
 use crate::signals::Signals;
 use crate::strategies::{check_share, device_names, planned_devices, strategy, worker_devices};
-use crate::task::{Task, optimizer};
+use crate::task::{self, optimizer};
 use crate::tpu::Tpu;
 
 pub(super) fn run(args: TrainArgs, phases: &Phases) -> Result<(), Failure> {
@@ -41,19 +41,25 @@ fn train(args: TrainArgs, signals: &Signals, phases: &Phases) -> Result<(), Fail
     if worker.as_ref().is_some_and(Worker::is_evaluator) {
         return super::evaluator::run(&args, signals);
     }
-    let worker = worker.map(|worker| worker.join_workers(&args, signals));
-    let worker = worker.transpose()?;
-    let group = worker.as_ref().and_then(|(strategy, _)| strategy.workers());
-    let group = group.cloned();
+    let worker = worker
+        .map(|worker| worker.join_workers(&args, signals))
+        .transpose()?;
+    let group = worker
+        .as_ref()
+        .and_then(|(strategy, _)| strategy.workers())
+        .cloned();
     if let Some(group) = &group {
         group.agree_on(&configuration::flags(&args))?;
     }
     let goes_on = goes_on(&args.files)?;
-    let trace = args.observing.trace.as_deref();
-    let trace = trace.map(|path| Trace::start(phases, path, (group.as_ref(), goes_on)));
-    let trace = trace.transpose()?;
-    let metrics = Metrics::start(&args.observing, phases, (group.as_ref(), goes_on))?;
-    let done = train_as((worker, group), args, signals, metrics.as_ref());
+    let trace = args
+        .observing
+        .trace
+        .as_deref()
+        .map(|path| Trace::start(phases, path, group.as_ref(), goes_on))
+        .transpose()?;
+    let metrics = Metrics::start(&args.observing, phases, group.as_ref(), goes_on)?;
+    let done = train_as(worker, group, args, signals, metrics.as_ref());
     if let Some(trace) = trace {
         let together = done.as_ref().map_or_else(Failure::is_preemption, |()| true);
         trace.finish(together);
@@ -61,7 +67,7 @@ fn train(args: TrainArgs, signals: &Signals, phases: &Phases) -> Result<(), Fail
     done
 }
 
-/// Refuses what the strategy has no use for or cannot do, also in a dry run.
+/// Refuses flags that the strategy does not use or support, also in a dry run.
 fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     if args.strategy != StrategyName::Tpu {
         args.tpu.refuse_without_tpu()?;
@@ -74,9 +80,10 @@ fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     args.servers.refuse_without_servers()
 }
 
-/// Trains under the strategy of a worker that has joined the others, or alone.
+/// Trains under the strategy of a worker that has joined the others, or of a single process.
 fn train_as(
-    (worker, group): (Option<Ready>, Option<WorkerGroup>),
+    worker: Option<Ready>,
+    group: Option<WorkerGroup>,
     mut args: TrainArgs,
     signals: &Signals,
     metrics: Option<&Metrics>,
@@ -87,8 +94,8 @@ fn train_as(
     };
     start.complete(&mut args.training);
     start.complete_data(&mut args.data)?;
-    let (mut task, data) = Task::from_args(&args, start.metadata())?;
-    task.complete(&mut args.training);
+    let (mut task, data) = task::opened(&args, start.metadata())?;
+    task::complete(&mut task, &mut args.training);
     start.complete_optimizer(&mut args.training);
     if let Some((path, checkpoint)) = &start.checkpoint {
         same_model(checkpoint, path, &task)?;
@@ -104,7 +111,7 @@ fn train_as(
         None => planned_devices(args.strategy, &args.devices)?.len(),
     };
     let workers = group.as_ref().map_or(1, WorkerGroup::num_workers);
-    check_sizes(&task, &data, (replicas, workers))?;
+    check_sizes(&task, &data, replicas, workers)?;
     let (strategy, mut cluster) = match ready {
         Some(ready) => ready,
         None => (strategy(args.strategy, &args.devices)?, Vec::new()),
@@ -142,7 +149,7 @@ fn train_as(
     run.train(start, signals)
 }
 
-/// Where one of several workers starts: from what is on disk, or in the memory of the launchers.
+/// The start of one of several workers: from the disk, or from the memory of the launchers.
 fn of_worker(args: &TrainArgs, strategy: &dyn Strategy) -> Result<Start, Failure> {
     let mut start = Start::of_worker(&args.files, strategy)?;
     if args.cluster.replicate_state.is_some() {
@@ -156,7 +163,7 @@ fn in_memory(state: &Checkpoint) -> String {
     format!("the state of step {step} was in memory of the workers that are left")
 }
 
-/// A strategy, and what there is to say about its cluster.
+/// A strategy, and a description of its cluster.
 type Ready = (Arc<dyn Strategy>, Vec<String>);
 
 /// How the workers work together.
@@ -200,10 +207,10 @@ impl Worker {
                 self.cluster.as_ref().map_or(1, Cluster::worker_count),
             )?;
         }
-        let layout = (devices, args.devices.replicas_per_device);
-        let strategy = args
-            .cluster
-            .strategy(layout, self.cluster, signals.interruption())?;
+        let per_device = args.devices.replicas_per_device;
+        let strategy =
+            args.cluster
+                .strategy(devices, per_device, self.cluster, signals.interruption())?;
         let mut notes: Vec<String> = self.found.lines().map(str::to_string).collect();
         if let Some(workers) = strategy.workers() {
             notes.extend(described(&workers.describe()));

@@ -24,17 +24,17 @@ pub(crate) enum BenchCommand {
 pub(crate) enum BenchOutput {
     /// A table for people
     Text,
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
 }
 
 /// Options of `bench all-reduce`.
 #[derive(Debug, Args)]
 pub(crate) struct AllReduceArgs {
-    /// How many ranks take part: threads, or processes that the command starts
+    /// Number of ranks: threads, or processes that the command starts
     #[arg(long, value_name = "N", default_value_t = 2)]
     pub(crate) world: usize,
-    /// What carries the bytes between the ranks
+    /// Transport between the ranks
     #[arg(long, value_enum, value_name = "NAME", default_value_t = BenchTransport::InProcess)]
     pub(crate) transport: BenchTransport,
     /// Sizes of the buffers in bytes, for example 4K,1M,100M (K = 1024)
@@ -52,7 +52,7 @@ pub(crate) struct AllReduceArgs {
     /// The type of an element: a float, a signed or an unsigned integer, with its bits
     #[arg(long, value_enum, value_name = "NAME", default_value_t = TypeName::F32)]
     pub(crate) dtype: TypeName,
-    /// Operations per size whose time counts [default: 15 in-process, else half a second of them]
+    /// Measured operations per size [default: 15 in-process, otherwise as many as take 0.5 s]
     #[arg(long, value_name = "N")]
     pub(crate) iterations: Option<usize>,
     /// How results are printed
@@ -71,7 +71,7 @@ pub(crate) enum BenchTransport {
     Shm,
     /// Processes, over gRPC connections
     Grpc,
-    /// Processes, over whatever the ranks find out to be best
+    /// Processes, over the best transport that the ranks find
     Auto,
     /// Threads with a GPU each (0, 1, ...), over NCCL
     Nccl,
@@ -104,14 +104,12 @@ impl BenchTransport {
 pub(crate) enum AlgorithmName {
     /// The best one for the transport, the ranks and the size
     Auto,
-    /// Shared memory: every rank reduces its share of all buffers where they lie
+    /// Shared memory: every rank reduces its share of all buffers in place
     Direct,
     /// Every rank sends its whole buffer to all others: one step, for the smallest buffers
     DirectExchange,
     /// Around a ring: the fewest bytes, the most steps; for large buffers
     Ring,
-    /// Partial sums from rank to rank, in the order of the ranks
-    Chain,
     /// Halving and doubling distances: few steps; for small buffers
     HalvingDoubling,
 }
@@ -123,7 +121,6 @@ impl From<AlgorithmName> for Algorithm {
             AlgorithmName::Direct => Self::Direct,
             AlgorithmName::DirectExchange => Self::DirectExchange,
             AlgorithmName::Ring => Self::Ring,
-            AlgorithmName::Chain => Self::Chain,
             AlgorithmName::HalvingDoubling => Self::HalvingDoubling,
         }
     }

@@ -8,11 +8,11 @@ use distribute_core::CommunicationImplementation;
 use distribute_core::cluster::ClusterKind;
 use distribute_core::collectives::{ProcessTransport, WireType};
 
-/// The worker's place among the others, and how they talk.
+/// This worker's rank, and how the workers communicate.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Several workers (--strategy multi-worker or parameter-server)")]
 pub(crate) struct ClusterArgs {
-    /// Copies of the model in the whole job, dealt out to however many workers there are
+    /// Copies of the model in the whole job, distributed over any number of workers
     #[arg(
         long,
         value_name = "N",
@@ -21,55 +21,55 @@ pub(crate) struct ClusterArgs {
         conflicts_with_all = ["replicas", "replicas_per_device"]
     )]
     pub(crate) total_replicas: Option<usize>,
-    /// What describes the cluster [default: what is found, see `doctor`]
+    /// Source of the cluster's description [default: detected, see `doctor`]
     #[arg(long, value_name = "NAME")]
     pub(crate) cluster: Option<ClusterName>,
     /// The cluster itself, as in TF_CONFIG: {"worker":["host:port",...]}
     #[arg(long, value_name = "JSON")]
     pub(crate) cluster_spec: Option<String>,
-    /// What this process is in it: chief, worker, ps or evaluator
+    /// Type of this process: chief, worker, ps or evaluator
     #[arg(long, value_name = "NAME")]
     pub(crate) task_type: Option<String>,
-    /// Which one of its type, from 0
+    /// Number of this process among the processes of its type, from 0
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub(crate) task_id: Option<i64>,
-    /// The first port of the workers where the cluster names none [default: 8888]
+    /// First port of the workers if the cluster lists no ports [default: 8888]
     #[arg(long, value_name = "PORT", value_parser = super::port())]
     pub(crate) port: Option<u16>,
-    /// This host for the others, where only worker 0 is known [default: what reaches worker 0]
+    /// Address of this host if only worker 0's is known [default: as in the connection to worker 0]
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub(crate) address: Option<String>,
-    /// The first port for gradients over gRPC on this host, beside --port [default: any free one]
+    /// First port for gradients over gRPC on this host, besides --port [default: any free port]
     #[arg(long, value_name = "PORT", value_parser = super::port())]
     pub(crate) data_port: Option<u16>,
-    /// What carries values between workers [default: auto]
+    /// Transport between workers [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) transport: Option<TransportName>,
     /// How gradients are reduced between workers [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) communication: Option<CommunicationName>,
-    /// Reduce gradients in packs of about so many bytes [default: one pack]
+    /// Reduce gradients in packs of about N bytes [default: one pack]
     #[arg(long, value_name = "N")]
     pub(crate) bytes_per_pack: Option<usize>,
-    /// What gradients travel as; sums and weights are f32, and servers' values too [default: f32]
+    /// Type of sent gradients, with servers also of values; sums and weights are f32 [default: f32]
     #[arg(long, value_name = "NAME")]
     pub(crate) wire: Option<WireName>,
     /// How long to wait for the other workers at the start [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     pub(crate) rendezvous_timeout: Option<u64>,
-    /// How long a worker may stay away from an exchange [default: 300]
+    /// How long the others wait for a live worker in an exchange [default: 300]
     #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     pub(crate) timeout: Option<u64>,
-    /// How long a worker may show no sign of life [default: 3]
+    /// How long a worker may give no sign of life [default: 3]
     #[arg(long, value_name = "SECONDS", value_parser = seconds())]
     pub(crate) heartbeat_timeout: Option<u64>,
-    /// Encrypt: a host's directory that `certs` wrote, beside ca.pem and token
+    /// Encrypt: this host's directory from `certs`, next to ca.pem and token
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
     /// Allow addresses beyond this machine without token and certificates
     #[arg(long)]
     pub(crate) insecure: bool,
-    /// Keep the state of every N-th step in memory [N: 1]; `launch` goes on from it without a disk
+    /// Keep the state of every N-th step in memory [N: 1]; `launch` continues from it after a loss
     #[arg(
         long,
         value_name = "N",
@@ -115,13 +115,13 @@ pub(crate) enum ClusterName {
     Torchrun,
     /// The variables of Open MPI's mpirun
     OpenMpi,
-    /// Those of MPICH, Intel MPI, MVAPICH, JSM, Flux or Horovod, such as PMI_RANK
+    /// The variables of MPICH, Intel MPI, MVAPICH, JSM, Flux or Horovod, such as PMI_RANK
     Mpi,
     /// The variables of a SLURM step
     Slurm,
     /// An Indexed Job or a JobSet
     Kubernetes,
-    /// This process alone
+    /// No cluster: this process trains by itself
     None,
 }
 
@@ -165,7 +165,7 @@ pub(crate) enum CommunicationName {
     Auto,
     /// A ring
     Ring,
-    /// Gradients of GPUs by NCCL, or an error; auto uses it where it can
+    /// NCCL for gradients of GPUs, or an error; auto uses it if possible
     Nccl,
 }
 
@@ -183,12 +183,12 @@ impl From<CommunicationName> for CommunicationImplementation {
 pub(crate) enum WireName {
     F32,
     Bf16,
-    /// Up to 65504; not for parameter servers
+    /// At most 65504; not for parameter servers
     F16,
 }
 
 impl WireName {
-    /// What is narrower than f32.
+    /// The wire type, if it is narrower than f32.
     pub(crate) fn narrow(self) -> Option<WireType> {
         match self {
             Self::F32 => None,

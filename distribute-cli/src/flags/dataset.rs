@@ -1,141 +1,85 @@
-//! Data sets by name.
+//! Values of flags about data sets by their names.
 
-use std::fmt;
-use std::path::PathBuf;
-use std::str::FromStr;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use distribute_classifier::{LossName, ScaleName, SplitName};
+use distribute_readers::{CsvHeader, ImageColor};
 
-use clap::ValueEnum;
-use distribute_data::readers::{CsvHeader, ImageColor};
+/// A value with its name on the command line and what `--help` says of it.
+type Offer<T> = (&'static str, Option<&'static str>, T);
 
-use super::path::local;
-
-/// A data set, as on the command line and in checkpoints.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum DatasetName {
-    Digits,
-    Mnist,
-    FashionMnist,
-    Images,
-    /// Of a folder, or one image.
-    ImagesAt(PathBuf),
-    /// Lines of text without labels.
-    Text(PathBuf),
-    Idx(PathBuf),
-    Csv(PathBuf, CsvHeader),
-    Npz(PathBuf),
-}
-
-/// Data sets without a file of their own.
-const NAMES: [&str; 4] = ["digits", "mnist", "fashion-mnist", "images"];
-
-impl FromStr for DatasetName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let named = match &*text.to_lowercase() {
-            "digits" => Some(Self::Digits),
-            "mnist" => Some(Self::Mnist),
-            "fashion-mnist" => Some(Self::FashionMnist),
-            "images" => Some(Self::Images),
-            _ => None,
-        };
-        let from_file = || {
-            let (kind, path) = text.split_once(':')?;
-            let path = PathBuf::from((!path.is_empty()).then_some(path)?);
-            let file: fn(PathBuf) -> Self = match &*kind.to_lowercase() {
-                "images" => Self::ImagesAt,
-                "text" => Self::Text,
-                "idx" => Self::Idx,
-                "csv" => |path| Self::Csv(path, CsvHeader::Detect),
-                "npz" => Self::Npz,
-                _ => return None,
-            };
-            Some(local(path).map(file))
-        };
-        let named = named.map(Ok).or_else(from_file);
-        // An address without a kind before it.
-        let named = named.or_else(|| local(PathBuf::from(text)).err().map(Err));
-        named.unwrap_or_else(|| {
-            let nearest = distribute_error::nearest(text, NAMES);
-            let nearest = nearest.map_or_else(String::new, |it| format!("did you mean `{it}`? "));
-            Err(format!(
-                "{nearest}Use {}, images:DIR, idx:DIR, csv:FILE, npz:FILE or, to predict, \
-                 text:FILE",
-                NAMES.join(", ")
-            ))
-        })
-    }
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum CsvHeaderName {
-    /// If none of its fields is a number; where that cannot decide it is an error
-    Auto,
-    Yes,
-    No,
-}
-
-impl From<CsvHeaderName> for CsvHeader {
-    fn from(name: CsvHeaderName) -> Self {
-        match name {
-            CsvHeaderName::Auto => Self::Detect,
-            CsvHeaderName::Yes => Self::Present,
-            CsvHeaderName::No => Self::Absent,
+/// Takes one of these names, in capitals too.
+fn one_of<T: Copy + Send + Sync + 'static, const N: usize>(
+    offers: [Offer<T>; N],
+) -> impl TypedValueParser<Value = T> {
+    let names = offers.map(|(name, help, _)| {
+        let value = PossibleValue::new(name);
+        match help {
+            Some(help) => value.help(help),
+            None => value,
         }
-    }
+    });
+    PossibleValuesParser::new(names).try_map(move |text| {
+        let named = |offer: &&Offer<T>| offer.0.eq_ignore_ascii_case(&text);
+        let found = offers.iter().find(named).map(|(_, _, value)| *value);
+        found.ok_or_else(|| format!("unknown name `{text}`"))
+    })
 }
 
-impl fmt::Display for DatasetName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Digits => f.write_str("digits"),
-            Self::Mnist => f.write_str("mnist"),
-            Self::FashionMnist => f.write_str("fashion-mnist"),
-            Self::Images => f.write_str("images"),
-            Self::ImagesAt(path) => write!(f, "images:{}", path.display()),
-            Self::Text(path) => write!(f, "text:{}", path.display()),
-            Self::Idx(path) => write!(f, "idx:{}", path.display()),
-            Self::Csv(path, _) => write!(f, "csv:{}", path.display()),
-            Self::Npz(path) => write!(f, "npz:{}", path.display()),
-        }
-    }
+pub(super) fn loss() -> impl TypedValueParser<Value = LossName> {
+    let offer = |loss: LossName, help| (loss.name(), Some(help), loss);
+    one_of([
+        offer(
+            LossName::CrossEntropy,
+            "Between the outputs and the class, or as many yes-no questions behind a sigmoid",
+        ),
+        offer(
+            LossName::Mse,
+            "The mean of the squares of the differences to the class as zeros and a one",
+        ),
+        offer(
+            LossName::Mae,
+            "The mean of the differences without their signs",
+        ),
+    ])
 }
 
-/// What the values of examples that are stored as bytes are divided by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ScaleName {
-    /// Bytes by 255, unless the model rescales them itself; other types are taken as they are
-    Auto,
-    None,
-    #[value(name = "255")]
-    By255,
+pub(super) fn scale() -> impl TypedValueParser<Value = ScaleName> {
+    let auto = "Bytes by 255, unless the model rescales them itself; other types are not \
+                changed";
+    one_of([
+        ("auto", Some(auto), ScaleName::Auto),
+        ("none", None, ScaleName::None),
+        ("255", None, ScaleName::By255),
+    ])
 }
 
-/// A value as it stands on the command line.
-pub(crate) fn named(value: impl ValueEnum) -> Option<String> {
-    let value = value.to_possible_value()?;
-    Some(value.get_name().to_string())
+pub(super) fn split() -> impl TypedValueParser<Value = SplitName> {
+    let offer = |split: SplitName, help| (split.name(), Some(help), split);
+    one_of([
+        offer(SplitName::Train, "The training examples"),
+        offer(SplitName::Test, "The test examples"),
+        offer(SplitName::All, "Both"),
+    ])
 }
 
-/// What images become; Keras' `color_mode`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ColorName {
-    AsStored,
-    Grayscale,
-    Rgb,
+pub(super) fn csv_header() -> impl TypedValueParser<Value = CsvHeader> {
+    let auto = "If none of its fields is a number; ambiguous lines are an error";
+    one_of([
+        ("auto", Some(auto), CsvHeader::Detect),
+        ("yes", None, CsvHeader::Present),
+        ("no", None, CsvHeader::Absent),
+    ])
 }
 
-impl From<ColorName> for ImageColor {
-    fn from(name: ColorName) -> Self {
-        match name {
-            ColorName::AsStored => Self::AsStored,
-            ColorName::Grayscale => Self::Grayscale,
-            ColorName::Rgb => Self::Rgb,
-        }
-    }
+pub(super) fn color_mode() -> impl TypedValueParser<Value = ImageColor> {
+    one_of([
+        ("as-stored", None, ImageColor::AsStored),
+        ("grayscale", None, ImageColor::Grayscale),
+        ("rgb", None, ImageColor::Rgb),
+    ])
 }
 
-/// The byte between two fields of a table.
+/// The byte that separates the fields of a table.
 pub(super) fn delimiter(text: &str) -> Result<char, String> {
     match (text, text.as_bytes()) {
         ("tab" | "\\t", _) => Ok('\t'),
@@ -144,15 +88,4 @@ pub(super) fn delimiter(text: &str) -> Result<char, String> {
         }
         _ => Err("one character such as ; or | is needed, or `tab`".to_string()),
     }
-}
-
-/// What the outputs of the model are compared with the classes by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum LossName {
-    /// Between the outputs and the class, or as many yes-no questions behind a sigmoid
-    CrossEntropy,
-    /// The mean of the squares of the differences to the class as zeros and a one
-    Mse,
-    /// The mean of the differences without their signs
-    Mae,
 }

@@ -1,10 +1,10 @@
-//! What stands below the flags in `--help`: how a command is typed, and how it ends.
+//! The texts below the flags in `--help`: examples and exit codes.
 
 pub(super) const EXIT_CODES: &str = "\
-Exit codes: 0 done, 1 failed for a reason that may pass (also: stopped by a signal with nothing \
-saved), 2 what the same command would meet again, 42 stopped by a signal after a checkpoint was \
-saved, 43 the training diverged (NaN), 128 + N by signal N (130 Ctrl-C, 143 SIGTERM) before training \
-began, after it has ended, or sent twice.";
+Exit codes: 0 success, 1 failed for a possibly temporary reason (also: stopped by a signal without \
+a checkpoint), 2 the same command would fail again, 42 stopped by a signal after a checkpoint was \
+saved, 43 the training diverged (NaN), 128 + N ended by signal N (130 Ctrl-C, 143 SIGTERM) before \
+or after training, or by a second signal.";
 
 pub(super) const TRAIN: &str = "\
 Examples:
@@ -16,7 +16,7 @@ Examples:
   distribute-cli train --strategy one-device --output json > run.jsonl
 
 The first Ctrl-C ends training after the running step: with --checkpoint-dir it saves and ends with \
-42, without it nothing is kept and it ends with 1. The second one ends at once, with 130.";
+42, without it nothing is saved and it ends with 1. The second Ctrl-C ends at once, with 130.";
 
 pub(super) const LAUNCH: &str = "\
 Examples:
@@ -28,8 +28,8 @@ Examples:
   distribute-cli launch --workers 2 --ps 1 -- \\
       distribute-cli train --strategy parameter-server
 
-Exit codes: that of the process that failed first (128 + N for signal N), \
-0 done, 42 stopped by a signal after a checkpoint was saved.";
+Exit codes: 0 success, 42 stopped by a signal after a checkpoint was saved, \
+otherwise the exit code of the process that failed first (128 + N for signal N).";
 
 pub(super) const EVALUATE: &str = "\
 Examples:
@@ -50,6 +50,11 @@ Examples:
   distribute-cli certs --out certs --hosts node1,node2
   distribute-cli certs --out certs --hosts 192.0.2.10,192.0.2.11 --days 30";
 
+pub(super) const NEW: &str = "\
+Examples:
+  distribute-cli new digits
+  distribute-cli new ~/programs/digits --source ~/distribute";
+
 pub(super) const COMPLETIONS: &str = "\
 Examples:
   distribute-cli completions bash > \\
@@ -64,8 +69,8 @@ Examples:
 
 #[cfg(feature = "full")]
 pub(super) const BENCH: &str = "\
-Every round measures each competitor once, in turn, so that what the machine does beside it slows \
-all of them alike; medians over the rounds are compared.
+Every round measures each competitor once, so that other load on the machine slows all of them \
+equally; medians over the rounds are compared.
 
 Examples:
   distribute-cli bench train --replicas 1,2

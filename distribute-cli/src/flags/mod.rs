@@ -1,4 +1,4 @@
-//! The command line: one struct per group of flags. Nothing here knows what they lead to.
+//! The command line: one struct per group of flags, without their effects.
 
 #[cfg(feature = "full")]
 mod bench;
@@ -21,7 +21,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use distribute_classifier::{DatasetName, LossName, ScaleName, SplitName};
 use distribute_core::{GpuKind, LogicalDevice, Policy, optim};
+use distribute_readers::{CsvHeader, ImageColor};
 
 #[cfg(feature = "full")]
 pub(crate) use bench::{
@@ -30,7 +32,6 @@ pub(crate) use bench::{
 };
 pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
 use dataset::delimiter;
-pub(crate) use dataset::{ColorName, CsvHeaderName, DatasetName, LossName, ScaleName, named};
 pub(crate) use observing::ObservingArgs;
 pub(crate) use other_names::instead_of;
 pub(crate) use outputs::check as check_outputs;
@@ -62,8 +63,7 @@ macro_rules! gpu_version {
     };
 }
 
-/// The version and the features that the program was built with; of those for GPUs each has the one
-/// before.
+/// The version and the features of this build. Each feature for GPUs includes the previous one.
 pub(crate) const VERSION: &str = if cfg!(feature = "autotune") {
     gpu_version!("nccl, cuda, fusion, autotune")
 } else if cfg!(feature = "fusion") {
@@ -84,7 +84,7 @@ pub(crate) const VERSION: &str = if cfg!(feature = "autotune") {
 /// Trains burn models on all cores of this machine, as TensorFlow's tf.distribute does.
 #[derive(Debug, Parser)]
 #[command(name = "distribute-cli", version = VERSION, term_width = TERMINAL_COLUMNS)]
-// Also where the file of the program has another name.
+// Even if the program's file has another name.
 #[command(bin_name = "distribute-cli")]
 #[command(after_help = examples::EXIT_CODES)]
 pub(crate) struct Cli {
@@ -94,11 +94,11 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// What is shown of the events of the libraries, whichever the command is.
+/// Which log messages of the libraries are shown, for all commands.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Events")]
 pub(crate) struct LogArgs {
-    /// Events of the libraries to show: off, error, warn, info, debug or trace
+    /// Log messages of the libraries to show: off, error, warn, info, debug or trace
     #[arg(
         long,
         global = true,
@@ -107,7 +107,7 @@ pub(crate) struct LogArgs {
         hide_possible_values = true
     )]
     pub(crate) log: LogLevel,
-    /// Write an event as text, or as json, one object a line
+    /// Write log messages as text, or as json with one object per line
     #[arg(
         long,
         global = true,
@@ -142,45 +142,45 @@ pub(crate) enum Command {
     Blame(BlameArgs),
     SameBits(SameBitsArgs),
     Certs(CertsArgs),
+    New(NewArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
-    /// Runs beside a job and ends what is left of it when the launcher is killed
+    /// Runs beside a job and ends its remaining processes when the launcher is killed
     #[command(hide = true)]
     LaunchGuard,
 }
 
-/// Starts the processes of a job, watches them, and starts all of them again when one fails.
+/// Starts the processes of a job, watches them, and restarts all of them when one fails.
 ///
-/// Every process runs COMMAND with its own TF_CONFIG; `train --strategy multi-worker` understands
-/// it. The output of worker 0 (with --ps: of the chief) passes through unchanged, everything is in
-/// the log files. After a restart `train` continues with the newest checkpoint of its
-/// --checkpoint-dir. On a terminal one line says how far the whole job is.
+/// Every process runs COMMAND with its own TF_CONFIG, which `train --strategy multi-worker` reads.
+/// The output of worker 0 (with --ps: of the chief) is shown unchanged; the output of all processes
+/// is in the log files. After a restart `train` continues from the newest checkpoint in its
+/// --checkpoint-dir. On a terminal one line shows the progress of the whole job.
 #[derive(Debug, Args)]
 #[command(after_help = examples::LAUNCH)]
 pub(crate) struct LaunchArgs {
-    /// Workers on this host (rank 0 is the chief); MIN..MAX of the job: it shrinks and grows
+    /// Workers on this host (rank 0 is the chief); MIN..MAX workers of a job that shrinks and grows
     #[arg(long, value_name = "N|MIN..MAX", value_parser = workers, allow_negative_numbers = true)]
     pub(crate) workers: RangeInclusive<usize>,
-    /// How long a job with MIN..MAX workers waits for a host that is missing [default: 30]
+    /// How long a job with MIN..MAX workers waits for a missing host [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = shrink_after, allow_negative_numbers = true)]
     pub(crate) shrink_after: Option<u64>,
-    /// How many GPUs of this host each worker gets alone, as cuda:0 on [default: all see all]
+    /// Exclusive GPUs for each worker, named cuda:0, ... in it [default: all workers see all GPUs]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(crate) gpus_per_worker: usize,
-    /// How many parameter servers to start; with them also a chief, whose end is that of the job
+    /// Number of parameter servers to start; also starts a chief, and the job ends with it
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) ps: usize,
     /// Also start an evaluator
     #[arg(long)]
     pub(crate) evaluator: bool,
-    /// Take all ports of this host's processes from here [default: free ones from 20000 on]
+    /// Ports for the processes of this host [default: free ports from 20000 on]
     #[arg(long, value_name = "FIRST..LAST", value_parser = ports)]
     pub(crate) ports: Option<RangeInclusive<u16>>,
-    /// Start all processes again so often in all after a failure (with --ps a dead worker alone)
+    /// Maximum number of restarts after failures (with --ps a dead worker is restarted alone)
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) max_restarts: u32,
-    /// Wait before a restart; twice as long each time after the same failure, up to a minute
-    /// [default: 1]
+    /// Wait before a restart; doubled each time after the same failure, up to a minute [default: 1]
     #[arg(
         long,
         value_name = "SECONDS",
@@ -194,10 +194,10 @@ pub(crate) struct LaunchArgs {
     /// Show the lines of all processes, as `rank 1: line`, on standard error
     #[arg(long)]
     pub(crate) all_output: bool,
-    /// How long a process has to end when it is asked to
+    /// Time between SIGTERM and SIGKILL when a process is ended
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub(crate) grace: u64,
-    /// Where host 0 listens; all hosts need one token, of --certs or in DISTRIBUTE_JOB_TOKEN
+    /// Address of host 0; all hosts need the same token, in --certs or DISTRIBUTE_JOB_TOKEN
     #[arg(long, value_name = "IP:PORT", help_heading = "Several hosts", requires_all = ["hosts", "host"])]
     pub(crate) rendezvous: Option<std::net::SocketAddr>,
     /// The number of hosts
@@ -208,7 +208,7 @@ pub(crate) struct LaunchArgs {
         requires = "rendezvous"
     )]
     pub(crate) hosts: Option<usize>,
-    /// Which of them this is, from 0
+    /// The number of this host, from 0
     #[arg(
         long,
         value_name = "N",
@@ -216,7 +216,7 @@ pub(crate) struct LaunchArgs {
         requires = "rendezvous"
     )]
     pub(crate) host: Option<usize>,
-    /// This host's address for the others [default: the one that reaches the rendezvous]
+    /// Address of this host for the others [default: its own in the connection to host 0]
     #[arg(
         long,
         value_name = "IP",
@@ -233,8 +233,7 @@ pub(crate) struct LaunchArgs {
         value_parser = clap::value_parser!(u64).range(1..=10_000_000)
     )]
     pub(crate) rendezvous_timeout: Option<u64>,
-    /// How long a host may be out of reach [default: 12, or --heartbeat-timeout of COMMAND if
-    /// longer]
+    /// How long a host may be unreachable [default: 12, or COMMAND's --heartbeat-timeout if longer]
     #[arg(
         long,
         value_name = "SECONDS",
@@ -243,8 +242,7 @@ pub(crate) struct LaunchArgs {
         value_parser = clap::value_parser!(u64).range(1..=10_000_000)
     )]
     pub(crate) host_timeout: Option<u64>,
-    /// Encrypt what launchers say: this host's directory that `certs` wrote, beside ca.pem and
-    /// token
+    /// Encrypt launchers' messages: this host's directory from `certs`, next to ca.pem and token
     #[arg(
         long,
         value_name = "DIR",
@@ -252,13 +250,13 @@ pub(crate) struct LaunchArgs {
         requires = "rendezvous"
     )]
     pub(crate) certs: Option<PathBuf>,
-    /// Allow addresses beyond this machine without certificates: launchers do not encrypt then
+    /// Allow addresses beyond this machine without certificates and encryption
     #[arg(long, help_heading = "Several hosts", requires = "rendezvous")]
     pub(crate) insecure: bool,
     /// Print the chain of causes behind an error
     #[arg(long)]
     pub(crate) verbose: bool,
-    /// After `--`: what every process runs, distribute-cli train --strategy multi-worker
+    /// The command of every process, after `--`: distribute-cli train --strategy multi-worker
     #[arg(last = true, required = true, value_name = "COMMAND")]
     pub(crate) command: Vec<std::ffi::OsString>,
 }
@@ -269,10 +267,10 @@ pub(crate) struct LaunchArgs {
 pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
-    /// Train nothing: print what would run, on which devices, in how many steps and how much memory
+    /// Do not train: print the model, the devices, the number of steps and the memory needed
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// How the training is distributed
+    /// How training is distributed
     #[arg(
         long,
         value_name = "NAME",
@@ -300,16 +298,16 @@ pub(crate) struct TrainArgs {
     pub(crate) tpu: TpuArgs,
 }
 
-/// Loss and accuracy of a checkpoint.
+/// Measures loss and accuracy of a checkpoint.
 #[derive(Debug, Args)]
 #[command(after_help = examples::EVALUATE)]
 pub(crate) struct EvaluateArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
-    /// Add accuracy and precision of each class, and which class was taken for which
+    /// Add accuracy and precision of each class, and the confusion matrix
     #[arg(long)]
     pub(crate) report: bool,
-    /// Draw which class was taken for which, as SVG
+    /// Draw the confusion matrix as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) picture: Option<PathBuf>,
     #[command(flatten)]
@@ -320,11 +318,11 @@ pub(crate) struct EvaluateArgs {
     pub(crate) devices: DeviceArgs,
 }
 
-/// Predicted classes of a checkpoint, as CSV: index, label, probability.
+/// Predicts classes with a checkpoint, as CSV: index, label, probability.
 #[derive(Debug, Args)]
 #[command(after_help = examples::PREDICT)]
 pub(crate) struct PredictArgs {
-    /// A TOML file whose keys are these flags; flags given here win
+    /// A TOML file with flags as keys; flags on the command line take precedence
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) config: Option<PathBuf>,
     /// Print the chain of causes behind an error
@@ -353,7 +351,7 @@ pub(crate) struct BenchArgs {
     pub(crate) what: BenchCommand,
 }
 
-/// Names the rank that a hung group waited for, from the flight records its ranks wrote.
+/// Names the rank for which a hung group waited, from the flight records of its ranks.
 #[derive(Debug, Args)]
 pub(crate) struct BlameArgs {
     /// The directory with the flight-*.jsonl files of all ranks
@@ -364,17 +362,17 @@ pub(crate) struct BlameArgs {
     pub(crate) verbose: bool,
 }
 
-/// Says at which step and in which parameters two runs part, from what `train --log-bits` wrote.
+/// Says at which step and in which parameters two runs diverge, from files of `train --log-bits`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 equal, 1 they part, 2 not to be compared: a file is missing or \
-                        damaged, of another model or of another number of updates."
+    after_help = "Exit codes: 0 equal, 1 different, 2 cannot be compared: a file is missing or \
+                        damaged, or has another model or another number of updates."
 )]
 pub(crate) struct SameBitsArgs {
     /// The file of one run, or the directory with its bits.jsonl
     #[arg(value_name = "RUN_A")]
     pub(crate) first: PathBuf,
-    /// That of the other
+    /// The same of the other run
     #[arg(value_name = "RUN_B")]
     pub(crate) second: PathBuf,
     /// Print the chain of causes behind an error
@@ -382,14 +380,14 @@ pub(crate) struct SameBitsArgs {
     pub(crate) verbose: bool,
 }
 
-/// Makes a certificate authority, a certificate per host and a job token.
+/// Creates a certificate authority, a certificate per host and a job token.
 #[derive(Debug, Args)]
 #[command(after_help = examples::CERTS)]
 pub(crate) struct CertsArgs {
-    /// Where to write them; must not exist
+    /// The directory to create; must not exist
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
-    /// Names or IP addresses of the hosts, with commas, as in the addresses of the ranks
+    /// Host names or IP addresses, as in the addresses of the ranks
     #[arg(
         long,
         value_name = "HOST,HOST,...",
@@ -397,9 +395,28 @@ pub(crate) struct CertsArgs {
         required = true
     )]
     pub(crate) hosts: Vec<String>,
-    /// Days that the certificates are valid
+    /// Validity of the certificates in days
     #[arg(long, value_name = "DAYS", default_value_t = 365)]
     pub(crate) days: u32,
+    /// Print the chain of causes behind an error
+    #[arg(long)]
+    pub(crate) verbose: bool,
+}
+
+/// Creates a Cargo project with a training program.
+///
+/// The program trains in one process or in many, and resumes after it was killed. The project uses
+/// the profiles and the versions of this repository and shares its target folder, so burn is built
+/// only once for the program and for distribute-cli.
+#[derive(Debug, Args)]
+#[command(after_help = examples::NEW)]
+pub(crate) struct NewArgs {
+    /// The folder to create, which names the program; must not exist
+    #[arg(value_name = "NAME")]
+    pub(crate) directory: PathBuf,
+    /// A clone of the repository, or its URL [default: the clone in which this program was built]
+    #[arg(long, value_name = "CLONE|URL")]
+    pub(crate) source: Option<String>,
     /// Print the chain of causes behind an error
     #[arg(long)]
     pub(crate) verbose: bool,
@@ -418,22 +435,22 @@ pub(crate) struct CompletionsArgs {
 #[derive(Debug, Args)]
 #[command(after_help = examples::MAN)]
 pub(crate) struct ManArgs {
-    /// Where to write them; made if need be
+    /// The directory for the pages; created if it does not exist
     #[arg(long, value_name = "DIR")]
     pub(crate) out: PathBuf,
 }
 
-/// Compares every strategy and communicator with what TensorFlow returned.
+/// Compares every strategy and communicator with recorded outputs of TensorFlow.
 #[cfg(feature = "full")]
 #[derive(Debug, Args)]
 pub(crate) struct ConformanceArgs {
-    /// A directory with golden files of the same schema [default: those built in]
+    /// A directory with golden files of the same schema [default: the built-in files]
     #[arg(long, value_name = "DIR")]
     pub(crate) golden: Option<PathBuf>,
     /// Check only this: default, one-device, mirrored, multi-worker, central-storage or tpu
     #[arg(long, value_name = "NAME")]
     pub(crate) strategy: Vec<String>,
-    /// Check only this: an algorithm between threads (direct, ring, chain, ...), shm or grpc
+    /// Check only this: an algorithm between threads (direct, ring, ...), shm or grpc
     #[arg(long, value_name = "NAME")]
     pub(crate) communicator: Vec<String>,
     /// This process is a worker, started by the command itself
@@ -450,12 +467,12 @@ pub(crate) struct ConformanceArgs {
     pub(crate) verbose: bool,
 }
 
-/// What this machine has: cores, memory, devices, optional libraries, cluster variables.
+/// Shows cores, memory, devices, optional libraries and cluster variables of this machine.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
-    /// Show whom the certificates of a directory that `certs` wrote are for, and their dates
+    /// Show names and dates of the certificates in a directory that `certs` created
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
     /// This process asks the driver, started by the command itself
@@ -465,10 +482,10 @@ pub(crate) struct DoctorArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct GeneralArgs {
-    /// A TOML file whose keys are these flags; flags given here win
+    /// A TOML file with flags as keys; flags on the command line take precedence
     #[arg(long, value_name = "FILE.toml")]
     pub(crate) config: Option<PathBuf>,
-    /// Text for people, or one JSON object a line
+    /// Text for people, or one JSON object per line
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     pub(crate) output: OutputFormat,
     /// Print the chain of causes behind an error
@@ -482,11 +499,11 @@ pub(crate) struct DeviceArgs {
     /// Copies of the model in this process [default: one per core, multi-worker: one]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) replicas: Option<usize>,
-    /// Each replica's device: cpu:0,cpu:1,... (a thread each, on any core); with the feature cuda
-    /// cuda:0,...
+    /// Device of each replica: cpu:0,cpu:1,... (a thread each, on any core); with the feature cuda
+    /// also cuda:0,...
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = device)]
     pub(crate) devices: Vec<LogicalDevice>,
-    /// Replicas on each device (or core), which compute one after the other [default: 1]
+    /// Replicas on each device (or core), which take turns [default: 1]
     #[arg(
         long,
         value_name = "N",
@@ -500,32 +517,42 @@ pub(crate) struct DeviceArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Model and data")]
 pub(crate) struct DataArgs {
-    /// digits-cnn, mnist-cnn, mlp, text, or a model file of Keras [default: by data set]
+    /// digits-cnn, mnist-cnn, mlp, text, or a Keras model file [default: depends on the dataset]
     #[arg(long, value_name = "NAME|FILE", value_parser = model)]
     pub(crate) model: Option<String>,
     /// digits, mnist, fashion-mnist, images:DIR, idx:DIR, csv:FILE, npz:FILE or (to predict)
     /// text:FILE [default: digits]
     #[arg(long, value_name = "NAME")]
     pub(crate) dataset: Option<DatasetName>,
-    /// Where mnist, fashion-mnist [default: data/NAME] or images (a folder per class) are
+    /// Folder of mnist, fashion-mnist [default: data/NAME] or images (one folder per class)
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
     /// Whether the first line of csv:FILE names the columns [default: auto]
-    #[arg(long, value_name = "WHETHER")]
-    pub(crate) csv_header: Option<CsvHeaderName>,
-    /// What separates the fields of csv:FILE: a character, or tab [default: a comma]
+    #[arg(long, value_name = "WHETHER", value_parser = dataset::csv_header())]
+    pub(crate) csv_header: Option<CsvHeader>,
+    /// Separator of the fields of csv:FILE: a character, or tab [default: a comma]
     #[arg(long, value_name = "CHAR", value_parser = delimiter)]
     pub(crate) csv_delimiter: Option<char>,
-    /// The column of csv:FILE with the label [default: `label`, else the last]
+    /// The column of csv:FILE with the label [default: `label`, otherwise the last]
     #[arg(long, value_name = "NAME")]
     pub(crate) label_column: Option<String>,
-    /// What values are divided by: auto (bytes by 255, unless the model rescales them), none or 255
-    #[arg(long, value_name = "WHAT", hide_possible_values = true)]
+    /// Divide values: auto (bytes by 255, unless the model rescales them), none or 255
+    #[arg(
+        long,
+        value_name = "WHAT",
+        hide_possible_values = true,
+        value_parser = dataset::scale()
+    )]
     pub(crate) scale: Option<ScaleName>,
-    /// What images become: as-stored, grayscale or rgb [default: as-stored]
-    #[arg(long, value_name = "MODE", hide_possible_values = true)]
-    pub(crate) color_mode: Option<ColorName>,
-    /// Examples of one step of one replica [default: up to 64, at least 20 steps an epoch]
+    /// Convert images: as-stored, grayscale or rgb [default: as-stored]
+    #[arg(
+        long,
+        value_name = "MODE",
+        hide_possible_values = true,
+        value_parser = dataset::color_mode()
+    )]
+    pub(crate) color_mode: Option<ImageColor>,
+    /// Examples of one replica in one step [default: up to 64, with at least 20 steps per epoch]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) batch_size: Option<usize>,
 }
@@ -533,56 +560,61 @@ pub(crate) struct DataArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Training")]
 pub(crate) struct TrainingArgs {
-    /// Times that every example is seen [default: 30 for digits, else 10]
+    /// Number of passes over the examples [default: 30 for digits, otherwise 10]
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) epochs: Option<usize>,
-    /// Ends after this many updates in all, also in the middle of an epoch
+    /// End after this total number of updates, even in the middle of an epoch
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
     /// Keras' adadelta, adagrad, adam, adamax, adamw, ftrl, lion, nadam, rmsprop, sgd, or burn:NAME
-    /// [default: what the model was compiled with, else adam]
+    /// [default: as the model was compiled, otherwise adam]
     #[arg(long, value_name = "NAME")]
     pub(crate) optimizer: Option<OptimizerName>,
-    /// What the model was compiled with, once its file has been read: no flag
+    /// The optimizer with which the model was compiled, once its file has been read; not a flag
     #[arg(skip)]
-    pub(crate) compiled_optimizer: Option<serde_json::Value>,
-    /// cross-entropy, mse or mae [default: what the model was compiled with, else cross-entropy]
-    #[arg(long, value_name = "NAME", hide_possible_values = true)]
+    pub(crate) compiled_optimizer: Option<serde_json::Map<String, serde_json::Value>>,
+    /// cross-entropy, mse or mae [default: as the model was compiled, otherwise cross-entropy]
+    #[arg(
+        long,
+        value_name = "NAME",
+        hide_possible_values = true,
+        value_parser = dataset::loss()
+    )]
     pub(crate) loss: Option<LossName>,
-    /// The size of an update [default: 0.001, for sgd 0.01]
+    /// The learning rate [default: 0.001, for sgd 0.01]
     #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) learning_rate: Option<f64>,
-    /// How the rate falls: cosine, polynomial:power=2, ... (docs/from-keras.md) [default: it stays]
+    /// Schedule of the rate: cosine, polynomial:power=2, ... (docs/from-keras.md) [default: none]
     #[arg(long, value_name = "NAME")]
     pub(crate) lr_schedule: Option<ScheduleFlag>,
-    /// Updates in which the rate rises from 0, before its schedule
+    /// Updates during which the rate rises from 0, before the schedule
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) warmup_steps: Option<u64>,
-    /// Shrink all weights by this times the rate in every update [default: for adamw 0.004]
+    /// Weight decay: in every update weights shrink by this times the rate [default: adamw 0.004]
     #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
     pub(crate) weight_decay: Option<f64>,
-    /// Leave out parameters whose names contain one of these texts, such as bias,gamma,beta
+    /// Exclude parameters whose names contain one of these texts, such as bias,gamma,beta
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(crate) weight_decay_exclude: Vec<String>,
     /// Scale the summed gradients of an update to at most this norm
     #[arg(long, value_name = "F", value_parser = learning_rate, allow_negative_numbers = true)]
     pub(crate) clip_norm: Option<f64>,
-    /// Update after so many steps, with the mean of their gradients
+    /// Update once per N steps, with the mean of their gradients
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) accumulate: Option<usize>,
-    /// Keep averages of the weights with this momentum, which end and evaluate in their place
+    /// Average the weights with this momentum; the averages are evaluated and are the result
     #[arg(long, value_name = "F", value_parser = momentum, allow_negative_numbers = true)]
     pub(crate) ema: Option<f64>,
-    /// What forward and backward passes compute in; weights and updates stay in f32
+    /// Precision of forward and backward passes; weights and updates stay in f32
     #[arg(long, value_name = "NAME", default_value = "f32")]
     pub(crate) precision: FloatName,
-    /// L2 factor of all kernels [default: what the model says]
+    /// L2 factor of all kernels [default: as in the model]
     #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
     pub(crate) l2: Option<f64>,
-    /// Leave out the last batch of an epoch if it is short (Keras: drop_remainder)
+    /// Drop the last batch of an epoch if it is short (Keras: drop_remainder)
     #[arg(long)]
     pub(crate) drop_remainder: bool,
-    /// Decides initial weights, the order of the examples and dropout
+    /// Seed for initial weights, the order of the examples and dropout
     #[arg(
         long,
         value_name = "N",
@@ -599,7 +631,7 @@ pub(crate) struct FileArgs {
     /// Save here after every epoch and when interrupted; the newest 5 checkpoints are kept
     #[arg(long, value_name = "DIR")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
-    /// Save after every so many updates instead of every epoch
+    /// Save every N updates instead of every epoch
     #[arg(
         long,
         value_name = "N",
@@ -608,25 +640,25 @@ pub(crate) struct FileArgs {
         conflicts_with = "checkpoint_seconds"
     )]
     pub(crate) checkpoint_steps: Option<u64>,
-    /// Save when the last save is so long ago, instead of every epoch
+    /// Save every N seconds instead of every epoch
     #[arg(long, value_name = "SECONDS", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) checkpoint_seconds: Option<u64>,
-    /// Continue if --checkpoint-dir holds a checkpoint, else begin: one command line for both
+    /// Continue from the checkpoint in --checkpoint-dir, or start from the beginning without one
     #[arg(long, conflicts_with = "resume")]
     pub(crate) restartable: bool,
-    /// As --restartable, but refuse to begin: there must be a checkpoint
+    /// Continue from the checkpoint in --checkpoint-dir; an error without one
     #[arg(long)]
     pub(crate) resume: bool,
     /// Write history.jsonl, history.csv and TensorBoard files here
     #[arg(long, value_name = "DIR")]
     pub(crate) log_dir: Option<PathBuf>,
-    /// Write a hash of every parameter after every update, for `same-bits`; of workers the chief
+    /// Write a hash of every parameter after every update (the chief does), for `same-bits`
     #[arg(long, value_name = "FILE|DIR")]
     pub(crate) log_bits: Option<PathBuf>,
-    /// Print the averages of the epoch so far after every so many updates, and log the loss
+    /// Print the averages of the epoch so far every N updates, and log the loss
     #[arg(long, value_name = "N", value_parser = positive_u64, allow_negative_numbers = true)]
     pub(crate) log_steps: Option<u64>,
-    /// Also log the distributions of all weights after every so many epochs, for TensorBoard
+    /// Also log the distributions of all weights every N epochs, for TensorBoard
     #[arg(
         long,
         value_name = "N",
@@ -640,11 +672,11 @@ pub(crate) struct FileArgs {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Checkpoint")]
 pub(crate) struct RestoreArgs {
-    /// A directory that `train` saved into, or one checkpoint in it
+    /// A --checkpoint-dir of `train`, or one checkpoint in it
     #[arg(long, value_name = "DIR")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
-    /// The examples to use [default: test; all of data that the checkpoint was not trained on]
-    #[arg(long, value_name = "NAME")]
+    /// The examples to use [default: test, or all of a dataset that was not used for training]
+    #[arg(long, value_name = "NAME", value_parser = dataset::split())]
     pub(crate) split: Option<SplitName>,
     /// How the work is distributed
     #[arg(
@@ -659,7 +691,7 @@ pub(crate) struct RestoreArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StrategyName {
-    /// No distribution: one replica, nothing of this library in between
+    /// No distribution: one replica on the calling thread
     Default,
     /// One replica on one chosen device
     OneDevice,
@@ -669,33 +701,24 @@ pub(crate) enum StrategyName {
     MultiWorker,
     /// One copy of the weights, computation on all devices
     CentralStorage,
-    /// The weights on parameter servers; workers train asynchronously, one step at a time each
+    /// The weights on parameter servers; workers train asynchronously
     ParameterServer,
-    /// A copy of the model per TPU core, or device of another PJRT plugin; steps are compiled
+    /// A copy of the model per TPU core, or per device of another PJRT plugin; compiled steps
     Tpu,
 }
 
-/// The name of an optimizer that there is.
+/// The name of a supported optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OptimizerName(pub(crate) &'static str);
-
-impl TrainingArgs {
-    /// The optimizer that is trained with.
-    pub(crate) fn optimizer_name(&self) -> &'static str {
-        self.optimizer.map_or(DEFAULT_OPTIMIZER, |named| named.0)
-    }
-}
-
-/// What trains where nothing else is said.
-const DEFAULT_OPTIMIZER: &str = "adam";
 
 impl FromStr for OptimizerName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
         let all = || optim::names().chain(optim::burn_names());
-        let known = all().find(|known| known.eq_ignore_ascii_case(text));
-        let known = known.map(Self);
+        let known = all()
+            .find(|known| known.eq_ignore_ascii_case(text))
+            .map(Self);
         known.ok_or_else(|| distribute_error::unknown("optimizer", text, all()))
     }
 }
@@ -724,28 +747,14 @@ pub(crate) enum OutputFormat {
     Json,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum SplitName {
-    /// What was trained on
-    Train,
-    /// What was held out, or the data set's own test examples
-    Test,
-    /// Both
-    All,
+/// The name of a value on the command line.
+pub(crate) fn named(value: impl ValueEnum) -> Option<String> {
+    let value = value.to_possible_value()?;
+    Some(value.get_name().to_string())
 }
 
-impl SplitName {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Train => "train",
-            Self::Test => "test",
-            Self::All => "all",
-        }
-    }
-}
-
-/// The program's arguments. Commands that train nothing say what the flags they share with
-/// `train` mean to them.
+/// The program's arguments. In `evaluate` and `predict`, flags shared with `train` have other help
+/// texts.
 pub(crate) fn program() -> clap::Command {
     let reading = |command: clap::Command| {
         command
@@ -753,22 +762,22 @@ pub(crate) fn program() -> clap::Command {
                 flag.help("Replicas that share the examples [default: one per core]")
             })
             .mut_arg("model", |flag| {
-                flag.help("The model of the checkpoint: a name or a file [default: as it says]")
+                flag.help("The model of the checkpoint: a name or a file [default: from it]")
             })
             .mut_arg("dataset", |flag| {
                 flag.help(
                     "digits, mnist, fashion-mnist, images, idx:DIR, csv:FILE, npz:FILE [default: \
-                     what the checkpoint says]",
+                     from the checkpoint]",
                 )
             })
             .mut_arg("batch_size", |flag| {
-                flag.help("Examples of one step of one replica [default: 128]")
+                flag.help("Examples of one replica in one step [default: 128]")
             })
     };
     let mut program = Cli::command();
     path::in_all_flags(&mut program);
     for command in program.get_subcommands_mut() {
-        // In its place: `mut_subcommand` would move it to the end.
+        // Replaced in place: `mut_subcommand` would move it to the end.
         if ["evaluate", "predict"].contains(&command.get_name()) {
             *command = reading(std::mem::take(command));
         }
@@ -776,17 +785,17 @@ pub(crate) fn program() -> clap::Command {
     usual::usual_first(any_case(program))
 }
 
-/// Names that are listed are understood in capitals too: `Mirrored`, `JSON`.
+/// Listed values are accepted in any case: `Mirrored`, `JSON`.
 fn any_case(command: clap::Command) -> clap::Command {
-    let command = command.mut_args(|flag| match flag.get_possible_values().is_empty() {
-        true => flag,
-        false => flag.ignore_case(true),
+    let command = command.mut_args(|flag| {
+        let is_listed = !flag.get_possible_values().is_empty();
+        flag.ignore_case(is_listed)
     });
     command.mut_subcommands(any_case)
 }
 
 impl Command {
-    /// Whether the chain of causes is wanted.
+    /// The value of `--verbose`.
     pub(crate) fn verbose(&self) -> bool {
         match self {
             Self::Train(args) => args.general.verbose,
@@ -800,23 +809,24 @@ impl Command {
             Self::Blame(args) => args.verbose,
             Self::SameBits(args) => args.verbose,
             Self::Certs(args) => args.verbose,
+            Self::New(args) => args.verbose,
             Self::Launch(args) => args.verbose,
             Self::Completions(_) | Self::Man(_) | Self::LaunchGuard => false,
         }
     }
 }
 
-/// The kinds of GPUs that this build has.
+/// The kinds of GPUs that this build supports.
 const GPUS: &[&dyn GpuKind] = &[
     #[cfg(feature = "cuda")]
-    &distribute_data::cuda::Cuda,
+    &distribute_cuda::Cuda,
 ];
 
 fn device(text: &str) -> distribute_core::Result<LogicalDevice> {
     LogicalDevice::parse(text, GPUS)
 }
 
-/// A built-in model in any case, else what was given.
+/// The name of a built-in model in its usual case, otherwise the text itself.
 fn model(text: &str) -> Result<String, String> {
     let mut names = distribute_keras::BUILT_IN.iter().map(|(name, _)| *name);
     let known = names.find(|name| name.eq_ignore_ascii_case(text));
@@ -831,7 +841,7 @@ fn positive(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| "a whole number from 1 on is needed".to_string())
 }
 
-/// A port that something can listen at.
+/// A port on which a process can listen.
 fn port() -> clap::builder::RangedI64ValueParser<u16> {
     clap::value_parser!(u16).range(1..)
 }

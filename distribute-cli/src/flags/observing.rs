@@ -1,4 +1,4 @@
-//! The flags by which a run is watched from outside.
+//! The flags for observing a run from outside.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,24 +7,24 @@ use clap::Args;
 
 use super::{Command, TrainArgs};
 
-/// What is told about a run while it goes on.
+/// Where a running training publishes its progress.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Observing")]
 pub(crate) struct ObservingArgs {
-    /// Write what every thread does when, for Perfetto (docs/observing.md)
+    /// Write a trace of all threads for Perfetto (docs/observing.md)
     #[arg(long, value_name = "FILE.json")]
     pub(crate) trace: Option<PathBuf>,
-    /// Answer Prometheus on this port, worker i on the i-th above; 0: any
+    /// Serve metrics for Prometheus on this port, worker i on PORT + i; 0: any free port
     #[arg(long, value_name = "[IP:]PORT", value_parser = address)]
     pub(crate) metrics_addr: Option<SocketAddr>,
-    /// Send the same to this collector of OpenTelemetry, by OTLP over gRPC
+    /// Send the same metrics to this OpenTelemetry collector, by OTLP over gRPC
     #[cfg(feature = "otlp")]
     #[arg(long, value_name = "http://HOST:PORT", value_parser = endpoint)]
     pub(crate) otlp_endpoint: Option<String>,
 }
 
 impl ObservingArgs {
-    /// Whether somebody is told how the run goes.
+    /// Whether metrics are published.
     pub(crate) fn wants_metrics(&self) -> bool {
         #[cfg(feature = "otlp")]
         if self.otlp_endpoint.is_some() {
@@ -35,7 +35,7 @@ impl ObservingArgs {
 }
 
 impl Command {
-    /// Whether what the threads do is collected.
+    /// Whether the phases of the threads are recorded.
     pub(crate) fn wants_phases(&self) -> bool {
         matches!(self, Self::Train(args) if args.wants_phases())
     }
@@ -52,13 +52,14 @@ impl TrainArgs {
 fn endpoint(text: &str) -> Result<String, String> {
     let is_endpoint =
         |uri: &hyper::Uri| uri.scheme_str() == Some("http") && uri.authority().is_some();
-    match text.parse().is_ok_and(|uri| is_endpoint(&uri)) {
-        true => Ok(text.to_string()),
-        false => Err("http://HOST:PORT is needed, such as http://127.0.0.1:4317".to_string()),
+    if text.parse().is_ok_and(|uri| is_endpoint(&uri)) {
+        Ok(text.to_string())
+    } else {
+        Err("http://HOST:PORT is needed, such as http://127.0.0.1:4317".to_string())
     }
 }
 
-/// An address, or a port of this host alone.
+/// An address, or a port that only this host can reach.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let port = text.parse().ok();
     let local = port.map(|port| SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));

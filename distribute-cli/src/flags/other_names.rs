@@ -1,19 +1,19 @@
-//! What flags are called elsewhere: a suggestion by the letters alone takes `--lr` for
-//! `--lr-schedule`, and `--bs` for `--ps`.
+//! Names of flags in other programs. A suggestion by spelling alone would be `--lr-schedule` for
+//! `--lr`, and `--ps` for `--bs`.
 
 use super::program;
 
-/// What to write in the place of a flag that there is not.
+/// The replacement of an unknown flag.
 enum Instead {
     /// This flag, if the command has it.
     Flag(&'static str),
-    /// What to do, whichever the command is.
+    /// Advice that holds for all commands.
     Advice(&'static str),
 }
 
 use Instead::{Advice, Flag};
 
-/// The names of Keras, PyTorch, torchrun, Horovod and of common scripts.
+/// The names in Keras, PyTorch, torchrun, Horovod and common scripts.
 const OTHER_NAMES: &[(&str, Instead)] = &[
     ("--lr", Flag("--learning-rate")),
     ("--lr-scheduler", Flag("--lr-schedule")),
@@ -107,8 +107,8 @@ const OTHER_NAMES: &[(&str, Instead)] = &[
     ),
 ];
 
-/// What to write for a flag that a command does not have but that is called so elsewhere; `has`
-/// says whether the command has one.
+/// The replacement of a flag that this command does not have, but other programs or commands have;
+/// `has` says whether this command has a flag.
 pub(crate) fn instead_of(flag: &str, has: impl Fn(&str) -> bool) -> Option<String> {
     let name = flag.to_lowercase().replace('_', "-");
     if name != flag && has(&name) {
@@ -122,7 +122,7 @@ pub(crate) fn instead_of(flag: &str, has: impl Fn(&str) -> bool) -> Option<Strin
     }
 }
 
-/// The commands that have a flag which the one at hand lacks.
+/// The commands that have a flag which this command lacks.
 fn elsewhere(flag: &str) -> String {
     let program = program();
     let name = flag.trim_start_matches("--");
@@ -130,12 +130,13 @@ fn elsewhere(flag: &str) -> String {
         let mut flags = command.get_arguments();
         flags.any(|flag| flag.get_long() == Some(name))
     };
-    let commands = program.get_subcommands().filter(has);
-    let commands: Vec<String> = commands
+    let commands: Vec<String> = program
+        .get_subcommands()
+        .filter(has)
         .map(|command| format!("`{} {flag}`", command.get_name()))
         .collect();
     if commands.is_empty() {
-        // A flag of the program itself, which all commands take.
+        // A flag of the program itself, which all commands accept.
         return format!("did you mean `{flag}`?");
     }
     let commands = commands.join(", ");
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    /// Whatever the command is, and whatever its own flags look like.
+    /// For all commands.
     #[test]
     fn every_other_name_leads_to_a_command_that_has_the_flag() {
         for (other, instead) in OTHER_NAMES {

@@ -1,4 +1,4 @@
-//! What a command writes lies in no checkpoint: it would go when that one is removed.
+//! Refuses outputs inside a checkpoint: they would be removed together with it.
 
 use std::any::TypeId;
 use std::ffi::OsString;
@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use clap::{ArgMatches, Command};
 use distribute_core::checkpoint::claimed;
 
-/// The flags, by their ids, whose paths are read or have rules of their own. Any other flag with a
-/// path is one of an output.
+/// The ids of flags whose paths are read or have other rules. Every other flag with a path names an
+/// output.
 const READ: [&str; 9] = [
     "certs",
     "checkpoint_dir",
@@ -22,10 +22,10 @@ const READ: [&str; 9] = [
 ];
 const CHECKPOINTS: &str = "--checkpoint-dir";
 
-/// Refuses outputs that lie in a checkpoint, or where one may be made.
+/// Refuses outputs inside a checkpoint, or at a path where a checkpoint may be created.
 ///
 /// # Errors
-/// The first of them, with its flag.
+/// For the first such output, with its flag.
 pub(crate) fn check(program: &Command, matches: &ArgMatches) -> Result<(), String> {
     let Some((name, given)) = matches.subcommand() else {
         return Ok(());
@@ -58,7 +58,7 @@ fn outputs(command: &Command) -> impl Iterator<Item = &clap::Arg> {
     paths.filter(|flag| !READ.contains(&flag.get_id().as_str()))
 }
 
-/// Where this command saves checkpoints, or the one that `launch` starts.
+/// The `--checkpoint-dir` of this command, or of the command that `launch` starts.
 fn directory(given: &ArgMatches) -> Option<PathBuf> {
     let own = given
         .try_get_one::<PathBuf>("checkpoint_dir")
@@ -103,8 +103,11 @@ mod tests {
         let program = program();
         let mut all = BTreeSet::new();
         ids(&program, &mut all);
-        let written = all.iter().filter(|(_, is_written)| *is_written);
-        let written: Vec<_> = written.map(|(id, _)| *id).collect();
+        let written: Vec<_> = all
+            .iter()
+            .filter(|(_, is_written)| *is_written)
+            .map(|(id, _)| *id)
+            .collect();
         let known = [
             "dump_stablehlo",
             "flight_records",

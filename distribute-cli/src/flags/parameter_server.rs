@@ -7,20 +7,20 @@ use crate::failure::Failure;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Parameter servers (--strategy parameter-server)")]
 pub(crate) struct ParameterServerArgs {
-    /// The most updates between a worker's weights and its gradient [default: no bound]
+    /// Maximum number of updates between a worker's pull and its push [default: no limit]
     #[arg(long, value_name = "N")]
     pub(crate) max_staleness: Option<u64>,
-    /// What happens at that bound [default: wait]
+    /// Behaviour at that limit [default: wait]
     #[arg(long, value_name = "NAME", requires = "max_staleness")]
     pub(crate) stale_gradients: Option<StaleGradients>,
-    /// Update with the mean of so many gradients of one version, and drop later ones
+    /// Update with the mean of N gradients of the same version, and drop later ones
     #[arg(long, value_name = "N", conflicts_with = "max_staleness",
           value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) synchronous: Option<u32>,
-    /// What happens to a gradient with NaN or infinity [default: refuse]
+    /// Treatment of gradients with NaN or infinity [default: refuse]
     #[arg(long, value_name = "NAME")]
     pub(crate) non_finite: Option<NonFiniteGradients>,
-    /// Cut variables into shards of at most so many bytes [default: whole variables]
+    /// Divide variables into shards of at most N bytes [default: whole variables]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) shard_bytes: Option<u64>,
 }
@@ -29,7 +29,7 @@ pub(crate) struct ParameterServerArgs {
 pub(crate) enum StaleGradients {
     /// Faster workers wait for slower ones
     Wait,
-    /// Gradients that are too old are left out
+    /// Gradients that are too old are dropped
     Refuse,
 }
 
@@ -42,7 +42,7 @@ pub(crate) enum NonFiniteGradients {
 }
 
 impl ParameterServerArgs {
-    /// Names a flag that means nothing to another strategy.
+    /// Refuses flags that have no effect with another strategy.
     pub(crate) fn refuse_without_servers(&self) -> Result<(), Failure> {
         let given = [
             ("--max-staleness", self.max_staleness.is_some()),

@@ -7,8 +7,8 @@ use clap::{Arg, Command, Error, ValueEnum};
 
 use super::StrategyName;
 
-/// Offers the strategies that one process can read with. One that only `train` has is accepted
-/// here too: what reads says then which to take in its place.
+/// Offers the strategies that work in one process. A strategy of `train` only is accepted, too: the
+/// command then says which one to use instead.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct StrategyOfReaders;
 
@@ -35,7 +35,7 @@ impl TypedValueParser for StrategyOfReaders {
     ) -> Result<StrategyName, Error> {
         let all = EnumValueParser::<StrategyName>::new();
         all.parse_ref(command, argument, value).or_else(|error| {
-            // The error with the names that are offered.
+            // The error with the offered names.
             let offered = PossibleValuesParser::new(offered());
             offered.parse_ref(command, argument, value)?;
             Err(error)

@@ -1,4 +1,4 @@
-//! The flag `--lr-schedule`: Keras' schedules by name, with numbers that follow from the run.
+//! The flag `--lr-schedule`: Keras' schedules by name, with defaults from the length of the run.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,8 +7,8 @@ use std::sync::Arc;
 use distribute_core::schedule::{LearningRateSchedule, from_config};
 use serde_json::{Map, Value, json};
 
-/// Names on the command line, Keras' classes, and the number that is the length of the run unless
-/// it is given.
+/// Names on the command line, Keras' classes, and the parameter whose default is the length of the
+/// run.
 const SCHEDULES: [(&str, &str, Option<&str>); 6] = [
     ("cosine", "CosineDecay", Some("decay_steps")),
     (
@@ -22,7 +22,7 @@ const SCHEDULES: [(&str, &str, Option<&str>); 6] = [
     ("polynomial", "PolynomialDecay", Some("decay_steps")),
 ];
 
-/// A schedule as it was asked for.
+/// A schedule and its parameters from the command line.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ScheduleFlag {
     text: String,
@@ -43,8 +43,8 @@ impl FromStr for ScheduleFlag {
         });
         let Some((_, class, length)) = known else {
             let names = SCHEDULES.map(|(name, ..)| name);
-            let nearest = distribute_error::nearest(name, names);
-            let nearest = nearest.map_or_else(String::new, |it| format!("did you mean `{it}`? "));
+            let nearest = distribute_error::nearest(name, names)
+                .map_or_else(String::new, |it| format!("did you mean `{it}`? "));
             return Err(format!("{nearest}There are {}", names.join(", ")));
         };
         let pairs = numbers.split(',').filter(|pair| !pair.is_empty());
@@ -61,7 +61,7 @@ impl FromStr for ScheduleFlag {
             length: *length,
             numbers: numbers.collect::<Result<_, _>>()?,
         };
-        // Wrong numbers are found before anything is read.
+        // Wrong numbers are reported before any file is read.
         flag.build(1.0, 1).map_err(|error| error.to_string())?;
         Ok(flag)
     }
@@ -74,8 +74,10 @@ fn value_of(text: &str) -> Option<Value> {
         "false" => return Some(json!(false)),
         _ => {}
     }
-    let numbers = text.split('/').map(|number| number.parse::<f64>().ok());
-    let numbers: Vec<f64> = numbers.collect::<Option<_>>()?;
+    let numbers: Vec<f64> = text
+        .split('/')
+        .map(|number| number.parse::<f64>().ok())
+        .collect::<Option<_>>()?;
     Some(match (text.contains('/'), numbers.as_slice()) {
         (false, [number]) => json!(number),
         _ => json!(numbers),
@@ -89,7 +91,7 @@ impl fmt::Display for ScheduleFlag {
 }
 
 impl ScheduleFlag {
-    /// The schedule of a run of so many updates whose rate is `rate`.
+    /// The schedule of a run with this number of updates, starting at `rate`.
     pub(crate) fn build(
         &self,
         rate: f64,
@@ -108,7 +110,7 @@ impl ScheduleFlag {
         from_config(self.class, &Value::Object(config))
     }
 
-    /// Whether the length of the run decides the schedule.
+    /// Whether the schedule depends on the length of the run.
     pub(crate) fn follows_run(&self) -> bool {
         self.length
             .is_some_and(|length| !self.numbers.contains_key(length))

@@ -10,16 +10,16 @@ use crate::failure::Failure;
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "TPU")]
 pub(crate) struct TpuArgs {
-    /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or that of this machine]
+    /// Name or address of the TPU [default: COLAB_TPU_ADDR, TPU_NAME, or the TPU of this machine]
     #[arg(long, value_name = "NAME")]
     pub(crate) tpu: Option<String>,
-    /// The PJRT plugin [default: the one that `doctor` shows; docs/tpu.md has the search]
+    /// The PJRT plugin [default: found by a search, see `doctor` and docs/tpu.md]
     #[arg(long, value_name = "FILE")]
     pub(crate) pjrt_plugin: Option<PathBuf>,
-    /// Compile the step of this job, say what it costs and whether it fits, and end
+    /// Only compile the step of this job, and print its cost and whether it fits into memory
     #[arg(long, requires = "topology")]
     pub(crate) compile_only: bool,
-    /// What to compile for, without having one: v5e:2x4, v4:2x2x2, v5p:2x2x2, v6e:2x4, ...
+    /// The TPU for which to compile, without having it: v5e:2x4, v4:2x2x2, v5p:2x2x2, v6e:2x4, ...
     #[arg(
         long,
         value_name = "NAME",
@@ -27,10 +27,10 @@ pub(crate) struct TpuArgs {
         value_parser = NonEmptyStringValueParser::new()
     )]
     pub(crate) topology: Option<String>,
-    /// Write the StableHLO program that the compiler gets to this file
+    /// Write the StableHLO program to this file before it is compiled
     #[arg(long, value_name = "FILE", requires = "compile_only")]
     pub(crate) dump_stablehlo: Option<PathBuf>,
-    /// How exactly a TPU multiplies matrices of f32 [default: highest]
+    /// Precision of a TPU's matrix products in f32 [default: highest]
     #[arg(long, value_name = "PRECISION")]
     pub(crate) precision_of_matmul: Option<PrecisionName>,
 }
@@ -47,7 +47,7 @@ pub(crate) enum PrecisionName {
 }
 
 impl TpuArgs {
-    /// Names a flag that means nothing to another strategy.
+    /// Refuses flags that have no effect with another strategy.
     pub(crate) fn refuse_without_tpu(&self) -> Result<(), Failure> {
         let given = [
             ("--tpu", self.tpu.is_some()),

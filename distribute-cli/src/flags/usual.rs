@@ -1,5 +1,4 @@
-//! The page of help that most people need: the usual flags of a command come first, and `-h` shows
-//! them alone.
+//! The short help: the usual flags of a command come first, and `-h` shows only these.
 
 use clap::builder::Resettable;
 use clap::{Arg, Command};
@@ -46,7 +45,7 @@ const USUAL: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// What flags are shown under that have no heading of their own and are not usual.
+/// The heading of flags that have no other heading and are not usual.
 const OTHERS: &str = "General";
 
 /// The commands with their usual flags first.
@@ -56,7 +55,7 @@ pub(super) fn usual_first(mut program: Command) -> Command {
         let Some((_, usual)) = USUAL.iter().find(|(known, _)| *known == name) else {
             continue;
         };
-        // In its place: `mut_subcommand` would move it to the end.
+        // Replaced in place: `mut_subcommand` would move it to the end.
         *command = arranged(std::mem::take(command), usual);
     }
     program

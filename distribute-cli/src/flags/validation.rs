@@ -1,4 +1,4 @@
-//! The flags about what is measured after every epoch, and what follows from it.
+//! The flags about the validation after every epoch, and its consequences.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,13 +10,13 @@ use super::{factor, learning_rate, positive, whole};
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Validation")]
 pub(crate) struct ValidationArgs {
-    /// Validate with this part of the examples [default: 0.2, or the data's own test examples]
+    /// Validate on this fraction of the examples [default: 0.2, or the dataset's test examples]
     #[arg(long, value_name = "F", value_parser = part, allow_negative_numbers = true)]
     pub(crate) validation_split: Option<f64>,
-    /// End after so many epochs in which --monitor has not become better
+    /// End after N epochs without an improvement of --monitor
     #[arg(long, value_name = "N", value_parser = positive, allow_negative_numbers = true)]
     pub(crate) early_stopping: Option<usize>,
-    /// Look at no epoch before this one, from 0
+    /// Ignore epochs before this one, counted from 0
     #[arg(
         long,
         value_name = "N",
@@ -25,10 +25,10 @@ pub(crate) struct ValidationArgs {
         requires = "early_stopping"
     )]
     pub(crate) start_from_epoch: Option<u64>,
-    /// End with the weights of the best epoch, which `evaluate` and `predict` take too
+    /// End with the weights of the best epoch; `evaluate` and `predict` also use them
     #[arg(long, requires = "early_stopping", conflicts_with = "ema")]
     pub(crate) restore_best: bool,
-    /// Multiply the rate by F when --monitor was not better for N epochs [default: for N 10]
+    /// Multiply the rate by F after N epochs without an improvement of --monitor [default: N is 10]
     #[arg(
         long,
         value_name = "F[,N]",
@@ -36,15 +36,15 @@ pub(crate) struct ValidationArgs {
         conflicts_with_all = ["lr_schedule", "warmup_steps"]
     )]
     pub(crate) reduce_lr_on_plateau: Option<PlateauFlag>,
-    /// What is watched: val_loss, val_accuracy, loss or accuracy [default: val_loss]
+    /// The watched value: val_loss, val_accuracy, loss or accuracy [default: val_loss]
     #[arg(long, value_name = "NAME")]
     pub(crate) monitor: Option<MonitorName>,
-    /// By how much it must become better to count [default: 0, for a plateau 0.0001]
+    /// Minimum change that counts as an improvement [default: 0, for a plateau 0.0001]
     #[arg(long, value_name = "F", value_parser = factor, allow_negative_numbers = true)]
     pub(crate) min_delta: Option<f64>,
 }
 
-/// A value that this program measures.
+/// A measured value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MonitorName(pub(crate) &'static str);
 

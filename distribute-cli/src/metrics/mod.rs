@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use distribute_core::{Error, Result, WorkerGroup};
-use distribute_data::fit::{Callback, Control, Outcome};
+use distribute_fit::{Callback, Control, Outcome};
 
 use self::server::Server;
 use crate::cluster::restarts;
@@ -20,32 +20,32 @@ use crate::flags::ObservingArgs;
 use crate::notes::note;
 use crate::phases::Phases;
 
-/// How often the loss is read, which waits for the step.
+/// Interval at which the loss is read; reading waits for the step.
 const LOSS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is told: kind, name and help of each, as docs/observing.md has them.
+/// The metrics: kind, name and help, as in docs/observing.md.
 const METRICS: [(&str, &str, &str); 9] = [
     (
         "counter",
         "steps_total",
-        "Updates so far, also those before a resume.",
+        "Updates so far, including updates before a resume.",
     ),
     ("gauge", "epoch", "The running epoch, from 1."),
     (
         "counter",
         "examples_total",
-        "Examples that this start of the run has trained on, of all workers.",
+        "Examples of all workers since this start of the run.",
     ),
     (
         "gauge",
         "examples_per_second",
-        "The same of the last second.",
+        "Examples per second in the last second.",
     ),
     ("gauge", "loss", "The average loss of the epoch so far."),
     (
         "counter",
         "skipped_steps_total",
-        "Updates that the loss scale left out.",
+        "Updates that were skipped because of the loss scale.",
     ),
     (
         "counter",
@@ -60,7 +60,7 @@ const METRICS: [(&str, &str, &str); 9] = [
     ("gauge", "restarts", "How often the job was started before."),
 ];
 
-/// The metrics of this process, and what tells them until this is dropped.
+/// The metrics of this process, which are published until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     numbers: Arc<Numbers>,
@@ -69,7 +69,7 @@ pub(crate) struct Metrics {
     _export: Option<otlp::Export>,
 }
 
-/// What is known of the run.
+/// The values of the metrics.
 #[derive(Debug)]
 struct Numbers {
     worker: usize,
@@ -78,7 +78,7 @@ struct Numbers {
     training: Mutex<Training>,
 }
 
-/// What changes with every step.
+/// The values that change with every step.
 #[derive(Debug, Clone, Copy, Default)]
 struct Training {
     steps: u64,
@@ -92,16 +92,17 @@ struct Training {
 }
 
 impl Metrics {
-    /// Listens, or begins to export; none, if neither was asked for. Worker `i` takes the port that
-    /// is `i` above the one that was asked for, unless that is 0; all workers call it together.
+    /// Listens, or begins to export; `None` if neither was requested. Worker `i` uses the requested
+    /// port plus `i`, unless that is 0; all workers call it together.
     ///
     /// # Errors
-    /// If the port cannot be had, or the endpoint is no URL, on all workers; a run that `goes_on`
-    /// has no port then, with a warning.
+    /// If the port is not available, or the endpoint is not a URL, on all workers; a run that
+    /// `goes_on` only prints a warning.
     pub(crate) fn start(
         args: &ObservingArgs,
         phases: &Phases,
-        (workers, goes_on): (Option<&WorkerGroup>, bool),
+        workers: Option<&WorkerGroup>,
+        goes_on: bool,
     ) -> std::result::Result<Option<Self>, Failure> {
         if !args.wants_metrics() {
             return Ok(None);
@@ -131,7 +132,7 @@ impl Metrics {
             Server::start(address, move || shown.text())
         };
         let server = match args.metrics_addr.map(serve).transpose() {
-            // What was trained before counts for more than who watches.
+            // A continued run is more important than its metrics.
             Err(error) if goes_on => {
                 note(&format!(
                     "warning: {error}; training goes on without metrics"
@@ -154,7 +155,7 @@ impl Metrics {
         })
     }
 
-    /// What follows the steps of a run.
+    /// The callback that updates the metrics.
     pub(crate) fn follow(&self, seen: ExamplesSeen) -> impl Callback + use<> {
         Follower {
             numbers: Arc::clone(&self.numbers),
@@ -164,8 +165,8 @@ impl Metrics {
         }
     }
 
-    /// For curves over the epochs: what each one's exchanges and waits took on all threads, in
-    /// seconds, and the updates that it left out.
+    /// For curves over the epochs: the seconds of exchanges and waits on all threads in each epoch,
+    /// and its skipped updates.
     pub(crate) fn of_epochs(&self) -> impl FnMut() -> [(&'static str, f64); 3] + use<> {
         let numbers = Arc::clone(&self.numbers);
         let mut before = [0.0; 3];
@@ -254,7 +255,7 @@ fn number(value: f64) -> String {
     }
 }
 
-/// Follows the steps of a run.
+/// Updates the metrics after each step.
 struct Follower {
     numbers: Arc<Numbers>,
     seen: ExamplesSeen,
@@ -270,9 +271,10 @@ impl Follower {
         let all = self.seen.until(progress.position);
         let examples = all - *self.before.get_or_insert(all);
         let since = self.last.elapsed();
-        let loss = match since >= LOSS_INTERVAL || is_end {
-            true => run.loss_so_far()?,
-            false => None,
+        let loss = if since >= LOSS_INTERVAL || is_end {
+            run.loss_so_far()?
+        } else {
+            None
         };
         let mut training = self.numbers.training();
         if since >= LOSS_INTERVAL || is_end {

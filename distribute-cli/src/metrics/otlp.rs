@@ -1,4 +1,4 @@
-//! `train --otlp-endpoint`: the same numbers, sent to a collector of OpenTelemetry.
+//! `train --otlp-endpoint`: sends the same metrics to an OpenTelemetry collector.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,23 +14,23 @@ use tokio::runtime::Runtime;
 
 use super::{METRICS, Numbers};
 
-/// How often the numbers are sent; a collector that wants them seldom drops some.
+/// Interval at which the metrics are sent.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// How long one sending may take, the last one at the end of the run included.
+/// Time limit for one export, including the last one at the end of the run.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// What sends the numbers until it is dropped, and then once more.
+/// Sends the metrics until it is dropped, and then once more.
 pub(super) struct Export {
     provider: SdkMeterProvider,
-    /// Whose thread drives the connection.
+    /// The runtime whose thread drives the connection.
     _runtime: Runtime,
 }
 
 impl Export {
-    /// Begins to send. A collector that does not answer is told by the log, and costs nothing else.
+    /// Begins to send. If the collector does not answer, this is only logged.
     ///
     /// # Errors
-    /// If the endpoint is no URL, or no thread can be had.
+    /// If the endpoint is not a URL, or no thread can be started.
     pub(super) fn start(endpoint: &str, numbers: &Arc<Numbers>) -> Result<Self> {
         let cannot = |error: &dyn fmt::Display| {
             Error::invalid(format!(
@@ -67,7 +67,7 @@ impl Export {
     }
 }
 
-/// Every metric under the name that Prometheus has for it.
+/// Every metric, with the same name as for Prometheus.
 fn instruments(provider: &SdkMeterProvider, numbers: &Arc<Numbers>) {
     let meter = provider.meter("distribute");
     for (index, (kind, name, help)) in METRICS.into_iter().enumerate() {
@@ -94,7 +94,7 @@ fn instruments(provider: &SdkMeterProvider, numbers: &Arc<Numbers>) {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // Sends the last numbers. What is lost with a collector that is gone was told before.
+        // Sends the last metrics. Errors have been logged before.
         let _ = self.provider.shutdown_with_timeout(LIMIT);
     }
 }

@@ -1,4 +1,4 @@
-//! An HTTP server with one page. It runs on a thread of its own, which ends with it.
+//! An HTTP server with one page, on its own thread.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -19,16 +19,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
-/// Connections at a time; others wait until one of these has ended.
+/// Maximum number of connections at a time; others wait.
 const CONNECTIONS_MAX: usize = 16;
 /// How long a connection may last.
 const CONNECTION_LIMIT: Duration = Duration::from_secs(5);
-/// How long nothing is accepted after the system has refused to.
+/// Pause after the system has refused to accept a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What a request may take in memory: the least that hyper allows.
+/// Memory limit of a request: the minimum that hyper permits.
 const REQUEST_BYTES: usize = 8192;
 
-/// What the format is called.
+/// The content type of the format.
 const FORMAT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 type Page = Arc<dyn Fn() -> String + Send + Sync>;
@@ -41,10 +41,10 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Listens, and answers every `GET /metrics` with what `page` says then.
+    /// Listens, and answers every `GET /metrics` with the result of `page`.
     ///
     /// # Errors
-    /// If the address cannot be had, or no thread.
+    /// If the address is not available, or no thread can be started.
     pub(super) fn start(
         address: SocketAddr,
         page: impl Fn() -> String + Send + Sync + 'static,
@@ -70,7 +70,7 @@ impl Server {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        // Told to end, or the handle is gone.
+                        // Ended, or the handle was dropped.
                         _ = stopped => {}
                         () = accept(listener, page) => {}
                     }
@@ -84,7 +84,7 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// The address on which it listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -94,7 +94,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
-            // What panicked there has harmed a page.
+            // A panic there affects only one page.
             let _ = thread.join();
         }
     }
@@ -106,7 +106,7 @@ impl fmt::Debug for Server {
     }
 }
 
-/// Takes connections for as long as it is polled.
+/// Accepts connections while it is polled.
 async fn accept(listener: StdListener, page: Page) {
     let Ok(listener) = TcpListener::from_std(listener) else {
         return;
@@ -120,12 +120,12 @@ async fn accept(listener: StdListener, page: Page) {
             Ok((stream, _)) => {
                 let page = Arc::clone(&page);
                 tokio::spawn(async move {
-                    // A client that is slow, or says what is no request, is its own problem.
+                    // Errors of a slow or wrong client affect only this client.
                     let _ended = timeout(CONNECTION_LIMIT, serve(stream, page)).await;
                     drop(place);
                 });
             }
-            // Of one connection, or of descriptors that run out.
+            // An error of one connection, or no free file descriptors.
             Err(_) => sleep(ACCEPT_PAUSE).await,
         }
     }
@@ -179,13 +179,13 @@ mod tests {
         Server::start(address, || "a 1\n".to_string()).unwrap()
     }
 
-    /// What the server answers to these bytes, until it ends the connection.
+    /// The server's answer to these bytes, until it closes the connection.
     fn ask(server: &Server, bytes: &[u8]) -> String {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         stream.set_read_timeout(Some(CONNECTION_LIMIT * 4)).unwrap();
         stream.write_all(bytes).unwrap();
         let mut answer = String::new();
-        // It may be reset while there is something left that nobody has read.
+        // The connection may be reset while unread bytes are left.
         let _ = stream.read_to_string(&mut answer);
         answer
     }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_with_its_handle_whoever_is_connected() {
+    fn it_ends_with_its_handle_while_peers_are_connected() {
         let server = server();
         let address = server.address();
         let _slow = TcpStream::connect(address).unwrap();

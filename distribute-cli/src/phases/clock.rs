@@ -6,26 +6,26 @@ use distribute_core::{Result, WorkerGroup};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
-/// Exchanges by which two clocks are compared: the shortest way of each direction counts.
+/// Number of exchanges that compare two clocks: the fastest one in each direction counts.
 const ROUNDS: usize = 16;
 
-/// The clock of this host that does not jump, in nanoseconds. All processes of a host share it.
+/// The monotonic clock of this host in nanoseconds. All processes of a host share it.
 pub(super) fn now() -> u64 {
     let time = clock_gettime(ClockId::Monotonic);
     // Neither is negative.
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// What stands on the clock of a process when it is 0 on that of worker 0, in nanoseconds.
+/// The time on a process' clock when worker 0's clock shows 0, in nanoseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Offset {
     pub(super) nanoseconds: f64,
-    /// The true offset is not further away.
+    /// The maximum error of the offset.
     pub(super) error: f64,
 }
 
-/// What one worker says in a round: which clock it has, what it showed before this exchange, and
-/// what after the one before.
+/// A worker's message in a round: the id of its clock, its time before this exchange, and its time
+/// after the previous one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Reading {
     clock: String,
@@ -34,16 +34,16 @@ struct Reading {
     after: Option<u64>,
 }
 
-/// The offset of this worker's clock to that of the chief, and the name of the run, which all
-/// workers have in common. All workers call it together.
+/// The offset of this worker's clock to the chief's, and the common name of the run. All workers
+/// call it together.
 ///
-/// Workers of one host share a clock. Of others the offset is bounded by what must follow what: no
+/// Workers of one host share a clock. Between hosts, every exchange bounds the offset, because no
 /// worker leaves an exchange before all have entered it.
 pub(super) fn compare(workers: &WorkerGroup) -> Result<(Offset, String)> {
     compare_as(workers, &name())
 }
 
-/// [`compare`] with a clock of this name.
+/// [`compare`] with the clock of this id.
 fn compare_as(workers: &WorkerGroup, clock: &str) -> Result<(Offset, String)> {
     let run = format!("{}-{}", std::process::id(), now());
     let mut bounds = Bounds::default();
@@ -72,31 +72,32 @@ fn compare_as(workers: &WorkerGroup, clock: &str) -> Result<(Offset, String)> {
         bounds.last_before = Some(own.before);
         after = Some(left);
     }
-    // The chief itself, and who made the rounds for the workers of other hosts only.
-    match has_clock_of_chief {
-        true => Ok((Offset::default(), of_chief)),
-        false => Ok((bounds.offset(), of_chief)),
+    // The chief itself, and workers on its host, which took part only for the others.
+    if has_clock_of_chief {
+        Ok((Offset::default(), of_chief))
+    } else {
+        Ok((bounds.offset(), of_chief))
     }
 }
 
-/// Between what the offset of a clock to another one lies.
+/// The bounds of the offset between two clocks.
 #[derive(Debug, Default)]
 struct Bounds {
     least: Option<f64>,
     most: Option<f64>,
-    /// What the own clock showed before the last exchange.
+    /// The time of this worker's clock before the last exchange.
     last_before: Option<u64>,
 }
 
 impl Bounds {
-    /// This worker left an exchange when its clock showed `left`; the other one had entered it when
-    /// its own showed `entered`.
+    /// This worker left an exchange at `left` on its clock; the other one had entered it at
+    /// `entered` on its own clock.
     fn add(&mut self, left: u64, entered: u64) {
         let most = difference(left, entered);
         self.most = Some(self.most.map_or(most, |known| known.min(most)));
     }
 
-    /// The other one left the exchange before when its clock showed this.
+    /// The other one left the previous exchange at this time on its clock.
     fn add_return(&mut self, left: Option<u64>) {
         if let (Some(entered), Some(left)) = (self.last_before, left) {
             let least = difference(entered, left);
@@ -119,8 +120,8 @@ fn difference(own: u64, other: u64) -> f64 {
     (i128::from(own) - i128::from(other)) as f64
 }
 
-/// What only processes with one clock have in common: the boot of the host, and the namespace in
-/// which a container may have a clock of its own. A process that cannot find out shares no clock.
+/// An id that only processes with the same clock share: the boot id of the host, and the time
+/// namespace, in which a container may have its own clock. If it is unknown, no clock is shared.
 fn name() -> String {
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
     let space = fs::read_link("/proc/self/ns/time");
@@ -138,8 +139,8 @@ mod tests {
 
     use super::*;
 
-    /// The offset that a worker finds whose clock is ahead of the chief's by so much, in exchanges
-    /// that begin and end at these true times: of the chief, and of the worker.
+    /// The computed offset of a worker whose clock is ahead of the chief's by `ahead`, from
+    /// exchanges that begin and end at these true times of the chief and of the worker.
     fn found(ahead: i64, exchanges: &[([u64; 2], [u64; 2])]) -> Offset {
         let own = |time: u64| time.checked_add_signed(ahead).unwrap();
         let mut bounds = Bounds::default();
@@ -155,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_true_offset_is_within_the_error() {
-        // The one that comes last leaves soon after; the other one has waited.
+        // The last one to enter leaves soon after; the other one has waited.
         let exchanges = [
             ([1_000, 1_500], [1_400, 1_450]),
             ([2_000, 2_100], [1_600, 2_060]),
@@ -174,14 +175,17 @@ mod tests {
     fn a_worker_with_the_clock_of_the_chief_is_exact_beside_one_of_another_host() {
         let clocks = ["here", "here", "there"];
         let group = in_process(clocks.len(), GroupOptions::default()).unwrap();
-        let workers = group.into_iter().zip(clocks).map(|(endpoint, clock)| {
-            std::thread::spawn(move || {
-                let options = CommunicationOptions::default();
-                let workers = WorkerGroup::new(Box::new(endpoint), 1, options).unwrap();
-                compare_as(&workers, clock).unwrap()
+        let workers: Vec<_> = group
+            .into_iter()
+            .zip(clocks)
+            .map(|(endpoint, clock)| {
+                std::thread::spawn(move || {
+                    let options = CommunicationOptions::default();
+                    let workers = WorkerGroup::new(Box::new(endpoint), 1, options).unwrap();
+                    compare_as(&workers, clock).unwrap()
+                })
             })
-        });
-        let workers: Vec<_> = workers.collect();
+            .collect();
         let found = workers.into_iter().map(|worker| worker.join().unwrap());
         let (offsets, runs): (Vec<_>, Vec<_>) = found.unzip();
         assert_eq!(offsets[..2], [Offset::default(); 2]);

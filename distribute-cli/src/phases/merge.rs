@@ -1,7 +1,7 @@
-//! The parts of several workers as one trace, on one clock.
+//! Merges the parts of several workers into one trace with one clock.
 //!
-//! Parts are read line by line, twice: first to find out who came last to each exchange between
-//! workers, which needs 16 bytes for each of them, then to write.
+//! Parts are read line by line, twice: first to find the last worker in each exchange, which needs
+//! 16 bytes per exchange, then to write.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,21 +12,21 @@ use serde_json::{Map, Value, json};
 
 use crate::output_file::OutputFile;
 
-/// The name of the first event of a part, which says whose it is and how its clock goes.
+/// The name of the first event of a part, which contains its worker and the offset of its clock.
 pub(super) const HEAD: &str = "distribute_part";
-/// No event of ours is longer.
+/// The maximum length of an event.
 const LINE_MAX: u64 = 1 << 16;
 
-/// A part, and what its first event says.
+/// A part, and the content of its first event.
 struct Part {
     path: PathBuf,
     rank: usize,
-    /// What is subtracted from its times, in microseconds.
+    /// The offset that is subtracted from its times, in microseconds.
     shift: f64,
     error: f64,
 }
 
-/// Who came last to an exchange, and when, on the clock of the chief.
+/// The last worker in an exchange, and its time on the chief's clock.
 #[derive(Debug, Clone, Copy)]
 struct Last {
     rank: u32,
@@ -34,15 +34,17 @@ struct Last {
     error: f64,
 }
 
-/// Writes what the parts of this run have together; which ranks it has. Parts that are not there or
-/// are of another run are left out.
+/// Writes the merged trace and returns its ranks. Parts that are missing or belong to another run
+/// are skipped.
 pub(super) fn merge(parts: &[PathBuf], run: &str, path: &Path) -> io::Result<Vec<usize>> {
     let mut parts: Vec<(Part, f64)> = parts
         .iter()
         .filter_map(|path| head(path, run).ok().flatten())
         .collect();
-    let start = parts.iter().map(|(_, start)| *start);
-    let start = start.fold(f64::INFINITY, f64::min);
+    let start = parts
+        .iter()
+        .map(|(_, start)| *start)
+        .fold(f64::INFINITY, f64::min);
     for (part, _) in &mut parts {
         part.shift += start;
     }
@@ -89,7 +91,7 @@ pub(super) fn merge(parts: &[PathBuf], run: &str, path: &Path) -> io::Result<Vec
     Ok(parts.iter().map(|part| part.rank).collect())
 }
 
-/// The number of an exchange between workers, and when this one came to it.
+/// The number of an exchange between workers, and the time at which this worker entered it.
 fn exchange(event: &Value) -> Option<(u64, f64)> {
     let arguments = &event["args"];
     let is_between_workers = event["cat"] == "exchange" && arguments["transport"] != "threads";
@@ -100,7 +102,7 @@ fn exchange(event: &Value) -> Option<(u64, f64)> {
         .flatten()
 }
 
-/// Adds for whom and how long a worker has waited, if it is certain that it has.
+/// Adds for which worker and how long this one has waited, if this is certain.
 fn waited(event: &mut Value, part: &Part, last: Last, at: f64) {
     let waited = last.at - at;
     if last.rank as usize == part.rank || waited <= part.error + last.error {
@@ -117,8 +119,8 @@ fn rounded(microseconds: f64) -> f64 {
     (microseconds * 1000.0).round() / 1000.0
 }
 
-/// What a part says of itself, and when it began on the clock of the chief; nothing if it is of
-/// another run.
+/// The description of a part, and its begin on the chief's clock; `None` if it belongs to another
+/// run.
 fn head(path: &Path, run: &str) -> io::Result<Option<(Part, f64)>> {
     let mut lines = lines(path)?;
     let Some(head) = lines.next().transpose()? else {
@@ -141,7 +143,7 @@ fn head(path: &Path, run: &str) -> io::Result<Option<(Part, f64)>> {
     Ok(part)
 }
 
-/// Calls something for every event of a part, whose times are on the clock of the chief then.
+/// Calls a closure for every event of a part, with times on the chief's clock.
 fn each(part: &Part, mut call: impl FnMut(Value) -> io::Result<()>) -> io::Result<()> {
     for event in lines(&part.path)? {
         let mut event = event?;
@@ -153,7 +155,7 @@ fn each(part: &Part, mut call: impl FnMut(Value) -> io::Result<()>) -> io::Resul
     Ok(())
 }
 
-/// The events of a part, which may be being written: a line that is not whole is not there yet.
+/// The events of a part. It may still be being written: an incomplete line is ignored.
 fn lines(path: &Path) -> io::Result<impl Iterator<Item = io::Result<Value>>> {
     let mut reader = BufReader::new(File::open(path)?);
     let mut line = Vec::new();
@@ -180,7 +182,7 @@ mod tests {
     use super::*;
 
     /// A part with exchanges that begin at these microseconds of its clock.
-    fn part(path: &Path, rank: usize, (offset, error): (f64, f64), exchanges: &[(u64, f64)]) {
+    fn part(path: &Path, rank: usize, offset: f64, error: f64, exchanges: &[(u64, f64)]) {
         let mut file = TraceFile::create(path).unwrap();
         let head = json!({
             "run": "run", "rank": rank, "start_us": 100.0 + offset,
@@ -204,9 +206,9 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         let of_chief = [(7, 110.0), (8, 220.0), (9, 330.0)];
         let of_other = [(7, 1e6 + 140.0), (8, 1e6 + 219.0), (9, 1e6 + 331.0)];
-        part(&path("0"), 0, (0.0, 0.0), &of_chief);
-        part(&path("1"), 1, (1e6, 2.0), &of_other);
-        // Of another run, and one that nobody wrote.
+        part(&path("0"), 0, 0.0, 0.0, &of_chief);
+        part(&path("1"), 1, 1e6, 2.0, &of_other);
+        // A part of another run, and a missing one.
         std::fs::write(path("2"), "[\n{\"name\":\"x\",\"args\":{}}\n]\n").unwrap();
         let parts = ["0", "1", "2", "3"].map(path);
         let whole = path("whole.json");
@@ -227,7 +229,7 @@ mod tests {
             .collect();
         let expected = [
             (0, 10.0, Some(1), Some(30.0)),
-            // The clocks are not known that well: either may have come last.
+            // The error of the clocks is larger: either may have come last.
             (0, 120.0, None, None),
             (0, 230.0, None, None),
             (1, 40.0, None, None),
@@ -241,7 +243,7 @@ mod tests {
     fn a_line_that_is_not_whole_is_left_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("0");
-        part(&path, 0, (0.0, 0.0), &[(1, 101.0)]);
+        part(&path, 0, 0.0, 0.0, &[(1, 101.0)]);
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(
             &path,

@@ -1,10 +1,10 @@
-//! The phases of a step, as the spans of the libraries tell them: written to a file by
-//! `train --trace`, and added up for `train --metrics-addr`.
+//! The phases of a step, from the spans of the libraries: written to a file by `train --trace`, and
+//! added up for `train --metrics-addr`.
 //!
-//! A span is made and closed on one thread, and holds a lock for less than a microsecond at both
-//! ends. What is to be written goes into a queue of a fixed size, which a thread of its own empties
-//! twenty times a second: nobody has to wake it, which would cost more than all the rest. When the
-//! queue is full an event is counted and left out, and no step waits.
+//! A span is created and closed on one thread, and holds a lock for less than a microsecond at both
+//! ends. Events go into a queue of a fixed size, which a separate thread empties twenty times a
+//! second: waking it for each event would cost more than everything else. When the queue is full,
+//! an event is dropped and counted, and no step waits.
 
 mod clock;
 mod merge;
@@ -23,14 +23,14 @@ use tracing::span::{Attributes, Id, Record};
 
 pub(crate) use trace::Trace;
 
-/// What the spans are told apart by.
+/// The target of the spans.
 const TARGET: &str = "distribute::phase";
 
-/// Collects the spans from the start of the program on; a cheap handle.
+/// A cheap handle to the collector of spans.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Phases(Arc<Mutex<State>>);
 
-/// How long the threads of this process were in a phase, all of them together.
+/// The total time of all threads of this process in each phase.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Totals {
     /// In exchanges between replicas or workers, waiting included.
@@ -43,25 +43,25 @@ pub(crate) struct Totals {
 struct State {
     open: Vec<Option<Phase>>,
     free: Vec<usize>,
-    /// The row of each thread, by its name: threads that follow each other share one.
+    /// The row of each thread, by its name: later threads with the same name share it.
     rows: HashMap<String, Row>,
     totals: Totals,
-    /// What is to be written, if anybody writes.
+    /// The queue of the trace, if there is one.
     queue: Option<Vec<Message>>,
     dropped: u64,
 }
 
-/// Events that may wait for the thread that writes: of 30 in a step those of hundreds of steps.
+/// The size of the queue: hundreds of steps with 30 events each.
 const QUEUE: usize = 16 * 1024;
 
 #[derive(Debug, Clone, Copy)]
 struct Row {
     number: u32,
-    /// Whether its name is in the queue.
+    /// Whether the row's name has been queued.
     is_named: bool,
 }
 
-/// What happened on one thread from a begin to an end, in nanoseconds of the clock of the host.
+/// A phase of one thread, with begin and end in nanoseconds of the host's clock.
 #[derive(Debug)]
 struct Phase {
     name: &'static str,
@@ -71,7 +71,7 @@ struct Phase {
     arguments: Arguments,
 }
 
-/// What goes to the thread that writes.
+/// An entry of the queue.
 #[derive(Debug)]
 enum Message {
     /// The name of a row.
@@ -80,7 +80,7 @@ enum Message {
 }
 
 impl Phases {
-    /// Whether spans of this kind are wanted.
+    /// Whether spans of this kind are collected.
     pub(crate) fn wants(metadata: &Metadata<'_>) -> bool {
         metadata.is_span() && metadata.target() == TARGET
     }
@@ -106,7 +106,7 @@ impl Phases {
         })
     }
 
-    /// A span says more of itself.
+    /// Records further fields of a span.
     pub(crate) fn record(&self, id: &Id, values: &Record<'_>) {
         let mut state = self.state();
         if let Some(open) = state.open_mut(id) {
@@ -131,24 +131,24 @@ impl Phases {
         state.send(Message::Phase(phase));
     }
 
-    /// How long the phases that have ended took.
+    /// The total times of the completed phases.
     pub(crate) fn totals(&self) -> Totals {
         self.state().totals
     }
 
-    /// From now on phases go into the queue as well.
+    /// Starts queueing phases.
     fn begin(&self) {
         self.state().queue = Some(Vec::with_capacity(QUEUE));
     }
 
-    /// Swaps what is in the queue for a list that is empty.
+    /// Swaps the queue with an empty list.
     fn swap(&self, empty: &mut Vec<Message>) {
         if let Some(queue) = &mut self.state().queue {
             std::mem::swap(queue, empty);
         }
     }
 
-    /// From now on phases do not go into the queue: what is in it, and how many were left out.
+    /// Stops queueing phases; returns the queue and the number of dropped events.
     fn end(&self) -> (Vec<Message>, u64) {
         let mut state = self.state();
         (state.queue.take().unwrap_or_default(), state.dropped)
@@ -176,15 +176,16 @@ impl State {
         row.number
     }
 
-    /// Whether there was room in the queue. Without a queue nothing is lost.
+    /// Whether there was room in the queue; true without a queue.
     fn send(&mut self, message: Message) -> bool {
         let Some(queue) = &mut self.queue else {
             return false;
         };
         let has_room = queue.len() < QUEUE;
-        match has_room {
-            true => queue.push(message),
-            false => self.dropped += 1,
+        if has_room {
+            queue.push(message)
+        } else {
+            self.dropped += 1
         }
         has_room
     }
@@ -212,7 +213,7 @@ impl State {
     }
 }
 
-/// What a span says of itself.
+/// The fields of a span.
 #[derive(Debug, Default)]
 struct Arguments(Vec<(&'static str, Value)>);
 

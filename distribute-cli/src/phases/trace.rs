@@ -1,4 +1,4 @@
-//! `train --trace`: one file of a run, or one of each worker, which are put together at the end.
+//! `train --trace`: one file per run, or one per worker, which are merged at the end.
 
 use std::ffi::OsString;
 use std::io;
@@ -19,29 +19,30 @@ use crate::notes::note;
 #[derive(Debug)]
 pub(crate) struct Trace {
     phases: Phases,
-    /// Where the whole trace belongs.
+    /// The path of the whole trace.
     path: PathBuf,
-    /// What this process writes, and whose it is.
+    /// The path of this process' part, and its rank.
     part: PathBuf,
     workers: Option<WorkerGroup>,
     run: String,
-    /// Dropping the first ends the second.
+    /// Dropping the sender ends the thread.
     writer: Option<(SyncSender<()>, JoinHandle<io::Result<()>>)>,
 }
 
-/// How one worker's part ended, as it tells the others.
+/// The state of one worker's part, as exchanged between workers.
 type Part = Option<String>;
 
 impl Trace {
-    /// Makes the file, from now on the phases go there. Of several workers each has a file, and all
-    /// of them call it together.
+    /// Creates the file and starts recording phases. Each of several workers has its own file, and
+    /// all of them call it together.
     ///
     /// # Errors
-    /// If it cannot be written, on all workers; of a run that `goes_on` only a warning.
+    /// If it cannot be written, on all workers; for a run that `goes_on` this is only a warning.
     pub(crate) fn start(
         phases: &Phases,
         path: &Path,
-        (workers, goes_on): (Option<&WorkerGroup>, bool),
+        workers: Option<&WorkerGroup>,
+        goes_on: bool,
     ) -> std::result::Result<Self, Failure> {
         let workers = workers.filter(|workers| workers.num_workers() > 1);
         let rank = workers.map_or(0, WorkerGroup::index);
@@ -51,7 +52,7 @@ impl Trace {
         };
         let made = TraceFile::create(&part).map_err(|error| cannot_write(&part, &error));
         let made = match made {
-            // What was trained before counts for more than its trace.
+            // A continued run is more important than its trace.
             Err(error) if goes_on => {
                 note(&format!("warning: {error}; training goes on without it"));
                 TraceFile::create(Path::new("/dev/null")).map_err(Error::from)
@@ -78,7 +79,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Starts the thread that writes.
+    /// Starts the writing thread.
     fn write(&mut self, mut file: TraceFile, rank: usize, offset: Offset) -> Result<()> {
         let name = match &self.workers {
             Some(_) => format!("worker {rank}"),
@@ -113,8 +114,8 @@ impl Trace {
         Ok(())
     }
 
-    /// Ends the file, and puts those of all workers together. `together`: all workers are here, and
-    /// call it. A trace that is not whole is told, and fails nothing.
+    /// Ends the file, and merges the files of all workers. `together`: all workers call it. An
+    /// incomplete trace gives a warning, not an error.
     pub(crate) fn finish(mut self, together: bool) {
         let own = self.end();
         if let Some(problem) = &own {
@@ -130,14 +131,14 @@ impl Trace {
         if is_whole && !workers.is_chief() {
             return;
         }
-        // Of a run that failed each worker that is left puts together what there is: the last one
-        // finds most.
-        let parts = (0..workers.num_workers()).map(|rank| part_of(&self.path, rank));
-        let parts: Vec<PathBuf> = parts.collect();
+        // After a failure each remaining worker merges the existing parts: the last one finds most.
+        let parts: Vec<PathBuf> = (0..workers.num_workers())
+            .map(|rank| part_of(&self.path, rank))
+            .collect();
         let said = match merge::merge(&parts, &self.run, &self.path) {
             Ok(merged) => self.say(&merged, is_whole, &parts),
             Err(error) => Some(format!(
-                "the trace is not put together: cannot write {} ({error}); the parts of the \
+                "the trace is not merged: cannot write {} ({error}); the parts of the \
                  workers stay beside it",
                 self.path.display()
             )),
@@ -147,7 +148,7 @@ impl Trace {
         }
     }
 
-    /// What is to be said of parts that are together now. Those that are not needed any more go.
+    /// The warnings about merged parts. Parts that are not needed any more are removed.
     fn say(&self, merged: &[usize], is_whole: bool, parts: &[PathBuf]) -> Option<String> {
         let missing: Vec<String> = (0..parts.len())
             .filter(|rank| !merged.contains(rank))
@@ -162,13 +163,13 @@ impl Trace {
             ));
         }
         for part in parts.iter().filter(|_| is_whole) {
-            // It is in the trace; one that cannot be removed is in nobody's way.
+            // It is in the trace; if it cannot be removed, it does no harm.
             let _ = std::fs::remove_file(part);
         }
         None
     }
 
-    /// Ends the thread; says what is wrong with the file.
+    /// Ends the thread; returns an error of the file.
     fn end(&mut self) -> Part {
         let (stopper, thread) = self.writer.take()?;
         drop(stopper);
@@ -191,12 +192,12 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // After an error; a trace that was finished has no thread any more.
+        // Only after an error: a finished trace has no thread any more.
         let _said = self.end();
     }
 }
 
-/// Where a worker writes: `trace.worker-1.json` for `trace.json`.
+/// The path of a worker's part: `trace.worker-1.json` for `trace.json`.
 pub(super) fn part_of(path: &Path, rank: usize) -> PathBuf {
     let mut name = path.file_stem().map_or_else(OsString::new, OsString::from);
     name.push(format!(".worker-{rank}"));

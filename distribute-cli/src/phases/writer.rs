@@ -17,23 +17,23 @@ use super::{Message, Phase, Phases};
 const FLUSH: Duration = Duration::from_millis(250);
 /// How often the queue is emptied.
 const INTERVAL: Duration = Duration::from_millis(50);
-/// How many bytes may be.
+/// The number of bytes that may be in memory.
 const BUFFER: usize = 64 * 1024;
-/// What ends the list of events.
+/// The end of the list of events.
 const END: &str = "\n]\n";
 
-/// A list of events that is whole after every write, however the process ends.
+/// A list of events that is complete JSON after every write, however the process ends.
 #[derive(Debug)]
 pub(super) struct TraceFile {
     file: File,
-    /// Where the next event belongs, over the end of the list.
+    /// The position of the next event, which overwrites the end of the list.
     next: u64,
     buffer: String,
     is_empty: bool,
 }
 
 impl TraceFile {
-    /// Replaces what is there by a list without events.
+    /// Replaces the file by an empty list.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let options = File::options();
         let file = options
@@ -68,13 +68,14 @@ impl TraceFile {
             .push_str(if self.is_empty { "\n" } else { ",\n" });
         self.buffer.push_str(event);
         self.is_empty = false;
-        match self.buffer.len() >= BUFFER {
-            true => self.flush(),
-            false => Ok(()),
+        if self.buffer.len() >= BUFFER {
+            self.flush()
+        } else {
+            Ok(())
         }
     }
 
-    /// Brings everything into the file, in one write.
+    /// Writes all pending events, in one write.
     pub(super) fn flush(&mut self) -> io::Result<()> {
         let new = self.buffer.len();
         self.buffer.push_str(END);
@@ -85,14 +86,14 @@ impl TraceFile {
     }
 }
 
-/// An event of this process, which is so called.
+/// An event of this process with this name.
 pub(super) fn metadata(pid: usize, tid: u32, name: &str, arguments: &Value) -> String {
     json!({"name": name, "ph": "M", "pid": pid, "tid": tid, "args": arguments}).to_string()
 }
 
 /// Writes a phase as an event of the process `pid` after `line`.
 fn write_phase(line: &mut String, pid: usize, phase: &Phase) {
-    // A barrier moves nothing: it is a wait.
+    // A barrier moves no data: it counts as a wait.
     let is_barrier = phase
         .arguments
         .0
@@ -123,8 +124,8 @@ fn write_phase(line: &mut String, pid: usize, phase: &Phase) {
     line.push('}');
 }
 
-/// Writes what the queue has until the other end of `stop` is gone. After an error it goes on
-/// emptying the queue; the error is what it ends with.
+/// Writes the queue until the other end of `stop` is dropped. After an error it continues to empty
+/// the queue, and returns the error at the end.
 pub(super) fn run(
     phases: &Phases,
     stop: &Receiver<()>,
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(events(&path), Vec::<Value>::new());
         for count in 1..5 {
             file.add(&json!({"count": count}).to_string()).unwrap();
-            // What is in memory is not in the file yet, which is whole all the same.
+            // Pending events are not in the file yet, but it is complete JSON.
             assert_eq!(events(&path).len(), count - 1);
             file.flush().unwrap();
             assert_eq!(events(&path).len(), count);
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_finds_no_room_is_counted_and_nobody_waits() {
+    fn what_finds_no_room_is_counted_and_no_thread_waits() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("trace.json");
         let phases = Phases::default();

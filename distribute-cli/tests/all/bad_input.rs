@@ -180,7 +180,7 @@ fn bad_combinations(#[case] name: &str, #[case] arguments: &str) {
 fn tokens_that_an_embedding_does_not_have() {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../crates/distribute-keras/tests/keras/text.keras3.json");
+        .join("../crates/training/distribute-keras/tests/keras/text.keras3.json");
     fs::copy(source, folder.path().join("text.json")).unwrap();
     let rows = "1,2,3,4,5,0\n2,1,7,20,0,1\n".repeat(10);
     fs::write(

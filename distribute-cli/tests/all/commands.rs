@@ -207,7 +207,7 @@ fn predictions_are_a_csv_that_fits_the_accuracy() {
         fs::read_to_string(folder.path().join("p.csv")).unwrap(),
         csv
     );
-    let test = distribute_data::readers::digits_split().unwrap().test;
+    let test = distribute_readers::digits_split().unwrap().test;
     let all: Vec<usize> = (0..test.len()).collect();
     let labels = test.labels_i64(&all).unwrap();
     let mut lines = csv.lines();
@@ -257,7 +257,7 @@ fn texts_are_learned_from_a_csv_and_the_vocabulary_is_in_the_checkpoint() {
 fn a_model_file_of_keras_is_trained_and_kept_in_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let source = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../crates/distribute-keras/tests/keras/documents_cnn.keras3.json");
+        .join("../crates/training/distribute-keras/tests/keras/documents_cnn.keras3.json");
     let model = fs::read_to_string(source)
         .unwrap()
         .replace("28", "8")
@@ -293,7 +293,7 @@ fn dropout_depends_on_the_seed_alone() {
 #[test]
 fn a_folder_of_images_is_a_data_set() {
     let folder = tempfile::tempdir().unwrap();
-    let digits = distribute_data::readers::digits_split().unwrap().train;
+    let digits = distribute_readers::digits_split().unwrap().train;
     for index in 0..60 {
         let label = digits.labels_i64(&[index]).unwrap()[0];
         let class = folder.path().join(format!("digits/class-{label}"));
@@ -415,11 +415,11 @@ fn conformance_counts_what_it_does_not_run_and_says_nothing_else_of_it() {
     assert_eq!(unknown.code, Some(1));
     let last = unknown.stdout.lines().last();
     assert_eq!(last, Some("1 passed, 2 failed, 2 skipped"));
-    insta::assert_snapshot!(unknown.stderr, @"error: 2 cases were not run, their files are called like no family; the report says which and how");
+    insta::assert_snapshot!(unknown.stderr, @"error: 2 cases were not run, because their files are not named after a family; the report says which and how");
     let wrong = REDUCED.replace("[3.0]", "[4.0]");
     std::fs::write(folder.path().join("reduce.json"), wrong).unwrap();
     let both = common::run(folder.path(), command);
-    insta::assert_snapshot!(both.stderr, @"error: 1 cases differ from TensorFlow and 2 cases were not run, their files are called like no family; the report says which and how");
+    insta::assert_snapshot!(both.stderr, @"error: 1 cases differ from TensorFlow and 2 cases were not run, because their files are not named after a family; the report says which and how");
 }
 
 #[test]

@@ -109,7 +109,8 @@ fn folders_with_other_classes_are_refused() {
     for (data, found) in [("two", "cat, dog"), ("others", "ape, cat, dog")] {
         for command in ["evaluate", "predict --split test"] {
             let arguments = format!("{command} --checkpoint-dir saved --data-dir {data}");
-            let said = format!("the classes of images are {found}, and those of the checkpoint");
+            let said =
+                format!("the classes of images are {found}, and the classes of the checkpoint");
             refused(folder, &arguments, &said);
         }
         // Nothing looks at them.
@@ -414,7 +415,7 @@ fn a_finished_run_says_that_nothing_was_left(#[case] flags: &str, #[case] said: 
         let again = run(folder.path(), &train);
         assert_eq!(again.code, Some(0), "{}", again.stderr);
         assert!(
-            again.stderr.contains("nothing was left to train"),
+            again.stderr.contains("nothing is left to train"),
             "{}",
             again.stderr
         );

@@ -1,4 +1,4 @@
-//! The fields of `--output json` are those of the table in docs/observing.md, in its order.
+//! The fields of `--output json` match the table in docs/observing.md, in its order.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What somebody meets who uses the program for the first time, in a terminal of 80 columns.
+//! The first use of the program, in a terminal of 80 columns.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ fn the_table_and_the_result_are_on_standard_output_and_fit_80_columns() {
 }
 
 #[test]
-fn a_table_that_nobody_reads_to_its_end_ends_nothing() {
+fn a_table_that_is_not_read_to_its_end_ends_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let program = assert_cmd::cargo::cargo_bin("distribute-cli");
     let line = format!(
@@ -204,7 +204,7 @@ fn commands(page: &Path) -> Vec<String> {
         .collect()
 }
 
-/// Whoever follows the pages in any order meets no directory that holds another page's run.
+/// A reader who follows the pages in any order meets no directory that holds another page's run.
 #[test]
 fn the_pages_save_into_different_directories() {
     let mut owners: BTreeMap<String, PathBuf> = BTreeMap::new();

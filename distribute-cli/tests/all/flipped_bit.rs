@@ -36,7 +36,8 @@ fn proxy(at: SocketAddr, to: SocketAddr, flips: Arc<AtomicUsize>) {
     });
 }
 
-/// A frame of HTTP/2: 9 bytes with its length and its type (0 for data), and so many more.
+/// A frame of HTTP/2: 9 bytes with its length and its type (0 for data), and as many more as the
+/// length says.
 fn pass_frame(
     mut from: &TcpStream,
     mut to: &TcpStream,

@@ -19,6 +19,7 @@ use crate::common;
 #[case("bench tpu")]
 #[case("blame")]
 #[case("certs")]
+#[case("new")]
 #[case("completions")]
 #[case("man")]
 #[case("same-bits")]

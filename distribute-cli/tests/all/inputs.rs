@@ -73,7 +73,7 @@ fn columns_are_matched_by_name() {
         &format!("{TRAIN} --checkpoint-dir saved --dataset csv:t.csv"),
     );
     assert_eq!(train.code, Some(0), "{}", train.stderr);
-    let said = "inputs: 2 columns by name (a, b); f32 as it is; label: kind";
+    let said = "inputs: 2 columns by name (a, b); f32 unchanged; label: kind";
     assert!(train.told().contains(said), "{}", train.stderr);
     let own = evaluate(folder, "csv:t.csv");
     assert_eq!(
@@ -240,9 +240,10 @@ fn texts_without_labels_get_answers() {
 
 /// A PNG image of 8 x 8 equal pixels.
 fn png(value: u8, color: bool) -> Vec<u8> {
-    let image: DynamicImage = match color {
-        true => RgbImage::from_pixel(8, 8, image::Rgb([value; 3])).into(),
-        false => GrayImage::from_pixel(8, 8, image::Luma([value])).into(),
+    let image: DynamicImage = if color {
+        RgbImage::from_pixel(8, 8, image::Rgb([value; 3])).into()
+    } else {
+        GrayImage::from_pixel(8, 8, image::Luma([value])).into()
     };
     let mut bytes = Cursor::new(Vec::new());
     image.write_to(&mut bytes, ImageFormat::Png).unwrap();
@@ -361,12 +362,12 @@ fn bytes_are_scaled_once_and_the_checkpoint_knows_it() {
     };
     model(folder, "bytes.json", &rescaling("0.00392156862745098"), "");
     model(folder, "small.json", &rescaling("2.0"), "");
-    let own = "u8 as it is, which the layer r of the model rescales";
+    let own = "u8 unchanged, which the layer r of the model rescales";
     for (flags, said) in [
         ("--model bytes.json --checkpoint-dir saved", own),
         ("--model bytes.json --scale 255", "u8 divided by 255"),
         ("--model small.json", "u8 divided by 255"),
-        ("--model small.json --scale none", "u8 as it is"),
+        ("--model small.json --scale none", "u8 unchanged"),
     ] {
         let trained = run(folder, &format!("{TRAIN} --dataset idx:. {flags}"));
         assert_eq!(trained.code, Some(0), "{}", trained.stderr);
@@ -377,7 +378,7 @@ fn bytes_are_scaled_once_and_the_checkpoint_knows_it() {
     let divided = run(folder, &format!("{evaluate} --scale 255"));
     assert_ne!(own["loss"], last_event(&divided.stdout)["loss"]);
     assert!(
-        divided.stderr.contains("trained on u8 as it is"),
+        divided.stderr.contains("trained on u8 unchanged"),
         "{}",
         divided.stderr
     );

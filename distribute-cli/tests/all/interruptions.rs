@@ -110,7 +110,7 @@ fn two_runs_never_share_a_checkpoint_directory() {
         assert!(begun.elapsed() < common::LIMIT, "nothing is saved");
         std::thread::yield_now();
     }
-    // Whoever only reads is welcome.
+    // Processes that only read are admitted.
     succeed(folder.path(), "evaluate --checkpoint-dir saved");
     succeed(folder.path(), "predict --checkpoint-dir saved");
     // SIGKILL: what the dead run held is free at once.

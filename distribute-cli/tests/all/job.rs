@@ -8,7 +8,7 @@ use crate::common::{self, Finished, Process};
 /// The folder and the arguments of a test's runs.
 pub const MULTI: &str = "train --strategy multi-worker --model mlp --output json";
 
-/// Loopback addresses that nobody else uses: the network 127 has room for every test.
+/// Loopback addresses for one test only: the network 127 has room for every test.
 pub fn addresses(count: usize) -> Vec<String> {
     static USED: AtomicU32 = AtomicU32::new(1);
     let process = std::process::id();

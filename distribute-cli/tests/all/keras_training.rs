@@ -146,7 +146,7 @@ fn saved(folder: &Path) -> Vec<(String, Vec<u8>)> {
         .collect()
 }
 
-/// Trains in a folder for so many steps.
+/// Trains in a folder for this number of steps.
 fn train_frozen(folder: &Path, strategy: &str, steps: usize) -> Vec<(String, Vec<u8>)> {
     let flags = format!(
         "train --model m.json --steps {steps} --optimizer adamw --weight-decay 0.1 --ema 0.9 \

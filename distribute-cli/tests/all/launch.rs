@@ -10,6 +10,24 @@ use rstest::rstest;
 
 use crate::common::{self, Finished, Process};
 
+/// The child of a launcher whose environment, without spaces, contains this part of `TF_CONFIG`.
+pub fn child_of(launcher: &Process, task: &str) -> Option<u32> {
+    let is_it = |child: &u32| {
+        let environment = fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
+        let environment = String::from_utf8_lossy(&environment).replace(' ', "");
+        environment.contains(task)
+    };
+    let threads = fs::read_dir(format!("/proc/{}/task", launcher.child.id())).unwrap();
+    let children = threads.flat_map(|thread| {
+        let children = fs::read_to_string(thread.unwrap().path().join("children"));
+        let children = children.unwrap_or_default();
+        let ids = children.split_whitespace().map(|id| id.parse().unwrap());
+        ids.collect::<Vec<u32>>()
+    });
+    let children: Vec<u32> = children.collect();
+    children.into_iter().find(is_it)
+}
+
 /// Three workers that save every 20 steps.
 pub const TRAIN: &str = "train --strategy multi-worker --model mlp --output json --epochs 1000 \
                      --checkpoint-dir saved --checkpoint-steps 20 --steps";
@@ -37,26 +55,10 @@ impl Launcher {
         launch
     }
 
-    /// The process of a worker: a child whose environment says so.
+    /// The process of a worker.
     pub fn worker(&self, index: usize) -> u32 {
-        let id = self.0.child.id();
-        let is_it = |child: &u32| {
-            let environment = fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
-            let environment = String::from_utf8_lossy(&environment).replace(' ', "");
-            environment.contains(&format!(r#""index":{index}"#))
-        };
-        let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap();
-        let children = tasks.flat_map(|task| {
-            let children = fs::read_to_string(task.unwrap().path().join("children"));
-            let children = children.unwrap_or_default();
-            let ids = children.split_whitespace().map(|id| id.parse().unwrap());
-            ids.collect::<Vec<u32>>()
-        });
-        children
-            .collect::<Vec<_>>()
-            .into_iter()
-            .find(is_it)
-            .expect("the worker runs")
+        let task = format!(r#""index":{index}"#);
+        child_of(&self.0, &task).expect("the worker runs")
     }
 }
 
@@ -250,7 +252,7 @@ fn a_signal_to_the_launcher_saves_and_ends_with_42() {
 /// The training gets one request, and its exit code is that of the script.
 #[rstest]
 #[case::that_does_not_exec(r#""$@"; exit $?"#)]
-#[case::that_passes_the_signal_on(r#""$@" & child=$!; trap 'kill $child' TERM; wait $child"#)]
+#[case::that_passes_the_signal_on(r#"trap 'kill $child' TERM; "$@" & child=$!; wait $child"#)]
 fn a_training_under_a_script_saves_and_ends_with_42(#[case] script: &str) {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("wrap.sh"), script).unwrap();
@@ -312,7 +314,7 @@ fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
 fn restarts_are_counted_for_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let options = "--workers 2 --max-restarts 2 --log-dir logs";
-    // Somebody else has the port at every start; it may be free at the next one.
+    // Another process has the port at every start; it may be free at the next one.
     let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let command = format!("train --strategy multi-worker --model mlp --data-port {port}");

@@ -23,6 +23,7 @@ mod launch;
 mod multi_worker;
 mod observing;
 mod other_names;
+mod own_program;
 mod parameter_server;
 mod replicate_state;
 mod report;

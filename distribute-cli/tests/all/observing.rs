@@ -132,7 +132,7 @@ fn workers_put_their_parts_together(#[case] transport: &str, #[case] named: &str
     let exchanges: Vec<&Value> = events.iter().filter(exchange).collect();
     let bytes = |event: &&&Value| event["args"]["bytes"].as_u64() > Some(10_000);
     assert!(exchanges.iter().filter(bytes).count() >= 3 * 12);
-    // Of every exchange somebody comes last, and the others have waited for that one.
+    // In every exchange one worker comes last, and the others have waited for it.
     let waited: Vec<u64> = exchanges
         .iter()
         .filter_map(|event| event["args"]["waited_for"].as_u64())
@@ -236,7 +236,7 @@ fn a_worker_that_cannot_write_its_part_ends_the_others() {
     assert_eq!(finished.stdout, "");
 }
 
-/// A port that nobody has, and the one after it. Not of those that the system gives to any
+/// A free port, and the one after it. Not among the ports that the system gives to any
 /// connection.
 fn free_ports() -> (u16, ReservedPorts) {
     loop {
@@ -274,7 +274,7 @@ fn metrics(port: u16) -> Option<BTreeMap<String, f64>> {
     Some(numbers.collect())
 }
 
-/// The metrics once so many steps are done and the loss was read.
+/// The metrics after this number of steps, once the loss was read.
 fn metrics_after(port: u16, steps: f64) -> BTreeMap<String, f64> {
     let begin = Instant::now();
     loop {
@@ -403,7 +403,7 @@ fn a_launcher_on_a_terminal_shows_how_far_the_job_is() {
     drop(launch);
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
     let mut is_asked = false;
-    // A terminal that nobody has open any more is an error to read.
+    // A terminal that no process has open any more is an error to read.
     while let Ok(read @ 1..) = seen.read(&mut buffer) {
         text.push_str(&String::from_utf8_lossy(&buffer[..read]));
         if !is_asked && text.contains("workers 2/2") {

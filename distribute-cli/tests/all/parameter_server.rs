@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::common::{self, Finished, Process, run, succeed};
 use crate::job;
+use crate::launch::child_of;
 
 const TRAIN: &str = "train --strategy parameter-server --output json";
 
@@ -32,33 +33,15 @@ fn launch(folder: &Path, options: &str, asked: &str) -> Finished {
 /// The process of a task: a child of the launcher whose environment says so. One that is just being
 /// started is waited for; how soon it is seen is all that depends on the pause.
 fn process_of(launcher: &Process, role: &str, index: usize) -> u32 {
+    let task = format!(r#""task":{{"type":"{role}","index":{index}}}"#);
     let begun = Instant::now();
     loop {
-        if let Some(found) = running_process_of(launcher, role, index) {
+        if let Some(found) = child_of(launcher, &task) {
             return found;
         }
         assert!(begun.elapsed() < common::LIMIT, "{role} {index} runs");
         std::thread::sleep(Duration::from_millis(5));
     }
-}
-
-fn running_process_of(launcher: &Process, role: &str, index: usize) -> Option<u32> {
-    let id = launcher.child.id();
-    let task = format!(r#""task":{{"type":"{role}","index":{index}}}"#);
-    let is_it = |child: &u32| {
-        let environment = fs::read(format!("/proc/{child}/environ")).unwrap_or_default();
-        let environment = String::from_utf8_lossy(&environment).replace(' ', "");
-        environment.contains(&task)
-    };
-    let tasks = fs::read_dir(format!("/proc/{id}/task")).unwrap();
-    let children = tasks.flat_map(|task| {
-        let children = fs::read_to_string(task.unwrap().path().join("children"));
-        let children = children.unwrap_or_default();
-        let ids = children.split_whitespace().map(|id| id.parse().unwrap());
-        ids.collect::<Vec<u32>>()
-    });
-    let children: Vec<u32> = children.collect();
-    children.into_iter().find(is_it)
 }
 
 fn events(stdout: &str, kind: &str) -> Vec<Value> {

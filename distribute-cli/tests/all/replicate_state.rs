@@ -179,7 +179,7 @@ fn with_a_number_the_state_of_every_so_many_steps_is_kept() {
     assert!(step >= 50);
 }
 
-/// Four workers of one replica each, on so many hosts; those hosts that are killed, after a step,
+/// Four workers of one replica each, on `hosts` hosts; the hosts that are killed, after a step,
 /// are lost with the memory of their launchers.
 fn lose_hosts(
     hosts: usize,

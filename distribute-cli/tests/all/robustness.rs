@@ -1,4 +1,4 @@
-//! What happens around a run does not change what it does: nobody reads its messages, the loss
+//! What happens around a run does not change what it does: its messages are not read, the loss
 //! explodes, files move.
 
 use std::fs::{self, OpenOptions};
@@ -29,7 +29,7 @@ fn unread(folder: &Path, arguments: &str) -> Option<i32> {
 }
 
 #[test]
-fn messages_that_nobody_can_read_do_not_end_a_run() {
+fn messages_that_cannot_be_delivered_do_not_end_a_run() {
     let folder = tempfile::tempdir().unwrap();
     for (arguments, code) in [
         (QUICK.to_string(), 0),

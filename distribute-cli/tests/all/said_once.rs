@@ -32,7 +32,7 @@ fn seen(stdout: Stdio) -> String {
     let watchdog = common::watchdog(run.id());
     drop(command);
     let (mut text, mut buffer) = (String::new(), [0; 4096]);
-    // A terminal that nobody has open any more is an error to read.
+    // A terminal that no process has open any more is an error to read.
     while let Ok(read @ 1..) = seen.read(&mut buffer) {
         text.push_str(&String::from_utf8_lossy(&buffer[..read]));
     }

@@ -70,7 +70,7 @@ fn another_seed_parts_at_the_first_step() {
     let found = run(folder.path(), "same-bits a b");
     assert_eq!((found.code, found.stderr.as_str()), (Some(1), ""));
     let mut lines = found.stdout.lines();
-    insta::assert_snapshot!(lines.next().unwrap(), @"the runs part at step 1 (nothing before it to compare), in 6 of 6 parameters:");
+    insta::assert_snapshot!(lines.next().unwrap(), @"the runs diverge at step 1 (nothing before it to compare), in 6 of 6 parameters:");
     let (parameters, sorted): (Vec<&str>, Vec<&str>) = (lines.clone().collect(), lines.collect());
     assert!(
         sorted.is_sorted() && parameters.len() == 6,
@@ -96,7 +96,7 @@ fn the_step_and_the_parameters_are_those_that_differ() {
     let head: serde_json::Value = serde_json::from_str(&lines[0]).unwrap();
     let named = [1, 3].map(|parameter| head["parameters"][parameter][0].as_str().unwrap());
     let expected = format!(
-        "the runs part at step 3 (equal up to step 2), in 2 of 6 parameters:\n{}\n{}\n",
+        "the runs diverge at step 3 (equal up to step 2), in 2 of 6 parameters:\n{}\n{}\n",
         named[0], named[1]
     );
     assert_eq!(found.stdout, expected);

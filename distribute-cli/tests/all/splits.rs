@@ -172,7 +172,7 @@ fn what_cannot_be_read_without_labels_is_said() {
     assert!(!said.contains("classes are needed"), "{said}");
     let (_, said) = told(folder, "--dataset images:nofolder");
     assert!(said.contains("nofolder"), "{said}");
-    // Folders of other names: nobody asks for classes.
+    // Folders of other names: classes are not asked for.
     fs::rename(data.join("a"), data.join("x")).unwrap();
     fs::rename(data.join("b"), data.join("y")).unwrap();
     let all = succeed(
@@ -303,7 +303,7 @@ fn labels_say_where_they_are_wrong() {
 }
 
 #[test]
-fn nobody_has_to_read_the_predictions_to_their_end() {
+fn the_predictions_need_not_be_read_to_their_end() {
     let folder = tempfile::tempdir().unwrap();
     write(folder.path(), 0..30);
     train(folder.path(), "csv:t.csv");

@@ -58,7 +58,7 @@ fn doctor_says_what_this_process_is_and_why() {
     }
     let evaluator = doctor(&[("TF_CONFIG", &task("evaluator", 0))]);
     assert!(
-        evaluator.contains("this process is evaluator 0; it trains nothing"),
+        evaluator.contains("this process is evaluator 0; it does not train"),
         "{evaluator}"
     );
     assert!(
@@ -67,7 +67,7 @@ fn doctor_says_what_this_process_is_and_why() {
     );
     let server = doctor(&[("TF_CONFIG", &task("ps", 0))]);
     assert!(
-        server.contains("this process is ps 0; it trains nothing"),
+        server.contains("this process is ps 0; it does not train"),
         "{server}"
     );
     let torchrun = [
@@ -82,7 +82,7 @@ fn doctor_says_what_this_process_is_and_why() {
     ];
     let text = doctor(&torchrun);
     for part in [
-        "this process is worker 3, rank 3 of 4; it listens on a free port and tells rank 0",
+        "this process is worker 3, rank 3 of 4; it listens on a free port and sends it to rank 0",
         "the workers meet at host-0:29501",
         "not from open-mpi: started by Open MPI's mpirun, but torchrun comes first",
     ] {

@@ -107,8 +107,8 @@ fn a_checkpoint_of_one_continues_under_the_other() {
     }
 }
 
-/// Its numbers are those of the same precision in steps that run as they are, its checkpoint goes
-/// on under either, and `f16` has the loss scale in it.
+/// Its numbers are the same as at the same precision in steps that run as they are, its checkpoint
+/// goes on under either, and `f16` has the loss scale in it.
 #[rstest]
 fn a_compiled_run_in_16_bits(#[values("bf16", "f16")] precision: &str) {
     let Some(plugin) = plugin() else { return };
@@ -216,7 +216,7 @@ fn the_same_seed_gives_the_same_bits_and_files_and_the_devices_have_their_names(
     );
     let start: Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
     assert_eq!(start["devices"].as_array().unwrap().len(), 3);
-    // XLA's own names, and not those of this program's CPU replicas.
+    // XLA's own names, and not the names of this program's CPU replicas.
     assert!(!start["devices"].to_string().contains("cpu:"), "{start}");
 }
 
@@ -253,7 +253,7 @@ fn data_of_any_size_and_models_of_files_train_as_under_mirrored(
     }
     let model = concat!(
         env!("CARGO_MANIFEST_DIR"),
-        "/../crates/distribute-keras/tests/keras/documents_cnn.keras3.json"
+        "/../crates/training/distribute-keras/tests/keras/documents_cnn.keras3.json"
     );
     fs::copy(model, folder.path().join("model.json")).unwrap();
     let run = format!("{run} --epochs 2");
@@ -439,9 +439,10 @@ fn without_a_plugin_there_are_two_lines_and_verbose_has_the_rest() {
             return;
         }
         assert_eq!(said.lines().count(), 1, "{said}");
-        let begin = match command.starts_with("conformance") {
-            true => "error: nothing was checked: skipped tpu: no PJRT plugin was found; name one",
-            false => "error: TPU failed to initialize: no PJRT plugin was found; name one",
+        let begin = if command.starts_with("conformance") {
+            "error: nothing was checked: skipped tpu: no PJRT plugin was found; name one"
+        } else {
+            "error: TPU failed to initialize: no PJRT plugin was found; name one"
         };
         assert!(said.starts_with(begin), "{said}");
         assert!(

@@ -8,8 +8,8 @@ use std::iter;
 
 /// For each round: the rank to send to, and the rank to receive from then.
 pub(crate) fn rounds(rank: usize, world_size: usize) -> impl Iterator<Item = (usize, usize)> {
-    let distances = iter::successors(Some(1), |distance| Some(2 * distance));
-    let distances = distances.take_while(move |distance| *distance < world_size);
+    let distances = iter::successors(Some(1), |distance| Some(2 * distance))
+        .take_while(move |distance| *distance < world_size);
     let around = move |ahead: usize| (rank + ahead) % world_size;
     distances.map(move |distance| (around(distance), around(world_size - distance)))
 }

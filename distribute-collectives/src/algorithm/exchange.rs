@@ -95,14 +95,14 @@ impl Exchange<'_, '_> {
         })
     }
 
-    /// Receives elements in place of those of the range.
+    /// Receives elements in place of the range's.
     pub(crate) fn receive<T: Element>(&mut self, from: usize, range: Range<usize>) -> Result<()> {
         self.receive_each::<T>(from, range, |piece, values| {
             bytemuck::cast_slice_mut(piece).copy_from_slice(values);
         })
     }
 
-    /// Receives elements and combines them with those of the range. `last` says that the range is
+    /// Receives elements and combines them with the range's. `last` says that the range is
     /// fully reduced afterwards.
     pub(crate) fn receive_reduce<T: Element>(
         &mut self,
@@ -111,15 +111,18 @@ impl Exchange<'_, '_> {
         last: bool,
     ) -> Result<()> {
         let rules = self.rules();
-        self.receive_each::<T>(from, range, |piece, values| match last {
-            true => rules.take(Step::End, Side::Right, piece, values),
-            // What is passed on is rounded when it is sent.
-            false => reduce::accumulate_bytes(rules.op, piece, values, Side::Right),
+        self.receive_each::<T>(from, range, |piece, values| {
+            if last {
+                rules.take(Step::End, Side::Right, piece, values)
+            } else {
+                // What is passed on is rounded when it is sent.
+                reduce::accumulate_bytes(rules.op, piece, values, Side::Right)
+            }
         })
     }
 
-    /// Receives elements for a range: `f` gets those of the range, piece by piece, and the bytes of
-    /// those that came for them.
+    /// Receives elements for a range: `f` gets the range's elements, piece by piece, and the bytes
+    /// of those that came for them.
     fn receive_each<T: Element>(
         &mut self,
         from: usize,
@@ -167,35 +170,6 @@ impl Exchange<'_, '_> {
             }
         }
         Ok(())
-    }
-
-    /// Puts the own elements of a segment into the scratch accumulator.
-    pub(crate) fn load<T: Element>(&mut self, range: Range<usize>) {
-        let acc = in_words::<T::Acc>(self.scratch, range.len());
-        pieces::for_each::<T>(self.buffers, range, |offset, piece| {
-            T::widen(piece, &mut acc[offset..offset + piece.len()]);
-        });
-    }
-
-    /// Combines the scratch accumulator with the own elements of a segment, in this order.
-    pub(crate) fn add_own<T: Element>(&mut self, range: Range<usize>) {
-        let acc = in_words::<T::Acc>(self.scratch, range.len());
-        let op = self.op;
-        pieces::for_each::<T>(self.buffers, range, |offset, piece| {
-            reduce::accumulate_wide(op, &mut acc[offset..offset + piece.len()], piece);
-        });
-    }
-
-    /// Ends the reduction of a segment: divides, rounds and writes the scratch accumulator into
-    /// the vector.
-    pub(crate) fn store<T: Element>(&mut self, range: Range<usize>) {
-        let acc = in_words::<T::Acc>(self.scratch, range.len());
-        reduce::finish(self.op, self.divisor, acc);
-        let wire = self.wire;
-        pieces::for_each_mut::<T>(self.buffers, range, |offset, piece| {
-            T::narrow(&acc[offset..offset + piece.len()], piece);
-            round(wire, piece);
-        });
     }
 
     /// Rounds the own elements of a range to what other ranks receive of them, so that a result
@@ -259,6 +233,57 @@ impl Exchange<'_, '_> {
         Ok(())
     }
 
+    /// Receives the elements of a range apart from the own ones: into the scratch memory, whose
+    /// first element is `start`.
+    pub(crate) fn receive_aside<T: Element>(
+        &mut self,
+        from: usize,
+        range: Range<usize>,
+        start: usize,
+    ) -> Result<()> {
+        let (wire, each, from) = (self.wire, self.element_bytes::<T>(), self.in_group(from));
+        for range in self.segments(&range) {
+            let aside = &mut in_words::<T>(self.scratch, range.end - start)[range.start - start..];
+            let mut put_aside = |frame: &[u8]| take(wire, frame, aside);
+            self.transport
+                .receive_with(from, range.len() * each, &mut put_aside)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what [`receive_aside`](Self::receive_aside) has received of a range.
+    pub(crate) fn send_aside<T: Element>(
+        &mut self,
+        to: usize,
+        range: Range<usize>,
+        start: usize,
+    ) -> Result<()> {
+        let (wire, each, to) = (self.wire, self.element_bytes::<T>(), self.in_group(to));
+        for range in self.segments(&range) {
+            let aside = &in_words::<T>(self.scratch, range.end - start)[range.start - start..];
+            let mut fill = |frame: &mut [u8]| put(wire, aside, frame);
+            self.transport
+                .send_with(to, range.len() * each, &mut fill)?;
+        }
+        Ok(())
+    }
+
+    /// Combines the own elements of a range with the ones that were received aside, which are the
+    /// right side.
+    pub(crate) fn combine_aside<T: Element>(
+        &mut self,
+        own: &Range<usize>,
+        start: usize,
+        step: Step,
+    ) {
+        let rules = self.rules();
+        let aside = &in_words::<T>(self.scratch, own.end - start)[own.start - start..];
+        pieces::for_each_mut::<T>(self.buffers, own.clone(), |offset, piece| {
+            let aside = &aside[offset..offset + piece.len()];
+            rules.take(step, Side::Right, piece, bytemuck::cast_slice(aside));
+        });
+    }
+
     fn rules(&self) -> Rules {
         Rules {
             op: self.op,
@@ -278,7 +303,7 @@ impl Exchange<'_, '_> {
     }
 
     /// Combines the own elements of a range with those that a rank sends.
-    fn receive_own<T: Element>(
+    pub(crate) fn receive_own<T: Element>(
         &mut self,
         from: usize,
         own: &Range<usize>,
@@ -305,29 +330,6 @@ impl Exchange<'_, '_> {
             for_received(rules.wire, frame, |start, values| {
                 rules.take(step, Side::Right, part_of(top, start, values), values);
             });
-        })
-    }
-
-    /// Sends the scratch accumulator as it is (half types travel as `f32`), or compressed.
-    pub(crate) fn send_partial<T: Element>(&mut self, to: usize, len: usize) -> Result<()> {
-        let wire = self.wire;
-        let to = self.in_group(to);
-        let acc = in_words::<T::Acc>(self.scratch, len);
-        if wire.is_none() {
-            return self.transport.send_bytes(to, bytemuck::cast_slice(acc));
-        }
-        let bytes = len * element_bytes::<T::Acc>(wire);
-        self.transport
-            .send_with(to, bytes, &mut |frame| put(wire, acc, frame))
-    }
-
-    /// Receives what [`send_partial`](Self::send_partial) sends.
-    pub(crate) fn receive_partial<T: Element>(&mut self, from: usize, len: usize) -> Result<()> {
-        let (wire, from) = (self.wire, self.in_group(from));
-        let acc = in_words::<T::Acc>(self.scratch, len);
-        let bytes = len * element_bytes::<T::Acc>(wire);
-        self.transport.receive_with(from, bytes, &mut |frame| {
-            take(wire, frame, acc);
         })
     }
 }
@@ -407,7 +409,7 @@ fn round<T: Element>(wire: Option<WireType>, values: &mut [T]) {
 
 /// What is done with elements that come to a result.
 #[derive(Clone, Copy, PartialEq)]
-enum Step {
+pub(crate) enum Step {
     /// They are a result of their own.
     Keep,
     /// They are combined with it.

@@ -7,20 +7,18 @@
 //! | module | algorithm | steps | bytes sent per rank (vector of `S` bytes, `P` ranks) |
 //! |---|---|---|---|
 //! | `ring` | ring | `2(P-1)` | `2S(P-1)/P` |
-//! | `chain` | chain | `2(P-1)`, pipelined | `S` or `2S` (see the module for half types) |
-//! | `halving_doubling` | Rabenseifner | `2 log2 P` (+2) | `2S(P-1)/P` (+`S`) |
+//! | `halving_doubling` | Rabenseifner on the tree | `2 log2 P` (+2, +4, ..) | `2S(P-1)/P` (+) |
 //! | `hierarchical` | host, ring of hosts, host | `2 + 2(H-1)` | a host sends `2S(H-1)/H` |
 //! | `direct_exchange` | everybody sends everything | 1 | `S(P-1)` |
-//! | `ordered` | canonical order for all but direct_exchange | `2(P-1)` | `2S(P-1)/P` |
+//! | `ordered` | canonical order for ring and hierarchical | `2(P-1)` | `2S(P-1)/P` |
 //!
 //! With a [`WireType`](crate::WireType) two bytes travel per `f32` element, so the bytes of the
-//! table are halved; that happens in `exchange`, and no algorithm knows of it but the two that add
-//! up in canonical order (see [`Exchange::round_own`]).
+//! table are halved; that happens in `exchange`, and no algorithm knows of it but the ones that
+//! add up in canonical order (see [`Exchange::round_own`]).
 
-pub(crate) mod chain;
+pub(crate) mod broadcast;
 mod compression;
 pub(crate) mod direct_exchange;
-#[cfg(feature = "grpc")]
 pub(crate) mod dissemination;
 pub(crate) mod exchange;
 pub(crate) mod gather;

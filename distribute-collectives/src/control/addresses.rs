@@ -22,7 +22,7 @@ const MESSAGE_BYTES: usize = 32 << 10;
 /// The addresses of all ranks, as far as they are known.
 pub(super) struct Addresses {
     known: watch::Sender<Vec<Option<String>>>,
-    /// By rank, whether the list has the address, so that nobody has to tell it.
+    /// By rank, whether the list has the address, so that it need not be told.
     is_listed: Vec<bool>,
 }
 
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_nobody_can_dial_are_no_addresses() {
+    fn addresses_that_cannot_be_dialled_are_refused() {
         for told in ["", "host", "host:0", "0.0.0.0:7", "[::]:7"] {
             assert!(check_told(told).is_err(), "{told}");
         }

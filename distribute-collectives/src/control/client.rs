@@ -78,7 +78,7 @@ pub(super) async fn keep_connected(shared: Arc<Membership>, rank: usize) {
     }
 }
 
-/// Nobody connects to a higher rank here, so an address that is wrong in the list would show in no
+/// No rank connects to a higher rank here, so an address that is wrong in the list would show in no
 /// message of this one: after a while its name is looked up, if it is one.
 pub(super) async fn look_up_address(shared: Arc<Membership>, rank: usize) {
     tokio::time::sleep(LOOK_UP_AFTER).await;
@@ -174,7 +174,7 @@ async fn try_join(
     };
     let guard = connection.guard();
     let _turn = shared.dialling.acquire().await;
-    let result = open_stream(shared, (rank, address), connection, &guard).await;
+    let result = open_stream(shared, rank, address, connection, &guard).await;
     // A certificate that the other side does not accept shows only after the TLS handshake.
     match guard.certificate_refusal() {
         Some(reason) if result.is_err() => Err(HandshakeFailure::Unproven(reason)),
@@ -184,7 +184,8 @@ async fn try_join(
 
 async fn open_stream(
     shared: &Membership,
-    (rank, address): (usize, &str),
+    rank: usize,
+    address: &str,
     connection: Connection,
     guard: &ConnectionGuard,
 ) -> Result<JoinedStream, HandshakeFailure> {

@@ -1,5 +1,5 @@
-//! Answers without the details of a status: tonic panics when they are not base64, and whoever
-//! answers has proven nothing yet.
+//! Answers without the details of a status: tonic panics when they are not base64, and the side
+//! that answers has proven nothing yet.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,7 +12,7 @@ use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service};
 use tonic::transport::{Channel, Error};
 
-/// Nobody here reads them, and no rank sends any.
+/// They are not read here, and no rank sends any.
 const DETAILS: &str = "grpc-status-details-bin";
 
 /// A channel, or the body of an answer, that shows tonic no details.

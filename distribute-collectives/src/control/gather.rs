@@ -15,7 +15,7 @@ use crate::sync::unpoisoned;
 pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
 
 impl Membership {
-    /// Takes the part of a peer. Nobody is more than one gathering ahead, since each needs the
+    /// Takes the part of a peer. No rank is more than one gathering ahead, since each needs the
     /// part of this rank; more is not kept.
     pub(super) fn take_part(&self, rank: usize, part: Gather) {
         let mut state = self.state();
@@ -50,8 +50,10 @@ impl Membership {
         state.send_to_all(&Message::Gather(Gather { number, value }));
         loop {
             let parts = state.parts(number).iter().enumerate();
-            let missing = parts.filter(|(_, part)| part.is_none());
-            let missing: Vec<usize> = missing.map(|(rank, _)| rank).collect();
+            let missing: Vec<usize> = parts
+                .filter(|(_, part)| part.is_none())
+                .map(|(rank, _)| rank)
+                .collect();
             if missing.is_empty() {
                 let parts = state.gathers.remove(&number).unwrap_or_default();
                 return Ok(parts.into_iter().flatten().collect());

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use distribute_net::address;
-use distribute_net::handshake::{Authenticated, Dialer, HandshakeError, Hello, Listener, Proven};
+use distribute_net::handshake::{Authenticated, Dialer, HandshakeError, Hello, Listener, Verified};
 use distribute_net::peers::ConnectionGuard;
 use serde::Deserialize;
 use tonic::{Code, Status, Streaming};
@@ -17,7 +17,7 @@ use crate::control::silence::Silence;
 use crate::control::{addresses, clock};
 
 /// The version of the messages that follow the handshake.
-pub(super) const PROTOCOL_VERSION: u32 = 5;
+pub(super) const PROTOCOL_VERSION: u32 = 6;
 /// How long a peer may take for each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -101,9 +101,10 @@ fn own_address(shared: &Membership) -> String {
     let address = shared.addresses.get(shared.rank).unwrap_or_default();
     let host = address::split(&address).map_or("", |(host, _)| host);
     let is_everywhere = host.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified());
-    match shared.security.has_token() && !is_everywhere {
-        true => address,
-        false => String::new(),
+    if shared.security.has_token() && !is_everywhere {
+        address
+    } else {
+        String::new()
     }
 }
 
@@ -118,8 +119,8 @@ fn check_generation(own: &Hello, peer: &Hello) -> Result<(), HandshakeFailure> {
 }
 
 /// What a failed handshake says of the peer. One that has proven itself, or has the address that
-/// this rank was told to connect to, cannot be a member as both are configured; of a stranger
-/// nothing follows.
+/// this rank was told to connect to, cannot be a member as both are configured; of an
+/// unauthenticated peer nothing follows.
 fn failure(error: HandshakeError, is_known: bool) -> HandshakeFailure {
     let reason = match &error {
         HandshakeError::OtherVersion { theirs, ours, .. } => {
@@ -161,7 +162,7 @@ fn compare(own: &Hello, peer: &Hello, expected: Option<u32>) -> Result<(), Hands
     } else if peer.peer_task != Some(rank) {
         let wanted = peer
             .peer_task
-            .map_or("nobody".to_string(), |it| format!("rank {it}"));
+            .map_or("no rank".to_string(), |it| format!("rank {it}"));
         format!("it expects {wanted} at the address of rank {rank}: the lists of addresses differ")
     } else if expected.is_some_and(|expected| theirs != expected) {
         format!("it is rank {theirs}: the lists of addresses differ")
@@ -245,8 +246,9 @@ pub(super) async fn in_time<T>(step: impl Future<Output = T>) -> Result<T, Hands
 
 /// The next message, [in time](in_time).
 async fn next(inbound: &mut Streaming<Envelope>) -> Result<Message, HandshakeFailure> {
-    let received = in_time(inbound.message()).await?;
-    let received = received.map_err(|status| rejected(&status))?;
+    let received = in_time(inbound.message())
+        .await?
+        .map_err(|status| rejected(&status))?;
     let message = received.and_then(|envelope| envelope.message);
     message.ok_or_else(|| HandshakeFailure::later("it closed the stream"))
 }
@@ -307,8 +309,9 @@ pub(super) async fn authenticate_as_client(
     send(sender, proof).await?;
     // Before anything else, so that the other side has read the proof.
     let admitted = next(inbound).await;
-    let peer = proven.and_then(Proven::judge);
-    let peer = peer.map_err(|error| failure(error, true))?;
+    let peer = proven
+        .and_then(Verified::check_compatible)
+        .map_err(|error| failure(error, true))?;
     compare(own, &peer.peer, own.peer_task)?;
     match admitted? {
         Message::Announcement(it) => Ok((peer, it)),
@@ -349,7 +352,9 @@ async fn answer(
     let proven = waiting
         .finish(&proof)
         .map_err(|error| failure(error, false))?;
-    let peer = proven.judge().map_err(|error| failure(error, true))?;
+    let peer = proven
+        .check_compatible()
+        .map_err(|error| failure(error, true))?;
     compare(&own, &peer.peer, None)?;
     check_certificate(shared, guard, &peer.peer)?;
     Ok(peer)

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::bookkeeping::RunningOperation;
 use crate::control::membership::Membership;
 use crate::control::process;
 use crate::error::{CollectiveError, MissingRank};
@@ -19,7 +20,7 @@ pub(super) async fn end_waits(shared: Arc<Membership>) {
     shared.interruption.raised().await;
     let mut watched = OperationWatch {
         since: Instant::now(),
-        last: shared.status.running_since(),
+        last: shared.status.running(),
     };
     loop {
         // Asks all ranks to say at once what they do.
@@ -42,25 +43,25 @@ struct OperationWatch {
     /// Since when the others are asked.
     since: Instant,
     /// What ran at the last look.
-    last: Option<(OperationHeader, Instant)>,
+    last: Option<RunningOperation>,
 }
 
 impl OperationWatch {
     /// The error with which the operation is to end that has run since the last look.
     fn stalled(&mut self, shared: &Membership) -> Option<CollectiveError> {
-        let now = shared.status.running_since();
+        let now = shared.status.running();
         let last = std::mem::replace(&mut self.last, now);
-        let (header, begun) = now.filter(|_| last == now)?;
+        let running = now.filter(|_| last == now)?;
         let silent = self.silent(shared);
         let missing = match (shared.interruption.is_held(), silent.is_empty()) {
             (true, true) => return None,
             (_, false) => silent,
-            (false, true) => self.absent(shared, &header),
+            (false, true) => self.absent(shared, &running.header),
         };
         Some(CollectiveError::Interrupted {
             rank: shared.rank,
             missing,
-            elapsed: begun.elapsed(),
+            elapsed: running.begin.elapsed(),
         })
     }
 
@@ -102,9 +103,10 @@ impl OperationWatch {
             };
             Some(shared.missing(rank, reason))
         });
-        match header.kind.is_point_to_point() {
-            true => Vec::new(),
-            false => absent.collect(),
+        if header.kind.is_point_to_point() {
+            Vec::new()
+        } else {
+            absent.collect()
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::sync::unpoisoned;
 /// How many reasons for which certificates were not accepted are kept.
 const CERTIFICATES_MAX: usize = 8;
 
-/// Messages that wait to be sent to one rank. Whoever does not read them will be found silent.
+/// Messages that wait to be sent to one rank. A rank that does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
 
 /// How many lower ranks are connected to at the same time, and with how many of those that have
@@ -273,7 +273,7 @@ impl State {
     }
 
     /// Notes a peer that claims a rank and does not prove it, and returns whether that is new: one
-    /// for each rank that there is, however many a stranger thinks of.
+    /// for each rank that there is, however many an unauthenticated peer makes up.
     pub(super) fn note_unproven(&mut self, rank: usize, refusal: Refusal) -> bool {
         let is_new = rank < self.links.len()
             && self.phase == Phase::Joining
@@ -401,7 +401,7 @@ impl Membership {
     }
 
     /// Notes what happened last with a rank that is still missing. Why it gave up tells more than
-    /// that nobody listens there afterwards.
+    /// that no process listens there afterwards.
     pub(super) fn record_missing(&self, rank: usize, missing: impl Into<MissingReason>) {
         let missing = missing.into();
         let reason = &missing.reason;
@@ -470,7 +470,7 @@ impl Membership {
                     self.addresses.learn(rank, &address);
                 }
             }
-            // Messages of the handshake, and those of later versions.
+            // Messages of the handshake, and messages of later versions.
             Some(Message::Handshake(_) | Message::Addresses(_)) | None => {}
         }
         true
@@ -514,7 +514,7 @@ impl Membership {
     /// What this rank says about itself, and whether it wants to hear the same.
     pub(super) fn own_heartbeat(&self, answer: bool) -> Message {
         Message::Heartbeat(message::Heartbeat {
-            running: convert::running(self.status.running().as_ref()),
+            running: convert::running(self.status.running().map(|it| it.header).as_ref()),
             completed: self.status.completed(),
             answer,
             lost_permille: self.lost_permille.load(Ordering::Relaxed),
@@ -540,9 +540,9 @@ impl Membership {
     }
 
     /// Compares the operation that the peer is in with that of this rank. The data connections
-    /// find most differences; this finds those of calls that never exchange a byte.
+    /// find most differences; this finds differences of calls that never exchange a byte.
     fn heartbeat(&self, rank: usize, id: u64, beat: &message::Heartbeat) {
-        let own = self.status.running();
+        let own = self.status.running().map(|running| running.header);
         let theirs = convert::header(&beat.running);
         self.status.note_peer(rank, theirs, beat.completed);
         let answer = beat.answer.then(|| self.own_heartbeat(false));

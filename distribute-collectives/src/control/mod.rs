@@ -4,8 +4,8 @@
 //! rank's address and one stream to every other rank (see `proto/control.proto`). The thread only
 //! moves small messages, so that it answers in time also while all cores compute.
 //!
-//! Who may take part, and how it is proven, is the matter of [`distribute_net`]: its [`security`]
-//! and [`peers`] are also here.
+//! Which processes may take part, and how they prove it, is defined in [`distribute_net`]: its
+//! [`security`] and [`peers`] are also here.
 
 mod addresses;
 mod client;
@@ -22,8 +22,6 @@ mod membership;
 mod plane;
 mod probe;
 mod process;
-#[cfg(feature = "reflection")]
-mod reflection;
 mod server;
 mod silence;
 #[cfg(test)]

@@ -140,9 +140,10 @@ impl ControlPlane {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        let reason = match std::thread::panicking() {
-            true => "its thread panicked",
-            false => "",
+        let reason = if std::thread::panicking() {
+            "its thread panicked"
+        } else {
+            ""
         };
         if let Some(leave) = self.leave.take() {
             let _ = leave.send(reason.to_string());
@@ -210,7 +211,7 @@ pub(super) fn hello(options: &JoinOptions) -> Result<Hello> {
     Ok(hello)
 }
 
-/// Notes that the thread has ended by a panic, so that nobody waits for it.
+/// Notes that the thread has ended by a panic, so that it is not waited for.
 struct ThreadGuard(Arc<Membership>);
 
 impl Drop for ThreadGuard {
@@ -280,13 +281,13 @@ async fn run_tasks(
             leave(shared, reason, Vec::new()).await;
         }
         Err(error) => {
-            // Whom this rank has not met for want of descriptors is not to blame.
+            // A rank that this one has not met for want of descriptors is not to blame.
             let waited_for = match shared.state().shortage {
                 Some(_) => Vec::new(),
                 None => waited_for(&error),
             };
             leave(shared, error.to_string(), waited_for).await;
-            // Only now: whoever called may end the process at once.
+            // Only now: the caller may end the process at once.
             let _ = joined.send(Err(error));
         }
     }
@@ -323,9 +324,10 @@ pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
         // The others start at about the same time: they need not wait for their deadlines.
         let until = (join_failure.since + JOIN_FAILURE_LINGER).min(shared.deadline);
         let all_know = (0..shared.world_size()).all(|rank| join_failure.notified.contains(&rank));
-        return match now >= until || all_know {
-            true => Err(refused_error(shared, join_failure.refusal.clone())),
-            false => Ok(JoinProgress::Until(until)),
+        return if now >= until || all_know {
+            Err(refused_error(shared, join_failure.refusal.clone()))
+        } else {
+            Ok(JoinProgress::Until(until))
         };
     }
     mark_formed(shared, state);
@@ -334,16 +336,17 @@ pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
     }
     let is_interrupted = shared.interruption.is_raised();
     let is_over = state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up);
-    // With a token an unproven claim only says which error the deadline brings: whoever is at the
+    // With a token an unproven claim only says which error the deadline brings: the process at the
     // other end has proven nothing, and must not be able to end the join earlier.
     let is_missing = |claim: &&UnprovenClaim| state.links[claim.rank].is_none();
     let claims = state.unproven_claims.iter().filter(is_missing);
     let grace_ends = claims.map(|claim| claim.since + UNPROVEN_CLAIM_GRACE);
     let grace_end = grace_ends.min().filter(|_| !shared.security.has_token());
     let until = grace_end.map_or(shared.deadline, |end| end.min(shared.deadline));
-    match is_interrupted || is_over || now >= until {
-        true => Err(rendezvous_error(shared, state, is_interrupted)),
-        false => Ok(JoinProgress::Until(until)),
+    if is_interrupted || is_over || now >= until {
+        Err(rendezvous_error(shared, state, is_interrupted))
+    } else {
+        Ok(JoinProgress::Until(until))
     }
 }
 
@@ -407,34 +410,35 @@ fn rendezvous_error(shared: &Membership, state: &State, is_interrupted: bool) ->
         link.map(|_| shared.missing(rank, "it is connected and waits for other ranks"))
     };
     let failed = |rank: usize| shared.missing(rank, missing_reason(shared, state, rank));
-    let missing = match absent.is_empty() {
-        true => met.into_iter().filter_map(waits).collect(),
-        false => {
-            let heard = absent
-                .iter()
-                .filter(|rank| could_hear_of(shared, state, **rank));
-            let heard: Vec<usize> = heard.copied().collect();
-            culprits(&heard, &state.last).map(failed).collect()
-        }
+    let missing = if absent.is_empty() {
+        met.into_iter().filter_map(waits).collect()
+    } else {
+        let heard: Vec<usize> = absent
+            .iter()
+            .filter(|rank| could_hear_of(shared, state, **rank))
+            .copied()
+            .collect();
+        culprits(&heard, &state.last).map(failed).collect()
     };
     let elapsed = clock::now().saturating_duration_since(shared.started);
     let rank = shared.rank;
-    match is_interrupted {
-        true => CollectiveError::Interrupted {
+    if is_interrupted {
+        CollectiveError::Interrupted {
             rank,
             missing,
             elapsed,
-        },
-        false => CollectiveError::Rendezvous {
+        }
+    } else {
+        CollectiveError::Rendezvous {
             rank,
             missing,
             elapsed,
-        },
+        }
     }
 }
 
 /// The error when a rank that did not come was claimed without the right token. It names all that
-/// did not come: who claimed the rank may have been a stranger.
+/// did not come: an unauthenticated peer may have claimed the rank.
 fn unproven_claim_error(
     shared: &Membership,
     state: &State,
@@ -480,7 +484,7 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     reason
 }
 
-/// A common reason for which nobody comes from other hosts: a line of `/etc/hosts` says that the
+/// A common reason why no rank comes from other hosts: a line of `/etc/hosts` says that the
 /// name of this host is a loopback address.
 fn loopback_note(shared: &Membership, rank: usize) -> String {
     let own = shared.addresses.get(shared.rank).unwrap_or_default();
@@ -496,7 +500,7 @@ fn loopback_note(shared: &Membership, rank: usize) -> String {
     }
 }
 
-/// Leaves out whoever was there and gave up waiting for another absent rank: its deadline was
+/// Leaves out ranks that were there and gave up waiting for another absent rank: their deadline was
 /// only a moment earlier than that of this rank.
 fn culprits(absent: &[usize], last: &[MissingReason]) -> impl Iterator<Item = usize> {
     let never_came = move |rank: &usize| absent.contains(rank) && last[*rank].waited_for.is_empty();
@@ -539,9 +543,10 @@ async fn leave(shared: &Membership, reason: String, waited_for: Vec<u32>) {
             shared.changed.notified().await;
         }
     };
-    let limit = match shared.interruption.is_raised() {
-        true => INTERRUPTED_GOODBYE_TIMEOUT,
-        false => GOODBYE_TIMEOUT,
+    let limit = if shared.interruption.is_raised() {
+        INTERRUPTED_GOODBYE_TIMEOUT
+    } else {
+        GOODBYE_TIMEOUT
     };
     let _ = tokio::time::timeout(limit, all_closed).await;
 }

@@ -48,7 +48,7 @@ async fn dial(shared: Arc<Membership>, attempt: Attempt) {
     let connecting = TcpStream::connect(attempt.address);
     let answered = match tokio::time::timeout(ATTEMPT_TIMEOUT, connecting).await {
         Ok(Ok(_)) => true,
-        // Nobody listens any more: the way is free.
+        // No process listens any more: the way is free.
         Ok(Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
         Err(_) => false,
     };

@@ -11,7 +11,7 @@ use crate::control::generated::Announcement;
 
 /// The name of the threads of the control plane.
 pub(super) const THREAD_NAME: &str = "distribute-control";
-/// The system keeps so many bytes of it.
+/// The system keeps this many bytes of it.
 const KEPT_BYTES: usize = 15;
 
 /// The machine, since it was started, and the name space of this process' number; empty if the

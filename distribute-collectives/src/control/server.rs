@@ -22,8 +22,6 @@ use crate::control::client::{self, MESSAGE_MAX_BYTES};
 use crate::control::generated::Envelope;
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
 use crate::control::membership::{Membership, QUEUE, Sender};
-#[cfg(feature = "reflection")]
-use crate::control::reflection;
 use crate::control::{JOIN_PATH, SERVICE_NAME};
 
 /// The connection that a request came over.
@@ -90,11 +88,12 @@ async fn serve(
     let registered = authenticated.and_then(|peer| {
         let rank = peer.peer.identity.task as usize;
         // Before it is a link: one whose connection may still be ended would be a lost rank.
-        let registered = match info.admit() {
-            true => handshake::register(&shared, &peer, None, info.remote().ip(), sender.clone()),
-            false => Err(HandshakeFailure::later(
+        let registered = if info.admit() {
+            handshake::register(&shared, &peer, None, info.remote().ip(), sender.clone())
+        } else {
+            Err(HandshakeFailure::later(
                 "it made room for other connections",
-            )),
+            ))
         };
         registered
             .map(|id| (rank, id))
@@ -184,8 +183,6 @@ pub(super) fn start(
         .http2_max_header_list_size(Some(8 << 10))
         .add_service(control)
         .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES));
-    #[cfg(feature = "reflection")]
-    let server = reflection::add_to(server)?;
     tokio::spawn(server.serve_with_incoming(accepting));
     Ok(())
 }

@@ -3,7 +3,8 @@
 //! A rank counts as stopped after the limit (`interval * misses`) without a message, but
 //!
 //! - what this process, or the machine, did not get to compute meanwhile does not count;
-//! - a rank that says that it gets only a part of the time has so many times the limit;
+//! - a rank that reports that it gets only a part of the time has a limit that is longer by that
+//!   factor;
 //! - what was in a queue of this process is read first: it has to be silent at two looks;
 //! - a rank whose host has been out of reach and is back has the time that TCP takes to send again
 //!   what was lost. TCP doubles its pauses, so bytes that were lost at the begin of a cut of 2.5 s
@@ -59,7 +60,7 @@ pub(super) struct Rules {
     pub(super) limit: Duration,
     /// The time between two messages.
     pub(super) interval: Duration,
-    /// Whether somebody tries to reach the rank's host while it is silent.
+    /// Whether an attempt to reach the rank's host is under way while it is silent.
     pub(super) is_probed: bool,
 }
 
@@ -152,9 +153,10 @@ impl Silence {
             return Verdict::Until(until);
         }
         let second_look = *self.suspected.get_or_insert(now) + SECOND_LOOK;
-        match now < second_look {
-            true => Verdict::Until(second_look),
-            false => Verdict::Silent(self.elapsed(now)),
+        if now < second_look {
+            Verdict::Until(second_look)
+        } else {
+            Verdict::Silent(self.elapsed(now))
         }
     }
 }
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_cut_off_for_less_than_the_limit_is_heard_again_in_time() {
+    fn a_rank_that_is_cut_off_for_less_than_the_limit_is_heard_again_in_time() {
         for limit in [1, 2, 3, 5, 10, 60].map(|seconds| seconds * SECOND) {
             let interval = limit / 6;
             for cut in (1..100).map(|percent| limit * percent / 100) {

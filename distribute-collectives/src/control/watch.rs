@@ -85,13 +85,14 @@ pub(super) fn check_heartbeats(shared: &Membership, lost: Duration) -> Instant {
 
 /// A rank has been silent for so long: either it has failed, or this one hears of no other.
 fn failure(shared: &Membership, rank: usize, elapsed: Duration, now: Instant) -> FailureKind {
-    match is_cut_off(shared, &shared.state(), now) {
-        true => FailureKind::Ended(CollectiveError::CutOff {
+    if is_cut_off(shared, &shared.state(), now) {
+        FailureKind::Ended(CollectiveError::CutOff {
             rank: shared.rank,
             host: shared.host(shared.rank),
             elapsed,
-        }),
-        false => FailureKind::Silent { rank, elapsed },
+        })
+    } else {
+        FailureKind::Silent { rank, elapsed }
     }
 }
 
@@ -121,12 +122,11 @@ fn is_cut_off(shared: &Membership, state: &State, now: Instant) -> bool {
 fn hears_of_no_other_host(hosts: &[&str], own: usize, is_away: impl Fn(usize) -> bool) -> bool {
     let others = (0..hosts.len()).filter(|rank| *rank != own);
     let (elsewhere, here): (Vec<_>, Vec<_>) = others.partition(|rank| hosts[*rank] != hosts[own]);
-    let (others, count) = match elsewhere.is_empty() {
-        true => (&here, here.len()),
-        false => {
-            let names: BTreeSet<&str> = elsewhere.iter().map(|rank| hosts[*rank]).collect();
-            (&elsewhere, names.len())
-        }
+    let (others, count) = if elsewhere.is_empty() {
+        (&here, here.len())
+    } else {
+        let names: BTreeSet<&str> = elsewhere.iter().map(|rank| hosts[*rank]).collect();
+        (&elsewhere, names.len())
     };
     count > 1 && others.iter().all(|rank| is_away(*rank))
 }

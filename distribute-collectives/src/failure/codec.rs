@@ -13,8 +13,8 @@ const CHARACTERS_MAX: usize = 2000;
 /// How many ranks that a rank waited for are named with their addresses.
 const MISSING_MAX: usize = 8;
 
-/// `what` as JSON of at most `bytes` bytes. It is asked for texts of so many characters and lists
-/// of so many elements, fewer each time until it fits.
+/// `what` as JSON of at most `bytes` bytes. It is asked for texts of this many characters and lists
+/// of this many elements, fewer each time until it fits.
 pub(crate) fn fitting<T: Serialize>(bytes: usize, what: impl Fn(usize) -> T) -> String {
     let mut most = CHARACTERS_MAX;
     loop {

@@ -1,7 +1,7 @@
 //! Flight records as files: one JSON object per line, the first one says whose record it is.
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -104,25 +104,24 @@ pub(super) fn write(dir: &Path, head: &Head, lines: &[Line]) -> Result<PathBuf, 
     let json = |error: serde_json::Error| FlightRecordError::io(dir, &error.into());
     let text = to_text(head, lines).map_err(json)?;
     fs::create_dir_all(dir).map_err(|error| FlightRecordError::io(dir, &error))?;
-    let name = file_name(head);
-    let path = dir.join(&name);
-    let mut unique = [0; 8];
-    // Without randomness the process number alone keeps the processes apart.
-    let _ = getrandom::fill(&mut unique);
-    let unique = u64::from_ne_bytes(unique);
-    let temporary = dir.join(format!(".{name}.{}-{unique:016x}", std::process::id()));
-    let written = File::create_new(&temporary)
-        .and_then(|mut file| {
-            file.write_all(text.as_bytes())?;
-            file.sync_all()
-        })
-        .and_then(|()| fs::rename(&temporary, &path));
-    match written {
-        Ok(()) => Ok(path),
-        Err(error) => {
-            // Perhaps it was never made.
-            let _ = fs::remove_file(&temporary);
-            Err(FlightRecordError::io(&path, &error))
-        }
+    let path = dir.join(file_name(head));
+    put(&path, text.as_bytes()).map_err(|error| FlightRecordError::io(&path, &error))?;
+    Ok(path)
+}
+
+/// Puts a file in its place once it is whole and on the disk.
+fn put(path: &Path, content: &[u8]) -> io::Result<()> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".flight-record-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As of any new file: less what the user's mask takes away.
+        builder.permissions(fs::Permissions::from_mode(0o666));
     }
+    let mut file = builder.tempfile_in(path.parent().unwrap_or(Path::new(".")))?;
+    file.write_all(content)?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! The seeds in `crates/fuzz/corpus`: what they are made of, and that no target fails with one.
+//! The seeds in `crates/tools/fuzz/corpus`: how they are made, and that no target fails with one.
 
 use std::collections::BTreeMap;
 

@@ -98,8 +98,9 @@ impl LinkConfig {
     /// The rank and the lane of a client that says this, before it has proven anything.
     pub(super) fn check_client(&self, hello: &Hello) -> Result<(usize, usize), Refusal> {
         let refuse = |what: String| Refusal::new(FAILED_PRECONDITION, what);
-        let details = hello.read_details::<LaneDetails>();
-        let details = details.map_err(|error| refuse(error.to_string()))?;
+        let details = hello
+            .read_details::<LaneDetails>()
+            .map_err(|error| refuse(error.to_string()))?;
         let identity = &hello.identity;
         let (rank, peer) = (identity.task as usize, hello.peer_task);
         let compared: [(&str, &dyn ToString, &dyn ToString); 4] = [

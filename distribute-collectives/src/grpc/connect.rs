@@ -30,8 +30,8 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long to wait after a failed attempt.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
 
-/// The pause after a connection could not be accepted although no stranger has one: the process
-/// itself has all descriptors, and nothing says when one is free.
+/// The pause after a connection could not be accepted although no unauthenticated peer has one: the
+/// process itself has all descriptors, and nothing says when one is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Where the higher ranks connect to.
@@ -120,12 +120,15 @@ const CHOOSE_PORT: &str = "(the option `data_port`, --data-port, chooses it)";
 /// What there is to say of each rank before anything has happened. Higher ranks connect.
 fn not_yet(config: &LinkConfig, listener: &DataListener) -> Vec<String> {
     let port = listener.local_addr().map_or(0, |address| address.port());
-    let reason = |rank| match rank > config.rank {
-        true => format!(
-            "it has not connected to the data port of this rank: a firewall? Let connections \
+    let reason = |rank| {
+        if rank > config.rank {
+            format!(
+                "it has not connected to the data port of this rank: a firewall? Let connections \
              from its host to TCP port {port} of this host pass {CHOOSE_PORT}"
-        ),
-        false => "its data port has taken no connection and refused none so far".to_string(),
+            )
+        } else {
+            "its data port has taken no connection and refused none so far".to_string()
+        }
     };
     (0..config.world_size).map(reason).collect()
 }
@@ -171,9 +174,10 @@ impl<'a> Connector<'a> {
         loop {
             if let Err(failed) = self.config.status.check(&header) {
                 // Others may have given up because of what this process could not do.
-                return Err(match self.is_exhausted {
-                    true => self.rendezvous_error(begin),
-                    false => failed,
+                return Err(if self.is_exhausted {
+                    self.rendezvous_error(begin)
+                } else {
+                    failed
                 });
             }
             let mut changed = self.accept();
@@ -266,7 +270,8 @@ impl<'a> Connector<'a> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) => {
                     self.note_exhausted(&error);
-                    // Perhaps there are no descriptors left: a stranger's is the first to go.
+                    // Perhaps there are no descriptors left: an unauthenticated peer's is the first
+                    // to go.
                     if self.end_one_incoming() {
                         continue;
                     }
@@ -349,7 +354,7 @@ impl<'a> Connector<'a> {
         }
         // A rank that has said who it is has the proof, or will have it soon: for that rank the
         // lane is there, and nothing takes it back but the end of the connection.
-        if socket.progress() == Progress::Greeted {
+        if socket.progress() == Progress::SentHello {
             dial.at = now + ATTEMPT_TIMEOUT;
             return Poll::Pending;
         }
@@ -376,13 +381,13 @@ impl<'a> Connector<'a> {
     fn begin_dial(&self, rank: usize, lane: usize) -> io::Result<DialAttempt> {
         let address = self.addresses[rank].ok_or(io::ErrorKind::AddrNotAvailable)?;
         let socket = SocketState::connect(address)?;
-        let (config, lane) = (self.config.clone(), (rank, lane));
-        let running = dial(socket.clone(), config, lane, address.to_string());
+        let config = self.config.clone();
+        let running = dial(socket.clone(), config, rank, lane, address.to_string());
         Ok((socket, Box::pin(running)))
     }
 
-    /// Notes why an attempt failed, when it makes sense to try again. That nobody listens any more
-    /// tells less than what went wrong while somebody did.
+    /// Notes why an attempt failed, when it makes sense to try again. That no process listens any
+    /// more tells less than an earlier failure while one did.
     fn note(&mut self, rank: usize, error: ConnectError) -> Result<()> {
         let (reason, answered) = match error {
             ConnectError::Unreachable(_) if self.answered[rank] => return Ok(()),
@@ -416,7 +421,7 @@ impl<'a> Connector<'a> {
             }
             if let Poll::Ready(client) = connection.running.as_mut().poll(&mut context) {
                 changed = true;
-                // A stranger that does not speak HTTP/2 is not worth an answer.
+                // An unauthenticated peer that does not speak HTTP/2 is not worth an answer.
                 match client.and_then(|client| self.admit(client)) {
                     Some(refusing) => connection.running = refusing,
                     None => continue,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use distribute_net::address::why_unreachable;
-use distribute_net::handshake::{AwaitingProof, Dialer, HandshakeError, Listener, Proven};
+use distribute_net::handshake::{AwaitingProof, Dialer, HandshakeError, Listener, Verified};
 use distribute_net::tls::Channel;
 use h2::client::SendRequest;
 use h2::server::SendResponse;
@@ -28,7 +28,7 @@ use crate::grpc::stream::Stream;
 /// Why a lane did not come about.
 #[derive(Debug)]
 pub(super) enum ConnectError {
-    /// Nobody listens there, or the way there is broken.
+    /// No process listens there, or the connection is broken.
     Unreachable(String),
     /// What answers there is no rank, or not yet; try again.
     Failed(String),
@@ -57,7 +57,8 @@ fn refusal(error: &HandshakeError) -> Refusal {
 pub(super) async fn dial(
     socket: Arc<SocketState>,
     config: Arc<LinkConfig>,
-    (rank, lane): (usize, usize),
+    rank: usize,
+    lane: usize,
     authority: String,
 ) -> Result<Lane, ConnectError> {
     let connected = poll_fn(|_| socket.poll_connected()).await;
@@ -74,10 +75,12 @@ pub(super) async fn dial(
         Some(tls) => {
             let name = tls.server_names[rank].clone();
             let connector = TlsConnector::from(tls.client.clone());
-            let connected = connector.connect(name, plain).await;
-            let connected = connected.map_err(|error| ConnectError::failed("TLS", error))?;
-            let channel = Channel::of(connected.get_ref().1);
-            let channel = channel.map_err(|error| ConnectError::failed("TLS", error))?;
+            let connected = connector
+                .connect(name, plain)
+                .await
+                .map_err(|error| ConnectError::failed("TLS", error))?;
+            let channel = Channel::of(connected.get_ref().1)
+                .map_err(|error| ConnectError::failed("TLS", error))?;
             (Stream::new(connected, socket.clone()), channel)
         }
     };
@@ -110,7 +113,7 @@ pub(super) async fn dial(
         Err(error) => (String::new(), Err(error)),
     };
     let accepted = client.ask(EXCHANGE_PATH, &proof, false).await;
-    let judged = proven.and_then(Proven::judge);
+    let judged = proven.and_then(Verified::check_compatible);
     judged.map_err(|error| ConnectError::Refused(refusal(&error)))?;
     let (response, send) = accepted?;
     let (receive, limit) = (response.into_body(), config.max_message_bytes);
@@ -135,8 +138,8 @@ impl Client {
     ) -> Result<(Response<RecvStream>, SendStream<Segment>), ConnectError> {
         let http2 = |error| ConnectError::failed("HTTP/2", error);
         let (requests, driver) = (&mut self.requests, &mut self.driver);
-        let request = hello::request(path, &self.authority, self.has_tls, text);
-        let request = request.map_err(|error| ConnectError::failed("metadata", error))?;
+        let request = hello::request(path, &self.authority, self.has_tls, text)
+            .map_err(|error| ConnectError::failed("metadata", error))?;
         poll_fn(|context| match requests.poll_ready(context) {
             Poll::Pending => driver_ended(driver, context),
             ready => ready.map_err(http2),
@@ -149,8 +152,8 @@ impl Client {
                 Poll::Pending => ended,
                 ready => ready.map_err(http2),
             }
-        });
-        let response = response.await?;
+        })
+        .await?;
         Refusal::check(&response).map_err(ConnectError::Refused)?;
         Ok((response, send))
     }
@@ -253,16 +256,15 @@ fn check_proof(
     channel: &Channel,
 ) -> Result<(), Refusal> {
     let proof = hello::read_request(request, EXCHANGE_PATH)?;
-    let judged = waiting.finish(proof).and_then(Proven::judge);
+    let judged = waiting.finish(proof).and_then(Verified::check_compatible);
     let peer = judged.map_err(|error| refusal(&error))?.peer;
     let names = config.tls.as_ref().map(|tls| &tls.server_names);
     let host = names.and_then(|names| names.get(peer.identity.task as usize));
-    match host.is_none_or(|host| channel.is_for_host(&host.to_str())) {
-        true => Ok(()),
-        false => {
-            let message = "its certificate is not for the host of its address";
-            Err(Refusal::new(UNAUTHENTICATED, message))
-        }
+    if host.is_none_or(|host| channel.is_for_host(&host.to_str())) {
+        Ok(())
+    } else {
+        let message = "its certificate is not for the host of its address";
+        Err(Refusal::new(UNAUTHENTICATED, message))
     }
 }
 

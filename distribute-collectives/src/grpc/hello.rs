@@ -1,6 +1,7 @@
 //! What a rank says when it connects, and what it hears: the texts of the handshake as metadata.
 
 use http::{HeaderMap, HeaderValue, Method, Request, Response, Version};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode, utf8_percent_encode};
 
 /// The path of the method that carries the Hellos.
 pub(super) const HANDSHAKE_PATH: &str = "/distribute.v1.Collectives/Handshake";
@@ -40,7 +41,7 @@ impl Refusal {
         let mut response = answer();
         let headers = response.headers_mut();
         headers.insert("grpc-status", HeaderValue::from(self.status));
-        let message = percent_encode(&self.message);
+        let message = encode(&self.message);
         if let Ok(message) = HeaderValue::from_str(&message) {
             headers.insert("grpc-message", message);
         }
@@ -60,7 +61,7 @@ impl Refusal {
             None | Some(Ok(0)) => Err(Refusal::new(UNIMPLEMENTED, "it does not speak gRPC")),
             Some(status) => {
                 let message = headers.get("grpc-message").map(HeaderValue::as_bytes);
-                let message = percent_decode(message.unwrap_or(b"no reason given"));
+                let message = decode(message.unwrap_or(b"no reason given"));
                 Err(Refusal::new(status.unwrap_or(UNIMPLEMENTED), message))
             }
         }
@@ -82,32 +83,19 @@ fn has_grpc_type(headers: &HeaderMap) -> bool {
 
 /// A message as gRPC sends it: `%`, and each byte of its UTF-8 that is not printable ASCII, as
 /// `%XX`.
-fn percent_encode(message: &str) -> String {
+fn encode(message: &str) -> String {
+    const ENCODED: &AsciiSet = &CONTROLS.add(b'%');
     // A reader keeps no more, and headers have a limit.
     let message: String = message.chars().take(CHARACTERS_MAX).collect();
-    let encoded = message.bytes().map(|byte| match byte {
-        b' '..=b'$' | b'&'..=b'~' => char::from(byte).to_string(),
-        _ => format!("%{byte:02X}"),
-    });
-    encoded.collect()
+    utf8_percent_encode(&message, ENCODED).to_string()
 }
 
-/// The beginning of a message that gRPC has sent. It may come from a stranger: what is no escape
-/// stands for itself. (`tonic::Status::from_header_map` gives up where the message is not UTF-8,
-/// and panics where the details next to it are not base64.)
-fn percent_decode(mut message: &[u8]) -> String {
-    let digit = |byte: &u8| char::from(*byte).to_digit(16);
-    let mut decoded = Vec::new();
-    while let Some(first) = message.first() {
-        let escaped = match message {
-            [b'%', high, low, ..] => digit(high).zip(digit(low)),
-            _ => None,
-        };
-        decoded.push(escaped.map_or(*first, |(high, low)| (high * 16 + low) as u8));
-        message = &message[escaped.map_or(1, |_| 3)..];
-    }
-    let decoded = String::from_utf8_lossy(&decoded);
-    // It ends in a terminal, to which a stranger sends no commands.
+/// The beginning of a message that gRPC has sent. It may come from an unauthenticated peer: what is
+/// no escape stands for itself. (`tonic::Status::from_header_map` gives up where the message is not
+/// UTF-8, and panics where the details next to it are not base64.)
+fn decode(message: &[u8]) -> String {
+    let decoded = percent_decode(message).decode_utf8_lossy();
+    // It ends in a terminal, to which an unauthenticated peer sends no commands.
     let printable = |char: char| if char.is_control() { ' ' } else { char };
     decoded
         .chars()

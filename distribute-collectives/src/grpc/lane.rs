@@ -11,7 +11,7 @@ use bytes::Bytes;
 use h2::{Reason, RecvStream, SendStream};
 
 use crate::grpc::frames::{Assembler, Message};
-use crate::grpc::loan::{self, Loan};
+use crate::grpc::lent_bytes::{self, LentBytes};
 use crate::grpc::pool::{Pool, Segment};
 use crate::grpc::socket::SocketState;
 use crate::grpc::stall::Progress;
@@ -39,11 +39,11 @@ pub(super) const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 /// Bytes of HTTP headers that a peer may send.
 pub(super) const HEADER_LIST_BYTES: u32 = 16 << 10;
 
-/// Messages that nobody has asked for and that lie where they were received. Later ones are copied.
+/// Messages that were not asked for yet and stay where they were received. Later ones are copied.
 const PIECES_MAX: usize = 32;
 
-/// Messages that nobody has asked for. The smallest ones are more than their bytes on the wire; a
-/// rank that is at fault of nothing never has so many on their way (see `QUEUED_BYTES`).
+/// Messages that were not asked for yet. The smallest ones are more than their bytes on the wire; a
+/// correct rank never has this many on their way (see `QUEUED_BYTES`).
 const MESSAGES_MAX: usize = 64 << 10;
 
 /// The connection, by the end that this rank is.
@@ -100,8 +100,8 @@ pub(super) struct Lane {
     queued_bytes: usize,
     /// Bytes of segments that HTTP/2 has not written yet.
     outstanding: Arc<AtomicUsize>,
-    /// The loan of the last call of [`send_lent`](Self::send_lent).
-    loan: Option<Arc<Loan>>,
+    /// The lent of the last call of [`send_lent`](Self::send_lent).
+    lent: Option<Arc<LentBytes>>,
     progress: Progress,
     ended: Option<End>,
 }
@@ -123,7 +123,7 @@ impl Lane {
             queues: Default::default(),
             queued_bytes: 0,
             outstanding: Arc::default(),
-            loan: None,
+            lent: None,
             progress: Progress::default(),
             ended: None,
         }
@@ -138,9 +138,10 @@ impl Lane {
         let before = self.socket.moved();
         self.socket.allow_frames(frames);
         let connection = self.driver.poll(&mut context);
-        let taken = match frames > 0 || connection.is_ready() {
-            true => self.take_pieces(&mut context),
-            false => Ok(()),
+        let taken = if frames > 0 || connection.is_ready() {
+            self.take_pieces(&mut context)
+        } else {
+            Ok(())
         };
         self.ended = taken.err().or_else(|| match connection {
             Poll::Pending => None,
@@ -157,8 +158,9 @@ impl Lane {
     /// Takes what has arrived; an error when nothing more comes.
     fn take_pieces(&mut self, context: &mut Context<'_>) -> Result<(), End> {
         while let Poll::Ready(piece) = self.receive.poll_data(context) {
-            let piece = piece.ok_or_else(|| End::Lost("it left the group".to_string()))?;
-            let piece = piece.map_err(|error| End::of(&error, &self.socket))?;
+            let piece = piece
+                .ok_or_else(|| End::Lost("it left the group".to_string()))?
+                .map_err(|error| End::of(&error, &self.socket))?;
             self.take_piece(piece)?;
         }
         Ok(())
@@ -166,8 +168,10 @@ impl Lane {
 
     fn take_piece(&mut self, mut piece: Bytes) -> Result<(), End> {
         while !piece.is_empty() {
-            let found = self.assembler.next(&mut piece);
-            let found = found.map_err(|error| End::Protocol(error.to_string()))?;
+            let found = self
+                .assembler
+                .next(&mut piece)
+                .map_err(|error| End::Protocol(error.to_string()))?;
             if let Some(mut message) = found {
                 let queued: usize = self.queues.iter().map(VecDeque::len).sum();
                 if queued >= MESSAGES_MAX {
@@ -188,8 +192,10 @@ impl Lane {
     /// Hands a message to HTTP/2 and writes what the kernel takes; [`drive`](Self::drive) writes
     /// the rest.
     pub(super) fn send(&mut self, segment: Segment) -> Result<(), End> {
-        let sent = self.send.send_data(segment, false);
-        let sent = sent.map_err(|error| End::of(&error, &self.socket));
+        let sent = self
+            .send
+            .send_data(segment, false)
+            .map_err(|error| End::of(&error, &self.socket));
         self.drive(0);
         sent.and_then(|()| self.broken().map_or(Ok(()), Err))
     }
@@ -197,11 +203,11 @@ impl Lane {
     /// The same for a message that ends with bytes of the caller: what the kernel takes at once is
     /// not copied before.
     pub(super) fn send_lent(&mut self, segment: Segment, bytes: &[u8]) -> Result<(), End> {
-        let mut kept = self.loan.take().unwrap_or_default();
-        let sent = loan::lend(&mut kept, bytes, |loan| {
-            self.send(segment.followed_by(loan))
+        let mut kept = self.lent.take().unwrap_or_default();
+        let sent = lent_bytes::lend(&mut kept, bytes, |lent| {
+            self.send(segment.followed_by(lent))
         });
-        self.loan = Some(kept);
+        self.lent = Some(kept);
         sent
     }
 

@@ -1,4 +1,4 @@
-//! All connections of a rank, driven by whoever sends or receives.
+//! All connections of a rank, driven by the threads that send or receive.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ const LENT_BYTES_MIN: usize = 4096;
 /// more.
 const PENDING_BYTES: usize = 2 << 20;
 
-/// Received messages per lane that nobody has asked for: no more is read then, except by whoever
+/// Received messages per lane that were not asked for: no more is read then, except by a call that
 /// asks.
 const QUEUED_BYTES: usize = 4 << 20;
 
@@ -77,7 +77,6 @@ pub(crate) struct Links {
     status: Arc<GroupStatus>,
     /// Readable when a failure was noted.
     pub(super) wake: Arc<OwnedFd>,
-    running: Option<RunningOperation>,
     /// When to look next whether what was sent arrives.
     next_look: Instant,
     /// Whether each rank has a core, so that polling need not yield it.
@@ -125,10 +124,12 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
 
 impl Links {
     pub(super) fn unconnected(config: &LinkConfig) -> Result<Links> {
-        let wake = config.status.alarm();
-        let wake = wake.map_err(|error| CollectiveError::InvalidOption {
-            what: format!("cannot make an eventfd: {error}"),
-        })?;
+        let wake = config
+            .status
+            .alarm()
+            .map_err(|error| CollectiveError::InvalidOption {
+                what: format!("cannot make an eventfd: {error}"),
+            })?;
         Ok(Links {
             rank: config.rank,
             max_message_bytes: config.max_message_bytes,
@@ -137,7 +138,6 @@ impl Links {
             pool: Arc::default(),
             status: config.status.clone(),
             wake,
-            running: None,
             next_look: Instant::now(),
             may_spin: false,
             spin_policy: SpinPolicy::default(),
@@ -159,24 +159,19 @@ impl Links {
         max_segment_bytes(self.max_message_bytes)
     }
 
-    /// Notes the operation whose deadline counts from now on.
-    pub(crate) fn begin_operation(&mut self, running: RunningOperation) {
-        self.running = Some(running);
-    }
-
     /// Sends a segment of `bytes` bytes; `fill` writes it. Returns when it is on its way or
     /// queued; waits while too much is queued.
     pub(crate) fn send(
         &mut self,
         to: usize,
-        header: &OperationHeader,
+        running: &RunningOperation,
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let (lane, mut segment) = self.segment(to, header, bytes, bytes)?;
+        let (lane, mut segment) = self.segment(to, running, bytes, bytes)?;
         fill(&mut segment.bytes_mut()[OVERHEAD_BYTES..]);
-        let sent = self.peer_mut(to, header)?.lanes[lane].send(segment);
-        sent.map_err(|end| self.ended(to, header, end))
+        let sent = self.peer_mut(to, &running.header)?.lanes[lane].send(segment);
+        sent.map_err(|end| self.ended(to, &running.header, end))
     }
 
     /// The same for bytes that lie in memory already. What the kernel takes at once is not copied
@@ -184,17 +179,17 @@ impl Links {
     pub(crate) fn send_bytes(
         &mut self,
         to: usize,
-        header: &OperationHeader,
+        running: &RunningOperation,
         bytes: &[u8],
     ) -> Result<()> {
         if bytes.len() < LENT_BYTES_MIN {
-            return self.send(to, header, bytes.len(), &mut |frame| {
+            return self.send(to, running, bytes.len(), &mut |frame| {
                 frame.copy_from_slice(bytes);
             });
         }
-        let (lane, segment) = self.segment(to, header, bytes.len(), 0)?;
-        let sent = self.peer_mut(to, header)?.lanes[lane].send_lent(segment, bytes);
-        sent.map_err(|end| self.ended(to, header, end))
+        let (lane, segment) = self.segment(to, running, bytes.len(), 0)?;
+        let sent = self.peer_mut(to, &running.header)?.lanes[lane].send_lent(segment, bytes);
+        sent.map_err(|end| self.ended(to, &running.header, end))
     }
 
     /// The next segment to a rank, with the number of the lane that it takes: everything before
@@ -202,10 +197,11 @@ impl Links {
     fn segment(
         &mut self,
         to: usize,
-        header: &OperationHeader,
+        running: &RunningOperation,
         bytes: usize,
         own: usize,
     ) -> Result<(usize, Segment)> {
+        let header = &running.header;
         let point_to_point = usize::from(header.kind.is_point_to_point());
         let max = self.max_message_bytes;
         if HEADER_BYTES + bytes > max {
@@ -221,7 +217,7 @@ impl Links {
             lane.is_none_or(|lane| lane.outstanding_bytes() + bytes <= most)
         };
         if !has_room(self) {
-            self.wait_for(header, Goal::Room { to, lane }, has_room)?;
+            self.wait_for(running, Goal::Room { to, lane }, has_room)?;
         }
         let frame = FrameHeader {
             operation: *header,
@@ -242,10 +238,11 @@ impl Links {
     pub(crate) fn receive(
         &mut self,
         from: usize,
-        expected: &OperationHeader,
+        running: &RunningOperation,
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
+        let expected = &running.header;
         let point_to_point = expected.kind.is_point_to_point();
         let kind = usize::from(point_to_point);
         let peer = self.peer_mut(from, expected)?;
@@ -253,7 +250,7 @@ impl Links {
         let lane = (number % peer.lanes.len() as u64) as usize;
         let mut message = peer.lanes[lane].next_message(point_to_point);
         if message.is_none() {
-            self.wait_for(expected, Goal::Message { from, lane }, |links| {
+            self.wait_for(running, Goal::Message { from, lane }, |links| {
                 let lane = links.lane(from, lane);
                 message = lane.and_then(|lane| lane.next_message(point_to_point));
                 message.is_some()
@@ -298,11 +295,11 @@ impl Links {
 
     /// Returns when the kernel has everything that this operation sent: afterwards the others can
     /// go on, whatever this rank does.
-    pub(crate) fn finish_operation(&mut self, header: &OperationHeader) -> Result<()> {
+    pub(crate) fn finish_operation(&mut self, running: &RunningOperation) -> Result<()> {
         if !self.has_pending_output() {
             return Ok(());
         }
-        self.wait_for(header, Goal::Written, |links| !links.has_pending_output())
+        self.wait_for(running, Goal::Written, |links| !links.has_pending_output())
     }
 
     /// Before this rank leaves a group in which nothing went wrong: says that nothing more will
@@ -364,7 +361,7 @@ impl Links {
     /// Drives the connections until `done`.
     fn wait_for(
         &mut self,
-        header: &OperationHeader,
+        running: &RunningOperation,
         goal: Goal,
         mut done: impl FnMut(&mut Links) -> bool,
     ) -> Result<()> {
@@ -378,10 +375,10 @@ impl Links {
                 && let Some(end) = lane.broken()
                 && !(matches!(goal, Goal::Message { .. }) && lane.may_read_more())
             {
-                return Err(self.ended(peer, header, end));
+                return Err(self.ended(peer, &running.header, end));
             }
-            if !moved && !self.poll(goal) && self.block(header, goal)? {
-                self.note_failure(header, goal, &mut done)?;
+            if !moved && !self.poll(goal) && self.block(running, goal)? {
+                self.note_failure(&running.header, goal, &mut done)?;
             }
         }
     }
@@ -390,9 +387,10 @@ impl Links {
     /// moved. Where not each rank has a core, it yields between two tries.
     fn poll(&mut self, goal: Goal) -> bool {
         let spin_policy = std::mem::take(&mut self.spin_policy);
-        let moved = match self.may_spin {
-            true => spin_policy.poll(SPIN, || self.drive_for(goal)),
-            false => spin_policy.poll_yielding(|| self.drive_for(goal)),
+        let moved = if self.may_spin {
+            spin_policy.poll(SPIN, || self.drive_for(goal))
+        } else {
+            spin_policy.poll_yielding(|| self.drive_for(goal))
         };
         self.spin_policy = spin_policy;
         moved
@@ -434,13 +432,12 @@ impl Links {
 
     /// Blocks until a lane that matters can move, a failure is noted or the deadline has passed.
     /// Returns whether a failure was noted.
-    fn block(&mut self, header: &OperationHeader, goal: Goal) -> Result<bool> {
+    fn block(&mut self, running: &RunningOperation, goal: Goal) -> Result<bool> {
+        let header = &running.header;
         self.check_progress(header)?;
-        let left = self.running.and_then(|running| running.left());
-        if let Some(running) = self.running
-            && left == Some(Duration::ZERO)
-        {
-            return Err(self.timed_out(&running, goal));
+        let left = running.left();
+        if left == Some(Duration::ZERO) {
+            return Err(self.timed_out(running, goal));
         }
         let mut fds = PollFds::new();
         fds.push(PollFd::new(&*self.wake, PollFlags::IN));
@@ -580,12 +577,13 @@ impl Links {
             return Err(self.protocol_error(from, expected, what));
         }
         // The two ranks of a point-to-point call compare their buffers themselves.
-        let theirs = match expected.kind.is_point_to_point() {
-            true => OperationHeader {
+        let theirs = if expected.kind.is_point_to_point() {
+            OperationHeader {
                 generation: found.generation,
                 ..*expected
-            },
-            false => *found,
+            }
+        } else {
+            *found
         };
         let (rank, payload) = (self.rank, message.payload().len());
         let compared = expected.compare(rank, &theirs, from).and_then(|()| {

@@ -23,8 +23,8 @@
 //! There is no thread and no reactor. [`Links::send`](links::Links::send) and
 //! [`Links::receive`](links::Links::receive) poll the HTTP/2 connections themselves and block in
 //! `poll(2)` when nothing moves. A segment is written from where it lies, and only what the kernel
-//! does not take at once is copied (see [`loan`]). Received ones are used where HTTP/2 has put
-//! them: a segment is one DATA frame, so they stay in the cache.
+//! does not take at once is copied (see [`lent_bytes`]). Received segments are used where HTTP/2
+//! has put them: a segment is one DATA frame, so they stay in the cache.
 // Used by the groups between processes.
 
 pub(crate) mod config;
@@ -33,9 +33,9 @@ pub(crate) mod frames;
 mod handshake;
 mod hello;
 mod lane;
-mod links;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
-mod loan;
+mod lent_bytes;
+mod links;
 mod pool;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;

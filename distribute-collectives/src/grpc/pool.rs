@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Buf;
 
-use crate::grpc::loan::Loan;
+use crate::grpc::lent_bytes::LentBytes;
 use crate::sync::unpoisoned;
 
 /// Free memory that is kept for later segments; more is given back.
@@ -38,7 +38,7 @@ impl Pool {
             buffer,
             start: 0,
             end: bytes,
-            loan: None,
+            lent: None,
             counted: bytes,
             pool: self.clone(),
             outstanding: outstanding.clone(),
@@ -61,7 +61,7 @@ pub(super) struct Segment {
     start: usize,
     end: usize,
     /// What follows the buffer's bytes and was not copied there.
-    loan: Option<Arc<Loan>>,
+    lent: Option<Arc<LentBytes>>,
     /// Bytes in `outstanding`.
     counted: usize,
     pool: Arc<Pool>,
@@ -75,22 +75,22 @@ impl Segment {
     }
 
     /// The same segment with these bytes at its end.
-    pub(super) fn followed_by(mut self, loan: Arc<Loan>) -> Self {
-        let bytes = loan.left();
+    pub(super) fn followed_by(mut self, lent: Arc<LentBytes>) -> Self {
+        let bytes = lent.left();
         self.outstanding.fetch_add(bytes, Ordering::Relaxed);
         self.counted += bytes;
-        self.loan = Some(loan);
+        self.lent = Some(lent);
         self
     }
 
     fn lent(&self) -> &[u8] {
-        self.loan.as_deref().map_or(&[], Loan::bytes)
+        self.lent.as_deref().map_or(&[], LentBytes::bytes)
     }
 }
 
 impl Buf for Segment {
     fn remaining(&self) -> usize {
-        self.end - self.start + self.loan.as_deref().map_or(0, Loan::left)
+        self.end - self.start + self.lent.as_deref().map_or(0, LentBytes::left)
     }
 
     fn chunk(&self) -> &[u8] {
@@ -112,8 +112,8 @@ impl Buf for Segment {
     fn advance(&mut self, bytes: usize) {
         let own = bytes.min(self.end - self.start);
         self.start += own;
-        if let Some(loan) = &self.loan {
-            loan.advance(bytes - own);
+        if let Some(lent) = &self.lent {
+            lent.advance(bytes - own);
         }
     }
 }
@@ -130,7 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::grpc::loan;
+    use crate::grpc::lent_bytes;
 
     proptest! {
         #[test]
@@ -145,8 +145,8 @@ mod tests {
             let mut left = own;
             left.extend(&lent);
             let bytes = left.len();
-            let segment = loan::lend(&mut Arc::default(), &lent, |loan| {
-                let mut segment = segment.followed_by(loan);
+            let segment = lent_bytes::lend(&mut Arc::default(), &lent, |lent| {
+                let mut segment = segment.followed_by(lent);
                 for step in steps {
                     let step = step.min(left.len());
                     segment.advance(step);

@@ -28,7 +28,7 @@ pub(super) fn read(fd: impl AsFd, buffer: &mut ReadBuf<'_>) -> io::Result<usize>
 /// Reads at most `limit` bytes; returns how many.
 ///
 /// # Errors
-/// Those of the stream, and that it put other memory in the place of the buffer.
+/// The errors of the stream, and that it put other memory in the place of the buffer.
 pub(super) fn poll_read_some(
     stream: Pin<&mut impl AsyncRead>,
     context: &mut Context<'_>,
@@ -45,7 +45,7 @@ pub(super) fn poll_read_some(
     }
     // SAFETY: `limited` has the memory that it had before (just checked), which is the beginning of
     // the unfilled part of `buffer`, and its first `bytes` bytes are filled: `ReadBuf` has it from
-    // whoever read, or wrote, them there.
+    // the code that read, or wrote, them there.
     unsafe { buffer.assume_init(bytes) };
     buffer.advance(bytes);
     Poll::Ready(Ok(bytes))

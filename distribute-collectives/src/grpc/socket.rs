@@ -1,8 +1,8 @@
 //! A non-blocking socket as tokio's traits, without tokio's reactor.
 //!
 //! A call that cannot proceed notes what it waits for and returns `Pending`; nothing is registered
-//! anywhere. Whoever drives the connection asks for it ([`SocketState::pollfd`]) and blocks in
-//! `poll(2)`.
+//! anywhere. The thread that drives the connection asks for it ([`SocketState::pollfd`]) and blocks
+//! in `poll(2)`.
 
 use std::io;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -107,7 +107,7 @@ impl SocketState {
         }
     }
 
-    /// The peer may be a stranger, until [`admit`](Self::admit): more bytes than a handshake has
+    /// The peer is unauthenticated until [`admit`](Self::admit): more bytes than a handshake has
     /// end the connection.
     pub(super) fn limit_reading(&self) {
         self.readable.store(UNPROVEN_BYTES_MAX, Ordering::Relaxed);
@@ -118,14 +118,14 @@ impl SocketState {
         self.has_greeted.store(true, Ordering::Relaxed);
     }
 
-    /// How far a peer has come that may be a stranger.
+    /// How far a peer has come that may be unauthenticated.
     pub(super) fn progress(&self) -> Progress {
         if self.has_greeted.load(Ordering::Relaxed) {
-            Progress::Greeted
+            Progress::SentHello
         } else if self.readable.load(Ordering::Relaxed) < UNPROVEN_BYTES_MAX {
-            Progress::Speaks
+            Progress::SentBytes
         } else {
-            Progress::Silent
+            Progress::Idle
         }
     }
 
@@ -140,8 +140,9 @@ impl SocketState {
         if readable == UNLIMITED {
             return Ok(());
         }
-        let left = readable.checked_sub(bytes);
-        let left = left.ok_or(io::ErrorKind::ConnectionAborted)?;
+        let left = readable
+            .checked_sub(bytes)
+            .ok_or(io::ErrorKind::ConnectionAborted)?;
         self.readable.store(left, Ordering::Relaxed);
         Ok(())
     }

@@ -59,9 +59,10 @@ impl Progress {
 
 /// How long a connection may stand still for this rank.
 pub(super) fn limit_of(limit: Duration, has_dialled: bool) -> Duration {
-    match has_dialled {
-        true => limit,
-        false => limit.saturating_add(ACCEPTING_MORE),
+    if has_dialled {
+        limit
+    } else {
+        limit.saturating_add(ACCEPTING_MORE)
     }
 }
 
@@ -76,19 +77,20 @@ pub(super) fn explain(in_flight: usize, elapsed: Duration, dialled: Option<Socke
         );
     };
     let (ip, port) = (address.ip(), address.port());
-    match answers(address) {
-        true => format!(
+    if answers(address) {
+        format!(
             "{what}, but a new connection to port {port} is answered: small packets pass, large \
              ones are lost; compare the MTU of all parts of the path (ping -M do -s 1400 {ip})"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "{what}, and a new connection to port {port} gets no answer: a firewall drops this \
              port; let it pass, or choose one that passes"
-        ),
+        )
     }
 }
 
-/// Whether something answers a new connection, be it that nobody listens there any more.
+/// Whether the host answers a new connection, even by refusing it.
 fn answers(address: SocketAddr) -> bool {
     match TcpStream::connect_timeout(&address, DIAL_TIMEOUT) {
         Ok(_) => true,

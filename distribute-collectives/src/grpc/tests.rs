@@ -140,7 +140,6 @@ fn cases() -> impl Strategy<Value = Case> {
     let algorithms = [
         Algorithm::Auto,
         Algorithm::Ring,
-        Algorithm::Chain,
         Algorithm::HalvingDoubling,
         Algorithm::Hierarchical { ranks_per_host: 2 },
     ];
@@ -212,9 +211,10 @@ fn all_operations(case: &Case, endpoint: &mut Endpoint) -> Result<()> {
         vector.copy_from_slice(&own);
         let peer = 1 - rank;
         for turn in 0..2 {
-            match rank == turn {
-                true => endpoint.send(peer, Buffer::from(&mut vector[..]))?,
-                false => endpoint.recv(peer, Buffer::from(&mut vector[..]))?,
+            if rank == turn {
+                endpoint.send(peer, Buffer::from(&mut vector[..]))?
+            } else {
+                endpoint.recv(peer, Buffer::from(&mut vector[..]))?
             }
         }
         assert!(vector.iter().enumerate().all(|(i, v)| *v == value(0, i)));
@@ -333,7 +333,7 @@ fn a_mismatch_is_an_error_on_both_ranks() {
 }
 
 #[test]
-fn nobody_finishes_when_one_of_four_differs() {
+fn no_rank_finishes_when_one_of_four_differs() {
     for odd in 0..4 {
         let results = within_limit(move || {
             world(
@@ -417,11 +417,11 @@ fn what_was_sent_before_leaving_arrives() {
             |mut links, _| {
                 let header = OperationHeader::new(OperationKind::Broadcast, 7, 0);
                 let deadline = Instant::now() + TIMEOUT;
-                links.begin_operation(RunningOperation::new(&header, TIMEOUT));
+                let running = RunningOperation::new(&header, TIMEOUT);
                 if links.rank() == 0 {
                     for to in [1, 2].repeat(20) {
                         links
-                            .send(to, &header, 60_000, &mut |bytes| bytes.fill(9))
+                            .send(to, &running, 60_000, &mut |bytes| bytes.fill(9))
                             .unwrap();
                     }
                     links.flush(deadline);
@@ -430,7 +430,7 @@ fn what_was_sent_before_leaving_arrives() {
                     std::thread::yield_now();
                     for _ in 0..20 {
                         let check = &mut |bytes: &[u8]| assert!(bytes.iter().all(|b| *b == 9));
-                        links.receive(0, &header, 60_000, check).unwrap();
+                        links.receive(0, &running, 60_000, check).unwrap();
                     }
                 }
             },
@@ -491,8 +491,8 @@ fn a_noted_failure_ends_a_blocked_receive_at_once() {
     assert!(took < Duration::from_millis(200), "{took:?}");
 }
 
-/// Connects rank 0 of 2 while `stranger` does what it wants with its address, then rank 1.
-fn with_stranger(stranger: impl FnOnce(SocketAddr) + Send) {
+/// Connects rank 0 of 2 while `unauthenticated` does what it wants with its address, then rank 1.
+fn with_unauthenticated(unauthenticated: impl FnOnce(SocketAddr) + Send) {
     let (seats, addresses): (Vec<_>, Vec<_>) = (0..2).map(|_| listener()).unzip();
     let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
     let mut seats = seats.into_iter();
@@ -508,20 +508,20 @@ fn with_stranger(stranger: impl FnOnce(SocketAddr) + Send) {
             sum(&mut endpoint).unwrap();
             endpoint
         });
-        stranger(addresses[0].unwrap());
+        unauthenticated(addresses[0].unwrap());
         let config = config(1, 2);
         let status = config.status.clone();
         let links = Links::connect(config, second, addresses, deadline).unwrap();
         let mut endpoint = endpoint(links, status, &options());
         sum(&mut endpoint).unwrap();
         drop(zero.join().unwrap());
-        // Nobody can come later: the door is shut.
+        // No connection can come later: the port is closed.
         assert!(TcpStream::connect(addresses[0].unwrap()).is_err());
     });
 }
 
 #[test]
-fn strangers_that_connect_do_not_disturb() {
+fn unauthenticated_peers_that_connect_do_not_disturb() {
     let bad: [&'static [u8]; 4] = [
         b"",
         b"GET / HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -530,22 +530,22 @@ fn strangers_that_connect_do_not_disturb() {
         &[0xff; 4096],
     ];
     within_limit(move || {
-        with_stranger(move |address| {
+        with_unauthenticated(move |address| {
             let mut open = Vec::new();
             for bytes in bad {
-                let mut stranger = TcpStream::connect(address).unwrap();
-                stranger.write_all(bytes).unwrap();
+                let mut unauthenticated = TcpStream::connect(address).unwrap();
+                unauthenticated.write_all(bytes).unwrap();
                 // The ones that send something wrong are thrown out, without waiting.
                 if bytes.starts_with(b"PRI") || bytes.starts_with(&[0xff]) {
-                    stranger
+                    unauthenticated
                         .set_read_timeout(Some(Duration::from_secs(4)))
                         .unwrap();
-                    let ended = stranger.read_to_end(&mut Vec::new());
+                    let ended = unauthenticated.read_to_end(&mut Vec::new());
                     let reset =
                         |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
                     assert!(ended.as_ref().map_or_else(reset, |_| true), "{ended:?}");
                 }
-                open.push(stranger);
+                open.push(unauthenticated);
             }
             // More silent ones than are kept.
             open.extend((0..80).map(|_| TcpStream::connect(address).unwrap()));
@@ -558,7 +558,7 @@ fn strangers_that_connect_do_not_disturb() {
     });
 }
 
-/// What connections of strangers send that come to nothing.
+/// What connections of unauthenticated peers send that come to nothing.
 const HALVES: [&[u8]; 5] = [
     b"",
     b"nonsense",
@@ -569,15 +569,15 @@ const HALVES: [&[u8]; 5] = [
     &[0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00],
 ];
 
-fn stranger(address: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
-    let mut stranger = TcpStream::connect(address).ok()?;
+fn unauthenticated_peer(address: SocketAddr, bytes: &[u8]) -> Option<TcpStream> {
+    let mut unauthenticated = TcpStream::connect(address).ok()?;
     // The other side may have closed it already.
-    let _ = stranger.write_all(bytes);
-    Some(stranger)
+    let _ = unauthenticated.write_all(bytes);
+    Some(unauthenticated)
 }
 
-/// How long rank 1 takes to connect to rank 0 and to add something up, while so many strangers
-/// are there, and more come.
+/// How long rank 1 takes to connect to rank 0 and to add something up, while this many
+/// unauthenticated peers are there, and more come.
 fn connected_in_a_flood(count: usize, bytes: &[u8], tls: Option<DataTls>, more: bool) -> Duration {
     let ((first, zero), (second, one)) = (listener(), listener());
     let addresses = &[Some(zero), Some(one)];
@@ -594,11 +594,13 @@ fn connected_in_a_flood(count: usize, bytes: &[u8], tls: Option<DataTls>, more: 
     let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
         let of_zero = scope.spawn(|| joined(0, first));
-        let strangers: Vec<_> = (0..count).map(|_| stranger(zero, bytes)).collect();
+        let unauthenticated: Vec<_> = (0..count)
+            .map(|_| unauthenticated_peer(zero, bytes))
+            .collect();
         if more {
             scope.spawn(|| {
                 while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
-                    drop(stranger(zero, bytes));
+                    drop(unauthenticated_peer(zero, bytes));
                 }
             });
         }
@@ -606,7 +608,7 @@ fn connected_in_a_flood(count: usize, bytes: &[u8], tls: Option<DataTls>, more: 
         let of_one = joined(1, second);
         let took = begun.elapsed();
         is_over.store(true, std::sync::atomic::Ordering::Relaxed);
-        drop((of_zero.join().unwrap(), of_one, strangers));
+        drop((of_zero.join().unwrap(), of_one, unauthenticated));
         took
     })
 }
@@ -719,7 +721,7 @@ fn refused_at(address: SocketAddr, adapt: impl Fn(&mut LinkConfig)) -> Collectiv
 #[test]
 fn a_wrong_hello_is_refused_with_a_reason() {
     within_limit(|| {
-        with_stranger(|address| {
+        with_unauthenticated(|address| {
             let error = refused_at(address, |config| config.generation = 6);
             let CollectiveError::Rendezvous { missing, .. } = &error else {
                 panic!("{error}");
@@ -753,9 +755,9 @@ fn a_wrong_hello_is_refused_with_a_reason() {
 #[test]
 fn missing_ranks_are_listed() {
     let (seat, own) = listener();
-    let (silent, nobody) = listener();
+    let (silent, unheard) = listener();
     drop(silent);
-    let peers = [Some(nobody), Some(own), Some(nobody)];
+    let peers = [Some(unheard), Some(own), Some(unheard)];
     let deadline = Instant::now() + Duration::from_millis(300);
     let error = Links::connect(config(1, 3), seat, &peers, Some(deadline))
         .err()
@@ -835,10 +837,10 @@ fn what_waits_for_a_slow_peer_is_bounded() {
                     return links;
                 }
                 let timeout = Duration::from_millis(500);
-                links.begin_operation(RunningOperation::new(&header, timeout));
+                let running = RunningOperation::new(&header, timeout);
                 let mut sent = 0_usize;
                 let error = loop {
-                    match links.send(1, &header, 64 << 10, &mut |_| sent += 1) {
+                    match links.send(1, &running, 64 << 10, &mut |_| sent += 1) {
                         Ok(()) => assert!(sent < 1000, "nothing holds the sender back"),
                         Err(error) => break error,
                     }
@@ -857,17 +859,7 @@ fn open_files() -> usize {
 
 #[test]
 fn two_hundred_groups_leave_no_descriptor() {
-    const CHILD: &str = "DISTRIBUTE_GRPC_COUNTS_DESCRIPTORS";
-    if std::env::var_os(CHILD).is_none() {
-        // Alone in a process: other tests open files too.
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "grpc::tests::two_hundred_groups_leave_no_descriptor",
-            ])
-            .env(CHILD, "1")
-            .status();
-        assert!(status.unwrap().success());
+    if !is_alone(module_path!(), "two_hundred_groups_leave_no_descriptor") {
         return;
     }
     within_limit(|| {

@@ -20,7 +20,7 @@ use crate::transport::Transport;
 /// Every frame carries the header of its operation, so no rank combines what belongs to another
 /// one. For most operations that is all the agreement that is needed: what a rank ends with
 /// contains something of every rank, and it came through ranks that compared headers pair by pair,
-/// so a rank next to a difference stops and nobody behind it can finish. Where a rank can finish
+/// so a rank next to a difference stops and no rank behind it can finish. Where a rank can finish
 /// without having heard of all others (broadcast, reduce, barrier, and buffers so short that some
 /// ranks have no share) the ranks first exchange their headers, see
 /// [`GrpcTransport::compare_headers`].
@@ -29,7 +29,7 @@ pub(crate) struct GrpcTransport {
     pub(crate) status: Arc<GroupStatus>,
     abort: Arc<dyn AbortTarget>,
     timeout: Duration,
-    pub(crate) operations: Bookkeeping,
+    operations: Bookkeeping,
 }
 
 impl GrpcTransport {
@@ -53,19 +53,23 @@ impl GrpcTransport {
     pub(crate) fn start(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
         self.status.check_peer(header, None)?;
-        let running = RunningOperation::new(header, self.timeout);
-        self.links.begin_operation(running);
-        self.status.begin(header);
-        self.operations.begin(running);
+        self.status
+            .begin(RunningOperation::new(header, self.timeout));
         Ok(())
     }
 
+    /// The operation that has begun.
+    pub(crate) fn running(&self) -> Result<RunningOperation> {
+        RunningOperation::required(self.status.running(), self.links.rank())
+    }
+
     /// A [dissemination barrier](dissemination) that compares the headers.
-    fn compare_headers(&mut self, header: &OperationHeader) -> Result<()> {
+    fn compare_headers(&mut self) -> Result<()> {
+        let running = self.running()?;
         let (rank, size) = (self.links.rank(), self.links.world_size());
         for (to, from) in dissemination::rounds(rank, size) {
-            self.links.send(to, header, 0, &mut |_| {})?;
-            self.links.receive(from, header, 0, &mut |_| {})?;
+            self.links.send(to, &running, 0, &mut |_| {})?;
+            self.links.receive(from, &running, 0, &mut |_| {})?;
         }
         Ok(())
     }
@@ -127,13 +131,16 @@ impl Transport for GrpcTransport {
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.start(header)?;
         if self.needs_header_exchange(header) {
-            self.compare_headers(header)?;
+            self.compare_headers()?;
         }
         Ok(())
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
-        let result = result.and_then(|()| self.links.finish_operation(header));
+        let result = result.and_then(|()| {
+            let running = self.running()?;
+            self.links.finish_operation(&running)
+        });
         self.status.end();
         self.operations.end(header.kind, result)
     }
@@ -144,13 +151,13 @@ impl Transport for GrpcTransport {
         bytes: usize,
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<()> {
-        let running = self.operations.running(self.links.rank())?;
-        self.links.send(to, &running.header, bytes, fill)
+        let running = self.running()?;
+        self.links.send(to, &running, bytes, fill)
     }
 
     fn send_bytes(&mut self, to: usize, bytes: &[u8]) -> Result<()> {
-        let running = self.operations.running(self.links.rank())?;
-        self.links.send_bytes(to, &running.header, bytes)
+        let running = self.running()?;
+        self.links.send_bytes(to, &running, bytes)
     }
 
     fn receive_with(
@@ -159,8 +166,8 @@ impl Transport for GrpcTransport {
         bytes: usize,
         consume: &mut dyn FnMut(&[u8]),
     ) -> Result<()> {
-        let running = self.operations.running(self.links.rank())?;
-        self.links.receive(from, &running.header, bytes, consume)
+        let running = self.running()?;
+        self.links.receive(from, &running, bytes, consume)
     }
 
     fn fail(&mut self, error: CollectiveError) {

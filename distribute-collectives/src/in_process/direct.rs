@@ -8,8 +8,8 @@
 //!
 //! - Meetings: 2 (start and end).
 //! - Memory traffic: every rank's buffer is read once and written once.
-//! - Order: that of the [`tree`](crate::tree) over all ranks, whoever does the block: always
-//!   canonical.
+//! - Order: the order of the [`tree`](crate::tree) over all ranks, whichever rank does the block:
+//!   always canonical.
 
 use tracing::Span;
 
@@ -34,7 +34,7 @@ const BLOCK_BYTES: usize = 32 * 1024;
 /// What carries the bytes, in a trace.
 const TRANSPORT: &str = "threads";
 
-/// Says in a trace which rank came last, for whom the others have waited. After the start of the
+/// Notes in a trace which rank came last, so that the others waited for it. After the start of the
 /// operation and before its end.
 fn note_last(exchange: &Span, group: &Group, rank: usize) {
     let last = group.last();

@@ -2,11 +2,11 @@
 //!
 //! An operation has two phases. In the first every rank *publishes* its header and its buffers
 //! under the lock and waits. The last one compares the headers and *starts* the operation. In the
-//! second phase the work, cut into blocks, is done by whoever claims a block first; when the last
+//! second phase the work, cut into blocks, is done by the ranks that claim them; when the last
 //! block is done the operation is *completed* and all ranks return.
 //!
 //! Until the operation has started, a rank may withdraw (deadline, abort, lost peer): it takes its
-//! buffers back under the lock. Once it has started nobody returns before it is completed: blocks
+//! buffers back under the lock. Once it has started no rank returns before it is completed: blocks
 //! are pure memory work that neither blocks nor fails, so this wait is short and needs no deadline.
 
 use std::time::Duration;
@@ -39,7 +39,7 @@ struct State {
     /// The published buffers; valid from a rank's publication to the completion.
     buffers: Vec<Vec<RawBuffer>>,
     failures: Failures,
-    /// Ranks that sleep on `changed`; without any, nobody need be woken.
+    /// Ranks that sleep on `changed`; without any, no wake-up is needed.
     sleepers: usize,
 }
 
@@ -242,9 +242,10 @@ impl Group {
         if ready() {
             return;
         }
-        match self.may_spin {
-            true => self.spin_policy.poll(SPIN, || poll_some(&ready)),
-            false => self.spin_policy.poll_yielding(ready),
+        if self.may_spin {
+            self.spin_policy.poll(SPIN, || poll_some(&ready))
+        } else {
+            self.spin_policy.poll_yielding(ready)
         };
     }
 
@@ -271,8 +272,8 @@ impl Group {
 
     /// Notes that one claimed block is done; the last one completes the operation.
     pub(crate) fn block_done(&self, sequence: u64) {
-        // Release: what this rank wrote is visible to whoever sees the completion. Acquire: the
-        // rank that completes has seen what the others wrote.
+        // Release: what this rank wrote is visible to each rank that sees the completion. Acquire:
+        // the rank that completes has seen what the others wrote.
         if self.remaining.fetch_sub(1, Ordering::AcqRel) == 1 {
             let state = self.lock();
             self.completed.store(sequence + 1, Ordering::Release);

@@ -114,7 +114,7 @@ impl Mailbox {
     }
 
     /// Takes the oldest segment out, which `consume` reads without the lock. There is one; when it
-    /// does not have so many bytes the error is its size, and the mailbox of no use any more.
+    /// does not have this many bytes the error is its size, and the mailbox of no use any more.
     pub(super) fn take(
         &self,
         mut slots: MutexGuard<'_, Slots>,

@@ -77,8 +77,8 @@ impl InProcessCommunicator {
     /// [subtrees](crate::tree::subtrees) of its own terms.
     ///
     /// # Errors
-    /// Those of an all-reduce; [`CollectiveError::InvalidArgument`] when the parts are empty or not
-    /// those of all ranks.
+    /// The errors of an all-reduce; [`CollectiveError::InvalidArgument`] when the parts are empty
+    /// or are not the parts of all ranks.
     pub fn all_reduce_parts(
         &mut self,
         op: ReduceOp,
@@ -92,7 +92,7 @@ impl InProcessCommunicator {
         let header = member.header(OperationKind::AllReduce).with_op(op);
         let (rank, world_size) = (member.rank, member.world_size);
         if parts.contains(&0) || parts.iter().sum::<usize>() != world_size {
-            let what = format!("parts of {parts:?} ranks are not those of a group of {world_size}");
+            let what = format!("parts of {parts:?} ranks do not make up a group of {world_size}");
             return Err(header.refused(rank, what));
         }
         let header = header.with_buffers(rank, buffers)?.with_parts(parts);

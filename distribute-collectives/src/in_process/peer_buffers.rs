@@ -5,7 +5,7 @@
 //! - A rank publishes pointers made from `&mut` (or, for inputs, `&`) slices that its caller has
 //!   lent to the running call, and does not touch these slices itself until the operation is
 //!   completed or withdrawn ([`Group::start`](super::group::Group::start)).
-//! - Nobody uses a pointer before all ranks have published, and then only while working on a
+//! - No rank uses a pointer before all ranks have published, and then only while working on a
 //!   claimed block. The call does not return, nor unwind (see [`CompletionGuard`]), before all
 //!   blocks are done, so the memory outlives every use.
 //! - Headers and lengths were compared before the start, so all ranks have the same types and
@@ -141,7 +141,8 @@ fn do_block(plan: &Plan<'_>, table: &[RawBuffer], share: usize, range: Range<usi
                 }
             }
             (None, Some(root)) => with_dtype!(dtype, T => {
-                // SAFETY: the root's elements are only read; those of `share` are in this block.
+                // SAFETY: the root's elements are only read; the elements of `share` are in this
+                // block.
                 let (from, to) = unsafe {
                     (at(root).slice::<T>(range.clone()), at(share).slice_mut::<T>(range))
                 };
@@ -159,14 +160,14 @@ struct BlockSlices<F> {
 }
 
 impl<T: Element, F: Fn(usize) -> RawBuffer> RankSlices<T> for BlockSlices<F> {
-    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]) {
+    fn pair(&mut self, low: usize, high: usize, range: Range<usize>) -> (&mut [T], &mut [T]) {
         let range = self.start + range.start..self.start + range.end;
         // SAFETY: made for a claimed block only; `&mut self` lets one pair live at a time, and the
         // buffers of two ranks are two.
         unsafe {
             (
-                (self.at)(ranks.0).slice_mut(range.clone()),
-                (self.at)(ranks.1).slice_mut(range),
+                (self.at)(low).slice_mut(range.clone()),
+                (self.at)(high).slice_mut(range),
             )
         }
     }
@@ -183,9 +184,12 @@ fn reduce_block<T: Element>(
     // SAFETY: called for a claimed block; each rank's buffer is asked for once.
     let slice = |index: usize| unsafe { at(ranks.start + index).slice_mut::<T>(range.clone()) };
     if T::NATIVE && targets == ranks && ranks.len() <= 4 {
-        let mut slices: [&mut [T]; 4] = std::array::from_fn(|index| match index < ranks.len() {
-            true => slice(index),
-            false => &mut [],
+        let mut slices: [&mut [T]; 4] = std::array::from_fn(|index| {
+            if index < ranks.len() {
+                slice(index)
+            } else {
+                &mut []
+            }
         });
         return reduce::reduce_all(op, &mut slices[..ranks.len()]);
     }

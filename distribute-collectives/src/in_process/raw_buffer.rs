@@ -52,7 +52,7 @@ impl RawBuffer {
     /// The operation runs and no block of it writes these elements.
     pub(super) unsafe fn slice<'a, T: Element>(self, range: Range<usize>) -> &'a [T] {
         debug_assert!(range.end <= self.len);
-        // SAFETY: the memory holds `len` elements of `T`, see `peer_buffers.rs`; nobody writes
+        // SAFETY: the memory holds `len` elements of `T`, see `peer_buffers.rs`; no rank writes
         // them.
         unsafe { std::slice::from_raw_parts(self.start.cast::<T>().add(range.start), range.len()) }
     }

@@ -9,6 +9,7 @@ use crate::error::{CollectiveError, Result};
 use crate::header::OperationHeader;
 use crate::in_process::group::Group;
 use crate::in_process::mailbox::{Mailbox, Slots};
+use crate::operation::OperationKind;
 use crate::sync::MutexGuard;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
 
@@ -21,6 +22,7 @@ pub struct InProcessTransport {
     pub(crate) group: Arc<Group>,
     pub(crate) rank: usize,
     pub(crate) operations: Bookkeeping,
+    running: Option<RunningOperation>,
 }
 
 impl InProcessTransport {
@@ -29,6 +31,7 @@ impl InProcessTransport {
             group,
             rank,
             operations: Bookkeeping::default(),
+            running: None,
         }
     }
 
@@ -40,7 +43,7 @@ impl InProcessTransport {
         ready: fn(usize) -> bool,
     ) -> Result<MutexGuard<'a, Slots>> {
         let group = &*self.group;
-        let running = self.operations.running(self.rank)?;
+        let running = self.running()?;
         let header = &running.header;
         let is_ready = || ready(mailbox.filled());
         group.poll(is_ready);
@@ -70,8 +73,13 @@ impl InProcessTransport {
         }
     }
 
+    fn running(&self) -> Result<&RunningOperation> {
+        RunningOperation::required(self.running.as_ref(), self.rank)
+    }
+
     fn mailbox(&self, from: usize, to: usize) -> &Mailbox {
-        let point_to_point = self.operations.is_point_to_point();
+        let kind = self.running.map(|running| running.header.kind);
+        let point_to_point = kind.is_some_and(OperationKind::is_point_to_point);
         self.group.mailbox(from, to, point_to_point)
     }
 }
@@ -116,11 +124,12 @@ impl Transport for InProcessTransport {
         if !header.kind.is_point_to_point() {
             group.start(self.rank, header, 0, |_| {})?;
         }
-        self.operations.begin(running);
+        self.running = Some(running);
         Ok(())
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
+        self.running = None;
         self.operations.end(header.kind, result)
     }
 
@@ -145,7 +154,7 @@ impl Transport for InProcessTransport {
         let mailbox = self.mailbox(from, self.rank);
         let slots = self.wait(mailbox, from, |filled| filled > 0)?;
         mailbox.take(slots, bytes, consume).map_err(|found| {
-            let error = match self.operations.running(self.rank) {
+            let error = match self.running() {
                 Ok(running) => (running.header).wrong_size(self.rank, from, found, bytes),
                 Err(none_runs) => none_runs,
             };

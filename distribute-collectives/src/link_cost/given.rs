@@ -42,7 +42,7 @@ impl LinkCost {
         Self::from_numbers(worst)
     }
 
-    /// Whether a latency and bandwidths can be those of a link.
+    /// Whether a latency and bandwidths are possible for a link.
     fn valid(numbers: &[f64; 3]) -> bool {
         let finite = numbers.iter().all(|number| number.is_finite());
         finite && numbers[0] >= 0.0 && numbers[1..].iter().all(|bandwidth| *bandwidth > 0.0)

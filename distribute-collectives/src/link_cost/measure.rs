@@ -3,7 +3,7 @@
 //! What a step costs is known after one small operation, what a byte costs only after many: on a
 //! fast link a megabyte takes a millisecond, and a long way it takes seconds. So the number of
 //! bytes grows from operation to operation, as long as what the next one takes fits into the
-//! limit. All ranks take the same decisions: from times that they have agreed on, those of the
+//! limit. All ranks take the same decisions: from times that they have agreed on, the times of the
 //! slowest rank.
 
 use crate::error::Result;
@@ -17,7 +17,7 @@ const LATENCY_SAMPLES_MAX: usize = 15;
 /// beyond the first one.
 pub(super) const BANDWIDTH_SECONDS: f64 = 0.25;
 const BANDWIDTH_SAMPLES_MAX: usize = 4;
-/// The bytes of the first operation, those of the last one, and by how much they grow.
+/// The bytes of the first and of the last operation, and by how much they grow.
 const BYTES_MIN: usize = 64 << 10;
 pub(super) const BYTES_MAX: usize = 1 << 20;
 const GROWTH: usize = 4;
@@ -27,8 +27,8 @@ const SENDING_MIN: f64 = 0.25;
 
 /// The links that are measured, by all ranks together.
 pub(super) trait Links {
-    /// What an all-reduce of so many bytes takes this rank, in seconds, with an algorithm that sums
-    /// in canonical order.
+    /// What an all-reduce of this many bytes takes this rank, in seconds, with an algorithm that
+    /// sums in canonical order.
     fn time(&mut self, algorithm: Algorithm, bytes: usize) -> Result<f64>;
 
     /// Replaces each number by the largest one of all ranks.
@@ -44,7 +44,8 @@ fn fitting(seconds: f64, each: f64, most: usize) -> usize {
 /// longer.
 fn shortest(
     links: &mut impl Links,
-    (algorithm, bytes): (Algorithm, usize),
+    algorithm: Algorithm,
+    bytes: usize,
     samples: usize,
     before: f64,
 ) -> Result<f64> {
@@ -65,7 +66,7 @@ pub(super) fn measure(links: &mut impl Links, world_size: usize) -> Result<LinkC
     let mut agreed = [first];
     links.agree(&mut agreed)?;
     let samples = fitting(LATENCY_SECONDS, agreed[0], LATENCY_SAMPLES_MAX - 1);
-    let mut latency = [shortest(links, (smallest, 0), samples, first)? / steps.max(1.0)];
+    let mut latency = [shortest(links, smallest, 0, samples, first)? / steps.max(1.0)];
     links.agree(&mut latency)?;
     let [latency] = latency;
 
@@ -80,9 +81,10 @@ pub(super) fn measure(links: &mut impl Links, world_size: usize) -> Result<LinkC
         ..direct
     };
     // What no time is left to measure is as fast as what was measured: the wires are the same.
-    let ring_cost = match ring.expected(direct_cost, BYTES_MIN) <= BANDWIDTH_SECONDS {
-        true => ring.grow(links)?,
-        false => direct_cost,
+    let ring_cost = if ring.expected(direct_cost, BYTES_MIN) <= BANDWIDTH_SECONDS {
+        ring.grow(links)?
+    } else {
+        direct_cost
     };
     // A byte a second is slow enough, whatever a peer says.
     let bandwidth = |cost: f64| 1.0 / cost.min(1.0);
@@ -131,7 +133,7 @@ impl Bandwidth {
                 continue;
             }
             let samples = fitting(left, worst, BANDWIDTH_SAMPLES_MAX);
-            let least = shortest(links, (self.algorithm, bytes), samples, own)?;
+            let least = shortest(links, self.algorithm, bytes, samples, own)?;
             let mut byte = [self.byte(least, bytes)];
             links.agree(&mut byte)?;
             return Ok(byte[0]);
@@ -168,9 +170,10 @@ mod tests {
 
         fn agree(&mut self, numbers: &mut [f64]) -> Result<()> {
             self.clock += self.cost.latency.as_secs_f64();
-            match self.faster > 1.0 {
-                true => numbers.copy_from_slice(&[self.slowest.remove(0)]),
-                false => self.slowest.extend_from_slice(numbers),
+            if self.faster > 1.0 {
+                numbers.copy_from_slice(&[self.slowest.remove(0)])
+            } else {
+                self.slowest.extend_from_slice(numbers)
             }
             Ok(())
         }

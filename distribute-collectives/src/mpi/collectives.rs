@@ -37,9 +37,9 @@ struct Received<'a, T> {
 }
 
 impl<T> RankSlices<T> for Received<'_, T> {
-    fn pair(&mut self, ranks: (usize, usize), range: Range<usize>) -> (&mut [T], &mut [T]) {
-        let (below, above) = self.values.split_at_mut(ranks.1 * self.len);
-        let start = ranks.0 * self.len;
+    fn pair(&mut self, low: usize, high: usize, range: Range<usize>) -> (&mut [T], &mut [T]) {
+        let (below, above) = self.values.split_at_mut(high * self.len);
+        let start = low * self.len;
         let below = &mut below[start + range.start..start + range.end];
         (below, &mut above[range])
     }

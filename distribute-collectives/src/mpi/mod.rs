@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Run it with `mpirun -np 4 PROGRAM`; without `mpirun` it is a group of one rank. Rank and world
-//! size are those of MPI's world.
+//! size come from MPI's world.
 //!
 //! # Which MPI calls are used
 //!
@@ -21,12 +21,12 @@
 //! with NaN, and it knows no half types. Everything here holds nevertheless:
 //!
 //! - `i32` and `i64`: `MPI_Iallreduce`, whose result does not depend on the order (sums and
-//!   products are those of unsigned integers, which wrap around).
+//!   products are computed as unsigned integers, which wrap around).
 //! - Floats, and `u8` (whose sums Open MPI 4.1 saturates where it uses AVX): `MPI_Ialltoallv` gives
 //!   every rank its share of all ranks' elements, which it combines in canonical order;
 //!   `MPI_Iallgatherv` gives the shares to all ranks. These are the bytes of a ring,
 //!   `2S(P - 1)/P` per rank, and every element is combined in one place, so all ranks have the same
-//!   bits, those of [`Order::Canonical`](crate::Order::Canonical).
+//!   bits, as with [`Order::Canonical`](crate::Order::Canonical).
 //! - `reduce_scatter` is the first half of that, `reduce` ends with `MPI_Igatherv`.
 //! - `broadcast`: `MPI_Ibcast`. `all_gather`: `MPI_Iallgatherv`. `send` and `recv`: `MPI_Isend` and
 //!   `MPI_Irecv`, after both have agreed on type and length.

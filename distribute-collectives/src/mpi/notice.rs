@@ -29,7 +29,7 @@ pub(super) fn encode(instance: u64, own: usize, notice: &Notice) -> [u8; NOTICE_
         other => (instance, other.clone()),
     });
     let mut bytes = [b' '; NOTICE_BYTES];
-    // It fits: the texts of the others are those of this crate.
+    // It fits: the texts of the others come from this crate.
     for (to, from) in bytes.iter_mut().zip(text.bytes()) {
         *to = from;
     }

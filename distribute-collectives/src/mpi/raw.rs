@@ -96,7 +96,7 @@ impl World {
         let (mut done, mut bytes): (c_int, c_int) = (0, 0);
         let _guard = self.lock();
         // SAFETY: MPI is initialised as long as `World` lives. The request is null or one that this
-        // module began: nobody else can call this. The pointers are to locals and to what is
+        // module began: no other code can call this. The pointers are to locals and to what is
         // borrowed, which outlive the calls.
         unsafe {
             let mut status: ffi::MPI_Status = std::mem::zeroed();
@@ -127,12 +127,12 @@ fn unavailable(reason: &str) -> CollectiveError {
 pub(super) enum Call {
     /// Every rank gets `outgoing` of all ranks, in rank order.
     AllGather,
-    /// Sends `outgoing[rank]` to every rank; the layouts are those of the memory.
+    /// Sends `outgoing[rank]` to every rank; the layouts describe the memory.
     AllToAll,
     /// Gives `outgoing` of every rank to all ranks, or to the root only; the layout is that of what
     /// is received.
     Gather { root: Option<usize> },
-    /// Copies the root's `outgoing` to those of all ranks.
+    /// Copies the root's `outgoing` to the `outgoing` of all ranks.
     Broadcast { root: usize },
     /// Combines elements of `i32` or `i64` of all ranks' `outgoing` into every rank's `incoming`.
     AllReduce(DType, ReduceOp),
@@ -140,7 +140,7 @@ pub(super) enum Call {
     Send { to: usize, tag: i32 },
     /// Sends `outgoing` as a notice.
     Notice { to: usize },
-    /// Receives at most so many bytes into `incoming`.
+    /// Receives at most this many bytes into `incoming`.
     Receive { from: usize, tag: i32 },
 }
 
@@ -354,7 +354,8 @@ fn duplicate(world: &World, timeout: Duration) -> Result<ffi::MPI_Comm> {
     Ok(*unsafe { Box::from_raw(made) })
 }
 
-/// How long to wait before MPI, which wakes nobody, is asked again; grows with every poll in vain.
+/// How long to wait before MPI, which does not wake waiting threads, is polled again; grows with
+/// every poll in vain.
 pub(super) fn poll_pause(polls: u32) -> Duration {
     LONGEST_PAUSE.min(Duration::from_micros(20 + u64::from(polls) * 5))
 }
@@ -371,8 +372,8 @@ fn duplicate_world() -> Result<ffi::MPI_Comm> {
     }
 }
 
-/// MPI's type and operation for integers. Sums and products are those of unsigned integers, which
-/// wrap around.
+/// MPI's type and operation for integers. Sums and products are computed as unsigned integers,
+/// which wrap around.
 ///
 /// # Safety
 /// MPI must be initialised.
@@ -380,9 +381,10 @@ unsafe fn integers(dtype: DType, op: ReduceOp) -> (ffi::MPI_Datatype, ffi::MPI_O
     let is_short = dtype.size_bytes() == size_of::<i32>();
     // SAFETY: reading constants of the library.
     unsafe {
-        let (signed, unsigned) = match is_short {
-            true => (ffi::RSMPI_INT32_T, ffi::RSMPI_UINT32_T),
-            false => (ffi::RSMPI_INT64_T, ffi::RSMPI_UINT64_T),
+        let (signed, unsigned) = if is_short {
+            (ffi::RSMPI_INT32_T, ffi::RSMPI_UINT32_T)
+        } else {
+            (ffi::RSMPI_INT64_T, ffi::RSMPI_UINT64_T)
         };
         match op {
             ReduceOp::Sum | ReduceOp::Mean => (unsigned, ffi::RSMPI_SUM),
@@ -446,13 +448,13 @@ impl Memory {
         in_words(&mut self.incoming, bytes)
     }
 
-    /// Lays out what is sent: so many bytes to each rank.
+    /// Lays out what is sent: this many bytes to each rank.
     pub(super) fn outgoing_parts(&mut self, counts: impl Iterator<Item = usize>) -> &mut [u8] {
         let bytes = self.sent.set(counts);
         self.outgoing(bytes)
     }
 
-    /// Lays out what is received: so many bytes from each rank.
+    /// Lays out what is received: this many bytes from each rank.
     pub(super) fn incoming_parts(&mut self, counts: impl Iterator<Item = usize>) -> &mut [u8] {
         let bytes = self.received.set(counts);
         self.incoming(bytes)

@@ -18,6 +18,7 @@ use crate::communicator::{AbortHandle, AbortTarget};
 use crate::error::{CollectiveError, Result};
 use crate::failure::{Failure, Failures};
 use crate::header::OperationHeader;
+use crate::operation::OperationKind;
 use crate::options::GroupOptions;
 use crate::sync::unpoisoned;
 use crate::transport::{SEGMENTS_IN_FLIGHT, Transport};
@@ -31,8 +32,8 @@ const POINT_TO_POINT_TAG: i32 = 2;
 /// A rank says that it waits after a quarter of the deadline, at most after this time.
 const SAY_WAITING_AFTER: Duration = Duration::from_secs(1);
 
-/// Most notices that are kept for other groups of this process. Whoever misses one finds out by
-/// its own deadline.
+/// The most notices that are kept for other groups of this process. A group that misses one finds
+/// out by its own deadline.
 const NOTICES_MAX: usize = 1024;
 
 /// What is known of the other ranks.
@@ -142,6 +143,7 @@ pub(super) struct MpiTransport {
     shared: Arc<NoticeExchange>,
     timeout: Duration,
     operations: Bookkeeping,
+    running: Option<RunningOperation>,
     said_waiting: bool,
     /// Memory for the next operations.
     memory: Vec<Memory>,
@@ -166,6 +168,7 @@ impl MpiTransport {
             shared: Arc::new(shared),
             timeout: options.timeout,
             operations: Bookkeeping::default(),
+            running: None,
             said_waiting: false,
             memory: Vec::new(),
             outgoing: (0..size).map(|_| Default::default()).collect(),
@@ -187,7 +190,7 @@ impl MpiTransport {
         started.map_err(|error| self.broken(&error))
     }
 
-    /// Runs an operation of the library, on so many bytes of this rank, to its end.
+    /// Runs an operation of the library, on this many bytes of this rank, to its end.
     pub(super) fn complete(&mut self, memory: Memory, bytes: usize, call: Call) -> Result<Memory> {
         let pending = self.start(memory, bytes, call)?;
         Ok(self.wait(pending, None)?.0)
@@ -231,7 +234,7 @@ impl MpiTransport {
 
     /// Whether to give up the running operation.
     fn check(&mut self, peer: Option<usize>) -> Result<()> {
-        let running = *self.operations.running(self.comm.rank)?;
+        let running = RunningOperation::required(self.running, self.comm.rank)?;
         let (is_collective, sequence) = (peer.is_none(), running.header.sequence);
         let shared = self.shared.clone();
         let peers = shared
@@ -242,9 +245,10 @@ impl MpiTransport {
             let error = failure.kind.clone().into_error(&running.header);
             // Before this rank leaves too, or others would take it for the first one. From a
             // point-to-point call it is told as it is: a loss ends no call between other ranks.
-            match is_collective {
-                true => self.fail(error.clone()),
-                false => self.shared.send_notice(&Notice::Failed(failure)),
+            if is_collective {
+                self.fail(error.clone())
+            } else {
+                self.shared.send_notice(&Notice::Failed(failure))
             }
             return Err(error);
         }
@@ -283,9 +287,11 @@ impl MpiTransport {
 
     /// Which queue and tag the running operation uses.
     fn lane(&self) -> (usize, i32) {
-        match self.operations.is_point_to_point() {
-            true => (1, POINT_TO_POINT_TAG),
-            false => (0, COLLECTIVE_TAG),
+        let kind = self.running.map(|running| running.header.kind);
+        if kind.is_some_and(OperationKind::is_point_to_point) {
+            (1, POINT_TO_POINT_TAG)
+        } else {
+            (0, COLLECTIVE_TAG)
         }
     }
 
@@ -339,8 +345,7 @@ impl Transport for MpiTransport {
     fn begin(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
         self.said_waiting = false;
-        self.operations
-            .begin(RunningOperation::new(header, self.timeout));
+        self.running = Some(RunningOperation::new(header, self.timeout));
         if header.kind.is_point_to_point() {
             return Ok(());
         }
@@ -350,6 +355,7 @@ impl Transport for MpiTransport {
     }
 
     fn end(&mut self, header: &OperationHeader, result: Result<()>) -> Result<()> {
+        self.running = None;
         self.operations.end(header.kind, result)
     }
 
@@ -386,7 +392,7 @@ impl Transport for MpiTransport {
         let (mut memory, found) = self.wait(pending, self.only(from))?;
         if found != bytes {
             let rank = self.comm.rank;
-            let header = self.operations.running(rank)?.header;
+            let header = RunningOperation::required(self.running, rank)?.header;
             let error = header.wrong_size(rank, from, found, bytes);
             self.fail(error.clone());
             return Err(error);
@@ -409,9 +415,10 @@ impl Transport for MpiTransport {
 impl Drop for MpiTransport {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
-        let reason = match std::thread::panicking() {
-            true => "its thread panicked",
-            false => "its endpoint was dropped",
+        let reason = if std::thread::panicking() {
+            "its thread panicked"
+        } else {
+            "its endpoint was dropped"
         };
         // One that has not heard of a failure yet must not take this rank, which leaves because of
         // it, for the cause: notices of two ranks come in any order.

@@ -102,9 +102,10 @@ impl Record {
     pub(super) fn first_difference(&self, other: &Record) -> Option<String> {
         let name = |element: Option<ElementType>| element.map_or("another", ElementType::name);
         if self.header.kind == other.header.kind && self.on_devices != other.on_devices {
-            let (a, b) = match self.on_devices {
-                true => ("device memory", "host memory"),
-                false => ("host memory", "device memory"),
+            let (a, b) = if self.on_devices {
+                ("device memory", "host memory")
+            } else {
+                ("host memory", "device memory")
             };
             return Some(format!(
                 "the buffers are in {a} on one and in {b} on the other"

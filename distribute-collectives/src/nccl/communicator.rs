@@ -12,7 +12,7 @@ use super::thread::{NcclThread, RequestError, Round, ThreadSide};
 use super::unavailable::unavailable;
 use super::version::Version;
 use crate::algorithm::exchange::segments_of;
-use crate::bookkeeping::{Bookkeeping, RunningOperation};
+use crate::bookkeeping::Bookkeeping;
 use crate::buffer::{Buffer, Element};
 use crate::communicator::{CommunicatorExt, Description, Gathered};
 use crate::engine::Engine;
@@ -161,7 +161,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     /// Copies elements from the device to host memory; as [`upload`](Self::upload).
     ///
     /// # Errors
-    /// As those of `upload`.
+    /// As `upload`.
     pub fn download<T: Element>(&mut self, from: &DeviceMemory, values: &mut [T]) -> Result<()> {
         let kind = OperationKind::Recv;
         let from = self.copied::<T>(kind, "download", from, values.len())?;
@@ -231,8 +231,6 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     ) -> Result<R> {
         let header = record.header;
         self.operations.check()?;
-        self.operations
-            .begin(RunningOperation::new(&header, self.options.timeout));
         let agreed = match peer {
             Some(peer) => self.agree_with(record, peer),
             None => self.agree(record),
@@ -265,7 +263,7 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             .group
             .all_gather_reusing(&record.encode(), &mut gathered)
             .map_err(|error| renamed(error, &record.header))
-            // All ranks find the same difference, so nobody need be told.
+            // All ranks find the same difference, so none need be told.
             .and_then(|()| agreement::compare(&gathered, &mut self.sizes));
         self.gathered = gathered;
         result
@@ -275,11 +273,12 @@ impl<G: ControlGroup> NcclCommunicator<G> {
     fn agree_with(&mut self, record: &Record, peer: usize) -> Result<()> {
         let (mut own, mut other) = (record.encode(), [0; RECORD_BYTES]);
         let sends = record.header.kind == OperationKind::Send;
-        let exchanged = match sends {
-            true => (self.group.send(peer, Buffer::U8(&mut own)))
-                .and_then(|()| self.group.recv(peer, Buffer::U8(&mut other))),
-            false => (self.group.recv(peer, Buffer::U8(&mut other)))
-                .and_then(|()| self.group.send(peer, Buffer::U8(&mut own))),
+        let exchanged = if sends {
+            (self.group.send(peer, Buffer::U8(&mut own)))
+                .and_then(|()| self.group.recv(peer, Buffer::U8(&mut other)))
+        } else {
+            (self.group.recv(peer, Buffer::U8(&mut other)))
+                .and_then(|()| self.group.send(peer, Buffer::U8(&mut own)))
         };
         exchanged.map_err(|error| renamed(error, &record.header))?;
         let rank = self.group.rank();

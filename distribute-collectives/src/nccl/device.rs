@@ -43,8 +43,10 @@ impl<G: ControlGroup> NcclCommunicator<G> {
         root: usize,
         buffers: &mut [DeviceBuffer<'_>],
     ) -> Result<()> {
-        let header = self.header(OperationKind::Reduce);
-        let header = header.with_op(op).with_root(root);
+        let header = self
+            .header(OperationKind::Reduce)
+            .with_op(op)
+            .with_root(root);
         self.on_each(header, None, buffers, CallKind::Reduce(op, root))
     }
 
@@ -171,12 +173,14 @@ impl<G: ControlGroup> NcclCommunicator<G> {
             counts.extend(this.sizes.iter().map(|bytes| bytes / each));
             let [from, to] = [buffers[0].span(), buffers[1].span()];
             let mut end = 0;
-            let parts = counts.iter().map(|count| {
-                let start = end;
-                end += count;
-                to.slice(start..end)
-            });
-            let parts: Vec<Span> = parts.collect();
+            let parts: Vec<Span> = counts
+                .iter()
+                .map(|count| {
+                    let start = end;
+                    end += count;
+                    to.slice(start..end)
+                })
+                .collect();
             Call::gather(from, &to.slice(0..end), &parts, this.rank())
         })?;
         Ok(counts)

@@ -87,9 +87,10 @@ impl Driver {
     /// [`NcclUnavailable::NoDevice`].
     pub fn check(&self, device: usize) -> Result<(), NcclUnavailable> {
         let count = self.devices.len();
-        match device < count {
-            true => Ok(()),
-            false => Err(NcclUnavailable::NoDevice { device, count }),
+        if device < count {
+            Ok(())
+        } else {
+            Err(NcclUnavailable::NoDevice { device, count })
         }
     }
 }

@@ -37,7 +37,7 @@
 //! [`DISTRIBUTE_NCCL_LIBRARY`](NCCL_LIBRARY) and [`DISTRIBUTE_CUDA_LIBRARY`](CUDA_LIBRARY) say; of
 //! the Python package `nvidia-nccl` it is `site-packages/nvidia/nccl/lib/libnccl.so.2`. What is
 //! missing or too old is told with the places that were searched ([`NcclUnavailable`]). Loaded
-//! libraries stay loaded. Bindings of our own, not those of `cudarc`: that looks for one library
+//! libraries stay loaded. Bindings of our own, not `cudarc`'s: that looks for one library
 //! per process by fixed names (never `libnccl.so.2`) and panics where it finds none.
 //!
 //! # Memory
@@ -84,7 +84,7 @@
 //! - [`abort`](crate::Communicator::abort) of any rank ends the running operation of all.
 //!
 //! Where the thread does not come back from a library within three grace periods, it is given up
-//! and [`is_stuck`](NcclCommunicator::is_stuck) says so: end the process then. Nobody else calls
+//! and [`is_stuck`](NcclCommunicator::is_stuck) says so: end the process then. No other code calls
 //! `ncclCommAbort`: it would free what a thread that was merely slow is about to use.
 
 mod agreement;
@@ -121,8 +121,8 @@ use crate::error::Result;
 use crate::in_process::InProcessCommunicator;
 use crate::options::GroupOptions;
 
-/// Makes a group of threads of this process, rank `i` on GPU `devices[i]`; `options` are those of
-/// all ranks but for the device.
+/// Makes a group of threads of this process, rank `i` on GPU `devices[i]`; `options` are the
+/// options of all ranks but for the device.
 ///
 /// # Errors
 /// As [`in_process`](crate::in_process) and [`NcclCommunicator::new`].

@@ -35,7 +35,8 @@ pub struct NcclOptions {
 }
 
 impl NcclOptions {
-    /// A rank on GPU `device`, as the driver numbers the visible ones.
+    /// A rank on GPU `device`, as the driver numbers the visible ones. Takes the libraries' files
+    /// from the variables [`NCCL_LIBRARY`] and [`CUDA_LIBRARY`], where they are set.
     pub fn new(device: usize) -> Self {
         let path = |name: &str| std::env::var_os(name).map(PathBuf::from);
         NcclOptions {

@@ -331,9 +331,10 @@ fn wait(
     shared: &ThreadShared,
     ready: impl FnMut() -> Result<bool, LibraryError>,
 ) -> Result<(), RequestError> {
-    match poll(|| shared.stop.load(Ordering::Acquire), ready)? {
-        true => Ok(()),
-        false => Err(RequestError::Stuck),
+    if poll(|| shared.stop.load(Ordering::Acquire), ready)? {
+        Ok(())
+    } else {
+        Err(RequestError::Stuck)
     }
 }
 

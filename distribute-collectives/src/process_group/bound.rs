@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_net::address::BoundListener;
+use distribute_net::shortage::make_room;
 
 use crate::control::{Announcement, ControlPlane, JoinOptions};
 use crate::error::{CollectiveError, Result};
@@ -16,6 +17,10 @@ use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
 #[cfg(feature = "shm")]
 use crate::process_group::sharing;
 use crate::status::GroupStatus;
+
+/// Descriptors for what else a rank opens while its group forms: its ports, files, and connections
+/// whose peer is not authenticated.
+const OTHER_DESCRIPTORS: u64 = 32;
 
 /// A rank that listens but has not met the others yet; made by [`ProcessGroupOptions::bind`].
 #[derive(Debug)]
@@ -165,6 +170,33 @@ impl BoundProcessGroup {
         self.meet()
     }
 
+    /// Raises the limit of file descriptors as far as this group may need it.
+    ///
+    /// # Errors
+    /// [`CollectiveError::InvalidOption`] when the connections of the group cannot all be open.
+    fn make_room(&self) -> Result<()> {
+        let options = &self.options;
+        let (ranks, lanes) = (options.addresses.len() as u64, options.lanes as u64);
+        let others = ranks.saturating_sub(1);
+        // One for the control plane; ranks that share memory have no lanes.
+        let needed = match options.transport {
+            ProcessTransport::Grpc => others * (1 + lanes),
+            _ => others,
+        };
+        let room = make_room(others * (1 + lanes) + OTHER_DESCRIPTORS);
+        if needed + OTHER_DESCRIPTORS <= room {
+            return Ok(());
+        }
+        Err(CollectiveError::InvalidOption {
+            what: format!(
+                "rank {} needs {needed} file descriptors for connections to {others} ranks, and the \
+                 limits of this process allow {room} more in all: raise the hard limit (`ulimit \
+                 -Hn`, LimitNOFILE of systemd, `nofile` of a container), or use fewer ranks",
+                options.rank
+            ),
+        })
+    }
+
     /// As [`join`](Self::join), with the addresses of the options.
     ///
     /// # Errors
@@ -181,6 +213,7 @@ impl BoundProcessGroup {
                 })?;
         #[cfg(feature = "shm")]
         let offer = sharing::offer(self.options.transport)?;
+        self.make_room()?;
         let address = self.address();
         let status = Arc::new(GroupStatus::default());
         let announcement = Announcement {

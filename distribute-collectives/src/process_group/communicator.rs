@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use crate::communicator::Communicator;
 use crate::control::ControlPlane;
-use crate::flight_record::Recorded;
 use crate::forward::forward_communicator;
 use crate::link_cost::LinkCost;
 #[cfg(feature = "nccl")]
@@ -18,7 +17,8 @@ use crate::status::GroupStatus;
 /// Dropping it takes this rank out of the group: what it still owes to the others is sent, they
 /// are told, and its thread and connections end.
 pub struct ProcessCommunicator {
-    pub(super) inner: Recorded<Carrier>,
+    /// Over whatever carries the bytes of this group; its calls are recorded.
+    pub(super) inner: Box<dyn Communicator>,
     pub(super) address: SocketAddr,
     pub(super) link_cost: Option<LinkCost>,
     #[cfg(feature = "nccl")]
@@ -26,9 +26,6 @@ pub struct ProcessCommunicator {
     /// Says goodbye when it is dropped, after all data has gone out. Held for that only.
     pub(super) _control: ControlPlane,
 }
-
-/// A communicator over whatever carries the bytes of this group.
-pub(super) struct Carrier(pub(super) Box<dyn Communicator>);
 
 impl ProcessCommunicator {
     /// What the links were measured to cost when the group was made; `None` where it does not
@@ -43,7 +40,5 @@ impl ProcessCommunicator {
         self.address
     }
 }
-
-forward_communicator!(Carrier, inner in [Carrier(inner)]);
 
 forward_communicator!(ProcessCommunicator, inner in [ProcessCommunicator { inner, .. }]);

@@ -27,6 +27,11 @@ impl Hosts {
         self.0.iter().any(|host| host.len() > 1)
     }
 
+    /// The ranks of the host that has the most.
+    pub(crate) fn most_ranks(&self) -> usize {
+        self.0.iter().map(Vec::len).max().unwrap_or(0)
+    }
+
     /// The ranks that share the host of `rank`, itself among them.
     pub(crate) fn members(&self, rank: usize) -> &[usize] {
         let host = self.0.iter().find(|host| host.contains(&rank));
@@ -55,6 +60,7 @@ mod tests {
         let separate = Hosts::from_leaders(&[0, 1, 2]);
         assert!(hosts.share_memory() && !separate.share_memory());
         assert_eq!(hosts.ranks_per_host(), Some(2));
+        assert_eq!((hosts.most_ranks(), separate.most_ranks()), (2, 1));
         assert_eq!(Hosts::from_leaders(&[0, 1, 0, 1]).ranks_per_host(), None);
         assert_eq!(Hosts::from_leaders(&[0, 1, 1]).ranks_per_host(), None);
         assert_eq!(separate.ranks_per_host(), Some(1));

@@ -17,7 +17,7 @@ use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links, stall
 use crate::link_cost::{LinkCost, remembered};
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
-use crate::process_group::communicator::{Carrier, ProcessCommunicator};
+use crate::process_group::communicator::ProcessCommunicator;
 use crate::process_group::options::ProcessGroupOptions;
 use crate::status::GroupStatus;
 use crate::transport::Transport;
@@ -47,7 +47,7 @@ impl Joining {
     }
 
     /// The endpoint over a transport of segments. Where [`Algorithm::Auto`] decides, all ranks
-    /// find out together from what; `ranks_per_host` when each host has so many.
+    /// find out together from what; `ranks_per_host` when each host has the same number.
     pub(super) fn over(
         self,
         transport: impl Transport + 'static,
@@ -56,27 +56,31 @@ impl Joining {
         let group = &self.options.group;
         let choosing = group.algorithm == Algorithm::Auto && transport.world_size() > 1;
         let mut inner = TransportCommunicator::new(transport, group.clone())?;
-        let link_cost = match choosing {
-            true => Some(inner.decide(self.agreed_link_cost()?, ranks_per_host)?),
-            false => None,
+        let link_cost = if choosing {
+            Some(inner.decide(self.agreed_link_cost()?, ranks_per_host)?)
+        } else {
+            None
         };
         if let (Some(cost), Some(path)) = (link_cost, &self.options.link_memory)
             && let Err(error) = remembered::remember(path, &self.linked(), cost)
         {
             tracing::debug!(%error, path = %path.display(), "cannot remember what links cost");
         }
-        Ok(self.finish(Box::new(inner), link_cost))
+        Ok(self.finish(inner, link_cost))
     }
 
     /// The group as costs of links are remembered for it: what carries the bytes between which
     /// hosts. Ports change from start to start.
     fn linked(&self) -> String {
         let options = &self.options;
-        let hosts = options.addresses.iter().map(|address| {
-            let host = address.as_deref().and_then(|it| address::split(it).ok());
-            host.map_or("?", |(host, _)| host)
-        });
-        let hosts: Vec<&str> = hosts.collect();
+        let hosts: Vec<&str> = options
+            .addresses
+            .iter()
+            .map(|address| {
+                let host = address.as_deref().and_then(|it| address::split(it).ok());
+                host.map_or("?", |(host, _)| host)
+            })
+            .collect();
         format!(
             "{} {} {}",
             options.transport,
@@ -100,14 +104,14 @@ impl Joining {
 
     pub(super) fn finish(
         self,
-        inner: Box<dyn Communicator>,
+        inner: impl Communicator + 'static,
         link_cost: Option<LinkCost>,
     ) -> ProcessCommunicator {
-        let recorded = Recorded::new(Carrier(inner)).starting_at(self.status.completed());
+        let recorded = Recorded::new(inner).starting_at(self.status.completed());
         ProcessCommunicator {
             inner: match self.options.flight_records {
-                Some(directory) => recorded.directory(directory),
-                None => recorded,
+                Some(directory) => Box::new(recorded.directory(directory)),
+                None => Box::new(recorded),
             },
             address: self.address,
             link_cost,
@@ -172,7 +176,7 @@ impl Joining {
             return Ok(None);
         };
         let world_size = self.options.addresses.len();
-        // By rank; nobody is dialled, and nobody comes, under the name of this rank itself.
+        // By rank; the entry of this rank itself is never dialled or accepted.
         let mut names = vec![ServerName::from(IpAddr::from(Ipv4Addr::LOCALHOST)); world_size];
         for peer in self.control.peers() {
             let (rank, address) = (peer.rank, &peer.address);

@@ -16,13 +16,14 @@ pub fn loopback(
     transport: ProcessTransport,
 ) -> Result<Vec<ProcessCommunicator>> {
     let listen = vec!["127.0.0.1:0"; world_size];
-    let bound = (0..world_size).map(|rank| {
-        ProcessGroupOptions::new(rank, listen.iter().copied())
-            .group(options.clone())
-            .transport(transport)
-            .bind()
-    });
-    let bound = bound.collect::<Result<Vec<_>>>()?;
+    let bound = (0..world_size)
+        .map(|rank| {
+            ProcessGroupOptions::new(rank, listen.iter().copied())
+                .group(options.clone())
+                .transport(transport)
+                .bind()
+        })
+        .collect::<Result<Vec<_>>>()?;
     if bound.is_empty() {
         let what = "a group has at least 1 rank, got world size 0".to_string();
         return Err(CollectiveError::InvalidOption { what });

@@ -69,8 +69,8 @@ impl MixedTransport {
     ) -> Result<()> {
         while !done(self)? && self.grpc.links.has_pending_output() {
             self.grpc.links.drive_within(POLL_INTERVAL);
-            let running = self.grpc.operations.running(self.rank())?;
-            let noted = self.grpc.status.check_peer(&running.header, Some(peer));
+            let header = self.grpc.running()?.header;
+            let noted = self.grpc.status.check_peer(&header, Some(peer));
             // What is there counts, also when the rank that brought it about has left since.
             if noted.is_err() && !done(self)? {
                 return noted;
@@ -94,8 +94,7 @@ impl Transport for MixedTransport {
     }
 
     fn segment_bytes(&self) -> usize {
-        let suits = (self.local.mailbox_bytes() / 2).max(1);
-        suits.min(self.max_segment_bytes())
+        self.max_segment_bytes()
     }
 
     fn max_segment_bytes(&self) -> usize {
@@ -128,7 +127,7 @@ impl Transport for MixedTransport {
         if self.local.member(to).is_none() {
             return self.grpc.send_with(to, bytes, fill);
         }
-        let running = *self.grpc.operations.running(self.rank())?;
+        let running = self.grpc.running()?;
         let status = self.grpc.status.clone();
         let operation = Operation::of(&status, &running);
         self.drive_until(to, |this| this.local.can_send(&operation, to))?;
@@ -152,7 +151,7 @@ impl Transport for MixedTransport {
         if self.local.member(from).is_none() {
             return self.grpc.receive_with(from, bytes, consume);
         }
-        let running = *self.grpc.operations.running(self.rank())?;
+        let running = self.grpc.running()?;
         let status = self.grpc.status.clone();
         let operation = Operation::of(&status, &running);
         self.drive_until(from, |this| this.local.can_receive(&operation, from))?;

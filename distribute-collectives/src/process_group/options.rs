@@ -61,6 +61,9 @@ pub struct ProcessGroupOptions {
     /// The host of each rank, as if ranks of one machine were on several.
     #[cfg(all(test, feature = "shm"))]
     pub(crate) hosts: Option<Vec<usize>>,
+    /// How many ranks of a host can share memory, in place of the real limit.
+    #[cfg(all(test, feature = "shm"))]
+    pub(crate) members_max: Option<usize>,
 }
 
 impl ProcessGroupOptions {
@@ -102,6 +105,8 @@ impl ProcessGroupOptions {
             interruption: Interruption::default(),
             #[cfg(all(test, feature = "shm"))]
             hosts: None,
+            #[cfg(all(test, feature = "shm"))]
+            members_max: None,
         }
     }
 

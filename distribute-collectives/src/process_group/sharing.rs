@@ -8,8 +8,8 @@ use crate::process_group::joining::{DataPorts, Joining};
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
 use crate::shared_memory::{
-    Attachment, LocalGroup, LocalIdentity, LocalTransport, Offer, SEGMENT_BYTES_MAX, Settings,
-    SharedMemoryCommunicator, establish, find_leader,
+    Attachment, LocalGroup, LocalIdentity, LocalTransport, MEMBERS_MAX, Offer, SEGMENT_BYTES_MAX,
+    Settings, SharedMemoryCommunicator, establish, find_leader,
 };
 
 /// Refuses segments that no mailbox holds.
@@ -34,7 +34,7 @@ pub(super) fn announcement(offer: Option<&Offer>) -> Vec<u8> {
 }
 
 impl Joining {
-    /// Shares memory with whoever can, and connects to the others.
+    /// Shares memory with the ranks that can, and connects to the others.
     pub(super) fn share_memory(
         self,
         offer: Offer,
@@ -42,6 +42,16 @@ impl Joining {
     ) -> Result<ProcessCommunicator> {
         let (hosts, attachment) = self.find_hosts()?;
         if hosts.count() > 1 && !hosts.share_memory() {
+            return self.over_grpc(ports);
+        }
+        let (most, limit) = (hosts.most_ranks(), self.members_max());
+        if most > limit {
+            if self.options.rank == 0 {
+                tracing::warn!(
+                    "a host has {most} ranks, and at most {limit} can share memory: all ranks use \
+                     gRPC"
+                );
+            }
             return self.over_grpc(ports);
         }
         let members = hosts.members(self.options.rank);
@@ -73,8 +83,9 @@ impl Joining {
         }
         let attachment = find_leader(&offers, &self.local_identity(), self.deadline)?;
         let leader = attachment.leader(rank) as u64;
-        let leaders = self.control.all_gather(&leader.to_le_bytes())?;
-        let leaders: Vec<usize> = leaders
+        let leaders: Vec<usize> = self
+            .control
+            .all_gather(&leader.to_le_bytes())?
             .iter()
             .map(|bytes| {
                 let bytes = <[u8; 8]>::try_from(bytes.as_slice()).unwrap_or([0xff; 8]);
@@ -92,7 +103,24 @@ impl Joining {
             );
             return Err(CollectiveError::unavailable("shared memory", reason));
         }
+        let limit = self.members_max();
+        if self.options.transport == ProcessTransport::SharedMemory && world_size > limit {
+            let reason = format!(
+                "at most {limit} ranks can share memory, not {world_size}; use the transport auto \
+                 or grpc"
+            );
+            return Err(CollectiveError::unavailable("shared memory", reason));
+        }
         Ok((hosts, attachment))
+    }
+
+    /// How many ranks of a host can share memory.
+    fn members_max(&self) -> usize {
+        #[cfg(test)]
+        if let Some(members) = self.options.members_max {
+            return members;
+        }
+        MEMBERS_MAX
     }
 
     fn establish(
@@ -116,7 +144,7 @@ impl Joining {
         )
     }
 
-    /// Who this rank is to those of its host.
+    /// This rank's identity for the ranks of its host.
     fn local_identity(&self) -> LocalIdentity {
         LocalIdentity {
             rank: self.options.rank,
@@ -132,7 +160,7 @@ impl Joining {
         let direct = matches!(options.algorithm, Algorithm::Auto | Algorithm::Direct);
         if direct && options.wire.is_none() {
             let communicator = SharedMemoryCommunicator::new(transport);
-            return Ok(self.finish(Box::new(communicator), None));
+            return Ok(self.finish(communicator, None));
         }
         self.over(transport, None)
     }

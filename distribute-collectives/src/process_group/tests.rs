@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use distribute_net::address::BoundListener;
 use distribute_net::security::{Security, Token};
+use hostile::alone::is_alone;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::buffer::Buffer;
 use crate::communicator::{Communicator, CommunicatorExt, chunk_range};
@@ -66,11 +68,10 @@ fn on_hosts_with<R: Send>(
     })
 }
 
-fn algorithms() -> [Algorithm; 6] {
+fn algorithms() -> [Algorithm; 5] {
     [
         Algorithm::Auto,
         Algorithm::Ring,
-        Algorithm::Chain,
         Algorithm::HalvingDoubling,
         Algorithm::DirectExchange,
         Algorithm::Hierarchical { ranks_per_host: 2 },
@@ -471,7 +472,7 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
     });
 }
 
-/// A port of 127.0.0.1 that nobody has.
+/// A free port of 127.0.0.1.
 fn free_address() -> String {
     let free = BoundListener::bind(0, "127.0.0.1:0", &Security::default()).unwrap();
     free.local_addr().to_string()
@@ -545,5 +546,98 @@ fn a_name_of_its_own_that_does_not_resolve_yet_is_waited_for() {
             let interrupted = matches!(error, CollectiveError::Interrupted { rank: 1, .. });
             assert!(interrupted, "{error}");
         }
+    });
+}
+
+/// A group in which at most two ranks can share memory.
+fn with_few_members(hosts: &[usize], transport: ProcessTransport) -> Vec<Result<String, String>> {
+    let bound = (0..hosts.len()).map(|rank| {
+        let mut options = ProcessGroupOptions::new(rank, vec!["127.0.0.1:0"; hosts.len()])
+            .transport(transport)
+            .rendezvous_timeout(Duration::from_secs(20));
+        (options.hosts, options.members_max) = (Some(hosts.to_vec()), Some(2));
+        options.bind().unwrap()
+    });
+    let bound: Vec<_> = bound.collect();
+    let addresses: Vec<_> = bound.iter().map(|it| it.address().to_string()).collect();
+    on_threads(bound, |rank| {
+        let joined = rank.join(addresses.clone());
+        let mut endpoint = joined.map_err(|error| error.to_string())?;
+        let mut sum = [1.0_f32; 3];
+        endpoint
+            .all_reduce(ReduceOp::Sum, &mut [(&mut sum[..]).into()])
+            .unwrap();
+        assert_eq!(sum, [hosts.len() as f32; 3]);
+        Ok(endpoint.describe().transport)
+    })
+}
+
+#[test]
+fn more_ranks_of_a_host_than_can_share_memory_use_grpc() {
+    within_limit(|| {
+        for hosts in [&[0, 0, 0][..], &[0, 1, 1, 1]] {
+            for transport in with_few_members(hosts, ProcessTransport::Auto) {
+                assert_eq!(transport, Ok("grpc".to_owned()));
+            }
+        }
+        for transport in with_few_members(&[0, 0, 1], ProcessTransport::Auto) {
+            assert!(transport.unwrap().ends_with("grpc between hosts"));
+        }
+        for refused in with_few_members(&[0, 0, 0], ProcessTransport::SharedMemory) {
+            let error = refused.unwrap_err();
+            assert!(
+                error.contains("at most 2 ranks can share memory, not 3"),
+                "{error}"
+            );
+        }
+    });
+}
+
+/// Two ranks of this process, with 16 connections for data.
+fn join_two() -> Vec<Result<(), CollectiveError>> {
+    let bound = (0..2).map(|rank| {
+        ProcessGroupOptions::new(rank, vec!["127.0.0.1:0"; 2])
+            .transport(ProcessTransport::Grpc)
+            .lanes(16)
+            .bind()
+            .unwrap()
+    });
+    let bound: Vec<_> = bound.collect();
+    let addresses: Vec<_> = bound.iter().map(|it| it.address().to_string()).collect();
+    on_threads(bound, |rank| {
+        let mut endpoint = rank.join(addresses.clone())?;
+        endpoint.barrier()
+    })
+}
+
+#[test]
+fn a_rank_takes_the_descriptors_that_it_may_have_and_says_when_they_are_too_few() {
+    // A hard limit stays.
+    let name = "a_rank_takes_the_descriptors_that_it_may_have_and_says_when_they_are_too_few";
+    if !is_alone(module_path!(), name) {
+        return;
+    }
+    within_limit(|| {
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+        let limit = |current: u64, hard: u64| Rlimit {
+            current: Some(open + current),
+            maximum: Some(open + hard),
+        };
+        setrlimit(Resource::Nofile, limit(10, 500)).unwrap();
+        for joined in join_two() {
+            joined.unwrap();
+        }
+        setrlimit(Resource::Nofile, limit(20, 60)).unwrap();
+        let many = ProcessGroupOptions::new(0, vec!["127.0.0.1:0"; 100]);
+        let error = many.bind().unwrap().meet().err().unwrap();
+        assert!(
+            matches!(error, CollectiveError::InvalidOption { .. }),
+            "{error}"
+        );
+        for part in ["rank 0 needs 99 file descriptors", "ulimit -Hn"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        let few = getrlimit(Resource::Nofile).current;
+        assert_eq!(few, Some(open + 60), "as many as it may have");
     });
 }

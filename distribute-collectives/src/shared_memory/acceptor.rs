@@ -1,5 +1,5 @@
-//! The listening side of an offer until somebody has time for it: takes the connections that come,
-//! so that those of strangers do not fill the queue in which a member would wait.
+//! The listening side of an offer until a thread has time for it: takes the connections that come,
+//! so that unauthenticated peers' connections do not fill the queue in which a member would wait.
 //!
 //! Everybody on the host can find the name of a Unix socket. Who is another user is turned away at
 //! once; of connections that say nothing only a few are kept.
@@ -19,8 +19,8 @@ use crate::sync::unpoisoned;
 
 /// First bytes of every packet: another program, or another version, is refused.
 pub(super) const MAGIC: [u8; 8] = *b"dc-shm-3";
-/// The pause after an accept that failed although no stranger has a descriptor: nothing says when
-/// one is free.
+/// The pause after an accept that failed although no unauthenticated peer has a descriptor: nothing
+/// says when one is free.
 const PAUSE: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
@@ -61,7 +61,7 @@ pub(super) fn has_received(connection: &OwnedFd) -> bool {
 struct PendingConnections(Vec<OwnedFd>);
 
 impl PendingConnections {
-    /// Ends a connection that talks nonsense, or the oldest one of more than so many that say
+    /// Ends a connection that sends nonsense, or the oldest one if too many say
     /// nothing; whether there was one.
     fn make_room(&mut self, silent_max: usize) -> bool {
         let said: Vec<FirstPacket> = self.0.iter().map(peek_first_packet).collect();
@@ -84,12 +84,13 @@ impl PendingConnections {
                 Ok(connection) if same_user(&connection) => self.0.push(connection),
                 Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::AGAIN) => return Ok(()),
-                // Perhaps there are no descriptors left: a stranger's is the first to go.
+                // Perhaps there are no descriptors left: an unauthenticated peer's is the first to
+                // go.
                 Err(_) if self.make_room(0) => {}
                 Err(error) => return Err(error),
             }
             if self.0.len() > look_beyond && !self.make_room(most) {
-                // Members, as it seems, of which there are so many at most.
+                // Members, as it seems, of which there are this many at most.
                 self.0.truncate(most + MEMBERS_MAX);
                 look_beyond = self.0.len() + most / 2;
             }

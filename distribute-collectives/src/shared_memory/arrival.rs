@@ -52,7 +52,7 @@ impl SegmentView {
         self.announce_arrival(record.header.sequence);
     }
 
-    /// What another member says; this member's own words are not read back, so that nobody can
+    /// The words of another member; this member's own words are not read back, so that no other can
     /// change them.
     fn record(&self, member: usize, own: &Record, operation: &Operation<'_>) -> Result<Record> {
         if member == self.me {
@@ -80,7 +80,7 @@ impl SegmentView {
     ///
     /// # Errors
     /// [`Mismatch`](CollectiveError::Mismatch), the same on every member: each of them sees all
-    /// records before it gives up, whoever gave up before.
+    /// records before it gives up, even if others gave up before.
     pub(crate) fn compare_headers(
         &self,
         own: &Record,

@@ -9,9 +9,9 @@
 //! 3. sleep until the bell is no longer what was read in step 2.
 //!
 //! Publishing: write the counter, a full fence, then ring the members that wait for just this
-//! counter of this member. The two fences make it impossible that the publisher sees nobody
+//! counter of this member. The two fences make it impossible that the publisher sees no sleeper
 //! waiting and the waiter sees the old counter. A ring between steps 2 and 3 changes the bell, so
-//! the kernel refuses to sleep. Whoever rings takes the "waits for" word back to 0, so that one
+//! the kernel refuses to sleep. The ringer resets the "waits for" word to 0, so that one
 //! sleep costs one ring.
 //!
 //! A note of a failure (another thread of the same process) rings the same bell, so a sleeping
@@ -34,7 +34,7 @@ use crate::sync::{futex_wait, futex_wake};
 /// How long a member polls before it sleeps: about as long as waking a process takes.
 const SPIN: Duration = Duration::from_micros(30);
 
-/// How long a member sleeps before it looks again although nobody has rung. A process that is
+/// How long a member sleeps before it checks again without a ring. A process that is
 /// stopped after it has published, but before it has rung for all, must not keep the others asleep
 /// until their deadlines: they would look as late as the stopped one.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -81,8 +81,8 @@ impl SegmentView {
 
     /// Publishes this member's counter; what it wrote before is visible to who sees it. All members
     /// announce the same values, one after the other, and only the last one to reach a value rings:
-    /// whoever waits for all of them wakes once. (Of two that announce at the same time, the fences
-    /// let at least one see both, and that one the sleepers too.)
+    /// a rank that waits for all of them wakes once. (Of two that announce at the same time, the
+    /// fences let at least one see both, and that one the sleepers too.)
     pub(crate) fn announce(&self, counter: Counter, value: u64) {
         let at = self.layout.counter(self.me, counter);
         self.segment.long(at).store(value, Ordering::Release);
@@ -109,7 +109,7 @@ impl SegmentView {
     pub(crate) fn announce_arrival(&self, sequence: u64) {
         let is_last = self.count_arrival(sequence);
         // After the count, which lets the others go on: a member that is stopped between the two is
-        // the only one that looks late. Before it, nobody would, and all would stand still.
+        // the only one that looks late. Before it, none would, and all would stand still.
         let at = self.layout.counter(self.me, Counter::Arrived);
         self.segment.long(at).store(sequence + 1, Ordering::Release);
         if is_last {
@@ -126,14 +126,14 @@ impl SegmentView {
         before.wrapping_add(1) == self.all_arrived(sequence)
     }
 
-    /// The number of arrivals when all members have begun operation `sequence`. Nobody begins the
-    /// next one before, so the number says it all.
+    /// The number of arrivals when all members have begun operation `sequence`. No member begins
+    /// the next one before, so the number says it all.
     fn all_arrived(&self, sequence: u64) -> u64 {
         (sequence + 1).wrapping_mul(self.members() as u64)
     }
 
     /// The other members that have not begun the operation; when all have, those that are behind
-    /// the others in it, for whom all others wait in the end.
+    /// the others in it: the member that all others wait for in the end.
     fn behind(&self, sequence: u64) -> Vec<usize> {
         let late = |member: &usize| self.counter(*member, Counter::Arrived) <= sequence;
         let missing: Vec<usize> = self.peers().filter(late).collect();
@@ -210,9 +210,12 @@ impl SegmentView {
         ready: impl Fn() -> bool,
     ) -> Result<()> {
         let spin_policy = &self.spin_policy[usize::from(counter != Counter::Arrived)];
-        let polled = || match self.layout.may_spin {
-            true => spin_policy.poll(SPIN, || poll_some(&ready)),
-            false => spin_policy.poll_yielding(&ready),
+        let polled = || {
+            if self.layout.may_spin {
+                spin_policy.poll(SPIN, || poll_some(&ready))
+            } else {
+                spin_policy.poll_yielding(&ready)
+            }
         };
         if ready() || polled() {
             return Ok(());
@@ -226,12 +229,12 @@ impl SegmentView {
             let done = ready();
             // What is there counts, even when the member that wrote it has gone since: also what
             // it wrote between the two looks, just before it went.
-            let go_on = match done {
-                true => Ok(()),
-                false => operation.check(self, peer).or_else(|lost| match ready() {
-                    true => Ok(()),
-                    false => Err(lost),
-                }),
+            let go_on = if done {
+                Ok(())
+            } else {
+                operation
+                    .check(self, peer)
+                    .or_else(|lost| if ready() { Ok(()) } else { Err(lost) })
             };
             if done || go_on.is_err() {
                 waiting.store(0, Ordering::SeqCst);

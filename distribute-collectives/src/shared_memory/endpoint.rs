@@ -67,10 +67,9 @@ impl LocalTransport {
     ) -> Result<()> {
         self.operations.check()?;
         let status = self.group.status.clone();
-        status.begin(header);
         let running = RunningOperation::new(header, self.options.timeout);
+        status.begin(running);
         let operation = Operation::of(&status, &running);
-        self.operations.begin(running);
         // Also where nothing has to be waited for, an earlier failure counts.
         status.check_peer(header, None)?;
         if header.kind.is_point_to_point() {
@@ -89,7 +88,8 @@ impl LocalTransport {
         f: impl FnOnce(&mut Self, &Operation<'_>) -> Result<R>,
     ) -> Result<R> {
         let status: Arc<GroupStatus> = self.group.status.clone();
-        let operation = Operation::of(&status, self.operations.running(self.shared().me)?);
+        let running = RunningOperation::required(status.running(), self.shared().me)?;
+        let operation = Operation::of(&status, &running);
         f(self, &operation)
     }
 }
@@ -108,8 +108,7 @@ impl Transport for LocalTransport {
     }
 
     fn segment_bytes(&self) -> usize {
-        // Half: see `Settings::for_segments`.
-        (self.group.mailbox_bytes() / 2).max(1)
+        self.max_segment_bytes()
     }
 
     fn max_segment_bytes(&self) -> usize {

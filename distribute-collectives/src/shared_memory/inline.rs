@@ -3,7 +3,7 @@
 //!
 //! A member writes its inline buffer before it arrives and not again before the operation after the
 //! next one (see [`arrival`](super::arrival)), so between the meeting and the end of the operation
-//! nobody writes: the unsafe block here relies on that.
+//! no member writes: the unsafe block here relies on that.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(crate) fn reduce<T: Element>(
         let other = |member: usize, part: Range<usize>| {
             let at = shared.layout.inline(member, sequence);
             let at = at + (first + offset + part.start) * size_of::<T>();
-            // SAFETY: after the meeting nobody writes, see the module.
+            // SAFETY: after the meeting no member writes, see the module.
             unsafe { shared.segment.elements::<T>(at, part.len()) }
         };
         kernels::reduce(shared, op, own, None, other);

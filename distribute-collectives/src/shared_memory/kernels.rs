@@ -26,9 +26,12 @@ pub(crate) fn reduce<'a, T: Element>(
         let own = &mut own[range.clone()];
         mine[..own.len()].copy_from_slice(own);
         let mine = &mine[..own.len()];
-        let input = |member: usize| match member == shared.me {
-            true => mine,
-            false => other(member, range.clone()),
+        let input = |member: usize| {
+            if member == shared.me {
+                mine
+            } else {
+                other(member, range.clone())
+            }
         };
         let native = |member| bytemuck::cast_slice(input(member));
         match shared.members() {

@@ -35,7 +35,7 @@ impl Default for Settings {
             inline_bytes: INLINE_BYTES,
             slot_bytes: SLOT_BYTES,
             slots: 4,
-            mailbox_bytes: 2 * SEGMENT_BYTES,
+            mailbox_bytes: SEGMENT_BYTES,
         }
     }
 }
@@ -47,12 +47,11 @@ const SEGMENT_BYTES: usize = 128 * 1024;
 pub(crate) const SEGMENT_BYTES_MAX: usize = PART_BYTES_MAX;
 
 impl Settings {
-    /// Mailboxes for algorithms that cut buffers into segments of this size. Partial sums of half
-    /// types travel as `f32`, so a segment can have twice as many bytes; and algorithms rely on
-    /// two segments being on their way, so a segment must fit a slot in one piece: at most
+    /// Mailboxes for algorithms that cut buffers into segments of this size. Algorithms rely on two
+    /// segments being on their way, so a segment must fit a slot in one piece: at most
     /// [`SEGMENT_BYTES_MAX`].
     pub(crate) fn for_segments(mut self, segment_bytes: usize) -> Self {
-        self.mailbox_bytes = segment_bytes.max(SEGMENT_BYTES).saturating_mul(2);
+        self.mailbox_bytes = segment_bytes.max(SEGMENT_BYTES);
         self
     }
 }

@@ -24,8 +24,10 @@ pub(crate) struct Part {
 impl SegmentView {
     fn can_send(&self, mailbox: usize) -> bool {
         let tail = self.segment.long(Layout::mail_tail(mailbox));
-        let head = self.segment.long(Layout::mail_head(mailbox));
-        let head = head.load(Ordering::Relaxed);
+        let head = self
+            .segment
+            .long(Layout::mail_head(mailbox))
+            .load(Ordering::Relaxed);
         head.wrapping_sub(tail.load(Ordering::Acquire)) < SEGMENTS_IN_FLIGHT as u64
     }
 

@@ -43,7 +43,7 @@ pub(crate) use direct::SharedMemoryCommunicator;
 pub(crate) use doorbell::Operation;
 pub(crate) use endpoint::LocalTransport;
 pub(crate) use group::LocalGroup;
-pub(crate) use layout::{SEGMENT_BYTES_MAX, Settings};
+pub(crate) use layout::{MEMBERS_MAX, SEGMENT_BYTES_MAX, Settings};
 #[cfg(all(test, feature = "loom"))]
 use model_segment as segment;
 #[cfg(test)]

@@ -88,7 +88,7 @@ impl Segment {
 
     pub(crate) unsafe fn elements<T: Pod>(&self, at: usize, len: usize) -> &[T] {
         assert!(len * size_of::<T>() <= SLOT_BYTES);
-        // SAFETY: inside the slot; loom fails when somebody writes meanwhile.
+        // SAFETY: inside the slot; loom fails when another thread writes meanwhile.
         self.memory.slots[&at].with(|slot| unsafe { std::slice::from_raw_parts(slot.cast(), len) })
     }
 
@@ -96,7 +96,7 @@ impl Segment {
     pub(crate) unsafe fn elements_mut<T: Pod>(&self, at: usize, len: usize) -> &mut [T] {
         assert!(len * size_of::<T>() <= SLOT_BYTES);
         let slot = &self.memory.slots[&at];
-        // SAFETY: inside the slot; loom fails when somebody else accesses it meanwhile.
+        // SAFETY: inside the slot; loom fails when another thread accesses it meanwhile.
         slot.with_mut(|slot| unsafe { std::slice::from_raw_parts_mut(slot.cast(), len) })
     }
 

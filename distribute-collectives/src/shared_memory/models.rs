@@ -38,10 +38,10 @@ fn during<R>(
 
 /// Each member on a thread of its own.
 fn on_threads<R: 'static>(members: Vec<LocalGroup>, f: fn(&LocalGroup) -> R) -> Vec<R> {
-    let threads = members
+    let threads: Vec<_> = members
         .into_iter()
-        .map(|member| loom::thread::spawn(move || f(&member)));
-    let threads: Vec<_> = threads.collect();
+        .map(|member| loom::thread::spawn(move || f(&member)))
+        .collect();
     threads
         .into_iter()
         .map(|thread| thread.join().unwrap())

@@ -1,9 +1,10 @@
 //! How ranks find out that they share a host, and how they come to map the same memory.
 //!
 //! Every rank makes an [`Offer`]: a listening Unix socket whose abstract name is 128 random bits.
-//! Names travel through the rendezvous; whoever else finds them is turned away (`acceptor.rs`). A
-//! rank that can connect to a name is in the same network namespace on the same host; addresses in
-//! text say nothing about that. The first rank that answers is the leader of the host.
+//! Names travel through the rendezvous; other processes that find them are turned away
+//! (`acceptor.rs`). A rank that can connect to a name is in the same network namespace on the same
+//! host; addresses in text say nothing about that. The first rank that answers is the leader of the
+//! host.
 //!
 //! The leader makes the segment and passes it on with the handshake of all connections
 //! ([`distribute_net::handshake`]), whose secret is what the two ranks share since they have met
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use distribute_net::handshake::{
-    AwaitingProof, Dialer, Hello, Identity, Listener, Proven, Purpose, Secret,
+    AwaitingProof, Dialer, Hello, Identity, Listener, Purpose, Secret, Verified,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,7 +46,7 @@ use crate::shared_memory::layout::{Layout, MEMBERS_MAX, Settings};
 use crate::shared_memory::segment::Segment;
 use crate::status::GroupStatus;
 
-/// The version of what stands in a segment.
+/// The version of the segment's layout.
 const VERSION: u32 = 4;
 /// Bytes of a name, and of the nonce.
 const NAME_BYTES: usize = 16;
@@ -57,7 +58,7 @@ const PACKET_BYTES_MAX: usize = 16 << 10;
 const GO_BYTES: usize = 16;
 /// The pause after no connection could be taken: nothing says when a descriptor or a place is free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-/// How many connections the leader keeps beside those of its members.
+/// How many connections the leader keeps besides its members'.
 const PENDING_MAX: usize = 16;
 /// How long a member whose leader has gone waits to hear why from the group.
 const FAILURE_GRACE: Duration = Duration::from_millis(500);
@@ -80,7 +81,8 @@ pub(crate) enum Attachment {
     },
 }
 
-/// Who a rank is to the others of its host, and what it and each of them know.
+/// The identity of a rank for the others of its host, and the secrets that it shares with each of
+/// them.
 pub(crate) struct LocalIdentity {
     pub(crate) rank: usize,
     pub(crate) group: String,
@@ -169,7 +171,7 @@ pub(crate) fn find_leader(
             continue;
         }
         if let Some(connection) = connect(name, deadline)? {
-            // At once, so that it is no stranger to the leader. If that has gone, the wait for its
+            // At once, so that the leader knows this rank. If that has gone, the wait for its
             // answer says so.
             let (dialer, first) = Dialer::start(own.hello(leader), &own.secret(leader))
                 .map_err(|error| unavailable("beginning a handshake", error))?;
@@ -191,8 +193,9 @@ fn connect(name: &[u8], deadline: Instant) -> Result<Option<OwnedFd>> {
     };
     let connection = socket(SocketFlags::empty())?;
     // Only a full queue makes connecting wait.
-    let left = deadline.saturating_duration_since(Instant::now());
-    let left = left.max(Duration::from_millis(1));
+    let left = deadline
+        .saturating_duration_since(Instant::now())
+        .max(Duration::from_millis(1));
     sockopt::set_socket_timeout(&connection, Timeout::Send, Some(left))
         .map_err(|error| unavailable("setting a deadline", error))?;
     match net::connect(&connection, &address) {
@@ -268,7 +271,7 @@ impl MemberWait<'_> {
     /// Sleeps until a descriptor can be read; `false` when the deadline has passed.
     ///
     /// # Errors
-    /// The failure of the group, if it has one: nobody need be waited for any more.
+    /// The failure of the group, if it has one: then no rank need be waited for any more.
     fn readable<'a>(&'a self, fds: &mut Vec<PollFd<'a>>) -> Result<bool> {
         self.wait_until(self.deadline, fds)
     }
@@ -427,8 +430,10 @@ fn go(code: u64) -> Vec<u8> {
 /// Tells the members that have come which rank has not.
 fn rendezvous_failed(candidates: &[Candidate], waiting: &MemberWait<'_>) -> CollectiveError {
     let came = |index: usize| candidates.iter().any(|one| one.proven() == Some(index));
-    let missing = (1..waiting.members.len()).filter(|index| !came(*index));
-    let missing: Vec<usize> = missing.map(|index| waiting.members[index]).collect();
+    let missing: Vec<usize> = (1..waiting.members.len())
+        .filter(|index| !came(*index))
+        .map(|index| waiting.members[index])
+        .collect();
     if let Some(first) = missing.first() {
         for one in candidates {
             let _ = send(&one.connection, &go(*first as u64 + 1), &[]);
@@ -437,8 +442,9 @@ fn rendezvous_failed(candidates: &[Candidate], waiting: &MemberWait<'_>) -> Coll
     waiting.missing(missing, "it did not ask for the segment")
 }
 
-/// Takes the connections that wait; whether there is none left. Of those that never say who they
-/// are only a few are kept; when all have said something, they are heard before more are taken.
+/// Takes the waiting connections; returns true when none is left. Of connections that never say who
+/// they are only a few are kept; when all have said something, they are heard before more are
+/// taken.
 fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) -> bool {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     while candidates.len() < members + PENDING_MAX || end_one_silent(candidates) {
@@ -448,7 +454,7 @@ fn accept(listener: &OwnedFd, candidates: &mut Vec<Candidate>, members: usize) -
             }
             Ok(_) | Err(Errno::INTR | Errno::CONNABORTED) => {}
             Err(Errno::AGAIN) => return true,
-            // Perhaps there are no descriptors left: a stranger's is the first to go.
+            // Perhaps there are no descriptors left: an unauthenticated peer's is the first to go.
             Err(_) if end_one_silent(candidates) => {}
             Err(_) => return false,
         }
@@ -481,7 +487,11 @@ fn serve(
     let text = packet.get(..len)?.strip_prefix(&MAGIC)?;
     let text = std::str::from_utf8(text).ok()?;
     if let Some(awaiting) = candidate.waiting.take() {
-        return awaiting.finish(text).and_then(Proven::judge).ok().map(drop);
+        return awaiting
+            .finish(text)
+            .and_then(Verified::check_compatible)
+            .ok()
+            .map(drop);
     }
     // One that has proven itself has nothing more to say.
     let listener = Listener::receive(text)
@@ -542,8 +552,9 @@ fn run_member(
     let nonsense = || waiting.refused("the leader's packet makes no sense");
     let (front, answer) = split.ok_or_else(nonsense)?;
     let answer = std::str::from_utf8(answer).map_err(|_| nonsense())?;
-    let layout = read_welcome(front).filter(|it| it.members == waiting.members.len());
-    let layout = layout.ok_or_else(|| waiting.refused("the leader's layout makes no sense"))?;
+    let layout = read_welcome(front)
+        .filter(|it| it.members == waiting.members.len())
+        .ok_or_else(|| waiting.refused("the leader's layout makes no sense"))?;
     let segment = Segment::map(&file, layout.total())
         .map_err(|error| unavailable("mapping the shared segment", error))?;
     let mut nonce = [0; NONCE_BYTES];
@@ -552,7 +563,7 @@ fn run_member(
     let finished = dialer.finish(answer, &binding(front, &nonce));
     let (proof, proven) = finished.map_err(|error| not_its(error.to_string()))?;
     let peer = proven
-        .judge()
+        .check_compatible()
         .map_err(|error| not_its(error.to_string()))?
         .peer;
     if peer.identity.task as usize != leader || !waiting.own.is_meant(&peer) {

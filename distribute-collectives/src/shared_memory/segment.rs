@@ -65,8 +65,9 @@ impl Segment {
 
     /// The address of `len` bytes from `at`, which must lie in the segment and suit `T`.
     fn address<T>(&self, at: usize, len: usize) -> *mut T {
-        let end = len.checked_mul(size_of::<T>());
-        let end = end.and_then(|bytes| bytes.checked_add(at));
+        let end = len
+            .checked_mul(size_of::<T>())
+            .and_then(|bytes| bytes.checked_add(at));
         assert!(
             end.is_some_and(|end| end <= self.len) && at.is_multiple_of(align_of::<T>()),
             "offset {at} is not that of {len} values in a segment of {} bytes",
@@ -88,13 +89,13 @@ impl Segment {
         unsafe { AtomicU64::from_ptr(self.address(at, 1)) }
     }
 
-    /// Elements that nobody writes for now.
+    /// Elements that no member writes for now.
     ///
     /// # Safety
     /// By the protocol that the caller follows, no rank writes these bytes while the slice lives.
     pub(crate) unsafe fn elements<T: Pod>(&self, at: usize, len: usize) -> &[T] {
         // SAFETY: mapped, aligned, of a type for which every bit pattern is a value; the caller
-        // promises that nobody writes.
+        // promises that no member writes.
         unsafe { std::slice::from_raw_parts(self.address(at, len), len) }
     }
 
@@ -137,7 +138,7 @@ const SEALS: SealFlags = SealFlags::SHRINK
 impl Drop for Segment {
     fn drop(&mut self) {
         // SAFETY: mapped by `map_checked` and not unmapped since; references into the mapping
-        // borrow this value. An error leaves the mapping, which harms nobody.
+        // borrow this value. An error leaves the mapping, which is harmless.
         let _ = unsafe { mm::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }

@@ -11,7 +11,7 @@
 //! publish `k + 2`, reduce `k + 1`, fetch `k`. Windows are counted over the life of the group
 //! (`base` is the number before the operation), and a member's slots are used in turn.
 //!
-//! Who touches what, when (this is what the unsafe blocks here rely on):
+//! Which memory is accessed by which member, and when (the unsafe blocks here rely on this):
 //!
 //! - A member writes slot `k` of its own before it announces `Published` for `k`, and not before
 //!   all others have announced `Fetched` for the window that used the slot before.
@@ -20,8 +20,8 @@
 //! - After `Reduced` by `m` its result is only read, until the reader announces `Fetched`.
 //!
 //! A member may return, and even end its process, when it has fetched its last window: what others
-//! still read of it is in its slots, which nobody writes before they have announced `Fetched`, and
-//! the memory lives as long as any process maps it.
+//! still read of it is in its slots, which no member writes before they have announced `Fetched`,
+//! and the memory lives as long as any process maps it.
 //!
 //! Memory traffic of an all-reduce: every buffer is read once and written once; the slots stay in
 //! the caches. Order of the reduction: canonical.
@@ -60,9 +60,10 @@ pub(crate) fn run(
     program: &mut dyn Program,
 ) -> Result<()> {
     let (windows, slots) = (program.windows(), shared.layout.slots as u64);
-    let fetch_after = match program.reduces() {
-        true => Counter::Reduced,
-        false => Counter::Published,
+    let fetch_after = if program.reduces() {
+        Counter::Reduced
+    } else {
+        Counter::Published
     };
     for step in 0..windows + 2 {
         if step < windows {

@@ -109,7 +109,7 @@ impl Run {
         self.abort();
     }
 
-    /// Replicas begin in the order of their ids, and nobody holds a turn at the end.
+    /// Replicas begin in the order of their ids, and no replica holds a turn at the end.
     fn check_end(&self) {
         for (queue, order) in self.turns.queues.iter().zip(&self.order) {
             assert!(
@@ -132,11 +132,12 @@ fn all_orders(devices: &'static [usize], replica: impl Fn(&Run, usize) + Send + 
     let replica = Arc::new(replica);
     explore(move || {
         let run = Run::new(devices);
-        let others = (1..devices.len()).map(|id| {
-            let (run, replica) = (Arc::clone(&run), Arc::clone(&replica));
-            loom::thread::spawn(move || replica(&run, id))
-        });
-        let others: Vec<_> = others.collect();
+        let others: Vec<_> = (1..devices.len())
+            .map(|id| {
+                let (run, replica) = (Arc::clone(&run), Arc::clone(&replica));
+                loom::thread::spawn(move || replica(&run, id))
+            })
+            .collect();
         replica(&run, 0);
         others.into_iter().for_each(|other| other.join().unwrap());
         run.check_end();

@@ -6,7 +6,7 @@ use distribute_collectives::{
 };
 use half::{bf16, f16};
 
-use crate::common::{ALGORITHMS, Carrier, Random, TestElement, bits, on_ranks};
+use crate::common::{ALGORITHMS, Carrier, Random, TestElement, bits, on_ranks, within_limit};
 use crate::properties;
 
 properties::hold_over!(Carrier::Threads, 200 cases);
@@ -29,6 +29,22 @@ fn canonical_order_is_a_tree() {
         assert_eq!(results, [[(1e8_f32 + 1.0) + (-1e8 + 1.0); 5]; 4]);
         assert_eq!(results[0][0], 0.0);
     }
+}
+
+#[test]
+fn halving_and_doubling_follows_the_tree_for_any_number_of_ranks() {
+    within_limit(|| {
+        let mut random = Random(45);
+        for ranks in 1..=64 {
+            properties::check_halving_doubling::<f32>(ranks, random.next());
+            properties::check_halving_doubling::<f64>(ranks, random.next());
+            properties::check_halving_doubling::<f16>(ranks, random.next());
+            properties::check_halving_doubling::<bf16>(ranks, random.next());
+            properties::check_halving_doubling::<i32>(ranks, random.next());
+            properties::check_halving_doubling::<i64>(ranks, random.next());
+            properties::check_halving_doubling::<u8>(ranks, random.next());
+        }
+    });
 }
 
 /// Every kernel has the order, for any number of ranks.
@@ -175,7 +191,7 @@ fn integer_mean_is_the_truncated_wrapped_sum() {
     assert_eq!(output, [3, -3, i32::MIN / 2]);
 }
 
-/// Whoever wants one segment may say so with the largest number.
+/// The largest number asks for one segment.
 #[test]
 fn segments_may_be_as_large_as_a_number() {
     for (algorithm, order) in ALGORITHMS

@@ -71,7 +71,6 @@ fn segments_fit_small_messages(
     #[values(
         Algorithm::Auto,
         Algorithm::Ring,
-        Algorithm::Chain,
         Algorithm::HalvingDoubling,
         Algorithm::DirectExchange
     )]

@@ -62,12 +62,11 @@ pub struct Case {
 }
 
 impl Case {
-    fn algorithms(&self) -> [Algorithm; 6] {
+    fn algorithms(&self) -> [Algorithm; 5] {
         let ranks_per_host = self.ranks_per_host;
         [
             self.carrier.first_choice(),
             Algorithm::Ring,
-            Algorithm::Chain,
             Algorithm::HalvingDoubling,
             Algorithm::DirectExchange,
             Algorithm::Hierarchical { ranks_per_host },
@@ -332,6 +331,26 @@ pub fn check_rounding(case: &Case) {
 /// Canonical order gives the bits of its definition.
 pub fn check_canonical(case: &Case) {
     typed!(canonical_is_the_same_bits, case);
+}
+
+/// Halving and doubling along the tree gives its bits in every order.
+pub fn check_halving_doubling<T: TestElement>(world_size: usize, seed: u64) {
+    let case = Case {
+        carrier: Carrier::Threads,
+        world_size,
+        lengths: vec![0, 3, seed as usize % 150],
+        segment_elements: 3 + seed as usize % 40,
+        ranks_per_host: 1,
+        op: ReduceOp::ALL[seed as usize % ReduceOp::ALL.len()],
+        dtype: T::DTYPE,
+        seed,
+    };
+    let inputs = case.inputs::<T>(false);
+    let expected = bits(&naive(case.op, &inputs));
+    let options = case.options(Algorithm::HalvingDoubling, Order::Fast);
+    for result in case.all_reduce(options, &inputs) {
+        assert_eq!(bits(&result), expected, "{case:?}");
+    }
 }
 
 /// The other operations equal plain loops.

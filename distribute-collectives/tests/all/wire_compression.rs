@@ -47,7 +47,6 @@ impl Case {
     /// Every algorithm that sends something, with the roundings that its documentation states.
     fn algorithms(&self) -> Vec<(Algorithm, Roundings)> {
         let (size, ranks_per_host) = (self.world_size, self.ranks_per_host);
-        let pairs = usize::from(!size.is_power_of_two());
         let hosts = size.div_ceil(ranks_per_host);
         let of_path = |path| Roundings {
             path,
@@ -61,11 +60,7 @@ impl Case {
         };
         vec![
             (Algorithm::Ring, of_path(size)),
-            (Algorithm::Chain, of_path(size)),
-            (
-                Algorithm::HalvingDoubling,
-                of_path(size.ilog2() as usize + 1 + pairs),
-            ),
+            (Algorithm::HalvingDoubling, tree),
             (
                 Algorithm::Hierarchical { ranks_per_host },
                 of_path(hosts + 1),
@@ -201,7 +196,7 @@ impl Case {
     }
 }
 
-/// Levels of the tree over so many ranks.
+/// Levels of the tree over this many ranks.
 fn depth(ranks: usize) -> usize {
     ranks.next_power_of_two().ilog2() as usize
 }
@@ -381,7 +376,7 @@ fn only_reductions_of_f32_are_compressed() {
             _ => Ok(()),
         },
     ];
-    for algorithm in [Algorithm::Ring, Algorithm::Chain, Algorithm::DirectExchange] {
+    for algorithm in [Algorithm::Ring, Algorithm::DirectExchange] {
         let plain = GroupOptions::default().algorithm(algorithm);
         let wire = plain.clone().wire(WireType::Bf16);
         for call in compressed {
@@ -475,7 +470,7 @@ fn an_algorithm_that_sends_nothing_refuses_a_wire_type() {
 #[test]
 fn overflow_and_nan_are_the_same_everywhere() {
     within_limit(|| {
-        for algorithm in [Algorithm::Ring, Algorithm::Chain, Algorithm::DirectExchange] {
+        for algorithm in [Algorithm::Ring, Algorithm::DirectExchange] {
             let options = GroupOptions::default()
                 .algorithm(algorithm)
                 .wire(WireType::F16);

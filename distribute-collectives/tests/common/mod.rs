@@ -15,10 +15,9 @@ use half::{bf16, f16};
 pub use testing::*;
 
 /// All algorithms.
-pub const ALGORITHMS: [Algorithm; 6] = [
+pub const ALGORITHMS: [Algorithm; 5] = [
     Algorithm::Direct,
     Algorithm::Ring,
-    Algorithm::Chain,
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
     Algorithm::Hierarchical { ranks_per_host: 2 },

@@ -262,7 +262,7 @@ fn a_device_that_does_not_react_is_given_up() {
 }
 
 #[test]
-fn an_abort_that_does_not_return_holds_nobody_up() {
+fn an_abort_that_does_not_return_delays_no_other_call() {
     within_limit(|| {
         // Once the thread of NCCL is stuck in the abort, once it is in a call and another one is.
         for settings in ["hang=0:0 stuck_abort=0", "block=1:0 stuck_abort=1"] {

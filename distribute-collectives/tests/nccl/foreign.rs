@@ -1,4 +1,4 @@
-//! Memory and a stream of somebody else, such as a framework.
+//! Memory and a stream of another library, such as a framework.
 
 use std::ffi::c_void;
 use std::path::Path;

@@ -106,9 +106,10 @@ fn on_host<T: TestElement>(rank: &mut Rank, case: Case) {
     if case.ranks > 1 {
         pass_on(rank, &inputs, |rank, peer, data, sends| {
             let buffer = T::buffer(data);
-            match sends {
-                true => rank.send(peer, buffer),
-                false => rank.recv(peer, buffer),
+            if sends {
+                rank.send(peer, buffer)
+            } else {
+                rank.recv(peer, buffer)
             }
             .expect("point to point");
         });
@@ -184,9 +185,10 @@ fn on_device<T: TestElement>(rank: &mut Rank, case: Case) {
         pass_on(rank, &inputs, |rank, peer, data, sends| {
             let mut memory = upload(rank, data);
             let buffers = &mut [memory.buffer()];
-            match sends {
-                true => rank.send_device(peer, buffers),
-                false => rank.recv_device(peer, buffers),
+            if sends {
+                rank.send_device(peer, buffers)
+            } else {
+                rank.recv_device(peer, buffers)
             }
             .expect("point to point");
             data.clone_from_slice(&download::<T>(rank, &memory));

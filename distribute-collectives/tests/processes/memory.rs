@@ -4,7 +4,7 @@ use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-use hostile::flood::{Attack, assert_strangers_cost_nothing};
+use hostile::flood::{Attack, assert_flood_costs_nothing};
 use rstest::rstest;
 use rustix::process::Signal;
 
@@ -15,8 +15,8 @@ use super::{BIG, group_with_faults};
 const MIB: usize = 1 << 20;
 const BUFFERS: usize = 100 * MIB;
 const MORE: usize = 64 * MIB;
-/// What all strangers of a port may cost.
-const STRANGERS: usize = 4 * MIB;
+/// What all unauthenticated peers of a port may cost.
+const UNAUTHENTICATED_BYTES: usize = 4 * MIB;
 
 #[track_caller]
 fn assert_bounded(rank: &Rank, before: usize, buffers: usize) {
@@ -112,7 +112,7 @@ fn request(path: &str, stream: u32) -> Vec<u8> {
     frame(HEADERS, 4, stream, &block)
 }
 
-/// What a stranger says first, and what it repeats for ever.
+/// What an unauthenticated peer says first, and what it repeats for ever.
 fn attacks() -> Vec<(Vec<u8>, Vec<u8>)> {
     let hello = || [PREFACE, &frame(SETTINGS, 0, 0, &[])].concat();
     let after = |more: Vec<u8>| [hello(), more].concat();
@@ -135,7 +135,7 @@ fn attacks() -> Vec<(Vec<u8>, Vec<u8>)> {
             after(frame(HEADERS, 0, 1, &[0x83])),
             frame(CONTINUATION, 0, 1, &zeros[..1 << 10]),
         ),
-        // What wants answers, which nobody reads.
+        // What wants answers, which are not read.
         (hello(), frame(PING, 0, 0, &[7; 8]).repeat(1000)),
         (hello(), frame(SETTINGS, 0, 0, &[]).repeat(1000)),
         // A message of 4 GiB.
@@ -146,7 +146,7 @@ fn attacks() -> Vec<(Vec<u8>, Vec<u8>)> {
 }
 
 /// Says it until the peer has had enough of it, at most 24 MiB.
-fn attack(address: &str, (first, again): &(Vec<u8>, Vec<u8>)) {
+fn attack(address: &str, first: &[u8], again: &[u8]) {
     let mut socket = TcpStream::connect(address).expect("it listens");
     let limit = Some(Duration::from_millis(700));
     socket.set_write_timeout(limit).expect("a socket");
@@ -157,10 +157,11 @@ fn attack(address: &str, (first, again): &(Vec<u8>, Vec<u8>)) {
 }
 
 #[test]
-fn strangers_fill_no_memory_and_keep_no_group_from_forming() {
+fn unauthenticated_peers_fill_no_memory_and_keep_no_group_from_forming() {
     let mut ranks = start(2);
     let addresses = bind(&mut ranks, 0, "grpc", "rendezvous_ms=30000");
-    // Rank 1 reaches the data port of rank 0 only when the strangers have had their time.
+    // Rank 1 reaches the data port of rank 0 only when the unauthenticated peers have had their
+    // time.
     let switch = Switch::new();
     switch.set(Mode::BlackHole);
     let (control, data) = &addresses.0[0];
@@ -170,10 +171,10 @@ fn strangers_fill_no_memory_and_keep_no_group_from_forming() {
     ranks[0].tell(&format!("join {}", addresses.control()));
     ranks[1].tell(&format!("join {} data:0={route}", addresses.control()));
     std::thread::scope(|scope| {
-        for attack_of in &attacks {
+        for (first, again) in &attacks {
             for address in [control, data] {
                 for _ in 0..4 {
-                    scope.spawn(move || attack(address, attack_of));
+                    scope.spawn(move || attack(address, first, again));
                 }
             }
         }
@@ -190,7 +191,7 @@ fn strangers_fill_no_memory_and_keep_no_group_from_forming() {
     leave(&mut ranks);
 }
 
-/// Says it on so many connections, as a client that keeps to HTTP/2 does: it acknowledges the
+/// Says it on this many connections, as a client that keeps to HTTP/2 does: it acknowledges the
 /// settings, so that it has the windows of a member.
 fn polite_attack(address: &str, path: &str, connections: usize) -> Vec<TcpStream> {
     let message = [0, 0xff, 0xff, 0xff, 0xff];
@@ -213,9 +214,9 @@ fn polite_attack(address: &str, path: &str, connections: usize) -> Vec<TcpStream
     sockets
 }
 
-/// With the windows of a member a stranger may send what it likes: it is not kept.
+/// With the windows of a member an unauthenticated peer may send anything: it is not kept.
 #[rstest]
-fn strangers_that_acknowledge_the_settings_fill_no_memory(
+fn unauthenticated_peers_that_acknowledge_the_settings_fill_no_memory(
     #[values(
         "/distribute.v1.Control/Join",
         "/grpc.health.v1.Health/Check",
@@ -237,8 +238,8 @@ fn strangers_that_acknowledge_the_settings_fill_no_memory(
     let before = ranks[0].peak_bytes();
     let held = [control, data].map(|it| polite_attack(it, path, 64));
     let more = ranks[0].peak_bytes().saturating_sub(before);
-    println!("{path}: {} KiB for 128 strangers", more / 1024);
-    assert!(more < 2 * STRANGERS, "{} MiB more", more / MIB);
+    println!("{path}: {} KiB for 128 unauthenticated peers", more / 1024);
+    assert!(more < 2 * UNAUTHENTICATED_BYTES, "{} MiB more", more / MIB);
     drop(held);
     switch.set(Mode::Forward);
     for rank in &mut ranks {
@@ -271,7 +272,7 @@ fn join_after_all(mut ranks: Vec<Rank>, switch: &Switch) {
 }
 
 #[rstest]
-fn strangers_cost_the_ports_of_a_rank_nothing(
+fn unauthenticated_peers_cost_the_ports_of_a_rank_nothing(
     #[values("/distribute.v1.Control/Join", "/distribute.v1.Collectives/Exchange")] path: &str,
 ) {
     let (ranks, switch, ports) = two_that_join();
@@ -280,16 +281,16 @@ fn strangers_cost_the_ports_of_a_rank_nothing(
     let before = ranks[0].forget_peak();
     for attack in Attack::all(path) {
         for port in ports {
-            assert_strangers_cost_nothing(port, &attack);
+            assert_flood_costs_nothing(port, &attack);
         }
     }
     let more = ranks[0].peak_bytes().saturating_sub(before);
     println!("{path}: {} KiB for all attacks", more / 1024);
-    assert!(more < 2 * STRANGERS, "{} MiB more", more / MIB);
+    assert!(more < 2 * UNAUTHENTICATED_BYTES, "{} MiB more", more / MIB);
     join_after_all(ranks, &switch);
 }
 
-/// A message between two ranks that nobody has asked for.
+/// A message between two ranks that was not asked for.
 fn message(number: u64, payload: usize) -> Vec<u8> {
     let mut bytes = vec![0; 5 + 64 + payload];
     bytes[1..5].copy_from_slice(&(64 + payload as u32).to_be_bytes());
@@ -304,7 +305,7 @@ fn padded(body: &[u8]) -> Vec<u8> {
     frame(DATA, 8, 1, &body)
 }
 
-/// What a member of the group, or whoever has taken over its connection, may send.
+/// What a member of the group, or a process that has taken over its connection, may send.
 #[derive(Debug, Clone, Copy)]
 enum Flood {
     /// Messages as large as they come.

@@ -320,7 +320,6 @@ fn process_transport(name: &str) -> ProcessTransport {
 fn algorithm(name: &str) -> Algorithm {
     match name {
         "ring" => Algorithm::Ring,
-        "chain" => Algorithm::Chain,
         "halving_doubling" => Algorithm::HalvingDoubling,
         _ => Algorithm::Auto,
     }

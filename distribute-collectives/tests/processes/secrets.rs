@@ -26,7 +26,7 @@ fn listening(pid: u32) -> Vec<IpAddr> {
         let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}"));
         for line in text.unwrap_or_default().lines().skip(1) {
             let words: Vec<&str> = line.split_whitespace().collect();
-            // 0A: listening; whoever receives datagrams needs no such state.
+            // 0A: listening; a receiver of datagrams needs no such state.
             let listens = words[3] == "0A" || table.starts_with("udp");
             if listens && inodes.contains(words[9]) {
                 found.push(address(words[1].split_once(':').expect("address:port").0));
@@ -118,8 +118,8 @@ fn forms(token: &str) -> Vec<String> {
     vec![
         token.to_string(),
         token[4..20].to_string(),
-        join("", &|byte| format!("{byte:02x}")),
-        join("", &|byte| format!("{byte:02X}")),
+        hex::encode(token),
+        hex::encode_upper(token),
         join(", ", &|byte| byte.to_string()),
     ]
 }
@@ -159,17 +159,17 @@ fn no_output_and_no_argument_shows_the_token() {
         rank.answer("called");
     }
     // A process with another token, in place of rank 1, while the group runs.
-    let mut stranger = with(1, OTHER);
-    stranger.tell(&format!("bind 0 grpc 2 {by_variable} rendezvous_ms=3000"));
-    let own = stranger.answer("bound");
+    let mut outsider = with(1, OTHER);
+    outsider.tell(&format!("bind 0 grpc 2 {by_variable} rendezvous_ms=3000"));
+    let own = outsider.answer("bound");
     let own = own.split(' ').next().expect("two addresses");
-    stranger.tell(&format!("join {} {own}", controls[0]));
-    assert!(stranger.answer("error").contains("token"));
+    outsider.tell(&format!("join {} {own}", controls[0]));
+    assert!(outsider.answer("error").contains("token"));
     leave(&mut ranks);
     let mut zero = ranks.swap_remove(0);
     zero.tell("panic");
     zero.wait();
-    drop((zero, ranks, stranger));
+    drop((zero, ranks, outsider));
 
     let shown = arguments + &std::fs::read_to_string(&log).expect("a log");
     for part in [
@@ -211,7 +211,7 @@ impl Authority {
         }
     }
 
-    /// Writes a certificate of this authority for 127.0.0.1, whose owner accepts those of
+    /// Writes a certificate of this authority for 127.0.0.1, whose owner accepts certificates of
     /// `accepts`; returns the setting.
     fn identity(&self, accepts: &Authority, at: &Path, name: &str, expired: bool) -> String {
         let key = KeyPair::generate().expect("a key");

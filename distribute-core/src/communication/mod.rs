@@ -73,14 +73,14 @@ pub struct CommunicationOptions {
     pub implementation: CommunicationImplementation,
     /// What `f32` gradients travel as between workers; `None`, the default, is as they are.
     ///
-    /// Only gradients are rounded, where there are several workers: those of each replica, and
-    /// every sum of two of them in canonical order, which is computed in `f32`. So the bits do not
-    /// depend on how the replicas lie in workers. All else that workers exchange stays exact:
+    /// Only gradients are rounded, and only with several workers: the gradients of each replica,
+    /// and every sum of two of them in canonical order, which is computed in `f32`. So the bits do
+    /// not depend on how the replicas lie in workers. All else that workers exchange stays exact:
     /// losses and metrics, initial values, statistics of a normalization, whole values and what a
-    /// step reduces itself. Gradients of other types travel as they are, those of tables in parts
-    /// too. A sum that [`WireType::F16`] cannot hold (above 65504) is infinite, which a dynamic
-    /// [`LossScale`](crate::LossScale) skips. NCCL has no such type: gradients of GPUs go through
-    /// host memory. A worker that is alone sends nothing.
+    /// step reduces itself. Gradients of other types are sent unchanged, gradients of tables in
+    /// parts too. A sum that [`WireType::F16`] cannot hold (above 65504) is infinite, which a
+    /// dynamic [`LossScale`](crate::LossScale) skips. NCCL has no such type: gradients of GPUs go
+    /// through host memory. A worker that is alone sends nothing.
     pub wire: Option<WireType>,
 }
 

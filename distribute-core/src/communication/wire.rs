@@ -65,8 +65,8 @@ fn widen<T: Element<Acc = f32> + BurnElement>(data: &mut TensorData) -> Result<(
     Ok(())
 }
 
-/// Calls `exchange` with the buffers, those of `f32` rounded to `wire` if there is one, and puts
-/// what came of these back. Allocates half of their size.
+/// Calls `exchange` with the buffers, `f32` buffers rounded to `wire` if there is one, and
+/// copies the results back. Allocates half of their size.
 pub(super) fn through(
     wire: impl Into<Option<WireType>>,
     buffers: &mut [Buffer<'_>],

@@ -66,9 +66,11 @@ impl HierarchicalCopy {
         buffers: &mut [Buffer<'_>],
     ) -> Result<()> {
         let mixed = || Error::invalid("all_reduce: the buffers of one call differ in type");
-        let slices = buffers.iter_mut().map(E::slice_of_mut);
-        let slices = slices.map(|slice| slice.ok_or_else(mixed));
-        let slices = slices.collect::<Result<Vec<_>>>()?;
+        let slices = buffers
+            .iter_mut()
+            .map(E::slice_of_mut)
+            .map(|slice| slice.ok_or_else(mixed))
+            .collect::<Result<Vec<_>>>()?;
         check_lengths(communicator, &slices)?;
         if self.num_packs == 0 {
             for (index, slice) in slices.into_iter().enumerate() {
@@ -99,8 +101,8 @@ impl HierarchicalCopy {
 fn check_lengths<E>(communicator: &mut dyn Communicator, slices: &[&mut [E]]) -> Result<()> {
     let sizes = slices
         .iter()
-        .map(|slice| i64::try_from(slice.len()).map_err(Error::internal));
-    let sizes = sizes.collect::<Result<Vec<i64>>>()?;
+        .map(|slice| i64::try_from(slice.len()).map_err(Error::internal))
+        .collect::<Result<Vec<i64>>>()?;
     let all = communicator.all_gather(&sizes)?;
     let first = all.rank(0).to_vec();
     match (0..all.world_size()).find(|rank| all.rank(*rank) != first) {

@@ -33,7 +33,7 @@ pub trait CrossDeviceOps: Send + Sync + Debug {
     /// A name for messages.
     fn name(&self) -> &str;
 
-    /// Who reduces gradients that are in the memory of GPUs. Ops of one's own get them in host
+    /// The reducers of gradients that are in the memory of GPUs. A user's own ops get them in host
     /// memory, unless they say something else here.
     fn device_reduction(&self) -> DeviceReduction {
         DeviceReduction::HostMemory
@@ -95,7 +95,7 @@ pub(crate) fn sum_for(op: ReduceOp) -> ReduceOp {
     }
 }
 
-/// Ends what [`sum_for`] begins, for so many replicas.
+/// For `Mean`, divides the sum by the number of replicas.
 pub(crate) fn divide_for(op: ReduceOp, replicas: usize, buffers: &mut [Buffer<'_>]) {
     if op == ReduceOp::Mean {
         let buffers = buffers.iter_mut();
@@ -104,13 +104,15 @@ pub(crate) fn divide_for(op: ReduceOp, replicas: usize, buffers: &mut [Buffer<'_
 }
 
 /// Calls an operation once per element type of lists of tensors that have the same types: with the
-/// first list's buffers of a type, then those of the second one, and so on.
+/// first list's buffers of a type, then the second one's, and so on.
 pub(crate) fn by_type(
     lists: &mut [&mut [TensorData]],
     mut call: impl FnMut(&mut [Buffer<'_>]) -> Result<()>,
 ) -> Result<()> {
-    let lists = lists.iter_mut().map(|tensors| as_buffers(tensors));
-    let lists = lists.collect::<Result<Vec<_>>>()?;
+    let lists = lists
+        .iter_mut()
+        .map(|tensors| as_buffers(tensors))
+        .collect::<Result<Vec<_>>>()?;
     let mut buffers: Vec<Buffer<'_>> = lists.into_iter().flatten().collect();
     while let Some(dtype) = buffers.first().map(Buffer::dtype) {
         // A stable partition: the order of the buffers within a type is the caller's.

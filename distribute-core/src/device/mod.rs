@@ -135,12 +135,12 @@ impl FromStr for LogicalDevice {
     /// Reads `cpu:0`, and TensorFlow's spellings of it: `CPU:0`, `/cpu:0`, `/device:CPU:0`,
     /// `/job:localhost/replica:0/task:0/device:CPU:0`. Names of GPUs are read by
     /// [`parse`](Self::parse), which the crates that bring GPUs call:
-    /// `distribute_data::cuda::parse`.
+    /// `distribute::cuda::parse`.
     fn from_str(text: &str) -> Result<Self> {
         match kind_and_index(text)? {
             // Whether the build has them is not known here.
             Some((name, _)) if is_nvidias(&name) => Err(Error::invalid(format!(
-                "{text} is a GPU: its name is read by `distribute_data::cuda::parse`, in a build \
+                "{text} is a GPU: its name is read by `distribute::cuda::parse`, in a build \
                  with --features cuda"
             ))),
             _ => Self::parse(text, &[]),
@@ -239,10 +239,7 @@ mod tests {
             assert!(error.contains("this build has no CUDA"), "{error}");
             // The build may well have it.
             let error = text.parse::<LogicalDevice>().unwrap_err().to_string();
-            assert!(
-                error.contains("by `distribute_data::cuda::parse`"),
-                "{error}"
-            );
+            assert!(error.contains("by `distribute::cuda::parse`"), "{error}");
         }
     }
 

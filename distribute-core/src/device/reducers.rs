@@ -9,7 +9,7 @@ use super::shared_group::SharedGroup;
 use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::{LogicalDevice, Result};
 
-/// Who reduces gradients that are in the memory of devices.
+/// Reduces gradients that are in the memory of devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum DeviceReduction {
@@ -45,7 +45,7 @@ impl DeviceReduction {
     }
 }
 
-/// Reduces the tensors of one rank with those of the other ranks of a group, in the memory of
+/// Reduces the tensors of one rank with the tensors of the other ranks of a group, in the memory of
 /// their devices.
 ///
 /// # Contract
@@ -59,8 +59,8 @@ pub trait DeviceReducer: Send {
     /// memory of the tensors where nothing else does.
     ///
     /// # Errors
-    /// A rank that was lost, failed or did not come, and those of the device. The group has ended
-    /// then.
+    /// A rank that was lost, failed or did not come, and the errors of the device. The group has
+    /// ended then.
     fn all_reduce(&mut self, op: ReduceOp, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>>;
 
     /// Gives every rank the tensors of rank `root`.
@@ -99,7 +99,7 @@ pub trait DeviceReducers: Send + Sync + fmt::Debug {
     }
 }
 
-/// Makes the reducer of a worker's replica 0 among those of all workers, beside their group, with
-/// the options of the strategy. All workers call it together.
+/// Makes the reducer of a worker's replica 0 with the replicas 0 of all workers, beside their
+/// group, with the options of the strategy. All workers call it together.
 pub type JoinWorkers =
     Box<dyn FnOnce(SharedGroup, CommunicationOptions) -> Result<Box<dyn DeviceReducer>>>;

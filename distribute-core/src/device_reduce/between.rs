@@ -26,7 +26,7 @@ struct Offer {
 impl DevicePlan {
     /// Decides with the other workers how gradients are reduced between them, and connects them:
     /// beside `shared`, a handle of their group, which a group of the caller's does not have. All
-    /// of them call it together. Returns what came of it in words, if there is something to tell.
+    /// of them call it together. Returns the decision in words, if there is one.
     ///
     /// # Errors
     /// On all workers, if one was asked for NCCL by name and it cannot be used.

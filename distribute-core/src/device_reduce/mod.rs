@@ -2,7 +2,7 @@
 //!
 //! A [`DeviceReducer`](crate::DeviceReducer) is one replica's part in it: the crate has one over
 //! NCCL (feature `nccl`), and kinds of GPUs may bring others. Without one, gradients of devices go
-//! through host memory: copied there, reduced as those of CPU replicas are, and copied back.
+//! through host memory: copied there, reduced like gradients of CPU replicas, and copied back.
 
 mod between;
 #[cfg(feature = "nccl")]

@@ -21,7 +21,7 @@ pub trait TensorMemory: Send {
     /// device does with them first, and copies those that another tensor shares.
     ///
     /// # Errors
-    /// Those of the device, of `work`, and tensors that are somewhere else.
+    /// The errors of the device, of `work`, and tensors that are somewhere else.
     fn with_buffers(
         &mut self,
         tensors: Vec<Tensor<1>>,

@@ -13,15 +13,15 @@ use crate::{DeviceReducer, DeviceReducers, DeviceReduction, Error, LogicalDevice
 #[derive(Debug, Clone, Default)]
 pub(crate) struct DevicePlan {
     pub(super) wanted: DeviceReduction,
-    /// The caller's own, or those of the kind of GPU that all replicas are on.
+    /// The caller's own reducers, or the reducers of the kind of GPU that all replicas are on.
     pub(super) reducers: Option<Arc<dyn DeviceReducers>>,
     /// Whether the replicas of the process are reduced with them.
     between_replicas: bool,
-    /// What came of it. Empty where there is nothing to tell.
+    /// The decision, once made.
     outcome: Arc<OnceLock<Outcome>>,
 }
 
-/// Which way the gradients go, and what a strategy tells of that.
+/// The route of the gradients, and the strategy's description of it.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     is_on_devices: bool,
@@ -48,7 +48,7 @@ impl Outcome {
 type Reducers = Vec<Option<Box<dyn DeviceReducer>>>;
 
 impl DevicePlan {
-    /// `own` are reducers of the caller, instead of those of the reduction that is wanted.
+    /// `own` are the caller's reducers, used instead of the reducers of the wanted kind.
     ///
     /// # Errors
     /// If a reduction that is wanted by name does not fit the devices.
@@ -58,11 +58,13 @@ impl DevicePlan {
         devices: &[LogicalDevice],
         timeout: std::time::Duration,
     ) -> Result<Self> {
-        let kinds = devices.iter().filter_map(|device| match device {
-            LogicalDevice::Gpu(kind, _) => Some(*kind),
-            LogicalDevice::Cpu(_) => None,
-        });
-        let kinds: Vec<_> = kinds.collect();
+        let kinds: Vec<_> = devices
+            .iter()
+            .filter_map(|device| match device {
+                LogicalDevice::Gpu(kind, _) => Some(*kind),
+                LogicalDevice::Cpu(_) => None,
+            })
+            .collect();
         let gpus = kinds.len();
         let distinct: BTreeSet<_> = devices.iter().collect();
         let is_shared = own.is_none() && distinct.len() < devices.len();
@@ -109,7 +111,7 @@ impl DevicePlan {
         });
     }
 
-    /// What came of it, once there is something to tell.
+    /// The decision, once made.
     pub(crate) fn outcome(&self) -> Option<&Outcome> {
         self.outcome.get()
     }

@@ -112,8 +112,11 @@ impl Gradients {
 
     /// Those that a replica has a gradient of.
     fn flagged(&mut self, flags: &Flags) -> impl Iterator<Item = &mut Entry> {
-        let flagged = self.entries.iter_mut().zip(&flags.of_parameters);
-        let flagged = flagged.filter(|(_, flag)| **flag > 0.0);
+        let flagged = self
+            .entries
+            .iter_mut()
+            .zip(&flags.of_parameters)
+            .filter(|(_, flag)| **flag > 0.0);
         flagged.map(|(entry, _)| entry)
     }
 

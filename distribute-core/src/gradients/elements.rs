@@ -11,8 +11,8 @@ use crate::{Error, Result};
 pub(super) fn add(sum: &mut TensorData, data: &TensorData) -> Result<()> {
     if sum.dtype() != data.dtype() {
         return Err(Error::invalid(format!(
-            "accumulate: gradients of type {} cannot be added to those of type {}; compute both \
-             with the same model",
+            "accumulate: gradients of type {} cannot be added to gradients of type {}; compute \
+             both with the same model",
             data.dtype().name(),
             sum.dtype().name()
         )));

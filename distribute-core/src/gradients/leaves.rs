@@ -3,6 +3,7 @@
 use burn::tensor::{DType, Shape, TensorData};
 
 use super::{Gradients, Residence};
+use crate::nest::{LeafTensor, Tracking};
 use crate::trace::{CapturedTensor, Fingerprint, TensorSpec};
 use crate::{Error, Leaf, LeafVisitor, Nest, NestPath, Result};
 
@@ -26,16 +27,8 @@ impl Leaf for GradientLeaf<'_> {
         Ok(())
     }
 
-    fn bind(&mut self, tensor: CapturedTensor, _: (bool, bool)) {
-        *self.gradient = Residence::Captured(tensor);
-    }
-
-    fn is_per_replica(&self) -> bool {
-        true
-    }
-
-    fn captured(&self) -> Option<CapturedTensor> {
-        self.gradient.captured().cloned()
+    fn tensor(&mut self) -> Option<&mut dyn LeafTensor> {
+        Some(self)
     }
 
     fn take(&mut self) -> Result<TensorData> {
@@ -60,6 +53,40 @@ impl Leaf for GradientLeaf<'_> {
     }
 }
 
+impl LeafTensor for GradientLeaf<'_> {
+    fn captured(&self) -> Option<CapturedTensor> {
+        self.gradient.captured().cloned()
+    }
+
+    fn clear(&mut self) {
+        *self.gradient = Residence::Host(empty(self.spec.dtype));
+    }
+
+    fn bind(&mut self, tensor: CapturedTensor, _: Tracking) {
+        *self.gradient = Residence::Captured(tensor);
+    }
+}
+
+/// One gradient that there is, to be read only.
+pub(crate) struct ReadGradient<'a> {
+    spec: &'a TensorSpec,
+    gradient: &'a Residence,
+}
+
+impl Leaf for ReadGradient<'_> {
+    fn spec(&self) -> TensorSpec {
+        self.spec.clone()
+    }
+
+    fn data(&self) -> Result<TensorData> {
+        self.gradient.host().cloned()
+    }
+
+    fn put(&mut self, _: TensorData) -> Result<()> {
+        Err(Error::invalid("a gradient that is only read was changed"))
+    }
+}
+
 fn empty(dtype: DType) -> TensorData {
     TensorData::from_bytes_vec(Vec::new(), Shape::new([0]), dtype)
 }
@@ -79,6 +106,16 @@ impl Gradients {
                 gradient: entry.gradient.as_mut()?,
             };
             Some((index, leaf))
+        })
+    }
+
+    /// [`leaves`](Self::leaves), to be read only.
+    pub(crate) fn leaves_to_read(&self) -> impl Iterator<Item = (usize, ReadGradient<'_>)> {
+        let entries = self.entries.iter().enumerate();
+        entries.filter_map(|(index, entry)| {
+            let gradient = entry.gradient.as_ref()?;
+            let spec = &entry.spec;
+            Some((index, ReadGradient { spec, gradient }))
         })
     }
 
@@ -128,6 +165,7 @@ mod tests {
     use burn::tensor::{Device, Tensor};
 
     use super::*;
+    use crate::gradients::{Collect, Tape};
 
     #[derive(Module, Debug)]
     struct Model {
@@ -144,7 +182,10 @@ mod tests {
             bias: Param::from_tensor(Tensor::ones([3], &device).require_grad()),
         };
         let loss = model.used.val().sum() + model.bias.val().mul_scalar(2.0).sum();
-        Gradients::compute(&loss, &model, &[], false).unwrap()
+        (&model,)
+            .collect(Tape::of(&loss, &[]).unwrap(), false)
+            .unwrap()
+            .0
     }
 
     #[test]

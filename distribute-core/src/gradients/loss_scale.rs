@@ -7,6 +7,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::residence::{DIVIDED, MULTIPLIED, Number};
 use super::{Gradients, residence};
+use crate::checkpoint::Section;
 use crate::{Error, Result};
 
 /// What a loss is multiplied by, so that small gradients do not become zero in 16 bits
@@ -49,9 +50,9 @@ struct Dynamics {
 }
 
 /// The names of its numbers in a checkpoint.
-const SCALE: &str = "loss_scale/dynamic_scale";
-const GOOD_STEPS: &str = "loss_scale/step_counter";
-const SKIPPED_STEPS: &str = "loss_scale/skipped_steps";
+const SCALE: &str = "dynamic_scale";
+const GOOD_STEPS: &str = "step_counter";
+const SKIPPED_STEPS: &str = "skipped_steps";
 
 /// The largest power of two that `f32` has, 2^127.
 const LARGEST: f64 = (1_u128 << 127) as f64;
@@ -192,8 +193,8 @@ impl LossScale {
         *self == Self::default()
     }
 
-    /// Divides summed gradients. Whether an update with them may be made: all are finite, or nobody
-    /// asks.
+    /// Divides summed gradients. Returns whether an update with them may be made: all are finite,
+    /// or nothing asks.
     pub(crate) fn unscale(&self, gradients: &mut Gradients) -> Result<bool> {
         if self.scale != 1.0 {
             gradients.change(&DIVIDED, &Number::Host(self.scale))?;
@@ -223,14 +224,47 @@ impl LossScale {
         self.scale = (self.scale / 2.0).max(dynamics.minimum);
     }
 
+    /// These as one, for a loss that several states share: all of them with the smallest scale and
+    /// its count, so that they double and halve together from now on.
+    ///
+    /// # Errors
+    /// If some are dynamic and others are not, or if fixed ones differ.
+    pub(crate) fn agree(scales: &mut [Self]) -> Result<()> {
+        let numbers = scales.iter().map(|it| (it.scale, it.good_steps()));
+        let smallest = numbers.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let Some((scale, count)) = smallest else {
+            return Ok(());
+        };
+        let dynamic = scales.iter().filter(|it| it.is_dynamic()).count();
+        if dynamic == 0 && scales.iter().any(|it| it.scale != scale) {
+            return Err(Error::invalid(
+                "scale_loss: states that share a loss have different fixed loss scales; give all \
+                 of them the same one",
+            ));
+        }
+        if dynamic != 0 && dynamic != scales.len() {
+            return Err(Error::invalid(
+                "scale_loss: of states that share a loss some have a dynamic loss scale and others \
+                 have none; give all of them one (`with_loss_scale(LossScale::dynamic())`)",
+            ));
+        }
+        for own in scales {
+            own.scale = scale;
+            if let Some(dynamics) = &mut own.dynamics {
+                dynamics.good_steps = count;
+            }
+        }
+        Ok(())
+    }
+
     /// Its numbers for a checkpoint: none of a fixed one.
-    pub(crate) fn to_tensors(&self) -> impl Iterator<Item = (String, TensorData)> {
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = (&'static str, TensorData)> {
         let numbers = self.dynamics.as_ref().map(|dynamics| {
             let count = |steps: u64| TensorData::from([steps as i64]);
             [
-                (SCALE.to_string(), TensorData::from([self.scale])),
-                (GOOD_STEPS.to_string(), count(dynamics.good_steps)),
-                (SKIPPED_STEPS.to_string(), count(dynamics.skipped_steps)),
+                (SCALE, TensorData::from([self.scale])),
+                (GOOD_STEPS, count(dynamics.good_steps)),
+                (SKIPPED_STEPS, count(dynamics.skipped_steps)),
             ]
         });
         numbers.into_iter().flatten()
@@ -248,11 +282,12 @@ impl LossScale {
         };
         let unreadable = |name: &str, why: &str| {
             Error::invalid(format!(
-                "`{name}` of the checkpoint {why}: it is damaged, or was written by another program"
+                "`{}` of the checkpoint {why}: it is damaged, or was written by another program",
+                Section::LossScale.name(name)
             ))
         };
         let number = |name: &str| {
-            let Some(data) = tensors.get(name) else {
+            let Some(data) = tensors.get(&Section::LossScale.name(name)) else {
                 return Ok(None);
             };
             let mut values = data.iter::<f64>();
@@ -266,7 +301,8 @@ impl LossScale {
             _ => Err(unreadable(name, "is not a number of updates")),
         };
         restored.scale = number(SCALE)?.unwrap_or(dynamics.initial);
-        positive(&format!("`{SCALE}` of the checkpoint"), restored.scale)?;
+        let name = Section::LossScale.name(SCALE);
+        positive(&format!("`{name}` of the checkpoint"), restored.scale)?;
         dynamics.good_steps = count(GOOD_STEPS)?;
         dynamics.skipped_steps = count(SKIPPED_STEPS)?;
         Ok(restored)
@@ -298,10 +334,11 @@ impl Gradients {
 
 /// A positive number of `f32`.
 fn positive(what: &str, number: f64) -> Result<f64> {
-    match number >= f64::from(f32::MIN_POSITIVE) && number <= f64::from(f32::MAX) {
-        true => Ok(number),
-        false => Err(Error::invalid(format!(
+    if number >= f64::from(f32::MIN_POSITIVE) && number <= f64::from(f32::MAX) {
+        Ok(number)
+    } else {
+        Err(Error::invalid(format!(
             "{what} must be a positive number of f32, got {number}"
-        ))),
+        )))
     }
 }

@@ -3,19 +3,20 @@
 mod buffers;
 mod clip;
 mod elements;
+mod for_burn;
 mod leaves;
 mod loss_scale;
 mod owner;
 mod residence;
 mod rows;
+mod tape;
 
 use burn::module::{Module, ParamId};
 use burn::optim::GradientsParams;
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::module_tensors::is_off_host;
 use crate::parameters::{self, FloatTensor};
-use crate::trace::{self, TensorSpec};
+use crate::trace::TensorSpec;
 use crate::{Error, Result};
 
 pub(crate) use buffers::Flags;
@@ -25,6 +26,8 @@ use residence::Number;
 pub(crate) use residence::{Residence, with_shape};
 pub(crate) use rows::Watched;
 pub use rows::{RemoteRows, RemoteVersion, RowGradients};
+pub(crate) use tape::Tape;
+pub use tape::{Collect, Models};
 
 /// The gradients of a model's trainable parameters, in visit order (the order in which the
 /// module declares its fields). The order, not burn's random parameter id, is what replicas and
@@ -54,42 +57,6 @@ struct Entry {
 }
 
 impl Gradients {
-    /// Those of a loss with respect to a model's parameters and to rows that were looked up.
-    /// `keeps` leaves them where burn has put them, also in host memory.
-    pub(crate) fn compute<M: Module>(
-        loss: &Tensor<1>,
-        model: &M,
-        watched: &[Watched],
-        keeps: bool,
-    ) -> Result<Self> {
-        if loss.shape().num_elements() != 1 {
-            let op = "gradient: the loss must be one number (average with `average_loss`)";
-            return Err(Error::shape(op, &[1], &loss.shape()));
-        }
-        if let Some(mut tape) = trace::backward(loss) {
-            let tape = tape.as_mut().map_err(|error| error.clone())?;
-            return Self::collect(model, |_, tensor| {
-                Ok(tensor.take_captured(tape).map(Residence::Captured))
-            });
-        }
-        if !loss.is_autodiff() {
-            return Err(Error::invalid(
-                "gradient: the loss is not tracked; build the model on `ctx.device()` or in the \
-                 strategy's scope, which have autodiff",
-            ));
-        }
-        let mut tape = loss.backward();
-        let mut gradients = Self::collect(model, |_, tensor| {
-            placed(tensor.take_gradient(&mut tape), tensor, keeps)
-        })?;
-        for watched in watched {
-            if let Some(rows) = watched.take(&mut tape)? {
-                gradients.add_rows(rows)?;
-            }
-        }
-        Ok(gradients)
-    }
-
     /// The gradients that burn holds for a model's trainable parameters, the way back of
     /// [`into_params`](Self::into_params); without a copy on the flex backend if nothing else
     /// holds the tensors.
@@ -97,9 +64,12 @@ impl Gradients {
     /// # Errors
     /// If the device cannot hand a gradient out.
     pub fn from_params<M: Module>(mut params: GradientsParams, model: &M) -> Result<Self> {
-        Self::collect(model, |id, tensor| {
-            placed(tensor.take_param(id, &mut params), tensor, false)
-        })
+        let mut gradients = Self::collect(model, |id, tensor| {
+            let gradient = tensor.take_param(id, &mut params);
+            Ok(gradient.map(|it| Residence::device(it, tensor.spec().shape.into())))
+        })?;
+        gradients.settle(false)?;
+        Ok(gradients)
     }
 
     fn collect<M: Module>(
@@ -117,6 +87,15 @@ impl Gradients {
         })?;
         let rows = Vec::new();
         Ok(Self { entries, rows })
+    }
+
+    /// Takes gradients in host memory out of burn's tensors, unless it `keeps` them there.
+    fn settle(&mut self, keeps: bool) -> Result<()> {
+        for entry in &mut self.entries {
+            let gradient = entry.gradient.take();
+            entry.gradient = gradient.map(|it| it.settled(keeps)).transpose()?;
+        }
+        Ok(())
     }
 
     /// The number of trainable parameters.
@@ -142,11 +121,11 @@ impl Gradients {
     }
 
     /// All gradients in visit order, for changing them in place. Those on a GPU are copied to
-    /// host memory and stay there; those of rows of tables are
+    /// host memory and stay there; gradients of rows of tables are
     /// [`row_gradients_mut`](Self::row_gradients_mut).
     ///
     /// # Errors
-    /// Those of [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn iter_mut(&mut self) -> Result<impl Iterator<Item = Option<&mut TensorData>>> {
         for entry in &mut self.entries {
             if let Some(gradient) = entry.gradient.take() {
@@ -160,10 +139,12 @@ impl Gradients {
         }))
     }
 
-    /// All gradients in visit order, and those of rows of tables.
+    /// All gradients in visit order, and the gradients of rows of tables.
     pub(crate) fn into_values(self) -> Result<(Vec<Option<TensorData>>, Vec<RowGradients>)> {
-        let dense = self.entries.into_iter();
-        let dense = dense.map(|entry| entry.gradient.map(Residence::into_host).transpose());
+        let dense = self
+            .entries
+            .into_iter()
+            .map(|entry| entry.gradient.map(Residence::into_host).transpose());
         Ok((dense.collect::<Result<_>>()?, self.rows))
     }
 
@@ -206,10 +187,23 @@ impl Gradients {
 
     /// The same parameters, all without a gradient.
     pub(crate) fn without_values(&self) -> Self {
+        self.with(|_| None)
+    }
+
+    /// The same parameters, with zeros where there is a gradient.
+    pub(crate) fn zeros(&self) -> Self {
+        self.with(|entry| {
+            let TensorSpec { shape, dtype } = &entry.spec;
+            let zeros = TensorData::full_dtype(shape.clone(), 0.0, *dtype);
+            entry.gradient.as_ref().map(|_| Residence::Host(zeros))
+        })
+    }
+
+    fn with(&self, gradient: impl Fn(&Entry) -> Option<Residence>) -> Self {
         let entries = self.entries.iter().map(|entry| Entry {
             id: entry.id,
             spec: entry.spec.clone(),
-            gradient: None,
+            gradient: gradient(entry),
         });
         Self {
             entries: entries.collect(),
@@ -237,8 +231,8 @@ impl Gradients {
     }
 
     /// The square root of the sum of all squared elements, summed in f64 in parameter order, then
-    /// those of rows of tables (TensorFlow: `tf.linalg.global_norm`). A row that was looked up
-    /// several times counts with its summed gradient, as in a dense table.
+    /// the gradients of rows of tables (TensorFlow: `tf.linalg.global_norm`). A row that was looked
+    /// up several times counts with its summed gradient, as in a dense table.
     ///
     /// # Errors
     /// In a captured step: the norm has no value on the host then.
@@ -266,21 +260,4 @@ fn on_host(number: Number) -> Result<f64> {
         Number::Host(number) => Ok(number),
         Number::Captured(_) => Err(Error::host_read("the global norm")),
     }
-}
-
-/// A gradient in the memory where burn has put it; that of the host is taken as it is.
-fn placed(
-    gradient: Option<Tensor<1>>,
-    of: &dyn FloatTensor,
-    keeps: bool,
-) -> Result<Option<Residence>> {
-    let Some(gradient) = gradient else {
-        return Ok(None);
-    };
-    let stays = keeps || is_off_host(&gradient.device());
-    let placed = Residence::device(gradient, of.spec().shape.into());
-    Ok(Some(match stays {
-        true => placed,
-        false => Residence::Host(placed.into_host()?),
-    }))
 }

@@ -57,7 +57,7 @@ impl Gradients {
             None => return Ok(()),
         };
         Err(Error::invalid(format!(
-            "accumulate: the gradients are of different models ({what}); add up those of one \
+            "accumulate: the gradients are of different models ({what}); add up gradients of one \
              model, and begin anew when another one is trained"
         )))
     }

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 use burn::tensor::{DType, Device, Shape, Tensor, TensorData};
 
 use super::elements;
+use crate::computed::is_off_host;
 use crate::trace::{self, CapturedTensor};
 use crate::{Error, Result};
 
@@ -29,7 +30,7 @@ pub(crate) struct DeviceGradient {
     tensor: Tensor<1>,
     /// That of the parameter.
     shape: Shape,
-    /// The copy in host memory, once somebody has asked for it.
+    /// The copy in host memory, once it was requested.
     copy: OnceLock<TensorData>,
 }
 
@@ -81,7 +82,8 @@ impl Residence {
         }
     }
 
-    /// The values in host memory; those of a device are copied the first time, which waits for it.
+    /// The values in host memory. Values on a device are copied the first time, which waits for the
+    /// device.
     pub(super) fn host(&self) -> Result<&TensorData> {
         match self {
             Self::Host(data) => Ok(data),
@@ -103,6 +105,17 @@ impl Residence {
             Self::Host(data) => Ok(data),
             Self::Device(found) => fetch(found.tensor, found.shape),
             other => other.host().cloned(),
+        }
+    }
+
+    /// The same; what burn has put into host memory is taken out of its tensor, unless it `keeps`
+    /// it there.
+    pub(super) fn settled(self, keeps: bool) -> Result<Self> {
+        match self {
+            Self::Device(found) if !keeps && !is_off_host(&found.tensor.device()) => {
+                Self::Device(found).into_host().map(Self::Host)
+            }
+            other => Ok(other),
         }
     }
 
@@ -268,11 +281,12 @@ fn of_devices<'a>(
     gradients: impl Iterator<Item = &'a Residence>,
     number: impl Fn(Tensor<1>) -> Tensor<1>,
 ) -> Result<Vec<f64>> {
-    let numbers = gradients.filter_map(|gradient| match gradient {
-        Residence::Device(found) => Some(number(found.tensor.clone())),
-        _ => None,
-    });
-    let numbers: Vec<Tensor<1>> = numbers.collect();
+    let numbers: Vec<Tensor<1>> = gradients
+        .filter_map(|gradient| match gradient {
+            Residence::Device(found) => Some(number(found.tensor.clone())),
+            _ => None,
+        })
+        .collect();
     if numbers.is_empty() {
         return Ok(Vec::new());
     }
@@ -305,16 +319,19 @@ fn captured_norm<'a>(
     gradients: impl Iterator<Item = &'a CapturedTensor> + Clone,
 ) -> Option<Tensor<1>> {
     let mut all = gradients.clone();
-    let dtype = match all.all(|gradient| gradient.spec().dtype == DType::F64) {
-        true => DType::F64,
-        false => DType::F32,
+    let dtype = if all.all(|gradient| gradient.spec().dtype == DType::F64) {
+        DType::F64
+    } else {
+        DType::F32
     };
     let flat = || {
         let flat = gradients.clone().map(CapturedTensor::flat);
         flat.map(|gradient| trace::of_type(gradient, dtype))
     };
-    let largest = flat().map(|gradient| gradient.abs().max());
-    let largest = largest.reduce(|a, b| a.max_pair(b))?.clamp_min(1.0);
+    let largest = flat()
+        .map(|gradient| gradient.abs().max())
+        .reduce(|a, b| a.max_pair(b))?
+        .clamp_min(1.0);
     let squares = flat().map(|gradient| {
         let part = gradient / largest.clone();
         (part.clone() * part).sum()

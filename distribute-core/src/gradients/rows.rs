@@ -88,8 +88,7 @@ impl Watched {
     /// For values that are not rows of `f32`, one for each id.
     pub(crate) fn new(rows: RemoteRows, values: TensorData, device: &Device) -> Result<Self> {
         check(&rows, &values)?;
-        let options = (&device.clone().without_autodiff(), DType::F32);
-        let leaf = Tensor::from_inner(Tensor::<2>::from_data(values, options)).require_grad();
+        let leaf = Tensor::<2>::from_data(values, (device, DType::F32)).require_grad();
         Ok(Self { rows, leaf })
     }
 
@@ -145,8 +144,8 @@ impl Gradients {
         match self.rows.first() {
             None => Ok(()),
             Some(first) => Err(Error::invalid(format!(
-                "the gradients are also those of rows of `{}`, which {what} cannot take: hand them \
-                 to `apply_gradients` of a state on parameter servers, or to \
+                "the gradients include gradients of rows of `{}`, which {what} cannot take: hand \
+                 them to `apply_gradients` of a state on parameter servers, or to \
                  `ctx.apply_row_gradients`",
                 first.rows.table
             ))),

@@ -1,95 +1,69 @@
 //! How often predictions are right.
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Bool, Int, Tensor, TensorData};
 
-use super::metric;
-use super::sums::Sums;
-use crate::{Error, Leaf, Result, VariableContext};
+use super::{Metric, MetricValues};
+use crate::{Error, Result};
 
-metric! {
-    /// The share of examples whose largest score is at the label
-    /// (Keras: `tf.keras.metrics.SparseCategoricalAccuracy`). Labels are class numbers.
-    SparseCategoricalAccuracy {}, "sparse_categorical_accuracy", total => total.mean()
-}
+/// The share of examples whose largest score is at the label
+/// (Keras: `tf.keras.metrics.SparseCategoricalAccuracy`).
+///
+/// Labels are class numbers of shape `[n, ...]` (or with a last dimension of 1), scores are logits
+/// or probabilities of shape `[n, ..., classes]`. Of equal scores the first wins; a NaN is never
+/// the largest.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SparseCategoricalAccuracy;
 
-metric! {
-    /// The share of examples whose largest score is where the one-hot label is largest
-    /// (Keras: `tf.keras.metrics.CategoricalAccuracy`).
-    CategoricalAccuracy {}, "categorical_accuracy", total => total.mean()
-}
-
-metric! {
-    /// The share of values that are on the label's side of a threshold
-    /// (Keras: `tf.keras.metrics.BinaryAccuracy`). Labels are 0 and 1.
-    #[must_use]
-    BinaryAccuracy { threshold: f64 = 0.5 }, "binary_accuracy", total => total.mean()
-}
-
-/// The updates of a metric that compares labels and scores of these types, as `$matches` does.
-macro_rules! updates {
-    (
-        $(#[$meta:meta])*
-        $type:ty, $self:ident => $matches:expr;
-        [$($dimensions:tt)+] $labels:ty, $scores:ty
-    ) => {
-        impl $type {
-            $(#[$meta])*
-            pub fn update_state<$($dimensions)+>(
-                &$self,
-                context: &(impl VariableContext + ?Sized),
-                labels: &$labels,
-                scores: &$scores,
-            ) -> Result<()> {
-                $self.sums.compare(context, labels, scores, None, $matches)
-            }
-
-            /// [`update_state`](Self::update_state) with a weight for every example, or one for
-            /// all.
-            ///
-            /// # Errors
-            /// Also if the weights do not fit.
-            pub fn update_state_weighted<$($dimensions)+>(
-                &$self,
-                context: &(impl VariableContext + ?Sized),
-                labels: &$labels,
-                scores: &$scores,
-                mut weights: impl Leaf,
-            ) -> Result<()> {
-                $self.sums.compare(context, labels, scores, Some(&mut weights), $matches)
-            }
-        }
-    };
-}
-
-updates! {
-    /// Compares a batch: labels of shape `[batch, ...]` (or with a last dimension of 1)
-    /// and scores (logits or probabilities) of shape `[batch, ..., classes]`.
-    ///
-    /// An empty batch counts nothing; of equal scores the first wins.
-    ///
+impl<const S: usize, const L: usize> Metric<Tensor<S>, Tensor<L, Int>>
+    for SparseCategoricalAccuracy
+{
     /// # Errors
-    /// [`Error::Shape`] if the shapes do not fit, [`Error::MixedStrategies`].
-    SparseCategoricalAccuracy, self => sparse_matches;
-    [const L: usize, const S: usize] Tensor<L, Int>, Tensor<S>
+    /// [`Error::Shape`] if the shapes do not fit.
+    fn values(&self, scores: &Tensor<S>, labels: &Tensor<L, Int>) -> Result<MetricValues> {
+        let (all, wanted) = (scores.dims(), labels.dims());
+        let shape = leading(&all)?;
+        let squeezed = match wanted.split_last() {
+            Some((1, front)) if L == S => front,
+            _ => &wanted[..],
+        };
+        same_shape(squeezed, shape)?;
+        let found = largest(scores);
+        let labels = labels.clone().reshape(found.dims()).cast(found.dtype());
+        Ok(MetricValues::new(found.equal(labels).float(), shape))
+    }
 }
 
-updates! {
-    /// Compares a batch: one-hot labels (or probabilities) and scores, both of shape
-    /// `[batch, ..., classes]`.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
-    CategoricalAccuracy, self => one_hot_matches;
-    [const D: usize] Tensor<D>, Tensor<D>
+/// The share of examples whose largest score is where the one-hot label is largest
+/// (Keras: `tf.keras.metrics.CategoricalAccuracy`).
+///
+/// Labels (floats, integers or booleans) and scores have the shape `[n, ..., classes]`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CategoricalAccuracy;
+
+impl CategoricalAccuracy {
+    fn of<const D: usize>(scores: &Tensor<D>, labels: &Tensor<D>) -> Result<MetricValues> {
+        let all = scores.dims();
+        same_shape(&labels.dims(), &all)?;
+        let shape = leading(&all)?;
+        let values = largest(scores).equal(largest(labels)).float();
+        Ok(MetricValues::new(values, shape))
+    }
 }
 
-updates! {
-    /// Compares a batch: labels 0 or 1 and scores of the same shape.
-    ///
-    /// # Errors
-    /// [`Error::Shape`] if the shapes differ, [`Error::MixedStrategies`].
-    BinaryAccuracy, self => self.matches();
-    [const D: usize] Tensor<D>, Tensor<D>
+/// The share of values that are on the label's side of a threshold
+/// (Keras: `tf.keras.metrics.BinaryAccuracy`).
+///
+/// Labels (floats, integers or booleans) are 0 or 1, scores have their shape.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[must_use]
+pub struct BinaryAccuracy {
+    threshold: f64,
+}
+
+impl Default for BinaryAccuracy {
+    fn default() -> Self {
+        Self { threshold: 0.5 }
+    }
 }
 
 impl BinaryAccuracy {
@@ -100,84 +74,77 @@ impl BinaryAccuracy {
         self
     }
 
-    fn matches(&self) -> impl Fn(&TensorData, &TensorData) -> Result<TensorData> + 'static {
-        let threshold = self.threshold;
-        move |labels, scores| side_matches(threshold, labels, scores)
+    fn of<const D: usize>(self, scores: &Tensor<D>, labels: &Tensor<D>) -> Result<MetricValues> {
+        same_shape(&labels.dims(), &scores.dims())?;
+        let dtype = scores.dtype();
+        // Keras compares in the scores' type: 0.1 as `f32` is above 0.1 as `f64`.
+        let threshold = TensorData::from([self.threshold]).try_cast(dtype);
+        let threshold = threshold.map_err(Error::internal)?;
+        let threshold = threshold.iter::<f64>().next().unwrap_or(f64::NAN);
+        let side = scores.clone().greater_elem(threshold).float().cast(dtype);
+        Ok(side.equal(labels.clone().cast(dtype)).float().into())
     }
 }
 
-fn side_matches(threshold: f64, labels: &TensorData, scores: &TensorData) -> Result<TensorData> {
-    same_shape(labels.shape(), scores.shape())?;
-    // Keras compares in the scores' type: 0.1 as `f32` is above 0.1 as `f64`.
-    let threshold = as_type_of(scores, TensorData::from([threshold]))?;
-    let threshold = threshold.iter::<f64>().next().unwrap_or(f64::NAN);
-    let labels = as_type_of(scores, labels.clone())?;
-    let pairs = labels.iter::<f64>().zip(scores.iter::<f64>());
-    let side = |score: f64| if score > threshold { 1.0 } else { 0.0 };
-    let matches = pairs.map(|(label, score)| label == side(score));
-    Ok(as_numbers(matches, scores.shape()))
+/// Metrics that compare labels of these kinds as floats.
+macro_rules! of_floats {
+    ($($kind:ty, $labels:ident => $floats:expr);+ $(;)?) => {$(
+        impl<const D: usize> Metric<Tensor<D>, Tensor<D, $kind>> for CategoricalAccuracy {
+            /// # Errors
+            /// [`Error::Shape`] if the shapes differ.
+            fn values(
+                &self,
+                scores: &Tensor<D>,
+                $labels: &Tensor<D, $kind>,
+            ) -> Result<MetricValues> {
+                Self::of(scores, &$floats)
+            }
+        }
+
+        impl<const D: usize> Metric<Tensor<D>, Tensor<D, $kind>> for BinaryAccuracy {
+            /// # Errors
+            /// [`Error::Shape`] if the shapes differ.
+            fn values(
+                &self,
+                scores: &Tensor<D>,
+                $labels: &Tensor<D, $kind>,
+            ) -> Result<MetricValues> {
+                self.of(scores, &$floats)
+            }
+        }
+    )+};
 }
 
-/// The values, rounded to the type of the scores.
-fn as_type_of(scores: &TensorData, values: TensorData) -> Result<TensorData> {
-    values.try_cast(scores.dtype()).map_err(Error::internal)
-}
-
-fn sparse_matches(labels: &TensorData, scores: &TensorData) -> Result<TensorData> {
-    let shape = leading(scores)?;
-    let wanted = labels.shape();
-    let squeezed = match wanted.split_last() {
-        Some((1, front)) if wanted.len() == scores.rank() => front,
-        _ => &wanted[..],
-    };
-    same_shape(squeezed, shape)?;
-    let largest = argmax(scores);
-    let matches = labels.iter::<i64>().zip(largest);
-    let matches = matches.map(|(label, found)| usize::try_from(label) == Ok(found));
-    Ok(as_numbers(matches, shape))
-}
-
-fn one_hot_matches(labels: &TensorData, scores: &TensorData) -> Result<TensorData> {
-    same_shape(labels.shape(), scores.shape())?;
-    let shape = leading(scores)?;
-    let matches = argmax(labels).into_iter().zip(argmax(scores));
-    let matches = matches.map(|(label, found)| label == found);
-    Ok(as_numbers(matches, shape))
+of_floats! {
+    burn::tensor::Float, labels => labels.clone();
+    Int, labels => labels.clone().float();
+    Bool, labels => labels.clone().float();
 }
 
 /// All dimensions but the classes.
-fn leading(scores: &TensorData) -> Result<&[usize]> {
-    match scores.shape().split_last() {
+fn leading(scores: &[usize]) -> Result<&[usize]> {
+    match scores.split_last() {
         Some((classes, leading)) if *classes > 0 => Ok(leading),
         _ => Err(Error::invalid("accuracy: the scores have no classes")),
     }
 }
 
 /// The position of the first largest value of every row; a NaN is never the largest.
-fn argmax(scores: &TensorData) -> Vec<usize> {
-    let classes = scores.shape().last().copied().unwrap_or(1).max(1);
-    let scores: Vec<f64> = scores.iter::<f64>().collect();
-    let row = |row: &[f64]| {
-        let mut best = 0;
-        for (index, score) in row.iter().enumerate() {
-            if *score > row[best] || row[best].is_nan() {
-                best = index;
-            }
-        }
-        best
-    };
-    scores.chunks_exact(classes).map(row).collect()
-}
-
-fn as_numbers(matches: impl Iterator<Item = bool>, shape: &[usize]) -> TensorData {
-    let matches = matches.map(|is_match| f32::from(u8::from(is_match)));
-    TensorData::new(matches.collect::<Vec<_>>(), shape.to_vec())
+fn largest<const D: usize>(scores: &Tensor<D>) -> Tensor<1, Int> {
+    let numbers = scores
+        .clone()
+        .mask_fill(scores.clone().is_nan(), f32::NEG_INFINITY);
+    let rows = numbers.dims()[..D - 1].iter().product::<usize>();
+    numbers.argmax(D - 1).reshape([rows])
 }
 
 fn same_shape(labels: &[usize], scores: &[usize]) -> Result<()> {
-    let op = "accuracy: labels against scores";
-    match labels == scores {
-        true => Ok(()),
-        false => Err(Error::shape(op, scores, labels)),
+    if labels == scores {
+        return Ok(());
     }
+    Err(Error::shape(
+        "accuracy: labels against scores",
+        scores,
+        labels,
+    ))
 }

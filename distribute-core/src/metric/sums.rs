@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::TensorData;
 
+use super::MetricValues;
 use crate::error::check_count;
+use crate::strategy::reduce::reduce;
 use crate::sync::lock;
 use crate::trace::Receiver;
 use crate::{
-    Error, Leaf, PerReplica, ReduceOp, Result, Strategy, StrategyExt, VariableContext, scope,
-    strategy,
+    Error, Leaf, PerReplica, ReduceOp, Result, Strategy, VariableContext, scope, strategy,
 };
 
 /// The sums of weighted values and of weights.
@@ -21,13 +22,19 @@ pub(super) struct Total {
 }
 
 impl Total {
-    /// The weighted mean; 0 if nothing was added (Keras: `divide_no_nan`).
+    /// The weighted mean.
     pub(super) fn mean(self) -> f64 {
-        if self.weights == 0.0 {
-            0.0
-        } else {
-            self.values / self.weights
-        }
+        weighted_mean(self.values, self.weights)
+    }
+}
+
+/// A sum of weighted values over the sum of their weights; 0 if nothing was added
+/// (Keras: `divide_no_nan`).
+pub fn weighted_mean(values: f64, weights: f64) -> f64 {
+    if weights == 0.0 {
+        0.0
+    } else {
+        values / weights
     }
 }
 
@@ -74,22 +81,20 @@ impl Sums {
         context.give(values, receiver)
     }
 
-    /// Adds how often predictions match, as `matches` tells it for every example.
-    pub(super) fn compare(
+    /// Adds what a metric makes of a batch.
+    pub(super) fn measure(
         &self,
         context: &(impl VariableContext + ?Sized),
-        labels: &(impl Leaf + Clone),
-        scores: &(impl Leaf + Clone),
+        mut measured: MetricValues,
         weights: Option<&mut dyn Leaf>,
-        matches: impl Fn(&TensorData, &TensorData) -> Result<TensorData> + Send + Sync + 'static,
     ) -> Result<()> {
-        let (mut labels, mut scores) = (labels.clone(), scores.clone());
-        let mut given: Vec<&mut dyn Leaf> = vec![&mut labels, &mut scores];
+        let mut given: Vec<&mut dyn Leaf> = vec![&mut measured.values];
         if let Some(weights) = weights {
             given.push(weights);
         }
+        let shape = measured.shape;
         self.update(context, &mut given, move |data| {
-            batch(&matches(&data[0], &data[1])?, data.get(2))
+            batch(&data[0], &shape, data.get(1))
         })
     }
 
@@ -111,7 +116,7 @@ impl Sums {
             (total.values, total.weights)
         });
         let parts = PerReplica::new(parts.collect());
-        let (values, weights) = self.strategy.reduce(ReduceOp::Sum, parts)?;
+        let (values, weights) = reduce(&*self.strategy, ReduceOp::Sum, parts)?;
         Ok(Total { values, weights })
     }
 
@@ -138,11 +143,15 @@ impl fmt::Debug for Sums {
     }
 }
 
-/// The sums of a batch of values (Keras: `reduce_to_samplewise_values`).
+/// The sums of a batch of values of a shape (Keras: `reduce_to_samplewise_values`).
 ///
 /// Weights have the values' leading dimensions; values are averaged over the trailing dimensions
 /// that weights lack. One weight counts for all values.
-pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result<Total> {
+pub(super) fn batch(
+    values: &TensorData,
+    shape: &[usize],
+    weights: Option<&TensorData>,
+) -> Result<Total> {
     let count = values.num_elements();
     let weights = match weights {
         Some(weights) if weights.num_elements() != 1 || count == 1 => weights,
@@ -154,13 +163,13 @@ pub(super) fn batch(values: &TensorData, weights: Option<&TensorData>) -> Result
             });
         }
     };
-    let leading = values.shape().get(..weights.rank());
+    let leading = shape.get(..weights.rank());
     if leading != Some(&weights.shape()[..]) {
-        let expected = leading.unwrap_or(&values.shape()[..]);
+        let expected = leading.unwrap_or(shape);
         let op = "sample weights: the values' leading dimensions";
         return Err(Error::shape(op, expected, weights.shape()));
     }
-    let width: usize = values.shape()[weights.rank()..].iter().product();
+    let width: usize = shape[weights.rank()..].iter().product();
     let values: Vec<f64> = values.iter::<f64>().collect();
     let mut total = Total::default();
     for (index, weight) in weights.iter::<f64>().enumerate() {

@@ -1,8 +1,10 @@
 //! The tensors and numbers that values are made of: [`Leaf`].
 
+use crate::burn_internals::capture::CaptureBackend;
 use burn::tensor::kind::Autodiff;
-use burn::tensor::{Bool, DType, Float, Int, Tensor, TensorData};
-use burn_capture::CaptureBackend;
+use burn::tensor::{
+    Bool, DType, Device, Float, GradientCheckpointingStrategy, Int, Tensor, TensorData,
+};
 
 use crate::trace::{CapturedTensor, TensorSpec, Tracked, captured, read_error};
 use crate::{Error, Result};
@@ -40,71 +42,112 @@ pub trait Leaf {
     /// Replaces the values; the device and what autodiff knows of the tensor stay.
     ///
     /// # Errors
-    /// Those of [`put`](Self::put).
+    /// The errors of [`put`](Self::put).
     fn set_data(&mut self, data: TensorData) -> Result<()> {
         self.put(data)
     }
 
-    /// Whether it is a tensor, which can be an input or a result of a captured step. Numbers and
-    /// data of the host are part of the program.
-    fn is_tensor(&self) -> bool {
-        true
-    }
-
-    /// Whether every replica has its own in a mirrored value: the gradients of micro-batches, and
-    /// running statistics.
-    fn is_per_replica(&self) -> bool {
-        self.is_running_statistic()
-    }
-
-    /// Whether every replica has its own, and outside of steps they are read as their mean.
-    fn is_running_statistic(&self) -> bool {
-        false
-    }
-
-    /// Whether it is a running statistic, of each replica's own or equal on all of them.
-    fn is_statistic(&self) -> bool {
-        self.is_running_statistic()
-    }
-
-    /// The captured tensor, if it is one.
-    fn captured(&self) -> Option<CapturedTensor> {
+    /// The leaf as a tensor, which can be an input or a result of a captured step. Numbers and data
+    /// of the host are part of the program.
+    fn tensor(&mut self) -> Option<&mut dyn LeafTensor> {
         None
     }
+}
 
-    /// Whether it has autodiff, and whether it keeps its gradient.
-    fn tracking(&self) -> (bool, bool) {
-        (false, false)
+/// A leaf that is a tensor, as a step sees it that is captured.
+pub trait LeafTensor: Leaf {
+    /// The captured tensor, if it is one.
+    fn captured(&self) -> Option<CapturedTensor>;
+
+    /// What autodiff knows of the tensor beside its values.
+    fn tracking(&self) -> Tracking {
+        Tracking::default()
     }
 
-    /// Replaces the tensor by one of a captured graph that is [tracked](Self::tracking) so.
-    fn bind(&mut self, tensor: CapturedTensor, tracking: (bool, bool));
+    /// Leaves an empty tensor in its place, which autodiff tracks in the same way.
+    fn clear(&mut self);
+
+    /// Replaces the tensor by one of a captured graph that is tracked in this way.
+    fn bind(&mut self, tensor: CapturedTensor, tracking: Tracking);
+
+    /// As a float; `None` for integers and bools.
+    fn as_float(&mut self) -> Option<&mut dyn FloatLeaf> {
+        None
+    }
+}
+
+/// A tensor of floats.
+pub trait FloatLeaf: LeafTensor {
+    /// Its values in one dimension, in the memory where they are, without autodiff.
+    fn flat(&self) -> Tensor<1>;
+
+    /// Replaces the values; what autodiff knows of the tensor stays. What has a gradient is a new
+    /// leaf of the graph.
+    fn set_flat(&mut self, flat: Tensor<1>);
+}
+
+/// What autodiff knows of a tensor beside its values.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tracking {
+    /// What a backward pass keeps and what it computes again, if the tensor has autodiff.
+    pub(crate) autodiff: Option<GradientCheckpointingStrategy>,
+    pub(crate) keeps_gradient: bool,
+}
+
+impl Tracking {
+    /// Of the same tensor if its gradient is not kept.
+    pub(crate) fn without_gradient(self) -> Self {
+        let keeps_gradient = false;
+        Self {
+            keeps_gradient,
+            ..self
+        }
+    }
 }
 
 /// What tensors of floats, integers and bools differ in.
-pub(super) trait Kind: Autodiff {
+pub(crate) trait Kind: Autodiff {
     fn fits(dtype: DType) -> bool;
 
     fn captured<const D: usize>(tensor: &Tensor<D, Self>) -> Option<CapturedTensor>;
 
-    fn of_captured<const D: usize>(
-        tensor: CapturedTensor,
-        tracking: (bool, bool),
-    ) -> Tensor<D, Self>;
+    fn of_captured<const D: usize>(tensor: CapturedTensor, tracking: Tracking) -> Tensor<D, Self>;
 
     fn keeps_gradient<const D: usize>(_: &Tensor<D, Self>) -> bool {
         false
     }
 
-    /// The tensor with autodiff, or as it is.
-    fn tracked<const D: usize>(
-        tensor: Tensor<D, Self>,
-        (has_autodiff, _): (bool, bool),
-    ) -> Tensor<D, Self> {
-        match has_autodiff {
-            true => tensor.autodiff(),
-            false => tensor,
-        }
+    fn keep_gradient<const D: usize>(tensor: Tensor<D, Self>) -> Tensor<D, Self> {
+        tensor
+    }
+
+    fn as_float<const D: usize>(_: &mut Tensor<D, Self>) -> Option<&mut dyn FloatLeaf> {
+        None
+    }
+}
+
+/// What autodiff knows of a tensor.
+pub(crate) fn tracking<const D: usize, K: Kind>(tensor: &Tensor<D, K>) -> Tracking {
+    Tracking {
+        autodiff: tensor.gradient_checkpointing_strategy(),
+        keeps_gradient: K::keeps_gradient(tensor),
+    }
+}
+
+/// A tensor without autodiff, tracked in this way.
+pub(crate) fn tracked<const D: usize, K: Kind>(
+    tensor: Tensor<D, K>,
+    tracking: Tracking,
+) -> Tensor<D, K> {
+    let Some(strategy) = tracking.autodiff else {
+        return tensor;
+    };
+    let tensor = tensor.autodiff();
+    let tensor = tensor.with_gradient_checkpointing_strategy(strategy);
+    if tracking.keeps_gradient {
+        K::keep_gradient(tensor)
+    } else {
+        tensor
     }
 }
 
@@ -117,13 +160,10 @@ impl Kind for Float {
         captured(tensor)
     }
 
-    fn of_captured<const D: usize>(
-        tensor: CapturedTensor,
-        (has_autodiff, keeps_gradient): (bool, bool),
-    ) -> Tensor<D> {
-        match has_autodiff {
-            true => tensor.tracked(keeps_gradient),
-            false => tensor.float(),
+    fn of_captured<const D: usize>(tensor: CapturedTensor, tracking: Tracking) -> Tensor<D> {
+        match tracking.autodiff {
+            Some(_) => tensor.tracked(tracking.keeps_gradient),
+            None => tensor.float(),
         }
     }
 
@@ -131,12 +171,12 @@ impl Kind for Float {
         tensor.is_require_grad()
     }
 
-    fn tracked<const D: usize>(tensor: Tensor<D>, tracking: (bool, bool)) -> Tensor<D> {
-        match tracking {
-            (true, true) => tensor.autodiff().require_grad(),
-            (true, false) => tensor.autodiff(),
-            _ => tensor,
-        }
+    fn keep_gradient<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
+        tensor.require_grad()
+    }
+
+    fn as_float<const D: usize>(tensor: &mut Tensor<D>) -> Option<&mut dyn FloatLeaf> {
+        Some(tensor)
     }
 }
 
@@ -155,11 +195,11 @@ macro_rules! without_gradient {
 
             fn of_captured<const D: usize>(
                 tensor: CapturedTensor,
-                (has_autodiff, _): (bool, bool),
+                tracking: Tracking,
             ) -> Tensor<D, Self> {
-                match has_autodiff {
-                    true => Tensor::from_primitive::<Tracked>(tensor.0),
-                    false => Tensor::from_primitive::<CaptureBackend>(tensor.0),
+                match tracking.autodiff {
+                    Some(_) => Tensor::from_primitive::<Tracked>(tensor.0),
+                    None => Tensor::from_primitive::<CaptureBackend>(tensor.0),
                 }
             }
         }
@@ -188,10 +228,10 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
         if K::captured(self).is_some() {
             return Err(Error::host_read("a tensor"));
         }
-        let tracking = self.tracking();
+        let tracking = tracking(self);
         let plain = self.extract().without_autodiff();
         // What is left in its place is still a leaf of the graph, if the tensor was one.
-        *self = K::tracked(self.clone().without_autodiff(), tracking);
+        *self = tracked(self.clone().without_autodiff(), tracking);
         plain.try_into_data().map_err(read_error)
     }
 
@@ -213,34 +253,54 @@ impl<const D: usize, K: Kind> Leaf for Tensor<D, K> {
     }
 
     fn set_data(&mut self, data: TensorData) -> Result<()> {
-        let tracking = self.tracking();
+        let tracking = tracking(self);
         self.put(data)?;
-        *self = K::tracked(self.clone(), tracking);
+        *self = tracked(self.clone(), tracking);
         Ok(())
     }
 
+    fn tensor(&mut self) -> Option<&mut dyn LeafTensor> {
+        Some(self)
+    }
+}
+
+impl<const D: usize, K: Kind> LeafTensor for Tensor<D, K> {
     fn captured(&self) -> Option<CapturedTensor> {
         K::captured(self)
     }
 
-    fn tracking(&self) -> (bool, bool) {
-        (self.is_autodiff(), K::keeps_gradient(self))
+    fn tracking(&self) -> Tracking {
+        tracking(self)
     }
 
-    fn bind(&mut self, tensor: CapturedTensor, tracking: (bool, bool)) {
+    fn clear(&mut self) {
+        *self = tracked(Self::empty([0; D], &Device::flex()), tracking(self));
+    }
+
+    fn bind(&mut self, tensor: CapturedTensor, tracking: Tracking) {
         *self = K::of_captured(tensor, tracking);
+    }
+
+    fn as_float(&mut self) -> Option<&mut dyn FloatLeaf> {
+        K::as_float(self)
     }
 }
 
-/// What is no tensor is not replaced by one.
-macro_rules! no_tensor {
-    () => {
-        fn is_tensor(&self) -> bool {
-            false
-        }
+impl<const D: usize> FloatLeaf for Tensor<D> {
+    fn flat(&self) -> Tensor<1> {
+        flattened(self.clone().without_autodiff())
+    }
 
-        fn bind(&mut self, _: CapturedTensor, _: (bool, bool)) {}
-    };
+    fn set_flat(&mut self, flat: Tensor<1>) {
+        let values = flat.reshape(self.shape());
+        *self = tracked(values, tracking(self));
+    }
+}
+
+/// A tensor in one dimension.
+pub(crate) fn flattened<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
+    let count = tensor.shape().num_elements();
+    tensor.reshape([count])
 }
 
 impl Leaf for TensorData {
@@ -261,8 +321,6 @@ impl Leaf for TensorData {
         *self = data;
         Ok(())
     }
-
-    no_tensor!();
 }
 
 macro_rules! number {
@@ -287,8 +345,6 @@ macro_rules! number {
                 }
                 Ok(())
             }
-
-            no_tensor!();
         }
     )*};
 }

@@ -1,19 +1,23 @@
 //! Values made of tensors: [`Nest`] walks them leaf by leaf.
 //!
 //! TensorFlow calls this `tf.nest`. `reduce`, `gather` and `all_reduce` accept any [`Nest`]:
-//! tensors, numbers, tuples, vectors, maps, and structs with `#[derive(Nest)]`.
+//! tensors, numbers, tuples, vectors, maps, and structs with `#[derive(Nest)]`. [`NestWith`] makes
+//! one of a struct of another crate.
 
 mod leaf;
+mod nest_with;
 mod path;
 
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use crate::trace::Fingerprint;
+use crate::trace::{Fingerprint, TensorSpec};
 use crate::{Error, Result};
 
 pub use leaf::Leaf;
+pub(crate) use leaf::{FloatLeaf, LeafTensor, Tracking, flattened, tracked, tracking};
+pub use nest_with::{FieldVisitor, NestWith};
 pub use path::NestPath;
 
 use leaf::Kind;
@@ -21,9 +25,11 @@ use leaf::Kind;
 /// What is called for each leaf of a value, with its path.
 pub type LeafVisitor<'a> = &'a mut dyn FnMut(&NestPath<'_>, &mut dyn Leaf) -> Result<()>;
 
-/// A value made of tensors and numbers.
+/// A value made of tensors and numbers: a batch, or what a step returns.
 ///
-/// Derive it for structs and enums: `#[derive(Nest)]` visits the fields in declaration order.
+/// Put `#[derive(Nest)]` above structs and enums of your own, such as a batch; it visits the fields
+/// in declaration order. A type of another crate, for which you cannot derive it, is wrapped in a
+/// [`NestWith`], or taken apart into a tuple.
 ///
 /// ```
 /// use distribute_core::{Nest, Tensor};
@@ -36,9 +42,9 @@ pub type LeafVisitor<'a> = &'a mut dyn FnMut(&NestPath<'_>, &mut dyn Leaf) -> Re
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` is not known to be made of tensors and numbers",
-    label = "steps cannot be handed this, nor return it",
-    note = "derive it for a struct or enum of your own: `#[derive(Nest)]`",
+    message = "`{Self}` is no `Nest`: put `#[derive(Nest)]` above the type of a batch or result",
+    label = "steps cannot be handed this, nor return it, without `#[derive(Nest)]`",
+    note = "a type of another crate is wrapped: `NestWith::new(value, |value, field| ..)`",
     note = "a `Result` is opened first, with a `?`"
 )]
 pub trait Nest {
@@ -61,8 +67,8 @@ pub trait Nest {
     /// A value of the same structure whose leaves can be put in place: what a compiled step puts
     /// its results into. `None` if there is no such value.
     ///
-    /// Lengths, variants, numbers and strings are those of `self`; tensors are empty ones that
-    /// autodiff tracks as it does those of `self`.
+    /// Lengths, variants, numbers and strings are the same as in `self`; tensors are empty,
+    /// and autodiff tracks them as it tracks the tensors of `self`.
     fn skeleton(&self) -> Option<Self>
     where
         Self: Sized,
@@ -74,6 +80,18 @@ pub trait Nest {
     /// variants, strings. Derived for structs and enums.
     fn fingerprint(&self, key: &mut dyn Fingerprint) {
         let _ = key;
+    }
+
+    /// Takes the example out of a batch of one example, for a replica that gets none: axis 0 of
+    /// every tensor becomes 0, every number 0, and a list of one number or string empty. Other
+    /// lists, and strings outside of lists, stay as they are. Derived for structs and enums.
+    ///
+    /// # Errors
+    /// [`Error::Leaf`], which says what cannot be without examples.
+    fn remove_example(&mut self) -> Result<()> {
+        self.walk(&NestPath::ROOT, &mut |path, leaf| {
+            without_examples(leaf).map_err(|error| error.at(path))
+        })
     }
 
     /// Moves all leaves out, in order.
@@ -107,6 +125,27 @@ pub trait Nest {
     }
 }
 
+/// Cuts axis 0 of a tensor to nothing; a number becomes 0.
+fn without_examples(leaf: &mut dyn Leaf) -> Result<()> {
+    let TensorSpec { dtype, mut shape } = leaf.spec();
+    if let Some(examples) = shape.first_mut() {
+        *examples = 0;
+    }
+    let bytes = vec![0; shape.iter().product::<usize>() * dtype.size()];
+    // Not `put`: what autodiff knows of the batch decides what its backward pass exchanges.
+    leaf.set_data(TensorData::from_bytes_vec(bytes, shape, dtype))
+}
+
+/// Whether a value has tensors, or data of the host with axes.
+fn has_axes(value: &mut dyn Nest) -> Result<bool> {
+    let mut found = false;
+    value.walk(&NestPath::ROOT, &mut |_, leaf| {
+        found |= !leaf.spec().shape.is_empty();
+        Ok(())
+    })?;
+    Ok(found)
+}
+
 /// The same error, of the leaf of this number.
 pub(crate) fn at_leaf(value: &mut dyn Nest, index: usize, error: Error) -> Error {
     let mut before = index;
@@ -138,7 +177,7 @@ impl<const D: usize, K: Kind> Nest for Tensor<D, K> {
     }
 
     fn skeleton(&self) -> Option<Self> {
-        Some(K::tracked(Self::placeholder()?, self.tracking()))
+        Some(tracked(Self::placeholder()?, tracking(self)))
     }
 
     fn placeholder() -> Option<Self> {
@@ -231,6 +270,11 @@ macro_rules! tuple {
                 $(self.$index.fingerprint(key);)+
             }
 
+            fn remove_example(&mut self) -> Result<()> {
+                $(self.$index.remove_example()?;)+
+                Ok(())
+            }
+
             fn skeleton(&self) -> Option<Self> {
                 Some(($(self.$index.skeleton()?,)+))
             }
@@ -269,6 +313,13 @@ macro_rules! items {
 impl<T: Nest> Nest for Vec<T> {
     items!();
 
+    fn remove_example(&mut self) -> Result<()> {
+        if self.len() == 1 && !has_axes(self)? {
+            self.clear();
+        }
+        self.iter_mut().try_for_each(Nest::remove_example)
+    }
+
     fn skeleton(&self) -> Option<Self> {
         self.iter().map(Nest::skeleton).collect()
     }
@@ -276,6 +327,10 @@ impl<T: Nest> Nest for Vec<T> {
 
 impl<T: Nest, const N: usize> Nest for [T; N] {
     items!();
+
+    fn remove_example(&mut self) -> Result<()> {
+        self.iter_mut().try_for_each(Nest::remove_example)
+    }
 
     fn skeleton(&self) -> Option<Self> {
         let values: Option<Vec<T>> = self.iter().map(Nest::skeleton).collect();
@@ -299,6 +354,10 @@ impl<T: Nest> Nest for Option<T> {
         self.iter().for_each(|value| value.fingerprint(key));
     }
 
+    fn remove_example(&mut self) -> Result<()> {
+        self.iter_mut().try_for_each(Nest::remove_example)
+    }
+
     fn skeleton(&self) -> Option<Self> {
         match self {
             Some(value) => value.skeleton().map(Some),
@@ -319,9 +378,14 @@ impl<K: Ord + Clone, T: Nest> Nest for BTreeMap<K, T> {
         self.values().for_each(|value| value.fingerprint(key));
     }
 
+    fn remove_example(&mut self) -> Result<()> {
+        self.values_mut().try_for_each(Nest::remove_example)
+    }
+
     fn skeleton(&self) -> Option<Self> {
-        let entries = self.iter();
-        let entries = entries.map(|(key, value)| Some((key.clone(), value.skeleton()?)));
+        let entries = self
+            .iter()
+            .map(|(key, value)| Some((key.clone(), value.skeleton()?)));
         entries.collect()
     }
 }

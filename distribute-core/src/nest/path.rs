@@ -68,12 +68,13 @@ impl fmt::Display for NestPath<'_> {
 impl Error {
     /// The same of the leaf at this path.
     pub(crate) fn at(self, path: &NestPath<'_>) -> Self {
-        match path.is_root() {
-            true => self,
-            false => Self::Leaf {
+        if path.is_root() {
+            self
+        } else {
+            Self::Leaf {
                 path: path.to_string(),
                 source: Arc::new(self),
-            },
+            }
         }
     }
 }

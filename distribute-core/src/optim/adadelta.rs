@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed, numbers};
+use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, ema_rmsprop, numbers};
 use crate::Result;
 
 /// `keras.optimizers.Adadelta` (Zeiler, 2012).
@@ -30,9 +30,9 @@ impl Rule for AdadeltaRule {
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let ([rate], w, g, [gradients, deltas]) = of.parts(Self::NAME)?;
         let root = |mean_square: &Tensor<1>| mean_square.clone().add_scalar(self.epsilon).sqrt();
-        let gradients = mixed(gradients, g.clone() * g.clone(), self.rho);
+        let gradients = ema_rmsprop(gradients, g.clone() * g.clone(), self.rho);
         let delta = root(&deltas) * g / root(&gradients);
-        let deltas = mixed(deltas, delta.clone() * delta.clone(), self.rho);
+        let deltas = ema_rmsprop(deltas, delta.clone() * delta.clone(), self.rho);
         Ok((w - rate.scale(delta), vec![gradients, deltas]))
     }
 }

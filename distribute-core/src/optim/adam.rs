@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{KerasOptimizer, Moments, ParameterUpdate, Rule, Updated, approached, power};
+use super::{KerasOptimizer, Moments, ParameterUpdate, Rule, Updated, ema_adam, power};
 use crate::Result;
 
 /// `keras.optimizers.Adam` (Kingma and Ba, 2014, in the form before section 2.1 of the paper):
@@ -35,9 +35,10 @@ impl Rule for Moments<AdamRule> {
     const SLOTS: &'static [&'static str] = &["momentum", "velocity", "velocity_hat"];
 
     fn slots(&self) -> &[&'static str] {
-        match self.own.amsgrad {
-            false => &["momentum", "velocity"],
-            true => Self::SLOTS,
+        if self.own.amsgrad {
+            Self::SLOTS
+        } else {
+            &["momentum", "velocity"]
         }
     }
 
@@ -49,8 +50,8 @@ impl Rule for Moments<AdamRule> {
     fn update(&self, mut of: ParameterUpdate<'_>) -> Result<Updated> {
         let largest = self.own.amsgrad.then(|| of.slots.pop()).flatten();
         let ([rate], w, g, [m, v]) = of.parts(Self::NAME)?;
-        let v = approached(v, g.clone() * g.clone(), self.beta_2);
-        let m = approached(m, g, self.beta_1);
+        let v = ema_adam(v, g.clone() * g.clone(), self.beta_2);
+        let m = ema_adam(m, g, self.beta_1);
         let largest = largest.map(|largest| largest.max_pair(v.clone()));
         let divisor = largest.clone().unwrap_or_else(|| v.clone());
         let step = rate.scale(m.clone()) / divisor.sqrt().add_scalar(self.epsilon);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{KerasOptimizer, Moments, ParameterUpdate, Rule, Updated, approached, power};
+use super::{KerasOptimizer, Moments, ParameterUpdate, Rule, Updated, ema_adam, power};
 use crate::Result;
 
 /// `keras.optimizers.Adamax` (Kingma and Ba, 2014, section 7.1): Adam with the infinity norm.
@@ -27,7 +27,7 @@ impl Rule for Moments<AdamaxRule> {
 
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let ([rate], w, g, [m, norm]) = of.parts(Self::NAME)?;
-        let m = approached(m, g.clone(), self.beta_1);
+        let m = ema_adam(m, g.clone(), self.beta_1);
         let norm = norm.mul_scalar(self.beta_2).max_pair(g.abs());
         let step = rate.scale(m.clone()) / norm.clone().add_scalar(self.epsilon);
         Ok((w - step, vec![m, norm]))

@@ -1,6 +1,7 @@
 //! Optimizers by name and configuration: what checkpoints, parameter servers and programs keep of
 //! them.
 
+use std::mem;
 use std::sync::Arc;
 
 use serde::de::{DeserializeOwned, Error as _};
@@ -8,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, MovingAverage, Nadam, Optimizer, RmsProp,
-    Sgd, WeightDecay, of_burn,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Ftrl, Lion, MovingAverage, Nadam, Optimizer,
+    RateFactors, RateGroup, RmsProp, Sgd, WeightDecay, of_burn,
 };
 use crate::{Error, Result};
 
@@ -47,10 +48,15 @@ where
     let own = serde_json::to_value(T::default())?;
     let common = serde_json::to_value(Common::default())?;
     let defaults = [&own, &common].into_iter().filter_map(Value::as_object);
-    let known = defaults.clone().flat_map(Map::keys);
-    let known: Vec<&str> = known.map(String::as_str).collect();
-    let all = defaults.flatten().chain(&given);
-    let all = all.map(|(name, value)| (name.clone(), value.clone()));
+    let known: Vec<&str> = defaults
+        .clone()
+        .flat_map(Map::keys)
+        .map(String::as_str)
+        .collect();
+    let all = defaults
+        .flatten()
+        .chain(&given)
+        .map(|(name, value)| (name.clone(), value.clone()));
     let all = Value::Object(all.collect());
     let parts = (T::deserialize(&all)?, Common::deserialize(&all)?);
     match given.keys().find(|name| !known.contains(&name.as_str())) {
@@ -62,11 +68,12 @@ where
     }
 }
 
-/// The arguments that every optimizer of Keras has.
+/// The arguments that every optimizer of Keras has, and learning rates of groups.
 #[derive(Debug, Serialize, Deserialize)]
 struct Common {
     weight_decay: Option<f64>,
     exclude_from_weight_decay: Vec<String>,
+    learning_rate_factors: Vec<RateGroup>,
     use_ema: bool,
     ema_momentum: f64,
     ema_overwrite_frequency: Option<u64>,
@@ -77,6 +84,7 @@ impl Default for Common {
         Self {
             weight_decay: None,
             exclude_from_weight_decay: Vec::new(),
+            learning_rate_factors: Vec::new(),
             use_ema: false,
             ema_momentum: 0.99,
             ema_overwrite_frequency: None,
@@ -86,27 +94,16 @@ impl Default for Common {
 
 impl Common {
     fn around(
-        self,
+        mut self,
         name: &'static str,
-        optimizer: Arc<dyn Optimizer>,
+        mut optimizer: Arc<dyn Optimizer>,
     ) -> Result<Arc<dyn Optimizer>> {
-        let decay = match name {
-            "adamw" => Some(self.weight_decay.unwrap_or(AdamW::ADAMW)),
-            _ => self.weight_decay,
-        };
-        let optimizer = match decay {
-            None if !self.exclude_from_weight_decay.is_empty() => {
-                return Err(Error::invalid(format!(
-                    "the optimizer `{name}` has no weight decay that something could be excluded \
-                     from: set `weight_decay` beside `exclude_from_weight_decay`"
-                )));
-            }
-            None => optimizer,
-            Some(decay) => {
-                let decayed = WeightDecay::of(optimizer, decay).named(name);
-                Arc::new(decayed.exclude(self.exclude_from_weight_decay))
-            }
-        };
+        let groups = mem::take(&mut self.learning_rate_factors);
+        // Weight decay goes by the rate of a group, or by the rate of all.
+        let (outside, inside) = groups.into_iter().partition(|group| group.decays);
+        optimizer = with_factors(optimizer, inside);
+        optimizer = self.with_decay(name, optimizer)?;
+        optimizer = with_factors(optimizer, outside);
         if !self.use_ema {
             return Ok(optimizer);
         }
@@ -116,6 +113,36 @@ impl Common {
             Some(updates) => averaged.overwrite_every(updates)?,
         }))
     }
+
+    fn with_decay(
+        &mut self,
+        name: &'static str,
+        optimizer: Arc<dyn Optimizer>,
+    ) -> Result<Arc<dyn Optimizer>> {
+        let excluded = mem::take(&mut self.exclude_from_weight_decay);
+        let decay = match name {
+            "adamw" => Some(self.weight_decay.unwrap_or(AdamW::ADAMW)),
+            _ => self.weight_decay,
+        };
+        match decay {
+            None if !excluded.is_empty() => Err(Error::invalid(format!(
+                "the optimizer `{name}` has no weight decay that something could be excluded \
+                 from: set `weight_decay` beside `exclude_from_weight_decay`"
+            ))),
+            None => Ok(optimizer),
+            Some(decay) => {
+                let decayed = WeightDecay::of(optimizer, decay).named(name);
+                Ok(Arc::new(decayed.exclude(excluded)))
+            }
+        }
+    }
+}
+
+fn with_factors(optimizer: Arc<dyn Optimizer>, groups: Vec<RateGroup>) -> Arc<dyn Optimizer> {
+    if groups.is_empty() {
+        return optimizer;
+    }
+    Arc::new(RateFactors::with_groups(optimizer, groups))
 }
 
 /// What of an optimizer of burn is chosen by name; all else is set in a program.
@@ -125,12 +152,13 @@ struct OfBurn {
 }
 
 fn build_burn(
-    (name, build): &(&'static str, of_burn::Build),
+    name: &str,
+    build: of_burn::Build,
     config: &Value,
 ) -> serde_json::Result<(Arc<dyn Optimizer>, Common)> {
-    let default = if *name == "burn:sgd" { 0.01 } else { 0.001 };
+    let default = if name == "burn:sgd" { 0.01 } else { 0.001 };
     let (OfBurn { learning_rate }, common) = read(config)?;
-    let optimizer = build(name, learning_rate.unwrap_or(default));
+    let optimizer = build(learning_rate.unwrap_or(default));
     Ok((Arc::new(optimizer), common))
 }
 
@@ -148,8 +176,9 @@ pub fn burn_names() -> impl Iterator<Item = &'static str> {
 /// what is not there has Keras' default. Capitals make no difference: `Adam` is `adam`.
 ///
 /// Every optimizer also takes `weight_decay` and `exclude_from_weight_decay` ([`WeightDecay`]),
-/// and `use_ema`, `ema_momentum` and `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's
-/// ([`burn_names`]) these and the `learning_rate` can be set, all else is burn's default.
+/// `learning_rate_factors` ([`RateFactors`]), and `use_ema`, `ema_momentum` and
+/// `ema_overwrite_frequency` ([`MovingAverage`]). Of burn's ([`burn_names`]) these and the
+/// `learning_rate` can be set, all else is burn's default.
 ///
 /// ```
 /// use distribute_core::optim::from_config;
@@ -176,7 +205,7 @@ pub fn from_config(name: &str, config: &Value) -> Result<Arc<dyn Optimizer>> {
         .find(|(known, _)| known.eq_ignore_ascii_case(name));
     let (name, built) = match (keras, burns) {
         (Some((name, build)), _) => (*name, build(config)),
-        (None, Some(known)) => (known.0, build_burn(known, config)),
+        (None, Some((name, build))) => (*name, build_burn(name, *build, config)),
         (None, None) => {
             let all = names().chain(burn_names());
             let unknown = distribute_error::unknown("optimizer", name, all);
@@ -206,12 +235,16 @@ mod tests {
                     "learning_rate": 0.1,
                     "weight_decay": 0.3,
                     "exclude_from_weight_decay": ["bias"],
+                    "learning_rate_factors": [
+                        {"paths": ["kernel"], "factor": 2.0, "decays": true},
+                        {"paths": ["bias"], "factor": 3.0, "decays": false},
+                    ],
                     "use_ema": true,
                     "ema_momentum": 0.7,
                     "ema_overwrite_frequency": 5,
                 }),
-            );
-            let first = first.unwrap();
+            )
+            .unwrap();
             assert_eq!(first.name(), name);
             let again = from_config(name, &first.config()).unwrap();
             assert_eq!(again.config(), first.config(), "{name}");
@@ -243,8 +276,8 @@ mod tests {
         assert!(
             unknown.ends_with(
                 "`lion`: unknown field `rho`, there are beta_1, beta_2, learning_rate, \
-                 ema_momentum, ema_overwrite_frequency, exclude_from_weight_decay, use_ema, \
-                 weight_decay"
+                 ema_momentum, ema_overwrite_frequency, exclude_from_weight_decay, \
+                 learning_rate_factors, use_ema, weight_decay"
             ),
             "{unknown}"
         );

@@ -11,7 +11,7 @@ use crate::Result;
 use crate::macros::forward;
 
 /// The rule of an optimizer of Keras. Its fields are the optimizer's hyper-parameters but the
-/// learning rate, by Keras' names, and its [`Default`] is Keras'. The methods are those of
+/// learning rate, by Keras' names, and its [`Default`] is Keras'. The methods come from
 /// [`Optimizer`].
 pub trait Rule: Clone + Debug + Default + Serialize + DeserializeOwned + Send + Sync {
     /// The name of the optimizer.

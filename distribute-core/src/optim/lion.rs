@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed};
+use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, ema_rmsprop};
 use crate::Result;
 
 /// `keras.optimizers.Lion` (Chen et al., 2023): every weight moves by the learning rate.
@@ -40,7 +40,7 @@ impl Rule for LionRule {
 
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let ([rate], w, g, [m]) = of.parts(Self::NAME)?;
-        let step = mixed(m.clone(), g.clone(), self.beta_1).sign();
-        Ok((w - rate.scale(step), vec![mixed(m, g, self.beta_2)]))
+        let step = ema_rmsprop(m.clone(), g.clone(), self.beta_1).sign();
+        Ok((w - rate.scale(step), vec![ema_rmsprop(m, g, self.beta_2)]))
     }
 }

@@ -17,6 +17,7 @@ mod moments;
 mod moving_average;
 mod nadam;
 mod of_burn;
+mod rate_factors;
 mod rmsprop;
 mod sgd;
 mod weight_decay;
@@ -40,8 +41,10 @@ use moments::Moments;
 pub(crate) use moving_average::AVERAGE;
 pub use moving_average::MovingAverage;
 pub use nadam::Nadam;
-pub(crate) use of_burn::RecordLeaves;
-pub use of_burn::{BurnOptimizer, BurnRecord};
+pub use of_burn::{BurnConfig, BurnOptimizer, BurnParts, BurnRecord, OwnRule};
+pub(crate) use of_burn::{Of, RecordLeaves};
+pub use rate_factors::RateFactors;
+use rate_factors::RateGroup;
 pub use rmsprop::RmsProp;
 pub use sgd::Sgd;
 pub use weight_decay::{AdamW, WeightDecay};
@@ -124,7 +127,7 @@ pub struct ParameterUpdate<'a> {
     /// The path of the parameter, for example `conv1.weight`, on parameter servers with the prefix
     /// of its state.
     pub path: &'a str,
-    /// Those of [`Optimizer::coefficients`], in the same order.
+    /// The same as [`Optimizer::coefficients`], in the same order.
     pub coefficients: &'a [Coefficient],
     /// The value of the parameter.
     pub parameter: Tensor<1>,
@@ -177,6 +180,12 @@ impl<'a> ParameterUpdate<'a> {
 ///
 /// A rule that treats all elements alike also works on parameter servers, which apply it to parts
 /// of a parameter.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no optimizer of a training state",
+    label = "not an optimizer of `distribute`, nor a `BurnOptimizer`",
+    note = "burn's optimizers are a `BurnOptimizer` of their configuration: \
+            `BurnOptimizer::new(AdamConfig::new(), 1e-3)`"
+)]
 pub trait Optimizer: Send + Sync + Debug {
     /// The name on the command line and in checkpoints: `sgd`, `adam`, `adamw`.
     fn name(&self) -> &'static str;
@@ -205,6 +214,16 @@ pub trait Optimizer: Send + Sync + Debug {
         vec![learning_rate]
     }
 
+    /// Refuses parameters with these paths, for example because a group has none of them. Called
+    /// before the first update.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`], which says which parameters there are.
+    fn check_parameters(&self, paths: &[String]) -> Result<()> {
+        let _ = paths;
+        Ok(())
+    }
+
     /// The optimizer of burn that it is, or is around, if there is one: it keeps records.
     fn burn(&self) -> Option<&BurnOptimizer> {
         None
@@ -226,6 +245,7 @@ impl<T: Optimizer + ?Sized> Optimizer for Arc<T> {
         fn learning_rate() -> f64;
         fn config() -> serde_json::Value;
         fn coefficients(learning_rate: f64, step: u64) -> Vec<f64>;
+        fn check_parameters(paths: &[String]) -> Result<()>;
         fn burn() -> Option<&BurnOptimizer>;
         fn update(of: ParameterUpdate<'_>) -> Result<Updated>;
     }
@@ -256,11 +276,11 @@ fn power(number: f64, step: u64) -> f64 {
 
 /// An exponential moving average with this decay rate as Keras' Adam writes it:
 /// `old + (new - old) * (1 - rate)`.
-fn approached(old: Tensor<1>, new: Tensor<1>, rate: f64) -> Tensor<1> {
+fn ema_adam(old: Tensor<1>, new: Tensor<1>, rate: f64) -> Tensor<1> {
     old.clone() + (new - old).mul_scalar(1.0 - rate)
 }
 
 /// The same as Keras' RMSprop writes it, which rounds otherwise: `rate * old + (1 - rate) * new`.
-fn mixed(old: Tensor<1>, new: Tensor<1>, rate: f64) -> Tensor<1> {
+fn ema_rmsprop(old: Tensor<1>, new: Tensor<1>, rate: f64) -> Tensor<1> {
     old.mul_scalar(rate) + new.mul_scalar(1.0 - rate)
 }

@@ -75,6 +75,7 @@ impl<O: Optimizer> Optimizer for MovingAverage<O> {
     forward! { self => self.inner;
         fn name() -> &'static str;
         fn learning_rate() -> f64;
+        fn check_parameters(paths: &[String]) -> Result<()>;
         fn burn() -> Option<&BurnOptimizer>;
     }
 
@@ -99,7 +100,7 @@ impl<O: Optimizer> Optimizer for MovingAverage<O> {
         config
     }
 
-    /// Those of the optimizer; then the share of the old average and of the new weight; then, if
+    /// The optimizer's; then the weights of the old average and of the new value; then, if
     /// weights are ever replaced, the share of the weight and of the average in what it becomes.
     fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         let mut all = self.inner.coefficients(learning_rate, step);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{KerasOptimizer, Moments, ParameterUpdate, Rule, Updated, approached, power};
+use super::{KerasOptimizer, Moments, ParameterUpdate, Rule, Updated, ema_adam, power};
 use crate::Result;
 
 /// `keras.optimizers.Nadam` (Dozat, 2015): Adam with Nesterov's momentum.
@@ -53,8 +53,8 @@ impl Rule for Moments<NadamRule> {
 
     fn update(&self, of: ParameterUpdate<'_>) -> Result<Updated> {
         let ([of_moment, of_gradient, correction], w, g, [m, v]) = of.parts(Self::NAME)?;
-        let m = approached(m, g.clone(), self.beta_1);
-        let v = approached(v, g.clone() * g.clone(), self.beta_2);
+        let m = ema_adam(m, g.clone(), self.beta_1);
+        let v = ema_adam(v, g.clone() * g.clone(), self.beta_2);
         let step = of_moment.scale(m.clone()) + of_gradient.scale(g);
         let root = correction.scale(v.clone()).sqrt();
         Ok((w - step / root.add_scalar(self.epsilon), vec![m, v]))

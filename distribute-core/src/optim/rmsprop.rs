@@ -1,6 +1,6 @@
 //! RMSprop, as in Keras.
 
-use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, mixed, numbers};
+use super::{KerasOptimizer, ParameterUpdate, Rule, Updated, ema_rmsprop, numbers};
 use crate::Result;
 
 /// `keras.optimizers.RMSprop` (Tieleman and Hinton, 2012).
@@ -43,8 +43,8 @@ impl Rule for RmsPropRule {
         let momentum = (self.momentum > 0.0).then(|| of.slots.pop()).flatten();
         let average = self.centered.then(|| of.slots.pop()).flatten();
         let ([rate], w, g, [velocity]) = of.parts(Self::NAME)?;
-        let velocity = mixed(velocity, g.clone() * g.clone(), self.rho);
-        let average = average.map(|average| mixed(average, g.clone(), self.rho));
+        let velocity = ema_rmsprop(velocity, g.clone() * g.clone(), self.rho);
+        let average = average.map(|average| ema_rmsprop(average, g.clone(), self.rho));
         let variance = match &average {
             None => velocity.clone(),
             Some(average) => velocity.clone() - average.clone() * average.clone(),

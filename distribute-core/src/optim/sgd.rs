@@ -27,9 +27,10 @@ impl Rule for SgdRule {
     const SLOTS: &'static [&'static str] = &["momentum"];
 
     fn slots(&self) -> &[&'static str] {
-        match self.momentum == 0.0 {
-            true => &[],
-            false => Self::SLOTS,
+        if self.momentum == 0.0 {
+            &[]
+        } else {
+            Self::SLOTS
         }
     }
 
@@ -41,9 +42,10 @@ impl Rule for SgdRule {
         let ([rate], w, g, [velocity]) = of.parts(Self::NAME)?;
         let step = rate.scale(g);
         let velocity = velocity.mul_scalar(self.momentum) - step.clone();
-        let w = match self.nesterov {
-            true => w + velocity.clone().mul_scalar(self.momentum) - step,
-            false => w + velocity.clone(),
+        let w = if self.nesterov {
+            w + velocity.clone().mul_scalar(self.momentum) - step
+        } else {
+            w + velocity.clone()
         };
         Ok((w, vec![velocity]))
     }

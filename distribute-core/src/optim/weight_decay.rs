@@ -90,6 +90,7 @@ impl<O: Optimizer> Optimizer for WeightDecay<O> {
         fn slots() -> &[&'static str];
         fn slot_start(slot: &str) -> SlotStart;
         fn learning_rate() -> f64;
+        fn check_parameters(paths: &[String]) -> Result<()>;
         fn burn() -> Option<&BurnOptimizer>;
     }
 
@@ -102,7 +103,7 @@ impl<O: Optimizer> Optimizer for WeightDecay<O> {
         config
     }
 
-    /// Those of the optimizer, then what is left of a weight.
+    /// The optimizer's, then the factor of the weight that is left.
     fn coefficients(&self, learning_rate: f64, step: u64) -> Vec<f64> {
         let mut all = self.inner.coefficients(learning_rate, step);
         all.push(1.0 - learning_rate * self.weight_decay);
@@ -113,9 +114,10 @@ impl<O: Optimizer> Optimizer for WeightDecay<O> {
         let Some((keep, coefficients)) = of.coefficients.split_last() else {
             return Err(Error::invalid("weight decay needs one coefficient"));
         };
-        let parameter = match self.excluded.iter().any(|text| of.path.contains(text)) {
-            true => of.parameter,
-            false => keep.scale(of.parameter),
+        let parameter = if self.excluded.iter().any(|text| of.path.contains(text)) {
+            of.parameter
+        } else {
+            keep.scale(of.parameter)
         };
         self.inner.update(ParameterUpdate {
             coefficients,

@@ -10,8 +10,8 @@ use crate::{Error, Result};
 
 /// Compares the shapes of what the replicas pass to a collective call, and a number that says
 /// which call it is; `at` says where a leaf is. The communicator itself compares element counts,
-/// which `[2, 3]` and `[3, 2]` share. Gradients of a model skip this: their shapes are those of its
-/// parameters.
+/// which `[2, 3]` and `[3, 2]` share. Gradients of a model skip this: their shapes are the shapes
+/// of its parameters.
 pub(super) fn compare_shapes(
     link: &dyn Link,
     call: u64,

@@ -7,7 +7,7 @@ use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
 use super::peers::Peers;
-use crate::trace::{self, CapturedTensor, Given, HostVariable, Target, TensorSpec, Trace};
+use crate::trace::{self, CapturedTensor, HostVariable, LeafValue, Target, TensorSpec, Trace};
 use crate::{Gradients, Nest, Result, WorkerGroup, host_reduce};
 
 /// All replicas, as the captured step sees them.
@@ -86,7 +86,7 @@ fn receive(workers: &WorkerGroup, trace: &Trace, sum: CapturedTensor) {
         Ok(())
     };
     let target = Arc::new(workers.clone());
-    trace.defer(vec![Given::Captured(sum)], target, Arc::new(receive));
+    trace.defer(vec![LeafValue::Captured(sum)], target, Arc::new(receive));
 }
 
 impl Target for WorkerGroup {
@@ -100,8 +100,9 @@ impl HostVariable for WorkerGroup {
         let own = self.signals();
         let count = own.len();
         // The first replica speaks for the worker.
-        let all = std::iter::once(own).chain(std::iter::repeat(vec![0.0; count]));
-        let all = all.take(replicas);
+        let all = std::iter::once(own)
+            .chain(std::iter::repeat(vec![0.0; count]))
+            .take(replicas);
         Some(all.map(|one| TensorData::new(one, [count])).collect())
     }
 }

@@ -10,7 +10,7 @@ use super::differentiable::Differentiable;
 use super::host::HostPeers;
 use super::local_exchange::LocalExchange;
 use super::peers::{OnReduced, Peers};
-use super::turns::Turn;
+use super::turns::{Turn, pause};
 use crate::sync::lock;
 use crate::{DeviceReducer, Error, Gradients, Nest, Result};
 
@@ -52,7 +52,7 @@ impl Devices {
     /// Sums flattened tensors: over the replicas of the process, by replica 0 over the workers, and
     /// back to the replicas.
     fn sum(&self, mut tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
-        let _paused = self.host.turn().map(Turn::pause);
+        let _paused = pause(self.host.turn());
         if let Some(local) = &self.local {
             tensors = lock(local).all_reduce(ReduceOp::Sum, tensors)?;
         }

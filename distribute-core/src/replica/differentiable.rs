@@ -6,15 +6,15 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use burn::tensor::Tensor;
-use burn_autodiff::Autodiff;
-use burn_autodiff::checkpoint::base::Checkpointer;
-use burn_autodiff::checkpoint::strategy::NoCheckpointing;
-use burn_autodiff::grads::Gradients;
-use burn_autodiff::ops::{Backward, Ops, OpsKind};
-use burn_backend::Backend;
-use burn_backend::tensor::FloatTensor;
-use burn_capture::CaptureBackend;
+use crate::burn_internals::autodiff::Autodiff;
+use crate::burn_internals::autodiff::checkpoint::base::Checkpointer;
+use crate::burn_internals::autodiff::checkpoint::strategy::NoCheckpointing;
+use crate::burn_internals::autodiff::grads::Gradients;
+use crate::burn_internals::autodiff::ops::{Backward, Ops, OpsKind};
+use crate::burn_internals::backend::Backend;
+use crate::burn_internals::backend::tensor::FloatTensor;
+use crate::burn_internals::capture::CaptureBackend;
+use burn::tensor::{GradientCheckpointingStrategy, Tensor};
 use burn_flex::Flex;
 use distribute_collectives::ReduceOp;
 
@@ -65,13 +65,16 @@ impl<const D: usize> Differentiable for Tensor<D> {
     fn all_reduce(&mut self, op: ReduceOp, call: u64, peers: &Arc<HostLink>) -> Result<()> {
         check_gradient(op)?;
         let reduced = peers.reduce(op, call, self.clone())?;
-        if !self.is_autodiff() {
+        let Some(strategy) = self.gradient_checkpointing_strategy() else {
             *self = reduced;
             return Ok(());
-        }
+        };
         let off_cpu = |_| Error::invalid("all_reduce_tensor: gradients need tensors on the CPU");
         let reduced = reduced.try_into_primitive::<Flex>().map_err(off_cpu)?;
-        let tracked = self.clone().try_into_primitive::<Autodiff<Flex>>();
+        // The backward pass needs no activation, so it is the same under every strategy.
+        let plain = GradientCheckpointingStrategy::Disabled;
+        let tracked = self.clone().with_gradient_checkpointing_strategy(plain);
+        let tracked = tracked.try_into_primitive::<Autodiff<Flex>>();
         let peers = Arc::downgrade(peers);
         let backward = move |gradient: FloatTensor<Flex>| {
             let local = Tensor::<D>::from_primitive::<Flex>(gradient.clone());
@@ -91,7 +94,8 @@ impl<const D: usize> Differentiable for Tensor<D> {
             })
         };
         let output = with_backward::<Flex>(tracked.map_err(off_cpu)?, reduced, backward);
-        *self = Tensor::from_primitive::<Autodiff<Flex>>(output);
+        let output = Tensor::from_primitive::<Autodiff<Flex>>(output);
+        *self = output.with_gradient_checkpointing_strategy(strategy);
         Ok(())
     }
 

@@ -60,7 +60,8 @@ impl HostPeers {
     /// Of the replica `local_id` of `num_local` in this process; `turn` if it shares its device.
     pub(crate) fn new(
         link: Box<dyn Link>,
-        (local_id, num_local): (usize, usize),
+        local_id: usize,
+        num_local: usize,
         exchange: Arc<LocalExchange>,
         turn: Option<Turn>,
     ) -> Self {
@@ -87,7 +88,9 @@ impl HostPeers {
     /// Whole values of all replicas, one list of leaves each, and what one of them makes of them.
     fn join(
         &self,
-        (op, detail, call): (&'static str, i64, &str),
+        op: &'static str,
+        detail: i64,
+        call: &str,
         value: &mut dyn Nest,
         join: impl FnOnce(Vec<Vec<TensorData>>) -> Result<Vec<TensorData>>,
     ) -> Result<()> {
@@ -143,7 +146,7 @@ impl Peers for HostPeers {
 
     fn all_gather(&self, value: &mut dyn Nest, axis: i64) -> Result<()> {
         let call = format!("all_gather over {axis}");
-        self.join(("all_gather", axis, &call), value, |lists| {
+        self.join("all_gather", axis, &call, value, |lists| {
             host_reduce::concatenate(lists, axis)
         })
     }
@@ -151,7 +154,7 @@ impl Peers for HostPeers {
     fn broadcast(&self, value: &mut dyn Nest, root: usize) -> Result<()> {
         let detail = i64::try_from(root).map_err(Error::internal)?;
         let call = format!("broadcast from {root}");
-        self.join(("broadcast", detail, &call), value, |mut lists| {
+        self.join("broadcast", detail, &call, value, |mut lists| {
             Ok(lists.swap_remove(root))
         })
     }

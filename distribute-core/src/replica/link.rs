@@ -24,7 +24,7 @@ pub(crate) trait Link: Send + Sync {
     /// complete, while others may be under way.
     fn sum_in_packs(&self, buffers: Vec<TensorData>, on_pack: OnPack<'_>) -> Result<()>;
 
-    /// Sums gradients onto replica 0, in place; those of the others are used up.
+    /// Sums gradients onto replica 0, in place; the other replicas' gradients are consumed.
     fn reduce(&self, buffers: &mut [TensorData]) -> Result<()> {
         self.all_reduce_gradients(ReduceOp::Sum, buffers)
     }

@@ -59,7 +59,7 @@ impl LocalExchange {
         }
     }
 
-    /// Starts a run: nobody has finished, and nothing is left of the run before.
+    /// Starts a run: no replica has finished, and the state of the previous run is cleared.
     pub(crate) fn begin_run(&self) {
         *lock(&self.state) = State::new(self.size);
     }
@@ -105,8 +105,9 @@ impl LocalExchange {
             let all = |state: &State| state.arrived.iter().all(Option::is_some);
             state = self.wait(state, op, deadline, index, all)?;
             let arrived = state.arrived.iter_mut();
-            let values = arrived.map(|value| downcast(value.take()));
-            let values = values.collect::<Result<Vec<T>>>()?;
+            let values = arrived
+                .map(|value| downcast(value.take()))
+                .collect::<Result<Vec<T>>>()?;
             drop(state);
             let results = join(values);
             state = lock(&self.state);

@@ -21,8 +21,8 @@ use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
+use crate::burn_internals::capture::CaptureBackend;
 use burn::tensor::{Device, Int, Tensor};
-use burn_capture::CaptureBackend;
 use distribute_collectives::ReduceOp;
 
 use captured::Captured;
@@ -39,26 +39,50 @@ pub(crate) use workers::Workers;
 
 use crate::gradients::Watched;
 use crate::nest::different_structure;
+use crate::notes::StepNotes;
+use crate::random::{OwnRandom, RandomStream};
 use crate::trace::Trace;
 use crate::{Error, Nest, Result, WorkerGroup};
 
 /// The replica a step is running on (TensorFlow: `tf.distribute.ReplicaContext`).
 ///
 /// Only a step is handed one, so the operations that need all replicas to take part cannot be
-/// called from anywhere else. All replicas must make the same cross-replica calls (`all_reduce`,
-/// `all_gather`, `broadcast`, `merge_call`) in the same order; a replica that does not is named
-/// in the error that the others get.
+/// called from anywhere else. (A [`SyncBatchNorm`](crate::SyncBatchNorm) finds it by the thread of
+/// the step, and is called as burn's layer.) All replicas must make the same cross-replica calls
+/// (`all_reduce`, `all_gather`, `broadcast`, `merge_call`) in the same order; a replica that does
+/// not is named in the error that the others get.
 pub struct ReplicaContext {
     replica: Replica,
     local_id: usize,
     num_local: usize,
     num_replicas: usize,
     placement: VariablePlacement,
-    peers: Box<dyn Peers>,
-    /// Rows of tables whose gradients are asked for beside those of a model.
+    peers: Arc<dyn Peers>,
+    /// Rows of tables whose gradients are requested besides a model's.
     watched: Mutex<Vec<Watched>>,
+    notes: Arc<StepNotes>,
     /// A context belongs to the thread of its replica.
     not_sync: PhantomData<Cell<()>>,
+}
+
+/// A replica's place among the others.
+pub(crate) struct ReplicaCounts {
+    /// Its index in its process.
+    pub(crate) local_id: usize,
+    /// The number of replicas of its process.
+    pub(crate) num_local: usize,
+    /// The number of replicas in all.
+    pub(crate) num_replicas: usize,
+}
+
+impl ReplicaCounts {
+    fn alone_in_process(num_replicas: usize) -> Self {
+        Self {
+            local_id: 0,
+            num_local: 1,
+            num_replicas,
+        }
+    }
 }
 
 impl ReplicaContext {
@@ -66,9 +90,9 @@ impl ReplicaContext {
     pub(crate) fn alone(replica: &Replica) -> Self {
         Self::new(
             replica,
-            (0, 1, 1),
+            ReplicaCounts::alone_in_process(1),
             VariablePlacement::Mirrored,
-            Box::new(Alone),
+            Arc::new(Alone),
         )
     }
 
@@ -80,7 +104,7 @@ impl ReplicaContext {
     ) -> Self {
         let mut replica = replica.clone();
         replica.device = trace.device().clone();
-        let counts = (0, 1, trace.num_replicas());
+        let counts = ReplicaCounts::alone_in_process(trace.num_replicas());
         let peers = Captured {
             trace: Arc::clone(trace),
             workers: workers.cloned(),
@@ -89,18 +113,22 @@ impl ReplicaContext {
             &replica,
             counts,
             VariablePlacement::Mirrored,
-            Box::new(peers),
+            Arc::new(peers),
         )
     }
 
-    /// The context of one replica of several: its index in its process, how many there are in the
-    /// process, and how many in all.
+    /// The context of one replica of several.
     pub(crate) fn new(
         replica: &Replica,
-        (local_id, num_local, num_replicas): (usize, usize, usize),
+        counts: ReplicaCounts,
         placement: VariablePlacement,
-        peers: Box<dyn Peers>,
+        peers: Arc<dyn Peers>,
     ) -> Self {
+        let ReplicaCounts {
+            local_id,
+            num_local,
+            num_replicas,
+        } = counts;
         Self {
             replica: replica.clone(),
             local_id,
@@ -109,6 +137,7 @@ impl ReplicaContext {
             placement,
             peers,
             watched: Mutex::default(),
+            notes: Arc::default(),
             not_sync: PhantomData,
         }
     }
@@ -133,6 +162,15 @@ impl ReplicaContext {
         }
     }
 
+    /// What the step knows of its batch, and has noted of its losses.
+    pub fn notes(&self) -> &StepNotes {
+        &self.notes
+    }
+
+    pub(crate) fn notes_handle(&self) -> &Arc<StepNotes> {
+        &self.notes
+    }
+
     /// The capture that this step is part of.
     pub(crate) fn trace(&self) -> Option<&Arc<Trace>> {
         self.peers.capture()
@@ -153,6 +191,15 @@ impl ReplicaContext {
     /// How the other replicas are reached.
     pub(crate) fn peers(&self) -> &dyn Peers {
         &*self.peers
+    }
+
+    pub(crate) fn peers_handle(&self) -> &Arc<dyn Peers> {
+        &self.peers
+    }
+
+    /// Returns the failure of a call that could not return it.
+    pub(crate) fn check_noted(&self) -> Result<()> {
+        self.notes.failure().map_or(Ok(()), Err)
     }
 
     /// This replica's index in its process.
@@ -179,9 +226,9 @@ impl ReplicaContext {
     ///
     /// The stream depends on `seed`, `step` and the replica id alone: the same in every run and
     /// after a restart, and different on every replica. In a step that is compiled only
-    /// [`dropout`](crate::dropout) can use it: the program makes the numbers, others in every step;
-    /// what is drawn from it on the host is an error of that step. (burn's own generator is one per
-    /// process, so replica threads would race for its numbers.)
+    /// [`dropout`](crate::dropout) can use it: the compiled program draws fresh numbers in each
+    /// step; drawing from it on the host is an error of that step. What burn draws itself follows
+    /// from [`seed`](Self::seed).
     #[track_caller]
     pub fn rng(&self, seed: u64, step: u64) -> ReplicaRng {
         let Some(trace) = self.trace() else {
@@ -193,6 +240,28 @@ impl ReplicaContext {
         ReplicaRng::captured(seed, trace, Location::caller())
     }
 
+    /// Seeds burn's own generator for the rest of the step with a stream of this replica, which
+    /// depends on `seed`, `step` and the replica id alone: what burn's `Dropout` and
+    /// `Tensor::random` draw is then the same in every run, and different on every replica.
+    ///
+    /// The generator is one per process, so replicas of a process wait for each other here and
+    /// compute one at a time until the step calls [`gradient`](Self::gradient) or waits for other
+    /// replicas; each call makes the numbers after it a new part of the stream. A step that is
+    /// handed a [`TrainState`](crate::TrainState) whose model has a `Dropout` does so by itself,
+    /// see [`TrainState::random_seed`](crate::TrainState::random_seed). In a step that is compiled
+    /// it does nothing: the program draws its own numbers.
+    pub fn seed(&self, seed: u64, step: u64) {
+        if self.trace().is_none() {
+            let stream = RandomStream {
+                seed,
+                step,
+                micro_batch: 0,
+                is_chosen: true,
+            };
+            crate::random::begin_random(OwnRandom::new(self.device(), self.replica.id, stream));
+        }
+    }
+
     /// Reduces a value over all replicas; every replica gets the result
     /// (TensorFlow: `ReplicaContext.all_reduce`). `Mean` divides by the number of replicas.
     ///
@@ -202,6 +271,7 @@ impl ReplicaContext {
     /// [`Error::Shape`] on every replica if the values' shapes differ, another replica's failure,
     /// [`Error::DType`] for the mean of integers in an integer tensor, and for bool.
     pub fn all_reduce<T: Nest>(&self, op: ReduceOp, mut value: T) -> Result<T> {
+        self.check_noted()?;
         self.peers.all_reduce(op, &mut value)?;
         Ok(value)
     }
@@ -221,6 +291,7 @@ impl ReplicaContext {
         op: ReduceOp,
         mut tensor: Tensor<D>,
     ) -> Result<Tensor<D>> {
+        self.check_noted()?;
         self.peers.all_reduce_tensor(op, &mut tensor)?;
         Ok(tensor)
     }
@@ -234,6 +305,7 @@ impl ReplicaContext {
     /// [`Error::Shape`] if other dimensions differ, [`Error::Axis`] for scalars and axes out of
     /// range (negative ones too), [`Error::DType`] for bool, and another replica's failure.
     pub fn all_gather<T: Nest>(&self, mut value: T, axis: i64) -> Result<T> {
+        self.check_noted()?;
         self.peers.all_gather(&mut value, axis)?;
         Ok(value)
     }
@@ -245,6 +317,7 @@ impl ReplicaContext {
     /// # Errors
     /// [`Error::InvalidArgument`] if there is no such replica; another replica's failure.
     pub fn broadcast<T: Nest>(&self, root: usize, mut value: T) -> Result<T> {
+        self.check_noted()?;
         if root >= self.num_replicas {
             return Err(Error::invalid(format!(
                 "broadcast from replica {root}, but there are {} replicas",
@@ -267,12 +340,13 @@ impl ReplicaContext {
         join: impl FnOnce(Vec<T>) -> Result<Vec<R>>,
     ) -> Result<R> {
         self.refuse_captured(op)?;
+        self.check_noted()?;
         let Some(exchange) = self.peers.local_exchange(op, detail)? else {
             let results = join(vec![value])?;
             crate::error::check_count("the result of a merge_call", 1, results.len())?;
             return results.into_iter().next().ok_or_else(different_structure);
         };
-        let _paused = self.peers.turn().map(Turn::pause);
+        let _paused = turns::pause(self.peers.turn());
         exchange.exchange(op, self.local_id, value, join)
     }
 

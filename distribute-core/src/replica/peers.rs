@@ -22,7 +22,7 @@ pub(crate) type OnReduced<'a> = &'a mut dyn FnMut(Range<usize>, &mut Gradients) 
 /// All replicas make the same calls in the same order; each blocks until all have made it.
 ///
 /// [`HostPeers`]: super::host::HostPeers
-pub(crate) trait Peers: Send {
+pub(crate) trait Peers: Send + Sync {
     /// Reduces a value over all replicas, in place.
     fn all_reduce(&self, op: ReduceOp, value: &mut dyn Nest) -> Result<()>;
 
@@ -45,7 +45,7 @@ pub(crate) trait Peers: Send {
         on_reduced(0..gradients.len(), gradients)
     }
 
-    /// Sums gradients over all replicas onto replica 0; those of the others are used up.
+    /// Sums gradients over all replicas onto replica 0; the other replicas' gradients are consumed.
     fn reduce_gradients(&self, gradients: &mut Gradients) -> Result<()> {
         self.all_reduce_gradients(ReduceOp::Sum, gradients)
     }

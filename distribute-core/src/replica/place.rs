@@ -34,4 +34,18 @@ impl Replica {
             device: logical.burn_device().autodiff(),
         }
     }
+
+    /// The replica with gradient checkpointing: the backward pass computes activations of cheap
+    /// operations again instead of keeping them
+    /// ([`Device::gradient_checkpointing`](burn::tensor::Device::gradient_checkpointing)). Its
+    /// device has it, and so have models and batches that are made there.
+    ///
+    /// Training gives the same bits, but for the convolutions and poolings of
+    /// `distribute-kernels`: they keep their inputs, so burn's own, which round differently, take
+    /// their place. A compiled step is not changed: its compiler decides what it keeps.
+    #[must_use]
+    pub fn gradient_checkpointing(mut self) -> Self {
+        self.device = self.device.gradient_checkpointing();
+        self
+    }
 }

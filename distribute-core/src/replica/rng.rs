@@ -36,7 +36,7 @@ impl ReplicaRng {
         }
     }
 
-    /// A stream of a captured step: it stands for those of all steps and replicas.
+    /// A stream of a captured step: it stands for the streams of all steps and replicas.
     pub(crate) fn captured(
         seed: u64,
         trace: &Arc<Trace>,

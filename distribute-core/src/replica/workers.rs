@@ -34,7 +34,7 @@ use crate::sync::lock;
 use crate::workers::encoding;
 use crate::{Error, Result, WorkerGroup};
 
-/// One replica's way to those of its process and of other workers.
+/// One replica's connection to the replicas of its process and of other workers.
 pub(crate) struct Workers {
     local: Threads,
     workers: WorkerGroup,
@@ -213,7 +213,7 @@ fn next_pack(arrivals: &Receiver<Reduced>) -> Option<Reduced> {
     arrivals.recv().ok()
 }
 
-/// Ends early when nobody takes the packs any more.
+/// Ends early when the receiver of the packs is gone.
 fn exchange(workers: &WorkerGroup, packs: Vec<Pack>, reduced: &SyncSender<Reduced>) -> Result<()> {
     for (range, mut buffers, mut others) in packs {
         let others = others.iter_mut().map(Vec::as_mut_slice);

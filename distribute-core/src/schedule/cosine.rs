@@ -33,7 +33,7 @@ pub struct CosineDecay {
 }
 
 impl CosineDecay {
-    /// From `initial_learning_rate` to 0 in so many updates.
+    /// From `initial_learning_rate` to 0 in this many updates.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] if `decay_steps` is not above 0.
@@ -55,7 +55,7 @@ impl CosineDecay {
         self
     }
 
-    /// Begins with so many updates in which the rate goes to `target`.
+    /// Begins with this many updates in which the rate goes to `target`.
     #[must_use]
     pub fn warmup(mut self, target: f64, steps: u32) -> Self {
         self.warmup_target = Some(target);
@@ -165,13 +165,14 @@ impl Known for CosineDecayRestarts {
         positive(Self::NAME, "first_decay_steps", self.first_decay_steps)?;
         // Periods that are hardly longer are as many as there are steps.
         let grows = self.t_mul == 1.0 || self.t_mul >= 1.000_001;
-        match grows && self.t_mul.is_finite() {
-            true => Ok(()),
-            false => Err(Error::invalid(format!(
+        if grows && self.t_mul.is_finite() {
+            Ok(())
+        } else {
+            Err(Error::invalid(format!(
                 "CosineDecayRestarts: `t_mul` must be at least 1, got {}: shorter and shorter \
                  periods come to an end",
                 self.t_mul
-            ))),
+            )))
         }
     }
 

@@ -14,7 +14,7 @@ pub trait Curve: Debug + Clone + Send + Sync + 'static {
     /// The name of Keras' class.
     const NAME: &'static str;
 
-    /// The rate after so many times `decay_steps`.
+    /// The rate after this multiple of `decay_steps`.
     fn fallen(rate: f64, decay_rate: f64, times: f64) -> f64;
 }
 
@@ -167,12 +167,11 @@ impl Known for PolynomialDecay {
 
     fn after(&self, step: u64) -> f64 {
         let step = step as f64;
-        let (step, decay_steps) = match self.cycle {
-            true => {
-                let cycles = (step / self.decay_steps).ceil().max(1.0);
-                (step, self.decay_steps * cycles)
-            }
-            false => (step.min(self.decay_steps), self.decay_steps),
+        let (step, decay_steps) = if self.cycle {
+            let cycles = (step / self.decay_steps).ceil().max(1.0);
+            (step, self.decay_steps * cycles)
+        } else {
+            (step.min(self.decay_steps), self.decay_steps)
         };
         let height = self.initial_learning_rate - self.end_learning_rate;
         height * (1.0 - step / decay_steps).powf(self.power) + self.end_learning_rate

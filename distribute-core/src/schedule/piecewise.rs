@@ -37,12 +37,13 @@ impl Known for PiecewiseConstantDecay {
                 boundaries + 1
             )));
         }
-        match self.boundaries.is_sorted() {
-            true => Ok(()),
-            false => Err(Error::invalid(format!(
+        if self.boundaries.is_sorted() {
+            Ok(())
+        } else {
+            Err(Error::invalid(format!(
                 "PiecewiseConstantDecay: the boundaries {:?} do not rise",
                 self.boundaries
-            ))),
+            )))
         }
     }
 

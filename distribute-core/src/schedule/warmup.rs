@@ -26,7 +26,7 @@ pub struct Warmup {
 }
 
 impl Warmup {
-    /// So many updates of warm-up, then this schedule.
+    /// This many updates of warm-up, then this schedule.
     pub fn new(steps: u64, then: Arc<dyn LearningRateSchedule>) -> Self {
         Self { steps, then }
     }

@@ -1,14 +1,14 @@
 //! How values are handed to a step: [`StepArgs`].
 
+use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::call::{check_state, read_numbers};
-use super::{Call, Capture, CapturedState, Changes};
+use super::call::{Access, Call, Capture, CapturedState, Changes, check_state, host_states};
 use crate::copies::EndOfRun;
 use crate::error::check_count;
 use crate::nest::different_structure;
+use crate::notes::BatchFacts;
 use crate::replicate::ReplicateExt;
-use crate::scope::BatchFacts;
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::Fingerprint;
@@ -16,28 +16,41 @@ use crate::{Error, Mirrored, Nest, PerReplica, Replicate, Result};
 
 /// What one replica's step receives of an argument that is lent for `'x`.
 ///
-/// Half of [`StepArgs`]; the second parameter only says that `Self` lives for `'x`.
-pub trait Lend<'x, Lives = &'x Self> {
+/// Half of [`StepArgs`]; the second parameter only says that `Self` lives for `'x`. It asks nothing
+/// of the type of a batch or a state, so that an argument that lacks `Nest` or `Replicate` leaves
+/// the compiler with one error, which names the trait.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no argument of a step",
+    label = "not `&mut state`, a batch, a number, `Replicated(value)` or a tuple of these"
+)]
+pub trait StepArgument<'x, Lives = &'x Self> {
     /// What the step receives.
     type Item: Send;
 }
 
 /// What one replica's step receives of the arguments `A`.
-pub type Item<'x, A> = <A as Lend<'x>>::Item;
+pub type Item<'x, A> = <A as StepArgument<'x>>::Item;
 
 /// The arguments of [`run`](crate::StrategyExt::run): a value of this kind, or a tuple of them.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no argument of a step",
     label = "not `&mut state`, a batch, a number, `Replicated(value)` or a tuple of these",
     note = "a batch that comes out of a dataset is a `Result`: hand it over with `?`, as `batch?`",
-    note = "a mirrored value is lent: `&mut state` or `&state`",
+    note = "a batch that the program has made is cut into the replicas' parts first: \
+            `PerReplica::new(parts)`; `distribute_dataset` does it for a dataset",
+    note = "a model or a state is mirrored first, and then lent: \
+            `let mut state = strategy.scope(|device| ..)?`, and `&mut state` or `&state`",
     note = "a value that is the same on every replica is wrapped: `Replicated(value)`"
 )]
-pub trait StepArgs: for<'x> Lend<'x> + Sized {
-    /// The argument while a step is captured.
-    type Captured;
+pub trait StepArgs: Args {}
 
-    /// Splits the argument into one item per local replica; called once.
+/// What arguments do in a call, for [`StepArgs`] of this crate alone.
+pub trait Args: for<'x> StepArgument<'x> + Sized {
+    /// What holds the values that a step is lent while it is captured.
+    type Lent;
+
+    /// Splits the argument into one item per local replica, and adds what is known of each one's
+    /// batch; called once.
     ///
     /// # Errors
     /// [`Error::ReplicaCount`] for a per-replica value of another size,
@@ -45,45 +58,9 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
     fn split(
         &mut self,
         strategy: &StrategyId,
-        replicas: usize,
-        poison: &mut PoisonOnError,
+        batches: &mut [BatchFacts],
+        guard: &mut RunGuard,
     ) -> Result<Vec<Item<'_, Self>>>;
-
-    /// Hands the argument's tensors to a call of a compiled step, and names the rest.
-    ///
-    /// # Errors
-    /// Those of `split`, and [`Error::NotCompilable`] for values that a program cannot take.
-    fn enter(&mut self, call: &mut Call<'_>) -> Result<()>;
-
-    /// The argument with inputs of a capture in place of its tensors; after `enter`.
-    ///
-    /// # Errors
-    /// If a part of it cannot be captured.
-    fn capture(&mut self, capture: &mut Capture) -> Result<Self::Captured>;
-
-    /// What the captured step receives.
-    ///
-    /// # Errors
-    /// If it was handed out already.
-    fn captured_item(captured: &mut Self::Captured) -> Result<Item<'_, Self>>;
-
-    /// Declares what the captured step has made of the argument.
-    ///
-    /// # Errors
-    /// If a tensor in it is not one of the capture.
-    fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()> {
-        let _ = (captured, capture);
-        Ok(())
-    }
-
-    /// Takes over what a compiled step has made of the argument.
-    ///
-    /// # Errors
-    /// If the value does not fit any more.
-    fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
-        let _ = changes;
-        Ok(())
-    }
 
     /// Called when the step has run as it is and gone well, on all replicas.
     ///
@@ -101,26 +78,49 @@ pub trait StepArgs: for<'x> Lend<'x> + Sized {
     fn undo_run(&mut self) -> Result<()> {
         Ok(())
     }
+
+    /// Hands the argument's tensors to a call of a compiled step, and names the rest.
+    ///
+    /// # Errors
+    /// The errors of `split`, and [`Error::NotCompilable`] for values that a program cannot take.
+    fn bind(&mut self, call: &mut Call<'_>) -> Result<()>;
+
+    /// What a step that is captured receives: the argument with inputs in place of its tensors.
+    ///
+    /// # Errors
+    /// If a part of it cannot be captured.
+    fn capture<'x>(
+        &'x mut self,
+        lent: &'x mut Option<Self::Lent>,
+        capture: &mut Capture,
+    ) -> Result<Item<'x, Self>>;
+
+    /// Declares what the captured step has made of what it was lent.
+    ///
+    /// # Errors
+    /// If a tensor in it is not one of the capture.
+    fn collect(lent: Self::Lent, capture: &mut Capture) -> Result<()> {
+        let _ = (lent, capture);
+        Ok(())
+    }
+
+    /// Takes over what the program has made of the argument.
+    ///
+    /// # Errors
+    /// If the value does not fit any more.
+    fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
+        let _ = changes;
+        Ok(())
+    }
 }
 
 /// Remembers the mirrored values a run may change, to mark them when it fails.
 #[derive(Debug, Default)]
-pub struct PoisonOnError {
+pub struct RunGuard {
     flags: Vec<Arc<Mutex<Option<String>>>>,
-    /// For every replica what is known of its batch.
-    pub(crate) batches: Vec<BatchFacts>,
 }
 
-impl PoisonOnError {
-    /// Notes what is known of the parts that the replicas are handed.
-    fn note_batch<T: Nest>(&mut self, batch: &PerReplica<T>) {
-        let facts = BatchFacts::default;
-        self.batches.resize_with(batch.values.len(), facts);
-        for (part, facts) in batch.values.iter().zip(&mut self.batches) {
-            facts.add(part, batch.global_batch_size());
-        }
-    }
-
+impl RunGuard {
     /// Marks every watched value as possibly different between replicas.
     pub(crate) fn poison(&self, cause: &Error) {
         for flag in &self.flags {
@@ -129,18 +129,29 @@ impl PoisonOnError {
     }
 }
 
-impl<'x, T: Replicate + Send> Lend<'x> for &mut Mirrored<T> {
+/// Notes what is known of the parts of a batch that the replicas are handed.
+fn note_batch<T: Nest>(batch: &PerReplica<T>, batches: &mut [BatchFacts]) -> Result<()> {
+    check_count("a per-replica argument", batches.len(), batch.values.len())?;
+    for (part, facts) in batch.values.iter().zip(batches) {
+        facts.add(part, batch.global_batch_size());
+    }
+    Ok(())
+}
+
+impl<'x, T: Send> StepArgument<'x> for &mut Mirrored<T> {
     type Item = &'x mut T;
 }
 
-impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
-    type Captured = CapturedState<T>;
+impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {}
+
+impl<T: Replicate + Send> Args for &mut Mirrored<T> {
+    type Lent = CapturedState<T>;
 
     fn split(
         &mut self,
         strategy: &StrategyId,
-        replicas: usize,
-        poison: &mut PoisonOnError,
+        batches: &mut [BatchFacts],
+        guard: &mut RunGuard,
     ) -> Result<Vec<&mut T>> {
         if self.poisoned().is_some() {
             // A failed run has marked what it was given. If every copy counts its updates and the
@@ -151,35 +162,17 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
                 *lock(&self.poison) = None;
             }
         }
-        check_state(self, strategy, replicas)?;
+        check_state(self, strategy, batches.len())?;
         self.refresh()?;
         self.copies.begin_run()?;
         // One copy cannot differ from itself.
         if self.copies.host.len() > 1 {
-            poison.flags.push(Arc::clone(&self.poison));
+            guard.flags.push(Arc::clone(&self.poison));
+        }
+        for (copy, facts) in self.copies.host.iter_mut().zip(batches) {
+            facts.random = facts.random.or(copy.random_stream()?);
         }
         Ok(self.copies.host.iter_mut().collect())
-    }
-
-    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        let numbers = read_numbers(&mut self.copies.host[0])?;
-        call.enter_state(self, numbers, true)
-    }
-
-    fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
-        capture.state(self, true)
-    }
-
-    fn captured_item(captured: &mut CapturedState<T>) -> Result<&mut T> {
-        Ok(&mut captured.value)
-    }
-
-    fn collect(captured: &mut CapturedState<T>, capture: &mut Capture) -> Result<()> {
-        capture.collect_state(captured)
-    }
-
-    fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
-        changes.apply(self)
     }
 
     fn end_run(&mut self, end: &EndOfRun<'_>) -> Result<()> {
@@ -189,102 +182,196 @@ impl<T: Replicate + Send> StepArgs for &mut Mirrored<T> {
     fn undo_run(&mut self) -> Result<()> {
         self.copies.undo_run()
     }
+
+    fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
+        let numbers = host_states(&mut self.copies.host[0])?;
+        call.enter_state(self, numbers, true)
+    }
+
+    fn capture<'x>(
+        &'x mut self,
+        lent: &'x mut Option<CapturedState<T>>,
+        capture: &mut Capture,
+    ) -> Result<&'x mut T> {
+        let state = capture.state(self, Access::Changed)?;
+        Ok(&mut lent.insert(state).value)
+    }
+
+    fn collect(lent: CapturedState<T>, capture: &mut Capture) -> Result<()> {
+        capture.collect_state(lent)
+    }
+
+    fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
+        changes.apply(self)
+    }
 }
 
-impl<'x, T: Replicate + Sync> Lend<'x> for &Mirrored<T> {
+impl<'x, T: Sync> StepArgument<'x> for &Mirrored<T> {
     type Item = &'x T;
 }
 
-impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {
-    type Captured = CapturedState<T>;
+impl<T: Replicate + Sync> StepArgs for &Mirrored<T> {}
+
+impl<T: Replicate + Sync> Args for &Mirrored<T> {
+    type Lent = CapturedState<T>;
 
     fn split(
         &mut self,
         strategy: &StrategyId,
-        replicas: usize,
-        _: &mut PoisonOnError,
+        batches: &mut [BatchFacts],
+        _: &mut RunGuard,
     ) -> Result<Vec<&T>> {
-        check_state(self, strategy, replicas)?;
-        Ok(self.values()?.iter().collect())
+        check_state(self, strategy, batches.len())?;
+        Ok(self.evaluated()?.iter().collect())
     }
 
-    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-        let numbers = read_numbers(&mut self.copies.first())?;
+    fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
+        let numbers = host_states(&mut self.copies.first())?;
         call.enter_state(self, numbers, false)
     }
 
-    fn capture(&mut self, capture: &mut Capture) -> Result<CapturedState<T>> {
-        capture.state(self, false)
-    }
-
-    fn captured_item(captured: &mut CapturedState<T>) -> Result<&T> {
-        Ok(&captured.value)
+    fn capture<'x>(
+        &'x mut self,
+        lent: &'x mut Option<CapturedState<T>>,
+        capture: &mut Capture,
+    ) -> Result<&'x T> {
+        let state = capture.state(self, Access::Evaluated)?;
+        Ok(&lent.insert(state).value)
     }
 }
 
-impl<'x, T: Nest + Send> Lend<'x> for PerReplica<T> {
+/// Lends a step a mirrored value in training mode without letting it be changed: with autodiff and
+/// dropout, and with batch normalization by the batch. For gradients without an update, and for
+/// several passes with dropout. `&state` alone lends it in evaluation mode.
+///
+/// Each run is handed copies of its own, so running statistics stay as they are.
+///
+/// ```
+/// use burn::nn::LinearConfig;
+/// use distribute_core::{InTraining, MirroredStrategy, StrategyExt, Tensor};
+///
+/// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+/// let model = strategy.scope(|device| LinearConfig::new(2, 1).init(device))?;
+/// let norms = strategy.run(InTraining::new(&model), |ctx, model| {
+///     let loss = model.forward(Tensor::<2>::ones([1, 2], ctx.device())).sum();
+///     ctx.gradient(&loss, model)?.global_norm()
+/// })?;
+/// assert!(norms.values().iter().all(|norm| *norm > 0.0));
+/// # Ok::<(), distribute_core::Error>(())
+/// ```
+pub struct InTraining<'a, T> {
+    state: &'a Mirrored<T>,
+    copies: Vec<T>,
+}
+
+impl<T: fmt::Debug + 'static> fmt::Debug for InTraining<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("InTraining").field(self.state).finish()
+    }
+}
+
+impl<'a, T> InTraining<'a, T> {
+    /// The value, for one run.
+    pub fn new(state: &'a Mirrored<T>) -> Self {
+        let copies = Vec::new();
+        Self { state, copies }
+    }
+}
+
+impl<'x, T: Replicate + Sync> StepArgument<'x> for InTraining<'_, T> {
+    type Item = &'x T;
+}
+
+impl<T: Replicate + Sync> StepArgs for InTraining<'_, T> {}
+
+impl<T: Replicate + Sync> Args for InTraining<'_, T> {
+    type Lent = CapturedState<T>;
+
+    fn split(
+        &mut self,
+        strategy: &StrategyId,
+        batches: &mut [BatchFacts],
+        _: &mut RunGuard,
+    ) -> Result<Vec<&T>> {
+        check_state(self.state, strategy, batches.len())?;
+        self.copies = self.state.copies.anew(self.state.values()?);
+        Ok(self.copies.iter().collect())
+    }
+
+    fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
+        call.fixed(format_args!("in training"));
+        let mut state = self.state;
+        state.bind(call)
+    }
+
+    fn capture<'x>(
+        &'x mut self,
+        lent: &'x mut Option<CapturedState<T>>,
+        capture: &mut Capture,
+    ) -> Result<&'x T> {
+        let state = capture.state(self.state, Access::InTraining)?;
+        Ok(&lent.insert(state).value)
+    }
+}
+
+impl<'x, T: Send> StepArgument<'x> for PerReplica<T> {
     type Item = T;
 }
 
-impl<T: Nest + Send> StepArgs for PerReplica<T> {
-    type Captured = Option<T>;
+impl<T: Nest + Send> StepArgs for PerReplica<T> {}
+
+impl<T: Nest + Send> Args for PerReplica<T> {
+    type Lent = ();
 
     fn split(
         &mut self,
         _: &StrategyId,
-        replicas: usize,
-        poison: &mut PoisonOnError,
+        batches: &mut [BatchFacts],
+        _: &mut RunGuard,
     ) -> Result<Vec<T>> {
-        check_count("a per-replica argument", replicas, self.values.len())?;
-        poison.note_batch(self);
+        note_batch(self, batches)?;
         Ok(std::mem::take(&mut self.values))
     }
 
-    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+    fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
         let size = self.global_batch_size();
         call.enter_batch(&mut self.values, size)
     }
 
-    fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
+    fn capture(&mut self, _: &mut Option<()>, capture: &mut Capture) -> Result<T> {
         let part = capture.own_part(&mut self.values)?;
-        capture.batch(part, self.global_batch_size()).map(Some)
-    }
-
-    fn captured_item(captured: &mut Option<T>) -> Result<T> {
-        captured.take().ok_or_else(twice)
+        capture.batch(part, self.global_batch_size())
     }
 }
 
-impl<'x, T: Nest + Clone + Sync> Lend<'x> for &PerReplica<T> {
+impl<'x, T: Sync> StepArgument<'x> for &PerReplica<T> {
     type Item = &'x T;
 }
 
-impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
-    type Captured = T;
+impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {}
+
+impl<T: Nest + Clone + Sync> Args for &PerReplica<T> {
+    type Lent = T;
 
     fn split(
         &mut self,
         _: &StrategyId,
-        replicas: usize,
-        poison: &mut PoisonOnError,
+        batches: &mut [BatchFacts],
+        _: &mut RunGuard,
     ) -> Result<Vec<&T>> {
-        check_count("a per-replica argument", replicas, self.values.len())?;
-        poison.note_batch(self);
+        note_batch(self, batches)?;
         Ok(self.values.iter().collect())
     }
 
-    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+    fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
         // The caller keeps its tensors, so their values are copied.
         call.enter_batch(&mut self.values.clone(), self.global_batch_size())
     }
 
-    fn capture(&mut self, capture: &mut Capture) -> Result<T> {
+    fn capture<'x>(&'x mut self, lent: &'x mut Option<T>, capture: &mut Capture) -> Result<&'x T> {
         let first = self.values.first().ok_or_else(different_structure)?;
-        capture.batch(first.clone(), self.global_batch_size())
-    }
-
-    fn captured_item(captured: &mut T) -> Result<&T> {
-        Ok(captured)
+        let part = capture.batch(first.clone(), self.global_batch_size())?;
+        Ok(lent.insert(part))
     }
 }
 
@@ -294,59 +381,60 @@ impl<T: Nest + Clone + Sync> StepArgs for &PerReplica<T> {
 #[derive(Debug, Clone, Copy)]
 pub struct Replicated<T>(pub T);
 
-impl<'x, T: Nest + Clone + Send> Lend<'x> for Replicated<T> {
+impl<'x, T: Send> StepArgument<'x> for Replicated<T> {
     type Item = T;
 }
 
-impl<T: Nest + Clone + Send> StepArgs for Replicated<T> {
-    type Captured = Option<T>;
+impl<T: Nest + Clone + Send> StepArgs for Replicated<T> {}
 
-    fn split(&mut self, _: &StrategyId, replicas: usize, _: &mut PoisonOnError) -> Result<Vec<T>> {
-        Ok(vec![self.0.clone(); replicas])
+impl<T: Nest + Clone + Send> Args for Replicated<T> {
+    type Lent = ();
+
+    fn split(
+        &mut self,
+        _: &StrategyId,
+        batches: &mut [BatchFacts],
+        _: &mut RunGuard,
+    ) -> Result<Vec<T>> {
+        Ok(vec![self.0.clone(); batches.len()])
     }
 
-    fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+    fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
         call.enter_same(&mut self.0)
     }
 
-    fn capture(&mut self, capture: &mut Capture) -> Result<Option<T>> {
-        capture.bind(self.0.clone()).map(Some)
-    }
-
-    fn captured_item(captured: &mut Option<T>) -> Result<T> {
-        captured.take().ok_or_else(twice)
+    fn capture(&mut self, _: &mut Option<()>, capture: &mut Capture) -> Result<T> {
+        capture.bind(self.0.clone())
     }
 }
 
 macro_rules! same {
     ($($type:ty),*) => {$(
-        impl<'x> Lend<'x> for $type {
+        impl<'x> StepArgument<'x> for $type {
             type Item = $type;
         }
 
-        impl StepArgs for $type {
-            type Captured = $type;
+        impl StepArgs for $type {}
+
+        impl Args for $type {
+            type Lent = ();
 
             fn split(
                 &mut self,
                 _: &StrategyId,
-                replicas: usize,
-                _: &mut PoisonOnError,
+                batches: &mut [BatchFacts],
+                _: &mut RunGuard,
             ) -> Result<Vec<$type>> {
-                Ok(vec![*self; replicas])
+                Ok(vec![*self; batches.len()])
             }
 
-            fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
+            fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
                 call.fixed(format_args!("{}={self:?}", stringify!($type)));
                 Ok(())
             }
 
-            fn capture(&mut self, _: &mut Capture) -> Result<$type> {
+            fn capture(&mut self, _: &mut Option<()>, _: &mut Capture) -> Result<$type> {
                 Ok(*self)
-            }
-
-            fn captured_item(captured: &mut $type) -> Result<$type> {
-                Ok(*captured)
             }
         }
     )*};
@@ -356,48 +444,28 @@ same!((), bool, f32, f64, i32, i64, u64, usize);
 
 macro_rules! tuple {
     ($($name:ident $index:tt),+) => {
-        impl<'x, $($name: StepArgs),+> Lend<'x> for ($($name,)+) {
+        impl<'x, $($name: StepArgument<'x>),+> StepArgument<'x> for ($($name,)+) {
             type Item = ($(Item<'x, $name>,)+);
         }
 
-        impl<$($name: StepArgs),+> StepArgs for ($($name,)+) {
-            type Captured = ($($name::Captured,)+);
+        impl<$($name: StepArgs),+> StepArgs for ($($name,)+) {}
+
+        impl<$($name: StepArgs),+> Args for ($($name,)+) {
+            type Lent = ($(Option<$name::Lent>,)+);
 
             fn split(
                 &mut self,
                 strategy: &StrategyId,
-                replicas: usize,
-                poison: &mut PoisonOnError,
+                batches: &mut [BatchFacts],
+                guard: &mut RunGuard,
             ) -> Result<Vec<Item<'_, Self>>> {
-                let mut parts = ($(self.$index.split(strategy, replicas, poison)?.into_iter(),)+);
+                let replicas = batches.len();
+                let mut parts = ($(self.$index.split(strategy, batches, guard)?.into_iter(),)+);
                 let mut items = Vec::with_capacity(replicas);
                 while items.len() < replicas {
                     items.push(($(next(&mut parts.$index, replicas)?,)+));
                 }
                 Ok(items)
-            }
-
-            fn enter(&mut self, call: &mut Call<'_>) -> Result<()> {
-                $(self.$index.enter(call)?;)+
-                Ok(())
-            }
-
-            fn capture(&mut self, capture: &mut Capture) -> Result<Self::Captured> {
-                Ok(($(self.$index.capture(capture)?,)+))
-            }
-
-            fn captured_item(captured: &mut Self::Captured) -> Result<Item<'_, Self>> {
-                Ok(($($name::captured_item(&mut captured.$index)?,)+))
-            }
-
-            fn collect(captured: &mut Self::Captured, capture: &mut Capture) -> Result<()> {
-                $($name::collect(&mut captured.$index, capture)?;)+
-                Ok(())
-            }
-
-            fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
-                $(self.$index.leave(changes)?;)+
-                Ok(())
             }
 
             fn end_run(&mut self, end: &EndOfRun<'_>) -> Result<()> {
@@ -407,6 +475,30 @@ macro_rules! tuple {
 
             fn undo_run(&mut self) -> Result<()> {
                 $(self.$index.undo_run()?;)+
+                Ok(())
+            }
+
+            fn bind(&mut self, call: &mut Call<'_>) -> Result<()> {
+                $(self.$index.bind(call)?;)+
+                Ok(())
+            }
+
+            fn capture<'x>(
+                &'x mut self,
+                lent: &'x mut Option<Self::Lent>,
+                capture: &mut Capture,
+            ) -> Result<Item<'x, Self>> {
+                let lent = lent.get_or_insert_default();
+                Ok(($(self.$index.capture(&mut lent.$index, capture)?,)+))
+            }
+
+            fn collect(lent: Self::Lent, capture: &mut Capture) -> Result<()> {
+                $(lent.$index.map_or(Ok(()), |lent| $name::collect(lent, capture))?;)+
+                Ok(())
+            }
+
+            fn leave(&mut self, changes: &mut Changes<'_>) -> Result<()> {
+                $(self.$index.leave(changes)?;)+
                 Ok(())
             }
         }
@@ -425,8 +517,4 @@ fn next<T>(items: &mut impl Iterator<Item = T>, replicas: usize) -> Result<T> {
         replicas,
         found: 0,
     })
-}
-
-fn twice() -> Error {
-    Error::invalid("an argument of a captured step was handed out twice")
 }

@@ -4,18 +4,20 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::burn_internals::capture::TensorId;
 use burn::tensor::TensorData;
-use burn_capture::TensorId;
 
 use crate::error::check_count;
 use crate::nest::different_structure;
+use crate::notes::BatchFacts;
 use crate::replicate::ReplicateExt;
-use crate::scope::BatchFacts;
+use crate::state_leaf::{StateKind, StateWalk};
 use crate::strategy::StrategyId;
 use crate::sync::lock;
 use crate::trace::{
-    Argument, CapturedTensor, Coefficients, DeviceTensor, Fingerprint, Guard, ResultLeaf, Source,
-    StateChange, StepKey, TensorSpec, Trace, Tracer, Watched, choose, equals,
+    Argument, CapturedTensor, Coefficients, Counters, DeviceTensor, Fingerprint, Guard, HostState,
+    ResultLeaf, Source, StateChange, StepKey, TensorSpec, Trace, Tracer, Watched, captured_leaf,
+    choose, equals,
 };
 use crate::{Error, Leaf, Mirrored, Nest, NestPath, Replicate, Result, host_reduce};
 
@@ -56,18 +58,21 @@ impl Call<'_> {
     pub(crate) fn enter_state<T: Replicate>(
         &mut self,
         state: &Mirrored<T>,
-        numbers: HostNumbers,
+        on_host: Vec<HostState>,
         mutable: bool,
     ) -> Result<()> {
         check_state(state, self.strategy, self.replicas)?;
-        let tensors = match mutable {
-            true => state.copies.on_devices(self.tracer)?,
-            false => state.copies.on_devices_to_read(self.tracer)?,
+        let tensors = if mutable {
+            state.copies.on_devices(self.tracer)?
+        } else {
+            state.copies.on_devices_to_read(self.tracer)?
         };
         self.key.state(&state.identity);
         let access = if mutable { "mut" } else { "ref" };
-        self.fixed(format_args!("{access} {}", numbers.fingerprint.join(" ")));
-        self.coefficients.extend(numbers.coefficients);
+        let programs: Vec<_> = on_host.iter().map(|state| &*state.program).collect();
+        self.fixed(format_args!("{access} {}", programs.join(" ")));
+        let coefficients = on_host.into_iter().map(|state| state.coefficients);
+        self.coefficients.extend(coefficients);
         for tensor in tensors {
             self.leaf(tensor.spec(), Argument::Device(tensor), mutable);
         }
@@ -125,7 +130,7 @@ impl Fingerprint for Call<'_> {
     }
 }
 
-/// Looks whether a mirrored value can be an argument of a step of this strategy.
+/// Checks that a mirrored value can be an argument of a step of this strategy.
 pub(super) fn check_state<T>(
     state: &Mirrored<T>,
     strategy: &StrategyId,
@@ -135,29 +140,23 @@ pub(super) fn check_state<T>(
     check_count("a mirrored argument", replicas, state.copies.host.len())
 }
 
-/// What the host knows of a mirrored value.
-#[derive(Default)]
-pub(crate) struct HostNumbers {
-    fingerprint: Vec<String>,
-    coefficients: Vec<Coefficients>,
-    records: Vec<Vec<u64>>,
-}
-
-/// Asks the training states of a mirrored value for it.
-pub(super) fn read_numbers(value: &mut impl Replicate) -> Result<HostNumbers> {
-    let mut numbers = HostNumbers::default();
+/// What the training states of a mirrored value have on the host.
+pub(super) fn host_states(value: &mut impl Replicate) -> Result<Vec<HostState>> {
+    let mut states = Vec::new();
     value.parts(|_, part| {
-        if let Some(state) = part.host() {
-            state.fingerprint(&mut numbers.fingerprint);
-            numbers.coefficients.push(state.coefficients());
-            numbers.records.push(state.record());
-        }
+        states.extend(part.host());
         Ok(())
     })?;
-    Ok(numbers)
+    Ok(states)
 }
 
-/// Names all of a value: its tensors as `name` says, everything else as it is.
+/// The numbers of a mirrored value's training states.
+fn counters(value: &mut impl Replicate) -> Result<Vec<Counters>> {
+    let states = host_states(value)?.into_iter();
+    Ok(states.map(|state| state.counters).collect())
+}
+
+/// Describes the structure of a value: its tensors by `name`, everything else by its value.
 fn structure<T: Nest>(
     value: &mut T,
     mut name: impl FnMut(&mut dyn Leaf) -> Result<String>,
@@ -165,7 +164,7 @@ fn structure<T: Nest>(
     let mut structure = Vec::new();
     value.fingerprint(&mut structure);
     value.walk(&NestPath::ROOT, &mut |path, leaf| {
-        if leaf.is_tensor() {
+        if leaf.tensor().is_some() {
             structure.push(name(leaf).map_err(|error| error.at(path))?);
             return Ok(());
         }
@@ -198,7 +197,10 @@ fn take<T: Nest>(part: &mut T) -> Result<(Vec<String>, Vec<TensorData>)> {
 fn copy<T: Nest>(part: &mut T) -> Option<T> {
     let mut copy = part.skeleton()?;
     // Their shapes are gone.
-    let tracking = |leaf: &mut dyn Leaf| Ok(format!("{:?}", leaf.tracking()));
+    let tracking = |leaf: &mut dyn Leaf| {
+        let tracking = leaf.tensor().map(|tensor| tensor.tracking());
+        Ok(format!("{tracking:?}"))
+    };
     let known = structure(part, tracking).ok()?;
     let found = structure(&mut copy, tracking).ok()?;
     (known == found).then_some(copy)
@@ -208,7 +210,7 @@ fn copy<T: Nest>(part: &mut T) -> Option<T> {
 #[derive(Debug)]
 pub struct CapturedState<T> {
     pub(crate) value: T,
-    before: Vec<Vec<u64>>,
+    before: Vec<Counters>,
     /// The tensors of each part.
     inputs: Vec<Vec<CapturedTensor>>,
     /// The number of its first training state.
@@ -233,8 +235,19 @@ pub struct Capture {
     statistics: Vec<(Watched, CapturedTensor)>,
     /// What is known of the batch.
     pub(crate) batch_facts: BatchFacts,
-    /// Whether they are captured once more.
+    /// Whether the arguments are captured a second time.
     keeps_arguments: bool,
+}
+
+/// What a step is lent of a mirrored value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// The value itself, to be changed.
+    Changed,
+    /// In evaluation mode, to be read.
+    Evaluated,
+    /// In training mode, to be read.
+    InTraining,
 }
 
 impl Capture {
@@ -257,10 +270,11 @@ impl Capture {
     pub(crate) fn state<T: Replicate>(
         &mut self,
         state: &Mirrored<T>,
-        mutable: bool,
+        access: Access,
     ) -> Result<CapturedState<T>> {
+        let mutable = access == Access::Changed;
         let mut value = state.copies.first();
-        let before = read_numbers(&mut value)?.records;
+        let before = counters(&mut value)?;
         let training_state = (!before.is_empty()).then_some(self.training_states);
         let device = self.trace.device().clone();
         let is_alone = self.replicas == self.trace.num_replicas();
@@ -269,23 +283,30 @@ impl Capture {
             if mutable {
                 part.check_capture().map_err(|error| error.at(path))?;
             }
-            if let Some(state) = part.host() {
-                state.bind(Arc::clone(&self.trace), self.training_states);
+            if part.host().is_some() {
+                part.enter_capture(Arc::clone(&self.trace), self.training_states);
                 self.training_states += 1;
             }
             let mut of_part = Vec::new();
-            part.walk_leaves(path, Some(&device), &mut |path, leaf| {
-                if mutable && leaf.is_running_statistic() && !is_alone {
-                    return Err(of_other_processes().at(path));
+            part.walk_leaves(StateWalk::Captured(&device), &mut |leaf| {
+                let label = leaf.label();
+                let path = path.field(&label);
+                if mutable && leaf.is_own_statistic() && !is_alone {
+                    return Err(of_other_processes().at(&path));
                 }
                 let input = self.next_input()?;
                 self.names.insert(input.id(), path.to_string());
                 of_part.push(input.clone());
-                leaf.bind(input, leaf.tracking());
+                if let Some(tensor) = leaf.value.tensor() {
+                    tensor.bind(input, tensor.tracking());
+                }
                 Ok(())
             })?;
             inputs.push(of_part);
-            Ok(())
+            match access {
+                Access::Evaluated => part.evaluate(true).map_err(|error| error.at(path)),
+                Access::Changed | Access::InTraining => Ok(()),
+            }
         })?;
         Ok(CapturedState {
             value,
@@ -297,35 +318,35 @@ impl Capture {
 
     pub(crate) fn collect_state<T: Replicate>(
         &mut self,
-        captured: &mut CapturedState<T>,
+        mut captured: CapturedState<T>,
     ) -> Result<()> {
         let foreign = || {
             let instead = "compute every new value of the state from the step's arguments, on \
                            `ctx.device()`";
             Error::not_compilable("a tensor of the CPU in a training state", instead)
         };
-        let after = read_numbers(&mut captured.value)?.records;
+        let after = counters(&mut captured.value)?;
         let is_empty = self.batch_facts.is_empty();
-        let inputs = std::mem::take(&mut captured.inputs);
+        let inputs = captured.inputs;
         let training_state = captured.training_state;
         let mut of_parts = inputs.iter();
         let (mut tensors, mut applies) = (Vec::new(), Vec::new());
         captured.value.parts(|path, part| {
-            let flag = part.host().map(|state| state.applies());
+            let flag = part.host().map(|state| state.applies);
             let is_made = flag.clone().flatten();
             let is_made = is_made.and_then(|flag| equals(&flag.flat(), 1.0));
             applies.extend(flag);
             let mut old = of_parts.next().into_iter().flatten();
-            part.walk_leaves(path, None, &mut |path, leaf| {
+            part.walk_leaves(StateWalk::All, &mut |leaf| {
                 let old = old.next();
                 // An empty part of a batch, whose mean is NaN, leaves running statistics as they
                 // were.
-                let kept = old.filter(|_| is_empty && leaf.is_running_statistic());
-                let kept = kept.cloned().or_else(|| leaf.captured());
+                let kept = old.filter(|_| is_empty && leaf.is_own_statistic());
+                let kept = kept.cloned().or_else(|| captured_leaf(leaf.value));
                 let mut tensor = kept.ok_or_else(foreign)?;
-                if leaf.is_statistic() && !is_empty {
+                if leaf.kind == StateKind::Statistic && !is_empty {
                     let watched = Watched {
-                        path: path.to_string(),
+                        path: path.field(leaf.path).to_string(),
                         training_state,
                     };
                     self.statistics.push((watched, tensor.clone()));
@@ -338,9 +359,8 @@ impl Capture {
                 Ok(())
             })
         })?;
-        let before = std::mem::take(&mut captured.before);
         self.states.push(StateChange {
-            numbers: before.into_iter().zip(after).collect(),
+            numbers: captured.before.into_iter().zip(after).collect(),
             applies,
             tensors,
             before: inputs.concat(),
@@ -382,8 +402,8 @@ impl Capture {
     /// Puts inputs in place of a value's tensors.
     pub(crate) fn bind<T: Nest>(&mut self, mut value: T) -> Result<T> {
         value.walk(&NestPath::ROOT, &mut |_, leaf| {
-            if leaf.is_tensor() {
-                leaf.bind(self.next_input()?, leaf.tracking());
+            if let Some(tensor) = leaf.tensor() {
+                tensor.bind(self.next_input()?, tensor.tracking());
             }
             Ok(())
         })?;
@@ -400,7 +420,7 @@ impl Capture {
     }
 }
 
-/// Nobody reads the mean of running statistics over the devices of several processes.
+/// The error for a mean of running statistics over devices of several processes.
 fn of_other_processes() -> Error {
     Error::not_compilable(
         "training running statistics of each replica's own in several processes",
@@ -465,14 +485,13 @@ impl Changes<'_> {
         };
         state.copies.keep_fetched();
         let skipped = outcome.skipped.get(index).into_iter().flatten();
-        let mut changes = numbers.iter().zip(skipped);
+        let mut changes = numbers.iter().zip(skipped).peekable();
         state.copies.host[0].parts(|_, part| {
-            if let Some(state) = part.host()
-                && let Some(((before, after), is_skipped)) = changes.next()
-            {
-                state.replay(before, after, *is_skipped);
+            let is_state = part.host().is_some();
+            match changes.next_if(|_| is_state) {
+                Some(((before, after), is_skipped)) => part.replay(before, after, *is_skipped),
+                None => Ok(()),
             }
-            Ok(())
         })?;
         let is_output = |new: &ResultLeaf| matches!(new, ResultLeaf::Output(_));
         let are_computed = new.iter().any(is_output);

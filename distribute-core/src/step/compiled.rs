@@ -2,25 +2,26 @@
 
 use std::any::Any;
 use std::collections::{HashMap, HashSet};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Instant;
 
+use crate::burn_internals::capture::{CapturedGraph, TensorId};
+use crate::burn_internals::ir::OperationIr;
 use burn::tensor::TensorData;
-use burn_capture::{CapturedGraph, TensorId};
-use burn_ir::OperationIr;
 
 use super::call::{Call, Capture, Changes, Outcome};
 use super::digest::digest;
 use super::{StepArgs, StepFn, twice};
+use crate::burn_internals::{of_message, of_panic};
 use crate::nest::different_structure;
 use crate::strategy::StrategyId;
 use crate::sync::{lock, panic_message};
 use crate::trace::{
-    Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, Due, Effect, Given, Guard,
-    HostSide, Input, InputRole, ResultLeaf, Source, StateChange, StepInput, StepKey, StepOutput,
-    StepProgram, Trace, Tracer, is_random, is_touch, messages,
+    Argument, CapturedStep, CapturedTensor, Check, DeviceTensor, Draws, DueCheck, Effect, Guard,
+    HostSide, Input, InputRole, LeafValue, NewProgram, ResultLeaf, Source, StateChange, StepInput,
+    StepKey, StepOutput, StepProgram, Trace, Tracer, is_random, is_touch,
 };
 use crate::{Error, Nest, NestPath, PerReplica, ReplicaContext, Result, Strategy, scope};
 
@@ -29,7 +30,8 @@ pub(crate) fn run<'a, S, A, R>(
     strategy: &S,
     tracer: &dyn Tracer,
     mut args: A,
-    (key, step): (StepKey, &'a StepFn<'a, A, R>),
+    key: StepKey,
+    step: &'a StepFn<'a, A, R>,
 ) -> Result<PerReplica<R>>
 where
     S: Strategy + ?Sized,
@@ -47,41 +49,29 @@ where
         coefficients: Vec::new(),
         can_repeat: true,
     };
-    let entered = args.enter(&mut call);
-    let mut record = |mut capture: Capture| {
-        let mut captured = args.capture(&mut capture)?;
-        let trace = Arc::clone(&capture.trace);
-        let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, workers);
-        let result = {
-            let _entered = scope::enter_capture(strategy.handle(), Arc::clone(&trace));
-            scope::with_step(|notes| notes.batch.clone_from(&capture.batch_facts));
-            step(&ctx, A::captured_item(&mut captured)?).map_err(translated)?
+    let prepared = args.bind(&mut call).and_then(|()| {
+        let mut capturing = Capturing {
+            call: &call,
+            num_replicas: strategy.num_replicas_in_sync(),
+            has_workers: workers.is_some(),
+            record: &mut |capture| record(strategy, &mut args, step, capture),
         };
-        trace.check()?;
-        A::collect(&mut captured, &mut capture)?;
-        let guard = capture.guard()?;
-        Plan::new(capture, guard, Returned::of(result)?)
-    };
-    let mut capturing = Capturing {
-        call: &call,
-        num_replicas: strategy.num_replicas_in_sync(),
-        has_workers: workers.is_some(),
-        record: &mut record,
-    };
-    let prepared = entered.and_then(|()| capturing.program());
+        capturing.program()
+    });
     let (program, host) = match workers {
         None => prepared?,
-        // The replicas of other processes would wait for those of this one. A program that fails
-        // needs no such word: they run it too.
+        // The replicas of other processes would wait for the replicas of this one. A program that
+        // fails needs no such word: they run it too.
         Some(workers) => workers.or_abort(prepared)?,
     };
     let arguments = arguments(&program, &host, &call)?;
     let outcome = execute(&program, &call, arguments);
-    args.leave(&mut Changes {
+    let mut changes = Changes {
         states: program.states.iter().enumerate(),
         leaves: &call.leaves,
         outcome: outcome.as_ref(),
-    })?;
+    };
+    args.leave(&mut changes)?;
     let leaves = returned(&host, &call, outcome?)?.into_iter();
     let results = leaves.map(|leaves| {
         let skeleton = lock(&program.skeleton);
@@ -93,6 +83,38 @@ where
     Ok(PerReplica::new(results.collect::<Result<_>>()?))
 }
 
+/// Runs the closure on captured arguments.
+fn record<'a, S, A, R>(
+    strategy: &S,
+    args: &mut A,
+    step: &'a StepFn<'a, A, R>,
+    mut capture: Capture,
+) -> Result<Plan>
+where
+    S: Strategy + ?Sized,
+    A: StepArgs + 'a,
+    R: Nest + Send + 'static,
+{
+    let mut lent = None;
+    let item = args.capture(&mut lent, &mut capture)?;
+    let trace = Arc::clone(&capture.trace);
+    let ctx = ReplicaContext::captured(&strategy.replicas()[0], &trace, strategy.workers());
+    ctx.notes().begin(&capture.batch_facts);
+    let result = {
+        let _entered = scope::enter_step(strategy.handle(), &ctx);
+        let ended = catch_unwind(AssertUnwindSafe(|| step(&ctx, item)));
+        ctx.check_noted().map_err(translated)?;
+        match ended {
+            Ok(result) => result.map_err(translated)?,
+            Err(payload) => resume_unwind(payload),
+        }
+    };
+    trace.check()?;
+    lent.map_or(Ok(()), |lent| A::collect(lent, &mut capture))?;
+    let guard = capture.guard()?;
+    Plan::new(capture, guard, Returned::of(result)?)
+}
+
 /// A call whose step can be captured. Compiled once, not for the types of every step.
 struct Capturing<'a> {
     call: &'a Call<'a>,
@@ -102,16 +124,13 @@ struct Capturing<'a> {
     record: &'a mut dyn FnMut(Capture) -> Result<Plan>,
 }
 
-/// A captured step, and the program that it is to become.
-type Captured = (CapturedStep, StepProgram);
-
 /// A program, and what this call changes, reads and returns on the host: its closure may hand
 /// values to other metrics than that of a call of another thread.
 type Ready = (Arc<StepProgram>, Arc<HostSide>);
 
 impl Capturing<'_> {
-    /// The program of the call: the one that there is, if it still is what the step computes, or a
-    /// new one.
+    /// The program of the call: the existing one, if the step still computes the same, or a new
+    /// one.
     fn program(&mut self) -> Result<Ready> {
         let Call { tracer, key, .. } = self.call;
         let outside_uses = tracer.device().outside_uses();
@@ -131,21 +150,21 @@ impl Capturing<'_> {
         let must = addresses.as_ref().is_none_or(is_others);
         let due = match found.check.call(outside_uses, self.has_workers) {
             Some(due) if tracer.checks_steps() || must => due,
-            None if must => Due::default(),
+            None if must => DueCheck::default(),
             _ => return Ok((found, host)),
         };
         let started = Instant::now();
         let captured = self.capture(false)?;
         found.check.done(started, outside_uses);
-        if captured.1.digest != found.digest {
+        if captured.program.digest != found.digest {
             return self.variant(&found, due, captured);
         }
-        let newer = captured.1.host_side();
+        let newer = captured.program.host_side();
         let changed = addresses.is_some() && newer.addresses() != addresses;
         if changed && !due.is_used_outside {
-            // What another thread has captured says nothing of this one's calls before.
+            // A capture of another thread says nothing about earlier calls of this thread.
             let unchecked = if is_own { due.unchecked } else { 0 };
-            let due = Due { unchecked, ..due };
+            let due = DueCheck { unchecked, ..due };
             found.check.changed("a metric or a variable", due)?;
         }
         if host.results != newer.results {
@@ -155,14 +174,14 @@ impl Capturing<'_> {
         Ok((found, newer))
     }
 
-    /// The program of a step that does not compute what the one for its key does.
-    fn variant(&self, found: &StepProgram, due: Due, captured: Captured) -> Result<Ready> {
+    /// The program of a step that computes something else than the program of its key.
+    fn variant(&self, found: &StepProgram, due: DueCheck, captured: NewProgram) -> Result<Ready> {
         let Call { tracer, key, .. } = self.call;
         let what = "a number, a tensor or a choice between operations";
         found.check.changed(what, due)?;
-        let variant = key.variant(captured.1.digest);
+        let variant = key.variant(captured.program.digest);
         if let Some(known) = tracer.find(&variant) {
-            let host = captured.1.host_side();
+            let host = captured.program.host_side();
             known.adopt(&host);
             return Ok((known, host));
         }
@@ -175,9 +194,9 @@ impl Capturing<'_> {
     }
 
     /// Compiles and keeps a step.
-    fn compile(&self, key: StepKey, (step, mut program): Captured) -> Result<Ready> {
-        let tracer = self.call.tracer;
-        program.executable = Some(tracer.compile(step)?);
+    fn compile(&self, key: StepKey, captured: NewProgram) -> Result<Ready> {
+        let (tracer, mut program) = (self.call.tracer, captured.program);
+        program.executable = Some(tracer.compile(captured.step)?);
         let host = program.host_side();
         let program = Arc::new(program);
         tracer.keep(key, Arc::clone(&program));
@@ -185,7 +204,7 @@ impl Capturing<'_> {
     }
 
     /// Captures a step, which may be done once more if it `keeps` the arguments.
-    fn capture(&mut self, keeps: bool) -> Result<Captured> {
+    fn capture(&mut self, keeps: bool) -> Result<NewProgram> {
         let call = self.call;
         let tracing = call.tracer.device();
         let device = tracing.lock();
@@ -194,7 +213,7 @@ impl Capturing<'_> {
             let trace = Arc::new(Trace::new(*device, self.num_replicas));
             let capture = Capture::new(trace, call, keeps);
             outcome = catch_unwind(AssertUnwindSafe(|| (self.record)(capture)))
-                .unwrap_or_else(|payload| Err(messages::of_panic(panic_message(&*payload))));
+                .unwrap_or_else(|payload| Err(of_panic(panic_message(&*payload))));
             // Without a graph nothing is declared.
             let boundary = outcome.as_ref().map(Plan::boundary);
             let (inputs, outputs) = boundary.unwrap_or_default();
@@ -365,9 +384,7 @@ fn unknown_structure<R>() -> Error {
 /// host.
 fn translated(error: Error) -> Error {
     let read = match error.root_cause() {
-        Error::Step(source) | Error::Internal { source } => {
-            messages::of_message(&format!("{source:?}"))
-        }
+        Error::Step(source) | Error::Internal { source } => of_message(&format!("{source:?}")),
         _ => None,
     };
     read.unwrap_or(error)
@@ -377,7 +394,7 @@ fn translated(error: Error) -> Error {
 struct Returned {
     /// A value of its structure, of the step's own type.
     skeleton: Box<dyn Any + Send>,
-    leaves: Vec<Given>,
+    leaves: Vec<LeafValue>,
 }
 
 impl Returned {
@@ -385,7 +402,7 @@ impl Returned {
         let skeleton = Box::new(skeleton_of(&result)?);
         let mut leaves = Vec::new();
         result.walk(&NestPath::ROOT, &mut |path, leaf| {
-            leaves.push(Given::of(leaf).map_err(|error| error.at(path))?);
+            leaves.push(LeafValue::of(leaf).map_err(|error| error.at(path))?);
             Ok(())
         })?;
         Ok(Self { skeleton, leaves })
@@ -397,7 +414,7 @@ struct Plan {
     /// Keeps the tensors alive until the graph is complete.
     capture: Capture,
     outputs: Vec<CapturedTensor>,
-    /// Without what follows from the graph.
+    /// The program before the fields that depend on the graph are filled in.
     program: StepProgram,
 }
 
@@ -472,7 +489,7 @@ impl Plan {
         num_replicas: usize,
         outside_uses: u64,
         call: &Call<'_>,
-    ) -> Captured {
+    ) -> NewProgram {
         let operations = &mut graph.graph.operations;
         operations.retain(|operation| !is_touch(operation));
         let random = operations.iter().any(is_random);
@@ -514,11 +531,11 @@ impl Plan {
         program.check = Check::new(outside_uses);
         program.arguments = inputs.iter().map(|input| input.source).collect();
         program.digest = digest(&step, &program);
-        (step, program)
+        NewProgram { step, program }
     }
 
     /// Which input each output takes the memory of: the old value of the same tensor of a state, if
-    /// nobody needs that value afterwards.
+    /// that value is not needed afterwards.
     fn donations(&self, inputs: &[Input], call: &Call<'_>) -> HashMap<usize, usize> {
         let states = &self.program.states;
         let host = self.program.host_side();
@@ -603,10 +620,10 @@ impl Outputs {
         }))
     }
 
-    fn given(&mut self, given: &Given) -> ResultLeaf {
+    fn given(&mut self, given: &LeafValue) -> ResultLeaf {
         match given {
-            Given::Captured(tensor) => self.add(tensor),
-            Given::Host(data) => ResultLeaf::Constant(data.clone()),
+            LeafValue::Captured(tensor) => self.add(tensor),
+            LeafValue::Host(data) => ResultLeaf::Constant(data.clone()),
         }
     }
 }
@@ -617,8 +634,9 @@ fn skeleton_of<R: Nest>(result: &R) -> Result<R> {
     let (mut found, mut known) = (Vec::new(), Vec::new());
     result.fingerprint(&mut found);
     skeleton.fingerprint(&mut known);
-    match found == known {
-        true => Ok(skeleton),
-        false => Err(unknown_structure::<R>()),
+    if found == known {
+        Ok(skeleton)
+    } else {
+        Err(unknown_structure::<R>())
     }
 }

@@ -1,12 +1,12 @@
 //! What a program computes, as one number.
 
-use std::collections::HashMap;
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use burn_ir::OperationIr;
+use crate::burn_internals::hash_renumbered;
+use crate::burn_internals::ir::OperationIr;
 
-use crate::trace::{CapturedStep, StepProgram};
+use crate::trace::{CapturedStep, Counters, StepProgram};
 
 /// A number that is the same for two captures of one step, whatever numbers their tensors have.
 pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
@@ -24,11 +24,9 @@ pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
     }
     let _ = writeln!(text, "{:?} {:?}", step.random_key, program.arguments);
     for state in &program.states {
-        // The numbers of a state go on; what a step adds to the first, its updates, does not.
-        let updates = |(before, after): &(Vec<u64>, Vec<u64>)| {
-            let (before, after) = (before.first()?, after.first()?);
-            Some(after.wrapping_sub(*before))
-        };
+        // The number of updates goes on; what a step adds to it does not.
+        let updates =
+            |(before, after): &(Counters, Counters)| after.updates.wrapping_sub(before.updates);
         let updates: Vec<_> = state.numbers.iter().map(updates).collect();
         let _ = writeln!(text, "{updates:?} {:?} {:?}", state.tensors, state.applies);
     }
@@ -40,32 +38,12 @@ pub(crate) fn digest(step: &CapturedStep, program: &StepProgram) -> u64 {
     for value in step.graph.values.values() {
         value.as_bytes().hash(&mut hash);
     }
-    renumber(&text, &mut hash);
+    hash_renumbered(&text, &mut hash);
     hash.finish()
-}
-
-/// Hashes a text in which tensors have numbers by their first appearance.
-fn renumber(text: &str, hash: &mut DefaultHasher) {
-    let mut numbers: HashMap<&str, usize> = HashMap::new();
-    for (id, rest) in at_tensors(text) {
-        let next = numbers.len();
-        numbers.entry(id).or_insert(next).hash(hash);
-        // Which use of a tensor is its last is not what the step computes.
-        rest.replace("ReadWrite", "ReadOnly").hash(hash);
-    }
 }
 
 /// The operations that compute something, with their places.
 pub(super) fn computing(step: &CapturedStep) -> impl Iterator<Item = (usize, &OperationIr)> {
     let operations = step.graph.graph.operations.iter().enumerate();
     operations.filter(|(_, operation)| !matches!(operation, OperationIr::Drop(_)))
-}
-
-/// The numbers of tensors in a text, each with what follows it; none for the beginning.
-pub(super) fn at_tensors(text: &str) -> impl Iterator<Item = (&str, &str)> {
-    let parts = text.split("TensorId { value: ").enumerate();
-    parts.map(|(index, part)| match index {
-        0 => ("", part),
-        _ => part.split_at(part.find(' ').unwrap_or(part.len())),
-    })
 }

@@ -2,10 +2,12 @@
 
 use std::sync::Mutex;
 
-use super::{PoisonOnError, StepArgs, StepFn};
+use super::{RunGuard, StepArgs, StepFn};
 use crate::copies::EndOfRun;
+use crate::notes::BatchFacts;
+use crate::random::{OwnRandom, RandomEnd, RandomStream, begin_random, seed_after};
 use crate::sync::{lock, unlocked};
-use crate::{Error, PerReplica, Result, Strategy, scope};
+use crate::{Error, PerReplica, Result, Strategy};
 
 /// Runs a step once per local replica and waits for all of them.
 pub(crate) fn run<'a, S, A, R>(
@@ -19,8 +21,10 @@ where
     R: Send,
 {
     let replicas = strategy.replicas();
-    let mut poison = PoisonOnError::default();
-    let items = args.split(&strategy.id(), replicas.len(), &mut poison)?;
+    let mut guard = RunGuard::default();
+    let mut batches = vec![BatchFacts::default(); replicas.len()];
+    let items = args.split(&strategy.id(), &mut batches, &mut guard)?;
+    BatchFacts::count_here(&mut batches);
     // What goes to each replica, and what comes back.
     let slots = items.into_iter();
     let slots: Vec<_> = slots.map(|item| Mutex::new((Some(item), None))).collect();
@@ -28,21 +32,29 @@ where
         let slot = &slots[ctx.local_id()];
         let item = lock(slot).0.take();
         let item = item.ok_or_else(|| Error::invalid("a strategy ran a replica twice"))?;
-        if let Some(facts) = poison.batches.get(ctx.local_id()) {
-            scope::with_step(|notes| notes.batch.clone_from(facts));
+        ctx.notes().begin(&batches[ctx.local_id()]);
+        let _random = RandomEnd;
+        let stream = batches[ctx.local_id()].random;
+        let is_own = |stream: &RandomStream| stream.is_chosen || ctx.num_replicas_in_sync() > 1;
+        if let Some(stream) = stream.filter(is_own) {
+            begin_random(OwnRandom::new(ctx.device(), ctx.replica_id(), stream));
         }
         let result = step(ctx, item)?;
         lock(slot).1 = Some(result);
         Ok(())
     });
+    let random = batches.first().and_then(|batch| batch.random);
+    if let (Some(stream), [first, _, ..]) = (random, replicas) {
+        seed_after(&first.device, stream);
+    }
     let results: Option<Vec<R>> = slots.into_iter().map(|slot| unlocked(slot).1).collect();
     let end = EndOfRun {
         workers: strategy.workers(),
         first_replica: replicas.first().map_or(0, |replica| replica.id),
-        batches: &poison.batches,
+        batches: &batches,
     };
     if let Err(error) = outcome.and_then(|()| args.end_run(&end)) {
-        poison.poison(&error);
+        guard.poison(&error);
         args.undo_run()?;
         return Err(error);
     }

@@ -7,9 +7,8 @@ mod digest;
 pub(crate) mod eager;
 mod twice;
 
-pub(crate) use args::PoisonOnError;
-pub use args::{Item, Lend, Replicated, StepArgs};
-pub use call::{Call, Capture, CapturedState, Changes};
+pub(crate) use args::RunGuard;
+pub use args::{InTraining, Item, Replicated, StepArgs, StepArgument};
 
 use crate::{ReplicaContext, Result};
 

@@ -2,41 +2,39 @@
 //!
 //! What the host draws while a step is captured becomes a constant of the program: the same numbers
 //! in every step and on every replica. A stream of the replica says so itself
-//! ([`refuse_draws_on_host`](crate::trace::Trace::refuse_draws_on_host)). Other generators cannot
+//! ([`Trace::check`](crate::trace::Trace::check)). Other generators cannot
 //! be seen, but their numbers can: a new step is captured twice for the same arguments, and a
 //! literal that differs was not computed from them.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use burn_capture::TensorId;
-use burn_ir::OperationIr;
+use crate::burn_internals::capture::TensorId;
+use crate::burn_internals::ir::OperationIr;
+use crate::burn_internals::{name, without_numbers_of_tensors};
 
-use super::digest::{at_tensors, computing};
-use crate::trace::{CapturedStep, ResultLeaf, StepProgram, TensorSpec};
+use super::digest::computing;
+use crate::trace::{CapturedStep, NewProgram, ResultLeaf, StepProgram, TensorSpec};
 use crate::{Error, Result};
 
 /// # Errors
 /// [`Error::RandomOnHost`] if two captures of one step have other literals or other operations. The
 /// order of operations is no difference: a step may iterate over a `HashMap`.
-pub(crate) fn compare(
-    (first, first_program): &(CapturedStep, StepProgram),
-    (second, second_program): &(CapturedStep, StepProgram),
-) -> Result<()> {
-    if first_program.digest == second_program.digest {
+pub(crate) fn compare(first: &NewProgram, second: &NewProgram) -> Result<()> {
+    if first.program.digest == second.program.digest {
         return Ok(());
     }
     let random = |what: String| Err(Error::RandomOnHost { what });
-    if first_program.seed != second_program.seed {
+    if first.program.seed != second.program.seed {
         let what = "the seed of a `dropout`, from a generator that goes on from call to call: give \
                     it `ctx.rng(seed, step)`";
         return random(what.to_string());
     }
-    let (once, again) = (Described::all(first), Described::all(second));
+    let (once, again) = (Described::all(&first.step), Described::all(&second.step));
     let mut sorted = [&once, &again].map(|all| all.iter().map(Described::key).collect::<Vec<_>>());
     sorted.iter_mut().for_each(|keys| keys.sort_unstable());
     if sorted[0] == sorted[1] {
-        return handed_over(first_program, second_program);
+        return handed_over(&first.program, &second.program);
     }
     let mut pairs = once.iter().zip(&again).enumerate();
     let differing = pairs.find(|(_, (one, other))| one.key() != other.key());
@@ -47,7 +45,7 @@ pub(crate) fn compare(
             again.len()
         ));
     };
-    let near = nearest_parameter(first, one.position);
+    let near = nearest_parameter(&first.step, one.position);
     let near = near.map_or(String::new(), |name| format!(" behind `{name}`"));
     random(match (one.text == other.text, one.name == other.name) {
         (true, _) => format!(
@@ -73,16 +71,17 @@ fn handed_over(first: &StepProgram, second: &StepProgram) -> Result<()> {
         leaves.cloned().collect()
     };
     let same = |(one, other): (&ResultLeaf, &ResultLeaf)| match (one, other) {
-        // Those of the graph have other places in it where the order of operations differs.
+        // Outputs of the graph have other places in it where the order of operations differs.
         (ResultLeaf::Output(_), ResultLeaf::Output(_)) => true,
         _ => one == other,
     };
     let (first, second) = (given(first), given(second));
-    match first.len() == second.len() && first.iter().zip(&second).all(same) {
-        true => Ok(()),
-        false => Err(Error::RandomOnHost {
+    if first.len() == second.len() && first.iter().zip(&second).all(same) {
+        Ok(())
+    } else {
+        Err(Error::RandomOnHost {
             what: "a number that it gives to a metric or a variable".to_string(),
-        }),
+        })
     }
 }
 
@@ -111,7 +110,6 @@ impl Described {
     }
 
     fn new(step: &CapturedStep, position: usize, operation: &OperationIr) -> Self {
-        let debug = format!("{operation:?}");
         let mut hash = DefaultHasher::new();
         let mut constant = String::new();
         for tensor in operation.inputs() {
@@ -127,26 +125,12 @@ impl Described {
         }
         Self {
             position,
-            name: name(&debug),
-            text: without_numbers_of_tensors(&debug),
+            name: name(operation),
+            text: without_numbers_of_tensors(operation),
             constants: hash.finish(),
             constant,
         }
     }
-}
-
-/// `MulScalar` of `NumericFloat(F32, MulScalar(ScalarOpIr { ... }))`.
-fn name(debug: &str) -> String {
-    let head = debug.split('{').next().unwrap_or_default();
-    let mut parts = head.rsplit('(').skip(1);
-    let words = parts.next().unwrap_or(head);
-    let name = words.rsplit([' ', ',']).next();
-    name.unwrap_or(words).to_string()
-}
-
-fn without_numbers_of_tensors(debug: &str) -> String {
-    let text: String = at_tensors(debug).map(|(_, rest)| rest).collect();
-    text.replace("ReadWrite", "ReadOnly")
 }
 
 /// The nearest parameter that the operation's inputs are computed from.

@@ -53,12 +53,24 @@ impl CentralStorageStrategy {
     }
 
     fn on(layout: &Layout) -> Result<Self> {
-        let devices = layout.devices()?;
+        Self::of(replicas_on(0, &layout.devices()?))
+    }
+
+    /// The strategy with [gradient checkpointing](Replica::gradient_checkpointing) on all replicas.
+    ///
+    /// # Errors
+    /// If the threads cannot be started.
+    pub fn gradient_checkpointing(self) -> Result<Self> {
+        let replicas = self.threads.replicas().iter().cloned();
+        Self::of(replicas.map(Replica::gradient_checkpointing).collect())
+    }
+
+    fn of(replicas: Vec<Replica>) -> Result<Self> {
+        let id = StrategyId::new("central-storage", replicas.len());
         let threads = ReplicaThreads::builder()
             .variable_placement(VariablePlacement::Central)
             .cross_device_ops(Arc::new(ReductionToOneDevice::default()))
-            .build(replicas_on(0, &devices))?;
-        let id = StrategyId::new("central-storage", devices.len());
+            .build(replicas)?;
         Ok(Self {
             threads: Arc::new(threads),
             id,

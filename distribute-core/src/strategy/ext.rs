@@ -3,6 +3,7 @@
 use burn::tensor::{Device, TensorData};
 
 use super::reduce::{combine, reduce};
+use crate::metric::DistributedMetric;
 use crate::replicate::ReplicateExt;
 use crate::step::{self, Item};
 use crate::trace::StepKey;
@@ -34,7 +35,7 @@ pub trait StrategyExt: Strategy {
     /// [`scope`](Self::scope) for a closure that can fail.
     ///
     /// # Errors
-    /// Those of `scope`, and those of the closure.
+    /// The errors of `scope` and of the closure.
     fn try_scope<T: Replicate>(
         &self,
         build: impl FnOnce(&Device) -> Result<T>,
@@ -47,7 +48,7 @@ pub trait StrategyExt: Strategy {
     /// replicas (TensorFlow: `tf.Variable` under `strategy.scope()`).
     ///
     /// # Errors
-    /// Those of [`DistributedVariable::new`], [`Error::InsideStep`] inside a step (use
+    /// The errors of [`DistributedVariable::new`], [`Error::InsideStep`] inside a step (use
     /// [`ReplicaContext::variable`] there).
     fn variable<T: VariableValue>(
         &self,
@@ -58,11 +59,17 @@ pub trait StrategyExt: Strategy {
         DistributedVariable::new(self, initial, options)
     }
 
+    /// Makes a metric that steps update on every replica, at zero
+    /// (Keras: a metric under `strategy.scope()`).
+    fn metric<M>(&self, metric: M) -> DistributedMetric<M> {
+        DistributedMetric::new(self, metric)
+    }
+
     /// Runs a closure with this strategy as the current one, on the calling thread
     /// (TensorFlow: `with strategy.scope():` without creating variables).
     ///
     /// # Errors
-    /// Those of [`scope`](Self::scope).
+    /// The errors of [`scope`](Self::scope).
     fn within<R>(&self, body: impl FnOnce() -> R) -> Result<R> {
         let _entered = scope::enter_scope(self.handle())?;
         Ok(body())
@@ -73,7 +80,9 @@ pub trait StrategyExt: Strategy {
     ///
     /// `args` is one value or a tuple of several; per-replica values and mirrored values give each
     /// replica its own component, plain numbers and [`Replicated`](crate::Replicated) give every
-    /// replica the same value.
+    /// replica the same value. A batch that is a struct of your own has `#[derive(Nest)]`, and so
+    /// has what the step returns; a struct of another crate is wrapped in a
+    /// [`NestWith`](crate::NestWith).
     ///
     /// A closure that is written here needs no types. One that is a variable of its own says those
     /// of its arguments: `|ctx: &ReplicaContext, (state, x): (&mut TrainState<Mlp>, Tensor<2>)|`.
@@ -106,7 +115,7 @@ pub trait StrategyExt: Strategy {
     {
         scope::check_run(&self.id())?;
         match self.tracer() {
-            Some(tracer) => step::compiled::run(self, tracer, args, (StepKey::of::<F>(), &step)),
+            Some(tracer) => step::compiled::run(self, tracer, args, StepKey::of::<F>(), &step),
             None => step::eager::run(self, args, &step),
         }
     }
@@ -159,7 +168,7 @@ pub trait StrategyExt: Strategy {
     ) -> Result<TensorData> {
         let replicas = self.num_replicas_in_sync();
         let call = format!("reduce {op} over {axes:?}");
-        combine(self, ("reduce", &call), value, |leaf| {
+        combine(self, "reduce", &call, value, |leaf| {
             let components = match leaf {
                 Components::PerReplica(components) => components,
                 Components::Same(value) => vec![value; replicas],
@@ -199,10 +208,36 @@ pub trait StrategyExt: Strategy {
     /// differ, [`Error::DType`] for bool, [`Error::InsideStep`] inside a step.
     fn gather<V: DistributedValue<Value: Nest>>(&self, value: V, axis: i64) -> Result<V::Value> {
         let call = format!("gather over {axis}");
-        combine(self, ("gather", &call), value, |leaf| match leaf {
+        combine(self, "gather", &call, value, |leaf| match leaf {
             Components::PerReplica(components) => host_reduce::gather(components, axis),
             Components::Same(value) => Ok(value),
         })
+    }
+
+    /// The index of this process among the workers, from 0; 0 where there is one process
+    /// (TensorFlow: `InputContext.input_pipeline_id`).
+    fn worker_index(&self) -> usize {
+        self.input_context().input_pipeline_id
+    }
+
+    /// Whether this process writes what is written once: checkpoints, logs
+    /// (TensorFlow: `extended.should_checkpoint`). Worker 0, under every strategy.
+    fn is_chief(&self) -> bool {
+        self.worker_index() == 0
+    }
+
+    /// Does on the chief what is done once, such as printing; `None` on other workers. Nothing
+    /// waits for other workers here, so `work` must not call the strategy.
+    ///
+    /// ```
+    /// use distribute_core::prelude::*;
+    ///
+    /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+    /// strategy.on_chief(|| println!("{} replicas", strategy.num_replicas_in_sync()));
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    fn on_chief<R>(&self, work: impl FnOnce() -> R) -> Option<R> {
+        self.is_chief().then(work)
     }
 
     /// One value per local replica from a function of its replica id
@@ -246,7 +281,10 @@ fn mirrored<T: Replicate>(
     if let Some(store) = strategy.remote_store() {
         value.parts(|path, part| part.attach_remote(store, &path.to_string()))?;
     }
-    let devices = strategy.replicas().iter();
-    let devices: Vec<Device> = devices.map(|replica| replica.device.clone()).collect();
+    let devices: Vec<Device> = strategy
+        .replicas()
+        .iter()
+        .map(|replica| replica.device.clone())
+        .collect();
     Ok(Mirrored::replicate(value, &devices, strategy.id()))
 }

@@ -8,12 +8,12 @@ use crate::{Error, LogicalDevice, Result};
 /// What a strategy was asked for.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
-    asked: Asked,
+    request: DeviceRequest,
     per_device: usize,
 }
 
 #[derive(Debug, Clone)]
-enum Asked {
+enum DeviceRequest {
     AllCores,
     Replicas(usize),
     Devices(Vec<LogicalDevice>),
@@ -22,64 +22,70 @@ enum Asked {
 /// One replica on each core.
 impl Default for Layout {
     fn default() -> Self {
-        Self::of(Asked::AllCores)
+        Self::of(DeviceRequest::AllCores)
     }
 }
 
 impl Layout {
     /// One replica on each of these devices.
     pub(super) fn on(devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
-        Self::of(Asked::Devices(devices.into_iter().collect()))
+        Self::of(DeviceRequest::Devices(devices.into_iter().collect()))
     }
 
     /// [`on`](Self::on) where no device means all cores.
     pub(super) fn on_any(devices: impl IntoIterator<Item = LogicalDevice>) -> Self {
         let devices: Vec<_> = devices.into_iter().collect();
-        match devices.is_empty() {
-            true => Self::default(),
-            false => Self::on(devices),
+        if devices.is_empty() {
+            Self::default()
+        } else {
+            Self::on(devices)
         }
     }
 
-    /// So many replicas on CPUs.
+    /// This many replicas on CPUs.
     pub(super) fn replicas(count: usize) -> Self {
-        Self::of(Asked::Replicas(count))
+        Self::of(DeviceRequest::Replicas(count))
     }
 
-    fn of(asked: Asked) -> Self {
+    fn of(request: DeviceRequest) -> Self {
         let per_device = 1;
-        Self { asked, per_device }
+        Self {
+            request,
+            per_device,
+        }
     }
 
-    /// The same with other devices.
-    pub(super) fn instead(&self, other: Self) -> Self {
+    /// The same number of replicas per device on other devices.
+    pub(super) fn with_devices(&self, other: Self) -> Self {
         other.per_device(self.per_device)
     }
 
-    /// So many replicas on each device.
+    /// This many replicas on each device.
     pub(super) fn per_device(mut self, count: usize) -> Self {
         self.per_device = count;
         self
     }
 
-    /// The device of each replica, in replica order: those of one device follow one another.
+    /// The device of each replica, in replica order: replicas of one device are adjacent.
     ///
     /// # Errors
-    /// If there are no replicas or their number is not a multiple of those of a device, or a device
-    /// is named twice or is not there.
+    /// If there are no replicas or their number is not a multiple of the replicas per device, or
+    /// a device is named twice or does not exist.
     pub(super) fn devices(&self) -> Result<Vec<LogicalDevice>> {
         let per_device = self.per_device;
-        let devices = match &self.asked {
+        let devices = match &self.request {
             _ if per_device == 0 => return Err(none("a device")),
-            Asked::AllCores => LogicalDevice::all_cpus(),
-            Asked::Replicas(count) if !count.is_multiple_of(per_device) => {
+            DeviceRequest::AllCores => LogicalDevice::all_cpus(),
+            DeviceRequest::Replicas(count) if !count.is_multiple_of(per_device) => {
                 return Err(Error::invalid(format!(
                     "{count} replicas cannot be divided into devices of {per_device} replicas; \
                      ask for a multiple of {per_device}, or name the devices"
                 )));
             }
-            Asked::Replicas(count) => (0..count / per_device).map(LogicalDevice::cpu).collect(),
-            Asked::Devices(devices) => devices.clone(),
+            DeviceRequest::Replicas(count) => {
+                (0..count / per_device).map(LogicalDevice::cpu).collect()
+            }
+            DeviceRequest::Devices(devices) => devices.clone(),
         };
         if devices.is_empty() {
             return Err(none("a strategy"));

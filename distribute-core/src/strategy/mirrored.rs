@@ -63,14 +63,14 @@ impl MirroredStrategyBuilder {
         /// `count` replicas on the logical devices `cpu:0`, `cpu:1`, ... With more of them than
         /// [cores](Self::cores), neighbours share a core and compute one after the other, as
         /// [`replicas_per_device`](Self::replicas_per_device) says.
-        replicas(count: usize) => layout = self.layout.instead(Layout::replicas(count));
+        replicas(count: usize) => layout = self.layout.with_devices(Layout::replicas(count));
 
         /// A replica on each of these devices, in this order. An empty list means all CPU cores.
         devices(devices: impl IntoIterator<Item = LogicalDevice>) =>
-            layout = self.layout.instead(Layout::on_any(devices));
+            layout = self.layout.with_devices(Layout::on_any(devices));
 
-        /// `count` replicas on each device instead of one: those of the first device have the
-        /// lowest ids. With [`replicas`](Self::replicas) it divides their number.
+        /// `count` replicas on each device instead of one: the replicas of the first device
+        /// have the lowest ids. With [`replicas`](Self::replicas) it divides their number.
         ///
         /// The replicas of a device have their own ids, random streams, parts of the batch and
         /// running statistics, as if each had a device of its own, and give the same bits. They
@@ -109,6 +109,12 @@ impl MirroredStrategyBuilder {
         timeout(timeout: Duration) => threads = self.threads.timeout(timeout);
     }
 
+    /// [Gradient checkpointing](Replica::gradient_checkpointing) on all replicas.
+    pub fn gradient_checkpointing(mut self) -> Self {
+        self.threads = self.threads.gradient_checkpointing();
+        self
+    }
+
     /// Starts the replicas' threads.
     ///
     /// # Errors
@@ -116,7 +122,8 @@ impl MirroredStrategyBuilder {
     /// [per device](Self::replicas_per_device), a device is named twice, or the threads cannot be
     /// started;
     /// [`BackendUnavailable`](distribute_collectives::CollectiveError::BackendUnavailable) for a
-    /// device that is not there, and for a way of reduction asked for by name that cannot be used.
+    /// device that is not there, and for a way of reduction asked for by name that cannot be
+    /// used.
     pub fn build(self) -> Result<MirroredStrategy> {
         let devices = self.layout.devices()?;
         let id = StrategyId::new("mirrored", devices.len());

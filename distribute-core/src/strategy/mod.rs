@@ -24,6 +24,7 @@ pub use multi_worker::{MultiWorkerMirroredStrategy, MultiWorkerMirroredStrategyB
 pub use one_device::OneDeviceStrategy;
 pub use replica_threads::{ReplicaThreads, ReplicaThreadsBuilder, run_on_calling_thread};
 
+use crate::macros::forward;
 use crate::remote::RemoteStore;
 use crate::trace::Tracer;
 use crate::{Error, ReplicaContext, Result, WorkerGroup};
@@ -111,6 +112,26 @@ pub trait Strategy: Send + Sync + fmt::Debug {
     /// What compiles steps and runs the programs, if this strategy does not run steps as they are.
     fn tracer(&self) -> Option<&dyn Tracer> {
         None
+    }
+}
+
+/// A shared strategy is one, so that `Arc<dyn Strategy>` stands wherever a strategy of a known type
+/// does.
+impl<S: Strategy + ?Sized> Strategy for Arc<S> {
+    forward! { self => **self;
+        fn id() -> StrategyId;
+        fn replicas() -> &[Replica];
+        fn handle() -> Arc<dyn Strategy>;
+        fn run_replicas(step: ReplicaStep<'_>) -> Result<()>;
+        fn name() -> &'static str;
+        fn num_replicas_in_sync() -> usize;
+        fn input_context() -> InputContext;
+        fn variable_placement() -> VariablePlacement;
+        fn distributes_variables() -> bool;
+        fn workers() -> Option<&WorkerGroup>;
+        fn device_reduction() -> Vec<&str>;
+        fn remote_store() -> Option<&dyn RemoteStore>;
+        fn tracer() -> Option<&dyn Tracer>;
     }
 }
 

@@ -73,7 +73,7 @@ impl MultiWorkerMirroredStrategy {
     /// One replica in this worker, in the cluster that the environment describes.
     ///
     /// # Errors
-    /// Those of [`MultiWorkerMirroredStrategyBuilder::build`].
+    /// The errors of [`MultiWorkerMirroredStrategyBuilder::build`].
     pub fn new() -> Result<Self> {
         Self::builder().build()
     }
@@ -138,13 +138,18 @@ impl fmt::Debug for CustomCommunicator {
 impl MultiWorkerMirroredStrategyBuilder {
     setters! { self;
         /// `count` replicas in this worker, on the logical devices `cpu:0`, `cpu:1`, ...; 1 by
-        /// default. Workers may have different numbers. With more of them than
-        /// [cores](Self::cores), neighbours share a core and take turns.
-        replicas(count: usize) => layout = Some(self.layout().instead(Layout::replicas(count)));
+        /// default, and not one for each core as under a [`MirroredStrategy`]: several workers may
+        /// share the cores of a machine, and a job has the same replicas, and so the same bits,
+        /// whichever machines it runs on. Workers may have different numbers. With more of them
+        /// than [cores](Self::cores), neighbours share a core and take turns.
+        ///
+        /// [`MirroredStrategy`]: crate::MirroredStrategy
+        replicas(count: usize) =>
+            layout = Some(self.layout().with_devices(Layout::replicas(count)));
 
         /// A replica of this worker on each of these devices, in this order.
         devices(devices: impl IntoIterator<Item = LogicalDevice>) =>
-            layout = Some(self.layout().instead(Layout::on(devices)));
+            layout = Some(self.layout().with_devices(Layout::on(devices)));
 
         /// `count` replicas on each device of this worker, where they take turns as under a
         /// [`MirroredStrategy`]. Workers may have different numbers.
@@ -156,9 +161,9 @@ impl MultiWorkerMirroredStrategyBuilder {
         /// may use by default.
         cores(cores: usize) => threads = self.threads.cores(cores);
 
-        /// So many replicas in the whole job, however many workers there are: this one holds those
-        /// of [`replica_range`], on its first [devices](Self::devices), else on `cpu:0`, `cpu:1`,
-        /// ...
+        /// This many replicas in the whole job, however many workers there are: this worker holds
+        /// the replicas of [`replica_range`], on its first [devices](Self::devices), else on
+        /// `cpu:0`, `cpu:1`, ...
         ///
         /// The number is chosen once, so that a job can go on with fewer or more workers: global
         /// batch, replica ids and what depends on them stay as they were. A process without a
@@ -170,9 +175,9 @@ impl MultiWorkerMirroredStrategyBuilder {
         /// [`detect`] finds in the environment.
         cluster(cluster: impl Into<Option<Cluster>>) => cluster = Some(cluster.into());
 
-        /// A group of one's own between the workers instead of connections to the addresses of the
-        /// cluster: its ranks are the workers. Make it with [`Order::Canonical`] where it has other
-        /// algorithms too.
+        /// A group of one's own between the workers instead of connections to the addresses of
+        /// the cluster: its ranks are the workers. Make it with [`Order::Canonical`] where it has
+        /// other algorithms too.
         communicator(own: Box<dyn Communicator>) => communicator = Some(CustomCommunicator(own));
 
         /// TensorFlow's options: the size of packs, the deadline of an exchange, the
@@ -191,7 +196,8 @@ impl MultiWorkerMirroredStrategyBuilder {
         order(order: Order) => order = Some(order);
 
         /// Reducers of one's own for gradients in the memory of devices, such as NCCL on memory of
-        /// one's own (`NcclReducers`, feature `nccl`), instead of those that the GPUs come with.
+        /// one's own (`NcclReducers`, feature `nccl`), instead of those that the GPUs come
+        /// with.
         device_reducers(own: impl DeviceReducers + 'static) => reducers = Some(Arc::new(own));
 
         /// What carries the bytes between workers: shared memory where workers share a host and
@@ -244,6 +250,12 @@ impl MultiWorkerMirroredStrategyBuilder {
         /// [communication options](Self::communication_options), or else the same: it must be
         /// longer than all turns of a step of the worker that has the most replicas on a device.
         timeout(timeout: Duration) => timeout = Some(timeout);
+    }
+
+    /// [Gradient checkpointing](Replica::gradient_checkpointing) on all replicas.
+    pub fn gradient_checkpointing(mut self) -> Self {
+        self.threads = self.threads.gradient_checkpointing();
+        self
     }
 
     /// Meets the other workers and starts this worker's replicas. Blocks until all workers are

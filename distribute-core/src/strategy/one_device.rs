@@ -30,6 +30,13 @@ impl OneDeviceStrategy {
             id: StrategyId::new("one-device", 1),
         })
     }
+
+    /// The strategy with [gradient checkpointing](Replica::gradient_checkpointing).
+    pub fn gradient_checkpointing(mut self) -> Self {
+        let [replica] = &*self.replicas;
+        self.replicas = Arc::new([replica.clone().gradient_checkpointing()]);
+        self
+    }
 }
 
 impl Strategy for OneDeviceStrategy {

@@ -15,7 +15,7 @@ pub(crate) fn reduce<V: DistributedValue<Value: Nest>>(
     let replicas = strategy.replicas().len();
     let workers = strategy.workers();
     let call = format!("reduce {op}");
-    combine(strategy, ("reduce", &call), value, |leaf| {
+    combine(strategy, "reduce", &call, value, |leaf| {
         match (leaf, workers) {
             (Components::PerReplica(components), _) => host_reduce::reduce(op, components),
             (Components::Same(value), None) => host_reduce::reduce_same(op, value, replicas),
@@ -31,7 +31,8 @@ pub(crate) fn reduce<V: DistributedValue<Value: Nest>>(
 /// Applies `join` to the i-th leaf of all components, for every i.
 pub(super) fn combine<V: DistributedValue<Value: Nest>>(
     strategy: &(impl Strategy + ?Sized),
-    (what, call): (&'static str, &str),
+    what: &'static str,
+    call: &str,
     value: V,
     mut join: impl FnMut(Components<TensorData>) -> Result<TensorData>,
 ) -> Result<V::Value> {
@@ -43,8 +44,10 @@ pub(super) fn combine<V: DistributedValue<Value: Nest>>(
         Components::PerReplica(values) => values,
         Components::Same(mut value) => {
             let leaves = value.take_leaves()?.into_iter().map(Components::Same);
-            let joined = leaves.enumerate().map(|leaf| join(&mut value, leaf));
-            let joined = joined.collect::<Result<_>>()?;
+            let joined = leaves
+                .enumerate()
+                .map(|leaf| join(&mut value, leaf))
+                .collect::<Result<_>>()?;
             value.put_leaves(joined)?;
             return Ok(value);
         }
@@ -57,10 +60,13 @@ pub(super) fn combine<V: DistributedValue<Value: Nest>>(
         leaves = workers.gather(call, &leaves)?;
     }
     let mut first = values.swap_remove(0);
-    let columns = host_reduce::columns(leaves)?.into_iter();
-    let columns = columns.map(Components::PerReplica).enumerate();
-    let joined = columns.map(|column| join(&mut first, column));
-    let joined = joined.collect::<Result<_>>()?;
+    let columns = host_reduce::columns(leaves)?
+        .into_iter()
+        .map(Components::PerReplica)
+        .enumerate();
+    let joined = columns
+        .map(|column| join(&mut first, column))
+        .collect::<Result<_>>()?;
     first.put_leaves(joined)?;
     Ok(first)
 }

@@ -15,7 +15,8 @@ use crate::cross_device::{CrossDeviceOps, DirectAllReduce};
 use crate::device_reduce::DevicePlan;
 use crate::macros::setters;
 use crate::replica::{
-    Alone, Devices, HostPeers, Link, LocalExchange, Peers, Threads, Turn, Turns, Workers,
+    Alone, Devices, HostPeers, Link, LocalExchange, Peers, ReplicaCounts, Threads, Turn, Turns,
+    Workers,
 };
 use crate::sync::{lock, panic_message, unlocked};
 use crate::{Error, LogicalDevice, ReplicaContext, Result, WorkerGroup, available_cores, scope};
@@ -42,6 +43,7 @@ pub struct ReplicaThreadsBuilder {
     workers: Option<WorkerGroup>,
     devices: DevicePlan,
     cores: usize,
+    checkpointing: bool,
 }
 
 impl Default for ReplicaThreadsBuilder {
@@ -53,6 +55,7 @@ impl Default for ReplicaThreadsBuilder {
             workers: None,
             devices: DevicePlan::default(),
             cores: available_cores(),
+            checkpointing: false,
         }
     }
 }
@@ -76,6 +79,12 @@ impl ReplicaThreadsBuilder {
         cores(cores: usize) => cores = cores.max(1);
     }
 
+    /// [Gradient checkpointing](Replica::gradient_checkpointing) on all replicas.
+    pub fn gradient_checkpointing(mut self) -> Self {
+        self.checkpointing = true;
+        self
+    }
+
     /// How gradients on devices are reduced.
     pub(crate) fn devices(mut self, devices: DevicePlan) -> Self {
         self.devices = devices;
@@ -88,7 +97,11 @@ impl ReplicaThreadsBuilder {
     ///
     /// # Errors
     /// If threads cannot be started, or the devices cannot be connected.
-    pub fn build(self, replicas: Vec<Replica>) -> Result<ReplicaThreads> {
+    pub fn build(self, mut replicas: Vec<Replica>) -> Result<ReplicaThreads> {
+        if self.checkpointing {
+            let plain = replicas.into_iter();
+            replicas = plain.map(Replica::gradient_checkpointing).collect();
+        }
         let pools = replicas
             .iter()
             .map(|replica| {
@@ -121,8 +134,8 @@ impl ReplicaThreadsBuilder {
 
 /// The replica threads of a strategy with several replicas in this process.
 ///
-/// Every replica has a thread pool of its own (of one thread), so one that waits holds nobody up.
-/// Replicas that share a device take turns by themselves.
+/// Every replica has a thread pool of its own (of one thread), so a replica that waits blocks no
+/// other. Replicas that share a device take turns by themselves.
 pub struct ReplicaThreads {
     replicas: Vec<Replica>,
     options: ReplicaThreadsBuilder,
@@ -198,7 +211,7 @@ fn run_one(
     let _phase = tracing::trace_span!(target: "distribute::phase", "run", replica).entered();
     // Until all that the step has made is gone.
     let _turn = ctx.peers().turn().map(Turn::hold);
-    let _entered = scope::enter_step(strategy);
+    let _entered = scope::enter_step(strategy, ctx);
     let own = |error| match error {
         Error::Replica { .. } => error,
         error => Error::Replica {
@@ -206,11 +219,14 @@ fn run_one(
             source: Arc::new(error),
         },
     };
-    let outcome = match catch_unwind(AssertUnwindSafe(|| step(ctx))) {
-        Ok(outcome) => outcome
+    let ended = catch_unwind(AssertUnwindSafe(|| step(ctx)));
+    let outcome = match (ctx.check_noted(), ended) {
+        // What came after it, a panic for example, is of no interest.
+        (Err(noted), _) => Err(own(noted)),
+        (_, Ok(outcome)) => outcome
             .and_then(|()| ctx.peers().finish_run(replica))
             .map_err(own),
-        Err(payload) => Err(Error::ReplicaPanicked {
+        (_, Err(payload)) => Err(Error::ReplicaPanicked {
             replica,
             message: panic_message(&*payload),
         }),
@@ -227,7 +243,7 @@ fn first_cause(outcomes: Vec<Mutex<Result<()>>>) -> Result<()> {
     cause.map_or(Ok(()), Err)
 }
 
-/// Launches the jobs, also from a thread of somebody's rayon pool: such a thread would take up
+/// Launches the jobs, also from a thread of a user's rayon pool: such a thread would take up
 /// other work of its pool while it waits, which may be another run of this strategy and would wait
 /// for this one. A thread that only waits stands in for it.
 fn launch_anywhere(pools: &[ThreadPool], jobs: VecDeque<Box<dyn FnOnce() + Send + '_>>) {
@@ -272,7 +288,6 @@ fn build_contexts(
     let devices = options.devices.connect(&logical, generation)?;
     let contexts = replicas.iter().zip(group).zip(devices).enumerate().map(
         |(local_id, ((replica, endpoint), reducer))| {
-            let counts = (local_id, num_local, num_replicas);
             let ops = Arc::clone(&options.cross_device_ops);
             let threads = Threads::new(Box::new(endpoint), ops);
             let link: Box<dyn Link> = match workers {
@@ -280,17 +295,25 @@ fn build_contexts(
                 Some(workers) => Box::new(Workers::new(threads, workers.clone())),
             };
             let turn = turns.as_ref().map(|turns| Turn::new(turns, local_id));
-            let place = (local_id, num_local);
-            let host = HostPeers::new(link, place, Arc::clone(&exchange), turn);
-            let peers: Box<dyn Peers> = if num_replicas == 1 {
-                Box::new(Alone)
+            let host = HostPeers::new(link, local_id, num_local, Arc::clone(&exchange), turn);
+            let peers: Arc<dyn Peers> = if num_replicas == 1 {
+                Arc::new(Alone)
             } else if reducer.is_none() && workers.is_none() {
-                Box::new(host)
+                Arc::new(host)
             } else {
                 let device = &replica.device;
-                Box::new(Devices::new(host, device, num_replicas, reducer))
+                Arc::new(Devices::new(host, device, num_replicas, reducer))
             };
-            ReplicaContext::new(replica, counts, options.placement, peers)
+            ReplicaContext::new(
+                replica,
+                ReplicaCounts {
+                    local_id,
+                    num_local,
+                    num_replicas,
+                },
+                options.placement,
+                peers,
+            )
         },
     );
     Ok(contexts.collect())

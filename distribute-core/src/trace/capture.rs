@@ -1,25 +1,30 @@
 //! One capture: the inputs it has declared so far and the operations of ours that it records.
 
+use crate::burn_internals::router;
 use std::fmt;
 use std::panic::Location;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::burn_internals::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use crate::burn_internals::capture::{
+    CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId,
+};
+use crate::burn_internals::ir::{
+    CustomOpIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr,
+};
+use crate::burn_internals::router::{RouterClient, RouterTensor};
 use burn::tensor::{DType, Device, Tensor, TensorData};
-use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn_capture::{CaptureBackend, CaptureChannel, CaptureClient, CaptureDevice, TensorId};
-use burn_ir::{CustomOpIr, FloatOperationIr, NumericOperationIr, OperationIr, TensorIr};
-use burn_router::{RouterClient, RouterTensor};
 use distribute_collectives::ReduceOp;
 use rand::Rng;
 
-use super::effect::{Apply, Effect, Given, HostVariable, Target};
+use super::effect::{Apply, Effect, HostVariable, LeafValue, Target};
 use super::{CapturedTensor, TensorSpec};
 use crate::sync::lock;
 use crate::{Error, Result};
 
 /// The ids of the operations that a captured graph holds besides burn's own
-/// ([`burn_ir::OperationIr::Custom`]).
+/// ([`OperationIr::Custom`]).
 pub mod ops {
     /// The sum over all replicas: `n` inputs, `n` outputs of the same shapes and types.
     pub const ALL_REDUCE_SUM: &str = "distribute.all_reduce_sum";
@@ -31,8 +36,8 @@ pub mod ops {
     pub const ALL_REDUCE_MAX: &str = "distribute.all_reduce_max";
     /// The product over all replicas.
     pub const ALL_REDUCE_PROD: &str = "distribute.all_reduce_prod";
-    /// One input, and one output that holds those of all replicas one after the other, along the
-    /// one axis in which the shapes differ.
+    /// One input, and one output that holds the inputs of all replicas one after the other, along
+    /// the one axis in which the shapes differ.
     pub const ALL_GATHER: &str = "distribute.all_gather";
     /// The replica's id: no input, one output of shape `[1]` and type i32.
     pub const REPLICA_ID: &str = "distribute.replica_id";
@@ -56,7 +61,7 @@ impl TraceDevice {
         self.outside_uses.load(Ordering::Relaxed)
     }
 
-    /// A new one. burn numbers them with 16 bits and never again: keep one per strategy.
+    /// A new device. burn numbers devices with 16 bits and reuses no number: keep one per strategy.
     pub fn new() -> Self {
         Self::default()
     }
@@ -114,12 +119,12 @@ struct Notes {
     steps_read: usize,
     /// Whether a loss scale that changes was read.
     is_scale_read: bool,
-    /// Whether numbers that the host draws are for the program's own seed.
+    /// Whether numbers drawn on the host go into the program's own seed.
     is_seeding: bool,
-    /// Where the stream was asked for from which the step has drawn on the host.
+    /// Where the step got the random stream from which it drew numbers on the host.
     drawn_on_host: Option<&'static Location<'static>>,
     /// What the step has handed to metrics.
-    deferred: Vec<Effect<Given>>,
+    deferred: Vec<Effect<LeafValue>>,
     variables: Vec<TracedVariable>,
 }
 
@@ -135,7 +140,7 @@ pub(crate) struct TracedVariable {
 impl Trace {
     /// Inside of a capture scope of `device`.
     pub(crate) fn new(device: CaptureDevice, num_replicas: usize) -> Self {
-        let client = burn_router::get_client::<CaptureChannel>(&device);
+        let client = router::get_client::<CaptureChannel>(&device);
         let id = client.create_empty_handle();
         let probe = RouterTensor::new(id, [1].into(), DType::F32, client.clone());
         let mut device = Tensor::<1>::from_primitive::<CaptureBackend>(probe).device();
@@ -207,7 +212,7 @@ impl Trace {
     }
 
     /// Hands values to something on the host, after each call.
-    pub(crate) fn defer(&self, given: Vec<Given>, target: Arc<dyn Target>, apply: Apply) {
+    pub(crate) fn defer(&self, given: Vec<LeafValue>, target: Arc<dyn Target>, apply: Apply) {
         self.notes().deferred.push(Effect {
             leaves: given,
             target,
@@ -216,11 +221,11 @@ impl Trace {
     }
 
     /// What was handed over, and the new values of variables.
-    pub(crate) fn deferred(&self) -> Vec<Effect<Given>> {
+    pub(crate) fn deferred(&self) -> Vec<Effect<LeafValue>> {
         let notes = self.notes();
         let stored = notes.variables.iter().filter_map(|variable| {
             Some(Effect {
-                leaves: vec![Given::Captured(variable.current.clone())],
+                leaves: vec![LeafValue::Captured(variable.current.clone())],
                 target: Arc::clone(&variable.variable) as Arc<dyn Target>,
                 apply: Arc::clone(variable.store.as_ref()?),
             })
@@ -339,7 +344,7 @@ impl Trace {
             .swap_remove(0)
     }
 
-    /// Makes other random numbers of the same operations, for steps that have a seed of their own.
+    /// Mixes a step's own seed in, so that the same operations give other random numbers.
     pub(crate) fn seed_from(&self, rng: &mut (impl Rng + ?Sized)) {
         self.notes().is_seeding = true;
         let seed = rng.next_u64();

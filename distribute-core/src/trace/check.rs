@@ -1,7 +1,7 @@
-//! Whether a program still is what its step computes.
+//! Checks whether a program still computes the same as its step.
 //!
-//! A closure's captured values are in no key. So now and then a call captures the step again and
-//! compares: in the second call, whenever a metric or variable was made, read or reset in between,
+//! Values that a closure captures are not part of the key, so some calls capture the step again and
+//! compare: in the second call, whenever a metric or variable was made, read or reset in between,
 //! when another thread was the last that captured a step with metrics or variables (not with
 //! several workers), and as often as it costs at most a hundredth of the time (with several
 //! workers: in the calls 2, 3, 5, 9, 17, ...).
@@ -21,21 +21,21 @@ pub(crate) struct Check(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Calls since then.
+    /// Calls since the last comparison.
     calls: u64,
-    /// Calls that have found the program.
+    /// All calls that used this program.
     all_calls: u64,
-    /// None before the first comparison.
+    /// When the last comparison ended; `None` before the first one.
     last: Option<Instant>,
     cost: Duration,
     outside_uses: u64,
-    /// The step is known to change.
+    /// Every call is compared, because the step is known to change.
     always: bool,
 }
 
 /// Why a comparison is due.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Due {
+pub(crate) struct DueCheck {
     /// The calls that were not compared.
     pub(crate) unchecked: u64,
     /// Whether metrics or variables were made, read or reset since the last comparison.
@@ -50,19 +50,22 @@ impl Check {
         }))
     }
 
-    /// Counts a call that has found its program. With several workers a comparison must be due on
-    /// all of them in the same call, which a clock cannot say.
-    pub(crate) fn call(&self, outside_uses: u64, has_workers: bool) -> Option<Due> {
+    /// Counts a call, and returns whether it is compared. With several workers all of them compare
+    /// in the same call, so the number of calls decides, and not a clock.
+    pub(crate) fn call(&self, outside_uses: u64, has_workers: bool) -> Option<DueCheck> {
         let mut state = lock(&self.0);
         state.all_calls += 1;
         let is_used_outside = state.outside_uses != outside_uses;
-        let is_time = |last: Instant| match has_workers {
-            true => state.all_calls.is_power_of_two(),
-            false => last.elapsed() >= state.cost * SHARE,
+        let is_time = |last: Instant| {
+            if has_workers {
+                state.all_calls.is_power_of_two()
+            } else {
+                last.elapsed() >= state.cost * SHARE
+            }
         };
         let due = state.always || is_used_outside || state.last.is_none_or(is_time);
         if due {
-            return Some(Due {
+            return Some(DueCheck {
                 unchecked: state.calls,
                 is_used_outside,
             });
@@ -82,7 +85,7 @@ impl Check {
 
     /// Refuses a change of the step that calls before this one may have missed. From now on every
     /// call is compared.
-    pub(crate) fn changed(&self, what: &'static str, due: Due) -> Result<()> {
+    pub(crate) fn changed(&self, what: &'static str, due: DueCheck) -> Result<()> {
         let calls = due.unchecked;
         if calls > 0 {
             return Err(Error::StepChanged { what, calls });

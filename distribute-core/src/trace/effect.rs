@@ -1,4 +1,4 @@
-//! What a compiled step does to values of the host: metrics and variables.
+//! Effects of a compiled step on values of the host: metrics and variables.
 //!
 //! A step captures them, so the program knows nothing of them. What it hands to a metric becomes an
 //! output of the program, and after each call the host does with it what the step would have done.
@@ -29,11 +29,11 @@ pub type Apply = Arc<dyn Fn(usize, Vec<TensorData>) -> Result<()> + Send + Sync>
 
 /// What an effect changes.
 pub trait Target: Send + Sync {
-    /// Tells it from others, as long as it is there.
+    /// Identifies the target while it exists.
     fn address(&self) -> Option<usize>;
 }
 
-/// Something of the host, as long as it is there.
+/// A target on the host, while it exists.
 impl<T: ?Sized + Send + Sync> Target for Weak<T> {
     fn address(&self) -> Option<usize> {
         let there = self.strong_count() > 0;
@@ -44,7 +44,7 @@ impl<T: ?Sized + Send + Sync> Target for Weak<T> {
 /// What a step hands values to.
 pub struct Receiver<'a> {
     pub(crate) target: Arc<dyn Target>,
-    /// Looks whether values of these shapes fit, where the step is captured.
+    /// Checks while the step is captured that values of these shapes fit.
     pub(crate) check: &'a dyn Fn(&[TensorData]) -> Result<()>,
     pub(crate) apply: Apply,
 }
@@ -57,18 +57,25 @@ impl Receiver<'_> {
     }
 }
 
+/// The captured tensor behind a leaf, if it is one.
+pub(crate) fn captured(leaf: &mut dyn Leaf) -> Option<CapturedTensor> {
+    leaf.tensor()?.captured()
+}
+
 /// A tensor or number that the step has handed over.
 #[derive(Debug, Clone)]
-pub enum Given {
+pub enum LeafValue {
     Captured(CapturedTensor),
     Host(TensorData),
 }
 
-impl Given {
+impl LeafValue {
     /// A leaf of a value that the step returns.
-    pub(crate) fn of(leaf: &dyn Leaf) -> Result<Self> {
-        let captured = leaf.captured().map(Self::Captured);
-        captured.map_or_else(|| leaf.data().map(Self::Host), Ok)
+    pub(crate) fn of(leaf: &mut dyn Leaf) -> Result<Self> {
+        match captured(leaf) {
+            Some(tensor) => Ok(Self::Captured(tensor)),
+            None => leaf.data().map(Self::Host),
+        }
     }
 
     /// A value of its shape and type.

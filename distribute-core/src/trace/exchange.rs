@@ -1,8 +1,8 @@
 //! Cross-replica calls and variables as operations of a captured graph.
 
+use crate::burn_internals::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use crate::burn_internals::capture::CaptureBackend;
 use burn::tensor::{Slice, TensorData};
-use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn_capture::CaptureBackend;
 
 use super::{CapturedTensor, Trace};
 use crate::{Error, Leaf, Nest, NestPath, Result};
@@ -50,8 +50,8 @@ pub(crate) fn each(
     let mut captured = Vec::new();
     value.walk(&NestPath::ROOT, &mut |path, leaf| {
         let mut replace = |leaf: &mut dyn Leaf| {
-            if leaf.is_tensor() {
-                captured.push(leaf.captured().ok_or_else(not_captured)?);
+            if let Some(tensor) = leaf.tensor() {
+                captured.push(tensor.captured().ok_or_else(not_captured)?);
                 return Ok(());
             }
             let data = leaf.take()?;
@@ -61,11 +61,11 @@ pub(crate) fn each(
     })?;
     let mut replaced = tensors(captured)?.into_iter();
     value.walk(&NestPath::ROOT, &mut |_, leaf| {
-        if let (true, (has_autodiff, _)) = (leaf.is_tensor(), leaf.tracking())
+        if let Some(tensor) = leaf.tensor()
             && let Some(replaced) = replaced.next()
         {
             // The step has computed it without a gradient.
-            leaf.bind(replaced, (has_autodiff, false));
+            tensor.bind(replaced, tensor.tracking().without_gradient());
         }
         Ok(())
     })

@@ -1,7 +1,7 @@
 //! Gradients in a captured graph.
 
+use crate::burn_internals::backend::AutodiffBackend;
 use burn::tensor::{DType, Tensor};
-use burn_backend::AutodiffBackend;
 
 use super::tensor::tracked;
 use super::{CapturedTensor, Tracked, TrackedGradients, captured};
@@ -11,9 +11,9 @@ use crate::{Error, Result};
 pub(crate) struct CapturedTape(TrackedGradients);
 
 impl CapturedTape {
-    /// Moves the gradient of a parameter out.
-    pub(crate) fn remove<const D: usize>(&mut self, value: &Tensor<D>) -> Option<CapturedTensor> {
-        let gradient = Tracked::grad_remove(&tracked(value)?, &mut self.0);
+    /// The gradient of a parameter.
+    pub(crate) fn gradient<const D: usize>(&self, value: &Tensor<D>) -> Option<CapturedTensor> {
+        let gradient = Tracked::grad(&tracked(value)?, &self.0);
         gradient.map(CapturedTensor)
     }
 }
@@ -29,8 +29,9 @@ pub(crate) fn backward(loss: &Tensor<1>) -> Option<Result<CapturedTape>> {
 
 /// The tensor with elements of this type.
 pub(crate) fn of_type(tensor: Tensor<1>, dtype: DType) -> Tensor<1> {
-    match tensor.dtype() == dtype {
-        true => tensor,
-        false => tensor.cast(dtype),
+    if tensor.dtype() == dtype {
+        tensor
+    } else {
+        tensor.cast(dtype)
     }
 }

@@ -1,9 +1,9 @@
-//! Running statistics of a compiled step that are not finite: the program finds them, and takes
-//! back what it has made of the states.
+//! Protection from running statistics that are not finite: the program of a compiled step detects
+//! them, and undoes its changes of the states.
 
+use crate::burn_internals::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use crate::burn_internals::capture::CaptureBackend;
 use burn::tensor::{Shape, Tensor, TensorData};
-use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn_capture::CaptureBackend;
 
 use super::{CapturedTensor, Trace, captured};
 use crate::{Error, Result};
@@ -16,7 +16,7 @@ pub(crate) struct Watched {
     pub(crate) training_state: Option<usize>,
 }
 
-/// How a program says which running statistics it has found not to be finite.
+/// How a program reports which running statistics are not finite.
 #[derive(Debug)]
 pub(crate) struct Guard<T> {
     pub(crate) watched: Vec<Watched>,
@@ -29,10 +29,10 @@ pub(crate) struct Guard<T> {
 pub(crate) type Change<'a> = (&'a mut Vec<CapturedTensor>, &'a mut Vec<CapturedTensor>);
 
 impl Guard<CapturedTensor> {
-    /// Has the program look at these statistics. Where one is not finite on any replica, the
+    /// Makes the program check these statistics. Where one is not finite on any replica, the
     /// tensors of before the step are what it leaves behind, on all replicas.
     ///
-    /// If a step gives a state tensors of other shapes, those of before stay where they are.
+    /// If a step gives a state tensors of other shapes, the earlier tensors stay where they are.
     pub(crate) fn new<'a>(
         trace: &Trace,
         statistics: Vec<(Watched, CapturedTensor)>,

@@ -34,7 +34,7 @@ impl StepGroup {
     }
 }
 
-/// Which mirrored value: the same for the same value only, also when others are gone.
+/// The identity of a mirrored value, which no later value can have.
 #[derive(Debug, Clone)]
 struct Identity(Weak<()>);
 
@@ -91,7 +91,7 @@ pub trait Fingerprint {
     /// Adds a value that the program depends on.
     fn fixed(&mut self, value: fmt::Arguments<'_>);
 
-    /// Hears of a tensor and the extent of its first axis.
+    /// Called for each tensor with the size of its first axis.
     fn rows(&mut self, rows: usize) {
         let _ = rows;
     }

@@ -3,40 +3,32 @@
 use std::collections::VecDeque;
 
 use burn::module::{Flag, Module, Param};
-use burn::tensor::{Device, TensorData};
+use burn::tensor::{Device, GradientCheckpointingStrategy};
 
-use super::{CapturedTensor, TensorSpec};
-use crate::local_batch_norm::{is_own_statistic, is_synchronized_statistic};
+use crate::Result;
+use crate::local_batch_norm::is_own_statistic;
+use crate::nest::Tracking;
 use crate::parameters::{self, Parameter, Walk};
-use crate::{Leaf, Result};
 
 /// Walks a module's tensors in visit order, to put tensors of a capture in if it says where the
 /// constants go.
 pub(crate) fn walk_module<M: Module>(
     module: &mut M,
     capture: Option<&Device>,
-    mut visit: impl FnMut(&str, &mut dyn Leaf) -> Result<()>,
+    visit: impl Walk,
 ) -> Result<()> {
-    let hand = |parameter: Parameter<'_>| {
-        let is_own = is_own_statistic(&parameter);
-        if !is_own && !is_synchronized_statistic(&parameter) {
-            return visit(parameter.path, parameter.tensor);
-        }
-        let leaf = parameter.tensor;
-        visit(parameter.path, &mut Statistic { leaf, is_own })
-    };
     *module = match capture {
         None => {
             settle(module)?;
-            parameters::map(module.clone(), hand)?
+            parameters::map(module.clone(), visit)?
         }
         Some(device) => {
-            let mut tracking = Tracking::default();
-            parameters::visit(module, Remember(&mut tracking))?;
+            let mut tracked = Remembered::default();
+            parameters::visit(module, Remember(&mut tracked))?;
             // Constants of the module move to the capture device, which takes none with autodiff.
-            let moved = parameters::map(module.valid(), hand)?;
+            let moved = parameters::map(module.valid(), visit)?;
             let moved = moved.fork(&device.clone().without_autodiff());
-            parameters::map(moved, tracking)?
+            parameters::map(moved, tracked)?
         }
     };
     Ok(())
@@ -53,7 +45,13 @@ fn settle<M: Module>(module: &M) -> Result<()> {
     })?;
     if has_any {
         let tracked = parameters::map(module.clone(), |parameter: Parameter<'_>| {
-            track(parameter, (true, false));
+            track(
+                parameter,
+                Tracking {
+                    autodiff: Some(GradientCheckpointingStrategy::Disabled),
+                    keeps_gradient: false,
+                },
+            );
             Ok(())
         })?;
         drop(tracked.train());
@@ -61,61 +59,16 @@ fn settle<M: Module>(module: &M) -> Result<()> {
     Ok(())
 }
 
-/// A running statistic.
-struct Statistic<'a> {
-    leaf: &'a mut dyn Leaf,
-    /// Whether each replica has its own.
-    is_own: bool,
-}
-
-impl Leaf for Statistic<'_> {
-    fn spec(&self) -> TensorSpec {
-        self.leaf.spec()
-    }
-
-    fn data(&self) -> Result<TensorData> {
-        self.leaf.data()
-    }
-
-    fn put(&mut self, data: TensorData) -> Result<()> {
-        self.leaf.put(data)
-    }
-
-    fn set_data(&mut self, data: TensorData) -> Result<()> {
-        self.leaf.set_data(data)
-    }
-
-    fn is_running_statistic(&self) -> bool {
-        self.is_own
-    }
-
-    fn is_statistic(&self) -> bool {
-        true
-    }
-
-    fn captured(&self) -> Option<CapturedTensor> {
-        self.leaf.captured()
-    }
-
-    fn tracking(&self) -> (bool, bool) {
-        self.leaf.tracking()
-    }
-
-    fn bind(&mut self, tensor: CapturedTensor, tracking: (bool, bool)) {
-        self.leaf.bind(tensor, tracking);
-    }
-}
-
 /// Whether each tensor has autodiff and keeps its gradient, and which parts of the module train
 /// (dropout), which [`Module::valid`] forgets. As a walk it gives captured parameters the autodiff
 /// that the host's have.
 #[derive(Default)]
-struct Tracking {
-    tensors: VecDeque<(bool, bool)>,
+struct Remembered {
+    tensors: VecDeque<Tracking>,
     training: VecDeque<bool>,
 }
 
-impl Walk for Tracking {
+impl Walk for Remembered {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
         if let Some(tracking) = self.tensors.pop_front() {
             track(parameter, tracking);
@@ -132,21 +85,22 @@ impl Walk for Tracking {
 }
 
 /// Gives a captured parameter the autodiff that the host's has.
-fn track(parameter: Parameter<'_>, tracking: (bool, bool)) {
+fn track(parameter: Parameter<'_>, tracking: Tracking) {
     if let Some(captured) = parameter.tensor.captured() {
         parameter.tensor.bind(captured, tracking);
     }
 }
 
-struct Remember<'a>(&'a mut Tracking);
+struct Remember<'a>(&'a mut Remembered);
 
 impl Walk for Remember<'_> {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
-        let (has_autodiff, keeps_gradient) = parameter.tensor.tracking();
+        let mut tracking = parameter.tensor.tracking();
         // A float that keeps no gradient is a constant of the step; burn moves running statistics
         // to the device of the input, which it refuses for captured tensors with autodiff.
-        let is_constant = parameter.tensor.spec().dtype.is_float() && !keeps_gradient;
-        let tracking = (has_autodiff && !is_constant, keeps_gradient);
+        if parameter.tensor.spec().dtype.is_float() && !tracking.keeps_gradient {
+            tracking.autodiff = None;
+        }
         self.0.tensors.push_back(tracking);
         Ok(())
     }
@@ -160,7 +114,7 @@ impl Walk for Remember<'_> {
 /// A captured model without autodiff, as [`Module::valid`] makes it of other models.
 ///
 /// # Errors
-/// None that a model can cause.
+/// A model cannot cause one.
 pub fn valid<M: Module>(model: &M) -> Result<M> {
     parameters::map(model.clone(), Plain)
 }
@@ -169,7 +123,7 @@ struct Plain;
 
 impl Walk for Plain {
     fn parameter(&mut self, parameter: Parameter<'_>) -> Result<()> {
-        track(parameter, (false, false));
+        track(parameter, Tracking::default());
         Ok(())
     }
 

@@ -5,13 +5,13 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, ThreadId};
 
+use crate::burn_internals::capture::{CapturedGraph, TensorId};
 use burn::tensor::TensorData;
-use burn_capture::{CapturedGraph, TensorId};
 
 use super::capture::Source;
 use super::check::Check;
 use super::effect::{HostSide, ResultLeaf};
-use super::{Guard, StepKey, TensorSpec, TraceDevice};
+use super::{Counters, Guard, StepKey, TensorSpec, TraceDevice};
 use crate::sync::lock;
 use crate::{Error, Result};
 
@@ -85,6 +85,17 @@ pub trait DeviceTensor: Any + Send + Sync + Debug {
     /// # Errors
     /// The failure of the program that computes them, or of the copy.
     fn read(&self, replica: usize) -> Result<TensorData>;
+}
+
+/// A mirrored value's tensors on the devices.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct OnDevice {
+    pub(crate) tensors: Vec<Arc<dyn DeviceTensor>>,
+    /// Whether the host's copy is older.
+    pub(crate) is_newer: bool,
+    /// The same for steps that only read, where these differ: with the mean of the replicas'
+    /// running statistics.
+    pub(crate) to_read: Option<Vec<Arc<dyn DeviceTensor>>>,
 }
 
 /// A compiled step.
@@ -164,30 +175,37 @@ pub struct StepOutput {
     pub donated_from: Option<usize>,
 }
 
+/// A captured step, and the program that it is to become.
+pub(crate) struct NewProgram {
+    pub(crate) step: CapturedStep,
+    pub(crate) program: StepProgram,
+}
+
 /// A compiled step and what core needs to know to run it again without running the closure.
 #[derive(Debug)]
 pub struct StepProgram {
-    /// There until the step is compiled.
+    /// `None` until the step is compiled.
     pub(crate) executable: Option<Box<dyn Executable>>,
     /// Where the arguments come from, in the order of the inputs.
     pub(crate) arguments: Vec<Source>,
     /// The mutable mirrored arguments after the step, in argument order.
     pub(crate) states: Vec<StateChange>,
-    /// What it says of running statistics, if the states have any.
+    /// Reports running statistics that are not finite, if the states have any.
     pub(crate) guard: Option<Guard<ResultLeaf>>,
     /// A result whose leaves are missing.
     pub(crate) skeleton: Mutex<Box<dyn Any + Send>>,
-    /// Makes the random numbers of this step others than those of another.
+    /// Gives each step random numbers of its own.
     pub(crate) seed: u64,
-    /// What may be another one in each call, and the thread that captured it.
+    /// The metrics and variables, which may differ from call to call, and the thread that captured
+    /// them.
     pub(crate) host: Mutex<(ThreadId, Arc<HostSide>)>,
-    /// Tells what the step computes.
+    /// Identifies what the step computes; see `step::digest`.
     pub(crate) digest: u64,
     pub(crate) check: Check,
     pub(crate) draws: Draws,
 }
 
-/// Which random numbers a program draws next.
+/// Counts calls, so that each call draws other random numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Draws(Mutex<(Vec<u64>, u64)>);
 
@@ -227,12 +245,12 @@ impl StepProgram {
 #[derive(Debug)]
 pub(crate) struct StateChange<T = ResultLeaf> {
     /// The host's numbers before and after the step, per training state in it.
-    pub(crate) numbers: Vec<(Vec<u64>, Vec<u64>)>,
+    pub(crate) numbers: Vec<(Counters, Counters)>,
     /// For each of these states whether the program makes its update, see
-    /// [`HostState::applies`](super::HostState::applies).
+    /// [`HostState::applies`](super::HostState).
     pub(crate) applies: Vec<Option<T>>,
     /// The tensors after the step.
     pub(crate) tensors: Vec<T>,
-    /// Where those of before the step are after a call that a [`Guard`] has taken back.
+    /// Where the tensors of before the step are after a call that a [`Guard`] has taken back.
     pub(crate) before: Vec<T>,
 }

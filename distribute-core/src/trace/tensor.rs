@@ -3,18 +3,20 @@
 //! burn 0.22.1's tensor type refuses autodiff on the capture backend, although the primitives
 //! have it: `backward`, `inner` and the way into autodiff go through the primitives here.
 
+use crate::burn_internals::backend;
+use crate::burn_internals::capture;
 use std::fmt;
 
+use crate::burn_internals::autodiff::Autodiff;
+use crate::burn_internals::backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
+use crate::burn_internals::backend::{AutodiffBackend, TensorMetadata};
+use crate::burn_internals::capture::{CaptureBackend, CaptureClient};
+use crate::burn_internals::router::RouterTensor;
 use burn::tensor::{DType, Shape, Tensor, TensorData};
-use burn_autodiff::Autodiff;
-use burn_backend::ops::{BoolTensorOps, FloatTensorOps, IntTensorOps};
-use burn_backend::{AutodiffBackend, TensorMetadata};
-use burn_capture::{CaptureBackend, CaptureClient};
-use burn_router::RouterTensor;
 use serde::{Deserialize, Serialize};
 
-use super::messages;
 use crate::Error;
+use crate::burn_internals::of_message;
 
 /// The capture backend with autodiff.
 pub(crate) type Tracked = Autodiff<CaptureBackend>;
@@ -28,7 +30,7 @@ pub struct CapturedTensor(pub(crate) RouterTensor<CaptureClient>);
 
 impl CapturedTensor {
     /// Its number in the captured graph.
-    pub(crate) fn id(&self) -> burn_capture::TensorId {
+    pub(crate) fn id(&self) -> capture::TensorId {
         self.0.id()
     }
 
@@ -61,9 +63,10 @@ impl CapturedTensor {
     /// As a float tensor with autodiff, whose gradient is kept if `require_grad`.
     pub(crate) fn tracked<const D: usize>(self, require_grad: bool) -> Tensor<D> {
         let tensor = Tracked::from_inner(self.0);
-        Tensor::from_primitive::<Tracked>(match require_grad {
-            true => tensor.require_grad(),
-            false => tensor,
+        Tensor::from_primitive::<Tracked>(if require_grad {
+            tensor.require_grad()
+        } else {
+            tensor
         })
     }
 }
@@ -120,13 +123,13 @@ pub fn without_autodiff<const D: usize>(tensor: Tensor<D>) -> Tensor<D> {
 /// The primitive of a tensor with autodiff on the capture backend.
 pub(crate) fn tracked<const D: usize>(
     tensor: &Tensor<D>,
-) -> Option<<Tracked as burn_backend::BackendTypes>::FloatTensorPrimitive> {
+) -> Option<<Tracked as backend::BackendTypes>::FloatTensorPrimitive> {
     tensor.clone().try_into_primitive::<Tracked>().ok()
 }
 
 /// What an error of a host read means: a captured tensor has no value yet.
 pub(crate) fn read_error(error: impl std::error::Error + Send + Sync + 'static) -> Error {
-    messages::of_message(&format!("{error:?}")).unwrap_or_else(|| Error::internal(error))
+    of_message(&format!("{error:?}")).unwrap_or_else(|| Error::internal(error))
 }
 
 /// For burn's types.

@@ -1,14 +1,16 @@
 //! How gradients become an update of a training state.
 
+use std::mem;
+
 use burn::module::Module;
+use burn::tensor::Tensor;
 use distribute_collectives::ReduceOp;
 
 use super::TrainState;
-use super::placement::Placement;
-use super::update::Update;
+use super::placement::{Placement, Slots, has_slots};
+use super::update::{Numbers, Update};
 use crate::optim::Coefficient;
 use crate::replica::Turn;
-use crate::trace::CapturedTensor;
 use crate::{Applied, Error, Gradients, ReplicaContext, Result};
 
 impl<M: Module + 'static> TrainState<M> {
@@ -19,10 +21,10 @@ impl<M: Module + 'static> TrainState<M> {
     /// Parameters without a gradient on any replica are left alone; one with a gradient on some
     /// replicas only counts as zero on the others.
     ///
-    /// Under several workers with `bytes_per_pack` the gradients travel in packs, those of the last
-    /// layers first, and the parameters of one pack are updated while the next one travels. Not
-    /// when gradients are clipped, or there is a loss scale: a norm, and whether all gradients are
-    /// finite, is known when all have arrived.
+    /// Under several workers with `bytes_per_pack` the gradients travel in packs, the ones of the
+    /// last layers first, and the parameters of one pack are updated while the next one travels.
+    /// Not when gradients are clipped, or there is a loss scale: a norm, and whether all gradients
+    /// are finite, is known when all have arrived.
     ///
     /// With a [loss scale](Self::with_loss_scale) the gradients are of
     /// [`scale_loss`](Self::scale_loss), and are divided here. A dynamic scale skips an update
@@ -36,7 +38,10 @@ impl<M: Module + 'static> TrainState<M> {
     /// next run, or with [`refresh`](Self::refresh).
     ///
     /// # Errors
-    /// Another replica's failure, gradients of another model or of a loss that was not scaled,
+    /// [`Error::InvalidArgument`] with several replicas if no loss of the step was scaled for the
+    /// sum over them, by `average_loss`, [`ReplicaContext::mean_loss`] and their relatives, nor
+    /// said to be ([`ReplicaContext::loss_is_scaled`]). Another replica's failure, gradients of
+    /// another model or of a loss without its [loss scale](Self::with_loss_scale),
     /// [`Error::StatisticsNotFinite`], what the optimizer reports, and [`Error::NotCompilable`] for
     /// a second update in one compiled step with a dynamic loss scale.
     pub fn apply_gradients(
@@ -44,8 +49,11 @@ impl<M: Module + 'static> TrainState<M> {
         ctx: &ReplicaContext,
         gradients: Gradients,
     ) -> Result<Applied> {
+        ctx.check_noted()?;
         gradients.check_model("apply_gradients", &self.model)?;
-        self.check_loss_scaled()?;
+        ctx.check_loss_is_scaled("apply_gradients")?;
+        self.follow_model()?;
+        let scaled_by = self.take_loss_scale()?;
         self.statistics.check(ctx, &self.model, self.step)?;
         if !self.is_remote() {
             gradients.refuse_rows("`apply_gradients` of a state that is not on servers")?;
@@ -53,21 +61,48 @@ impl<M: Module + 'static> TrainState<M> {
         let Some(gradients) = self.collect(gradients)? else {
             return Ok(Applied::Accumulated);
         };
+        self.loss_scaled_by = scaled_by;
         let applied =
-            self.with_placement(|placement, state| placement.apply(state, ctx, gradients))?;
+            self.with_placement(|placement, state| placement.apply(state, ctx, gradients));
+        self.loss_scaled_by = None;
+        let applied = applied?;
         self.settle_statistics(applied)?;
         Ok(applied)
     }
 
-    /// Lets a copy of the placement work on the state: a panic leaves the state where it was.
-    pub(super) fn with_placement<R>(
-        &mut self,
-        work: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
-    ) -> R {
-        let mut placement = self.placement.clone();
-        let result = work(&mut *placement, self);
-        self.placement = placement;
-        result
+    /// The gradients of a loss, summed over all replicas, and the update of the model: the end of
+    /// most steps (Keras: `Optimizer.minimize`).
+    ///
+    /// It is [`scale_loss`](Self::scale_loss), [`ReplicaContext::gradient`] and
+    /// [`apply_gradients`](Self::apply_gradients) in one call, bit by bit. Write these where
+    /// something comes between them, such as gradients of several models.
+    ///
+    /// ```
+    /// use burn::nn::LinearConfig;
+    /// use distribute_core::prelude::*;
+    ///
+    /// let strategy = MirroredStrategy::builder().replicas(2).build()?;
+    /// let mut state = strategy.scope(|device| {
+    ///     TrainState::new(LinearConfig::new(2, 1).init(device), Sgd::new(0.1))
+    /// })?;
+    /// let device = strategy.replicas()[0].device.clone();
+    /// let batch = PerReplica::new(vec![Tensor::<2>::ones([3, 2], &device); 2]);
+    /// strategy.run((&mut state, batch), |ctx, (state, inputs)| {
+    ///     let outputs = state.model.forward(inputs);
+    ///     let loss = ctx.mean_loss((outputs.clone() * outputs).mean())?;
+    ///     state.minimize(ctx, &loss)
+    /// })?;
+    /// assert_eq!(state.primary()?.step(), 1);
+    /// # Ok::<(), distribute_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The errors of [`ReplicaContext::gradient`] and of
+    /// [`apply_gradients`](Self::apply_gradients).
+    pub fn minimize(&mut self, ctx: &ReplicaContext, loss: &Tensor<1>) -> Result<Applied> {
+        let scaled = self.scale_loss(loss);
+        let gradients = ctx.gradient(&scaled, &self.model)?;
+        self.apply_gradients(ctx, gradients)
     }
 
     /// Adds micro-batches up; gives the sum out when there are enough.
@@ -95,27 +130,27 @@ impl<M: Module + 'static> TrainState<M> {
     pub(super) fn update(
         &mut self,
         mut gradients: Gradients,
-        coefficients: Vec<Coefficient>,
+        numbers: Numbers,
+        slots: &mut Slots,
         turn: Option<&Turn>,
     ) -> Result<Applied> {
         if !self.prepare(&mut gradients)? {
             self.loss_scale.count_skipped();
             return Ok(Applied::Skipped);
         }
-        self.update_with(coefficients, None, |update| {
+        self.update_with(numbers, slots, |update| {
             update.apply_with(turn, 0..update.len(), &mut gradients)
         })
     }
 
-    /// Makes one update, whose parameters `apply` changes. In a step that is captured the program
-    /// makes it where the bool `only_if` of shape `[1]` is set.
+    /// Makes one update, whose parameters `apply` changes.
     pub(super) fn update_with(
         &mut self,
-        coefficients: Vec<Coefficient>,
-        only_if: Option<CapturedTensor>,
+        numbers: Numbers,
+        slots: &mut Slots,
         apply: impl FnOnce(&mut Update<'_, M>) -> Result<()>,
     ) -> Result<Applied> {
-        let mut update = Update::new(self, coefficients, only_if)?;
+        let mut update = Update::new(self, numbers, slots)?;
         if let Err(error) = apply(&mut update) {
             update.state.half_updated |= update.has_begun;
             return Err(error);
@@ -126,16 +161,55 @@ impl<M: Module + 'static> TrainState<M> {
         Ok(Applied::Updated)
     }
 
-    /// Those of the next update, on the host.
-    pub(super) fn coefficients(&self) -> Vec<Coefficient> {
+    /// The numbers of the next update, on the host.
+    pub(super) fn numbers(&self) -> Numbers {
         let next = self.step + 1;
         let numbers = self.optimizer.coefficients(self.learning_rate, next);
-        numbers.into_iter().map(Coefficient::Host).collect()
+        Numbers {
+            coefficients: numbers.into_iter().map(Coefficient::Host).collect(),
+            is_captured: false,
+            only_if: None,
+        }
+    }
+}
+
+/// A state whose placement is at work on it, and that gets it back, also when that panics.
+struct Lent<'a, M> {
+    state: &'a mut TrainState<M>,
+    placement: Box<dyn Placement<M>>,
+}
+
+impl<M> Drop for Lent<'_, M> {
+    fn drop(&mut self) {
+        mem::swap(&mut self.state.placement, &mut self.placement);
+    }
+}
+
+impl<M: Module + 'static> Default for Box<dyn Placement<M>> {
+    fn default() -> Self {
+        Box::new(Mirrored::default())
+    }
+}
+
+impl<M: Module + 'static> TrainState<M> {
+    /// Lets the placement work on the state, which is without slots meanwhile.
+    pub(super) fn with_placement<R>(
+        &mut self,
+        work: impl FnOnce(&mut dyn Placement<M>, &mut Self) -> R,
+    ) -> R {
+        let placement = mem::take(&mut self.placement);
+        let state = self;
+        let mut lent = Lent { state, placement };
+        let Lent { state, placement } = &mut lent;
+        work(&mut **placement, state)
     }
 }
 
 /// Every replica applies the same update to its copy; those that share a device compute it once.
-pub(super) struct Mirrored;
+#[derive(Clone, Default)]
+pub(super) struct Mirrored {
+    pub(super) slots: Slots,
+}
 
 impl<M: Module + 'static> Placement<M> for Mirrored {
     fn apply(
@@ -151,26 +225,27 @@ impl<M: Module + 'static> Placement<M> for Mirrored {
             ));
         }
         let peers = ctx.peers();
-        let coefficients = state.coefficients();
+        let numbers = state.numbers();
         if state.needs_all_gradients() {
             peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
-            return state.update(gradients, coefficients, peers.turn());
+            return state.update(gradients, numbers, &mut self.slots, peers.turn());
         }
-        state.update_with(coefficients, None, |update| {
+        state.update_with(numbers, &mut self.slots, |update| {
             peers.sum_gradients(&mut gradients, &mut |range, gradients| {
                 update.apply_with(peers.turn(), range, gradients)
             })
         })
     }
 
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(Mirrored)
-    }
+    has_slots!();
 }
 
 /// One update for all replicas: replica 0 applies it to the only copy, the others take the new
 /// tensors' handles.
-pub(super) struct Central;
+#[derive(Clone)]
+pub(super) struct Central {
+    pub(super) slots: Slots,
+}
 
 impl<M: Module + 'static> Placement<M> for Central {
     fn apply(
@@ -183,28 +258,25 @@ impl<M: Module + 'static> Placement<M> for Central {
         let is_first = ctx.local_id() == 0;
         let mut mine = None;
         if is_first {
-            let applied = state.update(gradients, state.coefficients(), None)?;
+            let applied = state.update(gradients, state.numbers(), &mut self.slots, None)?;
             // Handles, not copies.
-            mine = Some((applied, state.clone()));
+            mine = Some((applied, state.clone(), self.slots.clone()));
         }
         let count = ctx.num_local();
         let handles = ctx.exchange("apply_gradients", 0, mine, |mut all| {
             Ok(vec![all.swap_remove(0); count])
         })?;
         let missing = || Error::invalid("apply_gradients: replica 0 made no update");
-        let (applied, first) = handles.ok_or_else(missing)?;
+        let (applied, first, slots) = handles.ok_or_else(missing)?;
         if !is_first {
             let model = state.statistics.keep_own(&state.model, &first.model)?;
             state.model = model.fork(ctx.device());
-            state.slots = first.slots;
-            state.records = first.records;
+            self.slots = slots;
             state.step = first.step;
             state.loss_scale = first.loss_scale;
         }
         Ok(applied)
     }
 
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(Central)
-    }
+    has_slots!();
 }

@@ -40,7 +40,12 @@ impl<M: Module + 'static> TrainState<M> {
             let instead = "call it between steps";
             return Err(Error::not_compilable("`apply_averages`", instead));
         }
-        let mut averages = self.slots.iter().map(|slots| slots.get(place));
+        let mut averages = self
+            .placement
+            .slots()
+            .tensors
+            .iter()
+            .map(|slots| slots.get(place));
         self.model = parameters::map(self.model.clone(), |parameter: Parameter<'_>| {
             if let Some(tensor) = parameter.tensor.trained()
                 && let Some(Some(average)) = averages.next()

@@ -16,7 +16,7 @@ impl<M> TrainState<M> {
     /// before the first parameter is updated, so they do not travel in packs while others are
     /// applied. In a compiled step it is an input of the program, which finds by itself whether the
     /// summed gradients are finite; one step makes one update then. States on parameter servers
-    /// have none: nobody sees the sum of all gradients there.
+    /// have none: no process sees the sum of all gradients there.
     ///
     /// ```
     /// # use burn::nn::{Linear, LinearConfig};
@@ -58,7 +58,7 @@ impl<M> TrainState<M> {
     /// for [`apply_gradients`](Self::apply_gradients) are taken of. With a scale of 1 it is the
     /// loss.
     pub fn scale_loss(&mut self, loss: &Tensor<1>) -> Tensor<1> {
-        self.is_loss_scaled = true;
+        self.loss_scaled_by = Some(self.loss_scale.clone());
         if self.loss_scale.is_dynamic()
             && let Some(captured) = self.placement.captured_mut()
         {
@@ -69,27 +69,34 @@ impl<M> TrainState<M> {
             };
             return loss.clone() * trace::of_type(scale, loss.dtype());
         }
-        match self.loss_scale.is_one() {
-            true => loss.clone(),
-            false => loss.clone().mul_scalar(self.loss_scale.scale()),
+        if self.loss_scale.is_one() {
+            loss.clone()
+        } else {
+            loss.clone().mul_scalar(self.loss_scale.scale())
         }
     }
 
-    /// Refuses gradients of a loss that was not scaled, which would be too small.
-    pub(super) fn check_loss_scaled(&mut self) -> Result<()> {
-        let is_scaled = std::mem::take(&mut self.is_loss_scaled);
-        match is_scaled || self.loss_scale.is_one() {
-            true => Ok(()),
-            false => Err(Error::invalid(
+    /// What the loss of the gradients was multiplied by. Refuses gradients of a loss that was not,
+    /// which would be too small.
+    pub(super) fn take_loss_scale(&mut self) -> Result<Option<LossScale>> {
+        let scaled_by = self.loss_scaled_by.take();
+        if scaled_by.is_some() || self.loss_scale.is_one() {
+            Ok(scaled_by)
+        } else {
+            Err(Error::invalid(
                 "apply_gradients: the state has a loss scale, and the loss was not multiplied by \
                  it; take the gradients of `state.scale_loss(&loss)`",
-            )),
+            ))
         }
     }
 
     /// Divides summed gradients by the loss scale and clips them. False if they are not to be
     /// applied.
-    pub(super) fn prepare(&self, gradients: &mut Gradients) -> Result<bool> {
+    pub(super) fn prepare(&mut self, gradients: &mut Gradients) -> Result<bool> {
+        // Not before all replicas have come this far, so that they stay alike if one has not.
+        if let Some(scaled_by) = self.loss_scaled_by.take() {
+            self.loss_scale = scaled_by;
+        }
         let applies = self.loss_scale.unscale(gradients)?;
         if let (true, Some(clip)) = (applies, self.clip) {
             gradients.apply_clip(clip)?;

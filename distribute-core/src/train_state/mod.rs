@@ -2,38 +2,52 @@
 
 mod apply;
 mod averages;
+mod leaves;
 mod loss_scale;
 mod placement;
-mod records;
 mod remote;
+#[cfg(test)]
+mod sharded_tests;
+mod shared_loss;
 mod traced;
+mod trained;
 mod update;
-mod waiting;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use apply::{Central, Mirrored};
 use burn::module::Module;
-use burn::tensor::{Device, Tensor, TensorData};
-use placement::Placement;
+use burn::tensor::{Device, Tensor};
+pub use leaves::OwnTensors;
+use placement::{Captured, Placement, Slots};
+pub use shared_loss::TrainStates;
+use trained::names;
 
-use crate::checkpoint::{TensorSpec, check_slots, saved_kinds};
 use crate::gradients::Clip;
-use crate::optim::{BurnRecord, Optimizer};
-use crate::parameters;
-use crate::remote::{RemoteStore, tensors_of};
-use crate::replicate::{PartVisitor, StatePart, take_state};
-use crate::trace::HostState;
+use crate::optim::Optimizer;
+use crate::random::{RandomStream, draws_at_random};
+use crate::remote::RemoteStore;
+use crate::replicate::{PartVisitor, StatePart, evaluated, take_state};
+use crate::saved_part::SavedPart;
+use crate::state_leaf::{StateVisitor, StateWalk, walk_model};
+use crate::trace::{Counters, HostState, Trace};
 use crate::{
-    Error, Gradients, LeafVisitor, LossScale, NestPath, Replicate, Result, RunningStatistics,
-    VariablePlacement, WorkerGroup, module_tensors,
+    Error, Gradients, LeafVisitor, LossScale, Nest, NestPath, Replicate, Result, RunningStatistics,
+    VariablePlacement, WorkerGroup,
 };
 
 /// A model, its optimizer's state and the step counter.
 ///
 /// Build it in a strategy's scope and hand it to steps as `&mut Mirrored<TrainState<M>>`.
+///
+/// It trains the parameters that require gradients, and follows a model of which a layer is frozen
+/// or unfrozen (burn: `freeze_group`, `unfreeze_group`) in
+/// [`Mirrored::update`](crate::Mirrored::update), or by every replica in a step that is not
+/// compiled: parameters that are trained as before keep what the optimizer has of them, new ones
+/// begin with new slots, and frozen ones have theirs back when they are trained again. Checkpoints
+/// hold the slots of frozen parameters, too.
 ///
 /// ```
 /// use burn::nn::{Linear, LinearConfig};
@@ -53,27 +67,29 @@ pub struct TrainState<M> {
     pub model: M,
     optimizer: Arc<dyn Optimizer>,
     names: Arc<[String]>,
-    slots: Vec<Vec<Tensor<1>>>,
-    /// What an optimizer of burn keeps beside slots.
-    records: Vec<Option<BurnRecord>>,
     step: u64,
     learning_rate: f64,
     clip: Option<Clip>,
     loss_scale: LossScale,
-    /// The loss of the next gradients was multiplied by it.
-    is_loss_scaled: bool,
+    /// What the loss of the next gradients was multiplied by: the state's own, or what it shares
+    /// with other states from this update on.
+    loss_scaled_by: Option<LossScale>,
     accumulation_steps: usize,
     /// What the sum of the micro-batches is multiplied by.
     accumulation_share: f64,
     accumulated: Option<(usize, Gradients)>,
     /// An update failed half-way: slots may be ahead of the model.
     half_updated: bool,
+    /// What burn's generator is seeded with in steps, and whether the user has chosen it.
+    random_seed: (u64, bool),
+    /// The model has layers that draw from that generator.
+    draws: bool,
     /// What each replica has of its own in the model.
     statistics: RunningStatistics,
     /// Those that an update which is skipped goes back to: of the last one, or of before the run.
     /// None without a dynamic loss scale.
     statistics_before: Vec<Tensor<1>>,
-    /// Where tensors and slots live.
+    /// Where tensors and slots live; it has the slots.
     placement: Box<dyn Placement<M>>,
 }
 
@@ -83,15 +99,28 @@ pub struct TrainState<M> {
 pub enum Applied {
     /// The gradients were reduced over the replicas and the model was updated.
     Updated,
-    /// The gradients were added to those of earlier micro-batches; nothing was communicated.
+    /// The gradients were added to the gradients of earlier micro-batches; nothing was
+    /// communicated.
     Accumulated,
-    /// The parameter servers did not want the gradients: those of faster workers were enough for
-    /// the version of the model that they were computed at. Nothing was changed.
+    /// The parameter servers did not want the gradients: gradients of faster workers were enough
+    /// for the version of the model that they were computed at. Nothing was changed.
     Dropped,
     /// The summed gradients were not finite, and the state has a dynamic
     /// [loss scale](crate::LossScale): nothing was changed but that, which was halved. A compiled
     /// step never says so: see [`TrainState::apply_gradients`].
     Skipped,
+}
+
+/// It has no leaves: a step may end with [`TrainState::minimize`] or
+/// [`TrainState::apply_gradients`].
+impl Nest for Applied {
+    fn walk(&mut self, _: &NestPath<'_>, _: LeafVisitor<'_>) -> Result<()> {
+        Ok(())
+    }
+
+    fn skeleton(&self) -> Option<Self> {
+        Some(*self)
+    }
 }
 
 impl<M: Module + 'static> TrainState<M> {
@@ -103,25 +132,26 @@ impl<M: Module + 'static> TrainState<M> {
     /// [`new`](Self::new) for an optimizer that is chosen at run time.
     pub fn with_optimizer(model: M, optimizer: Arc<dyn Optimizer>) -> Self {
         let names = names(&model);
-        let slots = names.iter().map(|_| Vec::new()).collect();
         Self {
+            random_seed: (0, false),
+            draws: draws_at_random(&model),
             statistics: RunningStatistics::of(&model),
             statistics_before: Vec::new(),
             model,
             learning_rate: optimizer.learning_rate(),
             optimizer,
-            records: vec![None; names.len()],
-            names: names.into(),
-            slots,
             step: 0,
             clip: None,
             loss_scale: LossScale::default(),
-            is_loss_scaled: false,
+            loss_scaled_by: None,
             accumulation_steps: 1,
             accumulation_share: 1.0,
             accumulated: None,
             half_updated: false,
-            placement: Box::new(Mirrored),
+            placement: Box::new(Mirrored {
+                slots: Slots::new(names.len()),
+            }),
+            names: names.into(),
         }
     }
 
@@ -136,6 +166,22 @@ impl<M: Module + 'static> TrainState<M> {
     /// makes the gradients NaN, see [`Gradients::clip_by_global_norm`].
     pub fn clip(mut self, clip: Clip) -> Self {
         self.clip = Some(clip);
+        self
+    }
+
+    /// What the random numbers of burn's layers follow from in steps that may change this state:
+    /// from this seed, the number of updates and micro-batches so far, and the replica's id. So
+    /// they are the same in every run, after a resume, and however the replicas lie in processes,
+    /// and different on every replica.
+    ///
+    /// With several replicas, steps of a model with burn's `Dropout` or `GaussianNoise` have such a
+    /// stream without it, with the seed 0. Call it for another seed, for a model that draws in its
+    /// own `forward`, or for a single replica, whose numbers are burn's own otherwise
+    /// (`Device::seed`). The replicas of a process run forward passes that draw one at a time: see
+    /// [`ReplicaContext::seed`](crate::ReplicaContext::seed). Of several states of a step the
+    /// first that has a stream counts.
+    pub fn random_seed(mut self, seed: u64) -> Self {
+        self.random_seed = (seed, true);
         self
     }
 
@@ -231,6 +277,10 @@ impl<M: Module + 'static> Replicate for TrainState<M> {
         copy
     }
 
+    fn handles(&self) -> Self {
+        self.clone()
+    }
+
     fn sync_from(&mut self, primary: &Self, device: &Device) {
         let mine = self.accumulated.take();
         *self = primary.replicate(device);
@@ -262,41 +312,78 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
         take_state(workers, &mut self.model, self.step)
     }
 
-    fn walk_leaves(
-        &mut self,
-        path: &NestPath<'_>,
-        capture: Option<&Device>,
-        visit: LeafVisitor<'_>,
-    ) -> Result<()> {
-        self.fill_slots()?;
-        self.model.walk_leaves(path, capture, visit)?;
-        self.walk_slots(path, visit)?;
-        self.walk_accumulated(path, visit)
+    fn walk_leaves(&mut self, walk: StateWalk<'_>, visit: StateVisitor<'_>) -> Result<()> {
+        match walk {
+            StateWalk::Model => walk_model(&mut self.model, Some(&self.statistics), walk, visit),
+            StateWalk::Saved => {
+                self.step = self.read_at(visit)?;
+                Ok(())
+            }
+            _ => self.walk_shaped(walk, visit),
+        }
     }
 
-    fn host(&mut self) -> Option<&mut dyn HostState> {
-        Some(self)
+    fn check_saved(&self, saved: SavedPart<'_>) -> Result<()> {
+        let nothing = BTreeMap::new();
+        let kept = saved.step.map_or(&nothing, |_| saved.tensors);
+        drop(self.check_load(saved.tensors, kept)?);
+        let of = self.slot_names()?;
+        of.records(kept, &Device::default()).map(drop)
+    }
+
+    fn load(&mut self, saved: SavedPart<'_>) -> Result<()> {
+        match saved.step {
+            Some(step) => self.load_tensors(saved.tensors, step),
+            None => self.load_weights(saved.tensors),
+        }
+    }
+
+    fn host(&self) -> Option<HostState> {
+        Some(self.host_state())
+    }
+
+    fn random_stream(&self) -> Option<RandomStream> {
+        let (seed, is_chosen) = self.random_seed;
+        let waiting = self.accumulated.as_ref().map_or(0, |(count, _)| *count);
+        (is_chosen || self.draws).then(|| RandomStream {
+            seed,
+            step: self.step,
+            micro_batch: u32::try_from(waiting).unwrap_or(u32::MAX),
+            is_chosen,
+        })
+    }
+
+    fn enter_capture(&mut self, trace: Arc<Trace>, index: usize) {
+        let slots = std::mem::take(self.placement.slots_mut());
+        self.placement = Box::new(Captured::new(trace, index, self.step, slots));
+    }
+
+    fn replay(&mut self, before: &Counters, after: &Counters, is_skipped: bool) -> Result<()> {
+        self.count(before, after, is_skipped)
+    }
+
+    fn follow_structure(&mut self) -> Result<()> {
+        self.follow_model()
     }
 
     fn place(&mut self, placement: VariablePlacement) {
+        let slots = std::mem::take(self.placement.slots_mut());
         self.placement = match placement {
-            VariablePlacement::Mirrored => Box::new(Mirrored),
-            VariablePlacement::Central => Box::new(Central),
+            VariablePlacement::Mirrored => Box::new(Mirrored { slots }),
+            VariablePlacement::Central => Box::new(Central { slots }),
         };
     }
 
-    fn running_statistics(&self) -> Vec<(String, Tensor<1>)> {
-        self.statistics.named(&self.model)
-    }
-
-    fn set_running_statistics(&mut self, values: &mut VecDeque<Tensor<1>>) -> Result<()> {
-        self.statistics.take(&self.model, values)
+    fn evaluate(&mut self, is_captured: bool) -> Result<()> {
+        self.model = evaluated(&self.model, is_captured)?;
+        Ok(())
     }
 
     fn begin_run(&mut self) {
-        self.statistics_before = match self.loss_scale.is_dynamic() {
-            true => self.statistics.read(&self.model),
-            false => Vec::new(),
+        self.statistics_before = if self.loss_scale.is_dynamic() {
+            self.statistics.read(&self.model)
+        } else {
+            Vec::new()
         };
     }
 
@@ -313,200 +400,5 @@ impl<M: Module + 'static> StatePart for TrainState<M> {
     /// Counts updates, also skipped ones, and the micro-batches since the last one.
     fn version(&self) -> Option<u64> {
         (!self.half_updated).then(|| self.position())
-    }
-}
-
-/// The paths of the trainable parameters.
-fn names(model: &impl Module) -> Vec<String> {
-    let mut names = Vec::new();
-    let outcome = parameters::visit_trained(model, |_, path, _| {
-        names.push(path.to_string());
-        Ok(())
-    });
-    debug_assert!(outcome.is_ok(), "nothing here fails");
-    names
-}
-
-impl<M: Module + 'static> TrainState<M> {
-    /// All tensors of the state by name, for a checkpoint: `model/<path>` for every parameter
-    /// (also those that are not trained, and integers and bools), `optimizer/<slot>/<path>` for
-    /// every slot, `optimizer_record/<leaf>/<path>` for what an optimizer of burn keeps
-    /// ([`BurnOptimizer`](crate::BurnOptimizer)), and the numbers of a dynamic loss scale, which
-    /// Keras calls `loss_scale/dynamic_scale` and `loss_scale/step_counter`.
-    ///
-    /// Waits for the device, or for the parameter servers if the state lives there.
-    pub fn to_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        self.save().map(|(_, tensors)| tensors)
-    }
-
-    /// [`to_tensors`](Self::to_tensors), and the number of updates that they are the result of.
-    ///
-    /// # Errors
-    /// If the device or the parameter servers cannot be read.
-    pub fn save(&self) -> Result<(u64, BTreeMap<String, TensorData>)> {
-        match self.placement.store() {
-            Some(store) => store.save(),
-            None => Ok((self.step, self.local_tensors()?)),
-        }
-    }
-
-    /// Looks whether the parameters were computed at all: a kernel that fails on a GPU is told to
-    /// nobody who does not read its result. Reads one element of each that is on a GPU, and waits
-    /// for it.
-    ///
-    /// # Errors
-    /// That of the kernel.
-    pub fn check_weights(&self) -> Result<()> {
-        module_tensors::check_computed(&self.model)
-    }
-
-    fn local_tensors(&self) -> Result<BTreeMap<String, TensorData>> {
-        self.statistics.settle(&self.model);
-        let tensors = tensors_of(&self.model)?.into_iter();
-        let mut tensors: BTreeMap<_, _> = tensors.map(|own| (own.name, own.value)).collect();
-        for (name, slots) in self.names.iter().zip(&self.slots) {
-            for (slot, tensor) in self.optimizer.slots().iter().zip(slots) {
-                let data = tensor.clone().try_into_data().map_err(Error::internal)?;
-                tensors.insert(format!("optimizer/{slot}/{name}"), data);
-            }
-        }
-        tensors.extend(self.records_to_tensors()?);
-        tensors.extend(self.loss_scale.to_tensors());
-        Ok(tensors)
-    }
-
-    /// Puts a checkpoint's tensors back, in place.
-    ///
-    /// Without any slots the optimizer's start at zero, and without the numbers of a loss scale a
-    /// dynamic one starts anew. Checkpoints that hold none of the model's
-    /// integers and bools were written when those were not saved; they stay as they are then.
-    ///
-    /// # Errors
-    /// If a parameter is missing or has another shape or kind, or the slots are those of another
-    /// optimizer
-    /// ([`CheckpointError::WrongOptimizer`](crate::checkpoint::CheckpointError::WrongOptimizer));
-    /// the state is unchanged then. Tensors do not say which optimizer they are of but by the names
-    /// of its slots; `fit::restore` also compares the optimizer's name.
-    pub fn load_tensors(
-        &mut self,
-        tensors: &BTreeMap<String, TensorData>,
-        step: u64,
-    ) -> Result<()> {
-        let model = self.fitting_tensors(tensors)?;
-        self.check_slots(tensors)?;
-        let loss_scale = self.loss_scale.of_tensors(tensors)?;
-        if let Some(store) = self.placement.store() {
-            let mut all = tensors.clone();
-            all.extend(model);
-            store.restore(&all, step)?;
-            self.accumulated = None;
-            self.refresh()?;
-            self.step = step;
-            return Ok(());
-        }
-        let records = self.records_of_tensors(tensors)?;
-        let values = model.into_iter().map(|(_, value)| Some(value));
-        self.statistics.settle(&self.model);
-        let model = module_tensors::put(self.model.clone(), values)?;
-        let device = self.model.devices().into_iter().next();
-        let device = device.map(|device| device.without_autodiff());
-        let slots = self.names.iter().map(|name| {
-            let stored = self.optimizer.slots().iter().map_while(|slot| {
-                let data = tensors.get(&format!("optimizer/{slot}/{name}"))?.clone();
-                let dtype = data.dtype();
-                Some(Tensor::<1>::from_data(data, (device.as_ref()?, dtype)))
-            });
-            stored.collect()
-        });
-        self.slots = slots.collect();
-        self.model = model;
-        self.records = records;
-        self.loss_scale = loss_scale;
-        self.step = step;
-        self.accumulated = None;
-        self.half_updated = false;
-        Ok(())
-    }
-
-    /// The values of the model's tensors, by path and in visit order: the checkpoint's, or the own
-    /// ones of kinds that it does not know. Looked at before any is changed, because a running
-    /// statistic is changed in place.
-    fn fitting_tensors(
-        &self,
-        tensors: &BTreeMap<String, TensorData>,
-    ) -> Result<Vec<(String, TensorData)>> {
-        let own = tensors_of(&self.model)?;
-        let specs = own
-            .iter()
-            .map(|tensor| TensorSpec::of(tensor.name.clone(), &tensor.value));
-        let saved: BTreeSet<String> = saved_kinds(specs, tensors).map(|spec| spec.name).collect();
-        let values = own.into_iter().map(|tensor| {
-            let value = match saved.contains(&tensor.name) {
-                true => fitting(tensors, &tensor.name, &tensor.value)?.clone(),
-                false => tensor.value,
-            };
-            Ok((tensor.name, value))
-        });
-        values.collect()
-    }
-
-    /// Whether the checkpoint's slots are those of this optimizer, or there are none.
-    fn check_slots(&self, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
-        let of_parameter = |path: &str| self.names.iter().any(|name| name == path);
-        let own = self.optimizer.checkpoint_slots();
-        check_slots(own, None, tensors, of_parameter)?;
-        parameters::visit_trained(&self.model, |_, name, tensor| {
-            let count: usize = tensor.spec().shape.iter().product();
-            let slots = self.optimizer.slots().iter();
-            let (found, missing): (Vec<_>, Vec<_>) = slots
-                .map(|slot| format!("optimizer/{slot}/{name}"))
-                .partition(|slot| tensors.contains_key(slot));
-            if let (Some(_), Some(missing)) = (found.first(), missing.first()) {
-                return Err(Error::invalid(format!(
-                    "the checkpoint has no `{missing}`, only other slots of that parameter: it \
-                     is not whole"
-                )));
-            }
-            for slot in found {
-                let data = &tensors[&slot];
-                if data.num_elements() != count || !data.dtype().is_float() {
-                    return Err(Error::invalid(format!(
-                        "`{slot}` has shape {:?} and type {} in the checkpoint, and the parameter \
-                         `model/{name}` has {count} elements: it is from another model",
-                        data.shape().to_vec(),
-                        data.dtype().name(),
-                    )));
-                }
-            }
-            Ok(())
-        })
-    }
-}
-
-/// The stored tensor of this name, if it has the shape and the kind of elements of `like`.
-fn fitting<'a>(
-    tensors: &'a BTreeMap<String, TensorData>,
-    name: &str,
-    like: &TensorData,
-) -> Result<&'a TensorData> {
-    match tensors.get(name) {
-        None => Err(Error::invalid(format!(
-            "the checkpoint has no parameter `{name}`"
-        ))),
-        Some(data) if data.shape() != like.shape() => Err(Error::invalid(format!(
-            "parameter `{name}` has shape {:?} in the checkpoint and {:?} in the model: it is \
-             from another model",
-            data.shape().to_vec(),
-            like.shape().to_vec()
-        ))),
-        Some(data) if !module_tensors::is_same_kind(like.dtype(), data.dtype()) => {
-            Err(Error::invalid(format!(
-                "parameter `{name}` has elements of type {} in the checkpoint and {} in the \
-                 model: it is from another model",
-                data.dtype().name(),
-                like.dtype().name()
-            )))
-        }
-        Some(data) => Ok(data),
     }
 }

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use burn::module::Module;
 use burn::tensor::Tensor;
 
-use super::placement::Placement;
+use super::placement::{Placement, Slots, has_slots};
+use super::update::all_names;
 use super::{Applied, TrainState};
-use crate::remote::{
-    Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion, tensors_of, with_values,
-};
+use crate::checkpoint::Section;
+use crate::remote::{Pushed, RemoteSpec, RemoteState, RemoteStore, RemoteVersion};
+use crate::remote_model::{put_values, tensors_of};
 use crate::replicate::ReplicateExt;
 use crate::running_statistics::finite_or;
 use crate::{Error, Gradients, Mirrored, ReplicaContext, Result, current_strategy};
@@ -27,6 +28,8 @@ pub(super) struct Remote {
     places: Arc<[usize]>,
     /// A learning rate that was set here and that the store does not know yet.
     learning_rate: Option<f64>,
+    /// The store has all.
+    slots: Slots,
 }
 
 impl Remote {
@@ -82,9 +85,7 @@ impl<M: Module + 'static> Placement<M> for Remote {
         }
     }
 
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(self.clone())
-    }
+    has_slots!();
 
     fn store(&self) -> Option<&dyn RemoteState> {
         Some(&*self.state)
@@ -100,7 +101,7 @@ impl<M: Module + 'static> Placement<M> for Remote {
         let statistics = self.statistics.clone();
         state.statistics.write(&state.model, statistics)?;
         if !values.is_empty() {
-            state.model = with_values(state.model.clone(), self.known.len(), values)?;
+            put_values(&mut state.model, &state.statistics, values)?;
             self.statistics = state.statistics.read(&state.model);
         }
         for (index, version) in versions {
@@ -130,7 +131,7 @@ impl<M> TrainState<M> {
     /// Tells the store a learning rate that was set here; does nothing without one. Blocks.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn send_learning_rate(&mut self) -> Result<()> {
         self.placement.send_learning_rate()
     }
@@ -145,7 +146,7 @@ impl<M: Module + 'static> TrainState<M> {
     /// Blocks.
     ///
     /// # Errors
-    /// Those of the store; the state is unchanged then.
+    /// The errors of the store; the state is unchanged then.
     pub fn refresh(&mut self) -> Result<()> {
         if self.is_accumulating() {
             return Ok(());
@@ -165,15 +166,16 @@ impl<M: Module + 'static> TrainState<M> {
         if self.optimizer.burn().is_some() {
             return Err(Error::invalid(format!(
                 "the optimizer {} is one of burn, which updates whole parameters, and parameter \
-                 servers update parts: use an optimizer of `distribute_core::optim`",
+                 servers update parts: use an optimizer of `distribute_core::optim`, with \
+                 `RateFactors` for groups with learning rates of their own",
                 self.optimizer.name()
             )));
         }
-        self.statistics.settle(&self.model);
-        let tensors = tensors_of(&self.model)?;
+        self.optimizer.check_parameters(&all_names(&self.model)?)?;
+        let tensors = tensors_of(&self.model, &self.statistics)?;
         let paths = self.statistics.paths().iter();
         let places = paths.filter_map(|path| {
-            let name = format!("model/{path}");
+            let name = Section::Model.name(path);
             tensors.iter().position(|tensor| tensor.name == name)
         });
         let places = places.collect();
@@ -190,6 +192,7 @@ impl<M: Module + 'static> TrainState<M> {
             statistics: self.statistics.read(&self.model),
             places,
             learning_rate: None,
+            slots: Slots::new(self.names.len()),
         });
         self.refresh()
     }
@@ -201,8 +204,9 @@ impl<T: crate::Replicate> Mirrored<T> {
     /// last call or of the last run with `&mut Mirrored`. Blocks.
     ///
     /// # Errors
-    /// Those of the store.
+    /// The errors of the store.
     pub fn refresh(&mut self) -> Result<()> {
+        self.copies.forget_evaluated();
         let mut copies = self.copies.host.iter_mut();
         copies.try_for_each(|copy| copy.parts(|_, part| part.refresh_remote()))
     }
@@ -215,7 +219,7 @@ impl ReplicaContext {
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for gradients of a model too, and under a strategy without
-    /// parameter servers; those of the servers.
+    /// parameter servers; the errors of the servers.
     pub fn apply_row_gradients(&self, gradients: Gradients) -> Result<Applied> {
         if !gradients.is_empty() {
             return Err(Error::invalid(format!(

@@ -1,36 +1,39 @@
-//! A training state in a step that is captured: its tensors are those of a graph, its numbers stay
+//! A training state in a step that is captured: its tensors belong to a graph, its numbers stay
 //! on the host.
 
 use std::collections::HashMap;
+use std::iter;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::tensor::{DType, Shape, Tensor, TensorData};
+use burn::tensor::{DType, Shape, TensorData};
 use distribute_collectives::ReduceOp;
 
-use super::placement::{Captured, CapturedSlots, Placement};
-use super::update::visit_named;
+use super::placement::{Captured, CapturedSlots, Placement, Slots, has_slots, visit_named};
+use super::update::Numbers;
 use super::{Applied, TrainState};
 use crate::gradients::with_shape;
+use crate::nest::{LeafTensor, Tracking};
 use crate::optim::Coefficient;
+use crate::state_leaf::{StateKind, StateLeaf, StateVisitor, StateWalk};
 use crate::trace::{
-    CapturedTensor, Coefficients, Fingerprint, HostState, Source, TensorSpec, Trace, captured,
-    equals,
+    CapturedTensor, Coefficients, Counters, HostState, Source, TensorSpec, Trace, Waiting,
+    captured, equals,
 };
-use crate::{Error, Gradients, Leaf, LeafVisitor, Mirrored, NestPath, ReplicaContext, Result};
+use crate::{Error, Gradients, Leaf, Mirrored, ReplicaContext, Result};
 
 /// A slot on its way to the device and back. On the host, in checkpoints and in the optimizer it is
 /// flat; on the device it has the dimensions of its parameter: on a TPU a flat one has another
 /// layout, and every update would move all its numbers.
 struct ShapedSlot<'a> {
-    slot: &'a mut Tensor<1>,
+    slot: &'a mut dyn LeafTensor,
     shape: &'a [usize],
-    arrived: Option<&'a mut CapturedSlots>,
+    arrived: &'a mut CapturedSlots,
 }
 
 impl Leaf for ShapedSlot<'_> {
     fn spec(&self) -> TensorSpec {
-        TensorSpec::new(self.shape, self.slot.dtype())
+        TensorSpec::new(self.shape, self.slot.spec().dtype)
     }
 
     fn data(&self) -> Result<TensorData> {
@@ -43,19 +46,26 @@ impl Leaf for ShapedSlot<'_> {
         self.slot.set_data(with_shape(data, Shape::new([count]))?)
     }
 
-    fn bind(&mut self, tensor: CapturedTensor, _: (bool, bool)) {
+    fn tensor(&mut self) -> Option<&mut dyn LeafTensor> {
+        Some(self)
+    }
+}
+
+impl LeafTensor for ShapedSlot<'_> {
+    fn clear(&mut self) {
+        self.slot.clear();
+    }
+
+    fn bind(&mut self, tensor: CapturedTensor, tracking: Tracking) {
         let flat = tensor.reshaped(&[self.shape.iter().product()]);
-        if let Some(arrived) = &mut self.arrived {
-            arrived.insert(flat.id(), tensor);
-        }
-        *self.slot = flat.float();
+        self.arrived.insert(flat.id(), tensor);
+        self.slot.bind(flat, tracking);
     }
 
     /// A slot that no update has changed is the very input that it was.
     fn captured(&self) -> Option<CapturedTensor> {
         let flat = self.slot.captured()?;
-        let arrived = self.arrived.as_ref();
-        let unchanged = arrived.and_then(|arrived| arrived.get(&flat.id()));
+        let unchanged = self.arrived.get(&flat.id());
         Some(unchanged.map_or_else(|| flat.reshaped(self.shape), Clone::clone))
     }
 }
@@ -74,9 +84,9 @@ impl<M: Module + 'static> Placement<M> for Captured {
     ) -> Result<Applied> {
         let peers = ctx.peers();
         peers.all_reduce_gradients(ReduceOp::Sum, &mut gradients)?;
-        let coefficients = self.coefficients(state);
+        let mut numbers = self.numbers(state);
         if !state.loss_scale.is_dynamic() {
-            return state.update(gradients, coefficients, None);
+            return state.update(gradients, numbers, &mut self.slots, None);
         }
         if state.step != self.first_step {
             return Err(Error::not_compilable(
@@ -89,15 +99,13 @@ impl<M: Module + 'static> Placement<M> for Captured {
             gradients.apply_clip(clip)?;
         }
         self.applies = applies.as_ref().and_then(captured);
-        let is_made = applies.and_then(|applies| equals(&applies, 1.0));
-        state.update_with(coefficients, is_made, |update| {
+        numbers.only_if = applies.and_then(|applies| equals(&applies, 1.0));
+        state.update_with(numbers, &mut self.slots, |update| {
             update.apply(0..update.len(), &mut gradients)
         })
     }
 
-    fn boxed(&self) -> Box<dyn Placement<M>> {
-        Box::new(self.clone())
-    }
+    has_slots!();
 
     fn set_learning_rate(&mut self, learning_rate: f64) {
         self.learning_rate = Some(learning_rate);
@@ -113,6 +121,19 @@ impl<M: Module + 'static> Placement<M> for Captured {
 }
 
 impl Captured {
+    pub(super) fn new(trace: Arc<Trace>, index: usize, first_step: u64, slots: Slots) -> Self {
+        Self {
+            trace,
+            index,
+            first_step,
+            learning_rate: None,
+            slots,
+            arrived: HashMap::new(),
+            loss_scale: None,
+            applies: None,
+        }
+    }
+
     /// A dynamic loss scale as an input of the program, of shape `[1]`.
     pub(super) fn loss_scale(&mut self) -> CapturedTensor {
         let new = || {
@@ -122,8 +143,8 @@ impl Captured {
         self.loss_scale.get_or_insert_with(new).clone()
     }
 
-    /// Those of the next update, as inputs of the program of shape `[1]`.
-    fn coefficients<M: Module + 'static>(&self, state: &TrainState<M>) -> Vec<Coefficient> {
+    /// The coefficients of the next update are inputs of the program, of shape `[1]`.
+    fn numbers<M: Module + 'static>(&self, state: &TrainState<M>) -> Numbers {
         let spec = TensorSpec::vector(1, DType::F32);
         let input = |index| {
             let source = Source::Coefficient {
@@ -134,7 +155,12 @@ impl Captured {
             };
             Coefficient::Tensor(self.trace.input(source, &spec).float())
         };
-        (0..state.coefficients().len()).map(input).collect()
+        let count = state.numbers().coefficients.len();
+        Numbers {
+            coefficients: (0..count).map(input).collect(),
+            is_captured: true,
+            only_if: None,
+        }
     }
 }
 
@@ -150,10 +176,11 @@ impl<M: Module + 'static> TrainState<M> {
     /// Makes the slots of the start, which all steps of a compiled program share.
     pub(super) fn fill_slots(&mut self) -> Result<()> {
         let (optimizer, count) = (&*self.optimizer, self.optimizer.slots().len());
-        if self.slots.iter().all(|slots| slots.len() == count) {
+        let slots = &mut self.placement.slots_mut().tensors;
+        if slots.iter().all(|slots| slots.len() == count) {
             return Ok(());
         }
-        let mut slots = self.slots.iter_mut();
+        let mut slots = slots.iter_mut();
         visit_named(&self.model, &self.names, |tensor| {
             if let Some(slots) = slots.next().filter(|slots| slots.len() != count) {
                 *slots = optimizer.new_slots(&tensor.flat());
@@ -162,117 +189,106 @@ impl<M: Module + 'static> TrainState<M> {
         })
     }
 
-    pub(super) fn walk_slots(&mut self, path: &NestPath<'_>, visit: LeafVisitor<'_>) -> Result<()> {
-        let shapes = self.shapes()?;
-        let captured = self.placement.captured_mut();
-        let mut arrived = captured.map(|captured| &mut captured.slots);
-        let slots = self.slots.iter_mut().zip(shapes);
-        for (parameter, (slots, shape)) in self.names.iter().zip(slots) {
-            for (name, slot) in self.optimizer.slots().iter().zip(slots) {
-                let name = format!("{parameter} ({name})");
-                let path = path.field(&name);
-                if shape.len() == 1 {
-                    visit(&path, slot)?;
-                    continue;
-                }
-                let mut slot = ShapedSlot {
-                    slot,
-                    shape: &shape,
-                    arrived: arrived.as_deref_mut(),
-                };
-                visit(&path, &mut slot)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// The gradients of micro-batches that wait for the rest of their update.
-    pub(super) fn walk_accumulated(
+    /// Visits the tensors of the state, slots in the dimensions of their parameters.
+    pub(super) fn walk_shaped(
         &mut self,
-        path: &NestPath<'_>,
-        visit: LeafVisitor<'_>,
+        walk: StateWalk<'_>,
+        visit: StateVisitor<'_>,
     ) -> Result<()> {
-        let path = path.field("a gradient of micro-batches");
-        let gradients = self.accumulated.iter_mut();
-        let mut leaves = gradients.flat_map(|(_, gradients)| gradients.leaves());
-        leaves.try_for_each(|(_, mut leaf)| visit(&path, &mut leaf))
+        let shapes = self.slot_names()?.shapes;
+        let captured = self.placement.captured_mut();
+        let mut arrived = captured.map_or_else(HashMap::new, |it| std::mem::take(&mut it.arrived));
+        let per_parameter = self.optimizer.slots().len();
+        let mut of_slots = shapes
+            .iter()
+            .flat_map(|shape| iter::repeat_n(shape, per_parameter));
+        let walked = self.walk_tensors(walk, &mut |leaf| {
+            let is_slot = leaf.kind == StateKind::Slot;
+            let shape = is_slot.then(|| of_slots.next()).flatten();
+            let Some(shape) = shape.filter(|shape| shape.len() != 1) else {
+                return visit(leaf);
+            };
+            let StateLeaf { part, path, .. } = leaf;
+            match leaf.value.tensor() {
+                None => Ok(()),
+                Some(slot) => visit(StateLeaf {
+                    value: &mut ShapedSlot {
+                        slot,
+                        shape,
+                        arrived: &mut arrived,
+                    },
+                    kind: leaf.kind,
+                    owner: leaf.owner,
+                    part,
+                    path,
+                }),
+            }
+        });
+        if let Some(captured) = self.placement.captured_mut() {
+            captured.arrived = arrived;
+        }
+        walked
     }
 }
 
-impl<M: Module + 'static> HostState for TrainState<M> {
-    fn fingerprint(&self, key: &mut dyn Fingerprint) {
+impl<M: Module + 'static> TrainState<M> {
+    pub(super) fn host_state(&self) -> HostState {
         let (waiting, of) = self.accumulation();
-        key.fixed(format_args!(
-            "{} {} clip {:?} loss scale {:?} accumulate {waiting}/{of} times {}",
-            self.optimizer.name(),
-            self.optimizer.config(),
-            self.clip,
-            // A dynamic one is an input.
-            (!self.loss_scale.is_dynamic()).then(|| self.loss_scale.scale()),
-            self.accumulation_share,
-        ));
-    }
-
-    fn coefficients(&self) -> Coefficients {
-        Coefficients {
-            optimizer: Arc::clone(&self.optimizer),
-            learning_rate: self.learning_rate,
-            step: self.step,
-            loss_scale: self.loss_scale.scale(),
-            position: self.position(),
-        }
-    }
-
-    fn bind(&mut self, trace: Arc<Trace>, index: usize) {
-        self.placement = Box::new(Captured {
-            trace,
-            index,
-            first_step: self.step,
-            learning_rate: None,
-            slots: HashMap::new(),
-            loss_scale: None,
-            applies: None,
-        });
-    }
-
-    fn applies(&self) -> Option<CapturedTensor> {
-        self.placement.captured()?.applies.clone()
-    }
-
-    /// The number of updates, the learning rate and whether the step has set it, the micro-batches
-    /// that wait, and which parameters have a gradient in them.
-    fn record(&self) -> Vec<u64> {
         let captured = self.placement.captured();
-        let sets_rate = captured.is_some_and(|captured| captured.learning_rate.is_some());
-        let rate = self.learning_rate.to_bits();
-        let mut record = vec![self.step, rate, u64::from(sets_rate)];
-        if let Some((count, gradients)) = &self.accumulated {
-            record.push(*count as u64);
-            record.extend(gradients.compiled().map(u64::from));
+        HostState {
+            program: format!(
+                "{} {} clip {:?} loss scale {:?} accumulate {waiting}/{of} times {} trains {}",
+                self.optimizer.name(),
+                self.optimizer.config(),
+                self.clip,
+                // A dynamic one is an input.
+                (!self.loss_scale.is_dynamic()).then(|| self.loss_scale.scale()),
+                self.accumulation_share,
+                self.trained_parts(),
+            ),
+            coefficients: Coefficients {
+                optimizer: Arc::clone(&self.optimizer),
+                learning_rate: self.learning_rate,
+                step: self.step,
+                loss_scale: self.loss_scale.scale(),
+                position: self.position(),
+            },
+            counters: Counters {
+                updates: self.step,
+                learning_rate: self.learning_rate,
+                sets_learning_rate: captured.is_some_and(|it| it.learning_rate.is_some()),
+                waiting: self.accumulated.as_ref().map(|(count, gradients)| Waiting {
+                    micro_batches: *count,
+                    has_gradient: gradients.compiled().collect(),
+                }),
+            },
+            applies: captured.and_then(|captured| captured.applies.clone()),
         }
-        record
     }
 
-    fn replay(&mut self, before: &[u64], after: &[u64], is_skipped: bool) {
-        let ([step, ..], [new_step, rate, sets_rate, rest @ ..]) = (before, after) else {
-            return;
-        };
-        let updates = new_step.saturating_sub(*step);
+    /// Counts as a captured step has between these numbers.
+    pub(super) fn count(
+        &mut self,
+        before: &Counters,
+        after: &Counters,
+        is_skipped: bool,
+    ) -> Result<()> {
+        let updates = after.updates.saturating_sub(before.updates);
         if is_skipped {
             self.loss_scale.count_skipped();
         } else {
             self.step += updates;
             (0..updates).for_each(|_| self.loss_scale.count_update());
         }
-        if *sets_rate != 0 {
-            self.learning_rate = f64::from_bits(*rate);
+        if after.sets_learning_rate {
+            self.learning_rate = after.learning_rate;
         }
-        let waiting = rest.split_first().and_then(|(count, flags)| {
-            let count = usize::try_from(*count).ok()?;
-            let none = Gradients::none(&self.model).ok()?;
-            let compiled = flags.iter().map(|flag| *flag != 0);
-            Some((count, none.on_compiled_devices(compiled)))
+        let waiting = after.waiting.as_ref().map(|waiting| {
+            let none = Gradients::none(&self.model)?;
+            let compiled = waiting.has_gradient.iter().copied();
+            Ok::<_, Error>((waiting.micro_batches, none.on_compiled_devices(compiled)))
         });
-        self.accumulated = waiting;
+        self.accumulated = waiting.transpose()?;
+        Ok(())
     }
 }

@@ -7,19 +7,28 @@ use burn::tensor::Tensor;
 use tracing::trace_span;
 
 use super::TrainState;
+use super::placement::{Slots, visit_named};
 use crate::optim::{Coefficient, ParameterUpdate, WholeParameter};
-use crate::parameters::{self, FloatTensor};
+use crate::parameters;
 use crate::replica::Turn;
 use crate::trace::{self, CapturedTensor};
 use crate::{Error, Gradients, Result};
+
+/// The numbers of one update.
+pub(super) struct Numbers {
+    pub(super) coefficients: Vec<Coefficient>,
+    /// Whether the update is one of a step that is captured; the coefficients are inputs then.
+    pub(super) is_captured: bool,
+    /// Whether the program makes that update: a bool of shape `[1]`.
+    pub(super) only_if: Option<CapturedTensor>,
+}
 
 /// The parameters of one update. Until [`finish`](Self::finish) the model is as it was; the slots
 /// are not.
 pub(super) struct Update<'a, M> {
     pub(super) state: &'a mut TrainState<M>,
-    coefficients: Vec<Coefficient>,
-    /// Whether the program makes the update: a bool of shape `[1]`.
-    only_if: Option<CapturedTensor>,
+    slots: &'a mut Slots,
+    numbers: Numbers,
     /// The values of the parameters, in visit order.
     parameters: Vec<Parameter>,
     updated: Vec<Option<Parameter>>,
@@ -34,28 +43,34 @@ impl<'a, M: Module> Update<'a, M> {
     /// stay as they are where `only_if` is not set.
     ///
     /// # Errors
-    /// Those of [`visit_named`], and for a model that is not the captured one, in a step that is
-    /// captured.
+    /// The errors of [`visit_named`], and for a model that is not the captured one, in a step that
+    /// is captured.
     pub(super) fn new(
         state: &'a mut TrainState<M>,
-        coefficients: Vec<Coefficient>,
-        only_if: Option<CapturedTensor>,
+        numbers: Numbers,
+        slots: &'a mut Slots,
     ) -> Result<Self> {
+        if state.step == 0 {
+            state
+                .optimizer
+                .check_parameters(&all_names(&state.model)?)?;
+        }
         let (mut parameters, mut shapes) = (Vec::new(), Vec::new());
         visit_named(&state.model, &state.names, |tensor| {
             if state.optimizer.burn().is_some() {
                 shapes.push(tensor.spec().shape);
             }
-            parameters.push(match state.placement.captured() {
-                Some(_) => Parameter::Captured(tensor.captured().ok_or_else(foreign)?),
-                None => Parameter::Here(Box::new(tensor.flat())),
+            parameters.push(if numbers.is_captured {
+                Parameter::Captured(tensor.captured().ok_or_else(foreign)?)
+            } else {
+                Parameter::Here(Box::new(tensor.flat()))
             });
             Ok(())
         })?;
         Ok(Self {
             state,
-            coefficients,
-            only_if,
+            slots,
+            numbers,
             updated: vec![None; parameters.len()],
             parameters,
             shapes,
@@ -93,19 +108,13 @@ impl<'a, M: Module> Update<'a, M> {
         let key = (range.clone(), self.identity());
         let new = turn.once(key, || {
             self.apply(range.clone(), gradients)?;
-            let new = |index: usize| {
-                let state = &*self.state;
-                let kept = (state.slots[index].clone(), state.records[index].clone());
-                (self.updated[index].clone(), kept)
-            };
-            Ok::<_, Error>(range.clone().map(new).collect::<Vec<_>>())
+            let parameters = self.updated[range.clone()].to_vec();
+            Ok::<_, Error>((parameters, self.slots.part(range.clone())))
         })?;
-        for (index, (parameter, (slots, record))) in range.zip(new.iter()) {
-            self.has_begun |= parameter.is_some();
-            self.updated[index].clone_from(parameter);
-            self.state.slots[index].clone_from(slots);
-            self.state.records[index].clone_from(record);
-        }
+        let (parameters, slots) = &*new;
+        self.has_begun |= parameters.iter().any(Option::is_some);
+        self.updated[range.clone()].clone_from_slice(parameters);
+        self.slots.set(range, slots.clone());
         Ok(())
     }
 
@@ -114,7 +123,7 @@ impl<'a, M: Module> Update<'a, M> {
     fn identity(&self) -> (usize, usize, Vec<u64>) {
         let state = &*self.state;
         let rule = std::ptr::from_ref(&*state.optimizer).cast::<()>().addr();
-        let coefficients = self.coefficients.iter().map(|number| match number {
+        let coefficients = self.numbers.coefficients.iter().map(|number| match number {
             Coefficient::Host(number) => number.to_bits(),
             Coefficient::Tensor(_) => 0,
         });
@@ -122,20 +131,38 @@ impl<'a, M: Module> Update<'a, M> {
     }
 
     fn apply_one(&mut self, index: usize, gradients: &mut Gradients) -> Result<()> {
+        match self.apply_part(index, None, gradients)? {
+            Some(updated) => self.put(index, updated),
+            None => Ok(()),
+        }
+    }
+
+    /// What these elements of a parameter, or all, become, with the slots of them; `None` without
+    /// a gradient.
+    pub(super) fn apply_part(
+        &mut self,
+        index: usize,
+        part: Option<Range<usize>>,
+        gradients: &mut Gradients,
+    ) -> Result<Option<Tensor<1>>> {
         let Some(gradient) = gradients.take(index) else {
-            return Ok(());
+            return Ok(None);
         };
         self.has_begun = true;
         let parameter = self.parameters[index].flat();
         let gradient = gradient.into_flat(&parameter.device())?;
+        let [parameter, gradient] = match part {
+            Some(part) => [parameter, gradient].map(|tensor| tensor.slice(part.clone())),
+            None => [parameter, gradient],
+        };
         let dtype = parameter.dtype();
         let state = &mut *self.state;
-        let mut slots = std::mem::take(&mut state.slots[index]);
+        let mut slots = self.slots.take(index);
         if slots.is_empty() {
             slots = state.optimizer.new_slots(&parameter);
         }
-        let coefficients = Coefficient::of_type(&self.coefficients, dtype);
-        let only_if = self.only_if.as_ref();
+        let coefficients = Coefficient::of_type(&self.numbers.coefficients, dtype);
+        let only_if = self.numbers.only_if.as_ref();
         let before = only_if.map(|is_made| (is_made, parameter.clone(), slots.clone()));
         let (mut parameter, mut slots) = state.optimizer.update(ParameterUpdate {
             path: &state.names[index],
@@ -145,7 +172,7 @@ impl<'a, M: Module> Update<'a, M> {
             slots,
             whole: self.shapes.get(index).map(|shape| WholeParameter {
                 shape,
-                record: &mut state.records[index],
+                record: &mut self.slots.records[index],
             }),
         })?;
         if let Some((is_made, old, old_slots)) = before {
@@ -154,8 +181,13 @@ impl<'a, M: Module> Update<'a, M> {
                 *slot = choose(is_made, slot, old)?;
             }
         }
-        state.slots[index] = slots;
-        self.updated[index] = Some(self.parameters[index].with(parameter)?);
+        self.slots.tensors[index] = slots;
+        Ok(Some(parameter))
+    }
+
+    /// Notes what a parameter becomes.
+    pub(super) fn put(&mut self, index: usize, updated: Tensor<1>) -> Result<()> {
+        self.updated[index] = Some(self.parameters[index].with(updated)?);
         Ok(())
     }
 
@@ -209,30 +241,14 @@ impl Parameter {
     }
 }
 
-/// Visits the parameters that are trained, in visit order. They are those that were trained when
-/// the training state was made, whose slots are in that order.
-///
-/// # Errors
-/// [`Error::InvalidArgument`] if a layer was frozen or unfrozen since, with the first parameter.
-pub(super) fn visit_named(
-    model: &impl Module,
-    names: &[String],
-    mut each: impl FnMut(&mut dyn FloatTensor) -> Result<()>,
-) -> Result<()> {
-    let mut known = names.iter();
-    let other = |name: &str, now: &str, before: &str| {
-        Err(Error::invalid(format!(
-            "the parameter `{name}` is {now}, and was {before} when the training state was made; \
-             freeze and unfreeze layers before `TrainState::new`, or make a new state of the model"
-        )))
-    };
-    let frozen = |name: &str| other(name, "frozen", "trained");
-    parameters::visit_trained(model, |_, path, tensor| match known.next() {
-        Some(name) if name == path => each(tensor),
-        Some(name) if names.iter().any(|name| name == path) => frozen(name),
-        _ => other(path, "trained", "frozen"),
+/// The paths of all parameters, of frozen ones too.
+pub(super) fn all_names(model: &impl Module) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    parameters::visit(model, |parameter: parameters::Parameter<'_>| {
+        names.push(parameter.path.to_string());
+        Ok(())
     })?;
-    known.next().map_or(Ok(()), |name| frozen(name))
+    Ok(names)
 }
 
 /// The new value if the update is made, else the old one.

@@ -9,7 +9,7 @@ use super::shared::{Copies, Shared};
 use super::update::{self, Update};
 use super::{VariableAggregation, VariableKind, traced};
 use crate::strategy::StrategyId;
-use crate::trace::{Given, Receiver};
+use crate::trace::{LeafValue, Receiver};
 use crate::{Error, Leaf, PerReplica, ReplicaContext, Result, Strategy, strategy};
 
 /// Where a variable is used: a step passes its [`ReplicaContext`], code outside of a step passes
@@ -41,7 +41,7 @@ pub(crate) mod sealed {
         ///
         /// # Errors
         /// If there is none here.
-        fn read(&self, of: Local<'_>) -> Result<Given>;
+        fn read(&self, of: Local<'_>) -> Result<LeafValue>;
 
         /// Makes an update of a variable.
         ///
@@ -68,14 +68,15 @@ impl sealed::Context for ReplicaContext {
     }
 
     /// That of the replica's own copy.
-    fn read(&self, (variable, copies): Local<'_>) -> Result<Given> {
+    fn read(&self, (variable, copies): Local<'_>) -> Result<LeafValue> {
         match self.trace() {
             Some(trace) => traced::read(trace, variable),
-            None => Ok(Given::Host(copies.read(self.local_id()))),
+            None => Ok(LeafValue::Host(copies.read(self.local_id()))),
         }
     }
 
     fn change(&self, of: Local<'_>, update: Update, value: &mut dyn Leaf) -> Result<()> {
+        self.check_noted()?;
         let (variable, copies) = of;
         if let Some(trace) = self.trace() {
             return traced::change(trace, variable, update, value);
@@ -103,12 +104,15 @@ impl sealed::Context for ReplicaContext {
     }
 
     fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
+        self.check_noted()?;
         let Some(trace) = self.trace() else {
             return receiver.receive(self.local_id(), values);
         };
-        let given = values.iter_mut().map(|value| Given::of(*value));
-        let given = given.collect::<Result<Vec<_>>>()?;
-        let examples: Vec<_> = given.iter().map(Given::example).collect();
+        let given = values
+            .iter_mut()
+            .map(|value| LeafValue::of(*value))
+            .collect::<Result<Vec<_>>>()?;
+        let examples: Vec<_> = given.iter().map(LeafValue::example).collect();
         // Shapes that do not fit are an error where the step is, not after its first call.
         (receiver.check)(&examples)?;
         trace.defer(given, receiver.target, receiver.apply);
@@ -129,7 +133,7 @@ impl<S: Strategy + ?Sized> sealed::Context for S {
     }
 
     /// The common one.
-    fn read(&self, (variable, copies): Local<'_>) -> Result<Given> {
+    fn read(&self, (variable, copies): Local<'_>) -> Result<LeafValue> {
         variable.used_outside();
         let aggregation = variable.options.aggregation;
         let op = match (variable.kind, aggregation) {
@@ -144,7 +148,7 @@ impl<S: Strategy + ?Sized> sealed::Context for S {
             Some(op) => strategy::reduce::reduce(self, op, PerReplica::new(copies.all()))?,
             None => copies.read(0),
         };
-        Ok(Given::Host(value))
+        Ok(LeafValue::Host(value))
     }
 
     /// Of all copies.

@@ -8,8 +8,8 @@ impl ReplicaContext {
     /// replica gets a handle of the same variable. Blocks until all replicas have called it.
     ///
     /// # Errors
-    /// Those of [`DistributedVariable::new`], and another replica's failure. With parameter servers
-    /// variables are made outside of steps.
+    /// The errors of [`DistributedVariable::new`], and another replica's failure. With parameter
+    /// servers variables are made outside of steps.
     pub fn variable<T: VariableValue + 'static>(
         &self,
         mut initial: T,

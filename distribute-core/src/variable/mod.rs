@@ -31,7 +31,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 
 use crate::remote::RemoteVariable;
 use crate::shown::{Shown, write_components};
-use crate::trace::Given;
+use crate::trace::LeafValue;
 use crate::{Error, Leaf, ReplicaContext, Result, Strategy};
 pub use context::VariableContext;
 pub(crate) use context::sealed;
@@ -237,8 +237,8 @@ impl<T> DistributedVariable<T> {
         T: VariableValue,
     {
         match self.given(context)? {
-            Given::Host(data) => T::from_data(data, context.device()?),
-            Given::Captured(_) => Err(Error::not_compilable(
+            LeafValue::Host(data) => T::from_data(data, context.device()?),
+            LeafValue::Captured(_) => Err(Error::not_compilable(
                 "`DistributedVariable::read`",
                 "it returns a value, which there is none of yet; use `read_tensor`",
             )),
@@ -255,18 +255,18 @@ impl<T> DistributedVariable<T> {
             return Err(not_of_rank(D, self.shape()));
         }
         Ok(match self.given(ctx)? {
-            Given::Host(data) => {
+            LeafValue::Host(data) => {
                 let dtype = data.dtype();
                 Tensor::from_data(data, (ctx.device(), dtype))
             }
             // As a result of the step it has to be computed by an operation of the graph.
-            Given::Captured(tensor) => tensor.tracked(false).mul_scalar(1.0),
+            LeafValue::Captured(tensor) => tensor.tracked(false).mul_scalar(1.0),
         })
     }
 
     /// Replaces every copy by a function of it, outside of a step
     /// (TensorFlow: `StrategyExtended.update`). The equal copies of a mirrored variable get one
-    /// result, those of an on-read variable each their own.
+    /// result; the copies of an on-read variable each get their own.
     ///
     /// # Errors
     /// What `change` returns, then nothing is changed; [`Error::Shape`] and [`Error::DType`] if
@@ -299,11 +299,11 @@ impl<T> DistributedVariable<T> {
     }
 
     /// The value as it is seen from this context.
-    fn given(&self, context: &(impl VariableContext + ?Sized)) -> Result<Given> {
+    fn given(&self, context: &(impl VariableContext + ?Sized)) -> Result<LeafValue> {
         self.check_owner(context, "read")?;
         match &self.shared.home {
             Home::Here(copies) => context.read((&self.shared, copies)),
-            Home::Store(store) => store.read().map(Given::Host),
+            Home::Store(store) => store.read().map(LeafValue::Host),
         }
     }
 

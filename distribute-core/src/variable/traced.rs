@@ -8,7 +8,7 @@ use burn::tensor::TensorData;
 use super::VariableKind;
 use super::shared::{Home, Shared};
 use super::update::Update;
-use crate::trace::{self, CapturedTensor, Given, HostVariable, Trace};
+use crate::trace::{self, CapturedTensor, HostVariable, LeafValue, Trace};
 use crate::{Error, Leaf, Result};
 
 /// The value of a variable at that point of the step.
@@ -21,9 +21,9 @@ fn current(trace: &Trace, variable: &Arc<Shared>) -> CapturedTensor {
 ///
 /// # Errors
 /// [`Error::DType`] for other variables.
-pub(super) fn read(trace: &Trace, variable: &Arc<Shared>) -> Result<Given> {
+pub(super) fn read(trace: &Trace, variable: &Arc<Shared>) -> Result<LeafValue> {
     if variable.spec.dtype.is_float() {
-        return Ok(Given::Captured(current(trace, variable)));
+        return Ok(LeafValue::Captured(current(trace, variable)));
     }
     let op = "read_tensor in a compiled step";
     Err(Error::dtype(op, variable.spec.dtype))
@@ -47,17 +47,18 @@ pub(super) fn change(
         ));
     }
     let op = update.name();
-    let value = match value.captured() {
+    let value = match trace::captured_leaf(value) {
         Some(tensor) => tensor,
         None => trace.constant(value.take()?),
     };
     variable.check_value(op, &value.spec())?;
-    let value = match variable.is_local() {
-        true => value,
-        false => match variable.options.aggregation.reduction(op)? {
+    let value = if variable.is_local() {
+        value
+    } else {
+        match variable.options.aggregation.reduction(op)? {
             Some(reduction) => trace.all_reduce_one(reduction, value)?,
             None => trace::of_replica(trace, value, 0),
-        },
+        }
     };
     let new = match update {
         Update::Assign => value,

@@ -73,7 +73,7 @@ impl WorkerGroup {
         self.shared.signals[STOP].is_agreed()
     }
 
-    /// Begins anew: nobody has asked to stop. For what follows a loop that has stopped.
+    /// Starts over: clears requests to stop. For code after a loop that has stopped.
     pub fn clear_stop(&self) {
         self.shared.signals[STOP].clear();
     }

@@ -1,49 +1,87 @@
 //! Values that all workers take over from the chief, such as a model's initial parameters.
 
+use std::ops::Range;
+
 use burn::tensor::TensorData;
 use distribute_collectives::Buffer;
 use serde_json::{Value, json};
 
 use super::WorkerGroup;
-use super::encoding::tensor;
 use crate::trace::TensorSpec;
 use crate::{Error, Result};
 
 /// Where a tensor belongs, and what it is.
-type Named = (String, TensorSpec);
+pub(crate) type Named = (String, TensorSpec);
+
+/// The chief sends its tensors in packs of at least one tensor and at most this many bytes.
+const PACK_BYTES: usize = 32 << 20;
+
+/// The tensors that travel together: as many as fit into a pack, or one.
+pub(crate) fn packs(tensors: &[Named]) -> impl Iterator<Item = Range<usize>> {
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let mut bytes = 0_usize;
+        let rest = tensors[start..].iter();
+        let fits = |(_, form): &&Named| {
+            bytes = bytes.saturating_add(size_bytes(form));
+            bytes <= PACK_BYTES
+        };
+        let count = rest.take_while(fits).count().max(1);
+        let pack = start..tensors.len().min(start + count);
+        start = pack.end;
+        (!pack.is_empty()).then_some(pack)
+    })
+}
+
+fn size_bytes(form: &TensorSpec) -> usize {
+    form.shape.iter().product::<usize>() * form.dtype.size()
+}
 
 impl WorkerGroup {
-    /// Replaces the tensors, which have these names, by the chief's.
+    /// Refuses, on all workers, if one has tensors of other names, shapes or types than the chief.
     ///
     /// Blocks until all workers have called it.
     ///
     /// # Errors
-    /// [`Error::DifferentModels`] on all workers if one has other tensors than the chief.
-    pub(crate) fn take_from_chief(
-        &self,
-        names: &[String],
-        tensors: &mut [TensorData],
-    ) -> Result<()> {
-        let forms = tensors.iter().map(TensorSpec::of);
-        let own: Vec<Named> = names.iter().cloned().zip(forms).collect();
-        let all = self.all_gather_json("the parameters of a model", &own)?;
+    /// [`Error::DifferentModels`].
+    pub(crate) fn check_tensors(&self, own: &[Named]) -> Result<()> {
+        let all = self.all_gather_json("the parameters of a model", &own.to_vec())?;
         // Every worker compares all lists, so all of them return the same error.
         for (worker, found) in all.iter().enumerate().skip(1) {
             if let Some(what) = difference(&all[0], found) {
                 return Err(Error::DifferentModels { worker, what });
             }
         }
-        let bytes = tensors.iter().flat_map(TensorData::as_bytes);
-        let mut bytes: Vec<u8> = bytes.copied().collect();
-        self.communicator()
-            .broadcast(0, &mut [Buffer::U8(&mut bytes)])?;
-        let mut rest = bytes.as_slice();
-        for (data, (_, form)) in tensors.iter_mut().zip(&own) {
-            let (elements, left) = rest.split_at(data.as_bytes().len());
-            *data = tensor(form, elements);
-            rest = left;
-        }
         Ok(())
+    }
+
+    /// The chief's values of tensors that all workers have; `None` on the chief, which reads them.
+    ///
+    /// Blocks until all workers have called it.
+    ///
+    /// # Errors
+    /// If the chief cannot read them, and a worker that was lost.
+    pub(crate) fn chiefs(
+        &self,
+        tensors: &[Named],
+        read: impl FnOnce() -> Result<Vec<TensorData>>,
+    ) -> Result<Option<Vec<TensorData>>> {
+        let mut values: Vec<Vec<u8>> = if self.is_chief() {
+            let read = self.or_abort(read())?.into_iter();
+            read.map(|data| data.into_bytes().to_vec()).collect()
+        } else {
+            let forms = tensors.iter();
+            forms.map(|(_, form)| vec![0; size_bytes(form)]).collect()
+        };
+        let mut buffers: Vec<Buffer<'_>> = values.iter_mut().map(|it| Buffer::U8(it)).collect();
+        self.communicator().broadcast(0, &mut buffers)?;
+        if self.is_chief() {
+            return Ok(None);
+        }
+        let received = tensors.iter().zip(values).map(|((_, form), bytes)| {
+            TensorData::from_bytes_vec(bytes, form.shape.clone(), form.dtype)
+        });
+        Ok(Some(received.collect()))
     }
 
     /// Refuses, on all workers, if one has other numbers or texts than the chief. `what` they are
@@ -76,8 +114,13 @@ impl WorkerGroup {
 
     /// Replaces a variable's initial value by the chief's.
     pub(crate) fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
-        let names = ["(a variable)".to_string()];
-        self.take_from_chief(&names, std::slice::from_mut(initial))
+        let tensors = [("(a variable)".to_string(), TensorSpec::of(initial))];
+        self.check_tensors(&tensors)?;
+        let chiefs = self.chiefs(&tensors, || Ok(vec![initial.clone()]))?;
+        if let Some(value) = chiefs.and_then(|mut values| values.pop()) {
+            *initial = value;
+        }
+        Ok(())
     }
 }
 
@@ -101,4 +144,27 @@ fn difference(chief: &[Named], worker: &[Named]) -> Option<String> {
     }
     let (more, _) = worker.get(chief.len())?;
     Some(format!("the chief has no parameter `{more}`"))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::*;
+
+    #[test]
+    fn packs_hold_as_many_tensors_as_fit_and_each_once() {
+        let tensor = |mebibytes: usize| {
+            let shape = vec![mebibytes << 18];
+            let dtype = DType::F32;
+            (String::new(), TensorSpec { dtype, shape })
+        };
+        let packed = |sizes: &[usize]| {
+            let tensors: Vec<Named> = sizes.iter().map(|size| tensor(*size)).collect();
+            packs(&tensors).collect::<Vec<_>>()
+        };
+        assert_eq!(packed(&[]), Vec::<Range<usize>>::new());
+        assert_eq!(packed(&[0, 1, 31, 1]), [0..3, 3..4]);
+        assert_eq!(packed(&[40, 1, 40, 32, 0]), [0..1, 1..2, 2..3, 3..5]);
+    }
 }

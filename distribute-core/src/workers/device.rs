@@ -11,8 +11,8 @@ use crate::sync::lock;
 use crate::{DeviceReducer, Error, Result};
 
 impl WorkerGroup {
-    /// Reduces gradients of this worker's replica 0 with those of the others from now on. All
-    /// workers call it, or none.
+    /// Reduces gradients of this worker's replica 0 with the other workers' gradients from now on.
+    /// All workers call it, or none.
     pub(crate) fn set_device_reducer(&self, reducer: Box<dyn DeviceReducer>) {
         let _first = self.shared.device.set(Mutex::new(reducer));
     }

@@ -11,7 +11,7 @@ use crate::cross_device::by_type;
 use crate::nest::different_structure;
 use crate::{Error, Result};
 
-/// What the names and shapes of a worker's lists may take more than those of another one.
+/// How many bytes more the names and shapes of a worker's lists may take than another worker's.
 const SLACK_BYTES: usize = 64 * 1024;
 
 /// What two workers have called, in the same words on both.
@@ -31,7 +31,7 @@ fn send(communicator: &mut dyn Communicator, to: usize, mut bytes: Vec<u8>) -> R
     Ok(communicator.send(to, Buffer::U8(&mut bytes))?)
 }
 
-/// At most so many bytes.
+/// Receives a message of at most `limit` bytes, after its length.
 fn receive(communicator: &mut dyn Communicator, from: usize, limit: usize) -> Result<Vec<u8>> {
     let mut length = [0];
     communicator.recv(from, Buffer::I64(&mut length))?;
@@ -67,8 +67,12 @@ impl WorkerGroup {
         if self.options().bytes_per_pack == 0 {
             return self.all_reduce(op, lists);
         }
-        let sizes = lists.first().map_or(&[][..], |list| list);
-        let sizes: Vec<usize> = sizes.iter().map(|data| data.as_bytes().len()).collect();
+        let sizes: Vec<usize> = lists
+            .first()
+            .map_or(&[][..], |list| list)
+            .iter()
+            .map(|data| data.as_bytes().len())
+            .collect();
         for pack in self.options().packs(&sizes) {
             let lists = lists.iter_mut().map(|list| &mut list[pack.clone()]);
             self.all_reduce(op, &mut lists.collect::<Vec<_>>())?;
@@ -121,8 +125,8 @@ impl WorkerGroup {
         Ok(lists.into_iter().flatten().collect())
     }
 
-    /// Sends lists to the worker that many numbers further on (behind the last one comes worker
-    /// 0), and gives those of the worker as far back (MPI: `MPI_Cart_shift` and `MPI_Sendrecv`).
+    /// Sends lists to worker `rank + distance` and returns the lists of worker `rank -
+    /// distance`, both modulo the number of workers (MPI: `MPI_Cart_shift` and `MPI_Sendrecv`).
     /// A worker alone gets its own, and so does
     /// each at a distance of 0. `call` says what it is for. The lists are about as large on all
     /// workers, for each of their replicas; the distance is the same on all.
@@ -158,23 +162,21 @@ impl WorkerGroup {
         let (next, before) = ((own + distance) % count, (own + count - distance) % count);
         let mut communicator = self.communicator();
         let communicator = communicator.as_mut();
-        // Who sends may have to wait until it is listened to. In each circle of workers that send
+        // A send may block until it is received. In each circle of workers that send
         // to each other the one below `distance` sends first, and the next listens.
-        let received = match (own / distance).is_multiple_of(2) {
-            true => {
-                send(communicator, next, bytes)?;
-                receive(communicator, before, limit)?
-            }
-            false => {
-                let received = receive(communicator, before, limit)?;
-                send(communicator, next, bytes)?;
-                received
-            }
+        let received = if (own / distance).is_multiple_of(2) {
+            send(communicator, next, bytes)?;
+            receive(communicator, before, limit)?
+        } else {
+            let received = receive(communicator, before, limit)?;
+            send(communicator, next, bytes)?;
+            received
         };
         let (found, lists) = encoding::decode(&received)?;
-        match found == call {
-            true => Ok(lists),
-            false => Err(different_calls([(before, found.as_str()), (own, call)])),
+        if found == call {
+            Ok(lists)
+        } else {
+            Err(different_calls([(before, found.as_str()), (own, call)]))
         }
     }
 

@@ -22,6 +22,7 @@ use distribute_collectives::{
 };
 
 use agreement::Signal;
+pub(crate) use chief::packs;
 
 use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::sync::lock;
@@ -174,13 +175,13 @@ impl WorkerGroup {
         self.shared.first_replicas[self.index()]
     }
 
-    /// How many replicas of this worker are combined with each other, before those of other
+    /// How many replicas of this worker are combined with each other, before the replicas of other
     /// workers: the first part has the replicas from 0 on, the next one those after them.
     pub(crate) fn parts(&self) -> &[usize] {
         &self.shared.parts
     }
 
-    /// This process' endpoint of the group; nobody else uses it meanwhile.
+    /// This process' endpoint of the group, locked for exclusive use.
     pub(crate) fn communicator(&self) -> MutexGuard<'_, Box<dyn Communicator>> {
         lock(&self.shared.communicator)
     }

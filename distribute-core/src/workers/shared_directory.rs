@@ -10,16 +10,16 @@ use crate::{Error, Result};
 /// Followed by 16 hexadecimal digits.
 const PREFIX: &str = ".distribute-probe-";
 
-/// What the chief says of the directory: where it is, and the name of a file that it put there; or
-/// why it cannot use it.
-type Said = Result<(String, String), String>;
+/// The chief's report about the directory: where it is, and the name of a file that it put there;
+/// or why it cannot use it.
+type ChiefReport = Result<(String, String), String>;
 
 /// A file that is removed again.
 struct Probe(PathBuf);
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // Nobody reads it, and its directory may be gone.
+        // The file is not used any more, and its directory may be gone.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -44,11 +44,11 @@ impl WorkerGroup {
             Ok((value, probe, name))
         };
         let opened: Option<Result<_>> = self.is_chief().then(open);
-        let said: Option<Said> = opened.as_ref().map(|opened| match opened {
+        let said: Option<ChiefReport> = opened.as_ref().map(|opened| match opened {
             Ok((_, _, name)) => {
                 // For people: the workers may have other working directories.
-                let absolute = std::path::absolute(directory);
-                let absolute = absolute.unwrap_or_else(|_| directory.to_path_buf());
+                let absolute =
+                    std::path::absolute(directory).unwrap_or_else(|_| directory.to_path_buf());
                 Ok((absolute.to_string_lossy().into_owned(), name.clone()))
             }
             Err(error) => Err(error.to_string()),
@@ -70,14 +70,14 @@ impl WorkerGroup {
     }
 }
 
-/// Those of chiefs that were killed while the others looked.
+/// Removes the probes of chiefs that were killed while the others looked.
 fn remove_old_probes(directory: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name();
         let digits = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
         if digits.is_some_and(|digits| digits.len() == 16) {
-            // Whoever removes it first is as good.
+            // It does not matter which worker removes it first.
             let _ = std::fs::remove_file(entry.path());
         }
     }

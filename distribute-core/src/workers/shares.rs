@@ -50,8 +50,9 @@ mod tests {
             more in 0_usize..200,
         ) {
             let total = workers + more;
-            let ranges = (0..workers).map(|worker| replica_range(total, workers, worker).unwrap());
-            let ranges: Vec<Range<usize>> = ranges.collect();
+            let ranges: Vec<Range<usize>> = (0..workers)
+                .map(|worker| replica_range(total, workers, worker).unwrap())
+                .collect();
             prop_assert_eq!(ranges[0].start, 0);
             prop_assert_eq!(ranges[workers - 1].end, total);
             for pair in ranges.windows(2) {

@@ -28,6 +28,7 @@ fn trained(replicas: usize, ops: impl CrossDeviceOps + 'static) -> Vec<Vec<f32>>
                 let scale = (ctx.replica_id() + step) as f32;
                 let input = Tensor::<2>::ones([4, 3], ctx.device()).mul_scalar(scale);
                 let loss = state.model.forward(input).sum();
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(())

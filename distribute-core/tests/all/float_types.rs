@@ -94,7 +94,7 @@ fn thresholds_are_compared_in_the_type_of_the_predictions() {
     let strategy = DefaultStrategy::new();
     for dtype in TYPES {
         for threshold in [0.1, 0.2, 0.3, 0.5, 0.7] {
-            let metric = BinaryAccuracy::new(&strategy).threshold(threshold);
+            let metric = strategy.metric(BinaryAccuracy::default().threshold(threshold));
             strategy
                 .run((), |ctx, ()| {
                     let at = TensorData::from([threshold]).convert_dtype(DType::from(dtype));

@@ -32,7 +32,7 @@ impl Weights {
     }
 }
 
-/// The gradients of one step, replica by replica: those of `w`, then that of `b`.
+/// The gradients of one step, replica by replica: first of `w`, then of `b`.
 type Step = Vec<Vec<f32>>;
 
 /// Gradients of which some are NaN, infinite, or infinite when they are scaled.
@@ -60,10 +60,12 @@ fn rule(steps: &[Step], initial: f32, growth: u64) -> Vec<(bool, f64, u64)> {
             let sum: f32 = step.iter().map(|replica| replica[place] * scale).sum();
             sum.is_finite()
         });
-        match is_finite {
-            true if good + 1 == growth => (scale, good) = (scale * 2.0, 0),
-            true => good += 1,
-            false => (scale, good) = ((scale / 2.0).max(1.0), 0),
+        if !is_finite {
+            (scale, good) = ((scale / 2.0).max(1.0), 0);
+        } else if good + 1 == growth {
+            (scale, good) = (scale * 2.0, 0);
+        } else {
+            good += 1;
         }
         (is_finite, f64::from(scale), good)
     };
@@ -85,6 +87,7 @@ fn apply(
         let given = Tensor::<1>::from_data(&given[..], ctx.device());
         let (w, b) = (given.clone().slice(0..COUNT), given.slice(COUNT..COUNT + 1));
         let loss = (state.model.w.val() * w).sum() + (state.model.b.val() * b).sum();
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
         let done = state.apply_gradients(ctx, gradients)?;
         Ok(match done {
@@ -115,7 +118,7 @@ fn dynamic(initial: f32, growth: u64) -> LossScale {
 /// Weights, slots and step, as bits.
 type Bits = (u64, Vec<(String, Vec<u32>)>);
 
-/// Those of all replicas, which must be equal.
+/// The numbers of all replicas, which must be equal.
 fn bits(state: &Mirrored<TrainState<Weights>>) -> Bits {
     let of_one = |state: &TrainState<Weights>| {
         let tensors = state.to_tensors().unwrap().into_iter();
@@ -332,6 +335,7 @@ fn a_loss_that_was_not_scaled_is_an_error() {
     let before = bits(&state);
     let result = strategy.run(&mut state, |ctx, state| {
         let loss = state.model.w.val().sum();
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients).map(drop)
     });
@@ -405,7 +409,8 @@ fn normalized(strategy: &impl Strategy, scale: LossScale) -> Mirrored<TrainState
 fn normalized_step(
     strategy: &impl Strategy,
     state: &mut Mirrored<TrainState<Normalized>>,
-    (number, size): (usize, f32),
+    number: usize,
+    size: f32,
 ) {
     let count = strategy.num_replicas_in_sync();
     let parts = strategy.replicas().iter().map(|replica| {
@@ -416,8 +421,9 @@ fn normalized_step(
     let parts = PerReplica::new(parts.collect::<Vec<_>>());
     let done = strategy.run((state, parts), |ctx, (state, (rows, size))| {
         let x = Tensor::<1>::from_data(&rows[..], ctx.device()).reshape([4, 3]);
-        let x = state.model.all.forward(ctx, state.model.own.forward(x))?;
+        let x = state.model.all.forward(state.model.own.forward(x));
         let loss = x.matmul(state.model.last.val()).powi_scalar(2).sum() * size;
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
         state.apply_gradients(ctx, gradients).map(drop)
     });
@@ -431,13 +437,10 @@ fn statistics_stay(strategy: &impl Strategy) -> Result<()> {
     let mut wanted = normalized(strategy, LossScale::default());
     for number in 0..6 {
         let overflows = number % 3 == 1;
-        normalized_step(
-            strategy,
-            &mut found,
-            (number, if overflows { 1e37 } else { 1.0 }),
-        );
+        let size = if overflows { 1e37 } else { 1.0 };
+        normalized_step(strategy, &mut found, number, size);
         if !overflows {
-            normalized_step(strategy, &mut wanted, (number, 1.0));
+            normalized_step(strategy, &mut wanted, number, 1.0);
         }
         let all = found.values()?.iter().zip(wanted.values()?);
         for (replica, (found, wanted)) in all.enumerate() {

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use distribute_core::metric::{
-    BinaryAccuracy, CategoricalAccuracy, Mean, Metric, SparseCategoricalAccuracy, Sum,
+    BinaryAccuracy, CategoricalAccuracy, Mean, SparseCategoricalAccuracy, Sum,
 };
 use distribute_core::{
     CentralStorageStrategy, DefaultStrategy, Error, MirroredStrategy, PerReplica, ReduceOp,
@@ -10,12 +10,7 @@ use distribute_core::{
 };
 use proptest::prelude::*;
 
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    MirroredStrategy::builder()
-        .replicas(replicas)
-        .build()
-        .unwrap()
-}
+use crate::mirrored;
 
 /// TensorFlow's example of tracking a loss: per-example losses [2, 3] and [4, 5] on two replicas,
 /// scaled by the global batch of 4, are 1.25 and 2.25; their SUM is the loss, their mean is not.
@@ -44,7 +39,7 @@ fn a_metric_that_saw_nothing_is_zero_and_empty_batches_count_nothing() {
     let strategy = mirrored(2);
     let (mean, accuracy) = (
         Mean::new(&strategy),
-        SparseCategoricalAccuracy::new(&strategy),
+        strategy.metric(SparseCategoricalAccuracy),
     );
     assert_eq!(mean.result().unwrap(), 0.0);
     strategy
@@ -75,12 +70,12 @@ fn rows<const R: usize, const C: usize>(values: [[f32; C]; R], device: &Device) 
 #[test]
 fn the_accuracies_give_the_numbers_of_keras_documentation() {
     let strategy = DefaultStrategy::new();
-    let sparse = SparseCategoricalAccuracy::new(&strategy);
-    let weighted = SparseCategoricalAccuracy::new(&strategy);
-    let categorical = CategoricalAccuracy::new(&strategy);
-    let categorical_weighted = CategoricalAccuracy::new(&strategy);
-    let binary = BinaryAccuracy::new(&strategy);
-    let binary_weighted = BinaryAccuracy::new(&strategy);
+    let sparse = strategy.metric(SparseCategoricalAccuracy);
+    let weighted = strategy.metric(SparseCategoricalAccuracy);
+    let categorical = strategy.metric(CategoricalAccuracy);
+    let categorical_weighted = strategy.metric(CategoricalAccuracy);
+    let binary = strategy.metric(BinaryAccuracy::default());
+    let binary_weighted = strategy.metric(BinaryAccuracy::default());
     let sums = Sum::new(&strategy);
     let weighted_mean = Mean::new(&strategy);
     strategy
@@ -113,31 +108,30 @@ fn the_accuracies_give_the_numbers_of_keras_documentation() {
             weighted_mean.update_state_weighted(ctx, values, weights)
         })
         .unwrap();
-    let close = |metric: &dyn Metric, expected: f64| {
-        let found = metric.result().unwrap();
+    let close = |what: &str, found: distribute_core::Result<f64>, expected: f64| {
+        let found = found.unwrap();
         assert!(
             (found - expected).abs() < 1e-6,
-            "{}: {found} not {expected}",
-            metric.name()
+            "{what}: {found} not {expected}"
         );
     };
-    close(&sparse, 0.5);
-    close(&weighted, 0.3);
-    close(&categorical, 0.5);
-    close(&categorical_weighted, 0.3);
-    close(&binary, 0.75);
-    close(&binary_weighted, 0.5);
-    close(&sums, 16.0);
-    close(&weighted_mean, 2.0);
+    close("sparse", sparse.result(), 0.5);
+    close("weighted", weighted.result(), 0.3);
+    close("categorical", categorical.result(), 0.5);
+    close("weighted one-hot", categorical_weighted.result(), 0.3);
+    close("binary", binary.result(), 0.75);
+    close("weighted binary", binary_weighted.result(), 0.5);
+    close("sum", sums.result(), 16.0);
+    close("weighted mean", weighted_mean.result(), 2.0);
     sums.reset_state().unwrap();
-    close(&sums, 0.0);
+    close("sum that was reset", sums.result(), 0.0);
 }
 
 #[test]
 fn weights_and_labels_of_the_wrong_shape_are_refused() {
     let strategy = DefaultStrategy::new();
     let mean = Mean::new(&strategy);
-    let accuracy = SparseCategoricalAccuracy::new(&strategy);
+    let accuracy = strategy.metric(SparseCategoricalAccuracy);
     let weights = strategy.run((), |ctx, ()| {
         let values = TensorData::from([1.0_f32, 2.0]);
         mean.update_state_weighted(ctx, values, TensorData::from([1.0_f32, 1.0, 1.0]))
@@ -226,7 +220,7 @@ proptest! {
 fn metrics_take_values_outside_of_a_step() {
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
     let device = Device::flex();
-    let accuracy = SparseCategoricalAccuracy::new(&strategy);
+    let accuracy = strategy.metric(SparseCategoricalAccuracy);
     let labels = Tensor::<1, Int>::from_ints([0, 1, 1], &device);
     let scores = Tensor::<2>::from_floats([[2.0, 1.0], [0.0, 3.0], [5.0, 4.0]], &device);
     accuracy.update_state(&strategy, &labels, &scores).unwrap();
@@ -257,4 +251,85 @@ fn metrics_take_values_outside_of_a_step() {
     let other = DefaultStrategy::new();
     let error = mean.update_state(&other, 1.0_f32).unwrap_err();
     assert!(matches!(error, Error::MixedStrategies { .. }), "{error:?}");
+}
+
+/// Values of any shape count one by one, with weights of their leading dimensions; of equal scores
+/// the first wins, and a NaN is never the largest.
+#[test]
+fn a_metric_counts_every_value_of_an_example() {
+    let strategy = DefaultStrategy::new();
+    let device = Device::flex();
+    let [plain, per_example, per_value] =
+        [(); 3].map(|()| strategy.metric(SparseCategoricalAccuracy));
+    let scores = Tensor::<3>::from_floats(
+        [
+            [[2.0, 2.0, 1.0], [0.0, f32::NAN, 3.0], [f32::NAN, 0.0, 1.0]],
+            [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [5.0, 1.0, 0.0]],
+        ],
+        &device,
+    );
+    let labels = Tensor::<2, Int>::from_ints([[0, 2, 0], [1, 0, 0]], &device);
+    // Right are [[1, 1, 0], [1, 0, 1]].
+    plain.update_state(&strategy, &labels, &scores).unwrap();
+    assert!((plain.result().unwrap() - 4.0 / 6.0).abs() < 1e-12);
+    let weights = TensorData::from([3.0_f32, 0.0]);
+    per_example
+        .update_state_weighted(&strategy, &labels, &scores, weights)
+        .unwrap();
+    assert!((per_example.result().unwrap() - 2.0 / 3.0).abs() < 1e-12);
+    let weights = TensorData::from([[1.0_f32, 0.0, 1.0], [0.0, 1.0, 1.0]]);
+    per_value
+        .update_state_weighted(&strategy, &labels, &scores, weights)
+        .unwrap();
+    assert_eq!(per_value.result().unwrap(), 0.5);
+}
+
+/// A metric of one's own is a function, under every strategy.
+#[test]
+fn a_function_is_a_metric() {
+    let strategy = mirrored(2);
+    let error = strategy.metric(|predicted: &Tensor<2>, wanted: &Tensor<2>| {
+        let error = (predicted.clone() - wanted.clone()).abs();
+        error.mean_dim(1).squeeze_dim::<1>(1)
+    });
+    let update = |weight: Option<f32>| {
+        strategy.run((), |ctx, ()| {
+            let own = ctx.replica_id() as f32;
+            let predicted = rows([[own, own + 2.0], [3.0, 3.0]], ctx.device());
+            let wanted = predicted.zeros_like();
+            match weight {
+                None => error.update_state(ctx, &wanted, &predicted),
+                Some(weight) => error.update_state_weighted(ctx, &wanted, &predicted, weight),
+            }
+        })
+    };
+    update(None).unwrap();
+    assert_eq!(error.result().unwrap(), (1.0 + 3.0 + 2.0 + 3.0) / 4.0);
+    update(Some(0.0)).unwrap();
+    assert_eq!(error.result().unwrap(), 2.25);
+    error.reset_state().unwrap();
+    assert_eq!(error.result().unwrap(), 0.0);
+}
+
+/// Integers and booleans are labels too.
+#[test]
+fn labels_of_every_kind_are_compared() {
+    let strategy = DefaultStrategy::new();
+    let device = Device::flex();
+    let (binary, one_hot) = (
+        strategy.metric(BinaryAccuracy::default().threshold(0.0)),
+        strategy.metric(CategoricalAccuracy),
+    );
+    let scores = rows([[-1.0, 2.0], [3.0, -4.0]], &device);
+    let labels = Tensor::<2, Int>::from_ints([[0, 1], [0, 1]], &device);
+    let yes = labels.clone().equal_elem(1);
+    binary.update_state(&strategy, &labels, &scores).unwrap();
+    binary.update_state(&strategy, &yes, &scores).unwrap();
+    binary
+        .update_state(&strategy, &yes.clone().float(), &scores)
+        .unwrap();
+    assert_eq!(binary.result().unwrap(), 0.5);
+    one_hot.update_state(&strategy, &labels, &scores).unwrap();
+    one_hot.update_state(&strategy, &yes, &scores).unwrap();
+    assert_eq!(one_hot.result().unwrap(), 0.5);
 }

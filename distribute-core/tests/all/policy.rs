@@ -12,8 +12,7 @@ use burn::tensor::{DType, Device, Tensor, TensorData};
 use distribute_core::{
     Adam, Applied, CentralStorageStrategy, DefaultStrategy, Error, LocalBatchNorm, LossScale,
     MirroredStrategy, MultiWorkerMirroredStrategy, OneDeviceStrategy, PerReplica, Policy, ReduceOp,
-    ReplicaContext, Result, Sgd, Strategy, StrategyExt, SyncBatchNorm, SyncBatchNormConfig,
-    TrainState,
+    Result, Sgd, Strategy, StrategyExt, SyncBatchNorm, SyncBatchNormConfig, TrainState,
 };
 
 use crate::multi_worker::group::{THREADS, workers};
@@ -104,6 +103,7 @@ fn train(strategy: &impl Strategy, policy: Policy) -> Result<(Vec<f32>, Vec<u32>
             assert_eq!(found.dtype(), DType::from(policy.compute_dtype()));
             let error = policy.output(found) - y;
             let loss = (error.clone() * error).sum() / GLOBAL_BATCH as f32;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
             for index in 0..gradients.len() {
                 let gradient = gradients.get(index)?.expect("the loss depends on all");
@@ -207,6 +207,7 @@ fn a_loss_scale_keeps_small_gradients() {
             let found = policy.model(&state.model)?.forward(policy.cast(x));
             // In f16, where small numbers become zero.
             let loss = policy.output(found.mul_scalar(1e-4)).sum().mul_scalar(1e-6);
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
             Ok(i64::from(
                 state.apply_gradients(ctx, gradients)? == Applied::Updated,
@@ -253,8 +254,8 @@ impl Normalized {
         }
     }
 
-    fn forward(&self, ctx: &ReplicaContext, x: Tensor<2>) -> Result<Tensor<2>> {
-        let x = self.hidden.forward(self.inputs.forward(ctx, x)?);
+    fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        let x = self.hidden.forward(self.inputs.forward(x));
         Ok(self.output.forward(relu(self.norm.forward(x)?)))
     }
 
@@ -276,9 +277,10 @@ impl Normalized {
 
 /// The losses of 20 steps and the statistics after them.
 fn normalized(strategy: &impl Strategy, policy: Policy) -> Result<Vec<f32>> {
-    let scale = match policy.loss_scale().is_dynamic() {
-        true => LossScale::fixed(128.0)?,
-        false => LossScale::default(),
+    let scale = if policy.loss_scale().is_dynamic() {
+        LossScale::fixed(128.0)?
+    } else {
+        LossScale::default()
     };
     let mut state = strategy.scope(|device| {
         TrainState::new(Normalized::new(device), Sgd::new(0.05)).with_loss_scale(scale)
@@ -292,10 +294,11 @@ fn normalized(strategy: &impl Strategy, policy: Policy) -> Result<Vec<f32>> {
         let loss = strategy.run((&mut state, batch), |ctx, (state, (x, y))| {
             let model = policy.model(&state.model)?;
             assert_eq!(model.norm.gamma.val().dtype(), DType::F32);
-            let found = model.forward(ctx, policy.cast(x).flatten(1, 3))?;
+            let found = model.forward(policy.cast(x).flatten(1, 3))?;
             assert_eq!(found.dtype(), DType::from(policy.compute_dtype()));
             let error = policy.output(found) - y;
             let loss = (error.clone() * error).sum() / GLOBAL_BATCH as f32;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(loss.into_scalar::<f32>())

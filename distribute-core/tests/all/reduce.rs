@@ -3,18 +3,13 @@
 
 use burn::module::{Module, Param};
 use burn::tensor::{Tensor, TensorData};
-use distribute_core::{Error, MirroredStrategy, PerReplica, ReduceOp, StrategyExt};
+use distribute_core::{Error, PerReplica, ReduceOp, StrategyExt};
+
+use crate::mirrored;
 
 #[derive(Module, Debug)]
 struct Input {
     x: Param<Tensor<1>>,
-}
-
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    MirroredStrategy::builder()
-        .replicas(replicas)
-        .build()
-        .unwrap()
 }
 
 #[test]

@@ -5,12 +5,10 @@ use std::collections::BTreeMap;
 
 use burn::module::{Module, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
-use burn::optim::AdamConfig;
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::{
-    BurnTrainState, CentralStorageStrategy, DefaultStrategy, Error, Mirrored, MirroredStrategy,
-    OneDeviceStrategy, PerReplica, Replicate, Result, RunningStatistics, Sgd, Strategy,
-    StrategyExt, TrainState,
+    CentralStorageStrategy, DefaultStrategy, Error, Mirrored, MirroredStrategy, OneDeviceStrategy,
+    PerReplica, Replicate, Result, RunningStatistics, Sgd, Strategy, StrategyExt, TrainState,
 };
 use rstest::rstest;
 
@@ -25,10 +23,18 @@ struct Net {
 }
 
 impl Net {
+    /// Without random numbers: tests at the same time draw from the same generator of burn.
     fn new(device: &Device) -> Self {
+        let mut output = LinearConfig::new(FEATURES, 1).init(device);
+        let values: Vec<f32> = (0..FEATURES)
+            .map(|i| (i as f32 * 1.7).sin() * 0.4)
+            .collect();
+        let values = TensorData::new(values, [FEATURES, 1]);
+        output.weight = Param::from_tensor(Tensor::from_data(values, device));
+        output.bias = Some(Param::from_tensor(Tensor::from_data([0.1], device)));
         Self {
             norm: BatchNormConfig::new(FEATURES).init(device),
-            output: LinearConfig::new(FEATURES, 1).init(device),
+            output,
         }
     }
 
@@ -38,11 +44,10 @@ impl Net {
 }
 
 fn state(device: &Device) -> TrainState<Net> {
-    device.seed(7);
     TrainState::new(Net::new(device), Sgd::new(0.05))
 }
 
-/// The features of so many examples, others in every step and replica.
+/// The features of this many examples, others in every step and replica.
 fn rows(step: usize, replica: usize, examples: usize) -> Vec<f32> {
     let base = (step * 1000 + replica * 100) as f32;
     let feature = |i| ((base + i as f32) * 78.233).sin() * 3.0 + replica as f32;
@@ -112,6 +117,7 @@ fn step(
         (state, PerReplica::new(parts.collect())),
         |ctx, (state, x)| {
             let loss = state.model.forward(x).powf_scalar(2.0).sum();
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             let [means, variances] = statistics(&state.model);
@@ -201,13 +207,14 @@ fn workers_read_the_mean_over_the_replicas_of_all() {
 }
 
 #[test]
-fn a_worker_that_fails_leaves_nobody_waiting_for_its_statistics() {
+fn a_worker_that_fails_leaves_no_other_waiting_for_its_statistics() {
     let outcomes = try_workers(THREADS, &[1, 1], |strategy| {
         let mut state = strategy.scope(state)?;
         let is_chief = strategy.workers().is_some_and(|workers| workers.is_chief());
-        strategy.run(&mut state, |ctx, state| match is_chief {
-            true => Err(Error::invalid("the data are gone")),
-            false => {
+        strategy.run(&mut state, |ctx, state| {
+            if is_chief {
+                Err(Error::invalid("the data are gone"))
+            } else {
                 let _output = state.model.forward(part(0, 1, 2, ctx.device()));
                 Ok(())
             }
@@ -237,6 +244,7 @@ fn values_that_are_not_finite_are_named_and_nothing_is_lost(#[case] replicas: us
                 x = x.mul_scalar(f32::NAN);
             }
             let loss = state.model.forward(x).sum();
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(())
@@ -364,24 +372,25 @@ fn a_checkpoint_restores_under_other_numbers_of_replicas() {
 }
 
 #[test]
-fn states_of_other_kinds_have_their_own_too() {
+fn a_model_beside_a_state_has_its_own_too() {
     #[derive(Replicate)]
     struct Both {
-        of_burn: BurnTrainState<Net>,
+        trained: TrainState<Net>,
         alone: Net,
     }
     let strategy = MirroredStrategy::builder().replicas(2).build().unwrap();
     let build = |device: &Device| Both {
-        of_burn: BurnTrainState::new(Net::new(device), AdamConfig::new().init(), 0.1),
+        trained: TrainState::new(Net::new(device), Sgd::new(0.1)),
         alone: Net::new(device),
     };
     let mut both = strategy.scope(build).unwrap();
     strategy
         .run(&mut both, |ctx, both| {
             let x = part(0, ctx.replica_id(), 4, ctx.device());
-            let loss = both.of_burn.model.forward(both.alone.norm.forward(x)).sum();
-            let gradients = ctx.gradient(&loss, &both.of_burn.model)?;
-            both.of_burn.apply_gradients(ctx, gradients)
+            let loss = both.trained.model.forward(both.alone.norm.forward(x)).sum();
+            ctx.loss_is_scaled();
+            let gradients = ctx.gradient(&loss, &both.trained.model)?;
+            both.trained.apply_gradients(ctx, gradients).map(drop)
         })
         .unwrap();
     let own = [0, 1].map(|replica| expected(&[(0, replica, 4)]));

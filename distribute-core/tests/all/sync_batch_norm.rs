@@ -1,19 +1,24 @@
 //! `SyncBatchNorm` on several replicas is burn's `BatchNorm` on one with the whole batch.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use burn::module::{Module, ModuleDisplay, Param, ParamId};
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::tensor::activation::relu;
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use distribute_core::collectives::ProcessTransport;
+use distribute_core::metric::Mean;
 use distribute_core::{
-    DefaultStrategy, Error, MirroredStrategy, PerReplica, ReplicaContext, Result, Sgd, Strategy,
-    StrategyExt, SyncBatchNorm, SyncBatchNormConfig, TrainState,
+    DefaultStrategy, Error, MirroredStrategy, PerReplica, ReduceOp, ReplicaContext, Result, Sgd,
+    Strategy, StrategyExt, SyncBatchNorm, SyncBatchNormConfig, TrainState, VariableAggregation,
+    VariableOptions,
 };
 use rstest::rstest;
 
-use crate::multi_worker::group::{Between, THREADS, workers};
+use crate::multi_worker::group::{Between, THREADS, try_workers, workers};
+use crate::trace::support::Recording;
 
 const GLOBAL_BATCH: usize = 12;
 const GRPC: Between = Between(Some(ProcessTransport::Grpc), 60.0);
@@ -22,7 +27,7 @@ const GRPC: Between = Between(Some(ProcessTransport::Grpc), 60.0);
 trait Norm: Module + ModuleDisplay + 'static {
     fn new(device: &Device) -> Self;
 
-    fn of(&self, ctx: &ReplicaContext, x: Tensor<3>) -> Result<Tensor<3>>;
+    fn of(&self, x: Tensor<3>) -> Tensor<3>;
 
     fn statistics(&self) -> [Tensor<1>; 2];
 }
@@ -33,8 +38,8 @@ impl Norm for SyncBatchNorm {
         config.with_epsilon(1e-5).init(device).unwrap()
     }
 
-    fn of(&self, ctx: &ReplicaContext, x: Tensor<3>) -> Result<Tensor<3>> {
-        self.forward(ctx, x)
+    fn of(&self, x: Tensor<3>) -> Tensor<3> {
+        self.forward(x)
     }
 
     fn statistics(&self) -> [Tensor<1>; 2] {
@@ -47,8 +52,8 @@ impl Norm for BatchNorm {
         BatchNormConfig::new(4).init(device)
     }
 
-    fn of(&self, _: &ReplicaContext, x: Tensor<3>) -> Result<Tensor<3>> {
-        Ok(self.forward(x))
+    fn of(&self, x: Tensor<3>) -> Tensor<3> {
+        self.forward(x)
     }
 
     fn statistics(&self) -> [Tensor<1>; 2] {
@@ -66,31 +71,32 @@ struct Net<N> {
     last: Linear,
 }
 
+/// A layer whose weights differ from element to element, by no generator.
+pub fn linear(inputs: usize, outputs: usize, seed: f32, device: &Device) -> Linear {
+    let mut linear = LinearConfig::new(inputs, outputs).init(device);
+    let value = |i: usize| ((i as f32 + seed) * 12.9898).sin() * 0.5;
+    let values: Vec<f32> = (0..inputs * outputs).map(value).collect();
+    let data = TensorData::new(values, [inputs, outputs]);
+    linear.weight = Param::from_tensor(Tensor::from_data(data, device).require_grad());
+    linear.bias = Some(Param::from_tensor(Tensor::zeros([outputs], device)));
+    linear
+}
+
 impl<N: Norm> Net<N> {
-    /// Weights that differ from element to element, by no generator.
     fn new(device: &Device) -> Self {
-        let linear = |inputs, outputs, seed: f32| {
-            let mut linear = LinearConfig::new(inputs, outputs).init(device);
-            let value = |i: usize| ((i as f32 + seed) * 12.9898).sin() * 0.5;
-            let values: Vec<f32> = (0..inputs * outputs).map(value).collect();
-            let data = TensorData::new(values, [inputs, outputs]);
-            linear.weight = Param::from_tensor(Tensor::from_data(data, device).require_grad());
-            linear.bias = Some(Param::from_tensor(Tensor::zeros([outputs], device)));
-            linear
-        };
         Self {
-            first: linear(3, 8, 1.0),
+            first: linear(3, 8, 1.0, device),
             norm: N::new(device),
-            last: linear(8, 1, 2.0),
+            last: linear(8, 1, 2.0, device),
         }
     }
 
-    fn forward(&self, ctx: &ReplicaContext, x: Tensor<2>) -> Result<Tensor<2>> {
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         // Four features with two values for each example.
         let hidden = self.first.forward(x);
         let examples = hidden.dims()[0];
-        let hidden = self.norm.of(ctx, hidden.reshape([examples, 4, 2]))?;
-        Ok(self.last.forward(relu(hidden).reshape([examples, 8])))
+        let hidden = self.norm.of(hidden.reshape([examples, 4, 2]));
+        self.last.forward(relu(hidden).reshape([examples, 8]))
     }
 }
 
@@ -124,8 +130,9 @@ fn train<N: Norm, S: Strategy>(strategy: &S) -> Result<Vec<f32>> {
         let parts = PerReplica::new(parts.collect::<Vec<_>>());
         strategy.run((&mut state, parts), |ctx, (state, x)| {
             let target = x.clone().sum_dim(1).sin();
-            let error = state.model.forward(ctx, x)? - target;
+            let error = state.model.forward(x) - target;
             let loss = error.powi_scalar(2).sum() / GLOBAL_BATCH as f32;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(())
@@ -207,7 +214,7 @@ fn outputs(sizes: &[usize]) -> Result<Vec<Tensor<2>>> {
     let device = &strategy.replicas()[0].device;
     let part = |size| examples(0, 0..size, device).narrow(1, 0, 2);
     let parts = PerReplica::new(sizes.iter().map(|size| part(*size)).collect());
-    let outputs = strategy.run((&mut norm, parts), |ctx, (norm, x)| norm.forward(ctx, x))?;
+    let outputs = strategy.run((&mut norm, parts), |_, (norm, x)| Ok(norm.forward(x)))?;
     let mean = norm.primary()?.moving_mean.value().into_data();
     let is_as_before = mean.iter::<f32>().all(|mean| mean == 0.0);
     assert_eq!(is_as_before, sizes.iter().all(|size| *size == 0));
@@ -251,7 +258,7 @@ fn a_layer_that_does_not_train_uses_the_moving_statistics() {
         .unwrap();
     // Only one replica calls it: nothing is exchanged.
     let found = strategy.run(&mut frozen, |ctx, norm| match ctx.replica_id() {
-        0 => norm.forward(ctx, x.clone()),
+        0 => Ok(norm.forward(x.clone())),
         _ => Ok(x.clone()),
     });
     let found = found.unwrap().values()[0].clone();
@@ -292,9 +299,10 @@ fn filled_up(with: &[usize]) -> Vec<Vec<f32>> {
         (&mut state, parts, *with != [0, 0]),
         |ctx, (state, (x, weights), is_filled_up)| {
             let (norm, own) = (&state.model, weights.clone());
-            let y = match is_filled_up {
-                true => norm.forward_weighted(ctx, x.clone(), own)?,
-                false => norm.forward(ctx, x.clone())?,
+            let y = if is_filled_up {
+                norm.forward_weighted(x.clone(), own)
+            } else {
+                norm.forward(x.clone())
             };
             let counted = weights.clone().reshape([-1, 1, 1]) * y.clone().sin();
             let inputs = vec![Param::initialized(ParamId::new(), x)];
@@ -341,7 +349,7 @@ fn weights_are_those_of_the_examples() {
     let mut norm = strategy.try_scope(layer).unwrap();
     let found = strategy.run(&mut norm, |ctx, norm| {
         let x = examples(0, 0..4, ctx.device()).narrow(1, 0, 2);
-        norm.forward_weighted(ctx, x, Tensor::ones([3], ctx.device()))
+        Ok(norm.forward_weighted(x, Tensor::ones([3], ctx.device())))
     });
     let error = found.unwrap_err();
     assert!(matches!(error.root_cause(), Error::Shape { .. }), "{error}");
@@ -357,7 +365,7 @@ fn half_precision_is_summed_in_f32() {
         let x = examples(0, 0..40, ctx.device())
             .narrow(1, 0, 2)
             .mul_scalar(100.0);
-        norm.forward(ctx, x.cast(DType::F16))
+        Ok(norm.forward(x.cast(DType::F16)))
     });
     let output = outputs.unwrap().values()[1].clone();
     assert_eq!(output.dtype(), DType::F16);
@@ -391,8 +399,8 @@ fn exact(input: &[f64], [examples, features, places]: [usize; 3], epsilon: f64) 
     (0..input.len()).map(normalized).collect()
 }
 
-/// The statistics of many examples are as exact as those of few: a sum of one number after the
-/// other would lose more digits, the more examples there are.
+/// The statistics of many examples are as exact as the statistics of few: a sum of one number after
+/// the other would lose more digits, the more examples there are.
 #[rstest]
 fn statistics_of_large_batches_lose_no_digits(
     #[values([16, 2, 1], [1_000, 2, 1], [20_000, 2, 1], [4_100, 2, 3], [300, 2, 64])] //
@@ -404,7 +412,7 @@ fn statistics_of_large_batches_lose_no_digits(
     let epsilon = norm.primary().unwrap().epsilon;
     let outputs = strategy.run(&mut norm, |ctx, norm| {
         let input = positive(sizes, seed, ctx.device());
-        Ok((input.clone(), norm.forward(ctx, input)?))
+        Ok((input.clone(), norm.forward(input)))
     });
     let (input, found) = outputs.unwrap().into_values().remove(0);
     let [input, found] = [input, found].map(|x| x.to_data().iter::<f64>().collect::<Vec<_>>());
@@ -434,4 +442,227 @@ fn bad_configurations_and_inputs_are_errors() {
     let norm = config.init(&device).unwrap().valid();
     let error = norm.forward_inference(Tensor::<2>::ones([4, 3], &Device::flex()));
     assert!(matches!(error, Err(Error::Shape { .. })));
+}
+
+#[derive(Module, Debug)]
+struct Block {
+    inner: Linear,
+    norm: SyncBatchNorm,
+}
+
+#[derive(Module, Debug)]
+struct TwoBlocks {
+    blocks: Vec<Block>,
+}
+
+impl TwoBlocks {
+    /// The second block normalizes `features` features of its 4.
+    fn new(features: usize, device: &Device) -> Self {
+        let block = |features| Block {
+            inner: LinearConfig::new(4, 4).init(device),
+            norm: SyncBatchNorm::from(BatchNormConfig::new(features).init(device)),
+        };
+        Self {
+            blocks: vec![block(4), block(features)],
+        }
+    }
+
+    /// The forward pass of a model of burn.
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let blocks = self.blocks.iter();
+        blocks.fold(x, |x, block| block.norm.forward(block.inner.forward(x)))
+    }
+}
+
+/// How a step goes on after its forward pass.
+type End = fn(&ReplicaContext, &mut TrainState<TwoBlocks>, Tensor<2>) -> Result<()>;
+
+/// Everything but the forward pass takes the failure for what it is, whatever the step does.
+#[test]
+fn a_failure_in_a_forward_pass_is_the_error_of_the_step_and_names_the_layer() {
+    let ends: [End; 5] = [
+        |ctx, state, y| {
+            ctx.loss_is_scaled();
+            let gradients = ctx.gradient(&y.sum(), &state.model)?;
+            state.apply_gradients(ctx, gradients).map(drop)
+        },
+        // Errors that are ignored, a panic, another error and no further call at all.
+        |ctx, state, y| {
+            let _ = ctx.gradient(&y.sum(), &state.model);
+            let _ = ctx.all_reduce(ReduceOp::Sum, 1.0_f32);
+            Ok(())
+        },
+        |_, _, y| {
+            let _ = y.matmul(Tensor::ones([77, 2], &Device::flex().autodiff()));
+            Ok(())
+        },
+        |_, _, _| Err(Error::invalid("something that follows from it")),
+        |_, _, _| Ok(()),
+    ];
+    for replicas in [1, 2, 3] {
+        let builder = MirroredStrategy::builder().replicas(replicas);
+        let strategy = builder.timeout(Duration::from_secs(60)).build().unwrap();
+        for (index, end) in ends.into_iter().enumerate() {
+            let build = |device: &Device| TrainState::new(TwoBlocks::new(3, device), Sgd::new(0.1));
+            let mut state = strategy.scope(build).unwrap();
+            let before = state.primary().unwrap().to_tensors().unwrap();
+            let started = Instant::now();
+            let ran = strategy.run(&mut state, |ctx, state| {
+                let x = Tensor::<2>::ones([2, 4], ctx.device());
+                let y = state.model.forward(x);
+                end(ctx, state, y)
+            });
+            assert!(started.elapsed() < Duration::from_secs(20), "at once");
+            let error = ran.unwrap_err();
+            let text = error.to_string();
+            let is_shape = matches!(error.root_cause(), Error::Shape { .. });
+            assert!(
+                is_shape && text.contains("SyncBatchNorm"),
+                "{replicas} {index}: {text}"
+            );
+            assert!(text.contains("[2, 3], got [2, 4]"), "{text}");
+            // The path is that of the model that a gradient is of.
+            assert_eq!(
+                text.contains("`blocks.1.norm`"),
+                index < 2,
+                "{index}: {text}"
+            );
+            state.resync();
+            let state = state.primary().unwrap();
+            assert_eq!(state.to_tensors().unwrap(), before, "nothing was changed");
+            assert_eq!(state.step(), 0);
+        }
+        // The strategy is usable again.
+        let mut state = strategy
+            .scope(|device| TrainState::new(TwoBlocks::new(4, device), Sgd::new(0.1)))
+            .unwrap();
+        let ran = strategy.run(&mut state, |ctx, state| {
+            let y = state.model.forward(Tensor::<2>::ones([2, 4], ctx.device()));
+            ends[0](ctx, state, y)
+        });
+        ran.unwrap();
+    }
+}
+
+/// A replica whose layer fails does not keep the others waiting, and they do not go on.
+#[test]
+fn a_failure_on_one_replica_ends_the_others_at_once() {
+    let builder = MirroredStrategy::builder().replicas(3);
+    let strategy = builder.timeout(Duration::from_secs(60)).build().unwrap();
+    let mut norm = strategy.try_scope(layer).unwrap();
+    let started = Instant::now();
+    let went_on = AtomicUsize::new(0);
+    let ran = strategy.run(&mut norm, |ctx, norm| {
+        let features = if ctx.replica_id() == 1 { 5 } else { 2 };
+        let y = norm.forward(Tensor::<2>::ones([4, features], ctx.device()));
+        let sum = ctx.all_reduce(ReduceOp::Sum, 1.0_f32);
+        went_on.fetch_add(usize::from(sum.is_ok()), Ordering::Relaxed);
+        Ok(y)
+    });
+    assert!(started.elapsed() < Duration::from_secs(20), "at once");
+    let text = ran.unwrap_err().to_string();
+    assert!(text.starts_with("replica 1: SyncBatchNorm"), "{text}");
+    assert_eq!(went_on.into_inner(), 0);
+}
+
+#[test]
+fn a_compiled_step_fails_with_the_failure_of_a_forward_pass() {
+    let strategy = Recording::new(2);
+    let build = |device: &Device| TrainState::new(TwoBlocks::new(3, device), Sgd::new(0.1));
+    let mut state = strategy.scope(build).unwrap();
+    let ran = strategy.run(&mut state, |ctx, state| {
+        let y = state.model.forward(Tensor::<2>::ones([2, 4], ctx.device()));
+        // burn would panic.
+        Ok(y.matmul(Tensor::ones([77, 2], ctx.device())))
+    });
+    let error = ran.unwrap_err();
+    assert!(matches!(error.root_cause(), Error::Shape { .. }), "{error}");
+}
+
+/// As one replica, whatever strategy there is: in a scope, and on any thread.
+#[test]
+fn outside_of_steps_it_is_the_layer_of_one_replica() {
+    let device = Device::flex().autodiff();
+    let x = examples(0, 0..5, &device).narrow(1, 0, 2);
+    let config = BatchNormConfig::new(2);
+    let burns = config.init(&device);
+    let own = SyncBatchNorm::from(config.init(&device));
+    let scoped = DefaultStrategy::new().within(|| own.forward(x.clone()));
+    let pairs = [(scoped.unwrap(), burns.forward(x.clone()))];
+    let close = |a: Tensor<2>, b: Tensor<2>| {
+        let [a, b] = [a, b].map(|x| x.into_data().iter::<f32>().collect::<Vec<_>>());
+        assert_close(&a, &b);
+    };
+    pairs.into_iter().for_each(|(a, b)| close(a, b));
+    // The moving statistics, too.
+    let _ = (
+        burns.running_mean.value_sync(),
+        burns.running_var.value_sync(),
+    );
+    let x = x.without_autodiff();
+    close(
+        own.valid().forward(x.clone()),
+        burns.valid().forward(x.clone()),
+    );
+
+    // A layer of burn with its numbers again.
+    let again = own.to_burn();
+    assert!((again.momentum, again.epsilon) == (1.0 - 0.9, 1e-5));
+    close(
+        again.valid().forward(x.clone()),
+        own.valid().forward(x.clone()),
+    );
+    let bare = SyncBatchNormConfig::new(2)
+        .with_scale(false)
+        .with_center(false);
+    let bare = bare.init(&device).unwrap();
+    let plain = bare.to_burn();
+    assert!(!plain.gamma.val().is_require_grad());
+    close(plain.valid().forward(x.clone()), bare.valid().forward(x));
+}
+
+#[test]
+fn a_failure_on_one_worker_ends_the_others_at_once() {
+    for between in [THREADS, GRPC] {
+        let started = Instant::now();
+        let outcomes = try_workers(between, &[2, 1], |strategy| {
+            let mut norm = strategy.try_scope(layer)?;
+            let ran = strategy.run(&mut norm, |ctx, norm| {
+                let features = if ctx.replica_id() == 2 { 5 } else { 2 };
+                Ok(norm.forward(Tensor::<2>::ones([4, features], ctx.device())))
+            });
+            ran.map(drop)
+        });
+        assert!(started.elapsed() < Duration::from_secs(40), "at once");
+        let errors: Vec<Error> = outcomes.into_iter().map(Result::unwrap_err).collect();
+        let text = errors[1].to_string();
+        assert!(text.starts_with("replica 2: SyncBatchNorm"), "{text}");
+        let text = errors[0].to_string();
+        assert!(text.contains("SyncBatchNorm"), "{text}");
+    }
+}
+
+/// What a step sees after a failure is no result of its model.
+#[test]
+fn metrics_and_variables_stay_after_a_failure() {
+    for replicas in [1, 2] {
+        let strategy = MirroredStrategy::builder()
+            .replicas(replicas)
+            .build()
+            .unwrap();
+        let mut norm = strategy.try_scope(layer).unwrap();
+        let options = VariableOptions::default().aggregation(VariableAggregation::Sum);
+        let seen = strategy.variable(0.0_f32, options).unwrap();
+        let mean = Mean::new(&strategy);
+        let ran = strategy.run(&mut norm, |ctx, norm| {
+            let y = norm.forward(Tensor::<2>::ones([4, 5], ctx.device()));
+            let _ = mean.update_state(ctx, y.mean().into_scalar::<f32>());
+            let _ = seen.assign_add(ctx, 1.0);
+            Ok(())
+        });
+        let error = ran.unwrap_err();
+        assert!(matches!(error.root_cause(), Error::Shape { .. }), "{error}");
+        assert_eq!(mean.result().unwrap(), 0.0);
+        assert_eq!(seen.read(&strategy).unwrap(), 0.0);
+    }
 }

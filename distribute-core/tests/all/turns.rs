@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use burn::module::{Module, Param};
-use burn::nn::{Linear, LinearConfig};
+use burn::nn::Linear;
 use burn::tensor::activation::relu;
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::optim::{Optimizer, ParameterUpdate, Updated};
@@ -19,6 +19,7 @@ use distribute_core::{
 use rstest::rstest;
 
 use crate::multi_worker::group::{THREADS, try_workers_with};
+use crate::sync_batch_norm::linear;
 
 fn mirrored(of: impl Fn(MirroredStrategyBuilder) -> MirroredStrategyBuilder) -> MirroredStrategy {
     of(MirroredStrategy::builder()).build().unwrap()
@@ -135,28 +136,18 @@ struct Net {
 }
 
 impl Net {
-    /// Weights that differ from element to element, by no generator.
     fn new(device: &Device) -> Self {
-        let linear = |inputs, outputs, seed: f32| {
-            let mut linear = LinearConfig::new(inputs, outputs).init(device);
-            let value = |i: usize| ((i as f32 + seed) * 12.9898).sin() * 0.5;
-            let values: Vec<f32> = (0..inputs * outputs).map(value).collect();
-            let data = TensorData::new(values, [inputs, outputs]);
-            linear.weight = Param::from_tensor(Tensor::from_data(data, device).require_grad());
-            linear.bias = Some(Param::from_tensor(Tensor::zeros([outputs], device)));
-            linear
-        };
         let norm = SyncBatchNormConfig::new(8).init(device).unwrap();
         Self {
-            first: linear(3, 8, 1.0),
+            first: linear(3, 8, 1.0, device),
             norm,
-            last: linear(8, 1, 2.0),
+            last: linear(8, 1, 2.0, device),
             never_used: Param::from_tensor(Tensor::ones([2], device).require_grad()),
         }
     }
 
     fn loss(&self, ctx: &ReplicaContext, step: u64, x: Tensor<2>) -> Result<Tensor<1>> {
-        let hidden = self.norm.forward(ctx, self.first.forward(x))?;
+        let hidden = self.norm.forward(self.first.forward(x));
         let mut rng = ctx.rng(7, step);
         let hidden = dropout(relu(hidden), 0.25, &mut rng);
         let error = self.last.forward(hidden) - 0.5;
@@ -185,6 +176,7 @@ fn train(
         let done = strategy.run((&mut mirrored, parts), |ctx, (state, x)| {
             let loss = state.model.loss(ctx, step, x)?;
             let loss = state.scale_loss(&loss);
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         });
@@ -307,6 +299,7 @@ fn an_update_is_computed_once_per_device() {
         for _ in 0..3 {
             let step = |ctx: &ReplicaContext, state: &mut TrainState<Vec<Param<Tensor<1>>>>| {
                 let loss = state.model[0].val() * 1.0;
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(state.model[0].val().into_scalar::<f32>())
@@ -333,6 +326,7 @@ fn copies_that_are_told_apart_do_not_share_an_update() {
     let mut state = strategy.scope(build).unwrap();
     let weights = strategy.run(&mut state, |ctx, state| {
         state.set_learning_rate(1.0 + ctx.replica_id() as f64);
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&(state.model[0].val() * 1.0), &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(state.model[0].val().into_scalar::<f32>())
@@ -434,7 +428,7 @@ fn a_collective_in_a_backward_pass_suspends_too() {
     assert_eq!(gradients.unwrap().values(), [1, 1, 1]);
 }
 
-/// Nobody is to reduce in the memory of a GPU that several replicas share.
+/// A GPU that several replicas share is refused for reductions in its memory.
 #[derive(Debug)]
 struct NoReducers;
 

@@ -4,12 +4,7 @@
 use burn::tensor::{Shape, TensorData};
 use distribute_core::{Error, MirroredStrategy, StrategyExt, VariableAggregation, VariableOptions};
 
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    MirroredStrategy::builder()
-        .replicas(replicas)
-        .build()
-        .unwrap()
-}
+use crate::mirrored;
 
 #[test]
 fn wrong_shapes_and_types_are_refused_before_anything_is_sent() {

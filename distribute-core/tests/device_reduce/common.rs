@@ -1,6 +1,5 @@
 //! Training with what a test does to the gradients in between.
 
-use std::sync::mpsc;
 use std::time::Duration;
 
 use distribute_core::{
@@ -16,16 +15,7 @@ const LIMIT: Duration = Duration::from_secs(100);
 pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     // Building it does not count.
     crate::fake::built();
-    let (done, result) = mpsc::channel();
-    let thread = std::thread::spawn(move || drop(done.send(test())));
-    match result.recv_timeout(LIMIT) {
-        Ok(result) => result,
-        Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        Err(mpsc::RecvTimeoutError::Disconnected) => match thread.join() {
-            Err(panic) => std::panic::resume_unwind(panic),
-            Ok(()) => panic!("no result"),
-        },
-    }
+    hostile::limit::within(LIMIT, test)
 }
 
 /// What a step does with its gradients before they are applied.
@@ -49,6 +39,7 @@ pub fn step<S: Strategy>(
     let batches = batches(strategy, step);
     strategy.run((state, batches), |ctx, (state, (x, y))| {
         let loss = state.model.loss(ctx.replica_id(), x, y);
+        ctx.loss_is_scaled();
         let mut gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
         between(&mut gradients, ctx)?;
         state.apply_gradients(ctx, gradients)?;
@@ -57,7 +48,7 @@ pub fn step<S: Strategy>(
     Ok(())
 }
 
-/// The weights after some steps; those of all replicas are the same.
+/// The weights after some steps; they are the same on all replicas.
 pub fn train<S: Strategy>(
     strategy: &S,
     configure: fn(TrainState<Odd>) -> TrainState<Odd>,

@@ -59,6 +59,7 @@ fn a_replica_that_leaves_out_the_update_is_named() {
         let batches = batches(&strategy, 0);
         let outcome = strategy.run((&mut state, batches), |ctx, (state, (x, y))| {
             let loss = state.model.loss(ctx.replica_id(), x, y);
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             if ctx.replica_id() == 0 {
                 state.apply_gradients(ctx, gradients)?;

@@ -1,6 +1,6 @@
 //! Gradients that are reduced in the memory of their devices: over NCCL, with a driver and an NCCL
 //! in host memory in their places (`distribute-collectives/fake-nccl`). The devices are CPUs whose
-//! tensors are handed to that NCCL by their addresses, as those of GPUs are.
+//! tensors are handed to that NCCL by their addresses, as a GPU's are.
 
 #[path = "../../../distribute-collectives/tests/nccl/built.rs"]
 mod built;

@@ -73,7 +73,7 @@ impl TensorMemory for DriverMemory {
                 .fetch_add(values.len(), Ordering::Relaxed);
             let address = self.upload(values);
             addresses.push(address);
-            // SAFETY: memory of the device that nobody else knows, freed after `work`.
+            // SAFETY: memory of the device that no other code knows, freed after `work`.
             buffers
                 .push(unsafe { DeviceBuffer::from_raw(address, ElementType::F32, values.len()) });
         }

@@ -122,7 +122,7 @@ fn the_mean_of_gradients_is_that_of_the_host() {
 
 /// Parameters that nothing depends on do not travel.
 #[test]
-fn gradients_that_nobody_has_are_not_reduced() {
+fn gradients_that_no_replica_has_are_not_reduced() {
     within_limit(|| {
         let (fake, memory) = (Fake::new(""), HostMemory::default());
         train(&with(&memory, &fake, 2), |state| state, nothing).unwrap();

@@ -29,7 +29,7 @@ fn options(implementation: CommunicationImplementation, pack: usize) -> Communic
     }
 }
 
-/// A cluster on addresses that nobody listens at, as each worker sees it.
+/// A cluster on addresses without a listener, as each worker sees it.
 fn clusters(count: usize) -> Vec<Cluster> {
     let listeners = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap());
     let listeners: Vec<_> = listeners.collect();
@@ -247,8 +247,8 @@ fn ring_goes_through_the_host() {
     assert_eq!(memory.calls(), 0);
 }
 
-/// NCCL has no wire type: the gradients go through host memory, and are those of CPUs with the same
-/// wire type, bit by bit.
+/// NCCL has no wire type: the gradients go through host memory, and are the same as on CPUs with
+/// the same wire type, bit by bit.
 #[rstest]
 fn a_wire_type_goes_through_the_host(
     #[values(WireType::Bf16, WireType::F16)] wire: WireType,

@@ -12,7 +12,7 @@ use distribute_core::{
     Adam, Mirrored, MirroredStrategy, ReplicaContext, Result, StrategyExt, TrainState,
 };
 
-use crate::{LIVE, PEAK, alone};
+use crate::counting::{LIVE, PEAK, alone};
 
 /// A layer's activations are 128 KiB for the examples of a replica.
 const WIDTH: usize = 64;
@@ -35,7 +35,8 @@ fn state(strategy: &MirroredStrategy, layers: usize, width: usize) -> State {
 fn step(
     strategy: &MirroredStrategy,
     state: &mut State,
-    (examples, width): (usize, usize),
+    examples: usize,
+    width: usize,
     meet: &(dyn Fn() + Sync),
 ) {
     let run = |ctx: &ReplicaContext, state: &mut TrainState<Net>| -> Result<()> {
@@ -45,6 +46,7 @@ fn step(
         }
         let loss = x.mean();
         meet();
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients).map(drop)
     };
@@ -54,11 +56,10 @@ fn step(
 /// What a step takes beside what was there before.
 fn peak_of_step(strategy: &MirroredStrategy, meet: &(dyn Fn() + Sync)) -> usize {
     let mut state = state(strategy, LAYERS, WIDTH);
-    let sizes = (EXAMPLES, WIDTH);
-    step(strategy, &mut state, sizes, &|| {});
+    step(strategy, &mut state, EXAMPLES, WIDTH, &|| {});
     let before = LIVE.load(Ordering::SeqCst);
     PEAK.store(before, Ordering::SeqCst);
-    step(strategy, &mut state, sizes, meet);
+    step(strategy, &mut state, EXAMPLES, WIDTH, meet);
     PEAK.load(Ordering::SeqCst) - before
 }
 
@@ -91,6 +92,19 @@ fn the_activations_of_one_replica_of_a_device_are_alive_at_a_time() {
     );
 }
 
+#[test]
+fn with_gradient_checkpointing_the_outputs_of_cheap_operations_are_not_kept() {
+    let _alone = alone();
+    let builder = || MirroredStrategy::builder().replicas(1);
+    let kept = peak_of_step(&builder().build().unwrap(), &|| {});
+    let checkpointed = builder().gradient_checkpointing().build().unwrap();
+    let found = peak_of_step(&checkpointed, &|| {});
+    assert!(
+        found < kept / 4 * 3,
+        "{found} bytes with it, {kept} without"
+    );
+}
+
 /// The bytes that are left once the threads have freed what they do not need any more, which on a
 /// busy machine they do after the step has returned.
 fn settled() -> usize {
@@ -114,7 +128,7 @@ fn replicas_of_a_device_hold_one_copy_of_weights_and_slots() {
         let strategy = builder.build().unwrap();
         let mut state = state(&strategy, 1, width);
         for _ in 0..3 {
-            step(&strategy, &mut state, (2, width), &|| {});
+            step(&strategy, &mut state, 2, width, &|| {});
         }
         let with_state = settled();
         drop(state);

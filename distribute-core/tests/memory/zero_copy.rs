@@ -14,7 +14,7 @@ use distribute_core::{
     StrategyExt, TrainState,
 };
 
-use crate::{LARGE, LARGE_BYTES, alone};
+use crate::counting::{LARGE, LARGE_BYTES, alone};
 
 /// Nothing else in a step is as large as the weight.
 const INPUTS: usize = 256;

@@ -1,6 +1,9 @@
 //! Loss objects as part of a ready objective.
 
 use burn::tensor::Tensor;
+use distribute_core::metric::{
+    CategoricalAccuracy, Metric, MetricValues, SparseCategoricalAccuracy,
+};
 use distribute_core::{Error, ReplicaContext, Result};
 
 use super::functions::{
@@ -12,12 +15,12 @@ use super::{
     BinaryCrossentropy, CategoricalCrossentropy, MeanSquaredError, SparseCategoricalCrossentropy,
 };
 
-/// A loss of predictions `P` and labels `Y` that [`Supervised`](crate::Supervised) takes.
+/// A loss of predictions `P` and labels `Y` that `Supervised` takes.
 pub trait BatchLoss<P, Y> {
     /// This replica's part of the loss of the global batch.
     ///
     /// # Errors
-    /// Those of [`AverageLoss::of`](super::AverageLoss::of) and of the reduction.
+    /// The errors of [`AverageLoss::of`](super::AverageLoss::of) and of the reduction.
     fn average(
         &self,
         ctx: &ReplicaContext,
@@ -30,14 +33,17 @@ pub trait BatchLoss<P, Y> {
     fn examples(&self, found: &(P, Y)) -> usize;
 }
 
-/// A loss that says which predictions are right.
+/// A loss with the accuracy that Keras picks for it.
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` does not say which of these predictions are right",
+    message = "`{Self}` does not say which predictions are right",
     note = "report a number of your own: `.metric(\"name\", |predicted, labels| ..)`"
 )]
-pub trait BatchAccuracy<P, Y> {
-    /// The share of right predictions of every example, `[n]`.
-    fn right(&self, predicted: &P, labels: &Y) -> Tensor<1>;
+pub trait LossWithAccuracy {
+    /// A [`Metric`](distribute_core::metric::Metric).
+    type Accuracy;
+
+    /// The accuracy.
+    fn accuracy(&self) -> Self::Accuracy;
 }
 
 /// The average over the global batch, or what a reduction makes of the losses.
@@ -74,15 +80,6 @@ impl<P: LastAxis> BatchLoss<P, P::Indices> for SparseCategoricalCrossentropy {
     }
 }
 
-impl<P: LastAxis + Clone> BatchAccuracy<P, P::Indices> for SparseCategoricalCrossentropy
-where
-    P::Indices: Clone,
-{
-    fn right(&self, predicted: &P, labels: &P::Indices) -> Tensor<1> {
-        predicted.clone().right_classes(labels.clone())
-    }
-}
-
 macro_rules! batch_loss {
     ($name:ident, $function:ident) => {
         impl<P: LastAxis, Y: Labels<P>> BatchLoss<P, Y> for $name {
@@ -108,16 +105,33 @@ batch_loss!(CategoricalCrossentropy, categorical_crossentropy);
 batch_loss!(BinaryCrossentropy, binary_crossentropy);
 batch_loss!(MeanSquaredError, mean_squared_error);
 
-impl<P: LastAxis + Clone, Y: Labels<P> + Clone> BatchAccuracy<P, Y> for CategoricalCrossentropy {
-    fn right(&self, predicted: &P, labels: &Y) -> Tensor<1> {
-        let labels = labels.clone().into_float();
-        predicted.clone().right_one_hot(labels)
-    }
+macro_rules! accuracy {
+    ($loss:ty, $accuracy:ident) => {
+        impl LossWithAccuracy for $loss {
+            type Accuracy = $accuracy;
+
+            fn accuracy(&self) -> $accuracy {
+                $accuracy
+            }
+        }
+    };
 }
 
-impl<P: LastAxis + Clone, Y: Labels<P> + Clone> BatchAccuracy<P, Y> for BinaryCrossentropy {
-    fn right(&self, predicted: &P, labels: &Y) -> Tensor<1> {
+accuracy!(SparseCategoricalCrossentropy, SparseCategoricalAccuracy);
+accuracy!(CategoricalCrossentropy, CategoricalAccuracy);
+accuracy!(BinaryCrossentropy, SideOfLogits);
+
+/// The share of logits that are on the label's side: above 0 where the label is above a half.
+#[derive(Debug, Clone, Copy)]
+pub struct SideOfLogits;
+
+impl<const D: usize, Y: Labels<Tensor<D>> + Clone> Metric<Tensor<D>, Y> for SideOfLogits {
+    fn values(&self, logits: &Tensor<D>, labels: &Y) -> Result<MetricValues> {
         let labels = labels.clone().into_float();
-        predicted.clone().right_sides(labels)
+        let right = logits
+            .clone()
+            .greater_elem(0)
+            .equal(labels.greater_elem(0.5));
+        Ok(right.float().into())
     }
 }

@@ -46,15 +46,6 @@ pub trait LastAxis: Sized + sealed::LastAxis {
 
     #[doc(hidden)]
     fn examples(&self) -> usize;
-
-    #[doc(hidden)]
-    fn right_classes(self, labels: Self::Indices) -> Tensor<1>;
-
-    #[doc(hidden)]
-    fn right_one_hot(self, labels: Self) -> Tensor<1>;
-
-    #[doc(hidden)]
-    fn right_sides(self, labels: Self) -> Tensor<1>;
 }
 
 /// Labels of the shape of the predictions `T`: floats, integers or booleans.
@@ -147,29 +138,8 @@ macro_rules! last_axis {
             fn examples(&self) -> usize {
                 self.dims()[0]
             }
-
-            fn right_classes(self, labels: Tensor<$less, Int>) -> Tensor<1> {
-                let last = $rank - 1;
-                let labels = labels.unsqueeze_dim::<$rank>(last);
-                share_of_examples(self.argmax(last).equal(labels).float())
-            }
-
-            fn right_one_hot(self, labels: Self) -> Tensor<1> {
-                let last = $rank - 1;
-                share_of_examples(self.argmax(last).equal(labels.argmax(last)).float())
-            }
-
-            fn right_sides(self, labels: Self) -> Tensor<1> {
-                share_of_examples(self.greater_elem(0).equal(labels.greater_elem(0.5)).float())
-            }
         }
     )*};
-}
-
-/// The mean over all axes but the first.
-fn share_of_examples<const D: usize>(values: Tensor<D>) -> Tensor<1> {
-    let values: Tensor<2> = values.flatten(1, D - 1);
-    values.mean_dim(1).squeeze_dim(1)
 }
 
 last_axis!(2 to 1, 3 to 2, 4 to 3, 5 to 4, 6 to 5);
@@ -221,7 +191,7 @@ fn sigmoid_crossentropy<const D: usize>(logits: Tensor<D>, labels: Tensor<D>) ->
 /// If the shapes do not fit, or a label is not below the number of classes: the message names the
 /// example, its label and the number of classes. Inside a step the strategy reports it as an error
 /// that names the replica. On GPUs and in compiled steps labels are not looked at: check them when
-/// they are read, as [`Examples::with_classes`](crate::readers::Examples::with_classes) does.
+/// they are read, as [`Examples::with_classes`](distribute_readers::Examples::with_classes) does.
 pub fn sparse_categorical_crossentropy<T: LastAxis>(
     logits: T,
     labels: T::Indices,

@@ -11,7 +11,7 @@ mod objects;
 mod reduction;
 mod scaling;
 
-pub use batch::{BatchAccuracy, BatchLoss};
+pub use batch::{BatchLoss, LossWithAccuracy, SideOfLogits};
 pub use functions::{
     Labels, LastAxis, binary_crossentropy, categorical_crossentropy, l2, logits_of_sigmoid,
     logits_of_softmax, mean_squared_error, sparse_categorical_crossentropy,

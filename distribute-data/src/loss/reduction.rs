@@ -4,13 +4,13 @@ use std::fmt;
 use std::str::FromStr;
 
 use burn::tensor::Tensor;
-use distribute_core::loss::{LossDivisor, check_per_example, divided_by};
+use distribute_core::loss::{LossDivisor, notes_of_running_step};
 use distribute_core::{Error, Result, current_strategy, has_strategy};
 
 /// What a loss object makes of the losses of a replica's examples
 /// (Keras: `tf.keras.losses.Reduction`).
 ///
-/// What [`Fit`](distribute_fit::Fit) and `evaluate` report of it is a mean over the examples
+/// What `Fit` and `evaluate` report of it is a mean over the examples
 /// of all batches, whatever their sizes: of a mean reduction the mean loss of an example, of
 /// [`Sum`](Self::Sum) that mean times the examples of a full global batch. Keras reports for a sum
 /// the mean of the batches' sums instead, each weighted by its examples, which is the same unless
@@ -70,7 +70,13 @@ impl Reduction {
     fn apply<T: LossTensor>(self, per_example: T) -> Result<LossValue<T>> {
         match self {
             Self::None => Ok(LossValue::PerExample(per_example)),
-            Self::Sum => Ok(LossValue::Reduced(per_example.sum_all())),
+            Self::Sum => {
+                // A sum over the replicas' sums is the sum of the global batch.
+                if let Some(notes) = notes_of_running_step() {
+                    notes.loss_is_scaled();
+                }
+                Ok(LossValue::Reduced(per_example.sum_all()))
+            }
             Self::MeanOverReplicas => {
                 let replicas = current_strategy().num_replicas_in_sync() as f64;
                 let mean = per_example.mean_over(replicas)?;
@@ -174,8 +180,10 @@ impl<const D: usize> LossTensor for Tensor<D> {
     /// 0 and not NaN for no examples.
     fn mean_over(self, replicas: f64) -> Result<Tensor<1>> {
         let examples = self.dims().first().copied().unwrap_or(0);
-        check_per_example("a mean of losses", examples)?;
-        divided_by(LossDivisor::OwnBatch(examples as f64 * replicas));
+        if let Some(notes) = notes_of_running_step() {
+            notes.check_per_example("a mean of losses", examples)?;
+            notes.divided_by(LossDivisor::OwnBatch(examples as f64 * replicas));
+        }
         let count = self.shape().num_elements().max(1) as f64;
         Ok(self.sum().div_scalar(count))
     }

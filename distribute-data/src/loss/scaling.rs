@@ -1,7 +1,7 @@
 //! From per-example losses to the loss of one replica.
 
 use burn::tensor::{Bool, DType, Float, Int, Tensor};
-use distribute_core::loss::{LossDivisor, check_per_example, divided_by, global_batch_size};
+use distribute_core::loss::{LossDivisor, StepNotes, notes_of_running_step};
 use distribute_core::{Error, ReplicaContext, Result};
 
 /// The element kinds a loss can have: floats, and integers, which are averaged in `f64`.
@@ -139,7 +139,7 @@ impl<const D: usize> From<Tensor<D, Bool>> for SampleWeight {
 /// element, which would count as one example.
 ///
 /// # Errors
-/// Those of [`AverageLoss::of`].
+/// The errors of [`AverageLoss::of`].
 #[doc(alias = "compute_average_loss")]
 pub fn average_loss<const D: usize, K: LossKind>(
     ctx: &ReplicaContext,
@@ -152,7 +152,7 @@ pub fn average_loss<const D: usize, K: LossKind>(
 /// batch.
 ///
 /// A divisor of 0 gives 0, so an empty batch has the loss 0 and gradients of 0. Weights do not
-/// change the divisor. [`Objective`](distribute_fit::Objective) hears what the loss was
+/// change the divisor. `Objective` hears what the loss was
 /// divided by.
 ///
 /// ```
@@ -226,16 +226,17 @@ impl AverageLoss {
         per_example_loss: Tensor<D, K>,
     ) -> Result<Tensor<1>> {
         let known = match self.divisor {
-            Divisor::Batch => global_batch_size()?,
+            Divisor::Batch => ctx.global_batch_size()?,
             Divisor::OwnBatch => None,
             Divisor::Constant(size) => Some(size),
         };
-        let sum = WeightedSum::new(per_example_loss, self.weights)?;
+        let notes = Some(ctx.notes());
+        let sum = WeightedSum::new(per_example_loss, self.weights, notes)?;
         let divisor = match known {
             Some(size) => LossDivisor::Constant(size as f64),
             None => LossDivisor::OwnBatch(sum.examples as f64 * ctx.num_replicas_in_sync() as f64),
         };
-        Ok(sum.divided(divisor))
+        Ok(sum.divided(divisor, notes))
     }
 
     /// The average over a global batch of this size, where there is no replica context.
@@ -247,8 +248,10 @@ impl AverageLoss {
         per_example_loss: Tensor<D, K>,
         global_batch_size: usize,
     ) -> Result<Tensor<1>> {
-        let sum = WeightedSum::new(per_example_loss, self.weights)?;
-        Ok(sum.divided(LossDivisor::Constant(global_batch_size as f64)))
+        let notes = notes_of_running_step();
+        let notes = notes.as_deref();
+        let sum = WeightedSum::new(per_example_loss, self.weights, notes)?;
+        Ok(sum.divided(LossDivisor::Constant(global_batch_size as f64), notes))
     }
 }
 
@@ -263,6 +266,7 @@ pub fn scale_regularization_loss<const D: usize, K: LossKind>(
     ctx: &ReplicaContext,
     regularization_loss: Tensor<D, K>,
 ) -> Result<Tensor<1>> {
+    ctx.loss_is_scaled();
     let sum = K::into_float(regularization_loss).sum();
     Ok(sum.div_scalar(ctx.num_replicas_in_sync() as f64))
 }
@@ -284,14 +288,17 @@ struct WeightedSum {
 
 impl WeightedSum {
     /// The average, which says what it was divided by.
-    fn divided(self, divisor: LossDivisor) -> Tensor<1> {
-        divided_by(divisor);
+    fn divided(self, divisor: LossDivisor, notes: Option<&StepNotes>) -> Tensor<1> {
+        if let Some(notes) = notes {
+            notes.divided_by(divisor);
+        }
         divide_no_nan(self.sum, divisor.value())
     }
 
     fn new<const D: usize, K: LossKind>(
         losses: Tensor<D, K>,
         weights: SampleWeight,
+        notes: Option<&StepNotes>,
     ) -> Result<Self> {
         const {
             assert!(
@@ -300,7 +307,9 @@ impl WeightedSum {
             );
         }
         let shape = losses.dims();
-        check_per_example("average_loss", shape[0])?;
+        if let Some(notes) = notes {
+            notes.check_per_example("average_loss", shape[0])?;
+        }
         let losses = K::into_float(losses);
         match weights.weights {
             Weights::One => Ok(Self {

@@ -5,13 +5,11 @@ use std::error::Error as _;
 use distribute_core::{
     Device, Error, MirroredStrategy, ReduceOp, Strategy, StrategyExt, Tensor, TensorData,
 };
-use distribute_data::readers::{
-    Array, Examples, Features, Labels, ReadError, Values, parse_text_csv,
-};
 use distribute_data::{
     ArrayDataset, AverageLoss, Dataset, Digits, FashionMnist, ImageDataset, Mnist, StrategyDataExt,
     TabularDataset, TextDataset, ValueDataset, Vocabulary,
 };
+use distribute_readers::{Array, Examples, Features, Labels, ReadError, Values, parse_text_csv};
 
 fn examples(shape: &[usize], values: Values) -> Examples {
     let array = Array::new(shape.to_vec(), values).unwrap();

@@ -9,11 +9,11 @@ use distribute_core::{
     Adam, CentralStorageStrategy, DefaultStrategy, Device, LogicalDevice, MirroredStrategy,
     OneDeviceStrategy, ReduceOp, Result, Strategy, StrategyExt, Tensor, TensorData, TrainState,
 };
-use distribute_data::readers::{Array, Examples, Features, Labels, Values};
 use distribute_data::{
     AverageLoss, Batching, ImageDataset, StrategyDataExt, average_loss, l2,
     scale_regularization_loss, sparse_categorical_crossentropy,
 };
+use distribute_readers::{Array, Examples, Features, Labels, Values};
 
 #[derive(Module, Debug)]
 struct Cnn {

@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use burn::tensor::{GradientCheckpointingStrategy, Int};
 use distribute_core::{
     Device, Error, InputContext, LogicalDevice, MirroredStrategy, OneDeviceStrategy, Replica,
-    ReplicaStep, Result, Strategy, StrategyId,
+    ReplicaStep, Result, Strategy, StrategyId, Tensor, TensorData,
 };
 use distribute_data::split::{batch_sizes_for_worker, per_replica_sizes, replica_range, shuffled};
 use distribute_data::{
@@ -16,12 +16,9 @@ use distribute_data::{
 };
 use proptest::prelude::*;
 
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    let builder = MirroredStrategy::builder().replicas(replicas);
-    builder.build().unwrap()
-}
+use crate::mirrored;
 
-fn indices(indices: &[usize], _: &Device) -> Result<Vec<usize>> {
+pub fn indices(indices: &[usize], _: &Device) -> Result<Vec<usize>> {
     Ok(indices.to_vec())
 }
 
@@ -35,10 +32,33 @@ fn steps(strategy: &dyn Strategy, count: usize, batching: Batching) -> Vec<Vec<V
 }
 
 /// Fails instead of hanging.
-fn within_a_minute<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, receiver) = channel();
-    std::thread::spawn(move || sender.send(body()));
-    receiver.recv_timeout(Duration::from_secs(60)).unwrap()
+pub fn within_a_minute<R: Send + 'static>(body: impl FnOnce() -> R + Send + 'static) -> R {
+    hostile::limit::within(Duration::from_secs(60), body)
+}
+
+#[test]
+fn batches_are_on_the_replicas_devices_with_their_gradient_checkpointing() {
+    let builder = MirroredStrategy::builder().replicas(2);
+    let strategy = builder.gradient_checkpointing().build().unwrap();
+    let rows = |indices: &[usize], device: &Device| {
+        let ids: Vec<i64> = indices.iter().map(|index| *index as i64).collect();
+        Ok((
+            Tensor::<2>::ones([indices.len(), 3], device),
+            Tensor::<1, Int>::from_data(TensorData::new(ids, [indices.len()]), device),
+        ))
+    };
+    let batching = Batching::global(4);
+    let batches = strategy.distribute_dataset(FnDataset::new(10, rows), batching);
+    for batch in batches.unwrap().epoch(0) {
+        for (x, labels) in batch.unwrap().into_values() {
+            let wanted = strategy.replicas()[0]
+                .device
+                .gradient_checkpointing_strategy();
+            assert!(wanted == Some(GradientCheckpointingStrategy::Balanced));
+            assert_eq!(x.gradient_checkpointing_strategy(), wanted);
+            assert_eq!(labels.gradient_checkpointing_strategy(), wanted);
+        }
+    }
 }
 
 proptest! {
@@ -198,7 +218,7 @@ fn bad_arguments_are_refused() {
 
 /// One of several workers: a strategy of this process that says there are others.
 #[derive(Debug, Clone)]
-struct OneWorker {
+pub struct OneWorker {
     local: MirroredStrategy,
     replicas: Vec<Replica>,
     context: InputContext,
@@ -206,7 +226,7 @@ struct OneWorker {
 
 impl OneWorker {
     /// Worker `index` of `workers`, with `replicas` replicas each.
-    fn new(index: usize, workers: usize, replicas: usize) -> Self {
+    pub fn new(index: usize, workers: usize, replicas: usize) -> Self {
         let own = index * replicas..(index + 1) * replicas;
         Self {
             local: mirrored(replicas),
@@ -310,7 +330,8 @@ impl Dataset for Files {
 
 /// What each worker's replicas get under a policy.
 fn of_workers<D: Dataset<Batch = Vec<usize>> + Clone>(
-    (workers, replicas): (usize, usize),
+    workers: usize,
+    replicas: usize,
     dataset: &D,
     batching: Batching,
 ) -> Vec<Vec<Vec<Vec<usize>>>> {
@@ -393,9 +414,9 @@ proptest! {
         let batching = batching.allow_empty(true);
         let found = match policy {
             AutoShardPolicy::Hint => {
-                of_workers((workers, replicas), &ShardHint::new(files), batching)
+                of_workers(workers, replicas, &ShardHint::new(files), batching)
             }
-            _ => of_workers((workers, replicas), &files, batching),
+            _ => of_workers(workers, replicas, &files, batching),
         };
         prop_assert_eq!(found, expected);
     }
@@ -434,7 +455,7 @@ fn streams_of_their_own_are_shuffled_and_resumed() {
     let batching = Batching::global(4)
         .shuffle(3)
         .auto_shard(AutoShardPolicy::Auto);
-    let found = of_workers((2, 1), &files, batching);
+    let found = of_workers(2, 1, &files, batching);
     for (worker, mut expected) in [(0, vec![0, 1, 2, 3, 4, 9, 10, 11]), (1, Vec::new())] {
         let mut seen: Vec<usize> = found[worker].iter().flatten().flatten().copied().collect();
         if worker == 1 {
@@ -474,7 +495,7 @@ proptest! {
         for index in 0..workers {
             let strategy = OneWorker::new(index, workers, replicas);
             let all = match policy {
-                // Those of all workers together, see below.
+                // The examples of all workers together, see below.
                 AutoShardPolicy::Data => Vec::new(),
                 AutoShardPolicy::Off => (0..files.len()).collect(),
                 _ => {
@@ -565,17 +586,7 @@ fn prefetch_threads() -> usize {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_thread_is_left_behind() {
-    const CHILD: &str = "DISTRIBUTE_DATA_TEST_CHILD";
-    if std::env::var_os(CHILD).is_none() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "distribution::no_thread_is_left_behind",
-                "--test-threads=1",
-            ])
-            .env(CHILD, "1")
-            .status();
-        assert!(status.unwrap().success());
+    if !hostile::alone::is_alone(module_path!(), "no_thread_is_left_behind") {
         return;
     }
     within_a_minute(|| {
@@ -587,6 +598,13 @@ fn no_thread_is_left_behind() {
             Ok(list.to_vec())
         });
         let batching = Batching::global(2).prefetch(3);
+        let several = FnDataset::new(1000, indices);
+        let several = strategy.distribute_dataset(several, batching.num_parallel_calls(5));
+        let mut several = several.unwrap().epoch(0);
+        several.next().unwrap().unwrap();
+        assert_eq!(prefetch_threads(), 5);
+        drop(several);
+        assert_eq!(prefetch_threads(), 0);
         let distributed = strategy.distribute_dataset(dataset, batching).unwrap();
         let mut epoch = distributed.epoch(0);
         epoch.next().unwrap().unwrap();
@@ -613,9 +631,12 @@ fn no_thread_is_left_behind() {
 fn an_error_ends_the_epoch_and_the_next_one_works() {
     for prefetch in [0, 1, 2] {
         within_a_minute(move || {
-            let failing = |list: &[usize], _: &Device| match list.contains(&5) {
-                true => Err(Error::input("the disk is gone")),
-                false => Ok(list.to_vec()),
+            let failing = |list: &[usize], _: &Device| {
+                if list.contains(&5) {
+                    Err(Error::input("the disk is gone"))
+                } else {
+                    Ok(list.to_vec())
+                }
             };
             let batching = Batching::global(2).prefetch(prefetch);
             let distributed = mirrored(2)
@@ -652,7 +673,7 @@ fn a_panic_comes_out_as_an_error() {
             };
             let source = source.downcast_ref::<DataError>();
             assert!(
-                matches!(source, Some(DataError::Panicked { .. })),
+                matches!(source, Some(DataError::BatchPanicked { part: 1, .. })),
                 "{error}"
             );
             assert!(error.to_string().contains("example 3 is broken"), "{error}");

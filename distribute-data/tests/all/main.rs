@@ -1,12 +1,15 @@
 //! All tests of this crate in one program, because linking takes longer than compiling.
 
-mod common;
+mod batchers;
 mod datasets;
 mod design_program;
 mod distribution;
 mod losses;
-mod padding;
-mod reported_loss;
-mod same_bits;
-mod supervised;
-mod uneven_workers;
+mod parallel_calls;
+
+use distribute_core::MirroredStrategy;
+
+fn mirrored(replicas: usize) -> MirroredStrategy {
+    let builder = MirroredStrategy::builder().replicas(replicas);
+    builder.build().unwrap()
+}

@@ -93,8 +93,9 @@ fn variable(
     shards: BTreeMap<u32, (usize, ShardSpec)>,
 ) -> Result<(VariableSpec, Placement, Vec<u32>)> {
     let first = shards.values().next().map(|(_, shard)| &shard.variable);
-    let spec = first.cloned();
-    let spec = spec.ok_or_else(|| PsError::invalid("a variable without shards"))?;
+    let spec = first
+        .cloned()
+        .ok_or_else(|| PsError::invalid("a variable without shards"))?;
     elements::check(spec.dtype)?;
     let mut ids = Vec::with_capacity(shards.len());
     let mut places = Vec::with_capacity(shards.len());

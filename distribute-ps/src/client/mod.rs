@@ -115,7 +115,7 @@ impl VariableClient {
         let pool = Arc::new(Pool::default());
         let server = |(index, address): (usize, &A)| {
             let address = address.as_ref().to_string();
-            Arc::new(Server::new(index, address, &options, (&pool, &clock)))
+            Arc::new(Server::new(index, address, &options, &pool, &clock))
         };
         let servers: Vec<Arc<Server>> = addresses.iter().enumerate().map(server).collect();
         let (limit, interruption) = (options.connect_timeout, options.interruption.clone());
@@ -309,7 +309,7 @@ impl VariableClient {
     }
 
     /// The worker of a closure was lost, or the closure was cancelled: under a staleness bound
-    /// that waits, nobody waits for its push until it pulls again.
+    /// that waits, its push is not waited for until it pulls again.
     ///
     /// # Errors
     /// What every call may fail with.

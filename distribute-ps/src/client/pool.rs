@@ -1,4 +1,4 @@
-//! Memory of pulled values that nobody uses any more, kept for the next ones: for fresh memory the
+//! Memory of pulled values that are not used any more, kept for the next ones: for fresh memory the
 //! kernel clears every page, which takes longer than receiving the value.
 
 use std::collections::TryReserveError;
@@ -53,13 +53,13 @@ impl Pool {
         self.state.lock()
     }
 
-    /// A pull of so many bytes begins.
+    /// A pull of this many bytes begins.
     pub(super) fn expect(&self, bytes: usize) {
         let mut state = self.state();
         state.most_bytes = state.most_bytes.max(bytes);
     }
 
-    /// An empty buffer with room for so many bytes.
+    /// An empty buffer with room for this many bytes.
     ///
     /// # Errors
     /// There is no memory.

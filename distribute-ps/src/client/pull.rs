@@ -12,7 +12,7 @@ use crate::error::{PsError, Result};
 use crate::server::elements;
 use crate::update::{RunId, StalenessPolicy, Versions};
 use crate::variable::VariableRef;
-use crate::wire::{self, Got, Request, Want};
+use crate::wire::{self, PullItem, PulledItem, Request};
 
 /// A variable as it was pulled.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub struct Pulled {
 
 /// One shard as it was pulled.
 pub(super) struct PulledShard {
-    got: Got,
+    got: PulledItem,
     learning_rate: Option<f64>,
     /// Absent when the version is known.
     value: Option<Vec<u8>>,
@@ -43,7 +43,7 @@ type Collected = BTreeMap<(usize, usize), PulledShard>;
 /// One shard of a pull.
 pub(super) struct PullPlace {
     place: (usize, usize),
-    want: Want,
+    want: PullItem,
     bytes: usize,
     is_narrow: bool,
 }
@@ -86,8 +86,11 @@ impl VariableClient {
         let mut entries = collected.into_iter();
         let mut pulled = Vec::with_capacity(variables.len());
         for variable in variables {
-            let shards = entries.by_ref().take(variable.placement().shards.len());
-            let shards: Vec<PulledShard> = shards.map(|(_, shard)| shard).collect();
+            let shards: Vec<PulledShard> = entries
+                .by_ref()
+                .take(variable.placement().shards.len())
+                .map(|(_, shard)| shard)
+                .collect();
             let versions = shards
                 .iter()
                 .map(|shard| shard.got.counts.version)
@@ -128,7 +131,7 @@ impl VariableClient {
                 .or_default()
                 .push(PullPlace {
                     place: (*variable, *shard),
-                    want: Want {
+                    want: PullItem {
                         id: reference.0.ids[*shard],
                         known: *known,
                     },
@@ -136,11 +139,13 @@ impl VariableClient {
                     is_narrow: bf16 && reference.dtype() == DType::F32,
                 });
         }
-        let works = per_server.into_iter().map(|(server, places)| {
-            let server = self.inner.servers[server].clone();
-            pull_of_server(server, run, closure, bf16, places)
-        });
-        let works: Vec<_> = works.collect();
+        let works: Vec<_> = per_server
+            .into_iter()
+            .map(|(server, places)| {
+                let server = self.inner.servers[server].clone();
+                pull_of_server(server, run, closure, bf16, places)
+            })
+            .collect();
         let bytes = wanted
             .iter()
             .map(|(variable, shard, _)| {
@@ -152,9 +157,10 @@ impl VariableClient {
         let waits = |policy| policy == StalenessPolicy::Wait;
         // Waiting for several servers at a time, two workers could wait for each other.
         let in_turn = closure.is_some() && rules.staleness.is_some_and(|rule| waits(rule.policy));
-        let all = match in_turn {
-            true => self.inner.driver.run(one_by_one(works))?,
-            false => self.inner.driver.run(in_parallel(works))?,
+        let all = if in_turn {
+            self.inner.driver.run(one_by_one(works))?
+        } else {
+            self.inner.driver.run(in_parallel(works))?
         };
         Ok(all.into_iter().flatten().collect())
     }
@@ -205,21 +211,25 @@ pub(super) async fn pull_of_server(
         }),
         payload: Vec::new(),
         sizes: move |reply: &wire::Pulled| {
-            let fits = |(got, bytes): (&Got, &u64)| got.bytes == 0 || got.bytes == *bytes;
-            match reply.got.len() == expected.len() && reply.got.iter().zip(&expected).all(fits) {
-                true => Ok(reply.got.iter().map(|got| got.bytes).collect()),
-                false => Err("values of other sizes than their shards".to_string()),
+            let fits = |(got, bytes): (&PulledItem, &u64)| got.bytes == 0 || got.bytes == *bytes;
+            if reply.got.len() == expected.len() && reply.got.iter().zip(&expected).all(fits) {
+                Ok(reply.got.iter().map(|got| got.bytes).collect())
+            } else {
+                Err("values of other sizes than their shards".to_string())
             }
         },
     };
     let (reply, tensors): (wire::Pulled, _) = server.call(call).await?;
     let learning_rate = reply.learning_rate;
     let pulled = places.into_iter().zip(reply.got).zip(tensors);
-    let entry = |((place, got), bytes): ((PullPlace, Got), Vec<u8>)| {
+    let entry = |((place, got), bytes): ((PullPlace, PulledItem), Vec<u8>)| {
         let is_new = place.want.known != Some(got.counts.version);
-        let value = is_new.then(|| match place.is_narrow {
-            true => elements::widen(&bytes),
-            false => bytes,
+        let value = is_new.then(|| {
+            if place.is_narrow {
+                elements::widen(&bytes)
+            } else {
+                bytes
+            }
         });
         let shard = PulledShard {
             got,

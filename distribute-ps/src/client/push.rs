@@ -117,13 +117,14 @@ impl VariableClient {
     }
 
     fn same_run(&self, update: UpdateId) -> Result<()> {
-        match self.in_run()?.0 == update.run {
-            true => Ok(()),
-            false => Err(PsError::OtherRun {
+        if self.in_run()?.0 == update.run {
+            Ok(())
+        } else {
+            Err(PsError::OtherRun {
                 server: 0,
                 address: self.addresses().swap_remove(0),
                 reason: format!("the update is from run {}, this client is not", update.run),
-            }),
+            })
         }
     }
 
@@ -153,8 +154,10 @@ impl VariableClient {
         });
         let replies: Vec<(_, Vec<Outcome>)> =
             self.inner.driver.run(in_parallel(works.collect()))?;
-        let zeros = shards.into_iter().map(|count| Versions(vec![0; count]));
-        let zeros: Vec<Versions> = zeros.collect();
+        let zeros: Vec<Versions> = shards
+            .into_iter()
+            .map(|count| Versions(vec![0; count]))
+            .collect();
         let mut outcome = PushOutcome {
             versions: zeros.clone(),
             updates: zeros,
@@ -216,7 +219,7 @@ impl VariableClient {
     /// server.
     ///
     /// # Errors
-    /// Those of [`assign_add`](Self::assign_add).
+    /// The errors of [`assign_add`](Self::assign_add).
     pub fn assign_add_all<'a>(
         &self,
         update: UpdateId,
@@ -253,7 +256,7 @@ impl VariableClient {
             pieces.extend(cut.into_iter().map(|piece| (index, piece)));
             shards.push(variable.placement().shards.len());
         }
-        self.send_assignment(op, (assignment, Some(update)), pieces, shards)
+        self.send_assignment(op, assignment, Some(update), pieces, shards)
     }
 
     /// Assigns to the shards of these pieces.
@@ -267,13 +270,14 @@ impl VariableClient {
     ) -> Result<PushOutcome> {
         let pieces = pieces.into_iter().map(|piece| (0, piece)).collect();
         let shards = vec![variable.placement().shards.len()];
-        self.send_assignment(op, (assignment, update), pieces, shards)
+        self.send_assignment(op, assignment, update, pieces, shards)
     }
 
     fn send_assignment(
         &self,
         op: &'static str,
-        (assignment, update): (Assignment, Option<UpdateId>),
+        assignment: Assignment,
+        update: Option<UpdateId>,
         pieces: Vec<(usize, Piece)>,
         shards: Vec<usize>,
     ) -> Result<PushOutcome> {
@@ -294,11 +298,12 @@ fn finite(variable: &VariableRef, gradient: &Gradient) -> Result<()> {
         Gradient::Dense(values) => values,
         Gradient::Sparse { rows, .. } | Gradient::Table { rows, .. } => rows,
     };
-    match elements::all_finite(values.dtype(), values.as_bytes()) {
-        true => Ok(()),
-        false => Err(PsError::NonFinite {
+    if elements::all_finite(values.dtype(), values.as_bytes()) {
+        Ok(())
+    } else {
+        Err(PsError::NonFinite {
             name: variable.name().to_string(),
-        }),
+        })
     }
 }
 
@@ -380,17 +385,22 @@ mod tests {
 
         /// A worker whose update is decided, and not sent.
         fn decided(&self, closure: u64, base: &Versions) -> VariableClient {
-            let worker = VariableClient::connect(&self.addresses, ClientOptions::default());
-            let worker = worker.unwrap();
+            let worker =
+                VariableClient::connect(&self.addresses, ClientOptions::default()).unwrap();
             worker.join(self.run).unwrap();
-            let pieces = self.w.cut("push", floats(-1.0), &base.0, false).unwrap();
-            let pieces: Vec<_> = pieces.into_iter().map(|piece| (0, piece)).collect();
+            let pieces: Vec<_> = self
+                .w
+                .cut("push", floats(-1.0), &base.0, false)
+                .unwrap()
+                .into_iter()
+                .map(|piece| (0, piece))
+                .collect();
             worker.prepare(self.id(closure), self.run, &pieces).unwrap();
             worker
         }
     }
 
-    /// A worker that is gone after its update was decided stands in nobody's way, and its update
+    /// A worker that is gone after its update was decided blocks no other, and its update
     /// may come again.
     #[test]
     fn a_decided_update_whose_worker_is_gone_is_forgotten() {
@@ -410,8 +420,8 @@ mod tests {
         assert_eq!(cluster.versions().0, [3, 3]);
     }
 
-    /// Nobody overtakes a decided update beyond its bound; who waits for it is woken when it is
-    /// applied, or when its connection ends.
+    /// No update overtakes a decided one beyond its bound; calls that wait for it are woken when it
+    /// is applied, or when its connection ends.
     #[test]
     fn who_would_overtake_a_decided_update_waits_until_it_has_come_or_is_gone() {
         for comes in [true, false] {

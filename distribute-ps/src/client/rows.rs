@@ -115,9 +115,10 @@ impl VariableClient {
             .zip(self.inner.driver.run(in_parallel(works))?)
         {
             versions.0[number] = version;
-            match bf16 {
-                true => rows.extend(elements::widen(&bytes)),
-                false => rows.extend(bytes),
+            if bf16 {
+                rows.extend(elements::widen(&bytes))
+            } else {
+                rows.extend(bytes)
             }
         }
         Ok(PulledRows {
@@ -133,11 +134,12 @@ impl VariableClient {
         let shards = variable.placement().shards.iter();
         let last = shards.map(|shard| shard.server).max().unwrap_or(0);
         let servers = self.inner.servers.iter().take(last + 1);
-        let works = servers.map(|server| {
-            let places = Vec::new();
-            pull_of_server(server.clone(), run, Some(closure), false, places)
-        });
-        let works: Vec<_> = works.collect();
+        let works: Vec<_> = servers
+            .map(|server| {
+                let places = Vec::new();
+                pull_of_server(server.clone(), run, Some(closure), false, places)
+            })
+            .collect();
         self.inner.driver.run(one_by_one(works)).map(drop)
     }
 
@@ -153,7 +155,7 @@ impl VariableClient {
                 name: format!("{}, shard {number}", variable.name()),
             });
         };
-        variable.check("initialize", &shard.shape, (value.dtype(), value.shape()))?;
+        variable.check("initialize", &shard.shape, value.dtype(), value.shape())?;
         let piece = variable.piece(number, None, None, tensor_bytes(value), false);
         let op = "initialize";
         let assigned = self.assign_pieces(op, Assignment::Assign, None, variable, vec![piece]);
@@ -174,9 +176,10 @@ async fn rows_of(
     numbers: Bytes,
     bytes: u64,
 ) -> Result<(u64, Vec<u8>)> {
-    let payload = match numbers.is_empty() {
-        true => Vec::new(),
-        false => vec![numbers],
+    let payload = if numbers.is_empty() {
+        Vec::new()
+    } else {
+        vec![numbers]
     };
     let call = Call {
         op: "pull rows",

@@ -64,7 +64,8 @@ impl Server {
         index: usize,
         address: String,
         options: &ClientOptions,
-        (pool, clock): (&Arc<Pool>, &Arc<ComputeClock>),
+        pool: &Arc<Pool>,
+        clock: &Arc<ComputeClock>,
     ) -> Self {
         let mut rpc = RpcOptions::new(ParameterServer, Some(index), options.security.clone());
         rpc.keepalive_interval = options.keepalive_interval;
@@ -214,7 +215,7 @@ impl Server {
                     may_repeat = false;
                     continue;
                 }
-                Ok(reply) => return reply.map_err(|error| self.as_reached(error)),
+                Ok(reply) => return reply.map_err(|error| self.with_server_address(error)),
                 Err(ReadError::Broken(end)) => channel.closed().unwrap_or(end),
                 Err(error) => {
                     let (address, what) = (self.address.clone(), error.to_string());
@@ -230,7 +231,7 @@ impl Server {
     }
 
     /// An error of the server, which does not know by which number and address it was reached.
-    fn as_reached(&self, error: PsError) -> PsError {
+    fn with_server_address(&self, error: PsError) -> PsError {
         let (server, address) = (self.index, self.address.clone());
         match error {
             PsError::OtherRun { reason, .. } => PsError::OtherRun {

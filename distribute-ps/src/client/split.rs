@@ -39,7 +39,8 @@ impl VariableRef {
         &self,
         op: &'static str,
         expected: &[usize],
-        (dtype, shape): (DType, &[usize]),
+        dtype: DType,
+        shape: &[usize],
     ) -> Result<()> {
         let name = || self.name().to_string();
         if dtype != self.dtype() {
@@ -50,14 +51,15 @@ impl VariableRef {
                 found: dtype.name().to_string(),
             });
         }
-        match shape == expected {
-            true => Ok(()),
-            false => Err(PsError::Shape {
+        if shape == expected {
+            Ok(())
+        } else {
+            Err(PsError::Shape {
                 op,
                 name: name(),
                 expected: expected.to_vec(),
                 found: shape.to_vec(),
-            }),
+            })
         }
     }
 
@@ -69,7 +71,7 @@ impl VariableRef {
         base: &[u64],
         bf16: bool,
     ) -> Result<Vec<Piece>> {
-        self.check(op, self.shape(), (value.dtype(), value.shape()))?;
+        self.check(op, self.shape(), value.dtype(), value.shape())?;
         let bytes = tensor_bytes(value);
         let shards = self.placement().shards.iter().enumerate();
         let pieces = shards.map(|(number, shard)| {
@@ -90,9 +92,10 @@ impl VariableRef {
         values: Bytes,
         bf16: bool,
     ) -> Piece {
-        let (values, dtype) = match bf16 && self.dtype() == DType::F32 {
-            true => (elements::narrow(&values).into(), DType::BF16),
-            false => (values, self.dtype()),
+        let (values, dtype) = if bf16 && self.dtype() == DType::F32 {
+            (elements::narrow(&values).into(), DType::BF16)
+        } else {
+            (values, self.dtype())
         };
         Piece {
             server: self.placement().shards[number].server,
@@ -121,7 +124,7 @@ impl VariableRef {
             Gradient::Table { ids, rows } => (ids, rows, true),
         };
         let expected = self.rows_shape("push", ids.len())?;
-        self.check("push", &expected, (rows.dtype(), rows.shape()))?;
+        self.check("push", &expected, rows.dtype(), rows.shape())?;
         self.check_ids(&ids)?;
         let bytes = tensor_bytes(rows);
         let mut pieces = Vec::new();
@@ -162,7 +165,7 @@ impl VariableRef {
         (!numbers.is_empty()).then(|| (numbers.into(), values.into()))
     }
 
-    /// The shape of so many rows.
+    /// The shape of this many rows.
     pub(super) fn rows_shape(&self, op: &str, rows: usize) -> Result<Vec<usize>> {
         let mut shape = self.shape().to_vec();
         match shape.first_mut() {

@@ -79,8 +79,9 @@ pub(super) fn snapshot(client: &VariableClient) -> Result<Snapshot> {
     }
     for variable in variables {
         let placed = variable.placement().shards.iter().zip(&variable.0.ids);
-        let states = placed.map(|(shard, id)| shards.remove(&(shard.server, *id)));
-        let states: Option<Vec<ShardTensors>> = states.collect();
+        let states: Option<Vec<ShardTensors>> = placed
+            .map(|(shard, id)| shards.remove(&(shard.server, *id)))
+            .collect();
         if let Some(states) = states {
             put_together(&mut snapshot, &variable, states);
         }
@@ -100,8 +101,11 @@ fn put_together(snapshot: &mut Snapshot, variable: &VariableRef, states: Vec<Sha
         return;
     }
     // A shard that had no update yet sends no slots if they are zero.
-    let names = states.iter().map(|(header, _)| header.slots.clone());
-    let names = names.max_by_key(Vec::len).unwrap_or_default();
+    let names = states
+        .iter()
+        .map(|(header, _)| header.slots.clone())
+        .max_by_key(Vec::len)
+        .unwrap_or_default();
     let sizes: Vec<usize> = states.iter().map(|(_, tensors)| tensors[0].len()).collect();
     let mut columns: Vec<Vec<Vec<u8>>> = vec![Vec::new(); 1 + names.len()];
     for ((_, tensors), size) in states.into_iter().zip(sizes) {
@@ -131,14 +135,16 @@ pub(super) fn restore(client: &VariableClient, snapshot: &Snapshot) -> Result<()
         add(&mut sent, snapshot, &variable, value)?;
     }
     let servers = client.inner.servers.iter().cloned();
-    let works = servers.zip(sent).map(|(server, (mut state, payload))| {
-        state.learning_rate = snapshot.learning_rate;
-        async move {
-            let request = Request::Restore(state);
-            server.ask("restore", run, request, payload).await
-        }
-    });
-    let works: Vec<_> = works.collect();
+    let works: Vec<_> = servers
+        .zip(sent)
+        .map(|(server, (mut state, payload))| {
+            state.learning_rate = snapshot.learning_rate;
+            async move {
+                let request = Request::Restore(state);
+                server.ask("restore", run, request, payload).await
+            }
+        })
+        .collect();
     let restored = client.inner.driver.run(super::in_parallel(works));
     restored.map(|_: Vec<()>| ())
 }
@@ -151,8 +157,10 @@ fn add(
     value: &TensorData,
 ) -> Result<()> {
     let name = variable.name();
-    let slots = snapshot.slots.range((name.to_string(), String::new())..);
-    let slots = slots.take_while(|((of, _), _)| of == name);
+    let slots = snapshot
+        .slots
+        .range((name.to_string(), String::new())..)
+        .take_while(|((of, _), _)| of == name);
     let mut tensors = vec![(None, checked(variable, value)?)];
     for ((_, slot), value) in slots {
         tensors.push((Some(slot.clone()), checked(variable, value)?));
@@ -195,7 +203,7 @@ fn checked(variable: &VariableRef, value: &TensorData) -> Result<Bytes> {
     let flat = [variable.shape().iter().product()];
     let is_flat = value.shape()[..] == flat;
     let expected = if is_flat { &flat } else { variable.shape() };
-    variable.check("restore", expected, (value.dtype(), value.shape()))?;
+    variable.check("restore", expected, value.dtype(), value.shape())?;
     let shape = value.shape().to_vec();
     let copy = tensor(value.as_bytes().to_vec(), shape, value.dtype());
     Ok(tensor_bytes(copy))

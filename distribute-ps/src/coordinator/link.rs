@@ -118,9 +118,10 @@ pub(super) async fn keep_connected(scheduler: Arc<Scheduler>, worker: usize) {
 
 /// How long the end may take: not long when the coordinator was told to end.
 fn end_timeout(scheduler: &Scheduler, otherwise: Duration) -> Duration {
-    match scheduler.options.interruption.is_raised() {
-        true => INTERRUPTED_FINISH_TIMEOUT,
-        false => otherwise,
+    if scheduler.options.interruption.is_raised() {
+        INTERRUPTED_FINISH_TIMEOUT
+    } else {
+        otherwise
     }
 }
 
@@ -387,9 +388,10 @@ impl Link<'_> {
     fn cancel(&self, below: u64) -> Result<(), StreamEnd> {
         match &self.current {
             Some(CurrentClosure { handed, .. }) if handed.id < below => {
-                match self.scheduler.is_wanted(handed.id) {
-                    true => self.order(&Order::<ByteBuf>::Cancel(handed.id)),
-                    false => Err(lost("its step did not stop when it was cancelled")),
+                if self.scheduler.is_wanted(handed.id) {
+                    self.order(&Order::<ByteBuf>::Cancel(handed.id))
+                } else {
+                    Err(lost("its step did not stop when it was cancelled"))
                 }
             }
             _ => Ok(()),

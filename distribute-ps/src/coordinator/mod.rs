@@ -65,6 +65,7 @@ mod remote_value;
 mod runtime;
 mod scheduler;
 mod server_notice;
+mod tables;
 
 use std::fmt;
 use std::sync::Arc;
@@ -77,6 +78,7 @@ use serde::de::DeserializeOwned;
 pub use options::CoordinatorOptions;
 pub use remote_value::RemoteValue;
 pub use scheduler::WorkerStatus;
+pub use tables::Table;
 
 use crate::client::VariableClient;
 use crate::error::{PsError, Result};
@@ -116,7 +118,7 @@ impl ClusterCoordinator {
     /// [`connect_timeout`](CoordinatorOptions::connect_timeout), [`PsError::Refused`] if one is
     /// there but has another token, version or program, [`PsError::Core`] with
     /// [`DifferentConfigurations`](distribute_core::Error::DifferentConfigurations) if it has
-    /// another configuration, [`PsError::InvalidArgument`] without workers, and those of
+    /// another configuration, [`PsError::InvalidArgument`] without workers, and the errors of
     /// [`VariableClient::connect`].
     pub fn connect<W: AsRef<str>, S: AsRef<str>>(
         workers: &[W],
@@ -133,19 +135,23 @@ impl ClusterCoordinator {
             ));
         }
         let run = RunId::random()?;
-        let strategy = match servers.is_empty() {
-            true => None,
-            false => Some(strategy(&servers, run, &options)?),
+        let strategy = if servers.is_empty() {
+            None
+        } else {
+            Some(strategy(&servers, run, &options)?)
         };
         let values = match &strategy {
             Some(strategy) => registry.make_shared(strategy)?,
             None => SharedValues::new(),
         };
         let steps = registry.step_names().map(str::to_string).collect();
-        let addresses: (Vec<String>, Vec<String>) = (texts(&workers), texts(&servers));
-        let registered = (steps, registry.settings().clone());
         let scheduler = Arc::new(scheduler::Scheduler::new(
-            run, options, addresses, registered,
+            run,
+            options,
+            texts(&workers),
+            texts(&servers),
+            steps,
+            registry.settings().clone(),
         ));
         let variables = strategy
             .as_ref()
@@ -201,11 +207,12 @@ impl ClusterCoordinator {
         let bytes = value::encode(&arguments).map_err(|reason| {
             let step = step.to_string();
             // A text, because serde's errors of a value are nothing else.
-            match reason.contains(remote_value::AS_ARGUMENT) {
-                true => PsError::RemoteValueArgument { step },
-                false => PsError::invalid(format!(
+            if reason.contains(remote_value::AS_ARGUMENT) {
+                PsError::RemoteValueArgument { step }
+            } else {
+                PsError::invalid(format!(
                     "the arguments of step `{step}` cannot be sent: {reason}"
-                )),
+                ))
             }
         })?;
         registered.check::<A>(step, &bytes)?;
@@ -263,7 +270,7 @@ impl ClusterCoordinator {
     /// Waits for the results of closures, in this order (TensorFlow: `fetch`).
     ///
     /// # Errors
-    /// Those of the first [`RemoteValue::fetch`] that fails.
+    /// The errors of the first [`RemoteValue::fetch`] that fails.
     pub fn fetch<'a, R: DeserializeOwned>(
         &self,
         values: impl IntoIterator<Item = &'a RemoteValue>,
@@ -276,7 +283,7 @@ impl ClusterCoordinator {
     /// iterators need no call; they are made when a step asks for an element.
     ///
     /// # Errors
-    /// Those of closures that were scheduled before, as in [`schedule`](Self::schedule).
+    /// The errors of closures that were scheduled before, as in [`schedule`](Self::schedule).
     pub fn create_per_worker_dataset<B>(&self, dataset: &PerWorkerDataset<B>) -> Result<()> {
         self.scheduler.renew_dataset(dataset.name())
     }
@@ -302,7 +309,7 @@ impl ClusterCoordinator {
     /// save and restore it.
     ///
     /// # Errors
-    /// Those of `body`; [`PsError::InvalidArgument`] if it was not registered with this
+    /// The errors of `body`; [`PsError::InvalidArgument`] if it was not registered with this
     /// coordinator, there are no servers, or `body` itself asks for the value again.
     pub fn with<T: Send + 'static, R>(
         &self,
@@ -350,7 +357,7 @@ impl ClusterCoordinator {
     /// until the coordinator is done.
     ///
     /// # Errors
-    /// Those of [`VariableClient::shut_servers_down`].
+    /// The errors of [`VariableClient::shut_servers_down`].
     pub fn finish(self) -> Result<()> {
         self.end(String::new())
     }

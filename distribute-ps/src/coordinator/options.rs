@@ -17,7 +17,7 @@ use crate::update::RunOptions;
 pub struct CoordinatorOptions {
     /// Token and certificates for the connections to workers; none by default.
     pub security: Security,
-    /// How the coordinator speaks with the parameter servers. Its credentials are those of
+    /// The options for calls to the parameter servers. Their credentials are replaced by
     /// `security`.
     pub client: ClientOptions,
     /// The rules that the parameter servers follow in this run.

@@ -103,8 +103,8 @@ async fn run_connections(scheduler: Arc<Scheduler>) {
     }
 }
 
-/// Tells the servers what has ended or was lost: at once where somebody waits for it, else once a
-/// second, which also shows whether they are there.
+/// Tells the servers which closures have ended or were lost: at once if a server waits for it, else
+/// once a second, which also shows whether they are there.
 fn notify_servers(scheduler: &Scheduler, variables: &VariableClient) {
     while let Some(notice) = scheduler.wait_for_notice(SERVER_INTERVAL) {
         let told = tell(&notice, variables);

@@ -25,8 +25,8 @@ const ENDED_MAX: usize = 1024;
 /// The longest [`CoordinatorOptions::cancel_timeout`] of a coordinator that was told to end.
 const INTERRUPTED_CANCEL_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How long those wait who wait for ever, before they look again.
-const LONG: Duration = Duration::from_secs(3600);
+/// The re-check interval of unbounded waits, before they look again.
+const RECHECK_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// What is left of a limit; nothing if it is over.
 fn time_left(limit: Duration, since: Instant) -> Option<Duration> {
@@ -86,7 +86,7 @@ pub(super) struct State {
     ended: u64,
     /// What the servers are to be told.
     notice: ServerNotice,
-    /// Whether nobody tells them anything any more.
+    /// Whether they get no more orders.
     is_silent: bool,
 }
 
@@ -122,8 +122,10 @@ impl Scheduler {
     pub(super) fn new(
         run: RunId,
         options: CoordinatorOptions,
-        (addresses, parameter_servers): (Vec<String>, Vec<String>),
-        (steps, configuration): (Vec<String>, Configuration),
+        addresses: Vec<String>,
+        parameter_servers: Vec<String>,
+        steps: Vec<String>,
+        configuration: Configuration,
     ) -> Self {
         let clock = new_clock();
         let absent = WorkerStatus::Absent("it has not been reached yet".to_string());
@@ -226,7 +228,7 @@ impl Scheduler {
             (state.queue.first_unfinished() >= cutoff).then_some(Ok(()))
         };
         self.wait(has_ended, |state| match timeout {
-            None => Ok(LONG),
+            None => Ok(RECHECK_INTERVAL),
             Some(limit) => {
                 let late = || state.late("join", begun.elapsed(), "");
                 time_left(limit, begun).ok_or_else(late)
@@ -246,7 +248,7 @@ impl Scheduler {
         }
         // Under the lock: closures end under it.
         let ended = |_: &mut State| values.clone().into_iter().position(RemoteValue::is_ready);
-        self.wait(|state| ended(state).map(Ok), |_| Ok(LONG))
+        self.wait(|state| ended(state).map(Ok), |_| Ok(RECHECK_INTERVAL))
     }
 
     /// Whether nothing is queued and nothing runs.
@@ -296,9 +298,10 @@ impl Scheduler {
     /// coordinator was told to end as well, not long.
     fn cancel_timeout(&self) -> Duration {
         let limit = self.options.cancel_timeout;
-        match self.options.interruption.is_raised() {
-            true => limit.min(INTERRUPTED_CANCEL_TIMEOUT),
-            false => limit,
+        if self.options.interruption.is_raised() {
+            limit.min(INTERRUPTED_CANCEL_TIMEOUT)
+        } else {
+            limit
         }
     }
 
@@ -520,9 +523,10 @@ impl Scheduler {
             *place = status;
         }
         let attended = state.workers.contains(&WorkerStatus::Connected);
-        state.without_workers = match attended {
-            true => None,
-            false => Some(state.without_workers.unwrap_or_else(|| self.clock.now())),
+        state.without_workers = if attended {
+            None
+        } else {
+            Some(state.without_workers.unwrap_or_else(|| self.clock.now()))
         };
         self.changed.notify_all();
     }
@@ -540,15 +544,16 @@ impl Scheduler {
         let Some(since) = state.without_workers else {
             return;
         };
-        // Also when an error waits to surface: somebody may wait for a result first.
+        // Also when an error waits to surface: a caller may wait for a result first.
         let is_raised = self.options.interruption.is_raised();
         let waited = self.clock.elapsed(since);
         if (waited < limit && !is_raised) || state.queue.is_idle() {
             return;
         }
-        let error = match is_raised {
-            true => self.interrupted(&state, waited),
-            false => self.no_workers_error(&state, waited),
+        let error = if is_raised {
+            self.interrupted(&state, waited)
+        } else {
+            self.no_workers_error(&state, waited)
         };
         for closure in state.queue.clear() {
             closure.end(Err(error.clone()));
@@ -557,9 +562,9 @@ impl Scheduler {
         self.changed.notify_all();
     }
 
-    /// Has whoever waits look again.
+    /// Wakes all waiting threads to check again.
     pub(super) fn wake(&self) {
-        // Under the lock, so that nobody misses it between a look and a sleep.
+        // Under the lock, so that no thread misses it between its check and its sleep.
         let state = self.state();
         self.changed.notify_all();
         drop(state);

@@ -5,7 +5,7 @@ use crate::error::PsError;
 /// What the servers should know.
 #[derive(Debug, Default)]
 pub(super) struct ServerNotice {
-    /// Closures that have ended: nobody should wait for their updates.
+    /// Closures that have ended: their updates are not to be waited for.
     pub(super) ended: Vec<u64>,
     /// Closures whose workers were lost, or do not reach a server. They run again when the servers
     /// have been told; a server that heard of it later would forget that the next worker has
@@ -18,7 +18,7 @@ pub(super) struct ServerNotice {
 }
 
 impl ServerNotice {
-    /// Whether somebody waits for it at the servers.
+    /// Whether a call at the servers waits for it.
     pub(super) fn is_urgent(&self) -> bool {
         !self.ended.is_empty() || !self.lost.is_empty() || self.cancelled_below.is_some()
     }

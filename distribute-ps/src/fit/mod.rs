@@ -10,9 +10,9 @@
 //! ```no_run
 //! use burn::nn::{Linear, LinearConfig};
 //! use burn::tensor::Tensor;
-//! use distribute_data::fit::{Fit, Objective, StepContext};
+//! use distribute_fit::{Fit, Objective, StepContext};
 //! use distribute_core::{Adam, Result, TrainState};
-//! # use distribute_data::fit::{BatchSource, Batches};
+//! # use distribute_core::{BatchSource, Batches};
 //! # use distribute_ps::ParameterServerStrategy;
 //! use distribute_ps::{ClusterCoordinator, Program, TrainingData};
 //! # struct Points;
@@ -55,10 +55,8 @@ mod steps;
 use std::fmt;
 
 use burn::module::Module;
-use distribute_core::{Nest, Strategy, TrainState};
-use distribute_data::fit::{
-    BatchSource, Fit, History, Mode, Objective, RemoteTask, StepContext, StepReport,
-};
+use distribute_core::{BatchSource, Nest, Strategy, TrainState};
+use distribute_fit::{Fit, History, Mode, Objective, RemoteTask, StepContext, StepReport};
 
 use crate::coordinator::ClusterCoordinator;
 use crate::error::{PsError, Result};
@@ -203,8 +201,9 @@ impl<M: Module + Sync + 'static, B: Nest + Send + 'static> Training<M, B> {
             worker: format!("worker {}", worker.worker_index()),
         };
         let source = data.of(task.mode()).ok_or_else(missing)?;
-        let batch = source.batch(task.epoch(), task.batch())?;
-        let batch = batch.ok_or_else(missing)?;
+        let batch = source
+            .batch(task.epoch(), task.batch())?
+            .ok_or_else(missing)?;
         worker.check_cancelled()?;
         let mut state = worker.shared(&self.state)?;
         let batch = source.of_global_batch(batch);
@@ -221,8 +220,8 @@ impl ClusterCoordinator {
     /// two runs are not equal. See [`Fit::run_remotely`] for resuming.
     ///
     /// # Errors
-    /// Those of [`Fit::run_remotely`]; those of the step, with the worker that it failed on;
-    /// [`PsError::Unavailable`] for a lost server; [`PsError::NoWorkers`].
+    /// The errors of [`Fit::run_remotely`]; the errors of the step, with the worker that it failed
+    /// on; [`PsError::Unavailable`] for a lost server; [`PsError::NoWorkers`].
     pub fn fit<S, M, B>(&self, training: &Training<M, B>, fit: Fit<'_, S>) -> Result<History>
     where
         S: Strategy + ?Sized,

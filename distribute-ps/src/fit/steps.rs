@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 
 use distribute_core::Result;
-use distribute_data::fit::{Mode, RemotePass, RemoteStep, RemoteSteps};
+use distribute_fit::{Mode, RemotePass, RemoteStep, RemoteSteps};
 
 use super::TrainingData;
 use crate::coordinator::{ClusterCoordinator, RemoteValue};
@@ -90,7 +90,7 @@ impl RemoteSteps for Steps<'_> {
     }
 
     fn begin(&mut self, pass: RemotePass) -> Result<()> {
-        // In a synchronous round so many gradients make one update.
+        // In a synchronous round this many gradients make one update.
         let round = self.coordinator.run_options().synchronous.unwrap_or(1) as u64;
         let left = pass.updates.map(|updates| updates.saturating_mul(round));
         self.pass = Some(Pass {

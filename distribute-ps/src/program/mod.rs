@@ -35,7 +35,7 @@ use distribute_core::cluster::{
 };
 use distribute_core::collectives::control::security::Security;
 use distribute_core::{Configuration, Device, InputContext, Nest, Replicate, TrainState};
-use distribute_data::fit::{Objective, StepContext};
+use distribute_fit::{Objective, StepContext};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -223,8 +223,8 @@ impl Program {
     /// [`PsError::CoordinatorLost`].
     ///
     /// # Errors
-    /// Those of `body`. What was registered wrongly; [`PsError::Role`] if the cluster has no
-    /// chief, worker or ps, or this process no role in it; those of
+    /// The errors of `body`. What was registered wrongly; [`PsError::Role`] if the cluster has no
+    /// chief, worker or ps, or this process no role in it; the errors of
     /// [`ClusterCoordinator::connect`], [`WorkerServer::serve`](crate::worker::WorkerServer::serve)
     /// and [`ParameterServer::bind`](crate::ParameterServer::bind).
     pub fn run(self, body: impl FnOnce(&ClusterCoordinator) -> Result<()>) -> Result<()> {

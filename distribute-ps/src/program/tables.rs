@@ -1,7 +1,8 @@
 //! Embedding tables of a program.
 
 use super::Program;
-use crate::table::{Table, TableSpec};
+use crate::coordinator::Table;
+use crate::table::TableSpec;
 
 impl Program {
     /// Registers an embedding table: [`StepRegistry::table`]. What is wrong with it is the error

@@ -49,11 +49,13 @@ impl Channel {
             .parse()
             .map_err(|error| ConnectError::Unavailable(format!("bad address: {error}")))?;
         let connected = peers::connect_noting(address, &options.security, note).await;
-        let mut connection =
-            connected.map_err(|(reason, is_certificate)| match is_certificate {
-                true => ConnectError::Refused(reason),
-                false => ConnectError::Unavailable(reason),
-            })?;
+        let mut connection = connected.map_err(|(reason, is_certificate)| {
+            if is_certificate {
+                ConnectError::Refused(reason)
+            } else {
+                ConnectError::Unavailable(reason)
+            }
+        })?;
         handshake::dial(&mut connection, options).await?;
         let heard = LastHeard::new(options);
         let connection = heard.clone().listening(connection);
@@ -126,12 +128,13 @@ mod tests {
         let address = silent.local_addr().unwrap().to_string();
         let options = RpcOptions::new(Purpose::Worker, None, Security::default());
         let driver = Driver::start("dial".to_string(), "", options.clock.clone()).unwrap();
-        let said = driver.run(async move {
-            let timeout = Duration::from_millis(300);
-            let dialled = Channel::connect(&address, &options, timeout).await;
-            Ok(dialled.unwrap_err().to_string())
-        });
-        let said = said.unwrap();
+        let said = driver
+            .run(async move {
+                let timeout = Duration::from_millis(300);
+                let dialled = Channel::connect(&address, &options, timeout).await;
+                Ok(dialled.unwrap_err().to_string())
+            })
+            .unwrap();
         assert!(
             said.contains("accepts connections and does not answer"),
             "{said}"

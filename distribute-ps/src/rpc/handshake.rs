@@ -117,8 +117,7 @@ mod tests {
             let mut options = RpcOptions::new(purpose, None, Security::default());
             options.protocol_version = 77;
             let listener =
-                RpcListener::bind("127.0.0.1:0", options, (LIMIT, &Interruption::default()))
-                    .unwrap();
+                RpcListener::bind("127.0.0.1:0", options, LIMIT, &Interruption::default()).unwrap();
             listener.serve(no_calls).unwrap()
         };
         let (server, worker) = (other(Purpose::ParameterServer), other(Purpose::Worker));
@@ -157,14 +156,15 @@ mod tests {
         assert!(begun.elapsed() < LIMIT);
     }
 
-    /// A worker, as somebody sees it who wants something else or makes no handshake.
+    /// A worker, as seen by a peer that wants something else or makes no handshake.
     #[test]
     fn a_worker_refuses_other_kinds_and_what_is_no_handshake() {
         let options = RpcOptions::new(Purpose::Worker, None, Security::default());
         let listener = RpcListener::bind(
             "127.0.0.1:0",
             options.clone(),
-            (LIMIT, &Interruption::default()),
+            LIMIT,
+            &Interruption::default(),
         )
         .unwrap();
         let address = listener.address().to_string();
@@ -175,29 +175,19 @@ mod tests {
         runtime.unwrap().block_on(async {
             Channel::connect(&address, &options, LIMIT).await.unwrap();
             for text in ["{}", ""] {
-                let mut stranger = peers::connect(&address, &options.security).await.unwrap();
-                send_text(&mut stranger, text).await.unwrap();
-                let answer = receive_text(&mut stranger, MESSAGE_BYTES_MAX)
-                    .await
-                    .unwrap();
+                let mut peer = peers::connect(&address, &options.security).await.unwrap();
+                send_text(&mut peer, text).await.unwrap();
+                let answer = receive_text(&mut peer, MESSAGE_BYTES_MAX).await.unwrap();
                 assert!(answer.contains("no handshake"), "{answer}");
                 assert_eq!(server.last_refusal(), None);
             }
-            let mut stranger = peers::connect(&address, &options.security).await.unwrap();
+            let mut peer = peers::connect(&address, &options.security).await.unwrap();
             let own = hello(&options, None);
             let (_, first) = Dialer::start(own, &options.security.secret()).unwrap();
-            send_text(&mut stranger, &first).await.unwrap();
-            receive_text(&mut stranger, MESSAGE_BYTES_MAX)
-                .await
-                .unwrap();
-            send_text(&mut stranger, "a proof of nothing")
-                .await
-                .unwrap();
-            assert!(
-                receive_text(&mut stranger, MESSAGE_BYTES_MAX)
-                    .await
-                    .is_err()
-            );
+            send_text(&mut peer, &first).await.unwrap();
+            receive_text(&mut peer, MESSAGE_BYTES_MAX).await.unwrap();
+            send_text(&mut peer, "a proof of nothing").await.unwrap();
+            assert!(receive_text(&mut peer, MESSAGE_BYTES_MAX).await.is_err());
             let noted = server.last_refusal().unwrap();
             assert!(noted.contains("its token is another one"), "{noted}");
             let other = RpcOptions::new(Purpose::ParameterServer, None, Security::default());

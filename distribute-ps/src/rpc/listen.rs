@@ -55,7 +55,8 @@ impl RpcListener {
     pub(crate) fn bind(
         address: &str,
         options: RpcOptions,
-        (timeout, interruption): (Duration, &Interruption),
+        timeout: Duration,
+        interruption: &Interruption,
     ) -> Result<Self> {
         let task = options.task.unwrap_or_default();
         let name = rpc::name(options.purpose, options.task);
@@ -65,17 +66,21 @@ impl RpcListener {
             pause: &|time| !interruption.raised_within(time),
         };
         let listener = PeerListener::bind_patiently(task, address, &options.security, &patience);
-        let listener = listener.map_err(|error| match error.is_permanent() {
-            true => PsError::invalid(format!("{name}: {error}")),
-            false if interruption.is_raised() => PsError::Interrupted {
-                task: name,
-                what: format!("its own address: {error}"),
-                waited: begun.elapsed(),
-            },
-            false => PsError::System {
-                what: name,
-                reason: error.to_string(),
-            },
+        let listener = listener.map_err(|error| {
+            if error.is_permanent() {
+                PsError::invalid(format!("{name}: {error}"))
+            } else if interruption.is_raised() {
+                PsError::Interrupted {
+                    task: name,
+                    what: format!("its own address: {error}"),
+                    waited: begun.elapsed(),
+                }
+            } else {
+                PsError::System {
+                    what: name,
+                    reason: error.to_string(),
+                }
+            }
         })?;
         Ok(Self { listener, options })
     }
@@ -124,7 +129,7 @@ struct Service {
     refusals: Refusals,
 }
 
-/// Why nobody may have come.
+/// A possible reason why no peer has come.
 #[derive(Default)]
 struct Noted {
     /// The last process that was turned away: its address, and why.
@@ -159,12 +164,14 @@ impl RpcServer {
         self.refusals.lock().turned_away.clone()
     }
 
-    /// Why nobody may have come, as a part of a message: what this process lacks for a connection,
-    /// or the last process that was turned away.
-    pub(crate) fn why_nobody(&self) -> Option<String> {
+    /// A possible reason why no peer has come, as a part of a message: what this process lacks for
+    /// a connection, or the last process that was turned away.
+    pub(crate) fn why_no_peer(&self) -> Option<String> {
         let noted = self.refusals.lock();
-        let lacking = noted.lacking.as_ref();
-        let lacking = lacking.map(|why| format!("it could not take connections: {why}"));
+        let lacking = noted
+            .lacking
+            .as_ref()
+            .map(|why| format!("it could not take connections: {why}"));
         lacking.or_else(|| {
             let turned_away = noted.turned_away.as_ref();
             turned_away.map(|why| format!("the last process that was turned away: {why}"))

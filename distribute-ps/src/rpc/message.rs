@@ -143,7 +143,7 @@ impl ReadError {
     }
 }
 
-/// So many bytes of a payload have to come within the time of a [`Pace`], or what is left of it.
+/// This many bytes of a payload have to come within the time of a [`Pace`], or what is left of it.
 const PACE_BYTES: usize = 1 << 20;
 
 /// How quickly a payload has to come.
@@ -233,14 +233,14 @@ where
             match next.await {
                 None => self.ended = true,
                 Some(Err(error)) => return Err(ReadError::Broken(ConnectionEnd::of(&error))),
-                // Nobody sends trailers.
+                // No peer sends trailers.
                 Some(Ok(frame)) => self.rest = frame.into_data().unwrap_or_default(),
             }
         }
         Ok(!self.rest.is_empty())
     }
 
-    /// Gathers so many bytes in `begun`; `false` if the call ends before.
+    /// Gathers this many bytes in `begun`; `false` if the call ends before.
     async fn gather(&mut self, count: usize) -> Result<bool, ReadError> {
         while self.begun.len() < count {
             if !self.fill().await? {
@@ -259,9 +259,10 @@ where
             Some(length) => length,
             None => {
                 if !self.gather(PREFIX_BYTES).await? {
-                    return match self.begun.is_empty() {
-                        true => Ok(None),
-                        false => Err(ReadError::nonsense("the call ends within a length")),
+                    return if self.begun.is_empty() {
+                        Ok(None)
+                    } else {
+                        Err(ReadError::nonsense("the call ends within a length"))
                     };
                 }
                 let prefix = self
@@ -292,7 +293,7 @@ where
         message.ok_or_else(|| ReadError::nonsense("the call has no message"))
     }
 
-    /// Hands on exactly so many bytes of the payload, in pieces.
+    /// Hands on exactly this many bytes of the payload, in pieces.
     pub(crate) async fn payload(
         &mut self,
         count: u64,
@@ -321,7 +322,7 @@ where
         self.rope_seen(count, |_| {}).await
     }
 
-    /// The same, where somebody looks at each piece when it has just come.
+    /// The same, with a check of each piece as soon as it has come.
     pub(crate) async fn rope_seen(
         &mut self,
         count: u64,
@@ -338,9 +339,10 @@ where
 
     /// Reads to the end, where nothing more may come.
     pub(crate) async fn end(&mut self) -> Result<(), ReadError> {
-        match self.fill_at_pace(&mut None).await? {
-            false => Ok(()),
-            true => Err(ReadError::nonsense("more bytes than announced")),
+        if self.fill_at_pace(&mut None).await? {
+            Err(ReadError::nonsense("more bytes than announced"))
+        } else {
+            Ok(())
         }
     }
 }
@@ -378,7 +380,7 @@ mod tests {
         Pieces(pieces)
     }
 
-    /// What a call says with a first message and a payload of so many bytes.
+    /// What a call says with a first message and a payload of this many bytes.
     fn read(body: Pieces, payload: u64) -> Result<(String, Vec<u8>), String> {
         let mut reader = Reader::new(body);
         let reading = async {

@@ -2,8 +2,8 @@
 //! workers alike.
 //!
 //! Every connection begins with a handshake in which both sides prove that they know the job's
-//! token, and what they want of whom; HTTP/2 begins behind it. [`RpcListener`] answers calls,
-//! [`Channel`] is what they are made over.
+//! token, and which service they want from which process; HTTP/2 follows. [`RpcListener`] answers
+//! calls, [`Channel`] is what they are made over.
 
 mod channel;
 pub(crate) mod clock;
@@ -69,7 +69,7 @@ pub(crate) struct RpcOptions {
     pub(crate) progress_timeout: Duration,
     /// What the listening process is.
     pub(crate) purpose: Purpose,
-    /// Its number among those of its kind, where it is known: the listening side says it, the
+    /// Its number within its kind, if it is known: the listening side sends it, the
     /// dialling side says which one it wants, and both compare.
     pub(crate) task: Option<usize>,
     /// The clock of the thread that drives the connections, by which they wait.

@@ -13,7 +13,7 @@ use crate::rpc::heard::LastHeard;
 pub(crate) struct Peer {
     remote: SocketAddr,
     heard: LastHeard,
-    /// Who hears of its end.
+    /// Called at its end.
     ended: Mutex<Option<Arc<Notify>>>,
 }
 

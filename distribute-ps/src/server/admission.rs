@@ -12,10 +12,10 @@ use tokio::sync::Notify;
 use crate::error::{PsError, Result};
 use crate::rpc::Peer;
 use crate::server::clock::StalenessClock;
-use crate::server::reservations::{Decision, Reservations, Want};
+use crate::server::reservations::{Decision, Reservations, UpdateTarget};
 use crate::update::{RunOptions, Staleness, StalenessPolicy, UpdateKey};
 
-/// Who waits in a run, and for what.
+/// The calls that wait in a run, and what they wait for.
 #[derive(Debug)]
 pub(super) struct Admission {
     rules: RunOptions,
@@ -70,9 +70,10 @@ impl Admission {
 
     /// What a cancelled closure asks for is refused.
     fn check_wanted(&self, closure: u64) -> Result<()> {
-        match closure < self.cancelled_below.load(Ordering::Acquire) {
-            true => Err(PsError::Cancelled),
-            false => Ok(()),
+        if closure < self.cancelled_below.load(Ordering::Acquire) {
+            Err(PsError::Cancelled)
+        } else {
+            Ok(())
         }
     }
 
@@ -96,7 +97,7 @@ impl Admission {
     pub(super) fn decide(
         &self,
         key: UpdateKey,
-        wants: &[Want],
+        wants: &[UpdateTarget],
         bound: u64,
         holder: &Arc<Peer>,
     ) -> Decision {
@@ -150,7 +151,7 @@ impl Admission {
         else {
             return Ok(());
         };
-        // One that has ended is in nobody's way, and its updates are not applied.
+        // A closure that has ended blocks no other, and its updates are not applied.
         let has_ended = || closure < self.low_water();
         let attempt = || {
             let may = has_ended() || try_it(&mut self.clock.lock(), bound);
@@ -193,7 +194,7 @@ impl Admission {
 /// The turn of a push, which counts for the others until it is dropped.
 #[derive(Debug)]
 pub(super) struct PushTurn {
-    /// None where nobody waits.
+    /// `None` if no call waits.
     admission: Option<Arc<Admission>>,
     closure: u64,
 }
@@ -209,7 +210,7 @@ impl PushTurn {
 }
 
 impl Drop for PushTurn {
-    /// It comes to nothing.
+    /// It fails.
     fn drop(&mut self) {
         if let Some(admission) = self.admission.take() {
             admission.clock.lock().call_off(self.closure);

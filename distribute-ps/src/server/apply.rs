@@ -24,8 +24,9 @@ fn bytes_of(gradients: &Gradients) -> usize {
     bytes.sum()
 }
 
-/// Applies a push that takes no time: built-in arithmetic, not many bytes, and nobody who has what
-/// it needs. Any other one comes back. Never waits: it is called where all connections are driven.
+/// Applies a push that takes no time: built-in arithmetic, few bytes, and no other call that holds
+/// what it needs. Any other one comes back. Never waits: it is called where all connections are
+/// driven.
 pub(super) fn apply_light(
     run: &Run,
     key: UpdateKey,
@@ -72,9 +73,12 @@ pub(super) fn apply(run: &Run, key: UpdateKey, gradients: Gradients) -> Result<V
     let _closed = alone.then(|| run.closed());
     let _open = (!alone).then(|| run.open());
     let bytes = bytes_of(&gradients);
-    let threads = |works: bool| match works {
-        true => (bytes / THREAD_BYTES).min(run.threads),
-        false => 1,
+    let threads = |works: bool| {
+        if works {
+            (bytes / THREAD_BYTES).min(run.threads)
+        } else {
+            1
+        }
     };
     let plan = |(shard, base, gradient): (Arc<Shard>, Option<u64>, ShardGradient)| {
         let terms = run.terms(Some(key), base);

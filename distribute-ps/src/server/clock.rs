@@ -130,7 +130,7 @@ mod tests {
         assert!(clock.pull(3, 0));
     }
 
-    /// A bound that is never reached is no bound: nobody waits, and nothing overflows.
+    /// A bound that is never reached has no effect: no call waits, and nothing overflows.
     #[test]
     fn the_largest_bound_lets_everybody_on() {
         let mut clock = StalenessClock::default();
@@ -158,10 +158,10 @@ mod tests {
     }
 
     /// Whatever the order in which closures try, and in which pushes that were let in are read and
-    /// applied or break off, nobody is overtaken more often than allowed, and somebody always gets
-    /// on: the oldest, and all that are due.
+    /// applied or break off, no worker is overtaken more often than allowed, and some worker always
+    /// gets on: the oldest, and all that are due.
     #[test]
-    fn the_bound_is_kept_and_somebody_gets_on() {
+    fn the_bound_is_kept_and_some_worker_gets_on() {
         use rand::{RngExt, SeedableRng};
         /// A worker: it has nothing, has pulled at a count, or has a push that is due.
         #[derive(Clone, Copy)]
@@ -204,7 +204,7 @@ mod tests {
                     stuck = 0;
                 }
                 stuck += 1;
-                assert!(stuck < 2_000, "seed {seed}: nobody gets on");
+                assert!(stuck < 2_000, "seed {seed}: no worker gets on");
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::error::{PsError, Result};
 use crate::rpc::{self, POLL_INTERVAL};
 use crate::server::ServerOptions;
 
-/// How long those wait who wait for ever, before they look again.
+/// The re-check interval of unbounded waits.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// Whether there is a coordinator.
@@ -145,7 +145,7 @@ pub(crate) fn chief(address: Option<&str>) -> String {
     }
 }
 
-/// What is added to a message about why nobody came, if that is known.
+/// The part of a message that says why no peer came, if that is known.
 fn with_refusal(known: Option<String>) -> String {
     known.map_or_else(String::new, |known| format!("; {known}"))
 }
@@ -175,7 +175,7 @@ mod tests {
         let connected = watch.check(CoordinatorPresence::Connected(silence), || None);
         assert!(connected.is_ok());
         let error = watch
-            .check(gone.clone(), || Some("a stranger".to_string()))
+            .check(gone.clone(), || Some("another job".to_string()))
             .unwrap_err();
         assert!(matches!(error, PsError::CoordinatorLost { .. }), "{error}");
         let text = error.to_string();
@@ -183,7 +183,7 @@ mod tests {
             "the chief at chief:1",
             "127.0.0.1:9",
             "orphan_timeout",
-            "a stranger",
+            "another job",
             "server 0",
         ] {
             assert!(text.contains(part), "{text}");

@@ -27,13 +27,14 @@ const TYPES: [DType; 11] = [
 
 /// Refuses a type that a variable cannot have.
 pub(crate) fn check(dtype: DType) -> Result<()> {
-    match TYPES.contains(&dtype) {
-        true => Ok(()),
-        false => Err(PsError::invalid(format!(
+    if TYPES.contains(&dtype) {
+        Ok(())
+    } else {
+        Err(PsError::invalid(format!(
             "variables on parameter servers cannot have elements of type {dtype:?}; possible are \
              {}",
             TYPES.map(|known| known.name()).join(", ")
-        ))),
+        )))
     }
 }
 

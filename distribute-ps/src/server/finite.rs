@@ -1,6 +1,6 @@
 //! Whether numbers are finite.
 
-/// Whether all elements of so many bytes each are finite; a rest that is no element is left out.
+/// Whether all elements of this many bytes each are finite; a rest that is no element is left out.
 #[inline(always)]
 pub(super) fn finite<E, const N: usize>(
     bytes: &[u8],

@@ -1,7 +1,7 @@
 //! The built-in optimizers on `f32` where it lies: one pass, without temporary tensors.
 //!
-//! The operations are those of `distribute_core::optim`, in the same order and each rounded to
-//! `f32`, so the bits are the same. All is inlined into [`wide`](super::wide).
+//! The operations are the same as in `distribute_core::optim`, in the same order and each rounded
+//! to `f32`, so the bits are the same. All is inlined into [`wide`](super::wide).
 
 use serde_json::Value;
 
@@ -42,7 +42,8 @@ impl Kernel {
         let flag = |key: &str| spec.config.get(key) == Some(&Value::Bool(true));
         let has = |key: &str| spec.config.get(key).is_some();
         let decays = spec.name == "adamw" || has("weight_decay");
-        if flag("use_ema") || flag("amsgrad") || has("exclude_from_weight_decay") {
+        let by_path = ["exclude_from_weight_decay", "learning_rate_factors"];
+        if flag("use_ema") || flag("amsgrad") || by_path.into_iter().any(has) {
             return None;
         }
         match spec.name.as_str() {
@@ -61,7 +62,7 @@ impl Kernel {
     }
 
     /// Updates parameter and slots, which are as long as the gradient: whole elements. `false` if
-    /// coefficients or slots are not those of the rule; nothing is changed then.
+    /// coefficients or slots do not fit the rule; nothing is changed then.
     #[inline(always)]
     pub(super) fn apply(
         self,
@@ -78,10 +79,11 @@ impl Kernel {
             }
             (Self::Sgd { momentum, nesterov }, [rate], [velocity]) => {
                 let velocity = velocity.as_chunks_mut::<4>().0;
-                let numbers = (round(*rate), round(momentum));
-                match nesterov {
-                    true => momentum_sgd::<true>(numbers, parameter, gradient, velocity),
-                    false => momentum_sgd::<false>(numbers, parameter, gradient, velocity),
+                let (rate, momentum) = (round(*rate), round(momentum));
+                if nesterov {
+                    momentum_sgd::<true>(rate, momentum, parameter, gradient, velocity)
+                } else {
+                    momentum_sgd::<false>(rate, momentum, parameter, gradient, velocity)
                 }
             }
             (
@@ -120,7 +122,8 @@ fn sgd(rate: f32, parameter: &mut [Element], gradient: &[Element]) {
 
 #[inline(always)]
 fn momentum_sgd<const NESTEROV: bool>(
-    (rate, momentum): (f32, f32),
+    rate: f32,
+    momentum: f32,
     parameter: &mut [Element],
     gradient: &[Element],
     velocity: &mut [Element],
@@ -129,9 +132,10 @@ fn momentum_sgd<const NESTEROV: bool>(
         let step = get(*g) * rate;
         let faster = get(*v) * momentum - step;
         *v = faster.to_le_bytes();
-        let moved = match NESTEROV {
-            true => get(*p) + faster * momentum - step,
-            false => get(*p) + faster,
+        let moved = if NESTEROV {
+            get(*p) + faster * momentum - step
+        } else {
+            get(*p) + faster
         };
         *p = moved.to_le_bytes();
     }
@@ -192,7 +196,7 @@ mod tests {
         tensors[0] = random(&mut rng);
         for step in 1..=3 {
             let gradient = random(&mut rng);
-            let rule = Rule::new((built, "w"), Some(0.013), step, DType::F32);
+            let rule = Rule::new(built, "w", Some(0.013), step, DType::F32);
             let (parameter, slots) = tensors.split_first_mut().unwrap();
             let mut slots: Vec<&mut [u8]> = slots.iter_mut().map(Vec::as_mut_slice).collect();
             rule.apply(parameter, &gradient, &mut slots).unwrap();

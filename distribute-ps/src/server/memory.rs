@@ -31,16 +31,17 @@ impl PayloadBudget {
         }
     }
 
-    /// Waits until so many bytes more may be held, for as long as the result lives. Those who ask
+    /// Waits until this many bytes more may be held, for as long as the result lives. Those who ask
     /// get them in the order in which they ask; what is larger than the whole budget gets all of
     /// it.
     pub(super) async fn reserve(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        let units = u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX);
-        let units = units.min(self.units);
+        let units = u32::try_from(bytes.div_ceil(UNIT))
+            .unwrap_or(u32::MAX)
+            .min(self.units);
         self.semaphore.clone().acquire_many_owned(units).await.ok()
     }
 
-    /// What nobody holds, in units.
+    /// The free memory, in units.
     #[cfg(test)]
     pub(super) fn free(&self) -> usize {
         self.semaphore.available_permits()
@@ -55,8 +56,9 @@ pub(super) fn default_budget() -> u64 {
 
 /// The machine's memory, or less where a control group of this process has a limit.
 fn usable_bytes() -> Option<u64> {
-    let machine = fs::read_to_string("/proc/meminfo").ok();
-    let machine = machine.and_then(|text| total_of(&text));
+    let machine = fs::read_to_string("/proc/meminfo")
+        .ok()
+        .and_then(|text| total_of(&text));
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let limits = limit_files(&groups)
         .into_iter()
@@ -114,8 +116,8 @@ mod tests {
         assert_eq!(total_of("nothing"), None);
         assert_eq!(limit_of("83886080\n"), Some(80 << 20));
         assert_eq!(limit_of("max\n"), None);
-        let files = limit_files("0::/a/b\n7:memory:/c\n3:cpu:/d\n");
-        let files: Vec<_> = files.iter().map(|file| file.to_str().unwrap()).collect();
+        let paths = limit_files("0::/a/b\n7:memory:/c\n3:cpu:/d\n");
+        let files: Vec<_> = paths.iter().map(|file| file.to_str().unwrap()).collect();
         let expected = [
             "/sys/fs/cgroup/a/b/memory.max",
             "/sys/fs/cgroup/a/memory.max",
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_large_gets_all_and_nobody_is_refused() {
+    fn a_request_that_is_too_large_gets_all_and_none_is_refused() {
         let budget = PayloadBudget::new(10 * UNIT);
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         runtime.unwrap().block_on(async {

@@ -1,7 +1,7 @@
 //! A parameter server: holds shards, applies optimizers, serves reads while others write.
 //!
 //! A shard is guarded by a lock that a reader holds only as long as it takes to note the pieces of
-//! the value; the pieces themselves are shared, and a writer copies those that somebody still
+//! the value; the pieces themselves are shared, and a writer copies pieces that a reader still
 //! reads. So a reader sees one version of a shard, never half an update.
 
 mod admission;
@@ -169,8 +169,8 @@ impl ParameterServer {
         rpc.keepalive_interval = options.keepalive_interval;
         rpc.keepalive_timeout = options.keepalive_timeout;
         rpc.progress_timeout = options.progress_timeout;
-        let patience = (options.coordinator_timeout, &options.interruption);
-        let listener = RpcListener::bind(address, rpc, patience)?;
+        let timeout = options.coordinator_timeout;
+        let listener = RpcListener::bind(address, rpc, timeout, &options.interruption)?;
         let store = Arc::new(Store::new(options));
         let served = store.clone();
         let server = listener
@@ -199,7 +199,7 @@ impl ParameterServer {
         let begun = Instant::now();
         let mut watch = CoordinatorWatch::new(&self.store.options);
         loop {
-            watch.check(self.store.presence(), || self.server.why_nobody())?;
+            watch.check(self.store.presence(), || self.server.why_no_peer())?;
             let left = timeout.map(|limit| limit.saturating_sub(begun.elapsed()));
             let look = left.unwrap_or(POLL_INTERVAL).min(POLL_INTERVAL);
             if self.store.wait(look) {

@@ -54,7 +54,7 @@ impl Built {
     }
 }
 
-/// The optimizers that a server knows: those of `distribute_core`, and those it was taught.
+/// The optimizers that a server knows: `distribute_core`'s, and registered ones.
 #[derive(Clone, Default)]
 pub(crate) struct Optimizers(BTreeMap<String, Arc<Build>>);
 
@@ -116,7 +116,8 @@ pub(super) struct Rule<'a> {
 impl<'a> Rule<'a> {
     /// For update `step` (from 1) of a shard of this type.
     pub(super) fn new(
-        (built, name): (&'a Built, &'a str),
+        built: &'a Built,
+        name: &'a str,
         learning_rate: Option<f64>,
         step: u64,
         dtype: DType,

@@ -13,7 +13,7 @@ use crate::update::UpdateKey;
 
 /// A shard that an update is for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Want {
+pub(super) struct UpdateTarget {
     pub(super) shard: u32,
     /// The version that it has.
     pub(super) version: u64,
@@ -51,7 +51,7 @@ impl Reservations {
     pub(super) fn decide(
         &mut self,
         key: UpdateKey,
-        wants: &[Want],
+        wants: &[UpdateTarget],
         bound: u64,
         holder: &Arc<Peer>,
     ) -> Decision {

@@ -19,7 +19,7 @@ use crate::server::snapshot;
 use crate::server::store::{Run, Store, blocking};
 use crate::update::{NonFinite, RunId};
 use crate::wire::{
-    Assign, Counts, Got, Part, Prepare, Pull, PullRows, Pulled, Push, Request, State,
+    Assign, Counts, Part, Prepare, Pull, PullRows, Pulled, PulledItem, Push, Request, State,
 };
 use crate::wire_error::sendable;
 
@@ -128,7 +128,7 @@ fn unread(error: ReadError) -> PsError {
 /// Memory for a payload.
 type Memory = Option<tokio::sync::OwnedSemaphorePermit>;
 
-/// What an update holds until it is applied or comes to nothing. It goes with the work: a call that
+/// The resources of an update until it is applied or fails. They go with the work: a call that
 /// is broken off does not end an update that is being applied.
 #[derive(Default)]
 struct Held {
@@ -205,9 +205,10 @@ impl Call {
         let wanted = request.wants.iter().map(|want| run.table.shard(want.id));
         let shards: Vec<Arc<Shard>> = wanted.collect::<Result<_>>()?;
         // Noting where pieces lie takes no time, unless an update is being applied.
-        let noted = match request.bf16 {
-            true => None,
-            false => shards.iter().map(|shard| shard.try_read()).collect(),
+        let noted = if request.bf16 {
+            None
+        } else {
+            shards.iter().map(|shard| shard.try_read()).collect()
         };
         match noted {
             Some(values) => pulled(&run, &request, &shards, values),
@@ -263,7 +264,7 @@ impl Call {
             let payload = sent(&shard, vec![bytes.into()], request.bf16);
             let bytes = payload.iter().map(|piece| piece.len() as u64).sum();
             let pulled = Pulled {
-                got: vec![Got { counts, bytes }],
+                got: vec![PulledItem { counts, bytes }],
                 learning_rate: self.run.learning_rate(),
             };
             Ok(replied(pulled, payload))
@@ -282,16 +283,20 @@ impl Call {
             NonFinite::Refuse => check.look(piece),
             NonFinite::Apply => {}
         };
-        let rope = self.reader.rope_seen(announced.part.bytes, look).await;
-        let rope = rope.map_err(unread)?;
-        match check.is_finite() {
-            true => Ok(Payload {
+        let rope = self
+            .reader
+            .rope_seen(announced.part.bytes, look)
+            .await
+            .map_err(unread)?;
+        if check.is_finite() {
+            Ok(Payload {
                 rope,
                 is_narrow: announced.is_narrow,
-            }),
-            false => Err(PsError::NonFinite {
+            })
+        } else {
+            Err(PsError::NonFinite {
                 name: announced.shard.name().to_string(),
-            }),
+            })
         }
     }
 
@@ -313,15 +318,14 @@ impl Call {
         let (run, id) = (self.run.clone(), request.update);
         let announced = self.announced("push", request.parts)?;
         let mut held = Held::default();
-        match run.admission.refuse_beyond().is_some() {
-            true => {
-                if !request.is_prepared {
-                    let parts = announced.iter().map(|it| (it.shard.clone(), it.part.base));
-                    run.prepare(id, parts.collect(), &self.peer).await?;
-                }
-                held.decided = Some(run.admission.decided(id));
+        if run.admission.refuse_beyond().is_some() {
+            if !request.is_prepared {
+                let parts = announced.iter().map(|it| (it.shard.clone(), it.part.base));
+                run.prepare(id, parts.collect(), &self.peer).await?;
             }
-            false => held.turn = Some(run.admission.wait_to_push(id.0).await?),
+            held.decided = Some(run.admission.decided(id));
+        } else {
+            held.turn = Some(run.admission.wait_to_push(id.0).await?);
         }
         held.memory = self.room_for(&announced).await?;
         let gradients = self.gradients(announced).await?;
@@ -366,13 +370,12 @@ impl Call {
         let run = self.run;
         let part = |part: Part| Ok((run.table.shard(part.id)?, part.base));
         let parts: Vec<_> = request.parts.into_iter().map(part).collect::<Result<_>>()?;
-        let has_it = match request.only_ask {
-            true => {
-                let terms = run.terms(Some(request.update), None);
-                let look = move || Ok(parts.iter().any(|(shard, _)| shard.look(&terms).0));
-                blocking(look).await?
-            }
-            false => run.prepare(request.update, parts, &self.peer).await?,
+        let has_it = if request.only_ask {
+            let terms = run.terms(Some(request.update), None);
+            let look = move || Ok(parts.iter().any(|(shard, _)| shard.look(&terms).0));
+            blocking(look).await?
+        } else {
+            run.prepare(request.update, parts, &self.peer).await?
         };
         Ok(reply(has_it))
     }
@@ -428,12 +431,13 @@ impl Call {
 
 /// A value's bytes as they travel.
 fn sent(shard: &Shard, pieces: Vec<Bytes>, bf16: bool) -> Vec<Bytes> {
-    match bf16 && shard.dtype == DType::F32 {
-        true => pieces
+    if bf16 && shard.dtype == DType::F32 {
+        pieces
             .iter()
             .map(|piece| elements::narrow(piece).into())
-            .collect(),
-        false => pieces,
+            .collect()
+    } else {
+        pieces
     }
 }
 
@@ -452,12 +456,12 @@ fn pulled(
     for ((want, shard), value) in request.wants.iter().zip(shards).zip(values) {
         let (value, counts) = value?;
         if want.known == Some(counts.version) {
-            got.push(Got { counts, bytes: 0 });
+            got.push(PulledItem { counts, bytes: 0 });
             continue;
         }
         let pieces = sent(shard, value.bytes(), request.bf16);
         let bytes = pieces.iter().map(|piece| piece.len() as u64).sum();
-        got.push(Got { counts, bytes });
+        got.push(PulledItem { counts, bytes });
         payload.extend(pieces);
     }
     let learning_rate = run.learning_rate();

@@ -35,17 +35,19 @@ impl Payload {
     }
 
     fn read(&self, offset: usize, count: usize) -> Vec<u8> {
-        match self.is_narrow {
-            true => elements::widen(&self.rope.read(offset / 2, count / 2)),
-            false => self.rope.read(offset, count),
+        if self.is_narrow {
+            elements::widen(&self.rope.read(offset / 2, count / 2))
+        } else {
+            self.rope.read(offset, count)
         }
     }
 
     /// The same, from where it lies if it is in one piece there.
     fn view(&self, offset: usize, count: usize) -> Cow<'_, [u8]> {
-        let in_place = match self.is_narrow {
-            true => None,
-            false => self.rope.slice(offset, count),
+        let in_place = if self.is_narrow {
+            None
+        } else {
+            self.rope.slice(offset, count)
         };
         in_place.map_or_else(|| self.read(offset, count).into(), Cow::Borrowed)
     }
@@ -111,7 +113,8 @@ pub(super) struct Shard {
 impl Shard {
     pub(super) fn new(
         spec: ShardSpec,
-        (bytes, row_bytes): (usize, usize),
+        bytes: usize,
+        row_bytes: usize,
         optimizer: Option<Built>,
     ) -> Self {
         Self {
@@ -132,7 +135,7 @@ impl Shard {
         self.state.lock()
     }
 
-    /// The same, if nobody changes or reads it right now.
+    /// The same without waiting; `None` while it is read or changed.
     pub(super) fn try_state(&self) -> Option<MutexGuard<'_, State>> {
         self.state.try_lock()
     }
@@ -154,7 +157,7 @@ impl Shard {
         self.read_in(&self.state())
     }
 
-    /// The same, if nobody changes it right now.
+    /// The same without waiting; `None` while it is changed.
     pub(super) fn try_read(&self) -> Option<Result<(Segments, Counts)>> {
         self.try_state().map(|state| self.read_in(&state))
     }
@@ -177,7 +180,7 @@ impl Shard {
     }
 
     fn rule<'a>(&'a self, built: &'a Built, terms: &UpdateTerms, step: u64) -> Rule<'a> {
-        Rule::new((built, self.name()), terms.learning_rate, step, self.dtype)
+        Rule::new(built, self.name(), terms.learning_rate, step, self.dtype)
     }
 
     /// The names of the optimizer's slots; none without an optimizer.
@@ -208,9 +211,10 @@ impl Shard {
     pub(super) fn check_assign(&self, assignment: Assignment, terms: &UpdateTerms) -> Result<()> {
         let state = self.state();
         let is_made = assignment == Assignment::Assign || state.is_duplicate(terms);
-        match is_made || state.value.is_some() {
-            true => state.check_room(terms),
-            false => Err(self.uninitialized()),
+        if is_made || state.value.is_some() {
+            state.check_room(terms)
+        } else {
+            Err(self.uninitialized())
         }
     }
 
@@ -314,9 +318,10 @@ impl Shard {
                 self.name()
             )));
         }
-        Ok(match self.has_kernel() {
-            true => ControlFlow::Break(Plan::Apply(gradient)),
-            false => ControlFlow::Continue(gradient),
+        Ok(if self.has_kernel() {
+            ControlFlow::Break(Plan::Apply(gradient))
+        } else {
+            ControlFlow::Continue(gradient)
         })
     }
 
@@ -483,7 +488,7 @@ impl ShardGradient {
 }
 
 impl State {
-    /// The value is another one now, not by a gradient: those of its round that have come were
+    /// The value was replaced, not by a gradient: gradients of its round that have come were
     /// computed at the one before.
     pub(super) fn replaced(&mut self, version: u64) {
         self.counts.version = version;

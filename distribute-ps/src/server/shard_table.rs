@@ -97,11 +97,11 @@ fn key(shard: &ShardSpec) -> (String, u32) {
 fn checked(shard: ShardSpec, options: &ServerOptions) -> Result<Shard> {
     let variable = &shard.variable;
     elements::check(variable.dtype)?;
-    let sizes = shard.sizes()?;
-    if sizes.0 as u64 > options.max_shard_bytes {
+    let (bytes, row_bytes) = shard.sizes()?;
+    if bytes as u64 > options.max_shard_bytes {
         return Err(PsError::TooLarge {
             what: format!("shard {} of variable `{}`", shard.number, variable.name),
-            bytes: sizes.0 as u64,
+            bytes: bytes as u64,
             limit: options.max_shard_bytes,
             option: "max_shard_bytes",
         });
@@ -114,5 +114,5 @@ fn checked(shard: ShardSpec, options: &ServerOptions) -> Result<Shard> {
     }
     let build = |spec| options.optimizers.build(spec);
     let optimizer = variable.optimizer.as_ref().map(build).transpose()?;
-    Ok(Shard::new(shard, sizes, optimizer))
+    Ok(Shard::new(shard, bytes, row_bytes, optimizer))
 }

@@ -12,7 +12,7 @@ use crate::server::ServerOptions;
 use crate::server::admission::Admission;
 use crate::server::coordinator_watch::CoordinatorPresence;
 use crate::server::memory::PayloadBudget;
-use crate::server::reservations::{Decision, Want};
+use crate::server::reservations::{Decision, UpdateTarget};
 use crate::server::shard::{Shard, UpdateTerms};
 use crate::server::shard_table::ShardTable;
 use crate::update::{RunId, RunOptions, UpdateKey};
@@ -246,7 +246,7 @@ impl Run {
             if has_it {
                 return Ok(Some(true));
             }
-            wants.push(Want {
+            wants.push(UpdateTarget {
                 shard: shard.spec.id,
                 version,
                 base: shard.base(*base)?,

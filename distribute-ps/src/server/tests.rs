@@ -19,7 +19,7 @@ use crate::wire::{Assignment, Combine, ShardSpec};
 
 fn counter() -> Shard {
     let spec = ShardSpec::whole("counter", DType::I64, &[]);
-    Shard::new(spec, (8, 8), None)
+    Shard::new(spec, 8, 8, None)
 }
 
 fn one() -> Payload {
@@ -64,7 +64,7 @@ fn the_table_of_update_ids_holds_those_of_unfinished_closures_only() {
     assert_eq!(counts.version, 20_001);
 }
 
-/// Nobody says when updates outside of closures are finished.
+/// No message says when updates outside of closures are finished.
 #[test]
 fn the_table_of_update_ids_holds_the_last_ones_outside_of_closures() {
     let shard = counter();
@@ -114,10 +114,10 @@ fn run_of_two() -> (Arc<Run>, Vec<Arc<Shard>>) {
     (run, shards)
 }
 
-/// A push that would be quick does not wait for whoever has a shard, or all of them, right now: it
+/// A push that would be quick does not wait for another call that holds a shard, or all of them: it
 /// is called on the one thread that drives all connections.
 #[test]
-fn a_quick_push_waits_for_nobody_and_changes_all_or_nothing() {
+fn a_quick_push_waits_for_no_other_call_and_changes_all_or_nothing() {
     let (run, shards) = run_of_two();
     let gradients = || -> Gradients {
         let gradient = |shard: &Arc<Shard>| {

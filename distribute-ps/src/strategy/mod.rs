@@ -4,8 +4,8 @@
 //! (`model/conv1.weight`), placed by TensorFlow's rule ([`placement`](crate::placement)). The
 //! coordinator's strategy makes the variables; a worker's finds them by their names. A training
 //! state in a step is a copy: the newest values are pulled before every run, and
-//! `apply_gradients` pushes gradients. Checkpoints of the state hold what those of every other
-//! strategy hold.
+//! `apply_gradients` pushes gradients. Checkpoints of the state hold what checkpoints of every
+//! other strategy hold.
 //!
 //! ```no_run
 //! use burn::nn::LinearConfig;
@@ -25,10 +25,8 @@
 //! # Ok::<(), distribute_core::Error>(())
 //! ```
 
-mod push;
 mod state;
 mod tables;
-mod updates;
 mod variable;
 
 use std::fmt;
@@ -47,13 +45,12 @@ use distribute_core::{
 use crate::client::{ClientOptions, VariableClient};
 use crate::error::Result;
 use crate::placement::RoundRobin;
+use crate::push::Servers;
 use crate::update::{RunId, RunOptions};
+use crate::update_ids::{UpdateSource, Updates};
 use crate::variable::{OptimizerSpec, VariableRef, VariableSpec};
 use parking_lot::Mutex;
-pub(crate) use push::Servers;
 use state::{State, on_server};
-pub use updates::UpdateSource;
-use updates::Updates;
 use variable::Variable;
 
 /// Trains with variables on parameter servers (TensorFlow:
@@ -93,7 +90,7 @@ impl ParameterServerStrategy {
     /// partitioner large variables are cut into shards.
     ///
     /// # Errors
-    /// Those of [`VariableClient::connect`] and [`VariableClient::attach`].
+    /// The errors of [`VariableClient::connect`] and [`VariableClient::attach`].
     pub fn connect<A: AsRef<str>>(
         servers: &[A],
         client: ClientOptions,
@@ -194,8 +191,8 @@ impl ParameterServerStrategy {
         }
     }
 
-    /// Updates are identified by this source until the guard is dropped: those of one closure.
-    /// Otherwise they belong to no closure.
+    /// Until the guard is dropped, updates are identified by this source: the updates of one
+    /// closure. Otherwise they belong to no closure.
     pub fn within_closure(&self, source: UpdateSource) -> ClosureGuard {
         let updates = &self.inner.servers.updates;
         updates.enter(source);
@@ -266,7 +263,7 @@ impl ParameterServerStrategy {
 
     fn find(&self, op: &'static str, spec: &VariableSpec) -> Result<VariableRef> {
         let variable = self.inner.servers.client.variable(&spec.name)?;
-        variable.check(op, variable.shape(), (spec.dtype, &spec.shape))?;
+        variable.check(op, variable.shape(), spec.dtype, &spec.shape)?;
         Ok(variable)
     }
 
@@ -295,8 +292,9 @@ impl RemoteStore for ParameterServerStrategy {
     fn state(&self, spec: RemoteSpec<'_>) -> distribute_core::Result<Arc<dyn RemoteState>> {
         let prefix = self.prefix(spec.path);
         let tensors = spec.tensors.iter();
-        let variables = tensors.map(|tensor| self.take_tensor(&prefix, tensor, &spec));
-        let variables = variables.collect::<distribute_core::Result<Vec<_>>>()?;
+        let variables = tensors
+            .map(|tensor| self.take_tensor(&prefix, tensor, &spec))
+            .collect::<distribute_core::Result<Vec<_>>>()?;
         let servers = self.inner.servers.clone();
         Ok(Arc::new(State::new(servers, prefix, variables, &spec)))
     }
@@ -323,9 +321,10 @@ impl Strategy for ParameterServerStrategy {
     }
 
     fn input_context(&self) -> InputContext {
-        match self.divides {
-            true => self.inner.input,
-            false => InputContext::default(),
+        if self.divides {
+            self.inner.input
+        } else {
+            InputContext::default()
         }
     }
 

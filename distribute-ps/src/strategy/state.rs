@@ -9,8 +9,8 @@ use distribute_core::remote::{
 };
 use distribute_core::{Error, Result};
 
-use super::push::{Servers, step_of};
 use crate::error::PsError;
+use crate::push::{Servers, step_of};
 use crate::table::{add, add_slots, add_tables, slots_in, take_tables};
 use crate::update::{Gradient, Versions};
 use crate::variable::{Snapshot, VariableRef};
@@ -38,8 +38,11 @@ impl State {
         variables: Vec<VariableRef>,
         spec: &RemoteSpec<'_>,
     ) -> Self {
-        let trained = spec.tensors.iter().enumerate();
-        let trained = trained.filter(|(_, tensor)| tensor.is_trained && spec.optimizer.is_some());
+        let trained = spec
+            .tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, tensor)| tensor.is_trained && spec.optimizer.is_some());
         Self {
             servers,
             prefix,
@@ -63,8 +66,8 @@ impl State {
         name.strip_prefix(&self.prefix).unwrap_or(name)
     }
 
-    /// Whether the checkpoints of this state hold the program's embedding tables: those of its
-    /// only state, or of the first one.
+    /// Whether the checkpoints of this state hold the program's embedding tables: the checkpoints
+    /// of its only state, or of the first one.
     fn has_tables(&self) -> bool {
         self.prefix.is_empty()
     }
@@ -94,9 +97,10 @@ impl State {
 
 /// A value of a model as servers keep it: they know no bools.
 pub(super) fn on_server(value: &TensorData) -> Result<TensorData> {
-    match value.dtype().is_bool() {
-        true => value.clone().try_cast(DType::U8).map_err(Error::internal),
-        false => Ok(value.clone()),
+    if value.dtype().is_bool() {
+        value.clone().try_cast(DType::U8).map_err(Error::internal)
+    } else {
+        Ok(value.clone())
     }
 }
 
@@ -188,8 +192,7 @@ impl RemoteState for State {
             let name = self.plain_name(variable);
             let missing = || PsError::invalid(format!("the checkpoint has no parameter `{name}`"));
             let value = on_server(tensors.get(name).ok_or_else(missing)?)?;
-            let names = (variable.name(), name);
-            add(&mut snapshot, names, value, tensors, step);
+            add(&mut snapshot, variable.name(), name, value, tensors, step);
             if variable.spec().optimizer.is_some() {
                 self.check_slots(variable, tensors)?;
             } else {

@@ -12,7 +12,7 @@ impl ParameterServerStrategy {
     /// # Errors
     /// [`PsError::VariableExists`]; on a worker [`PsError::UnknownVariable`] and
     /// [`PsError::Shape`]; [`PsError::InvalidArgument`] for a table without rows or columns and for
-    /// initial values that are not possible; those of the servers, such as
+    /// initial values that are not possible; the errors of the servers, such as
     /// [`PsError::TooLarge`].
     ///
     /// [`PsError::VariableExists`]: crate::PsError::VariableExists

@@ -4,8 +4,8 @@ use burn::tensor::TensorData;
 use distribute_core::remote::{RemoteChange, RemoteVariable};
 use distribute_core::{Error, Result};
 
-use super::push::Servers;
 use crate::error::PsError;
+use crate::push::Servers;
 use crate::variable::VariableRef;
 
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Shape, TensorData};
-use distribute_core::checkpoint::{OptimizerSlots, check_slot_names};
+use distribute_core::checkpoint::{OptimizerSlots, Section, check_slot_names};
 
 use super::PREFIX;
 use crate::error::{PsError, Result};
@@ -12,21 +12,21 @@ use crate::server::slots_of;
 use crate::update::Versions;
 use crate::variable::{Snapshot, VariableRef};
 
-/// What stands before the names of slots, and of the counts of tables.
-const SLOTS: &str = "optimizer/";
-const COUNTS: &str = "updates/";
-
 fn is_table(name: &str) -> bool {
     name.starts_with(PREFIX)
 }
 
 fn count_name(table: &str) -> String {
-    format!("{COUNTS}{table}")
+    Section::Updates.name(table)
+}
+
+/// The path of a parameter, or the name of a table.
+fn path_of(name: &str) -> &str {
+    Section::Model.path_of(name).unwrap_or(name)
 }
 
 fn slot_name(slot: &str, name: &str) -> String {
-    let path = name.strip_prefix("model/").unwrap_or(name);
-    format!("{SLOTS}{slot}/{path}")
+    Section::Optimizer.name_in(slot, path_of(name))
 }
 
 fn reshaped(value: &TensorData, shape: impl Into<Shape>) -> TensorData {
@@ -64,8 +64,12 @@ fn counts(snapshot: &Snapshot) -> impl Iterator<Item = (String, TensorData)> {
 /// Moves all tables of a snapshot, with slots and counts, under their names in checkpoints.
 pub(crate) fn take_tables(snapshot: &mut Snapshot, tensors: &mut BTreeMap<String, TensorData>) {
     tensors.extend(counts(snapshot));
-    let names = snapshot.variables.keys().filter(|name| is_table(name));
-    let names: Vec<String> = names.cloned().collect();
+    let names: Vec<String> = snapshot
+        .variables
+        .keys()
+        .filter(|name| is_table(name))
+        .cloned()
+        .collect();
     for name in names {
         add_slots(snapshot, &name, &name, tensors);
         if let Some(value) = snapshot.variables.remove(&name) {
@@ -91,7 +95,7 @@ pub(crate) fn add_tables(
         let missing = || PsError::invalid(format!("the checkpoint has no table `{name}`"));
         let value = tensors.get(name).ok_or_else(missing)?;
         check_slots(table, tensors)?;
-        add(snapshot, (name, name), value.clone(), tensors, step);
+        add(snapshot, name, name, value.clone(), tensors, step);
     }
     Ok(())
 }
@@ -101,18 +105,16 @@ pub(crate) fn slots_in<'a>(
     tensors: &'a BTreeMap<String, TensorData>,
     name: &str,
 ) -> impl Iterator<Item = (&'a str, &'a TensorData)> {
-    let path = name.strip_prefix("model/").unwrap_or(name).to_string();
-    let slots = tensors
-        .range(SLOTS.to_string()..)
-        .map_while(|(key, value)| Some((key.strip_prefix(SLOTS)?, value)));
+    let path = path_of(name).to_string();
+    let optimizer = tensors.range(Section::Optimizer.prefix().to_string()..);
+    let slots = optimizer.take_while(|(key, _)| Section::Optimizer.has(key));
     slots.filter_map(move |(key, value)| {
-        // `momentum/table/words`: a slot's name has no slash.
-        let (slot, of) = key.split_once('/')?;
+        let (slot, of) = Section::Optimizer.parts_of(key)?;
         (of == path).then_some((slot, value))
     })
 }
 
-/// Refuses slots that are not those of the table's optimizer. Those of an optimizer that only the
+/// Refuses slots that do not belong to the table's optimizer. Slots of an optimizer that only the
 /// servers know are compared there.
 fn check_slots(table: &VariableRef, tensors: &BTreeMap<String, TensorData>) -> Result<()> {
     let optimizer = table.spec().optimizer.as_ref();
@@ -132,7 +134,8 @@ fn check_slots(table: &VariableRef, tensors: &BTreeMap<String, TensorData>) -> R
 /// in the checkpoint.
 pub(crate) fn add(
     snapshot: &mut Snapshot,
-    (variable, name): (&str, &str),
+    variable: &str,
+    name: &str,
     value: TensorData,
     tensors: &BTreeMap<String, TensorData>,
     step: u64,
@@ -144,10 +147,12 @@ pub(crate) fn add(
         let key = (variable.clone(), slot.to_string());
         (key, reshaped(of_slot, value.shape().clone()))
     }));
-    let stored = tensors.get(&count_name(name));
-    let stored = stored.and_then(|count| count.iter::<i64>().next());
-    let updates = stored.and_then(|count| u64::try_from(count).ok());
-    let updates = updates.unwrap_or(step);
+    let stored = tensors
+        .get(&count_name(name))
+        .and_then(|count| count.iter::<i64>().next());
+    let updates = stored
+        .and_then(|count| u64::try_from(count).ok())
+        .unwrap_or(step);
     // One number stands for all shards; their versions go on from those on the servers.
     let updates = Versions(vec![updates]);
     snapshot.updates.insert(variable.clone(), updates);
@@ -156,13 +161,10 @@ pub(crate) fn add(
 
 /// Whether a tensor belongs to another one of the same checkpoint: a slot or a count.
 fn belongs_to_another(name: &str, tensors: &BTreeMap<String, TensorData>) -> bool {
-    let slot = name
-        .strip_prefix(SLOTS)
-        .and_then(|rest| rest.split_once('/'));
-    if let Some((_, path)) = slot {
-        return tensors.contains_key(path) || tensors.contains_key(&format!("model/{path}"));
+    if let Some((_, path)) = Section::Optimizer.parts_of(name) {
+        return tensors.contains_key(path) || tensors.contains_key(&Section::Model.name(path));
     }
-    let count = name.strip_prefix(COUNTS);
+    let count = Section::Updates.path_of(name);
     count.is_some_and(|of| is_table(of) && tensors.contains_key(of))
 }
 
@@ -191,7 +193,7 @@ impl Snapshot {
         let mut snapshot = Self::default();
         for (name, value) in tensors {
             if !belongs_to_another(name, tensors) {
-                add(&mut snapshot, (name, name), value.clone(), tensors, step);
+                add(&mut snapshot, name, name, value.clone(), tensors, step);
             }
         }
         snapshot

@@ -16,7 +16,7 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    /// Integers of any type, as ids of a table of so many rows.
+    /// Integers of any type, as ids of a table of this many rows.
     pub(super) fn new(table: &str, rows: usize, ids: &TensorData) -> Result<Self> {
         let wide: Vec<i128> = match ids.dtype() {
             DType::U64 => ids.iter::<u64>().map(i128::from).collect(),

@@ -36,7 +36,7 @@ pub enum TableInitializer {
         /// Where the random numbers begin.
         seed: u64,
     },
-    /// The values of a range of rows, one row after the other: for example those of a file.
+    /// The values of a range of rows, one row after the other: for example from a file.
     /// [`TableInitializer::rows`] makes it.
     Rows(Arc<OfRows>),
 }
@@ -105,13 +105,14 @@ impl TableInitializer {
             }),
             Self::Rows(values) => values(rows.clone())?,
         };
-        match values.len() == count {
-            true => Ok(values),
-            false => Err(PsError::invalid(format!(
+        if values.len() == count {
+            Ok(values)
+        } else {
+            Err(PsError::invalid(format!(
                 "table `{table}`: its initializer gave {} numbers for rows {rows:?} of width \
                  {width}, which are {count}",
                 values.len()
-            ))),
+            )))
         }
     }
 }

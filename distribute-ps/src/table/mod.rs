@@ -2,7 +2,7 @@
 //!
 //! A *table* lies on the parameter servers, cut into shards by the strategy's partitioner. A step
 //! *looks up* the rows of its ids; each distinct row travels once. The gradients of a loss that
-//! depends on the rows hold those of the rows beside those of the model, so `apply_gradients`
+//! depends on the rows include the rows' gradients besides the model's, so `apply_gradients`
 //! sends all of them in one update, and the servers change only the rows that were looked up.
 //! This is TensorFlow's `tf.nn.embedding_lookup` of a sharded variable.
 //!
@@ -64,7 +64,6 @@
 mod checkpoint;
 mod ids;
 mod initial;
-mod registered;
 mod rows;
 mod spec;
 
@@ -74,14 +73,13 @@ use burn::tensor::TensorData;
 use distribute_core::remote::RemoteRows;
 
 pub use initial::TableInitializer;
-pub use registered::Table;
 pub use rows::Rows;
 pub use spec::TableSpec;
 
 pub(crate) use checkpoint::{add, add_slots, add_tables, slots_in, take_tables};
 
 use crate::error::Result;
-use crate::strategy::Servers;
+use crate::push::Servers;
 use crate::variable::VariableRef;
 use ids::Ids;
 
@@ -132,7 +130,7 @@ impl EmbeddingTable {
     /// # Errors
     /// [`PsError::UnknownId`](crate::PsError::UnknownId) for an id that the table does not have,
     /// negative ones included; [`PsError::DType`](crate::PsError::DType) for ids that are no
-    /// integers; those of a pull.
+    /// integers; the errors of a pull.
     pub fn lookup(&self, ids: impl Into<TensorData>) -> Result<Rows> {
         let ids = Ids::new(&self.name, self.rows(), &ids.into())?;
         let Servers { client, updates } = &self.servers;

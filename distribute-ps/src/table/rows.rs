@@ -48,8 +48,8 @@ impl Rows {
     }
 
     /// The rows as a tensor on the replica's device, `[ids..., width]`: `D` is one more than the
-    /// dimensions of the ids. The gradients of a loss that depends on it are those of the table's
-    /// rows too, and `apply_gradients` sends them; `detach` it where they are not wanted.
+    /// dimensions of the ids. The gradients of a loss that depends on it are gradients of the
+    /// table's rows too, and `apply_gradients` sends them; `detach` it where they are not wanted.
     ///
     /// Each call makes a tensor of its own; their gradients add up.
     ///
@@ -70,8 +70,7 @@ impl Rows {
         if self.places.is_empty() {
             // Nothing of it has a gradient. burn's `reshape` takes a 0 for "as before".
             let nothing = TensorData::new(Vec::<f32>::new(), shape);
-            let options = (&ctx.device().clone().without_autodiff(), DType::F32);
-            return Ok(Tensor::from_inner(Tensor::from_data(nothing, options)).require_grad());
+            return Ok(Tensor::from_data(nothing, (ctx.device(), DType::F32)).require_grad());
         }
         let places = TensorData::new(self.places.clone(), [self.places.len()]);
         let places = Tensor::<1, Int>::from_data(places, ctx.device());
@@ -81,7 +80,7 @@ impl Rows {
     /// The rows in host memory, `[ids..., width]`.
     ///
     /// # Errors
-    /// If the rows were of another type than `f32`, which those of tables are.
+    /// If the rows are not `f32`, the type of a table's rows.
     pub fn to_data(&self) -> Result<TensorData> {
         let width = self.width();
         let distinct = self.values.as_slice::<f32>().map_err(Error::internal)?;

@@ -28,8 +28,8 @@ pub struct TableSpec {
 }
 
 impl TableSpec {
-    /// A table of so many rows with so many elements each, whose rows are updated by this
-    /// optimizer. At first they are those of the default [`TableInitializer`].
+    /// A table of this many rows with this many elements each, whose rows are updated by this
+    /// optimizer. At first they come from the default [`TableInitializer`].
     pub fn new(rows: usize, width: usize, optimizer: impl Optimizer + 'static) -> Self {
         Self {
             rows,

@@ -16,8 +16,9 @@ use tokio::sync::mpsc;
 use super::messages::{Attach, Execute};
 use crate::client::{ClientOptions, VariableClient};
 use crate::error::{PsError, Result};
-use crate::strategy::{ClosureGuard, ParameterServerStrategy, UpdateSource};
+use crate::strategy::{ClosureGuard, ParameterServerStrategy};
 use crate::update::{RunId, UpdateId};
+use crate::update_ids::UpdateSource;
 
 /// Values by their registered names.
 type Resources = BTreeMap<Arc<str>, Option<Box<dyn Any + Send>>>;
@@ -35,7 +36,7 @@ pub(super) struct RunSession {
     strategy: OnceLock<ParameterServerStrategy>,
     /// What [`WorkerContext::resource`] has built; a value is absent while a step holds it.
     resources: Mutex<Resources>,
-    /// Who is told of the check of the servers that is under way.
+    /// Receives the result of the current check of the servers.
     check: Mutex<Option<mpsc::Sender<Bytes>>>,
 }
 
@@ -79,7 +80,7 @@ impl RunSession {
 
     /// A coordinator asks whether the servers are reached. Whether nothing of the kind is under way
     /// yet: then [`end_check`](Self::end_check) must follow. Otherwise the check that is under
-    /// way is answered to whoever asked last.
+    /// way is answered to the last caller.
     pub(super) fn begin_check(&self, asks: mpsc::Sender<Bytes>) -> bool {
         self.check.lock().replace(asks).is_none()
     }
@@ -175,9 +176,10 @@ impl WorkerContext {
     /// # Errors
     /// [`PsError::Cancelled`] if it is.
     pub fn check_cancelled(&self) -> Result<()> {
-        match self.is_cancelled() {
-            true => Err(PsError::Cancelled),
-            false => Ok(()),
+        if self.is_cancelled() {
+            Err(PsError::Cancelled)
+        } else {
+            Ok(())
         }
     }
 
@@ -194,8 +196,8 @@ impl WorkerContext {
     /// The variables on the parameter servers. Connects at the first use.
     ///
     /// # Errors
-    /// Those of [`VariableClient::connect`], [`PsError::InvalidArgument`] if the coordinator has
-    /// no parameter servers.
+    /// The errors of [`VariableClient::connect`], [`PsError::InvalidArgument`] if the coordinator
+    /// has no parameter servers.
     pub fn variables(&self) -> Result<&VariableClient> {
         self.session.variables()
     }
@@ -204,7 +206,7 @@ impl WorkerContext {
     /// belongs to this closure.
     ///
     /// # Errors
-    /// Those of [`variables`](Self::variables).
+    /// The errors of [`variables`](Self::variables).
     pub fn strategy(&self) -> Result<&ParameterServerStrategy> {
         let session = &*self.session;
         let strategy = match session.strategy.get() {

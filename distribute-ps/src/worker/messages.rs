@@ -39,7 +39,7 @@ pub(crate) enum Order<A = ByteBuf> {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
     Welcome(Welcome),
-    /// Why the call comes to nothing, or ends.
+    /// Why the call fails or ends.
     Refused(ConnectError),
     Outcome {
         closure: u64,
@@ -51,7 +51,7 @@ pub(crate) enum Report {
     Servers(Result<(), PsError>),
 }
 
-/// Who the coordinator is.
+/// The identity of the coordinator.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Attach {
     pub(crate) run: RunId,
@@ -66,7 +66,7 @@ pub(crate) struct Attach {
     pub(crate) configuration: Configuration,
 }
 
-/// Who the worker is.
+/// The identity of the worker.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Welcome {
     /// The steps that it has registered, sorted: the coordinator must have the same.

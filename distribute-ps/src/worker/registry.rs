@@ -169,9 +169,10 @@ impl StepRegistry {
             PsError::Unregistered {
                 kind: "step",
                 name: name.chars().take(NAME_MAX_BYTES).collect(),
-                known: match known.is_empty() {
-                    true => "none".to_string(),
-                    false => known.join(", "),
+                known: if known.is_empty() {
+                    "none".to_string()
+                } else {
+                    known.join(", ")
                 },
             }
         };
@@ -213,8 +214,9 @@ fn checked(kind: &'static str, name: String, known: impl Fn(&str) -> bool) -> Re
             "the name of a {kind} has 1 to {NAME_MAX_BYTES} bytes, not {bytes}"
         )));
     }
-    match known(&name) {
-        true => Err(PsError::AlreadyRegistered { kind, name }),
-        false => Ok(name),
+    if known(&name) {
+        Err(PsError::AlreadyRegistered { kind, name })
+    } else {
+        Ok(name)
     }
 }

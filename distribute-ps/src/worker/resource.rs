@@ -75,7 +75,7 @@ impl WorkerContext {
     /// was held when its step panicked is built again.
     ///
     /// # Errors
-    /// Those of building it; [`PsError::InvalidArgument`] if this step holds it already.
+    /// The errors of building it; [`PsError::InvalidArgument`] if this step holds it already.
     pub fn resource<T: Send + 'static, K>(
         &self,
         resource: &Resource<T, K>,

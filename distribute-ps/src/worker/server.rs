@@ -25,7 +25,8 @@ pub struct WorkerOptions {
     pub worker: Option<usize>,
     /// Token and certificates; none by default.
     pub security: Security,
-    /// How steps speak with the parameter servers. Its credentials are those of `security`.
+    /// The options for calls of steps to the parameter servers. Their credentials are replaced by
+    /// `security`.
     pub client: ClientOptions,
     /// The most bytes of one closure's arguments, and of its result; 64 MiB by default.
     pub max_message_bytes: usize,
@@ -98,8 +99,8 @@ impl WorkerServer {
     ) -> Result<Self> {
         let settings = RpcOptions::new(Purpose::Worker, options.worker, options.security.clone());
         let clock = settings.clock.clone();
-        let patience = (options.coordinator_timeout, &options.interruption);
-        let listener = RpcListener::bind(address, settings, patience)?;
+        let timeout = options.coordinator_timeout;
+        let listener = RpcListener::bind(address, settings, timeout, &options.interruption)?;
         let mut client = options.client;
         client.security = options.security;
         let timeouts = CoordinatorTimeouts {
@@ -154,7 +155,7 @@ impl WorkerServer {
     /// sign of life for a second, and the [interruption](WorkerOptions::interruption) was raised. A
     /// step that runs is waited for in each case.
     pub fn serve(self) -> Result<()> {
-        let refused = || self.rpc.as_ref().and_then(RpcServer::why_nobody);
+        let refused = || self.rpc.as_ref().and_then(RpcServer::why_no_peer);
         let queue = Arc::downgrade(&self.queue);
         let _listening = self.queue.timeouts.interruption.on_raise(move || {
             if let Some(queue) = queue.upgrade() {

@@ -52,8 +52,9 @@ impl Service {
         peer: &Peer,
         reports: Reports,
     ) -> Result<(), ConnectError> {
-        let first = within(&self.clock, ATTACH_TIMEOUT, orders.header::<Order>()).await;
-        let first = first.ok_or_else(|| later("no message came"))?;
+        let first = within(&self.clock, ATTACH_TIMEOUT, orders.header::<Order>())
+            .await
+            .ok_or_else(|| later("no message came"))?;
         let attach = match first.map_err(|error| later(error.to_string()))? {
             Order::Attach(attach) => attach,
             Order::Finish { failure, run } => {
@@ -98,9 +99,10 @@ fn senseless(what: impl Into<String>) -> ConnectError {
 
 /// How the worker ends.
 fn job_result(failure: String) -> Result<(), PsError> {
-    match failure.is_empty() {
-        true => Ok(()),
-        false => Err(PsError::CoordinatorFailed { reason: failure }),
+    if failure.is_empty() {
+        Ok(())
+    } else {
+        Err(PsError::CoordinatorFailed { reason: failure })
     }
 }
 

@@ -42,9 +42,12 @@ impl StepRegistry {
         let name = name.into();
         let is_first = self.shared.len() == self.tables;
         let of_name = name.clone();
-        let build = std::sync::Arc::new(move |strategy: &ParameterServerStrategy| match is_first {
-            true => build(strategy),
-            false => build(&strategy.named(&of_name)),
+        let build = std::sync::Arc::new(move |strategy: &ParameterServerStrategy| {
+            if is_first {
+                build(strategy)
+            } else {
+                build(&strategy.named(&of_name))
+            }
         });
         let on_worker = build.clone();
         let shared = Resource::new(&*name, move |worker| on_worker(worker.strategy()?));
@@ -76,7 +79,7 @@ impl WorkerContext {
     /// This worker's copy of a shared value.
     ///
     /// # Errors
-    /// As [`resource`](Self::resource); those of building it.
+    /// As [`resource`](Self::resource); the errors of building it.
     pub fn shared<T: Send + 'static>(
         &self,
         shared: &SharedValue<T>,
@@ -90,7 +93,7 @@ impl WorkerContext {
     /// the state and one more argument, such as a batch.
     ///
     /// # Errors
-    /// Those of the step; [`PsError::Cancelled`] if the closure is to stop;
+    /// The errors of the step; [`PsError::Cancelled`] if the closure is to stop;
     /// [`PsError::Unavailable`] for a lost server.
     pub fn run<T, B, R, F>(&self, state: &SharedState<T>, batch: B, step: F) -> Result<R>
     where

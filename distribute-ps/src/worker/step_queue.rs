@@ -31,7 +31,7 @@ pub(super) const REPORTS: usize = 16;
 /// Where reports are sent to, as [`framed`] makes them.
 pub(super) type Reports = mpsc::Sender<Bytes>;
 
-/// Sends a report, if there is room and somebody who takes it.
+/// Sends a report, if there is room and a receiver.
 pub(super) fn report(reports: &Reports, report: &Report) {
     let _ = reports.try_send(framed(report).freeze());
 }
@@ -260,8 +260,10 @@ impl StepQueue {
         if state.stream.is_none_or(|(id, _)| id != stream) {
             return;
         }
-        let queued = state.queued.iter();
-        let queued = queued.map(|it| (it.execute.closure, &it.cancelled));
+        let queued = state
+            .queued
+            .iter()
+            .map(|it| (it.execute.closure, &it.cancelled));
         let running = state.running.iter().map(|it| (it.closure, &it.cancelled));
         for (_, cancelled) in queued.chain(running).filter(|(id, _)| *id == closure) {
             cancelled.store(true, Ordering::Relaxed);
@@ -378,14 +380,15 @@ impl StepQueue {
         let limit = self
             .max_message_bytes
             .min(next.session.attach.max_message_bytes);
-        match result.len() > limit {
-            true => Err(PsError::invalid(format!(
+        if result.len() > limit {
+            Err(PsError::invalid(format!(
                 "the result of step `{}` has {} bytes, the limit is {limit}; return less, or raise \
                  `WorkerOptions::max_message_bytes` and `CoordinatorOptions::max_message_bytes`",
                 execute.step,
                 result.len(),
-            ))),
-            false => Ok(result),
+            )))
+        } else {
+            Ok(result)
         }
     }
 }

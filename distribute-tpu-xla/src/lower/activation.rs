@@ -1,6 +1,8 @@
 //! Activation functions and their gradients. Half floats are computed as f32.
 
-use burn_ir::{BinaryOpIr, DimOpIr, HardSigmoidOpIr, ScalarOpIr, UnaryOpIr};
+use distribute_core::burn_internals::ir::{
+    BinaryOpIr, DimOpIr, HardSigmoidOpIr, ScalarOpIr, UnaryOpIr,
+};
 
 use crate::stablehlo::{Binary, Comparison, Unary, Value};
 

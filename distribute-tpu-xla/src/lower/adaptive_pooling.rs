@@ -1,7 +1,7 @@
 //! Averages over windows that divide the input as evenly as possible: window `i` of `n` along a
 //! dimension of size `s` reaches from `floor(i s / n)` to `ceil((i + 1) s / n)`.
 
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     AdaptiveAvgPool1dBackwardOpIr, AdaptiveAvgPool1dOpIr, AdaptiveAvgPool2dBackwardOpIr,
     AdaptiveAvgPool2dOpIr, AdaptiveAvgPool3dBackwardOpIr, AdaptiveAvgPool3dOpIr, TensorIr,
 };
@@ -82,12 +82,11 @@ fn pool(cx: &mut Context, x: &TensorIr, out: &TensorIr) -> Result<()> {
     let mut x = cx.wide(&x);
     for dim in 2..x.rank() {
         let (size, windows) = (x.dims()[dim], out.shape[dim]);
-        x = match windows > 0 && size.is_multiple_of(windows) {
-            true => even(cx, &x, dim, windows)?,
-            false => {
-                let weights = weights(cx, windows, size, x.element())?;
-                apply(cx, &x, dim, &weights, 1)?
-            }
+        x = if windows > 0 && size.is_multiple_of(windows) {
+            even(cx, &x, dim, windows)?
+        } else {
+            let weights = weights(cx, windows, size, x.element())?;
+            apply(cx, &x, dim, &weights, 1)?
         };
     }
     cx.set_as(out, &x)
@@ -98,12 +97,11 @@ fn backward(cx: &mut Context, x: &TensorIr, gradient: &TensorIr, out: &TensorIr)
     let mut y = cx.wide(&gradient);
     for dim in 2..y.rank() {
         let (size, windows) = (x.shape[dim], y.dims()[dim]);
-        y = match windows > 0 && size.is_multiple_of(windows) {
-            true => even_backward(cx, &y, dim, size)?,
-            false => {
-                let weights = weights(cx, windows, size, y.element())?;
-                apply(cx, &y, dim, &weights, 0)?
-            }
+        y = if windows > 0 && size.is_multiple_of(windows) {
+            even_backward(cx, &y, dim, size)?
+        } else {
+            let weights = weights(cx, windows, size, y.element())?;
+            apply(cx, &y, dim, &weights, 0)?
         };
     }
     cx.set_as(out, &y)

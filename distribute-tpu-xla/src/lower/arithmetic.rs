@@ -1,6 +1,6 @@
 //! Arithmetic, comparisons and choices on each element, of floats and integers alike.
 
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     BinaryOpIr, ClampOpIr, MaskFillOpIr, MaskWhereOpIr, ScalarIr, ScalarOpIr, TensorIr, UnaryOpIr,
 };
 
@@ -33,7 +33,7 @@ fn in_dims_of_argument(cx: &mut Context, op: &BinaryOpIr) -> Result<Option<[Valu
         return Ok(None);
     }
     let arguments = sides.map(|side| cx.argument_behind(side));
-    // What is broadcast has not the elements of the result.
+    // A broadcast operand does not have the elements of the result.
     let shows = |(side, value): &(&TensorIr, &Option<Value>)| {
         let other = value
             .as_ref()
@@ -143,7 +143,7 @@ pub(super) fn rem_scalar(cx: &mut Context, op: &ScalarOpIr) -> Result<()> {
     cx.set(&op.out, x)
 }
 
-/// The remainder with the sign of the divisor; StableHLO's has that of the dividend.
+/// The remainder with the sign of the divisor; StableHLO's has the sign of the dividend.
 fn remainder(cx: &mut Context, lhs: &Value, rhs: &Value) -> Result<Value> {
     let remainder = cx.binary(Binary::Remainder, lhs, rhs)?;
     if lhs.element().is_unsigned() {
@@ -179,9 +179,10 @@ fn limited(cx: &mut Context, x: &Value, how: Binary, scalar: ScalarIr) -> Result
     let element = x.element();
     if element.is_integer() {
         let bits = element.size_in_bytes() as u32 * 8;
-        let (low, high) = match element.is_signed() {
-            true => (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1),
-            false => (0, (1i128 << bits) - 1),
+        let (low, high) = if element.is_signed() {
+            (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
+        } else {
+            (0, (1i128 << bits) - 1)
         };
         let limit = match scalar {
             ScalarIr::UInt(v) => i128::from(v),
@@ -221,9 +222,10 @@ pub(super) fn sign(cx: &mut Context, op: &UnaryOpIr) -> Result<()> {
 pub(super) fn powi(cx: &mut Context, op: &BinaryOpIr) -> Result<()> {
     let [lhs, rhs] = cx.pair(&op.lhs, &op.rhs, &op.out)?;
     let rhs = cx.builder.convert(&rhs, lhs.element());
-    let x = match lhs.element().is_float() {
-        true => cx.binary(Binary::Power, &lhs, &rhs)?,
-        false => integer_power(cx, &lhs, &rhs)?,
+    let x = if lhs.element().is_float() {
+        cx.binary(Binary::Power, &lhs, &rhs)?
+    } else {
+        integer_power(cx, &lhs, &rhs)?
     };
     cx.set(&op.out, x)
 }
@@ -250,12 +252,11 @@ fn integer_power(cx: &mut Context, lhs: &Value, rhs: &Value) -> Result<Value> {
 
 pub(super) fn powi_scalar(cx: &mut Context, op: &ScalarOpIr) -> Result<()> {
     let x = cx.get(&op.lhs)?;
-    let x = match x.element().is_float() {
-        true => {
-            let exponent = cx.number_like(integer(op.rhs) as f64, &x);
-            cx.binary(Binary::Power, &x, &exponent)?
-        }
-        false => constant_power(cx, &x, integer(op.rhs) as u32)?,
+    let x = if x.element().is_float() {
+        let exponent = cx.number_like(integer(op.rhs) as f64, &x);
+        cx.binary(Binary::Power, &x, &exponent)?
+    } else {
+        constant_power(cx, &x, integer(op.rhs) as u32)?
     };
     cx.set(&op.out, x)
 }

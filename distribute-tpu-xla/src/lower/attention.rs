@@ -1,6 +1,6 @@
 //! Scaled dot-product attention, `softmax(q k^T scale) v` over `[batch, heads, sequence, width]`.
 
-use burn_ir::AttentionOpIr;
+use distribute_core::burn_internals::ir::AttentionOpIr;
 
 use crate::stablehlo::{Binary, Comparison, ElementType, TensorType, Unary, Value};
 
@@ -69,9 +69,10 @@ fn future(cx: &mut Context, scores: &Value) -> Result<Value> {
 fn safe_softmax(cx: &mut Context, scores: &Value) -> Result<Value> {
     let rows = [0, 1, 2];
     let double = scores.element() == ElementType::F64;
-    let (lowest, smallest) = match double {
-        true => (f64::MIN, f64::MIN_POSITIVE),
-        false => (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE)),
+    let (lowest, smallest) = if double {
+        (f64::MIN, f64::MIN_POSITIVE)
+    } else {
+        (f64::from(f32::MIN), f64::from(f32::MIN_POSITIVE))
     };
     let max = over(cx, Binary::Maximum, scores, &[3])?;
     let max = cx.with_number(Binary::Maximum, &max, lowest)?;

@@ -1,8 +1,8 @@
 //! Operations between replicas: this project's own, by their names, and burn's all-reduce.
 
 use burn::tensor::DType;
-use burn_backend::distributed::ReduceOperation;
-use burn_ir::{AllReduceOpIr, CustomOpIr, TensorIr};
+use distribute_core::burn_internals::backend::distributed::ReduceOperation;
+use distribute_core::burn_internals::ir::{AllReduceOpIr, CustomOpIr, TensorIr};
 use distribute_core::collectives::{OperationKind, ReduceOp};
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Value};
@@ -106,7 +106,7 @@ fn all_reduce(
         let dtype = inputs[*first].dtype;
         let (group, rest) = left.into_iter().partition(|i| inputs[*i].dtype == dtype);
         left = rest;
-        all_reduce_group(cx, inputs, outputs, &group, dtype, (op, mean))?;
+        all_reduce_group(cx, inputs, outputs, &group, dtype, op, mean)?;
     }
     Ok(())
 }
@@ -117,7 +117,8 @@ fn all_reduce_group(
     outputs: &[TensorIr],
     group: &[usize],
     dtype: DType,
-    (op, mean): (Binary, bool),
+    op: Binary,
+    mean: bool,
 ) -> Result<()> {
     if element_type(dtype)? == ElementType::I1 {
         return unsupported("truth values cannot be reduced: convert them to numbers first");

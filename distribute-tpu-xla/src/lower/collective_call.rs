@@ -1,13 +1,13 @@
-//! What the processes of a system compare of a program before it is compiled.
+//! The parts of a program that the processes of a system compare before it is compiled.
 
-use burn_ir::TensorIr;
+use distribute_core::burn_internals::ir::TensorIr;
 use distribute_core::collectives::{OperationHeader, OperationKind, ReduceOp};
 
-/// An operation between the replicas of a program, to compare with those of other processes.
+/// An operation between the replicas of a program, to compare with other processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CollectiveCall {
-    /// What it does; the sequence is its place among those of the program, and the layout stands
-    /// for the shapes.
+    /// What it does; the sequence is its place among the program's collectives, and the layout
+    /// stands for the shapes.
     pub header: OperationHeader,
     /// The tensors in words, such as `f32[4, 8]`.
     pub tensors: String,

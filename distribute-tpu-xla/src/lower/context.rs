@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::tensor::{DType, TensorData};
-use burn_ir::{ScalarIr, TensorId, TensorIr};
+use distribute_core::burn_internals::ir::{ScalarIr, TensorId, TensorIr};
 
 use crate::stablehlo::{Binary, Builder, Comparison, ElementType, StableHloError, Unary, Value};
 
@@ -79,9 +79,10 @@ impl<'a> Context<'a> {
 
     /// Makes `tensor`, of dimensions `dims`, the elements of `value`.
     pub(super) fn define_in_other_dims(&mut self, tensor: TensorId, value: Value, dims: &[usize]) {
-        match value.dims() == dims {
-            true => self.define(tensor, value),
-            false => drop(self.views.insert(tensor, (value, dims.to_vec()))),
+        if value.dims() == dims {
+            self.define(tensor, value)
+        } else {
+            drop(self.views.insert(tensor, (value, dims.to_vec())))
         }
     }
 
@@ -107,7 +108,7 @@ impl<'a> Context<'a> {
     }
 
     /// Makes `out` the elements of `value` in the dimensions that the graph says, where `value` has
-    /// those of a donated argument or of a tensor that was flattened.
+    /// the dimensions of a donated argument or of a tensor that was flattened.
     pub(super) fn set_view(&mut self, out: &TensorIr, value: Value) -> Result<()> {
         if value.dims() == &out.shape[..] {
             return self.set(out, value);
@@ -209,7 +210,7 @@ impl<'a> Context<'a> {
         Ok([lhs, rhs])
     }
 
-    /// f16 and bf16 as f32, in which burn computes what has more than one step.
+    /// f16 and bf16 as f32, in which burn computes operations of several steps.
     pub(super) fn wide(&mut self, x: &Value) -> Value {
         match x.element() {
             ElementType::F16 | ElementType::BF16 => self.builder.convert(x, ElementType::F32),

@@ -3,7 +3,7 @@
 //! Layout as in burn: inputs `[batch, channels, ..]`, weights `[out, in / groups, ..]`; for
 //! transposed convolutions `[in, out / groups, ..]`.
 
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     Conv1dBiasBackwardOpIr, Conv1dOpIr, Conv1dOptionsIr, Conv1dWeightBackwardOpIr,
     Conv1dXBackwardOpIr, Conv2dBiasBackwardOpIr, Conv2dOpIr, Conv2dOptionsIr,
     Conv2dWeightBackwardOpIr, Conv2dXBackwardOpIr, Conv3dBiasBackwardOpIr, Conv3dOpIr,
@@ -174,7 +174,8 @@ fn one_zero_more(cx: &mut Context, weight: &Value, dim: usize) -> Result<Value> 
     Ok(cx.builder.pad(weight, &zero, &none, &high, &none)?)
 }
 
-/// Weights `[out, in / groups, ..]` as those of the way back, `[in, out / groups, ..]`.
+/// Weights `[out, in / groups, ..]` as weights of the backward convolution, `[in, out / groups,
+/// ..]`.
 fn swapped(cx: &mut Context, weight: &Value, groups: usize) -> Result<Value> {
     let (out, kernel) = (weight.dims()[0], &weight.dims()[2..]);
     let inside = weight.dims()[1];
@@ -283,8 +284,8 @@ fn weight_gradient_by_slices(
         .reshape(&product, &[&[outside, inside], kernel].concat())?)
 }
 
-/// [`weight_gradient`] of a convolution with groups: that of one without them, of which the groups'
-/// own weights are kept.
+/// [`weight_gradient`] of a convolution with groups: the gradient without groups, of which the
+/// groups' own weights are kept.
 fn weight_gradient_without_groups(
     cx: &mut Context,
     x: &Value,
@@ -393,7 +394,7 @@ convolutions! {
 }
 
 /// The functions of transposed convolutions of one number of spatial dimensions. Their weights'
-/// gradient is that of the convolution in the other direction.
+/// gradient is the convolution in the other direction.
 macro_rules! transposed_convolutions {
     ($($conv:ident($conv_op:ty), $weight:ident($weight_op:ty), $bias:ident($bias_op:ty);)*) => {
         $(pub(super) fn $conv(cx: &mut Context, op: &$conv_op) -> Result<()> {

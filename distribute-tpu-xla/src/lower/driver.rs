@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use burn::tensor::CapturedGraph;
-use burn_ir::{BaseOperationIr, OperationIr, TensorId};
+use distribute_core::burn_internals::ir::{BaseOperationIr, OperationIr, TensorId};
 
 use crate::stablehlo::{Binary, Builder, ElementType, Program, StableHloError, TensorType, Value};
 
@@ -22,7 +22,8 @@ pub struct Lowered {
     pub program: Program,
     /// Position of the input that is the key of random operations, if it is a parameter.
     pub random_key_input: Option<usize>,
-    /// How many operations of the graph are in the program; those that no output needs are not.
+    /// How many operations of the graph are in the program. Operations that no output needs are
+    /// left out.
     pub operations: usize,
     /// Bytes of recorded values that are constants of the program.
     pub constant_bytes: usize,
@@ -52,7 +53,7 @@ pub fn lower(
     let needed = needed(operations, inputs, outputs);
     for (input, ty) in inputs.iter().zip(types) {
         let donated_to = donation(input, outputs)?;
-        let is_sent = options.target == Target::Tpu && options.sent.contains(&input.tensor);
+        let is_sent = options.target == Target::Tpu && options.host_inputs.contains(&input.tensor);
         if is_sent && donated_to.is_none() {
             let read = || needed.iter().map(|position| &operations[*position]);
             let dims = read_dims(&read, input.tensor, ty.dims());
@@ -69,7 +70,7 @@ pub fn lower(
     let random = |position: &&usize| is_random(&operations[**position]);
     cx.random_positions = needed.iter().filter(random).copied().collect();
     let random_key_input = random_key(&mut cx, inputs, options.random_key)?;
-    let number = options.gathers_its_number.then(|| {
+    let number = options.checks_program_identity.then(|| {
         let ty = TensorType::new([1, 2], ElementType::U32);
         cx.builder.input(ty, None)
     });
@@ -203,7 +204,7 @@ fn needed(operations: &[OperationIr], inputs: &[GraphInput], outputs: &[TensorId
 }
 
 fn is_random(op: &OperationIr) -> bool {
-    use burn_ir::{FloatOperationIr, NumericOperationIr};
+    use distribute_core::burn_internals::ir::{FloatOperationIr, NumericOperationIr};
     matches!(
         op,
         OperationIr::Float(_, FloatOperationIr::Random(_))

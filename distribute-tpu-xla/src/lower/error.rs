@@ -1,6 +1,6 @@
 //! Why a graph cannot become a program.
 
-use burn_ir::TensorId;
+use distribute_core::burn_internals::ir::TensorId;
 
 use crate::stablehlo::StableHloError;
 

@@ -1,6 +1,6 @@
 //! Functions of floats.
 
-use burn_ir::{BinaryOpIr, CrossOpIr, UnaryOpIr};
+use distribute_core::burn_internals::ir::{BinaryOpIr, CrossOpIr, UnaryOpIr};
 
 use crate::stablehlo::{Binary, Comparison, Unary, Value};
 
@@ -82,7 +82,7 @@ fn hyperbolic_sine(cx: &mut Context, x: &Value) -> Result<Value> {
     with_sign_of(cx, x, &result)
 }
 
-/// A result for `|x|` as that of an odd function for `x`; a zero stays the zero it is.
+/// Extends a result for `|x|` to an odd function of `x`; a zero keeps its sign.
 fn with_sign_of(cx: &mut Context, x: &Value, result: &Value) -> Result<Value> {
     let negative = cx.unary(Unary::Negate, result)?;
     let zero = cx.number_like(0.0, x);

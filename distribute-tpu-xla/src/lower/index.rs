@@ -2,7 +2,7 @@
 //! program cannot fail, so there a read takes the nearest element and a write is left out.
 
 use burn::tensor::IndexingUpdateOp;
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     EmbeddingBackwardOpIr, EmbeddingOpIr, GatherNdOpIr, GatherOpIr, ScatterNdOpIr, ScatterOpIr,
     SelectAssignOpIr, SelectOpIr,
 };
@@ -36,9 +36,9 @@ fn update(op: IndexingUpdateOp, element: ElementType) -> Update {
     }
 }
 
-/// What is written. A NaN is neither the smaller nor the larger one, in burn; in StableHLO it is
-/// both.
-fn updates(cx: &mut Context, value: Value, how: Update) -> Result<Value> {
+/// Replaces a NaN by a value that never wins: in burn a NaN is neither the smaller nor the
+/// larger one; in StableHLO it is both.
+fn neutralize_nan(cx: &mut Context, value: Value, how: Update) -> Result<Value> {
     let never = match how {
         Update::Combine(Binary::Minimum) => f64::INFINITY,
         Update::Combine(Binary::Maximum) => f64::NEG_INFINITY,
@@ -85,7 +85,7 @@ fn put(
         scatter_dims_to_operand_dims: vec![dim],
         index_vector_dim: 1,
     };
-    let value = updates(cx, value.clone(), how)?;
+    let value = neutralize_nan(cx, value.clone(), how)?;
     Ok(cx.builder.scatter(x, &indices, &value, &dims, how)?)
 }
 
@@ -111,9 +111,10 @@ fn coordinates(cx: &mut Context, indices: &Value, dim: usize, dims: &[usize]) ->
     let indices = narrow(cx, indices, dims);
     let mut parts = Vec::with_capacity(indices.rank());
     for d in 0..indices.rank() {
-        let part = match d == dim {
-            true => indices.clone(),
-            false => cx.builder.iota(indices.ty().clone(), d)?,
+        let part = if d == dim {
+            indices.clone()
+        } else {
+            cx.builder.iota(indices.ty().clone(), d)?
         };
         let mut shape = indices.dims().to_vec();
         shape.push(1);
@@ -134,7 +135,7 @@ fn one_in_each_row(cx: &Context, x: &Value, indices: &Value, dim: usize) -> bool
         && indices.dims() == &rows[..]
 }
 
-/// Which elements of rows like those of `x` the indices name, one in each row or none.
+/// A mask of the shape of `x`: the element that the index of each row names, if any.
 fn named_elements(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Value> {
     let indices = cx.builder.broadcast_to(indices, x.dims())?;
     let positions = cx.builder.iota(indices.ty().clone(), dim)?;
@@ -162,10 +163,7 @@ fn chosen(cx: &mut Context, x: &Value, indices: &Value, dim: usize) -> Result<Va
     let at = cx.builder.clamp(&first, &at, &last)?;
     let named = named_elements(cx, x, &at, dim)?;
     // Every number, -0 too, is the sum of itself and of any number of -0.
-    let nothing = match x.element().is_float() {
-        true => -0.0,
-        false => 0.0,
-    };
+    let nothing = if x.element().is_float() { -0.0 } else { 0.0 };
     let nothing = cx.builder.scalar(x.element(), nothing);
     let nothings = cx.builder.broadcast_in_dim(&nothing, x.dims(), &[])?;
     let kept = cx.builder.select(&named, x, &nothings)?;
@@ -221,7 +219,7 @@ pub(super) fn scatter(cx: &mut Context, op: &ScatterOpIr) -> Result<()> {
         index_vector_dim: rank,
     };
     let how = update(op.update, x.element());
-    let value = updates(cx, value, how)?;
+    let value = neutralize_nan(cx, value, how)?;
     let x = cx.builder.scatter(&x, &indices, &value, &dims, how)?;
     cx.set(&op.out, x)
 }
@@ -258,7 +256,7 @@ pub(super) fn scatter_nd(cx: &mut Context, op: &ScatterNdOpIr) -> Result<()> {
         index_vector_dim: batch,
     };
     let how = update(op.reduction, x.element());
-    let value = updates(cx, value, how)?;
+    let value = neutralize_nan(cx, value, how)?;
     let x = cx.builder.scatter(&x, &indices, &value, &dims, how)?;
     cx.set(&op.out, x)
 }

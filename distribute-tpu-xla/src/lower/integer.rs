@@ -1,6 +1,6 @@
 //! Operations of integers and truth values alone, and conversions between element types.
 
-use burn_ir::{BinaryOpIr, CastOpIr, ScalarIr, ScalarOpIr, UnaryOpIr};
+use distribute_core::burn_internals::ir::{BinaryOpIr, CastOpIr, ScalarIr, ScalarOpIr, UnaryOpIr};
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Unary, Value};
 
@@ -115,13 +115,15 @@ fn saturating(cx: &mut Context, x: &Value, element: ElementType) -> Result<Value
     // Narrow floats do not hold the limits of wide integers.
     let x = cx.wide(x);
     let bits = element.size_in_bytes() as i32 * 8;
-    let (low, high) = match element.is_signed() {
-        true => (-(2f64.powi(bits - 1)), 2f64.powi(bits - 1)),
-        false => (0.0, 2f64.powi(bits)),
+    let (low, high) = if element.is_signed() {
+        (-(2f64.powi(bits - 1)), 2f64.powi(bits - 1))
+    } else {
+        (0.0, 2f64.powi(bits))
     };
-    let max = match element.is_signed() {
-        true => u64::MAX >> (65 - bits),
-        false => u64::MAX >> (64 - bits),
+    let max = if element.is_signed() {
+        u64::MAX >> (65 - bits)
+    } else {
+        u64::MAX >> (64 - bits)
     };
     let min = if element.is_signed() {
         -1i64 << (bits - 1)

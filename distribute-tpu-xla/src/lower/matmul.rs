@@ -1,6 +1,6 @@
 //! Matrix products and linear layers.
 
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     LinearBiasBackwardOpIr, LinearOpIr, LinearWeightBackwardOpIr, LinearXBackwardOpIr, MatmulOpIr,
 };
 

@@ -3,7 +3,7 @@
 //! An argument is *donated* if a result of the program takes over its memory.
 //!
 //! [`lower`] walks the operations of a [`CapturedGraph`](burn::tensor::CapturedGraph) in order; one
-//! function per operation adds what it means to the program. The meaning is that of burn's flex
+//! function per operation adds what it means to the program. The meaning follows burn's flex
 //! backend. [`coverage`] lists what can be lowered, [`coverage_markdown`] prints it.
 
 mod activation;

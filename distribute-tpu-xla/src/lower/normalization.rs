@@ -1,6 +1,6 @@
 //! Layer and batch normalization.
 
-use burn_ir::{BatchNormOpIr, LayerNormOpIr};
+use distribute_core::burn_internals::ir::{BatchNormOpIr, LayerNormOpIr};
 
 use crate::stablehlo::{Binary, Unary};
 

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use burn_ir::TensorId;
+use distribute_core::burn_internals::ir::TensorId;
 
 use crate::stablehlo::Precision;
 
@@ -25,7 +25,7 @@ impl GraphInput {
         }
     }
 
-    /// An input whose memory becomes that of an output.
+    /// An input whose memory is reused for an output.
     pub fn donated(tensor: TensorId, output: TensorId) -> Self {
         Self {
             tensor,
@@ -61,9 +61,10 @@ pub enum Target {
 impl Target {
     /// The target for a PJRT platform, by the name that its plugin says.
     pub fn of_platform(name: &str) -> Self {
-        match name.eq_ignore_ascii_case("tpu") {
-            true => Self::Tpu,
-            false => Self::Any,
+        if name.eq_ignore_ascii_case("tpu") {
+            Self::Tpu
+        } else {
+            Self::Any
         }
     }
 }
@@ -85,16 +86,17 @@ pub struct LowerOptions {
     pub target: Target,
     /// How exactly matrix products and convolutions of f32 are computed on a TPU.
     pub precision: Precision,
-    /// Inputs that are sent anew in every call. On a TPU the program takes them in the dimensions
-    /// in which the step reads them, which [`Program::inputs`] says: an image that arrives as a row
-    /// of numbers is stored in another order there, and would be moved once more in every step.
+    /// Inputs that the host sends anew in every call. On a TPU the program takes them in the
+    /// dimensions in which the step reads them, which [`Program::inputs`] says: an image that
+    /// arrives as a row of numbers is stored in another order there, and would be moved once more
+    /// in every step.
     ///
     /// [`Program::inputs`]: crate::stablehlo::Program::inputs
-    pub sent: HashSet<TensorId>,
-    /// Whether the program takes a number of its own after all other inputs, `tensor<1x2xui32>`,
-    /// and gives those of all replicas as its last output, `[replica, 2]`: processes find by it
-    /// that they run different programs.
-    pub gathers_its_number: bool,
+    pub host_inputs: HashSet<TensorId>,
+    /// Whether the program takes its identity as a last input, `tensor<1x2xui32>`, and gathers
+    /// the identities of all replicas as its last output, `[replica, 2]`, by which the processes
+    /// notice that they run different programs.
+    pub checks_program_identity: bool,
 }
 
 impl Default for LowerOptions {
@@ -106,8 +108,8 @@ impl Default for LowerOptions {
             names: HashMap::new(),
             target: Target::Any,
             precision: Precision::Highest,
-            sent: HashSet::new(),
-            gathers_its_number: false,
+            host_inputs: HashSet::new(),
+            checks_program_identity: false,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Max and average pooling and their gradients. One function serves one and two dimensions.
 
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     AvgPool1dBackwardOpIr, AvgPool1dOpIr, AvgPool2dBackwardOpIr, AvgPool2dOpIr, MaxPool1dOpIr,
     MaxPool1dWithIndicesBackwardOpIr, MaxPool1dWithIndicesOpIr, MaxPool2dOpIr,
     MaxPool2dWithIndicesBackwardOpIr, MaxPool2dWithIndicesOpIr, TensorIr,
@@ -292,9 +292,10 @@ fn divisors(
     let windows = &like.dims()[2..];
     let count = |d: usize, window: usize| {
         let start = window * pool.stride[d];
-        let (from, to) = match include {
-            true => (0, input[d] + 2 * pool.padding[d]),
-            false => (pool.padding[d], input[d] + pool.padding[d]),
+        let (from, to) = if include {
+            (0, input[d] + 2 * pool.padding[d])
+        } else {
+            (pool.padding[d], input[d] + pool.padding[d])
         };
         (start + pool.kernel[d])
             .min(to)

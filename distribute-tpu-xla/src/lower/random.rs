@@ -1,11 +1,11 @@
 //! Random tensors as a function of an explicit key: the same key, position in the step and replica
 //! give the same numbers on every platform.
 //!
-//! The numbers come from Threefry-2x32. They are not those of burn's eager backends, whose
-//! generator is one sequence for the whole process.
+//! The numbers come from Threefry-2x32. They differ from the numbers of burn's eager backends,
+//! whose generator is one sequence for the whole process.
 
 use burn::tensor::Distribution;
-use burn_ir::RandomOpIr;
+use distribute_core::burn_internals::ir::RandomOpIr;
 
 use crate::stablehlo::{Binary, Comparison, ElementType, Scalar, TensorType, Unary, Value};
 

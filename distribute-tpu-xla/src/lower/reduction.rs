@@ -1,6 +1,6 @@
 //! Sums, means, products, extremes and where they are; over everything, some or one dimension.
 
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     DimOpIr, ReduceDimOpIr, ReduceDimWithIndicesOpIr, ReduceDimsOpIr, ReduceOpIr, TensorIr,
 };
 
@@ -10,7 +10,7 @@ use super::context::Context;
 use super::error::Result;
 use super::types::element_type;
 
-/// What an empty reduction of this kind gives.
+/// The result of an empty reduction of this kind.
 fn neutral(cx: &mut Context, op: Binary, element: ElementType) -> Value {
     let bits = element.size_in_bytes() as u32 * 8;
     let value = match (op, element.is_float()) {
@@ -122,9 +122,10 @@ pub(super) fn mean_dim(cx: &mut Context, op: &ReduceDimOpIr) -> Result<()> {
 
 fn absolute(cx: &mut Context, input: &TensorIr) -> Result<Value> {
     let x = cx.get(input)?;
-    match x.element().is_unsigned() {
-        true => Ok(x),
-        false => cx.unary(Unary::Abs, &x),
+    if x.element().is_unsigned() {
+        Ok(x)
+    } else {
+        cx.unary(Unary::Abs, &x)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Operations that move elements: reshaping, slicing, joining, repeating.
 
 use burn::tensor::Slice;
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     CatOpIr, CreationOpIr, FlipOpIr, FullOpIr, PadModeIr, PadOpIr, PermuteOpIr, RepeatDimOpIr,
     ShapeOpIr, SliceAssignOpIr, SliceOpIr, SwapDimsOpIr, UnfoldOpIr,
 };
@@ -115,9 +115,10 @@ fn parts(ranges: &[Slice], dims: &[usize]) -> Vec<Part> {
             let step = slice.step().unsigned_abs().max(1);
             let count = range.len().div_ceil(step);
             let reversed = slice.is_reversed();
-            let start = match reversed && count > 0 {
-                true => range.end - 1 - (count - 1) * step,
-                false => range.start.min(*size),
+            let start = if reversed && count > 0 {
+                range.end - 1 - (count - 1) * step
+            } else {
+                range.start.min(*size)
             };
             Part {
                 start,
@@ -208,7 +209,7 @@ pub(super) fn pad(cx: &mut Context, op: &PadOpIr) -> Result<()> {
         PadModeIr::Reflect | PadModeIr::Edge => {
             let reflect = op.mode == PadModeIr::Reflect;
             for (dim, (before, after)) in op.padding.iter().enumerate() {
-                x = pad_from_itself(cx, &x, dim, (*before, *after), reflect)?;
+                x = pad_from_itself(cx, &x, dim, *before, *after, reflect)?;
             }
             cx.set(&op.out, x)
         }
@@ -220,7 +221,8 @@ fn pad_from_itself(
     cx: &mut Context,
     x: &Value,
     dim: usize,
-    (before, after): (usize, usize),
+    before: usize,
+    after: usize,
     reflect: bool,
 ) -> Result<Value> {
     let size = x.dims()[dim];

@@ -1,6 +1,8 @@
 //! Sorting, and the largest elements in order. Floats are ordered as by Rust's `total_cmp`.
 
-use burn_ir::{ReduceDimOpIr, SortOpIr, SortWithIndicesOpIr, TopKWithIndicesOpIr};
+use distribute_core::burn_internals::ir::{
+    ReduceDimOpIr, SortOpIr, SortWithIndicesOpIr, TopKWithIndicesOpIr,
+};
 
 use crate::stablehlo::Value;
 

@@ -1,4 +1,4 @@
-//! The error function, which StableHLO does not have, and what is made of it.
+//! The error function, which StableHLO does not have, and functions based on it.
 
 // Coefficients as they were published, with more digits than f64 holds.
 #![expect(

@@ -2,7 +2,7 @@
 //! every operation burn can record, so a new version of burn with another one does not compile
 //! until it is here.
 
-use burn_ir::{
+use distribute_core::burn_internals::ir::{
     ActivationOperationIr, BaseOperationIr, BoolOperationIr, DistributedOperationIr,
     FloatOperationIr, IntOperationIr, ModuleOperationIr, NumericOperationIr, OperationIr,
 };

@@ -1,7 +1,7 @@
-//! burn's types and scalars as those of StableHLO.
+//! burn's types and scalars in StableHLO.
 
 use burn::tensor::{DType, TensorData};
-use burn_ir::{ScalarIr, TensorIr};
+use distribute_core::burn_internals::ir::{ScalarIr, TensorIr};
 
 use crate::stablehlo::{ElementType, Scalar, TensorType};
 

@@ -1,6 +1,6 @@
 //! The windows of pooling operations, and the largest elements in them.
 
-use burn_ir::{TensorId, TensorIr};
+use distribute_core::burn_internals::ir::{TensorId, TensorIr};
 
 use crate::stablehlo::{
     Binary, Builder, Comparison, ElementType, TensorType, Unary, Value, Window,
@@ -19,7 +19,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// What the window spans along a dimension.
+    /// The extent of the window along a dimension.
     fn span(&self, d: usize) -> usize {
         (self.kernel[d] - 1) * self.dilation[d] + 1
     }
@@ -54,7 +54,7 @@ impl Pool {
     }
 }
 
-/// A pooling whose positions of largest elements nobody has asked for yet.
+/// A pooling whose positions of largest elements have not been needed yet.
 #[derive(Clone)]
 pub(super) struct Pooled {
     pub(super) pool: Pool,
@@ -65,7 +65,7 @@ pub(super) struct Pooled {
 }
 
 impl Pooled {
-    /// The positions, for what is not the gradient of the same pooling.
+    /// The positions, for other uses than the gradient of the same pooling.
     pub(super) fn positions(&self, builder: &mut Builder) -> Result<Value> {
         let windows = &self.positions.shape[2..];
         let [_, positions] = largest_with_positions(builder, &self.x, windows, &self.pool)?;

@@ -172,8 +172,7 @@ mod tests {
     use super::*;
 
     fn hex(options: &CompileOptions) -> String {
-        let bytes = options.encode().unwrap();
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+        hex::encode(options.encode().unwrap())
     }
 
     #[test]

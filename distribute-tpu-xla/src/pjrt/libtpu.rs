@@ -21,7 +21,7 @@ use super::error::{PjrtError, Result};
 ///
 /// let environment = LibtpuEnvironment::compile_only();
 /// let mut again = std::process::Command::new("distribute-cli");
-/// environment.apply_to(&mut again); // sets those that the user has not set
+/// environment.apply_to(&mut again); // sets the variables that the user has not set
 /// ```
 ///
 /// On a machine with a TPU none of them is needed.
@@ -56,7 +56,7 @@ impl LibtpuEnvironment {
         self.variables
     }
 
-    /// Gives a process that is about to start those that this process has not set itself.
+    /// Gives a process that is about to start the variables that this process has not set itself.
     pub fn apply_to(&self, command: &mut Command) {
         for (name, value) in self.variables {
             if std::env::var_os(name).is_none() {
@@ -74,7 +74,7 @@ impl LibtpuEnvironment {
         name.starts_with("libtpu")
     }
 
-    /// Looks whether this process was started with what is needed.
+    /// Checks that this process was started with the needed variables.
     ///
     /// # Errors
     ///
@@ -85,8 +85,8 @@ impl LibtpuEnvironment {
 
     fn check_in(&self, environment: &dyn Fn(&str) -> Option<OsString>) -> Result<()> {
         let needed = self.variables.iter().take(NEEDED);
-        let missing = needed.filter(|(name, _)| environment(name).is_none_or(|v| v.is_empty()));
-        let missing: Vec<_> = missing
+        let missing: Vec<_> = needed
+            .filter(|(name, _)| environment(name).is_none_or(|v| v.is_empty()))
             .map(|(name, value)| format!("{name}={value}"))
             .collect();
         if missing.is_empty() {

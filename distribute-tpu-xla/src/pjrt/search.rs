@@ -62,7 +62,7 @@ impl<'a> PluginSearch<'a> {
         self
     }
 
-    /// In another environment than that of this process.
+    /// With the variables of another environment.
     pub fn environment(mut self, variable: Environment<'a>) -> Self {
         self.environment = Some(variable);
         self
@@ -109,20 +109,19 @@ impl<'a> PluginSearch<'a> {
     fn cached(&self, environment: Environment<'_>) -> std::result::Result<PathBuf, String> {
         let set = |name| environment(name).filter(|value| !value.is_empty());
         let home = || Some(PathBuf::from(set("HOME")?).join(".cache"));
-        let cache = set("XDG_CACHE_HOME").map(PathBuf::from).or_else(home);
-        let cache = cache.ok_or("the user's cache (neither XDG_CACHE_HOME nor HOME is set)")?;
-        let (place, found) = match self.for_tpus {
-            true => {
-                let place = cache.join(FETCHED);
-                let versions = children(&place).into_iter();
-                let files = versions.map(|version| version.join("libtpu/libtpu.so"));
-                let there = files.filter(|file| file.is_file());
-                (place, there.max_by_key(|file| numbers(file)))
-            }
-            false => {
-                let place = cache.join(CPU_CLIENT);
-                (place.clone(), Some(place).filter(|file| file.is_file()))
-            }
+        let cache = set("XDG_CACHE_HOME")
+            .map(PathBuf::from)
+            .or_else(home)
+            .ok_or("the user's cache (neither XDG_CACHE_HOME nor HOME is set)")?;
+        let (place, found) = if self.for_tpus {
+            let place = cache.join(FETCHED);
+            let versions = children(&place).into_iter();
+            let files = versions.map(|version| version.join("libtpu/libtpu.so"));
+            let there = files.filter(|file| file.is_file());
+            (place, there.max_by_key(|file| numbers(file)))
+        } else {
+            let place = cache.join(CPU_CLIENT);
+            (place.clone(), Some(place).filter(|file| file.is_file()))
         };
         found.ok_or_else(|| format!("{} (not there)", place.display()))
     }

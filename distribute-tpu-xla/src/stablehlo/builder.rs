@@ -69,7 +69,7 @@ pub struct Builder {
     name: String,
     num_replicas: usize,
     inputs: Vec<Input>,
-    /// One list of lines per open block: the function's and those of nested regions.
+    /// One list of lines per open block: the function's and the nested regions'.
     blocks: Vec<Vec<String>>,
     constants: HashMap<String, Value>,
     next: usize,
@@ -167,8 +167,8 @@ impl Builder {
         let inputs = list(&mut self.inputs.iter().map(|input| {
             let donation = input
                 .donated_to
-                .map(|o| format!(" {{tf.aliasing_output = {o} : i32}}"));
-            let donation = donation.unwrap_or_default();
+                .map(|o| format!(" {{tf.aliasing_output = {o} : i32}}"))
+                .unwrap_or_default();
             format!("{}: {}{donation}", input.value.name, input.value.ty)
         }));
         let body = self.blocks.pop().unwrap_or_default().join("\n");

@@ -9,7 +9,7 @@ impl Builder {
     /// A tensor of given elements, as little-endian bytes in row-major order.
     ///
     /// # Errors
-    /// The number of bytes is not that of the type.
+    /// The number of bytes does not fit the type.
     pub fn constant(&mut self, ty: TensorType, bytes: &[u8]) -> Result<Value> {
         if bytes.len() != ty.size_in_bytes() {
             let problem = format!("{} bytes given, {} needed", bytes.len(), ty.size_in_bytes());

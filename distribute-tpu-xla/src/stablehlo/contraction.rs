@@ -41,7 +41,7 @@ pub struct Convolution {
 
 impl Builder {
     /// The product of two tensors. The result has the batch dimensions, then the free ones of the
-    /// left operand, then those of the right.
+    /// left operand, then the free ones of the right operand.
     ///
     /// # Errors
     /// The dimensions do not pair up, or the element types differ.

@@ -10,7 +10,7 @@ impl Builder {
     /// 0, and the state, and returns the next state. It may use nothing else of the program.
     ///
     /// # Errors
-    /// Those of `body`, or it returns other types than it got.
+    /// The errors of `body`, or it returns other types than it got.
     pub fn repeat(
         &mut self,
         times: u32,

@@ -31,7 +31,7 @@ pub struct ScatterDimensions {
     pub index_vector_dim: usize,
 }
 
-/// What a scatter does with the element that is there and the update.
+/// How a scatter combines the existing element with the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Update {
@@ -82,9 +82,12 @@ impl Builder {
         let mut batch = batch_dims(indices, dims.index_vector_dim);
         let rank = offsets.len() + batch.len();
         let result: Vec<usize> = (0..rank)
-            .map(|d| match dims.offset_dims.contains(&d) {
-                true => offsets.next().unwrap_or(1),
-                false => batch.next().unwrap_or(1),
+            .map(|d| {
+                if dims.offset_dims.contains(&d) {
+                    offsets.next().unwrap_or(1)
+                } else {
+                    batch.next().unwrap_or(1)
+                }
             })
             .collect();
         let attributes = format!(
@@ -158,7 +161,7 @@ impl Builder {
     }
 }
 
-/// The dimensions of the indices without that of the index vectors.
+/// The dimensions of the indices without the dimension of the index vectors.
 fn batch_dims(indices: &Value, vector: usize) -> impl ExactSizeIterator<Item = usize> {
     let dims: Vec<usize> = indices
         .dims()

@@ -57,14 +57,16 @@ impl DeviceArray {
         context: &ExecutionContext,
         data: &[TensorData],
     ) -> Result<Self, TpuError> {
-        let first = data.first().filter(|_| data.len() == context.devices.len());
-        let first = first.ok_or_else(|| {
-            TpuError::Internal(format!(
-                "{} values for {} devices",
-                data.len(),
-                context.devices.len()
-            ))
-        })?;
+        let first = data
+            .first()
+            .filter(|_| data.len() == context.devices.len())
+            .ok_or_else(|| {
+                TpuError::Internal(format!(
+                    "{} values for {} devices",
+                    data.len(),
+                    context.devices.len()
+                ))
+            })?;
         let pairs = context.devices.iter().zip(data);
         let copies =
             pairs.map(|(device, data)| buffer(&context.client, device, data, data.shape()));

@@ -20,7 +20,7 @@ pub(crate) struct ExecutionContext {
     pub(crate) workers: Option<WorkerGroup>,
     /// Whether they run the same steps, if there are several.
     pub(crate) step_checks: Option<Arc<StepChecks>>,
-    /// How long to wait for what a program computes.
+    /// How long to wait for the results of a program.
     pub(crate) timeout: Option<Duration>,
     /// Whether programs are compared with their steps.
     pub(crate) checks_steps: bool,

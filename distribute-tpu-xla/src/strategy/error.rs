@@ -37,7 +37,7 @@ pub enum TpuError {
         replicas: usize,
         /// The devices.
         devices: usize,
-        /// What the devices are.
+        /// The kind of the devices.
         names: String,
     },
     /// The processes do not make one system, or one of them was lost.
@@ -60,7 +60,7 @@ pub enum TpuError {
         process: usize,
         /// The first difference between the two.
         difference: String,
-        /// What the step was called with in this process.
+        /// The arguments of the step in this process.
         arguments: String,
     },
     /// What the devices compute was not there before the deadline; other processes take part in it.
@@ -83,7 +83,7 @@ pub enum TpuError {
         "the step is compiled for {topology}; nothing was run, because only compiling was asked for"
     )]
     CompiledOnly {
-        /// What it was compiled for.
+        /// The arguments that it was compiled for.
         topology: String,
     },
     /// A value on the devices and the program do not fit together: a bug of this crate.

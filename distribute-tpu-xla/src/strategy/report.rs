@@ -21,7 +21,7 @@ const COLLECTIVES: [&str; 9] = [
     "collective-broadcast",
 ];
 
-/// What the compiler says of a step.
+/// The compiler's report about a step.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct CompileReport {
@@ -42,7 +42,7 @@ pub struct CompileReport {
     pub estimated_cycles: Option<u64>,
     /// Sizes in bytes, per core.
     pub memory: CompiledMemoryStats,
-    /// The memory of one core, if the topology says so.
+    /// The memory of one core, if the topology tells it.
     pub memory_limit_bytes: Option<i64>,
     /// Bytes of the training state, which the step's new state takes over.
     pub donated_bytes: usize,
@@ -61,7 +61,7 @@ impl CompileReport {
     /// The plugin's own, where it has no memory sizes or no optimized program.
     pub fn new(program: &CompiledProgram, topology: &Topology) -> Result<Self, TpuError> {
         let executable = &program.executable;
-        // Not every compiler counts; what it leaves out is not an error of the step.
+        // Not every compiler counts; a missing count is not an error of the step.
         let cost = executable.cost_analysis().unwrap_or_default();
         let number = |name: &str| cost.get(name).and_then(Value::as_f64);
         let optimized = executable.optimized_program()?;
@@ -136,8 +136,10 @@ fn estimated_cycles(program: &Program) -> Option<u64> {
     let mut from = 0;
     while let Some(found) = code[from..].windows(KEY.len()).position(|part| part == KEY) {
         from += found + KEY.len();
-        let digits = code[from..].iter().skip_while(|byte| b" \"".contains(byte));
-        let digits = digits.take_while(|byte| byte.is_ascii_digit());
+        let digits = code[from..]
+            .iter()
+            .skip_while(|byte| b" \"".contains(byte))
+            .take_while(|byte| byte.is_ascii_digit());
         let cycles = digits.fold(0_u64, |number, digit| {
             number
                 .saturating_mul(10)

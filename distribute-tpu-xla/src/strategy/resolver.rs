@@ -51,7 +51,7 @@ impl fmt::Display for TpuSource {
 pub struct TpuClusterResolver {
     source: TpuSource,
     addresses: Vec<String>,
-    /// Whether the addresses are those of the machines that the program itself runs on.
+    /// Whether the addresses belong to the machines that the program itself runs on.
     is_here: bool,
     worker: usize,
     accelerator_type: Option<String>,
@@ -81,7 +81,7 @@ impl TpuClusterResolver {
         Self::new("")
     }
 
-    /// [`new`](Self::new) with other variables than those of this process.
+    /// [`new`](Self::new) with the variables of another environment.
     ///
     /// # Errors
     /// As `new`.
@@ -111,7 +111,7 @@ impl TpuClusterResolver {
         &self.addresses
     }
 
-    /// The number of this machine among those of the TPU.
+    /// The number of this machine among the machines of the TPU.
     pub fn worker(&self) -> usize {
         self.worker
     }
@@ -147,7 +147,7 @@ impl TpuClusterResolver {
         Ok(self)
     }
 
-    /// The number of this process among those of the system, from 0.
+    /// The number of this process in the system, from 0.
     pub fn process_id(&self) -> usize {
         self.given.as_ref().map_or(self.worker, |given| given.id)
     }
@@ -174,13 +174,16 @@ impl TpuClusterResolver {
         }
         let first = self.addresses.first()?;
         let is_alone = self.num_processes() == 1 || self.addresses.len() == 1;
-        (!is_alone).then(|| match has_port(first) {
-            true => first.clone(),
-            false => format!("{first}:{COORDINATOR_PORT}"),
+        (!is_alone).then(|| {
+            if has_port(first) {
+                first.clone()
+            } else {
+                format!("{first}:{COORDINATOR_PORT}")
+            }
         })
     }
 
-    /// What kind of slice it is, such as `v5litepod-8`, if the environment says so.
+    /// The kind of slice, such as `v5litepod-8`, if the environment tells it.
     pub fn accelerator_type(&self) -> Option<&str> {
         self.accelerator_type.as_deref()
     }
@@ -233,7 +236,7 @@ impl ClusterResolver for TpuClusterResolver {
         Ok(i64::try_from(self.worker).ok())
     }
 
-    /// The address of the task asked for, else that of the first machine; `local` for the TPU of
+    /// The address of the given task, else of the first machine; `local` for the TPU of
     /// this machine alone.
     fn master_for(&self, target: &MasterTarget) -> Result<String, ClusterError> {
         let spec = self.cluster_spec()?;
@@ -262,7 +265,7 @@ impl fmt::Display for TpuClusterResolver {
     }
 }
 
-/// What the environment of a TPU VM says.
+/// The information in the environment of a TPU VM.
 #[derive(Debug, Default)]
 struct Vm {
     hosts: Vec<String>,
@@ -286,9 +289,12 @@ impl Vm {
                 ["TPU_WORKER_ID", "CLOUD_TPU_TASK_ID"],
             ),
         };
-        let hosts = hosts.split(',').map(str::trim);
-        let hosts = hosts.filter(|host| !host.is_empty());
-        let hosts: Vec<String> = hosts.map(str::to_string).collect();
+        let hosts: Vec<String> = hosts
+            .split(',')
+            .map(str::trim)
+            .filter(|host| !host.is_empty())
+            .map(str::to_string)
+            .collect();
         let mut id = None;
         for name in ids {
             if id.is_none() {
@@ -350,9 +356,10 @@ impl Named {
 
     /// The TPU of this machine.
     fn here(self, source: Option<TpuSource>) -> TpuClusterResolver {
-        let found = match self.vm.hosts.is_empty() {
-            true => TpuSource::Local,
-            false => TpuSource::TpuVm,
+        let found = if self.vm.hosts.is_empty() {
+            TpuSource::Local
+        } else {
+            TpuSource::TpuVm
         };
         let mut addresses = self.vm.hosts;
         if addresses.is_empty() {

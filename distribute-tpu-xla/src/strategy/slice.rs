@@ -49,7 +49,7 @@ pub(super) struct SliceCommunicator {
     sequence: u64,
 }
 
-/// What the handle that aborts shares with the communicator.
+/// The state that the abort handle shares with the communicator.
 struct SliceGroup {
     client: Client,
     /// The device of this process that speaks for it.
@@ -62,7 +62,7 @@ struct SliceGroup {
     failure: Mutex<FirstFailure>,
 }
 
-/// What a process says before an operation.
+/// The message of a process before an operation.
 struct Arrival {
     header: OperationHeader,
     /// The bytes of its input, which may differ in an `all_gather`.
@@ -115,7 +115,7 @@ impl SliceCommunicator {
         OperationHeader::new(kind, 0, self.sequence)
     }
 
-    /// Begins an operation to which this process gives so many bytes: the bytes of all ranks.
+    /// Begins an operation to which this process gives this many bytes: the bytes of all ranks.
     ///
     /// # Errors
     /// [`CollectiveError::Mismatch`] on all ranks when their headers differ; a root that is no rank
@@ -145,8 +145,10 @@ impl SliceCommunicator {
                 .min(CHUNK_WORDS)
                 .next_power_of_two();
             let mine = words_of(mine, start, words);
-            let found = self.group.combine(Combine::Gather, header, &mine);
-            let found = found.map_err(|error| self.group.record_failure(error))?;
+            let found = self
+                .group
+                .combine(Combine::Gather, header, &mine)
+                .map_err(|error| self.group.record_failure(error))?;
             for ((words, bytes), size) in found.chunks(words).zip(&mut all).zip(sizes) {
                 let missing = (size - bytes.len()).min(words.len() * 4);
                 bytes.extend_from_slice(&bytemuck::cast_slice(words)[..missing]);
@@ -212,10 +214,10 @@ impl SliceGroup {
         if let Some(found) = programs.get(&(combine, words)) {
             return Ok(found.clone());
         }
-        let text = program_of(combine, self.assignment.len(), words);
-        let text = text.map_err(|error| TpuError::Internal(error.to_string()))?;
-        let options = CompileOptions::replicas(self.assignment.len());
-        let options = options.device_assignment(self.assignment.clone());
+        let text = program_of(combine, self.assignment.len(), words)
+            .map_err(|error| TpuError::Internal(error.to_string()))?;
+        let options = CompileOptions::replicas(self.assignment.len())
+            .device_assignment(self.assignment.clone());
         let program = self.client.compile(&text, &options)?;
         programs.insert((combine, words), program.clone());
         Ok(program)
@@ -281,8 +283,8 @@ impl SliceGroup {
         output.to_vec::<u32>().map_err(broken)
     }
 
-    /// The plugin has failed. It says what happened, but not to whom: this process gives up, and
-    /// blames nobody.
+    /// The plugin has failed. The error names no process: this process gives up without blaming
+    /// another one.
     fn lost(&self, header: &OperationHeader, error: &TpuError) -> CollectiveError {
         let OperationHeader { kind, sequence, .. } = header;
         CollectiveError::Aborted {
@@ -293,8 +295,8 @@ impl SliceGroup {
 }
 
 impl AbortTarget for SliceGroup {
-    /// Tells the others where they wait in an operation of the group. Those that run a step learn
-    /// it from the plugin when this process ends.
+    /// Tells the others where they wait in an operation of the group. Processes that run a step
+    /// learn it from the plugin when this process ends.
     fn abort(&self, rank: usize, reason: &str) {
         if self.check_healthy().is_err() {
             return;
@@ -306,7 +308,7 @@ impl AbortTarget for SliceGroup {
             bytes: 0,
             failure: lock(&self.failure).told(self.rank, FAILURE_BYTES),
         };
-        // Not waited for: nobody may be there. The plugin runs it when the others come.
+        // Not waited for: the others may be gone. The plugin runs it when they come.
         if let Err(error) = self.start(Combine::Gather, &own.words()) {
             tracing::warn!(%error, "the other processes were not told of the failure");
         }
@@ -386,8 +388,10 @@ impl Communicator for SliceCommunicator {
     }
 
     fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Result<()> {
-        let header = self.header(OperationKind::Broadcast).with_root(root);
-        let header = header.with_buffers(self.rank(), buffers)?;
+        let header = self
+            .header(OperationKind::Broadcast)
+            .with_root(root)
+            .with_buffers(self.rank(), buffers)?;
         self.begin(&header, 0)?;
         let is_root = root == self.rank();
         for buffer in buffers {
@@ -396,8 +400,10 @@ impl Communicator for SliceCommunicator {
                 let words = part.len().div_ceil(4).next_power_of_two();
                 // Zeros and one value add up to the value.
                 let mine = words_of(if is_root { part } else { &[] }, 0, words);
-                let sum = self.group.combine(Combine::Sum, &header, &mine);
-                let sum = sum.map_err(|error| self.group.record_failure(error))?;
+                let sum = self
+                    .group
+                    .combine(Combine::Sum, &header, &mine)
+                    .map_err(|error| self.group.record_failure(error))?;
                 let size = part.len();
                 part.copy_from_slice(&bytemuck::cast_slice(&sum)[..size]);
             }
@@ -476,8 +482,10 @@ fn words_of(bytes: &[u8], start: usize, count: usize) -> Vec<u32> {
 }
 
 fn reduce_parts<T: Element>(op: ReduceOp, parts: &[&[u8]], out: &mut [T]) {
-    let typed = parts.iter().map(|part| bytemuck::pod_collect_to_vec(part));
-    let typed: Vec<Vec<T>> = typed.collect();
+    let typed: Vec<Vec<T>> = parts
+        .iter()
+        .map(|part| bytemuck::pod_collect_to_vec(part))
+        .collect();
     let inputs: Vec<&[T]> = typed.iter().map(Vec::as_slice).collect();
     reduce::reduce_into(op, &inputs, out);
 }

@@ -13,7 +13,7 @@ use super::TpuError;
 use crate::pjrt::Buffer;
 use crate::sync::lock;
 
-/// The steps of a strategy that were started, and what is known of them.
+/// The started steps of a strategy, and their state.
 #[derive(Debug)]
 pub(crate) struct StepChecks {
     /// The process of each replica.
@@ -26,7 +26,7 @@ pub(crate) struct StepChecks {
 struct State {
     /// Steps that were started.
     started: u64,
-    /// Those that were not compared yet, oldest first.
+    /// Steps that were not compared yet, oldest first.
     pending: VecDeque<StartedStep>,
     /// The first that was not the same everywhere; nothing can be read after it.
     failed: Option<TpuError>,
@@ -60,7 +60,7 @@ impl StepChecks {
         self.lock().failed.clone().map_or(Ok(()), Err)
     }
 
-    /// Notes a step that was started, and looks at those that have ended; which step it is.
+    /// Notes a started step, and checks steps that have ended. Returns the step's number.
     pub(crate) fn started(&self, numbers: Buffer, arguments: &Arc<str>) -> Result<u64, TpuError> {
         let mut state = self.lock();
         state.started += 1;

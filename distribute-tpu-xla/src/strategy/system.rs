@@ -91,7 +91,7 @@ impl TpuConnection {
 }
 
 impl TpuConnection {
-    /// What a plugin has to be told of the processes.
+    /// The information about the processes for a plugin.
     fn process_options(&self) -> Result<Vec<(&'static str, Value)>, TpuError> {
         let Processes {
             id,
@@ -118,7 +118,7 @@ impl TpuConnection {
         ])
     }
 
-    /// The processes that were named are those that the plugin has.
+    /// Checks that the named processes are the plugin's processes.
     fn check_processes(&self, system: &TpuSystem) -> Result<(), TpuError> {
         let named = (self.processes.id, self.processes.count);
         let found = (system.process(), system.processes());
@@ -217,7 +217,7 @@ impl TpuSystem {
         &self.addresses
     }
 
-    /// The number of this process among those that share the devices, from 0, as the plugin says.
+    /// The plugin's number for this process among the processes that share the devices, from 0.
     pub fn process_id(&self) -> usize {
         self.process()
     }
@@ -229,10 +229,10 @@ impl TpuSystem {
 
     /// The processes as the ranks of a group that exchanges values over their devices: slow beside
     /// a network, and there where none is known. Send and receive are refused. All processes call
-    /// it together; `timeout` is that of every operation.
+    /// it together; `timeout` is the limit of every operation.
     ///
     /// # Errors
-    /// [`TpuError::Processes`] if a process has no device; those of the plugin.
+    /// [`TpuError::Processes`] if a process has no device; the errors of the plugin.
     pub fn communicator(&self, timeout: Duration) -> Result<Box<dyn Communicator>, TpuError> {
         let devices = self.client.devices();
         let (process, processes) = (self.process(), self.processes());

@@ -22,7 +22,7 @@ use crate::trace::{ProgramLimits, ProgramStatistics};
 /// One replica per TPU core, or per device of any other PJRT plugin
 /// (TensorFlow: `tf.distribute.TPUStrategy`).
 ///
-/// A step is not run as it is: it is captured once, compiled for all replicas together, and every
+/// A step is not run directly: it is captured once, compiled for all replicas together, and every
 /// call of `run` runs the program, see [`distribute_core::trace`]. What a program cannot do, such
 /// as reading a tensor in the middle of a step, is an error. Training states stay on the devices
 /// between steps.
@@ -83,7 +83,7 @@ impl TpuStrategy {
         &self.devices
     }
 
-    /// What has been compiled and run so far.
+    /// Counts of what has been compiled and run.
     pub fn statistics(&self) -> ProgramStatistics {
         self.tracer.programs.statistics()
     }
@@ -116,9 +116,9 @@ impl TpuStrategyBuilder<'_> {
     }
 
     /// Whether steps are captured again now and then and compared with their programs, to find
-    /// those that capture a value which changes; they are by default. It costs at most a hundredth
-    /// of the time. A step that never makes the same operations twice (it iterates over a `HashMap`
-    /// of its own, for example) needs `false`.
+    /// steps that capture a changing value; the check is on by default. It costs at most a
+    /// hundredth of the time. A step that never makes the same operations twice (it iterates over a
+    /// `HashMap` of its own, for example) needs `false`.
     pub fn check_steps(mut self, checks_steps: bool) -> Self {
         self.checks_steps = checks_steps;
         self
@@ -134,7 +134,7 @@ impl TpuStrategyBuilder<'_> {
     }
 
     /// How long a process waits for what it computes together with others; 5 minutes by default. A
-    /// system of one process waits without a limit: there is nobody else to wait for.
+    /// system of one process waits without a limit: there is no other process to wait for.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -183,7 +183,7 @@ impl TpuStrategyBuilder<'_> {
         })
     }
 
-    /// The devices of all replicas, in replica order: those of a process stand together.
+    /// The devices of all replicas, in replica order: the devices of a process are adjacent.
     fn choose(&self, processes: usize) -> Result<Vec<Device>, TpuError> {
         let mut all = self.system.client().devices();
         all.sort_by_key(|device| (process_of(device), device.id()));

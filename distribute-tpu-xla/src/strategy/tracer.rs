@@ -31,7 +31,7 @@ pub(crate) struct XlaTracer {
     capture: TraceDevice,
     pub(crate) programs: Programs,
     context: Arc<ExecutionContext>,
-    /// What was compiled, for those who ask what it costs.
+    /// The compiled program, for reports about its cost.
     compiled: Mutex<Vec<Weak<LoadedExecutable>>>,
 }
 
@@ -56,12 +56,16 @@ impl XlaTracer {
         let started = Instant::now();
         let context = &self.context;
         let target = Target::of_platform(context.client.platform_name());
-        let gathers_its_number = context.step_checks.is_some();
-        let lowered = lower_with(step, target, context.precision, gathers_its_number)?;
+        let checks_program_identity = context.step_checks.is_some();
+        let lowered = lower_with(step, target, context.precision, checks_program_identity)?;
         let text = &lowered.program.text;
         let number = number_of(text);
-        let sent = step.inputs.iter().filter(|i| i.role == InputRole::Batch);
-        let sent: Vec<_> = sent.map(|input| input.spec.to_string()).collect();
+        let sent: Vec<_> = step
+            .inputs
+            .iter()
+            .filter(|i| i.role == InputRole::Batch)
+            .map(|input| input.spec.to_string())
+            .collect();
         let arguments = sent.join(" ");
         self.check_same_everywhere(&lowered, number, &arguments)?;
         let mut options = CompileOptions::replicas(step.num_replicas)
@@ -79,7 +83,7 @@ impl XlaTracer {
         let specs = step.outputs.iter().map(|output| output.spec.clone());
         let words = [number as u32, (number >> 32) as u32];
         let number = |device| context.client.buffer(&words, &[1, 2], device);
-        let devices = context.devices.iter().filter(|_| gathers_its_number);
+        let devices = context.devices.iter().filter(|_| checks_program_identity);
         Ok(XlaProgram {
             executable,
             context: Arc::clone(context),
@@ -105,13 +109,15 @@ impl XlaTracer {
             processes: workers.num_workers(),
             cause,
         };
-        let calls = lowered.collectives.iter();
-        let calls: Vec<(Vec<u8>, String)> = calls
+        let calls: Vec<(Vec<u8>, String)> = lowered
+            .collectives
+            .iter()
             .map(|call| (call.header.encode().to_vec(), call.tensors.clone()))
             .collect();
         let own = (number, lowered.program.text.len(), calls);
-        let all = workers.all_gather_json("compile_step", &own);
-        let all = all.map_err(|error| failed(error.to_string()))?;
+        let all = workers
+            .all_gather_json("compile_step", &own)
+            .map_err(|error| failed(error.to_string()))?;
         let Some(process) = all.iter().position(|other| *other != all[0]) else {
             return Ok(());
         };
@@ -148,9 +154,9 @@ fn first_difference(first: &[CollectiveCall], other: &[CollectiveCall]) -> Strin
     }
 }
 
-/// The StableHLO program of a captured step, for all its replicas. Inputs and outputs are those of
-/// the step, in the same order; old state is donated to the new. A TPU's program may have tensors
-/// of the batch in other dimensions than the step, see [`LowerOptions::sent`].
+/// The StableHLO program of a captured step, for all its replicas. Inputs and outputs are the ones
+/// of the step, in the same order; old state is donated to the new. A TPU's program may have
+/// tensors of the batch in other dimensions than the step, see [`LowerOptions::host_inputs`].
 ///
 /// # Errors
 /// [`LowerError`](crate::lower::LowerError) for an operation that is not covered.
@@ -174,33 +180,35 @@ fn lower_with(
     step: &CapturedStep,
     target: Target,
     precision: Precision,
-    gathers_its_number: bool,
+    checks_program_identity: bool,
 ) -> Result<Lowered, TpuError> {
     let donated = |number: usize| {
         let takes_it = |output: &&StepOutput| output.donated_from == Some(number);
         step.outputs.iter().find(takes_it)
     };
-    let inputs = step
+    let inputs: Vec<_> = step
         .inputs
         .iter()
         .enumerate()
         .map(|(number, input)| match donated(number) {
             Some(output) => GraphInput::donated(input.id, output.id),
             None => GraphInput::new(input.id),
-        });
-    let inputs: Vec<_> = inputs.collect();
+        })
+        .collect();
     let outputs: Vec<_> = step.outputs.iter().map(|output| output.id).collect();
     let names = step.inputs.iter().filter(|input| !input.name.is_empty());
-    let sent = step.inputs.iter();
-    let sent = sent.filter(|input| input.role == InputRole::Batch);
+    let sent = step
+        .inputs
+        .iter()
+        .filter(|input| input.role == InputRole::Batch);
     let options = LowerOptions {
         num_replicas: step.num_replicas,
         random_key: step.random_key.map_or(RandomKey::None, RandomKey::Input),
         names: names.map(|input| (input.id, input.name.clone())).collect(),
         target,
         precision,
-        sent: sent.map(|input| input.id).collect(),
-        gathers_its_number,
+        host_inputs: sent.map(|input| input.id).collect(),
+        checks_program_identity,
         ..LowerOptions::default()
     };
     Ok(lower(&step.graph, &inputs, &outputs, &options)?)
@@ -257,7 +265,7 @@ struct XlaProgram {
     outputs: Vec<TensorSpec>,
     /// The number of the program, on each device; none where there is one process only.
     numbers: Vec<Buffer>,
-    /// What the step was called with when it was compiled.
+    /// The arguments of the step when it was compiled.
     arguments: Arc<str>,
 }
 
@@ -275,9 +283,11 @@ impl XlaProgram {
         if let Some(checks) = &self.context.step_checks {
             checks.check()?;
         }
-        let sent = arguments.iter().zip(&self.inputs);
-        let sent = sent.map(|(argument, ty)| self.send(argument, ty.dims()));
-        let sent = sent.collect::<Result<Vec<Option<Vec<Buffer>>>, TpuError>>()?;
+        let sent = arguments
+            .iter()
+            .zip(&self.inputs)
+            .map(|(argument, ty)| self.send(argument, ty.dims()))
+            .collect::<Result<Vec<Option<Vec<Buffer>>>, TpuError>>()?;
         let mut lists: Vec<Vec<&Buffer>> = Vec::with_capacity(self.context.devices.len());
         for replica in 0..self.context.devices.len() {
             let missing = || TpuError::Internal(format!("no argument for replica {replica}"));

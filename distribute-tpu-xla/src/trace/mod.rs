@@ -34,12 +34,12 @@ impl Default for ProgramLimits {
     }
 }
 
-/// What a strategy has compiled and run so far.
+/// Counts of what a strategy has compiled and run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ProgramStatistics {
     /// Different steps; a step on another training state counts as another one.
     pub steps: usize,
-    /// Programs of all steps, also those of training states that are gone.
+    /// Programs of all steps, also of training states that are gone.
     pub programs: usize,
     /// Programs beyond the first of each step: other shapes or numbers.
     pub recompilations: usize,
@@ -103,7 +103,7 @@ impl Programs {
         Ok(())
     }
 
-    /// Keeps a program, and forgets those whose training state is gone.
+    /// Keeps a program, and drops programs whose training state is gone.
     pub(crate) fn keep(&self, key: StepKey, program: Arc<StepProgram>) {
         let mut state = self.state();
         state.programs.retain(|key, _| !key.group().is_over());
@@ -112,9 +112,10 @@ impl Programs {
         *count += 1;
         let is_first = *count == 1;
         state.statistics.programs += 1;
-        match is_first {
-            true => state.statistics.steps += 1,
-            false => state.statistics.recompilations += 1,
+        if is_first {
+            state.statistics.steps += 1;
+        } else {
+            state.statistics.recompilations += 1;
         }
         state.programs.insert(key, program);
     }

@@ -96,7 +96,7 @@ fn property(resolver: &dyn ClusterResolver, name: &str) -> Result<Found, String>
     })
 }
 
-/// `args` are those of `master` here, not of the constructor.
+/// Here `args` are arguments of `master`, not of the constructor.
 pub(super) fn tf_config_master(inputs: &Value) -> Result<Found, String> {
     let mut plain = inputs.clone();
     plain["args"] = json!({});

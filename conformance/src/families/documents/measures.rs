@@ -5,9 +5,9 @@ use distribute_core::metric::{BinaryAccuracy, SparseCategoricalAccuracy};
 use distribute_core::{
     Mirrored, PerReplica, Result as CoreResult, Sgd, Strategy, StrategyExt, TrainState,
 };
-use distribute_data::fit::callbacks::{EarlyStopping, TensorBoard};
-use distribute_data::fit::{Fit, Mode, Objective, StepContext};
 use distribute_data::{Batching, DistributedDataset, FnDataset, StrategyDataExt};
+use distribute_fit::callbacks::{EarlyStopping, TensorBoard};
+use distribute_fit::{Fit, Mode, Objective, StepContext};
 use serde_json::{Value, json};
 
 use super::super::support::expected;
@@ -20,7 +20,7 @@ use crate::json::Fields;
 use crate::outcome::{Checked, Failure, passed};
 use crate::tensors::number;
 
-/// A metric of so many examples, so many of them right, updated by all replicas; printed as the
+/// A metric of some examples, some of them right, updated by all replicas; printed as the
 /// document does it, and reset.
 pub(super) fn accuracy(case: &Case, env: &Env<'_>) -> Checked {
     let inputs = &case.inputs;
@@ -40,7 +40,7 @@ pub(super) fn accuracy(case: &Case, env: &Env<'_>) -> Checked {
     // Every prediction is 1, or class 1 of two.
     let (percent, reset) = match inputs.text("metric")? {
         "BinaryAccuracy" => {
-            let metric = BinaryAccuracy::new(strategy);
+            let metric = strategy.metric(BinaryAccuracy::default());
             for _ in 0..updates {
                 strategy.run(labels.clone(), |ctx, labels| {
                     let labels = labels.float();
@@ -52,7 +52,7 @@ pub(super) fn accuracy(case: &Case, env: &Env<'_>) -> Checked {
             (percent, metric.result()?)
         }
         "SparseCategoricalAccuracy" => {
-            let metric = SparseCategoricalAccuracy::new(strategy);
+            let metric = strategy.metric(SparseCategoricalAccuracy);
             for _ in 0..updates {
                 strategy.run(labels.clone(), |ctx, labels| {
                     let second = labels.ones_like().float().unsqueeze_dim::<2>(1);
@@ -110,6 +110,7 @@ pub(super) fn early_stopping(case: &Case, env: &Env<'_>) -> Checked {
             let of_epoch = losses.get(ctx.epoch()).copied().unwrap_or(f64::MAX);
             loss = loss.add_scalar(of_epoch * own as f64 / examples as f64);
         }
+        ctx.loss_is_scaled();
         Ok(Objective::new(loss).examples(own))
     };
     let patience = inputs.count("patience")?;
@@ -132,9 +133,10 @@ pub(super) fn early_stopping(case: &Case, env: &Env<'_>) -> Checked {
 pub(super) fn tensor_board(case: &Case, env: &Env<'_>) -> Checked {
     let strategy = &*env.strategy(case)?;
     let directory = tempfile::tempdir()?;
-    let objective = |_: &StepContext<'_>, model: &Linear, (x, y): Rows| {
+    let objective = |ctx: &StepContext<'_>, model: &Linear, (x, y): Rows| {
         let own = x.dims()[0];
-        Ok(Objective::new(model.losses((x, y)).mean()).examples(own))
+        let loss = ctx.mean_loss(model.losses((x, y)).mean())?;
+        Ok(Objective::new(loss).examples(own))
     };
     Fit::new(strategy)
         .epochs(case.inputs.count("epochs")?)
@@ -145,9 +147,10 @@ pub(super) fn tensor_board(case: &Case, env: &Env<'_>) -> Checked {
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder)? {
             let path = entry?.path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => logs += usize::from(path.to_string_lossy().contains("tfevents")),
+            if path.is_dir() {
+                folders.push(path)
+            } else {
+                logs += usize::from(path.to_string_lossy().contains("tfevents"))
             }
         }
     }

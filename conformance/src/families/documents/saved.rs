@@ -3,7 +3,7 @@
 use burn::tensor::{Tensor, TensorData};
 use distribute_core::checkpoint::{CheckpointManager, load_latest};
 use distribute_core::{Mirrored, Sgd, Strategy, StrategyExt, TrainState};
-use distribute_data::fit::{restore, snapshot};
+use distribute_fit::{restore, snapshot};
 use serde_json::json;
 
 use super::super::support::expected;

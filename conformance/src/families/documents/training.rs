@@ -5,11 +5,11 @@ use distribute_core::{
     Error, Mirrored, PerReplica, ReduceOp, Result as CoreResult, Sgd, Strategy, StrategyExt,
     TrainState,
 };
-use distribute_data::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_data::{
     AverageLoss, Batching, DistributedDataset, FnDataset, StrategyDataExt, Weighted, average_loss,
     scale_regularization_loss,
 };
+use distribute_fit::{Fit, Objective, StepContext, evaluate};
 use serde_json::{Value, json};
 
 use super::super::support::expected;

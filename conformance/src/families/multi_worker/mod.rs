@@ -6,23 +6,19 @@
 //! get a new one for each case.
 
 mod input;
-mod job;
 mod member;
 mod operations;
-mod program;
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-pub(crate) use job::Jobs;
-use job::{Job, Setting};
 pub use member::run_worker;
-pub use program::WorkerProgram;
 
 use crate::case::Case;
 use crate::compare::equal;
 use crate::env::Env;
+use crate::job::{Job, Setting};
 use crate::json::Fields;
 use crate::outcome::{Checked, Failure, Outcome};
 
@@ -90,9 +86,10 @@ impl Scenario {
         let is_missing = |expected: &Value| expected["missing"] == true;
         let mut present = Vec::new();
         for (name, expected) in tasks {
-            match is_missing(expected) {
-                true => job.exit(name, 1)?,
-                false => present.push((*name, *expected)),
+            if is_missing(expected) {
+                job.exit(name, 1)?
+            } else {
+                present.push((*name, *expected))
             }
         }
         if self != Self::PeerSlow {
@@ -130,9 +127,10 @@ fn exit_codes(
     }
     for (index, (name, expected)) in tasks.iter().enumerate().rev() {
         let dies = scenario == Scenario::PeerDies && index == tasks.len() - 1;
-        let found = match dies {
-            true => job.exit(name, DYING).map(|()| Some(DYING))?,
-            false => job.close(name)?,
+        let found = if dies {
+            job.exit(name, DYING).map(|()| Some(DYING))?
+        } else {
+            job.close(name)?
         };
         equal(expected, &json!(found)).map_err(|failure| failure.at(name))?;
     }

@@ -298,9 +298,10 @@ impl Task<'_> {
             (Err(error), Some(expected)) => {
                 let (class, message) = (expected.text("class")?, expected.text("message")?);
                 let kinds = ErrorKind::expected(class, message);
-                match kinds.contains(&ErrorKind::of(&error)) {
-                    true => Ok(Outcome::Passed),
-                    false => Err(Failure::new(class, error)),
+                if kinds.contains(&ErrorKind::of(&error)) {
+                    Ok(Outcome::Passed)
+                } else {
+                    Err(Failure::new(class, error))
                 }
             }
             (found, _) => Err(Failure::got(format!("{found:?}"))),
@@ -386,9 +387,10 @@ impl Task<'_> {
         }
         equal(self.expect.field("is_chief")?, &json!(strategy.is_chief()))?;
         // TensorFlow's other workers write a copy that they throw away.
-        Ok(match strategy.is_chief() {
-            true => Outcome::Passed,
-            false => Outcome::Deviation(Deviation::ChiefWrites),
+        Ok(if strategy.is_chief() {
+            Outcome::Passed
+        } else {
+            Outcome::Deviation(Deviation::ChiefWrites)
         })
     }
 

@@ -5,7 +5,7 @@ use burn::nn::{
     BatchNorm, BatchNormConfig, GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig,
 };
 use burn::tensor::{Device, Tensor, TensorData};
-use distribute_core::{ReplicaContext, Result, SyncBatchNorm, SyncBatchNormConfig};
+use distribute_core::{Result, SyncBatchNorm, SyncBatchNormConfig};
 use serde_json::Value;
 
 use crate::json::Fields;
@@ -29,7 +29,8 @@ pub(super) enum Layer {
 fn parameter(
     inputs: &Value,
     name: &str,
-    (count, otherwise): (usize, f32),
+    count: usize,
+    otherwise: f32,
     device: &Device,
 ) -> std::result::Result<Param<Tensor<1>>, Failure> {
     Ok(match inputs.get(name) {
@@ -62,7 +63,7 @@ fn per_feature(
 }
 
 impl Layer {
-    /// The layer of a case on so many features.
+    /// The layer of a case on a number of features.
     pub(super) fn of(
         inputs: &Value,
         features: usize,
@@ -73,8 +74,8 @@ impl Layer {
         if epsilon <= 0.0 {
             return Err(Failure::schema("`epsilon` is not positive"));
         }
-        let gamma = parameter(inputs, "gamma", (features, 1.0), device)?;
-        let beta = parameter(inputs, "beta", (features, 0.0), device)?;
+        let gamma = parameter(inputs, "gamma", features, 1.0, device)?;
+        let beta = parameter(inputs, "beta", features, 0.0, device)?;
         if op == "layer_norm" {
             let mut layer = LayerNormConfig::new(features)
                 .with_epsilon(epsilon)
@@ -132,7 +133,6 @@ impl Layer {
     /// of a batch that was filled up.
     pub(super) fn forward(
         &self,
-        ctx: &ReplicaContext,
         (x, weights): (Tensor<3>, Option<Tensor<1>>),
         trains: bool,
     ) -> Result<Tensor<3>> {
@@ -140,10 +140,10 @@ impl Layer {
             Self::Synchronized(layer) => {
                 let mut layer = layer.clone();
                 layer.training = Param::from_bool(trains);
-                match weights {
-                    Some(weights) => layer.forward_weighted(ctx, x, weights),
-                    None => layer.forward(ctx, x),
-                }
+                Ok(match weights {
+                    Some(weights) => layer.forward_weighted(x, weights),
+                    None => layer.forward(x),
+                })
             }
             _ => self.forward_alone(x, trains),
         }

@@ -109,9 +109,9 @@ impl Values {
         Ok(())
     }
 
-    /// Puts the mean of the replicas' statistics where Keras 3 reads those of the first; whether
+    /// Puts the mean of the replicas' statistics where Keras 3 reads the first replica's; whether
     /// that makes a difference.
-    fn read_mean(&mut self) -> bool {
+    fn average_statistics(&mut self) -> bool {
         let mut differs = false;
         for name in ["moving_mean", "moving_variance"] {
             let own = (0..).map_while(|replica| self.0.get(&format!("{name} {replica}")));
@@ -236,13 +236,14 @@ impl Run {
         let found = self.strategy.run(
             (&mut self.state, parts, trains),
             |ctx, (state, (x, upstream), trains)| {
-                let y = state.model.forward(ctx, x.clone(), trains)?;
+                let y = state.model.forward(x.clone(), trains)?;
                 let mut tape = (y.clone() * upstream).sum().backward();
                 let of_x = x.0.grad_remove(&mut tape);
                 let of_x = of_x.unwrap_or_else(|| x.0.without_autodiff().zeros_like());
                 let params = GradientsParams::from_grads(tape, &state.model);
                 let gradients = Gradients::from_params(params, &state.model)?;
                 let own = gradients.clone();
+                ctx.loss_is_scaled();
                 if !gradients.is_empty() {
                     state.apply_gradients(ctx, gradients)?;
                 }
@@ -264,24 +265,26 @@ impl Run {
         let of_inputs = |ctx: &ReplicaContext, layer: &Layer, part: &Inputs, trains| {
             let (x, upstream) = part.clone();
             let inputs = vec![Param::initialized(ParamId::new(), x.0.clone())];
-            let y = layer.forward(ctx, x, trains)?;
+            let y = layer.forward(x, trains)?;
             ctx.gradient(&(y * upstream).sum(), &inputs)
         };
         // In training the statistics move once, in inference a replica has its own.
-        let of_inputs = match trains {
-            true => self.strategy.run(
+        let of_inputs = if trains {
+            self.strategy.run(
                 (&self.state, &parts, trains),
                 |ctx, (state, part, trains)| of_inputs(ctx, &state.model, part, trains),
-            ),
-            false => self.strategy.run(
+            )
+        } else {
+            self.strategy.run(
                 (&mut self.state, &parts, trains),
                 |ctx, (state, part, trains)| of_inputs(ctx, &state.model, part, trains),
-            ),
+            )
         }?;
         let of_parameters = self.strategy.run(
             (&mut self.state, parts, trains),
             |ctx, (state, (x, upstream), trains)| {
-                let y = state.model.forward(ctx, x, trains)?;
+                let y = state.model.forward(x, trains)?;
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&(y.clone() * upstream).sum(), &state.model)?;
                 let own = gradients.clone();
                 if !gradients.is_empty() {
@@ -357,7 +360,7 @@ impl Run {
     }
 }
 
-/// With so many rows: the first ones, or zeros behind those that there are.
+/// The data with `rows` rows: the first ones, or zeros behind the rows that there are.
 fn filled(data: &TensorData, rows: usize) -> TensorData {
     let mut shape = data.shape().to_vec();
     let row: usize = shape[1..].iter().product();
@@ -423,22 +426,23 @@ fn train(case: &Case, env: &Env<'_>, strategy: Arc<dyn Strategy>) -> Checked {
     if wanted.len() != steps(case)?.len() {
         return Err(Failure::schema("not as many steps as are expected"));
     }
-    let mut reads_mean = false;
+    let mut is_averaged = false;
     for (index, (step, wanted)) in steps(case)?.iter().zip(wanted).enumerate() {
         let mut wanted = Values::of_step(wanted, run.view)?;
         if case.inputs.text("library")? == "keras3" {
-            reads_mean |= wanted.read_mean();
+            is_averaged |= wanted.average_statistics();
         }
         let same = run.step(step)?.compare(&wanted, env.tolerance());
         same.map_err(|failure| failure.at(format!("step {index}: ")))?;
     }
-    Ok(outcome(reads_mean))
+    Ok(outcome(is_averaged))
 }
 
-fn outcome(reads_mean: bool) -> Outcome {
-    match reads_mean {
-        true => Outcome::Deviation(Deviation::MeanStatistics),
-        false => Outcome::Passed,
+fn outcome(is_averaged: bool) -> Outcome {
+    if is_averaged {
+        Outcome::Deviation(Deviation::MeanStatistics)
+    } else {
+        Outcome::Passed
     }
 }
 
@@ -479,7 +483,7 @@ fn checkpoint(case: &Case, env: &Env<'_>, strategy: Arc<dyn Strategy>) -> Checke
     let wanted = expected(case)?;
     let (mut before, mut found) = (Values::default(), Values::default());
     before.read_statistics(wanted.field("before")?)?;
-    let reads_mean = case.inputs.text("library")? == "keras3" && before.read_mean();
+    let is_averaged = case.inputs.text("library")? == "keras3" && before.average_statistics();
     run.add_state(&mut found)?;
     found.0.retain(|name, _| name.starts_with("moving"));
     found.compare(&before, env.tolerance())?;
@@ -507,7 +511,9 @@ fn checkpoint(case: &Case, env: &Env<'_>, strategy: Arc<dyn Strategy>) -> Checke
         .update(|state| state.load_tensors(&saved, 1))?;
     restored.same_statistics(&before, env.tolerance())?;
     let data = run.view.read(case.inputs.field("inference_x")?)?;
-    let of_mean = reads_mean.then(|| reference.inference(&data)).transpose()?;
+    let of_mean = is_averaged
+        .then(|| reference.inference(&data))
+        .transpose()?;
     for (replica, y) in restored.inference(data)?.into_iter().enumerate() {
         let wanted = match &of_mean {
             Some(wanted) => wanted.clone(),
@@ -515,7 +521,7 @@ fn checkpoint(case: &Case, env: &Env<'_>, strategy: Arc<dyn Strategy>) -> Checke
         };
         env.tolerance().same_data(&wanted, &y)?;
     }
-    Ok(outcome(reads_mean))
+    Ok(outcome(is_averaged))
 }
 
 impl Run {
@@ -536,8 +542,8 @@ impl Run {
         let x = Tensor::<3>::from_data(x, &self.strategy.replicas()[0].device);
         let outputs = self
             .strategy
-            .run((&self.state, Replicated(x)), |ctx, (state, x)| {
-                state.model.forward(ctx, (x, None), false)
+            .run((&self.state, Replicated(x)), |_, (state, x)| {
+                state.model.forward((x, None), false)
             })?;
         let outputs = outputs.into_values().into_iter();
         Ok(outputs.map(Tensor::into_data).collect())

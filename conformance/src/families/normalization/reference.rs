@@ -110,14 +110,16 @@ impl Reference {
         let mut values = Values::default();
         let (mut gammas, mut betas) = (Vec::new(), Vec::new());
         for (replica, x) in inputs.iter().enumerate() {
-            let together: Vec<usize> = match self.synchronized {
-                true => (0..inputs.len()).collect(),
-                false => vec![replica],
+            let together: Vec<usize> = if self.synchronized {
+                (0..inputs.len()).collect()
+            } else {
+                vec![replica]
             };
             let parts: Vec<&Part> = together.iter().map(|it| &inputs[*it]).collect();
-            let moments = match trains {
-                true => self.moments(&parts, features),
-                false => self.moving[replica].clone(),
+            let moments = if trains {
+                self.moments(&parts, features)
+            } else {
+                self.moving[replica].clone()
             };
             let product = |it: usize| {
                 let normal = self.normal(&inputs[it], &moments);
@@ -132,9 +134,10 @@ impl Reference {
             );
             let (of_products, _) = sums(&products.iter().collect::<Vec<_>>(), features);
             let gradient = upstream[replica].map(|index, dy, f| {
-                let through = match trains {
-                    true => (of_dy[f] + own.data[index] * of_products[f]) / count,
-                    false => 0.0,
+                let through = if trains {
+                    (of_dy[f] + own.data[index] * of_products[f]) / count
+                } else {
+                    0.0
                 };
                 self.gamma(f) * self.scale(&moments, f) * (dy - through)
             });

@@ -84,9 +84,10 @@ pub(super) fn structure(case: &Case) -> Checked {
     })?;
     let value = cluster.coordinator.schedule("structure", ())?;
     let found: (HostTensor, Vec<HostTensor>) = value.fetch()?;
-    match found == (HostTensor(a), vec![HostTensor(b)]) {
-        true => Ok(Outcome::Passed),
-        false => Err(Failure::got(format!("{found:?}"))),
+    if found == (HostTensor(a), vec![HostTensor(b)]) {
+        Ok(Outcome::Passed)
+    } else {
+        Err(Failure::got(format!("{found:?}")))
     }
 }
 
@@ -148,12 +149,13 @@ pub(super) fn within(case: &Case, env: &Env<'_>) -> Checked {
             move |worker: &WorkerContext, (value,): (HostTensor,)| {
                 let strategy = worker.strategy()?;
                 let value = PerReplica::new(vec![value.0]);
-                let found = match is_run {
-                    true => strategy
+                let found = if is_run {
+                    strategy
                         .run(value, |_, value| Ok(value))?
                         .into_values()
-                        .remove(0),
-                    false => strategy.reduce(ReduceOp::Sum, value)?,
+                        .remove(0)
+                } else {
+                    strategy.reduce(ReduceOp::Sum, value)?
                 };
                 Ok(HostTensor(found))
             },
@@ -166,7 +168,7 @@ pub(super) fn within(case: &Case, env: &Env<'_>) -> Checked {
     passed(env.tolerance().same(expected(case)?, &found.0))
 }
 
-/// A dataset of so many elements on each worker, and the step `next`.
+/// A dataset of some elements on each worker, and the step `next`.
 fn register_dataset(
     registry: &mut StepRegistry,
     elements: usize,

@@ -98,9 +98,10 @@ pub(super) fn afterwards(case: &Case) -> Checked {
         _ => coordinator.schedule("good", ())?.fetch::<f32>()?,
     };
     let wanted = tensor(expected(case)?)?;
-    match wanted == scalar(found) {
-        true => Ok(Outcome::Passed),
-        false => Err(Failure::got(found)),
+    if wanted == scalar(found) {
+        Ok(Outcome::Passed)
+    } else {
+        Err(Failure::got(found))
     }
 }
 

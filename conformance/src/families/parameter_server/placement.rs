@@ -75,9 +75,10 @@ fn devices(variable: &VariableRef) -> Vec<String> {
 }
 
 fn class(variable: &VariableRef) -> &'static str {
-    match variable.placement().is_sharded() {
-        true => "ShardedVariable",
-        false => "CachingVariable",
+    if variable.placement().is_sharded() {
+        "ShardedVariable"
+    } else {
+        "CachingVariable"
     }
 }
 
@@ -115,9 +116,10 @@ pub(super) fn shards(case: &Case, env: &Env<'_>) -> Checked {
         equal(first, &found)?;
     }
     let read = servers.strategy.variables().read(variable.name())?;
-    match read == counting(variable.shape()) {
-        true => Ok(Outcome::Passed),
-        false => Err(Failure::got("another value").at("the whole")),
+    if read == counting(variable.shape()) {
+        Ok(Outcome::Passed)
+    } else {
+        Err(Failure::got("another value").at("the whole"))
     }
 }
 

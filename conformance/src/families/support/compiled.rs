@@ -117,7 +117,8 @@ pub(crate) type Rows = ((TensorData, TensorData), Option<Tensor<1>>);
 /// program for all replicas.
 pub(crate) fn global_batch(
     strategy: &dyn Strategy,
-    (x, y): (&TensorData, &TensorData),
+    x: &TensorData,
+    y: &TensorData,
     rows: &[usize],
 ) -> Result<PerReplica<Rows>> {
     let pad = strategy.tracer().is_some();

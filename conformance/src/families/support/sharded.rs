@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use distribute_core::{
-    Device, InputContext, LogicalDevice, MirroredStrategy, Replica, ReplicaStep, Result, Strategy,
-    StrategyId,
+    Device, InputContext, LeafVisitor, LogicalDevice, MirroredStrategy, Nest, NestPath, Replica,
+    ReplicaStep, Result, Strategy, StrategyId,
 };
 use distribute_data::{AutoShardPolicy, Batching, Dataset, ShardHint, StrategyDataExt};
 use serde_json::{Value, json};
@@ -28,6 +28,16 @@ pub(crate) fn policy(name: &str) -> std::result::Result<AutoShardPolicy, Failure
 /// What each replica of a worker gets, step by step.
 pub(crate) type Steps = Vec<Vec<Vec<Value>>>;
 
+/// What a file lists, which has no tensors.
+#[derive(Clone)]
+struct Element(Value);
+
+impl Nest for Element {
+    fn walk(&mut self, _: &NestPath<'_>, _: LeafVisitor<'_>) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// Elements, and which of them each file holds.
 #[derive(Clone)]
 struct Listed {
@@ -48,7 +58,7 @@ impl Listed {
         }
     }
 
-    /// The same without what a worker's stream has behind its last full batch.
+    /// The same without the elements after the last full batch of a worker's stream.
     fn of_full_batches(mut self, policy: AutoShardPolicy, batch: usize, workers: usize) -> Self {
         let full = |count: usize| count - count % batch;
         match (&self.files, policy) {
@@ -70,7 +80,7 @@ impl Listed {
 }
 
 impl Dataset for Listed {
-    type Batch = Vec<Value>;
+    type Batch = Vec<Element>;
 
     fn len(&self) -> usize {
         self.elements.len()
@@ -80,8 +90,9 @@ impl Dataset for Listed {
         self.files.clone()
     }
 
-    fn batch(&self, indices: &[usize], _: &Device) -> Result<Vec<Value>> {
-        let rows = indices.iter().map(|index| self.elements[*index].clone());
+    fn batch(&self, indices: &[usize], _: &Device) -> Result<Vec<Element>> {
+        let rows = indices.iter();
+        let rows = rows.map(|index| Element(self.elements[*index].clone()));
         Ok(rows.collect())
     }
 }
@@ -148,14 +159,15 @@ impl Sharded {
             batching = batching.repeat(self.repeat);
             passes = 1;
         }
-        match self.is_hinted {
-            true => read(strategy, ShardHint::new(listed), batching, passes),
-            false => read(strategy, listed, batching, passes),
+        if self.is_hinted {
+            read(strategy, ShardHint::new(listed), batching, passes)
+        } else {
+            read(strategy, listed, batching, passes)
         }
     }
 }
 
-fn read<D: Dataset<Batch = Vec<Value>>>(
+fn read<D: Dataset<Batch = Vec<Element>>>(
     strategy: &dyn Strategy,
     dataset: D,
     batching: Batching,
@@ -163,7 +175,10 @@ fn read<D: Dataset<Batch = Vec<Value>>>(
 ) -> Result<Steps> {
     let distributed = strategy.distribute_dataset(dataset, batching)?;
     let passes = (0..passes).flat_map(|pass| distributed.epoch(pass));
-    passes.map(|step| Ok(step?.into_values())).collect()
+    let values = |part: Vec<Element>| part.into_iter().map(|Element(value)| value).collect();
+    passes
+        .map(|step| Ok(step?.into_values().into_iter().map(values).collect()))
+        .collect()
 }
 
 /// One of several workers, in this process: what it reads depends on nothing else.

@@ -1,4 +1,4 @@
-//! What the files of several families say in the same way.
+//! Values that the files of several families write in the same way.
 
 use burn::tensor::{Shape, TensorData};
 use distribute_core::{

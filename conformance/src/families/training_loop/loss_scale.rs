@@ -6,7 +6,7 @@ use burn::tensor::{Device, Shape, Tensor, TensorData};
 use distribute_core::{DefaultStrategy, LossScale, TrainState};
 use serde_json::{Value, json};
 
-use super::{Given, Run, Setup, Tensors, gradients, sum};
+use super::{ReplicaGradients, Run, Setup, Tensors, gradients, sum};
 use crate::case::Case;
 use crate::compare::equal;
 use crate::env::Env;
@@ -75,10 +75,12 @@ impl Scale {
     fn step(&mut self, is_finite: bool) -> bool {
         self.good_steps = if is_finite { self.good_steps + 1 } else { 0 };
         self.skipped += u64::from(!is_finite);
-        let wished = match is_finite {
-            false => self.value / 2.0,
-            true if self.good_steps == self.growth_steps => self.value * 2.0,
-            true => self.value,
+        let wished = if !is_finite {
+            self.value / 2.0
+        } else if self.good_steps == self.growth_steps {
+            self.value * 2.0
+        } else {
+            self.value
         };
         self.good_steps %= self.growth_steps;
         self.value = wished.clamp(BOUNDS[0], BOUNDS[1]);
@@ -86,7 +88,7 @@ impl Scale {
     }
 }
 
-fn is_finite(gradients: &Given) -> bool {
+fn is_finite(gradients: &ReplicaGradients) -> bool {
     let mut all = gradients.iter().flatten();
     all.all(|gradient| gradient.iter::<f32>().all(f32::is_finite))
 }
@@ -95,7 +97,7 @@ fn is_finite(gradients: &Given) -> bool {
 fn deviation(
     case: &Case,
     mut rule: Scale,
-    steps: &[Vec<Given>],
+    steps: &[Vec<ReplicaGradients>],
 ) -> Result<Option<Deviation>, Failure> {
     let is_keras_3 = case.inputs.text("library")? == "keras3";
     let (mut first_decides, mut leaves_bounds, mut is_subnormal) = (false, false, false);
@@ -125,7 +127,7 @@ struct Pair<'a> {
 impl Pair<'_> {
     fn step(
         &mut self,
-        gradients: Vec<Given>,
+        gradients: Vec<ReplicaGradients>,
         wanted: &Value,
         deviation: Option<Deviation>,
     ) -> Result<(), Failure> {

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use burn::tensor::{Device, Tensor, TensorData};
+use distribute_core::checkpoint::Section;
 use distribute_core::optim::{Optimizer, from_config};
 use distribute_core::{
     Clip, DefaultStrategy, LossScale, Mirrored, PerReplica, Replicated, Strategy, StrategyExt,
@@ -51,7 +52,7 @@ const SLOTS: [(&str, &str); 13] = [
 type Tensors = BTreeMap<String, TensorData>;
 
 /// The gradients of one replica in one step, their elements in the order of the variables.
-type Given = Vec<Option<TensorData>>;
+type ReplicaGradients = Vec<Option<TensorData>>;
 
 /// What an optimizer of Keras was built with, in our words.
 struct Setup {
@@ -137,11 +138,11 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Applies each replica's gradients, which are those of the scaled loss.
-    fn step(&mut self, gradients: Vec<Given>) -> Result<(), Failure> {
+    /// Applies each replica's gradients of the scaled loss.
+    fn step(&mut self, gradients: Vec<ReplicaGradients>) -> Result<(), Failure> {
         let device = Device::flex();
         let given = |gradient: TensorData| Tensor::<1>::from_data(gradient, &device);
-        let of_replica = |replica: Given| -> Vec<_> {
+        let of_replica = |replica: ReplicaGradients| -> Vec<_> {
             replica
                 .into_iter()
                 .map(|gradient| gradient.map(given))
@@ -160,6 +161,7 @@ impl<'a> Run<'a> {
                 // Powers of two: what is given arrives with the same bits.
                 let device = ctx.device();
                 let loss = loss / first.to_device(device) / second.to_device(device);
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
                 state.apply_gradients(ctx, gradients).map(drop)
             })?;
@@ -235,19 +237,20 @@ impl<'a> Run<'a> {
 
     /// Compares the sums of micro-batches that wait; after an update none do.
     fn compare_waiting(&self, wanted: &Value) -> Result<(), Failure> {
-        let waiting = self.state.waiting_gradients()?;
-        for (index, name) in self.names.iter().enumerate() {
+        let ids: Vec<usize> = (0..self.state.values()?.len()).collect();
+        let own = self.state.own_tensors(&ids)?;
+        let is_waiting = self.state.host_metadata().is_accumulating();
+        for name in &self.names {
             for (replica, wanted) in wanted.list(name)?.iter().enumerate() {
                 let data = tensor(wanted)?;
-                let sum = match waiting
-                    .as_ref()
-                    .and_then(|all| all.get(replica)?.get(index))
-                {
-                    None => TensorData::full_dtype(data.shape().clone(), 0.0, data.dtype()),
-                    Some(sum) => sum.clone().ok_or_else(|| Failure::got("no gradient"))?,
+                let zeros = TensorData::full_dtype(data.shape().clone(), 0.0, data.dtype());
+                let stored = Section::Accumulated.name_in(replica, name);
+                let sum = match own.get(replica).and_then(|own| own.get(&stored)) {
+                    None if is_waiting => return Err(Failure::got("no gradient")),
+                    sum => sum.unwrap_or(&zeros),
                 };
                 let at = format!("accumulated gradient of {name}");
-                self.same(wanted, Some(&sum), &at)?;
+                self.same(wanted, Some(sum), &at)?;
             }
         }
         Ok(())
@@ -285,7 +288,7 @@ fn flat(data: &TensorData) -> TensorData {
 }
 
 /// The gradients of a case by step and replica.
-fn gradients(case: &Case) -> Result<Vec<Vec<Given>>, Failure> {
+fn gradients(case: &Case) -> Result<Vec<Vec<ReplicaGradients>>, Failure> {
     let variables = case.inputs.field("variables")?.as_object();
     let variables = variables.ok_or_else(|| Failure::schema("`variables` has no names"))?;
     let shapes = variables
@@ -304,7 +307,7 @@ fn gradients(case: &Case) -> Result<Vec<Vec<Given>>, Failure> {
         .map_err(|it| it.at(format!("the shape of a gradient of {name}: ")))?;
         Ok(Some(flat(&gradient)))
     };
-    let of_replica = |replica: &Value| -> Result<Given, Failure> {
+    let of_replica = |replica: &Value| -> Result<ReplicaGradients, Failure> {
         shapes
             .iter()
             .map(|variable| of_variable(replica, variable))
@@ -349,7 +352,7 @@ fn train(case: &Case, env: &Env<'_>) -> Checked {
         }
         return run.finalize(case);
     };
-    follow(&mut run, &setup, (variables, steps))?;
+    follow(&mut run, &setup, variables, steps)?;
     Ok(Outcome::Deviation(deviation))
 }
 
@@ -357,7 +360,7 @@ fn train(case: &Case, env: &Env<'_>) -> Checked {
 fn deviation(
     case: &Case,
     setup: &Setup,
-    steps: &[Vec<Given>],
+    steps: &[Vec<ReplicaGradients>],
 ) -> Result<Option<Deviation>, Failure> {
     let replicas = case.strategy.replicas;
     let is_given = steps.iter().flatten().flatten().any(Option::is_some);
@@ -381,7 +384,8 @@ fn deviation(
 fn follow(
     run: &mut Run<'_>,
     setup: &Setup,
-    (variables, steps): (&Value, Vec<Vec<Given>>),
+    variables: &Value,
+    steps: Vec<Vec<ReplicaGradients>>,
 ) -> Result<(), Failure> {
     let alone = DefaultStrategy::new();
     let single = Setup {
@@ -402,8 +406,8 @@ fn follow(
 }
 
 /// The sum over replicas and micro-batches, divided by the number of micro-batches.
-fn sum(micro_batches: &[Vec<Given>], count: usize) -> Given {
-    let given: Vec<&Given> = micro_batches.iter().flatten().collect();
+fn sum(micro_batches: &[Vec<ReplicaGradients>], count: usize) -> ReplicaGradients {
+    let given: Vec<&ReplicaGradients> = micro_batches.iter().flatten().collect();
     let sum = |index: usize| {
         let gradients = given.iter().filter_map(|it| it.get(index)?.clone());
         let gradients = gradients.map(|it| Tensor::<1>::from_data(it, &Device::flex()));

@@ -85,7 +85,7 @@ fn print_header(args: &AllReduceArgs) -> Result<(), Failure> {
     ))
 }
 
-/// Which algorithm ran, and why, below the table.
+/// The line below the table about the chosen algorithm.
 fn print_selection(args: &AllReduceArgs, selection: &str) -> Result<(), Failure> {
     match args.output {
         BenchOutput::Text => line(&wrapped(selection, 4)),
@@ -195,7 +195,7 @@ fn between_gpus(args: &AllReduceArgs) -> Result<(), Failure> {
     print_selection(args, last)
 }
 
-/// Says what the build lacks.
+/// The error about the missing feature.
 #[cfg(not(feature = "nccl"))]
 fn between_gpus(_: &AllReduceArgs) -> Result<(), Failure> {
     Err(Failure::usage(

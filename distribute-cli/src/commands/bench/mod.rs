@@ -1,4 +1,4 @@
-//! `bench`: competitors interleaved in one run, one JSON object a line for each.
+//! `bench`: competitors interleaved in one run, with one JSON object per line for each.
 
 mod all_reduce;
 mod parameter_server;
@@ -13,7 +13,7 @@ use crate::flags::BenchCommand;
 /// Runs a benchmark and prints its results to standard output.
 ///
 /// # Errors
-/// Invalid arguments, and whatever a strategy reports.
+/// Invalid arguments, and errors of a strategy.
 pub(super) fn run(command: BenchCommand) -> Result<(), Failure> {
     match command {
         BenchCommand::AllReduce(args) => all_reduce::run(&args),

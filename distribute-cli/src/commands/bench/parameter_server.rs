@@ -1,11 +1,11 @@
 //! `bench parameter-server`: images per second of workers whose weights are on parameter servers,
-//! beside as many processes that train alone; all of them processes of their own.
+//! compared with the same number of processes that train alone.
 
 use std::io::stdout;
 
 use distribute_bench::training::{
-    Comparison, Contender, HandWritten, ParameterServerJob, Workers, serve_closures, serve_steps,
-    serve_variables,
+    Comparison, Contender, HandWritten, ParameterServerJob, ProcessGroup, Workers, serve_closures,
+    serve_steps, serve_variables,
 };
 
 use super::{time, train};
@@ -34,8 +34,8 @@ pub(super) fn run(args: &ServersArgs) -> Result<(), Failure> {
     };
     let [server, worker, alone] =
         ["server", "worker", "alone"].map(|role| ["bench", "parameter-server", "--role", role]);
-    let servers = (args.servers, &server[..]);
-    let workers = (args.workers, &worker[..]);
+    let group = |count, arguments| ProcessGroup { count, arguments };
+    let (servers, workers) = (group(args.servers, &server), group(args.workers, &worker));
     let mut contenders: Vec<Box<dyn Contender>> = vec![
         Box::new(Workers::alone(args.workers, batch_size, &alone)?),
         Box::new(ParameterServerJob::start(batch_size, servers, workers)?),

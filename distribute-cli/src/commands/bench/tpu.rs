@@ -1,4 +1,4 @@
-//! `bench tpu`: examples per second of compiled steps beside those of burn's own backend.
+//! `bench tpu`: examples per second of compiled steps, compared with burn's own backend.
 
 use distribute_bench::median;
 use distribute_bench::training::{BenchModel, Comparison, Sample, compare, compiled, median_ratio};

@@ -1,4 +1,4 @@
-//! `bench train`: images per second of every strategy beside a hand-written burn loop.
+//! `bench train`: images per second of every strategy, compared with a hand-written burn loop.
 
 use distribute_bench::training::{
     Comparison, Contender, Sample, compare, serve_worker, strategies, table,
@@ -29,7 +29,7 @@ pub(super) fn run(args: &StrategiesArgs) -> Result<(), Failure> {
     print("train", &mut contenders, &comparison, args.output)
 }
 
-/// Measures all competitors in each round, and prints what they did.
+/// Measures all competitors in each round, and prints the results.
 pub(super) fn print(
     bench: &str,
     contenders: &mut [Box<dyn Contender>],

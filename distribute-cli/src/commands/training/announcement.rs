@@ -1,15 +1,16 @@
-//! What is said when training begins.
+//! The messages at the begin of training.
 
 use distribute_core::available_cores;
-use distribute_data::fit::{Callback, Control};
+use distribute_fit::{Callback, Control};
 use serde_json::json;
 
 use super::Run;
 use crate::events::{self, EventName, Told};
 use crate::flags::OutputFormat;
 use crate::notes::{note, wrapped};
+use crate::task::start_notes;
 
-/// Says what is trained, as soon as the run has accepted its checkpoint.
+/// Prints the description of a run, as soon as its checkpoint is accepted.
 #[derive(Debug)]
 pub(super) struct Announcement {
     event: Option<String>,
@@ -29,10 +30,9 @@ impl Callback for Announcement {
 }
 
 impl Run<'_> {
-    /// What is said once nothing can be refused any more.
+    /// The description, once all checks have passed.
     pub(super) fn announcement(&self, continued: Option<u64>) -> Announcement {
-        let details = self.task.start_notes().into_iter();
-        let details = details.chain(self.cluster.iter().cloned());
+        let details = start_notes(&self.task).chain(self.cluster.iter().cloned());
         let details = details.chain(self.device_reduction());
         let details = details.chain(self.short_batch(self.global_batch));
         let details = details.chain(self.beyond_the_cores(available_cores()));
@@ -75,7 +75,7 @@ impl Run<'_> {
                 ("global_batch_size", json!(self.global_batch)),
                 ("epochs", json!(self.epochs)),
                 ("inputs", self.task.inputs_json()),
-                ("loss", json!(crate::configuration::name(self.task.loss))),
+                ("loss", json!(self.task.loss.name())),
                 ("optimizer", json!(self.optimizer.name())),
                 ("learning_rate", json!(self.optimizer.learning_rate())),
                 ("seed", json!(self.args.training.seed)),
@@ -83,7 +83,7 @@ impl Run<'_> {
         )
     }
 
-    /// What is trained, and how.
+    /// The description of the run.
     fn headlines(&self) -> [String; 2] {
         let (global, strategy) = (self.global_batch, self.strategy.name());
         [
@@ -109,19 +109,22 @@ impl Run<'_> {
         ]
     }
 
-    /// How gradients of GPUs are reduced, and why so.
+    /// How gradients of GPUs are reduced, and why.
     fn device_reduction(&self) -> Vec<String> {
         let told = self.strategy.device_reduction().into_iter();
         told.map(String::from).collect()
     }
 
-    /// What a CPU device is where there are not as many cores.
+    /// A note about CPU devices if there are not as many cores.
     fn beyond_the_cores(&self, cores: usize) -> Option<String> {
-        // The names of several workers are of machines that this one does not know.
+        // Devices of other workers are on unknown machines.
         let own = self.strategy.workers().is_none() && self.workers.is_none();
-        let numbers = self.devices.iter().filter(|_| own);
-        let numbers = numbers.filter_map(|name| name.strip_prefix("cpu:")?.parse().ok());
-        let numbers: Vec<usize> = numbers.collect();
+        let numbers: Vec<usize> = self
+            .devices
+            .iter()
+            .filter(|_| own)
+            .filter_map(|name| name.strip_prefix("cpu:")?.parse().ok())
+            .collect();
         let replicas = numbers.len();
         if replicas > cores {
             let plural = if cores == 1 { "" } else { "s" };
@@ -136,7 +139,7 @@ impl Run<'_> {
         ))
     }
 
-    /// `cpu:0, cpu:1`, `cpu:0 to cpu:63`, or how many replicas on how many workers.
+    /// `cpu:0, cpu:1`, `cpu:0 to cpu:63`, or the numbers of replicas and workers.
     fn places(&self) -> String {
         match self.strategy.workers() {
             None => listed(&self.devices),
@@ -148,7 +151,7 @@ impl Run<'_> {
         }
     }
 
-    /// What becomes of a batch size beyond the data: as in TensorFlow, one short batch.
+    /// A note about a batch size larger than the dataset: as in TensorFlow, one short batch.
     fn short_batch(&self, global: usize) -> Option<String> {
         let examples = self.data.train.len();
         (global > examples).then(|| {
@@ -160,7 +163,7 @@ impl Run<'_> {
     }
 }
 
-/// Names one after the other; of many long ones the first and the last.
+/// A list of names; only the first and the last if the list is long.
 fn listed(devices: &[String]) -> String {
     const LENGTH_MAX: usize = 200;
     match devices {

@@ -1,4 +1,4 @@
-//! A training run, whoever trains: what is watched, written and saved.
+//! A training run, independent of the strategy: callbacks, outputs and checkpoints.
 
 mod announcement;
 mod outcome;
@@ -10,21 +10,21 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use distribute_classifier::{Batch, Classified, Data, Task, objective};
 use distribute_core::optim::Optimizer;
 use distribute_core::{Configuration, Mirrored, Strategy, StrategyExt, TrainState, WorkerGroup};
-use distribute_data::fit::callbacks::{
+use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_fit::callbacks::{
     ApplyAverages, BitLog, HistoryFile, Interrupt, LearningRateScheduler, ModelCheckpoint,
     ProgressBar, ReplicateState, TerminateOnNan,
 };
-use distribute_data::fit::{Fit, History, Objective, StepContext};
-use distribute_data::readers::{Examples, TrainTest};
-use distribute_data::{Batching, DistributedDataset, StrategyDataExt};
+use distribute_fit::{Fit, History, Objective, StepContext};
 use distribute_keras::Model;
+use distribute_readers::{Examples, TrainTest};
 
 pub(super) use self::sizes::{GlobalBatch, check_sizes, epochs};
 use super::start::Start;
 use crate::configuration;
-use crate::data::{Batch, Classified, Data};
 use crate::events::{JsonEpochs, Rows, StepLines, Told};
 use crate::examples_seen::ExamplesSeen;
 use crate::failure::Failure;
@@ -33,20 +33,18 @@ use crate::job_progress::JobProgress;
 use crate::log_directory::LogDirectory;
 use crate::metrics::Metrics;
 use crate::notes::Notes;
-use crate::objective::objective;
 use crate::schedule::{per_epoch, schedule, updates};
 use crate::signals::Signals;
-use crate::task::{Task, clipped};
 #[cfg(feature = "full")]
 use crate::tpu::{self, Ahead};
 
 /// Older checkpoints are removed once a newer one is safe.
 const CHECKPOINTS_KEPT: usize = 5;
-/// How often the loss is looked at for NaN, in steps; looking waits for the step.
+/// How often the loss is checked for NaN, in steps; the check waits for the step.
 const NAN_CHECK_STEPS: usize = 50;
 
-/// Whether there is a terminal that a bar has for itself. What reads a pipe may write the table
-/// into the same terminal at any time (`| cat`, `| tee`), and would leave half a bar there.
+/// Whether a progress bar can use the terminal. The reader of a pipe may write the table into the
+/// same terminal at any time (`| cat`, `| tee`), in the middle of a bar.
 fn wants_bar() -> bool {
     let is_pipe = std::fs::metadata("/dev/stdout").is_ok_and(|out| out.file_type().is_fifo());
     io::stderr().is_terminal() && !is_pipe
@@ -63,14 +61,14 @@ pub(super) struct Run<'a> {
     pub(super) devices: Vec<String>,
     /// Examples of a step, over all replicas.
     pub(super) global_batch: usize,
-    /// What decides the result, for the checkpoints; empty without them.
+    /// The configuration for the checkpoints; empty without them.
     pub(super) configuration: Configuration,
     pub(super) epochs: usize,
-    /// What there is to say about the cluster.
+    /// A description of the cluster.
     pub(super) cluster: Vec<String>,
-    /// Workers that train for themselves, where there is no group of equal ones.
+    /// The number of independent workers, if there is no group of workers.
     pub(super) workers: Option<usize>,
-    /// What is told of the run to who asks.
+    /// The metrics of the run.
     pub(super) metrics: Option<&'a Metrics>,
 }
 
@@ -91,8 +89,7 @@ impl Run<'_> {
         self.finish(&history, &state, &test, saved)
     }
 
-    /// Has somebody train, with everything that is to be watched, written and saved; says which
-    /// checkpoint is the newest then.
+    /// Runs `train` with all callbacks, and returns the newest checkpoint.
     pub(super) fn supervise(
         &self,
         mut start: Start,
@@ -102,7 +99,7 @@ impl Run<'_> {
         start.hold(&self.args.files)?;
         let (path, checkpoint) = start.take_resumed();
         let continued = checkpoint.as_ref().map(|saved| saved.metadata.step);
-        // Held until training has ended.
+        // Locked until training has ended.
         let logs = match &self.args.files.log_dir {
             Some(directory) if self.reports() => {
                 LogDirectory::hold(directory, continued.is_some())?
@@ -142,14 +139,13 @@ impl Run<'_> {
         let history = train(fit)?;
         signals.trained();
         let saved = saver.as_ref().and_then(ModelCheckpoint::last_saved);
-        // Nothing newer than what the run began with.
+        // No newer checkpoint than at the start of the run.
         let began_with = path.filter(|_| self.reports());
         let saved = saved.map(|saved| saved.entry.path.clone()).or(began_with);
         Ok((history, saved))
     }
 
-    /// The callbacks by which the rate follows its schedule or the validation, training ends
-    /// early, and averages end as weights.
+    /// The callbacks for the learning rate, early stopping, and averages of the weights.
     fn following<'a>(&self, fit: Fitting<'a>) -> Result<Fitting<'a>, Failure> {
         let training = &self.args.training;
         let rate = self.optimizer.learning_rate();
@@ -180,7 +176,7 @@ impl Run<'_> {
         self.workers.is_some() || strategy.workers().is_some() || strategy.tracer().is_some()
     }
 
-    /// How examples are counted.
+    /// The counter of examples.
     fn seen(&self) -> ExamplesSeen {
         ExamplesSeen {
             global_batch: self.global_batch,
@@ -192,13 +188,13 @@ impl Run<'_> {
         }
     }
 
-    /// Whether this process says how training goes: of several workers the chief does.
+    /// Whether this process reports the progress; of several workers only the chief does.
     fn reports(&self) -> bool {
         let workers = self.strategy.workers();
         workers.is_none_or(WorkerGroup::is_chief)
     }
 
-    /// The callbacks that show and write how training goes.
+    /// The callbacks that show and write the progress.
     fn reporting<'a>(
         &self,
         fit: Fitting<'a>,
@@ -210,9 +206,10 @@ impl Run<'_> {
         };
         let fit = match self.args.general.output {
             OutputFormat::Text => {
-                let bar = match wants_bar() {
-                    true => ProgressBar::new(),
-                    false => ProgressBar::plain(Notes),
+                let bar = if wants_bar() {
+                    ProgressBar::new()
+                } else {
+                    ProgressBar::plain(Notes)
                 };
                 fit.callback(bar.table_on(Rows::default()).quiet_end())
             }
@@ -249,7 +246,7 @@ impl Run<'_> {
         Ok(self.strategy.try_scope(|device| {
             let optimizer = Arc::clone(&self.optimizer);
             let state = self.task.state(optimizer, training.seed, device)?;
-            let state = clipped(state, training.clip_norm);
+            let state = training.optimizer_options().clipped(state);
             let state = state.with_loss_scale(training.precision.policy().loss_scale());
             Ok(state.accumulate_mean(training.accumulate.unwrap_or(1)))
         })?)
@@ -264,8 +261,9 @@ impl Run<'_> {
 
     pub(super) fn train_data(&self) -> Result<Batches, Failure> {
         let training = &self.args.training;
-        let batching = Batching::global(self.global_batch).shuffle(training.seed);
-        let batching = batching.drop_remainder(training.drop_remainder);
+        let batching = Batching::global(self.global_batch)
+            .shuffle(training.seed)
+            .drop_remainder(training.drop_remainder);
         self.batches(&self.data.train, batching)
     }
 
@@ -273,8 +271,7 @@ impl Run<'_> {
         self.batches(&self.data.test, Batching::global(self.global_batch))
     }
 
-    /// Compiled steps need batches of one size, so short ones are filled up with what weighs
-    /// nothing.
+    /// Compiled steps need batches of one size, so short ones are padded with examples of weight 0.
     fn batches(&self, examples: &Examples, batching: Batching) -> Result<Batches, Failure> {
         let examples = Classified::weighted(examples.clone());
         let batching = batching.pad_remainder(self.strategy.tracer().is_some());
@@ -282,20 +279,20 @@ impl Run<'_> {
     }
 
     #[cfg(feature = "full")]
-    /// Compiles the step that training would make, and ends.
+    /// Only compiles the step of the training.
     pub(super) fn compile(&self, ahead: &Ahead) -> Result<(), Failure> {
         let (mut state, train) = (self.state()?, self.train_data()?);
         let fit = Fit::new(&*self.strategy).epochs(1).max_steps(Some(1));
         let ended = fit.run(&mut state, &train, self.objective());
         match (ahead.report()?, ended) {
-            // That there is nothing to run it on is how it ends.
+            // It always ends with this error, because there is no device to run the step.
             (Some(report), _) => tpu::print(&report, self.args.general.output),
             (None, Err(error)) => Err(tpu::not_compiled(error)),
             (None, Ok(_)) => Err(Failure::failed("training made no step to compile")),
         }
     }
 
-    /// Every checkpoint says what it is of.
+    /// Every checkpoint contains the identity of its run.
     fn describe(&self, saver: ModelCheckpoint) -> ModelCheckpoint {
         let (key, mut extra) = self.task.to_extra();
         let (name, configuration) = configuration::to_extra(&self.configuration);

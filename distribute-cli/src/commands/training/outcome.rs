@@ -1,12 +1,12 @@
-//! What is said when training has ended.
+//! The messages at the end of training.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use distribute_core::TensorData;
-use distribute_core::checkpoint::weights_sha256;
-use distribute_data::fit::callbacks::first_not_finite;
-use distribute_data::fit::{History, Logs, Outcome, evaluate, json_number};
+use distribute_core::checkpoint::{Section, weights_sha256};
+use distribute_fit::callbacks::first_not_finite;
+use distribute_fit::{History, Logs, Outcome, evaluate, json_number};
 use serde_json::json;
 
 use super::{Batches, Run, State};
@@ -16,7 +16,7 @@ use crate::flags::OutputFormat;
 use crate::notes::note;
 
 impl Run<'_> {
-    /// The last line, or why there is none.
+    /// The last line, or the reason for an early end.
     pub(in crate::commands) fn finish(
         &self,
         history: &History,
@@ -30,11 +30,11 @@ impl Run<'_> {
             Outcome::NotFinite { .. } => return Err(Failure::diverged(&history.outcome)),
             _ => {}
         }
-        // Nothing was left to train when a finished run is resumed.
+        // A resumed run may already be complete.
         let last = history.epochs.last();
         let logs = match last {
             Some(record) if !self.ends_with_others() => record.logs.clone(),
-            // The weights are others than those that the last epoch was validated with.
+            // The weights differ from the weights of the last validation.
             _ => evaluate(&*self.strategy, state, test, self.objective())?.logs,
         };
         if last.is_none() && self.reports() {
@@ -44,16 +44,14 @@ impl Run<'_> {
         }
         let tensors = state.primary()?.to_tensors()?;
         check_finite(&tensors, &logs, step)?;
-        let weights = tensors
-            .iter()
-            .filter(|(name, _)| name.starts_with("model/"));
+        let weights = tensors.iter().filter(|(name, _)| Section::Model.has(name));
         let hash = weights_sha256(weights)?;
         if let Some(workers) = self
             .strategy
             .workers()
             .filter(|workers| !workers.is_chief())
         {
-            // On standard error: what a job gives is what its chief writes.
+            // On standard error: the output of a job is the output of its chief.
             note(&format!(
                 "worker {}: {step} steps; weights {hash}",
                 workers.index()
@@ -64,7 +62,7 @@ impl Run<'_> {
         self.print(&logs, trained, step, &hash)
     }
 
-    /// Whether it is said why training ended; of what was asked for, only to people.
+    /// Whether the reason for the end is printed; an expected end is only printed for people.
     fn is_told(&self, outcome: &Outcome) -> bool {
         match outcome {
             Outcome::Completed => false,
@@ -73,12 +71,12 @@ impl Run<'_> {
         }
     }
 
-    /// Whether training ends with other weights than those after its last step.
+    /// Whether the final weights differ from the weights after the last step.
     fn ends_with_others(&self) -> bool {
         self.args.training.ema.is_some() || self.args.validation.restore_best
     }
 
-    /// The last line of a run, whose training ended with a loss if there was any.
+    /// The last line of a run, with the loss of its training if there was any.
     fn print(
         &self,
         logs: &Logs,
@@ -112,7 +110,7 @@ impl Run<'_> {
         ))
     }
 
-    /// Why a run that continues ends at once, and how to go on.
+    /// Why a continued run ends at once, and how to train further.
     fn nothing_left(&self, outcome: &Outcome, step: u64) -> String {
         let (done, flag) = match outcome {
             Outcome::MaxSteps => (format!("all {step} steps"), "--steps"),
@@ -123,7 +121,7 @@ impl Run<'_> {
             _ => (format!("all {} epochs", self.epochs), "--epochs"),
         };
         format!(
-            "nothing was left to train: {done} were done before; give a larger {flag} to train on"
+            "nothing is left to train: {done} were done before; give a larger {flag} to train on"
         )
     }
 
@@ -136,9 +134,10 @@ impl Run<'_> {
             (Some(path), _) => Failure::preempted(format!(
                 "interrupted after step {step}, saved {}; continue with {}",
                 path.display(),
-                match self.args.files.restartable || self.args.files.resume {
-                    true => "the same command",
-                    false => "--restartable",
+                if self.args.files.restartable || self.args.files.resume {
+                    "the same command"
+                } else {
+                    "--restartable"
                 }
             )),
             (None, Some(_)) if step == 0 => Failure::preempted(
@@ -162,8 +161,8 @@ impl Run<'_> {
     }
 }
 
-/// What the update of the very last step has done shows in the weights, or in what they give for
-/// the validation data: no later loss is looked at.
+/// Checks the weights and the validation after the last update, because no later loss would show
+/// its effect.
 fn check_finite(
     tensors: &BTreeMap<String, TensorData>,
     logs: &Logs,

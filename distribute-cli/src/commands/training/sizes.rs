@@ -1,56 +1,33 @@
-//! How large a model, its data and its steps are.
+//! The sizes of a model, its data and its steps.
 
-use distribute_data::fit::RunInfo;
-use distribute_data::readers::TrainTest;
+use distribute_classifier::{Task, default_batch_size};
+use distribute_fit::RunInfo;
+use distribute_readers::TrainTest;
 
 use crate::commands::start::Start;
 use crate::failure::Failure;
 use crate::flags::TrainArgs;
-use crate::task::Task;
 
-/// A model of more is a mistake in a file; its memory would end the program.
-const MAX_PARAMETERS: usize = 1 << 31;
-
-/// Replicas' batches are never larger than this by default.
-const MAX_BATCH_SIZE: usize = 64;
-/// By default an epoch has at least so many steps, so that small data sets train well too.
-const MIN_STEPS: usize = 20;
-
-/// The epochs that were asked for, or the data set's default.
+/// The epochs from the flag, or the dataset's default.
 pub(in crate::commands) fn epochs(args: &TrainArgs, task: &Task) -> usize {
     let default = task.dataset.default_epochs();
     args.training.epochs.unwrap_or(default)
 }
 
-/// Refuses what no memory holds, and examples that do not fit each other or the replicas, of so
-/// many workers together.
+/// Refuses models that are too large, and examples that do not match each other or are too few for
+/// the replicas of all workers.
 pub(in crate::commands) fn check_sizes(
     task: &Task,
     data: &TrainTest,
-    (replicas, workers): (usize, usize),
+    replicas: usize,
+    workers: usize,
 ) -> Result<(), Failure> {
-    let parameters = task.plan.parameters();
-    if parameters > MAX_PARAMETERS {
-        return Err(Failure::refused(format!(
-            "the model {} has more than {MAX_PARAMETERS} parameters; with gradients and optimizer \
-             state that is over 32 GiB a replica: make its layers smaller",
-            task.model_name()
-        )));
-    }
-    if data.test.feature_shape() != data.train.feature_shape() {
-        return Err(Failure::refused(format!(
-            "{}: the training examples have the shape {:?}, the test examples {:?}; both must be \
-             alike",
-            task.dataset,
-            data.train.feature_shape(),
-            data.test.feature_shape()
-        )));
-    }
+    task.check_sizes(data)?;
     if data.train.len() < replicas {
         let (dataset, examples) = (&task.dataset, data.train.len());
         let instead = match workers {
             0 | 1 => format!("use --replicas {examples} or fewer"),
-            // Each has one at least, which no flag of a worker changes.
+            // Each worker has at least one replica.
             _ if workers > examples => format!("start {examples} workers or fewer"),
             _ => format!("use --total-replicas {examples} or fewer, or start fewer workers"),
         };
@@ -62,24 +39,18 @@ pub(in crate::commands) fn check_sizes(
 }
 
 /// The largest power of two up to 64 that gives an epoch at least 20 steps.
-fn default_batch_size(examples: usize, replicas: usize) -> usize {
-    let most = (examples / (MIN_STEPS * replicas)).clamp(1, MAX_BATCH_SIZE);
-    1 << most.ilog2()
-}
-
-/// How many examples a step has.
 pub(in crate::commands) struct GlobalBatch {
     pub(in crate::commands) examples: usize,
-    /// Of one replica, as it was asked for or follows from the data.
+    /// The examples of one replica, from the flag or by default.
     pub(in crate::commands) share: usize,
     pub(in crate::commands) note: Option<String>,
 }
 
 impl GlobalBatch {
-    /// A run that continues keeps its global batches, with however many replicas, unless another
-    /// size is asked for (which is then refused). The size that is asked for is that of one
-    /// replica, so it is the run's own if it gave the global one with any number of replicas that
-    /// the run has had: the same command goes on as often as it is repeated.
+    /// A continued run keeps its global batch size with any number of replicas; another size is
+    /// refused. The flag is the size for one replica. It is accepted if it gave the global batch
+    /// size with any number of replicas that the run has had, so that the same command can be
+    /// repeated.
     pub(in crate::commands) fn new(
         asked: Option<usize>,
         replicas: usize,
@@ -118,18 +89,5 @@ impl GlobalBatch {
             share,
             note,
         })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::default_batch_size;
-
-    #[test]
-    fn the_default_batch_leaves_enough_steps() {
-        assert_eq!(default_batch_size(1_438, 2), 32);
-        assert_eq!(default_batch_size(1_438, 64), 1);
-        assert_eq!(default_batch_size(60_000, 2), 64);
-        assert_eq!(default_batch_size(5, 2), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! Strangers at the ports of a job that has few descriptors left.
+//! Unauthenticated peers at the ports of a job that has few descriptors left.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use crate::job::{addresses, tf_config};
 
 const MULTI: &str = "train --strategy multi-worker --model mlp --steps 3 --transport";
 
-/// Connects as soon as somebody listens there.
+/// Connects as soon as a process listens there.
 fn connect(address: &str) -> TcpStream {
     let begun = Instant::now();
     loop {
@@ -21,7 +21,7 @@ fn connect(address: &str) -> TcpStream {
     }
 }
 
-/// A process may have so few of them that strangers could take them all.
+/// A process may have so few of them that unauthenticated peers could take them all.
 #[rstest]
 fn a_flood_takes_no_descriptors_from_a_job(#[values("auto", "grpc")] transport: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -39,7 +39,7 @@ fn a_flood_takes_no_descriptors_from_a_job(#[values("auto", "grpc")] transport: 
         Process::start(&mut command, &[("TF_CONFIG", &config)])
     };
     let zero = start(0);
-    let _strangers: Vec<_> = (0..300).map(|_| connect(&addresses[0])).collect();
+    let _unauthenticated: Vec<_> = (0..300).map(|_| connect(&addresses[0])).collect();
     let begun = Instant::now();
     let one = start(1);
     for process in [one, zero] {

@@ -196,7 +196,7 @@ fn certificates_and_a_token_protect_the_workers() {
         assert!(matches!(refused.code, Some(1 | 2)), "{}", refused.stderr);
         assert_eq!(
             refused.stdout, "",
-            "nobody trains with who has no certificate"
+            "a process without a certificate cannot take part"
         );
     }
 }

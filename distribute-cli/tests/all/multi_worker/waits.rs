@@ -17,11 +17,11 @@ use crate::job::{MULTI, Member, addresses, cluster, finish, start, tf_config};
 const AT_ONCE: Duration = Duration::from_secs(3);
 const SERVERS: &str = "train --strategy parameter-server --model mlp --output json";
 
-/// Waits until somebody listens there.
+/// Waits until a process listens there.
 fn listens(address: &str) {
     let begun = Instant::now();
     while TcpStream::connect(address).is_err() {
-        assert!(begun.elapsed() < common::LIMIT, "nobody listens there");
+        assert!(begun.elapsed() < common::LIMIT, "no process listens there");
         std::thread::yield_now();
     }
 }
@@ -323,7 +323,7 @@ fn appears(path: &Path) {
     }
 }
 
-/// A chief that is refused leaves nobody behind who has to be killed.
+/// A chief that is refused leaves no process behind that has to be killed.
 #[test]
 fn a_refused_chief_ends_its_job_without_a_kill() {
     let folder = tempfile::tempdir().unwrap();

@@ -51,9 +51,10 @@ fn check(model: &str, topology: &Topology, tiled: bool) {
     assert_eq!(report.replicas, topology.devices().len(), "{name}");
     let all: Vec<String> = (0..report.replicas).map(|r| r.to_string()).collect();
     // A TPU's compiler joins what is asked for one by one.
-    let asked = match tiled {
-        true => donated(&program.stablehlo).len() / 3,
-        false => 1,
+    let asked = if tiled {
+        donated(&program.stablehlo).len() / 3
+    } else {
+        1
     };
     assert_eq!(
         groups(&program.stablehlo),
@@ -67,9 +68,10 @@ fn check(model: &str, topology: &Topology, tiled: bool) {
         donated.iter().map(plain).sum::<usize>(),
         report.donated_bytes
     );
-    let aliased = match tiled {
-        true => donated.iter().map(|dims| tiled_bytes(dims)).sum(),
-        false => report.donated_bytes,
+    let aliased = if tiled {
+        donated.iter().map(|dims| tiled_bytes(dims)).sum()
+    } else {
+        report.donated_bytes
     };
     assert_eq!(report.memory.alias_bytes, aliased as i64, "{name}");
     check_estimates(&program, &report, tiled, &name);

@@ -113,9 +113,10 @@ fn call(class: &str, name: &str, config: &str, inputs: &[&str]) -> String {
         .iter()
         .map(|input| format!(r#"["{input}", 0, 0, {{}}]"#))
         .collect();
-    let node = match inputs.is_empty() {
-        true => String::new(),
-        false => format!("[{}]", inputs.join(", ")),
+    let node = if inputs.is_empty() {
+        String::new()
+    } else {
+        format!("[{}]", inputs.join(", "))
     };
     format!(
         r#"{{"class_name": "{class}", "name": "{name}", "config": {{{config}}},
@@ -246,12 +247,13 @@ fn activations_with_options(
 fn dropped(rate: f64, image: bool, device: &Device) -> TrainState<Model> {
     let ones = r#""kernel_initializer": {"class_name": "Zeros", "config": {}},
                   "bias_initializer": {"class_name": "Ones", "config": {}}"#;
-    let first = match image {
-        true => format!(
+    let first = if image {
+        format!(
             r#"{{"class_name": "Conv2D", "config": {{"filters": 64, "kernel_size": [1, 1],
                 {ones}}}}}"#
-        ),
-        false => format!(r#"{{"class_name": "Dense", "config": {{"units": 4096, {ones}}}}}"#),
+        )
+    } else {
+        format!(r#"{{"class_name": "Dense", "config": {{"units": 4096, {ones}}}}}"#)
     };
     let flatten = r#"{"class_name": "Flatten", "config": {}}"#;
     let before = if image {
@@ -280,6 +282,7 @@ fn masks(strategy: &dyn Strategy, rate: f64, image: bool, seed: u64) -> Vec<Vec<
      -> Result<Tensor<2>> {
         let mut rng = ctx.rng(seed, state.step());
         let found = state.model.logits(x, &mut Mode::training(ctx, &mut rng))?;
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&found.clone().sum(), &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(found)

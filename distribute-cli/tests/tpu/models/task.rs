@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use distribute_core::optim::Optimizer;
 use distribute_core::{Device, PerReplica, ReplicaContext, Result, Tensor, TensorData, TrainState};
-use distribute_data::readers::{Examples, digits};
 use distribute_data::{
     AverageLoss, binary_crossentropy, scale_regularization_loss, sparse_categorical_crossentropy,
 };
 use distribute_keras::{Mode, Model, Plan, built_in, parse_keras_json};
+use distribute_readers::{Examples, digits};
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -35,7 +35,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Initial weights, the texts and the order of the examples are those of `seed`.
+    /// Initial weights, the texts and the order of the examples follow from `seed`.
     pub fn new(model: &str, seed: u64, precision: FloatDType) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let (features, inputs, labels) = match model {
@@ -62,9 +62,10 @@ impl Task {
     /// Layers as Keras writes them, for the digits or for texts, and 16 examples a step.
     pub fn of_layers(layers: &str, texts_of_words: bool, precision: FloatDType) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(1);
-        let (features, inputs, labels) = match texts_of_words {
-            true => texts(&mut rng),
-            false => images(<[f32]>::to_vec),
+        let (features, inputs, labels) = if texts_of_words {
+            texts(&mut rng)
+        } else {
+            images(<[f32]>::to_vec)
         };
         let json = format!(r#"{{"class_name": "Sequential", "config": {{"layers": [{layers}]}}}}"#);
         let spec = parse_keras_json(&json, "a test").unwrap();
@@ -126,7 +127,7 @@ impl ModuleMapper for Cast {
     }
 }
 
-/// The step of `distribute-cli train` for so many examples, all replicas together.
+/// The step of `distribute-cli train` for the given number of examples, of all replicas together.
 pub fn step(
     global_batch: usize,
 ) -> impl for<'x> Fn(&ReplicaContext, (&'x mut TrainState<Model>, Batch)) -> Result<Tensor<1>>

@@ -1,4 +1,4 @@
-//! After 50 steps the weights are those of `MirroredStrategy` on burn's CPU backend.
+//! After 50 steps the weights are the same as under `MirroredStrategy` on burn's CPU backend.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
 //! Lost, silent and leaving ranks, and how all ranks hear of them.
 
 use super::*;
+use crate::bookkeeping::RunningOperation;
 use crate::buffer::DType;
 use crate::control::generated::envelope::Message;
 use crate::control::generated::{Goodbye, Heartbeat};
@@ -14,6 +15,10 @@ use crate::reduce::ReduceOp;
 
 fn header(sequence: u64) -> OperationHeader {
     OperationHeader::new(OperationKind::AllReduce, 0, sequence)
+}
+
+fn running(header: &OperationHeader) -> RunningOperation {
+    RunningOperation::new(header, Duration::from_secs(1))
 }
 
 #[test]
@@ -75,7 +80,7 @@ fn a_rank_that_leaves_concerns_only_operations_it_did_not_do() {
         let mut members = group(3);
         let leaving = members.pop().unwrap();
         for sequence in 0..5 {
-            leaving.status.begin(&header(sequence));
+            leaving.status.begin(running(&header(sequence)));
             leaving.status.end();
         }
         drop(leaving);
@@ -154,7 +159,7 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
         let members = group(3);
         let same = header(4).with_op(ReduceOp::Sum).with_dtype(DType::F32);
         for member in &members[..2] {
-            member.status.begin(&same);
+            member.status.begin(running(&same));
         }
         // Point-to-point calls have the number of the next collective: they differ rightly.
         let shared = &members[0].plane.shared;
@@ -169,9 +174,9 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
             assert!(shared.handle(2, id, envelope(Message::Heartbeat(beat))));
         }
         assert_eq!(members[0].status.failures(), []);
-        members[2]
-            .status
-            .begin(&header(4).with_op(ReduceOp::Max).with_dtype(DType::F32));
+        members[2].status.begin(running(
+            &header(4).with_op(ReduceOp::Max).with_dtype(DType::F32),
+        ));
         for member in &members {
             let FailureKind::Ended(CollectiveError::Mismatch {
                 rank_a,
@@ -189,7 +194,7 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
 }
 
 #[test]
-fn a_rank_that_hears_of_nobody_says_that_it_is_cut_off() {
+fn a_rank_that_hears_of_no_other_says_that_it_is_cut_off() {
     within_limit(|| {
         let joined = join_all(3, |_, options| {
             options.heartbeat_interval = Duration::from_secs(10);

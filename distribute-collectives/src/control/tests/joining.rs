@@ -38,8 +38,13 @@ fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
                         peer.announcement.shared_memory,
                         vec![peer.rank as u8; peer.rank]
                     );
-                    let back = members[peer.rank].1.plane.peers();
-                    let back = back.iter().find(|peer| peer.rank == *rank).unwrap();
+                    let back = members[peer.rank]
+                        .1
+                        .plane
+                        .peers()
+                        .iter()
+                        .find(|peer| peer.rank == *rank)
+                        .unwrap();
                     assert_eq!(back.session_key, peer.session_key);
                 }
             }
@@ -183,7 +188,7 @@ fn ranks_that_wait_for_another_one_are_not_blamed() {
     });
 }
 
-/// Rank 2 gives up because of a wrong address of its own; nobody else is missing.
+/// Rank 2 gives up because of a wrong address of its own; no other rank is missing.
 #[test]
 fn a_rank_that_gave_up_for_a_reason_of_its_own_is_named() {
     within_limit(|| {
@@ -280,9 +285,12 @@ fn a_rank_at_all_addresses_may_be_dialled_at_any() {
         let listeners = ["0.0.0.0:0", "0.0.0.0:0"].map(bind);
         let ports = [0, 1].map(|rank| listeners[rank].local_addr().port());
         let joined = on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
-            let addresses = [0, 1].map(|other| match other == rank {
-                true => format!("0.0.0.0:{}", ports[other]),
-                false => format!("127.0.0.1:{}", ports[other]),
+            let addresses = [0, 1].map(|other| {
+                if other == rank {
+                    format!("0.0.0.0:{}", ports[other])
+                } else {
+                    format!("127.0.0.1:{}", ports[other])
+                }
             });
             let mut options = options(rank, &addresses);
             options.security = token();
@@ -347,7 +355,7 @@ fn two_processes_with_one_rank_are_refused() {
 }
 
 #[test]
-fn a_rank_of_another_generation_waits_and_disturbs_nobody() {
+fn a_rank_of_another_generation_waits_and_disturbs_no_other() {
     within_limit(|| {
         let (mut sockets, addresses) = listeners(2);
         let spare = BoundListener::bind(1, "127.0.0.1:0", &Security::default()).unwrap();
@@ -398,7 +406,7 @@ fn token() -> Security {
 /// Generation 4 had four ranks, generation 5 restarts with three: the last rank of the old one,
 /// still retrying with the right token, and with what an older program says.
 #[test]
-fn an_old_generation_of_another_size_disturbs_nobody() {
+fn an_old_generation_of_another_size_disturbs_no_rank() {
     within_limit(|| {
         let (sockets, addresses) = listeners(3);
         let (joined, gave_up) = mpsc::channel();
@@ -456,7 +464,7 @@ fn an_old_generation_of_another_size_disturbs_nobody() {
 }
 
 #[test]
-fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
+fn unauthenticated_peers_disturb_neither_the_rendezvous_nor_the_group() {
     within_limit(|| {
         let (sockets, addresses) = listeners(2);
         let disturb = |count: usize| -> Vec<TcpStream> {
@@ -474,7 +482,7 @@ fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
             (0..count).map(connect).collect()
         };
         // More than may stay: the oldest have to go.
-        let strangers = disturb(200);
+        let unauthenticated = disturb(200);
         let start = |(rank, listener): (usize, BoundListener)| {
             let options = options(rank, &addresses);
             std::thread::spawn(move || join(options, listener).unwrap())
@@ -486,7 +494,7 @@ fn strangers_disturb_neither_the_rendezvous_nor_the_group() {
         for member in &members {
             assert_eq!(member.status.failures(), []);
         }
-        drop((strangers, more));
+        drop((unauthenticated, more));
     });
 }
 
@@ -508,7 +516,7 @@ fn flood(address: &str, words: &[u8], is_over: &AtomicBool) {
 
 /// From the same address as the ranks, so that nothing but what they say tells them apart.
 #[test]
-fn a_flood_of_silent_and_of_talking_strangers_keeps_no_rank_out() {
+fn a_flood_of_silent_and_of_talking_peers_keeps_no_rank_out() {
     let floods: [&[u8]; 3] = [
         b"",
         b"GET / HTTP/1.1\r\n",
@@ -531,8 +539,7 @@ fn a_flood_of_silent_and_of_talking_strangers_keeps_no_rank_out() {
                     scope.spawn(move || join(options, listener))
                 };
                 let ranks: Vec<_> = sockets.into_iter().enumerate().map(start).collect();
-                let joined = ranks.into_iter().map(|rank| rank.join().unwrap());
-                let joined: Vec<_> = joined.collect();
+                let joined: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
                 is_over.store(true, Ordering::Relaxed);
                 joined
             });

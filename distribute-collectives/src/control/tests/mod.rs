@@ -4,12 +4,10 @@ mod failures;
 mod joining;
 mod meeting;
 mod processes;
-#[cfg(feature = "reflection")]
-mod reflection;
 mod security;
 mod services;
 pub(super) mod simulation;
-mod strangers;
+mod unauthenticated;
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};

@@ -26,8 +26,11 @@ fn child() {
         return;
     };
     let rank: usize = rank.parse().unwrap();
-    let addresses = std::env::var(ADDRESSES).unwrap();
-    let addresses: Vec<_> = addresses.split(' ').map(str::to_string).collect();
+    let addresses: Vec<_> = std::env::var(ADDRESSES)
+        .unwrap()
+        .split(' ')
+        .map(str::to_string)
+        .collect();
     let listener = BoundListener::bind(rank, &addresses[rank], &Security::default()).unwrap();
     let mut options = options(rank, &addresses);
     options.heartbeat_interval = Duration::from_millis(200);

@@ -128,7 +128,7 @@ fn authority() -> Authority {
     }
 }
 
-/// A rank's certificate by one authority, which accepts those of another.
+/// A rank's certificate by one authority, which accepts another authority's certificates.
 fn identity(issuer: &Authority, accepts: &Authority, host: &str, expired: bool) -> TlsIdentity {
     let key = KeyPair::generate().unwrap();
     let mut params = CertificateParams::new(vec![host.to_string()]).unwrap();
@@ -322,9 +322,10 @@ fn a_rank_with_tls_and_one_without_do_not_meet_and_say_why() {
             });
             for (rank, one) in joined.into_iter().enumerate() {
                 let said = error_of(one).to_string();
-                let expected = match rank == with_tls {
-                    true => "does not use TLS, this",
-                    false => "uses TLS",
+                let expected = if rank == with_tls {
+                    "does not use TLS, this"
+                } else {
+                    "uses TLS"
                 };
                 assert!(
                     said.contains(expected),

@@ -207,7 +207,7 @@ fn rank_of_two(rank: usize, addresses: &[String]) -> JoinOptions {
 }
 
 /// What someone without the token may try before the right rank comes.
-async fn tries_of_a_stranger(address: &str) {
+async fn tries_of_an_unauthenticated_peer(address: &str) {
     let changes: [fn(&mut Hello); 6] = [
         |hello| hello.protocol_version = OTHER_VERSION,
         |hello| hello.build = "9.9.9".to_string(),
@@ -230,14 +230,14 @@ async fn tries_of_a_stranger(address: &str) {
 }
 
 #[test]
-fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
+fn an_unauthenticated_peer_without_the_token_cannot_end_a_rendezvous() {
     within_limit(|| {
         let (mut sockets, addresses) = listeners(2);
         let (second, first) = (sockets.pop().unwrap(), sockets.pop().unwrap());
         let zero = rank_of_two(0, &addresses);
         let (joined, zero_joined) = std::sync::mpsc::channel();
         std::thread::spawn(move || joined.send(join(zero, first)));
-        client(tries_of_a_stranger(&addresses[0]));
+        client(tries_of_an_unauthenticated_peer(&addresses[0]));
         // Longer than the patience with a claimed rank where there is no token.
         if let Ok(result) = zero_joined.recv_timeout(Duration::from_millis(5500)) {
             panic!("it ended before its time: {}", error_of(result));
@@ -249,7 +249,7 @@ fn a_stranger_without_the_token_cannot_end_a_rendezvous() {
 }
 
 #[test]
-fn a_stranger_that_claims_any_rank_fills_no_memory() {
+fn an_unauthenticated_peer_that_claims_any_rank_fills_no_memory() {
     let shared = simulation::membership(0);
     let claims = (0..10_000).chain(0..10).chain([usize::MAX]);
     let new = claims.filter(|rank| shared.state().note_unproven(*rank, Refusal::default()));

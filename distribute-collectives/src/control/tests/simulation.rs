@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tonic::Status;
 
+use crate::bookkeeping::RunningOperation;
 use crate::communicator::AbortTarget;
 use crate::control::generated::Envelope;
 use crate::control::handshake;
@@ -170,13 +171,13 @@ fn hello(rank: usize) -> Hello {
     hello
 }
 
-/// The key of some session: nobody uses it here.
+/// The key of some session: it is not used here.
 static SESSION_KEY: LazyLock<SessionKey> = LazyLock::new(|| {
     let (dialer, first) = Dialer::start(hello(1), &Secret::default()).unwrap();
     let listener = Listener::receive(&first).unwrap();
     let answered = listener.answer(hello(0), &Secret::default(), &[]);
     let (_, proven) = dialer.finish(&answered.unwrap().1, &[]).unwrap();
-    proven.judge().unwrap().session_key
+    proven.check_compatible().unwrap().session_key
 });
 
 pub(super) fn membership(rank: usize) -> Arc<Membership> {
@@ -197,7 +198,7 @@ pub(super) fn membership(rank: usize) -> Arc<Membership> {
         interruption: Default::default(),
     };
     let status = Arc::new(GroupStatus::default());
-    status.begin(&operation());
+    status.begin(RunningOperation::new(&operation(), Duration::from_secs(1)));
     Arc::new(Membership::new(options, hello(rank), None, status))
 }
 
@@ -414,8 +415,9 @@ impl Simulation {
     /// A look at the clock that was due at this time.
     fn look(&mut self, rank: usize, due: u64) {
         let late = Duration::from_micros(self.time - due);
-        let wake = watch::check_heartbeats(&self.ranks[rank].shared, late);
-        let wake = wake.saturating_duration_since(self.base).as_micros() as u64;
+        let wake = watch::check_heartbeats(&self.ranks[rank].shared, late)
+            .saturating_duration_since(self.base)
+            .as_micros() as u64;
         let due = wake.max(self.time + MILLISECOND);
         self.at(due, Event::Look { rank, due });
     }
@@ -513,7 +515,7 @@ fn blamed(error: &CollectiveError) -> Vec<usize> {
 /// What is to come of a run.
 struct Expected {
     faults: Vec<Fault>,
-    /// Ranks that may be named; nobody may fail when there are none.
+    /// Ranks that may be named; without any, none may fail.
     culprits: Vec<usize>,
     /// Ranks of which nothing is asked, since they are dead.
     dead: Vec<usize>,
@@ -622,7 +624,7 @@ fn check(seed: u64) -> Result<(), String> {
                 let named = blamed(error);
                 let is_guilty = |rank: &usize| expected.culprits.contains(rank);
                 if named.is_empty() || !named.iter().all(is_guilty) {
-                    return wrong(&format!("rank {rank} names somebody else"));
+                    return wrong(&format!("rank {rank} names another rank"));
                 }
             }
         }
@@ -649,8 +651,8 @@ fn whatever_happens_to_eight_ranks_all_of_them_hear_of_it_and_name_who_failed() 
     let wrong = on_threads([half, rest], |seeds| {
         let results = seeds.iter().map(|seed| check(*seed));
         results.filter_map(Result::err).collect::<Vec<_>>()
-    });
-    let wrong = wrong.concat();
+    })
+    .concat();
     assert!(
         wrong.is_empty(),
         "{} seeds failed; add them to simulation_seeds.txt:\n{}",

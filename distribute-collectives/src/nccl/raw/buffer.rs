@@ -139,7 +139,7 @@ impl Span {
     ) -> Result<(), LibraryError> {
         let cuda = &from.memory.context.cuda;
         let bytes = self.size_bytes().min(from.bytes);
-        // SAFETY: both are at least that long; whoever made the span promised that of it. The
+        // SAFETY: both are at least that long; the maker of the span promised that. The
         // caller keeps `from` until the stream has come to a later mark.
         let code = unsafe {
             let copy = cuda.functions.cuMemcpyHtoDAsync_v2;
@@ -252,7 +252,7 @@ impl PinnedMemory {
         let bytes = bytes.max(1);
         // SAFETY: any number of bytes above 0; only the owner leads to the memory.
         let memory = unsafe { Owned::create(context, "cuMemAllocHost", take, bytes, free) }?;
-        // SAFETY: that much was just taken, and nobody else knows it.
+        // SAFETY: that much was just allocated, and no other code has the pointer.
         unsafe { memory.raw.cast::<u8>().write_bytes(0, bytes) };
         Ok(PinnedMemory { memory, bytes })
     }

@@ -49,9 +49,9 @@ pub(crate) enum CallKind {
     Reduce(ReduceOp, usize),
     /// Of this root's elements `from`, which come to `to` on the root too.
     Broadcast(usize),
-    /// `from` has the elements of all ranks, `to` those of one.
+    /// `from` has the elements of all ranks, `to` the elements of one.
     ReduceScatter(ReduceOp),
-    /// `from` has the elements of one rank, `to` those of all.
+    /// `from` has the elements of one rank, `to` the elements of all.
     AllGather,
     /// To this rank.
     Send(usize),
@@ -99,7 +99,7 @@ impl Call {
 }
 
 /// One rank's handle. It stays on one thread: whether another one is about to enter a call cannot
-/// be seen from outside, so nobody else could end it without freeing what that call uses.
+/// be seen from outside, so no other thread could end it without freeing memory that the call uses.
 pub(crate) struct Comm {
     nccl: Arc<Nccl>,
     raw: Handle,
@@ -140,13 +140,14 @@ impl Comm {
     }
 
     fn handle(&self, call: &'static str) -> Result<Handle, LibraryError> {
-        match self.ended.get() {
-            false => Ok(self.raw),
-            true => Err(LibraryError {
+        if self.ended.get() {
+            Err(LibraryError {
                 call,
                 code: SUCCESS,
                 text: "the communicator was aborted".to_string(),
-            }),
+            })
+        } else {
+            Ok(self.raw)
         }
     }
 
@@ -185,11 +186,11 @@ impl Comm {
     fn call(&self, call: &Call, stream: &OwnedStream) -> Result<(), LibraryError> {
         let (f, comm, stream) = (&self.nccl.functions, self.raw, stream.0.raw);
         let (from, to) = (call.from.pointer().cast_const(), call.to.pointer());
-        // Elements of one rank: the other side may have those of all.
+        // Elements of one rank: the other side may have the elements of all.
         let count = call.from.count.min(call.to.count);
         let dtype = call.from.element as c_int;
-        // SAFETY: whoever made the spans has promised that they are in the memory of the device,
-        // and whoever issues the calls that they stay there until the stream is done with them;
+        // SAFETY: the maker of the spans has promised that they are in the memory of the device,
+        // and the issuer of the calls that they stay there until the stream is done with them;
         // equal addresses for input and output are NCCL's in-place form, and the offsets of the
         // other two calls are those that it asks for.
         let (name, code) = unsafe {

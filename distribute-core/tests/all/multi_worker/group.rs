@@ -93,7 +93,7 @@ pub fn cluster(addresses: &[String], index: usize) -> Cluster {
     Cluster::resolve(&resolver).unwrap().unwrap()
 }
 
-/// Addresses that nobody listens at.
+/// Addresses without a listener.
 pub fn free_addresses(count: usize) -> Vec<String> {
     let listeners: Vec<_> = (0..count)
         .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())

@@ -64,7 +64,7 @@ impl Net {
     }
 
     fn forward(&self, ctx: &ReplicaContext, x: Tensor<2>, step: usize) -> Result<Tensor<2>> {
-        let hidden = self.norm.forward(ctx, self.first.forward(x))?;
+        let hidden = self.norm.forward(self.first.forward(x));
         let hidden = dropout(relu(hidden), 0.25, &mut ctx.rng(7, step as u64));
         Ok(self.last.forward(hidden))
     }
@@ -104,6 +104,7 @@ fn train(
             let losses = error.clone() * error;
             metric.update_state(ctx, losses.clone().inner())?;
             let loss = losses.sum() / batch_size(step) as f32;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(loss.into_scalar::<f32>())
@@ -168,11 +169,14 @@ fn equal_over_layouts(
 
 #[rstest]
 fn eight_replicas_give_the_same_bits_in_any_processes(#[values(true, false)] adam: bool) {
-    let program = move |strategy: MultiWorkerMirroredStrategy| match adam {
-        true => train(&strategy, Adam::new(0.01), |state| state),
-        false => train(&strategy, Sgd::new(0.05).momentum(0.9), |state| {
-            state.clip_by_global_norm(0.4).accumulate(4)
-        }),
+    let program = move |strategy: MultiWorkerMirroredStrategy| {
+        if adam {
+            train(&strategy, Adam::new(0.01), |state| state)
+        } else {
+            train(&strategy, Sgd::new(0.05).momentum(0.9), |state| {
+                state.clip_by_global_norm(0.4).accumulate(4)
+            })
+        }
     };
     equal_over_layouts(THREADS, &LAYOUTS, program, &[|builder| builder, packed]);
 }

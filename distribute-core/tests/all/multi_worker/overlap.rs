@@ -59,9 +59,10 @@ impl Progress {
         self.changed.notify_all();
         let waiting = |begun: &mut Begun| !until(begun);
         let waited = self.changed.wait_timeout_while(begun, LIMIT, waiting);
-        match waited.unwrap().1.timed_out() {
-            true => Err("an exchange and an update that should overlap do not".to_string()),
-            false => Ok(()),
+        if waited.unwrap().1.timed_out() {
+            Err("an exchange and an update that should overlap do not".to_string())
+        } else {
+            Ok(())
         }
     }
 }
@@ -263,6 +264,7 @@ fn steps(
         let applied = strategy.run(&mut state, |ctx, state| {
             let input = Tensor::<2>::ones([4, 3], ctx.device());
             let loss = state.model.forward(input).sum();
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             let applied = state.apply_gradients(ctx, gradients)?;
             Ok(u32::from(applied == Applied::Updated))

@@ -27,7 +27,7 @@ struct Mlp {
 }
 
 impl Mlp {
-    /// Weights by `scale`; those of the hidden layer differ from unit to unit.
+    /// Weights by `scale`; the hidden layer's differ from unit to unit.
     fn new(device: &Device, scale: f32) -> Self {
         let constant = |value| Initializer::Constant { value };
         let linear = |inputs, outputs, value| {
@@ -92,6 +92,7 @@ pub fn train<S: Strategy>(
         let loss = strategy.run((&mut state, batches), |ctx, (state, (x, y))| {
             let error = state.model.forward(x) - y;
             let loss = (error.clone() * error).sum() / GLOBAL_BATCH as f32;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(loss.into_scalar::<f32>())
@@ -131,13 +132,17 @@ fn all_numbers_of_workers_and_replicas_give_the_weights_of_one_replica(
     #[values(1, 2)] replicas: usize,
 ) {
     for adam in [false, true] {
-        let program = move |strategy| match adam {
-            true => train(&strategy, Adam::new(0.01)),
-            false => train(&strategy, Sgd::new(0.1).momentum(0.9)),
+        let program = move |strategy| {
+            if adam {
+                train(&strategy, Adam::new(0.01))
+            } else {
+                train(&strategy, Sgd::new(0.1).momentum(0.9))
+            }
         };
-        let (expected, losses) = match adam {
-            true => train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap(),
-            false => train(&DefaultStrategy::new(), Sgd::new(0.1).momentum(0.9)).unwrap(),
+        let (expected, losses) = if adam {
+            train(&DefaultStrategy::new(), Adam::new(0.01)).unwrap()
+        } else {
+            train(&DefaultStrategy::new(), Sgd::new(0.1).momentum(0.9)).unwrap()
         };
         let all = workers(THREADS, &vec![replicas; count], program);
         close(&all[0].0, &expected);
@@ -213,7 +218,7 @@ fn packs_with_missing_gradients_give_the_same_weights() {
         for step in 0..4 {
             strategy.run(&mut state, |ctx, state| {
                 let (x, y) = examples(step, 0..4, ctx.device());
-                // Replica 0 alone trains the hidden layer, nobody the hidden layer's bias.
+                // Replica 0 alone trains the hidden layer, and no replica its bias.
                 let hidden = x.matmul(state.model.hidden.weight.val());
                 let hidden = if ctx.replica_id() == 0 {
                     hidden
@@ -222,6 +227,7 @@ fn packs_with_missing_gradients_give_the_same_weights() {
                 };
                 let error = state.model.output.forward(relu(hidden)) - y;
                 let loss = (error.clone() * error).sum() / 8.0;
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients).map(drop)
             })?;

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use distribute_core::metric::Mean;
 use distribute_core::{
-    IndexedSlices, InputContext, PerReplica, ReduceOp, Replicated, Strategy, StrategyExt,
-    TensorData, VariableAggregation, VariableOptions,
+    Device, IndexedSlices, InputContext, PerReplica, ReduceOp, Replicated, Sgd, Strategy,
+    StrategyExt, SyncBatchNormConfig, TensorData, TrainState, VariableAggregation, VariableOptions,
 };
 
 use rstest::rstest;
@@ -199,4 +199,17 @@ fn a_worker_takes_no_more_from_another_one_than_such_lists_have() {
         let said = one.unwrap_err().to_string();
         assert!(said.contains("sent a value that cannot be read"), "{said}");
     }
+}
+
+/// Clones of a model share what burn locks while it walks one: no worker waits for another then.
+#[test]
+fn workers_of_one_process_may_begin_with_clones_of_one_model() {
+    let device = Device::flex().autodiff();
+    let model = SyncBatchNormConfig::new(3).init(&device).unwrap();
+    let means = workers(THREADS, &REPLICAS, move |strategy| {
+        let state = strategy.scope(|_| TrainState::new(model.clone(), Sgd::new(0.1)))?;
+        state.primary()?.to_tensors()
+    });
+    assert!(means[0].contains_key("model/moving_mean"));
+    assert_eq!(means[0], means[1]);
 }

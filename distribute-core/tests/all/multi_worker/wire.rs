@@ -95,6 +95,7 @@ fn a_gradient_is_rounded_at_every_node_of_the_tree(
         let factors = strategy.values_from(|id| FACTORS[id]);
         strategy.run((&mut state, factors), |ctx, (state, factor)| {
             let loss = state.model[0].val() * factor;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(())
@@ -111,7 +112,7 @@ fn a_gradient_is_rounded_at_every_node_of_the_tree(
 }
 
 /// Clipping reduces gradients before the update, and replicas that take turns do it by a way of
-/// their own: the bits are those of replicas with a core each, and not those of `f32`.
+/// their own: the bits are the same as with a core each, and others than with `f32`.
 #[test]
 fn clipped_gradients_of_replicas_that_take_turns_are_rounded_too() {
     let program = |strategy: MultiWorkerMirroredStrategy| {
@@ -121,6 +122,7 @@ fn clipped_gradients_of_replicas_that_take_turns_are_rounded_too() {
         strategy.run(&mut state, |ctx, state| {
             let factor = 0.333_33 * (1 + ctx.replica_id()) as f32;
             let loss = (state.model[0].val() * factor).powi_scalar(2).sum();
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })?;
@@ -175,7 +177,7 @@ fn exchange(strategy: MultiWorkerMirroredStrategy) -> distribute_core::Result<Ve
         let gradients = (total.clone() * total * (id + 0.1)).sum().backward();
         let back = x.grad(&gradients).map(|tensor| tensor.into_data());
         let x = Tensor::<2>::from_floats([[FINE[0] + id], [FINE[1]]], ctx.device());
-        let y = norm.model.forward(ctx, x)?.into_data();
+        let y = norm.model.forward(x).into_data();
         let statistic = norm.model.moving_mean.value().into_data();
         let mut all = vec![f64::from(sum)];
         all.extend(
@@ -216,6 +218,7 @@ fn flags_and_wide_gradients_stay() {
                 0 => model.0.val().mul_scalar(1.000_000_001_f64).cast(DType::F32),
                 _ => model.1[0].val().sum(),
             };
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })?;

@@ -5,6 +5,7 @@ mod store;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use burn::module::Module;
 use burn::nn::Linear;
 use burn::optim::AdamConfig;
 use burn::tensor::{Device, TensorData};
@@ -128,11 +129,27 @@ fn a_dynamic_loss_scale_is_refused() {
     assert!(error.contains("LossScale::fixed"), "{error}");
 }
 
+/// The store was told what is trained.
+#[test]
+fn a_layer_that_is_frozen_later_is_refused_with_its_name() {
+    let remote = Remotely::new(&Arc::default());
+    let build = |device: &Device| TrainState::new(layer(device, 0.25), Adam::new(0.01));
+    let mut state = remote.scope(build).unwrap();
+    let changed = state.update(|state| {
+        state.model = state.model.clone().freeze();
+        Ok(())
+    });
+    let error = changed.unwrap_err().to_string();
+    let names = error.contains("`weight` is frozen") && error.contains("parameter servers");
+    assert!(names, "{error}");
+    assert!(step(&remote, &mut state, 0).is_err());
+}
+
 #[test]
 fn an_optimizer_of_burn_is_refused() {
     let strategy = Remotely::new(&Arc::default());
     let build = |device: &Device| {
-        let adam = BurnOptimizer::new("burn:adam", AdamConfig::new().build(), 0.1);
+        let adam = BurnOptimizer::new(AdamConfig::new(), 0.1);
         TrainState::new(layer(device, 0.25), adam)
     };
     let error = strategy.scope(build).unwrap_err().to_string();
@@ -188,4 +205,52 @@ fn variables_are_read_and_changed_in_the_store() {
         variable.update(&strategy, |_| Ok(scalar(9.0))).unwrap();
         assert_eq!(variable.local_values().unwrap(), [scalar(9.0)]);
     }
+}
+
+#[derive(Replicate)]
+struct Two {
+    first: TrainState<Linear>,
+    second: TrainState<Linear>,
+}
+
+/// One loss of two states in a store: the numbers of the local optimizers, and one checkpoint.
+#[test]
+fn two_states_of_one_loss_are_pushed_and_saved_as_they_are_here() {
+    let build = |device: &Device| Two {
+        first: TrainState::new(layer(device, 0.25), Adam::new(0.01)),
+        second: TrainState::new(layer(device, 0.5), Sgd::new(0.1).momentum(0.9)),
+    };
+    let trained = |strategy: &dyn distribute_core::Strategy| {
+        let mut state = strategy.scope(build).unwrap();
+        for _ in 0..3 {
+            let ran = strategy.run(&mut state, |ctx, Two { first, second }| {
+                let input = burn::tensor::Tensor::<2>::ones([4, 3], ctx.device());
+                let difference = first.model.forward(input.clone()) - second.model.forward(input);
+                let loss = difference.powf_scalar(2.0).mean();
+                let sets = ctx.gradients(&loss, (&first.model, &second.model))?;
+                first.apply_gradients(ctx, sets.0)?;
+                second.apply_gradients(ctx, sets.1)
+            });
+            assert_eq!(ran.unwrap().values(), [Applied::Updated]);
+        }
+        state.save().unwrap()
+    };
+    let here = trained(&one_device());
+    let there = trained(&Remotely::new(&Arc::default()));
+    assert_eq!(there, here);
+    assert_eq!(here.0, 3);
+    let names: Vec<_> = here.1.keys().map(String::as_str).collect();
+    let expected = [
+        "first/model/bias",
+        "first/model/weight",
+        "first/optimizer/momentum/bias",
+        "first/optimizer/momentum/weight",
+        "first/optimizer/velocity/bias",
+        "first/optimizer/velocity/weight",
+        "second/model/bias",
+        "second/model/weight",
+        "second/optimizer/momentum/bias",
+        "second/optimizer/momentum/weight",
+    ];
+    assert_eq!(names, expected);
 }

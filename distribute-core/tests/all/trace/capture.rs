@@ -15,6 +15,7 @@ fn step(ctx: &ReplicaContext, (state, (x, y)): (&mut TrainState<Mlp>, Batch)) ->
     let logits = state.model.forward(x);
     let picked = burn::tensor::activation::log_softmax(logits, 1).gather(1, y.unsqueeze_dim(1));
     let loss = picked.sum().neg().div_scalar(16.0);
+    ctx.loss_is_scaled();
     let gradients = ctx.gradient(&loss, &state.model)?;
     state.apply_gradients(ctx, gradients)?;
     Ok(loss)
@@ -370,6 +371,7 @@ fn collectives_and_random_numbers_are_operations() {
                 assert_eq!(two, 2.0);
                 let total = ctx.all_reduce_tensor(ReduceOp::Sum, state.model.forward(kept))?;
                 let loss = total.sum() + largest.sum();
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(ctx.replica_id_tensor())

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use burn::prelude::*;
-use distribute_core::metric::{Mean, Metric, SparseCategoricalAccuracy, Sum};
+use distribute_core::metric::{Mean, SparseCategoricalAccuracy, Sum};
 use distribute_core::{
     DistributedVariable, Error, PerReplica, ReplicaContext, Replicated, Result, StrategyExt,
     VariableAggregation, VariableOptions,
@@ -113,7 +113,7 @@ fn metrics_are_updated_after_every_call() {
     // The programs of this strategy give ones for everything.
     let strategy = Recording::new(2);
     let (mean, sum) = (Mean::new(&strategy), Sum::new(&strategy));
-    let accuracy = SparseCategoricalAccuracy::new(&strategy);
+    let accuracy = strategy.metric(SparseCategoricalAccuracy);
     let step = |ctx: &ReplicaContext, ((x, y),): (Batch,)| {
         mean.update_state(ctx, x.clone() * 7.0)?;
         sum.update_state_weighted(ctx, 3.0_f32, 2.0_f32)?;
@@ -124,8 +124,8 @@ fn metrics_are_updated_after_every_call() {
     }
     assert_eq!(mean.result().unwrap(), 1.0);
     assert_eq!(sum.result().unwrap(), 2.0 * 5.0 * 6.0);
-    // Label 1, and the first of equal scores.
-    assert_eq!(accuracy.result().unwrap(), 0.0);
+    // The program says which are right.
+    assert_eq!(accuracy.result().unwrap(), 1.0);
     sum.reset_state().unwrap();
     strategy.run((batch(2, 4),), step).unwrap();
     assert_eq!(sum.result().unwrap(), 12.0);
@@ -215,7 +215,7 @@ fn shapes_that_do_not_fit_a_metric_are_an_error_of_the_step() {
     };
     let error = strategy.run((batch(1, 4),), step).unwrap_err();
     assert!(matches!(error, Error::Shape { .. }), "{error}");
-    let other: Box<dyn Metric> = Box::new(Mean::new(&Recording::new(1)));
+    let other = Mean::new(&Recording::new(1));
     assert_eq!(other.result().unwrap(), 0.0);
 }
 

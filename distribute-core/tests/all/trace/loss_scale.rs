@@ -12,6 +12,7 @@ type Batch = (Tensor<2>, Tensor<1, Int>);
 
 fn step(ctx: &ReplicaContext, (state, (x, _)): (&mut TrainState<Mlp>, Batch)) -> Result<()> {
     let loss = state.model.forward(x).sum();
+    ctx.loss_is_scaled();
     let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
     state.apply_gradients(ctx, gradients).map(drop)
 }
@@ -94,6 +95,7 @@ fn a_loss_that_was_not_scaled_is_an_error() {
     let mut state = state(&strategy, 1);
     let error = strategy.run((&mut state, batch(2, 4)), |ctx, (state, (x, _))| {
         let loss = state.model.forward(x).sum();
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients).map(drop)
     });

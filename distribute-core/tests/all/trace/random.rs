@@ -29,6 +29,7 @@ fn run(
     strategy.run((&mut state, batch(replicas, 4)), |ctx, (state, (x, _))| {
         let hidden = state.model.first.forward(x);
         let loss = change(ctx, state, hidden)?.sum();
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)?;
         Ok(())
@@ -75,9 +76,12 @@ fn a_stream_of_the_replica_is_not_drawn_from_on_the_host() {
         let outcome = run(2, |ctx, _, x| Ok(x.mul_scalar(draw(&mut ctx.rng(1, 7)))));
         refusal(outcome);
         // What was drawn decides which operations there are.
-        let outcome = run(2, |ctx, _, x| match draw(&mut ctx.rng(1, 7)) > 0.5 {
-            true => Ok(x.exp()),
-            false => Ok(x),
+        let outcome = run(2, |ctx, _, x| {
+            if draw(&mut ctx.rng(1, 7)) > 0.5 {
+                Ok(x.exp())
+            } else {
+                Ok(x)
+            }
         });
         refusal(outcome);
     }

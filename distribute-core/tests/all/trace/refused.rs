@@ -215,6 +215,7 @@ fn two_updates_of_one_step_with_a_dynamic_loss_scale() {
     let step = |ctx: &ReplicaContext, (state, (x, _)): (&mut TrainState<Mlp>, Batch)| {
         for _ in 0..2 {
             let loss = state.model.forward(x.clone()).sum();
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
             state.apply_gradients(ctx, gradients)?;
         }
@@ -234,7 +235,7 @@ fn two_updates_of_one_step_with_a_dynamic_loss_scale() {
 #[test]
 fn an_optimizer_of_burn() {
     let strategy = Recording::new(1);
-    let adam = || BurnOptimizer::new("burn:adam", AdamConfig::new().build(), 0.1);
+    let adam = || BurnOptimizer::new(AdamConfig::new(), 0.1);
     let build = |device: &Device| TrainState::new(Mlp::new(device), adam());
     let mut state = strategy.scope(build).unwrap();
     let error = strategy.run(&mut state, |_, _| Ok(())).unwrap_err();
@@ -252,6 +253,7 @@ fn a_program_that_fails_loses_the_state() {
         .unwrap();
     let step = |ctx: &ReplicaContext, (state, (x, _)): (&mut TrainState<Mlp>, Batch)| {
         let loss = state.model.forward(x).sum();
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&loss, &state.model)?;
         state.apply_gradients(ctx, gradients)
     };

@@ -1,5 +1,6 @@
 //! A strategy that captures steps and "runs" them by returning ones.
 
+use distribute_core::burn_internals::ir;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
@@ -230,8 +231,8 @@ pub fn uneven(examples: &[usize]) -> PerReplica<(Tensor<2>, Tensor<1, Int>)> {
 
 /// The operations of a graph by name, in order.
 pub fn operations(step: &CapturedStep) -> Vec<String> {
-    let name = |operation: &burn_ir::OperationIr| {
-        if let burn_ir::OperationIr::Custom(custom) = operation {
+    let name = |operation: &ir::OperationIr| {
+        if let ir::OperationIr::Custom(custom) = operation {
             return format!("{}/{}", custom.id, custom.inputs.len());
         }
         let text = format!("{operation:?}");

@@ -82,7 +82,7 @@ fn an_error_waits_until_it_surfaces_and_others_go_on_until_then() {
     assert_eq!(queue.begin_cancelling(), None);
     assert_eq!((handed(&mut queue), handed(&mut queue)), (Some(1), Some(2)));
     assert!(queue.failed(1, "first"));
-    assert_eq!(handed(&mut queue), Some(3), "nobody has asked yet");
+    assert_eq!(handed(&mut queue), Some(3), "no worker has asked yet");
     assert!(queue.failed(3, "second"));
     assert_eq!(queue.push(1, |id| id), Err(Refusal::Failing));
     assert_eq!(queue.begin_cancelling(), Some(vec![4]));

@@ -198,7 +198,7 @@ fn no_worker_and_none_that_answers() {
     let none: [&str; 0] = [];
     let error = ClusterCoordinator::connect(&none, &NO_SERVERS, registry(), quick()).unwrap_err();
     assert!(error.to_string().contains("at least one worker"), "{error}");
-    // A port that nobody listens at, because it is taken but not listened to any more.
+    // A port without a listener: it is bound, but the listener is gone.
     let free = TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()
@@ -352,7 +352,7 @@ fn a_worker_serves_one_coordinator_and_then_the_next() {
 }
 
 #[test]
-fn a_worker_does_not_wait_for_ever_and_not_where_strangers_are() {
+fn a_worker_waits_with_a_limit_and_not_on_an_open_network_without_token() {
     let mut options = WorkerOptions::default();
     options.coordinator_timeout = Duration::from_millis(50);
     let server = WorkerServer::bind("127.0.0.1:0", registry(), options).unwrap();

@@ -150,7 +150,7 @@ fn weight(cluster: &Cluster, state: &Falling) -> f32 {
     weight.as_slice::<f32>().unwrap()[0]
 }
 
-/// Trains so many steps; which workers did.
+/// Trains this many steps; which workers did.
 fn steps(cluster: &Cluster, count: usize) -> Vec<usize> {
     let coordinator = &cluster.coordinator;
     let values: Vec<RemoteValue> = (0..count)

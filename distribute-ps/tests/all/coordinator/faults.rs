@@ -180,7 +180,7 @@ fn a_worker_that_comes_back_as_another_program_is_named_and_the_others_go_on() {
     drop(other);
 }
 
-/// Nobody calls `schedule`, `join` or `done`, so an error waits; results are waited for first.
+/// Without a call of `schedule`, `join` or `done` an error waits; results are waited for first.
 #[test]
 fn a_result_ends_when_there_are_no_workers_although_an_error_waits() {
     let gates = [(); 2].map(|()| Arc::<AtomicBool>::default());
@@ -305,7 +305,7 @@ struct Halves {
 }
 
 #[test]
-fn nobody_waits_for_updates_where_a_closure_had_none() {
+fn a_closure_without_updates_is_not_waited_for() {
     let mut begun = Stopwatch::start();
     let servers =
         [(); 2].map(|()| ParameterServer::bind("127.0.0.1:0", ServerOptions::default()).unwrap());

@@ -7,7 +7,7 @@ mod falling;
 mod faults;
 mod in_process;
 mod orphans;
-mod processes;
+pub mod processes;
 mod roles;
 mod scale;
 mod semantics;

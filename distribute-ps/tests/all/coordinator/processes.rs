@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use burn::nn::Linear;
 use distribute_core::{DistributedVariable, Mirrored, StrategyExt, TrainState, VariableOptions};
-use distribute_data::fit::{restore, snapshot};
+use distribute_fit::{restore, snapshot};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, PsError, RemoteValue, Result,
     ServerOptions, SharedState, SharedValue, Staleness, StalenessPolicy, StepRegistry,
@@ -147,7 +147,7 @@ impl Job {
         (counter, -weight)
     }
 
-    /// Waits until so many more closures have ended.
+    /// Waits until this many more closures have ended.
     fn await_closures(&self, more: u64) {
         let from = self.coordinator.closures_ended();
         eventually("closures end", || {
@@ -161,9 +161,11 @@ fn parameter_server() -> ParameterServer {
 }
 
 /// A worker's or server's process; killed when it is dropped.
-struct Process {
+pub struct Process {
     child: Child,
-    address: String,
+    pub address: String,
+    variable: &'static str,
+    test: &'static str,
 }
 
 impl Process {
@@ -187,7 +189,8 @@ impl Process {
         )
     }
 
-    fn start(variable: &str, test: &str, address: &str) -> Self {
+    /// The process of a test that prints where it listens. The variable has the address.
+    pub fn start(variable: &'static str, test: &'static str, address: &str) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture"])
             .env(variable, address)
@@ -200,8 +203,13 @@ impl Process {
         let address = said
             .find_map(|line| line.split_once("listens at ").map(|(_, it)| it.to_string()))
             .expect("the process has ended");
-        // Nobody reads any more; what it still prints is little.
-        Self { child, address }
+        // The output is no longer read; what it still prints is little.
+        Self {
+            child,
+            address,
+            variable,
+            test,
+        }
     }
 
     fn signal(&self, signal: Signal) {
@@ -209,10 +217,10 @@ impl Process {
     }
 
     /// Killed and started again at the same address.
-    fn replace(&mut self) {
+    pub fn replace(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        *self = Self::worker(&self.address.clone());
+        *self = Self::start(self.variable, self.test, &self.address.clone());
     }
 }
 

@@ -42,8 +42,8 @@ fn workers() -> usize {
     text.and_then(|text| text.parse().ok()).unwrap_or(64)
 }
 
-/// Schedules so many closures, or for half of the time of the long form, joins, and once more: the
-/// rates, by the processor time that they took, and the memory after each.
+/// Schedules this many closures, or for half of the time of the long form, joins, and once more:
+/// the rates, by the processor time that they took, and the memory after each.
 fn run_twice(cluster: &Cluster, closures: u64, mut schedule: impl FnMut()) -> [(f64, usize); 2] {
     [(); 2].map(|()| {
         let (begun, before) = (Instant::now(), computed());

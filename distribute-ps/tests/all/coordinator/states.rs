@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use burn::nn::{Initializer, Linear, LinearConfig};
 use burn::tensor::Tensor;
 use distribute_core::{Error, Mirrored, Sgd, StrategyExt, TensorData, TrainState};
-use distribute_data::fit::{restore, snapshot};
+use distribute_fit::{restore, snapshot};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, HostTensor, NonFinite, ParameterServer, PsError,
     ServerOptions, SharedState, StepRegistry, WorkerContext,

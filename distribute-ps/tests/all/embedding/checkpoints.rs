@@ -2,10 +2,12 @@
 
 use distribute_core::checkpoint::{Checkpoint, CheckpointManager, Metadata, load_latest};
 use distribute_core::{Adam, Device, Sgd, StrategyExt, TrainState};
-use distribute_data::fit::{restore, snapshot};
+use distribute_fit::{restore, snapshot};
 use distribute_ps::{PsError, Snapshot};
 
-use super::common::{Servers, dense, floats, read, spec, step, within_limit};
+use super::common::{dense, floats, read, spec, step};
+use crate::strategy::common::Servers;
+use crate::within_limit;
 
 fn adam(device: &Device) -> TrainState<burn::nn::Linear> {
     TrainState::new(dense(device), Adam::new(0.02))
@@ -15,7 +17,7 @@ fn adam(device: &Device) -> TrainState<burn::nn::Linear> {
 fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
     within_limit(|| {
         let servers = Servers::start(2);
-        let strategy = servers.strategy(3);
+        let strategy = servers.in_shards(3);
         let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
         let mut state = strategy.scope(adam).unwrap();
         for batch in 0..4 {
@@ -54,7 +56,7 @@ fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
         let (_, checkpoint) = load_latest(directory.path()).unwrap().found.unwrap();
         for (servers, shards) in [(1, 1), (3, 5)] {
             let servers = Servers::start(servers);
-            let strategy = servers.strategy(shards);
+            let strategy = servers.in_shards(shards);
             let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
             let mut state = strategy.scope(adam).unwrap();
             // What it has gone on to is forgotten.
@@ -73,7 +75,7 @@ fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
 fn a_checkpoint_without_the_table_is_refused() {
     within_limit(|| {
         let servers = Servers::start(1);
-        let strategy = servers.strategy(1);
+        let strategy = servers.in_shards(1);
         let mut state = strategy.scope(adam).unwrap();
         let checkpoint = snapshot(state.primary().unwrap()).unwrap();
         strategy.table("words", &spec(Adam::new(0.05))).unwrap();
@@ -86,7 +88,7 @@ fn a_checkpoint_without_the_table_is_refused() {
 fn snapshots_of_all_variables_are_checkpoints_too() {
     within_limit(|| {
         let servers = Servers::start(2);
-        let strategy = servers.strategy(2);
+        let strategy = servers.in_shards(2);
         let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
         let mut state = strategy.scope(adam).unwrap();
         for batch in 0..3 {
@@ -99,7 +101,7 @@ fn snapshots_of_all_variables_are_checkpoints_too() {
         let expected = snapshot(state.primary().unwrap()).unwrap();
 
         let servers = Servers::start(3);
-        let strategy = servers.strategy(4);
+        let strategy = servers.in_shards(4);
         let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
         let mut state = strategy.scope(adam).unwrap();
         let snapshot_again = Snapshot::from_tensors(&checkpoint.tensors, 3);
@@ -112,7 +114,7 @@ fn snapshots_of_all_variables_are_checkpoints_too() {
 
         // Slots of another optimizer.
         let servers = Servers::start(1);
-        let strategy = servers.strategy(1);
+        let strategy = servers.in_shards(1);
         strategy.table("words", &spec(Sgd::new(0.05))).unwrap();
         let _state = strategy.scope(adam).unwrap();
         let error = strategy.variables().restore(&snapshot_again).unwrap_err();
@@ -125,7 +127,7 @@ fn snapshots_of_all_variables_are_checkpoints_too() {
 fn slots_of_another_optimizer_are_refused_by_both_names() {
     within_limit(|| {
         let servers = Servers::start(2);
-        let strategy = servers.strategy(2);
+        let strategy = servers.in_shards(2);
         let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
         let mut state = strategy.scope(adam).unwrap();
         for batch in 0..3 {
@@ -152,7 +154,7 @@ fn slots_of_another_optimizer_are_refused_by_both_names() {
         ];
         for (checkpoint, spec, refused) in cases {
             let servers = Servers::start(2);
-            let strategy = servers.strategy(3);
+            let strategy = servers.in_shards(3);
             let table = strategy.table("words", &spec()).unwrap();
             let mut state = strategy.scope(adam).unwrap();
             step(&strategy, &mut state, &table, 7).unwrap();

@@ -1,8 +1,6 @@
 //! What the tests share: servers, a small model with a table, and steps.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
@@ -11,59 +9,25 @@ use distribute_core::optim::Optimizer;
 use distribute_core::{InputContext, Mirrored, StrategyExt, TrainState};
 use distribute_ps::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_ps::{
-    ClientOptions, EmbeddingTable, ParameterServer, ParameterServerStrategy, RunId, RunOptions,
-    ServerOptions, TableInitializer, TableSpec, VariableClient,
+    EmbeddingTable, ParameterServerStrategy, RunId, RunOptions, TableInitializer, TableSpec,
 };
 
-const LIMIT: Duration = Duration::from_secs(300);
+use crate::strategy::common::Servers;
+
 pub const ROWS: usize = 11;
 pub const WIDTH: usize = 3;
-
-/// Fails instead of hanging.
-pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, result) = channel();
-    let thread = std::thread::spawn(move || sender.send(test()));
-    let Ok(value) = result.recv_timeout(LIMIT) else {
-        assert!(thread.is_finished(), "still running after {LIMIT:?}");
-        panic!("the test failed, see above");
-    };
-    value
-}
 
 pub fn fixed(num_shards: usize) -> Option<Arc<dyn Partitioner>> {
     Some(Arc::new(FixedShardsPartitioner { num_shards }))
 }
 
-/// Servers on free ports; they end when this is dropped.
-pub struct Servers(Vec<ParameterServer>);
-
 impl Servers {
-    pub fn start(count: usize) -> Self {
-        let bind = |server| {
-            let mut options = ServerOptions::default();
-            options.server = Some(server);
-            ParameterServer::bind("127.0.0.1:0", options).expect("a server")
-        };
-        Self((0..count).map(bind).collect())
+    /// A strategy that begins a run on them and cuts variables into this many shards.
+    pub fn in_shards(&self, shards: usize) -> ParameterServerStrategy {
+        self.strategy(fixed(shards))
     }
 
-    pub fn addresses(&self) -> Vec<String> {
-        let servers = self.0.iter();
-        servers.map(|server| server.address().to_string()).collect()
-    }
-
-    /// A strategy that begins a run on them and cuts variables into so many shards.
-    pub fn strategy(&self, shards: usize) -> ParameterServerStrategy {
-        let (client, run) = (ClientOptions::default(), RunOptions::default());
-        ParameterServerStrategy::connect(&self.addresses(), client, run, fixed(shards))
-            .expect("a strategy")
-    }
-
-    pub fn client(&self) -> VariableClient {
-        VariableClient::connect(&self.addresses(), ClientOptions::default()).expect("servers")
-    }
-
-    /// The coordinator's strategy of a new run and those of workers.
+    /// The coordinator's strategy of a new run, and the workers' strategies.
     pub fn run(
         &self,
         workers: usize,

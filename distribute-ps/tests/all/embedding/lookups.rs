@@ -10,9 +10,9 @@ use distribute_ps::{
     ClientOptions, ParameterServerStrategy, PsError, RunOptions, TableInitializer, TableSpec,
 };
 
-use super::common::{
-    ROWS, Servers, WIDTH, dense, fixed, floats, read, spec, table_values, within_limit,
-};
+use super::common::{ROWS, WIDTH, dense, fixed, floats, read, spec, table_values};
+use crate::strategy::common::Servers;
+use crate::within_limit;
 
 /// The rows of these ids.
 fn expected(ids: &[usize]) -> Vec<f32> {
@@ -26,7 +26,7 @@ fn ids_of_any_shape_give_their_rows_in_that_shape() {
     within_limit(|| {
         let servers = Servers::start(2);
         for shards in [1, 4] {
-            let strategy = servers.strategy(shards);
+            let strategy = servers.in_shards(shards);
             let table = strategy.table("words", &spec(Sgd::new(1.0))).unwrap();
             assert_eq!((table.rows(), table.width()), (ROWS, WIDTH));
             let wanted = [10, 0, 3, 3, 0, 7];
@@ -63,7 +63,7 @@ fn ids_of_any_shape_give_their_rows_in_that_shape() {
 fn no_ids_give_no_rows_and_train_nothing() {
     within_limit(|| {
         let servers = Servers::start(2);
-        let strategy = servers.strategy(2);
+        let strategy = servers.in_shards(2);
         let table = strategy.table("words", &spec(Sgd::new(1.0))).unwrap();
         let mut state = strategy
             .scope(|device| TrainState::new(dense(device), Sgd::new(0.5)))
@@ -97,7 +97,7 @@ fn no_ids_give_no_rows_and_train_nothing() {
 fn ids_that_are_not_there_and_wrong_dimensions_are_named() {
     within_limit(|| {
         let servers = Servers::start(1);
-        let strategy = servers.strategy(2);
+        let strategy = servers.in_shards(2);
         let table = strategy.table("words", &spec(Sgd::new(1.0))).unwrap();
         for wrong in [ROWS as i64, -1, i64::MAX] {
             let error = table.lookup([0, wrong]).unwrap_err();
@@ -125,7 +125,7 @@ fn ids_that_are_not_there_and_wrong_dimensions_are_named() {
 fn tables_that_cannot_be_are_refused_before_anything_is_made() {
     within_limit(|| {
         let servers = Servers::start(1);
-        let strategy = servers.strategy(1);
+        let strategy = servers.in_shards(1);
         let few = TableInitializer::rows(|_| Ok(vec![1.0; 5]));
         let specs = [
             TableSpec::new(0, 3, Sgd::new(1.0)),
@@ -182,7 +182,7 @@ fn a_worker_with_another_width_is_refused() {
 fn states_elsewhere_do_not_take_the_gradients_of_rows() {
     within_limit(|| {
         let servers = Servers::start(1);
-        let strategy = servers.strategy(1);
+        let strategy = servers.in_shards(1);
         let table = strategy.table("words", &spec(Sgd::new(1.0))).unwrap();
         let rows = table.lookup([[1, 2], [3, 4]]).unwrap();
         let local = OneDeviceStrategy::new("cpu:0".parse().unwrap()).unwrap();
@@ -218,7 +218,7 @@ fn states_elsewhere_do_not_take_the_gradients_of_rows() {
 fn a_table_is_cut_and_placed_as_any_variable_and_made_shard_by_shard() {
     within_limit(|| {
         let servers = Servers::start(3);
-        let strategy = servers.strategy(4);
+        let strategy = servers.in_shards(4);
         let before = TensorData::new(vec![0.0_f32], [0_usize; 0]);
         let options = distribute_core::VariableOptions::default();
         let _scalar = strategy.variable(before, options).unwrap();

@@ -1,7 +1,5 @@
 //! Workers as real processes, which are killed in the middle of their steps.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,7 +10,9 @@ use distribute_ps::{
     TableSpec, WorkerContext, WorkerOptions, WorkerServer,
 };
 
-use super::common::{Servers, fixed, floats};
+use super::common::{fixed, floats};
+use crate::coordinator::processes::Process;
+use crate::strategy::common::Servers;
 
 const LIMIT: Duration = Duration::from_secs(300);
 /// The variable by which a process knows that it is a worker, and where it listens.
@@ -78,46 +78,9 @@ fn work() {
     }
 }
 
-/// A worker's process; killed when it is dropped.
-struct Process {
-    child: Child,
-    address: String,
-}
-
-impl Process {
-    fn start(address: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "embedding::processes::a_worker_of_another_test",
-                "--exact",
-                "--nocapture",
-            ])
-            .env(WORKER, address)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut said = lines.map_while(std::result::Result::ok);
-        let address = said
-            .find_map(|line| line.split_once("listens at ").map(|(_, it)| it.to_string()))
-            .expect("the process has ended");
-        Self { child, address }
-    }
-
-    /// Killed and started again at the same address.
-    fn replace(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        *self = Self::start(&self.address.clone());
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn worker() -> Process {
+    let test = "embedding::processes::a_worker_of_another_test";
+    Process::start(WORKER, test, "127.0.0.1:0")
 }
 
 fn await_closures(coordinator: &ClusterCoordinator, more: u64) {
@@ -132,7 +95,7 @@ fn await_closures(coordinator: &ClusterCoordinator, more: u64) {
 #[test]
 fn every_step_changes_table_and_model_once_when_workers_are_killed() {
     let servers = Servers::start(2);
-    let mut workers: Vec<Process> = (0..2).map(|_| Process::start("127.0.0.1:0")).collect();
+    let mut workers: Vec<Process> = (0..2).map(|_| worker()).collect();
     let addresses: Vec<&str> = workers.iter().map(|one| one.address.as_str()).collect();
     let (registry, table, state) = register();
     let mut options = CoordinatorOptions::default();

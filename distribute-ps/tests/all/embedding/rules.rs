@@ -9,7 +9,9 @@ use distribute_ps::{
     UpdateSource,
 };
 
-use super::common::{ROWS, Servers, WIDTH, dense, read, spec, step, table_values, within_limit};
+use super::common::{ROWS, WIDTH, dense, read, spec, step, table_values};
+use crate::strategy::common::Servers;
+use crate::within_limit;
 
 fn bounded(bound: u64, policy: StalenessPolicy) -> RunOptions {
     let mut options = RunOptions::default();
@@ -202,7 +204,7 @@ fn lookups_wait_for_slower_workers() {
 fn gradients_with_nan_are_refused_and_the_model_keeps_its_weights() {
     within_limit(|| {
         let servers = Servers::start(2);
-        let strategy = servers.strategy(2);
+        let strategy = servers.in_shards(2);
         let table = strategy.table("words", &spec(Sgd::new(1.0))).unwrap();
         let mut state = strategy
             .scope(|device| TrainState::new(dense(device), Sgd::new(0.5)))

@@ -11,10 +11,9 @@ use distribute_ps::{
     WorkerContext, WorkerOptions, WorkerServer, WorkerStopper,
 };
 
-use super::common::{
-    ROWS, Servers, WIDTH, dense, fixed, floats, ids, loss, read, spec, step, table_values,
-    within_limit,
-};
+use super::common::{ROWS, WIDTH, dense, fixed, floats, ids, loss, read, spec, step, table_values};
+use crate::strategy::common::Servers;
+use crate::within_limit;
 
 /// A worker on a thread.
 struct Worker(WorkerStopper, Option<JoinHandle<Result<()>>>);
@@ -98,7 +97,7 @@ fn register(registry: &mut StepRegistry) -> Registered {
     all
 }
 
-/// Calls `body` with a coordinator of two servers and so many workers.
+/// Calls `body` with a coordinator of two servers and this many workers.
 fn with_cluster(workers: usize, body: impl FnOnce(&ClusterCoordinator, Registered)) {
     with_rules(workers, RunOptions::default(), body);
 }
@@ -143,7 +142,7 @@ fn one_worker_trains_model_and_table_as_without_a_coordinator() {
             assert!(losses.iter().all(|loss| loss.is_finite()));
 
             let servers = Servers::start(2);
-            let strategy = servers.strategy(3);
+            let strategy = servers.in_shards(3);
             let table = strategy.table("words", &spec(Sgd::new(0.3))).unwrap();
             let mut state = strategy
                 .scope(|device| TrainState::new(dense(device), Sgd::new(0.3)))
@@ -298,7 +297,7 @@ fn a_closure_that_runs_again_changes_model_and_table_once() {
 fn gradients_that_a_loss_does_not_have_change_nothing() {
     within_limit(|| {
         let servers = Servers::start(1);
-        let strategy = servers.strategy(2);
+        let strategy = servers.in_shards(2);
         let table = strategy.table("words", &spec(Adam::new(0.1))).unwrap();
         let mut state = strategy
             .scope(|device| TrainState::new(dense(device), Adam::new(0.1)))

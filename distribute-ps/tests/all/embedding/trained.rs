@@ -1,4 +1,4 @@
-//! The numbers of training: those of a dense table, and of Adam's formula for the touched rows.
+//! The numbers of training: as with a dense table, and by Adam's formula for the touched rows.
 
 use burn::module::{Module, Param};
 use burn::nn::Linear;
@@ -8,9 +8,10 @@ use distribute_core::{
 };
 
 use super::common::{
-    Dense, ROWS, Servers, WIDTH, dense, floats, ids, loss, read, spec, step, table_values,
-    whole_table, within_limit,
+    Dense, ROWS, WIDTH, dense, floats, ids, loss, read, spec, step, table_values, whole_table,
 };
+use crate::strategy::common::Servers;
+use crate::within_limit;
 
 /// The same model with the table as a parameter.
 #[derive(Module, Debug)]
@@ -45,13 +46,14 @@ fn step_whole(strategy: &OneDeviceStrategy, state: &mut WholeState, batch: usize
 fn difference(
     strategy: &OneDeviceStrategy,
     whole: &mut WholeState,
-    found: (&Dense, &[f32]),
+    dense: &Dense,
+    table: &[f32],
 ) -> f32 {
     let expected = strategy.run(whole, |_, state| state.to_tensors());
     let expected = expected.unwrap().into_values().remove(0);
-    let dense = found.0.primary().unwrap().to_tensors().unwrap();
+    let dense = dense.primary().unwrap().to_tensors().unwrap();
     let pairs = [
-        ("model/table", found.1.to_vec()),
+        ("model/table", table.to_vec()),
         ("model/output.weight", floats(&dense["model/weight"])),
         ("model/output.bias", floats(&dense["model/bias"])),
     ];
@@ -69,7 +71,7 @@ fn sgd_gives_the_bits_of_a_dense_table_for_any_number_of_shards() {
     within_limit(|| {
         for shards in [1, 2, 3, 7] {
             let servers = Servers::start(2);
-            let (local, remote) = (one_device(), servers.strategy(shards));
+            let (local, remote) = (one_device(), servers.in_shards(shards));
             let table = remote.table("words", &spec(Sgd::new(0.3))).unwrap();
             let mut state = remote
                 .scope(|device| TrainState::new(dense(device), Sgd::new(0.3)))
@@ -93,7 +95,7 @@ fn sgd_gives_the_bits_of_a_dense_table_for_any_number_of_shards() {
             }
             let found = read(&remote, &table);
             assert_ne!(found, table_values());
-            assert_eq!(difference(&local, &mut whole, (&state, &found)), 0.0);
+            assert_eq!(difference(&local, &mut whole, &state, &found), 0.0);
             assert_eq!(state.primary().unwrap().step(), 8);
         }
     });
@@ -122,7 +124,7 @@ fn clipping_and_micro_batches_are_those_of_a_dense_table() {
         ];
         for (change, change_whole, tolerance) in cases {
             let servers = Servers::start(2);
-            let (local, remote) = (one_device(), servers.strategy(3));
+            let (local, remote) = (one_device(), servers.in_shards(3));
             let table = remote.table("words", &spec(Sgd::new(0.5))).unwrap();
             let mut state = remote
                 .scope(|device| change(TrainState::new(dense(device), Sgd::new(0.5))))
@@ -142,7 +144,7 @@ fn clipping_and_micro_batches_are_those_of_a_dense_table() {
             }
             let found = read(&remote, &table);
             assert_ne!(found, table_values());
-            let difference = difference(&local, &mut whole, (&state, &found));
+            let difference = difference(&local, &mut whole, &state, &found);
             assert!(difference <= tolerance, "{difference}");
         }
     });
@@ -204,7 +206,7 @@ fn adam_is_lazy_by_the_documented_formula_whatever_the_shards() {
         let mut all = Vec::new();
         for shards in [1, 2, 5] {
             let servers = Servers::start(3);
-            let strategy = servers.strategy(shards);
+            let strategy = servers.in_shards(shards);
             let table = strategy.table("words", &spec(Adam::new(0.01))).unwrap();
             let mut expected = LazyAdam::new();
             for (ids, scale) in batches {
@@ -242,7 +244,7 @@ fn adam_is_lazy_by_the_documented_formula_whatever_the_shards() {
 fn untouched_rows_keep_values_and_slots() {
     within_limit(|| {
         let servers = Servers::start(2);
-        let strategy = servers.strategy(2);
+        let strategy = servers.in_shards(2);
         let adam = distribute_core::AdamW::new(0.1);
         let table = strategy.table("words", &spec(adam)).unwrap();
         let train = |ids: &[i64]| {

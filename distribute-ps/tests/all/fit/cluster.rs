@@ -1,33 +1,18 @@
 //! Servers, workers and a coordinator as threads of this process.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use burn::module::Module;
 use distribute_core::{Adam, Device, Result, TrainState};
-use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{Batching, StrategyDataExt};
+use distribute_fit::{Objective, StepContext};
 use distribute_ps::{
     ClusterCoordinator, CoordinatorOptions, ParameterServer, ServerOptions, SharedState,
     StepRegistry, Training, TrainingData, WorkerOptions, WorkerServer, WorkerStopper,
 };
 
 use super::data::{Batch, Mlp, TEST, TRAIN, points};
-
-const LIMIT: Duration = Duration::from_secs(300);
-
-/// Fails instead of hanging.
-pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, result) = channel();
-    let thread = std::thread::spawn(move || sender.send(test()));
-    let Ok(value) = result.recv_timeout(LIMIT) else {
-        assert!(thread.is_finished(), "still running after {LIMIT:?}");
-        panic!("the test failed, see above");
-    };
-    value
-}
 
 /// The objective of a model on the points.
 pub type Objectively<M = Mlp> =

@@ -5,8 +5,8 @@ use burn::nn::{Linear, LinearConfig};
 use burn::tensor::activation::sigmoid;
 use burn::tensor::{Device, Tensor, TensorData};
 use distribute_core::Result;
-use distribute_data::fit::{Objective, StepContext};
 use distribute_data::{Dataset, FnDataset};
+use distribute_fit::{Objective, StepContext};
 
 /// 11 batches of 8, the last one with 4.
 pub const TRAIN: std::ops::Range<usize> = 0..84;

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use distribute_core::checkpoint;
-use distribute_data::fit::Fit;
-use distribute_data::fit::callbacks::ModelCheckpoint;
+use distribute_fit::Fit;
+use distribute_fit::callbacks::ModelCheckpoint;
 use distribute_ps::{PsError, WorkerStopper};
 
-use super::cluster::{Cluster, Job, within_limit};
+use super::cluster::{Cluster, Job};
 use super::data::{BATCHES, objective};
 use crate::stopwatch::Stopwatch;
+use crate::within_limit;
 
 #[test]
 fn a_lost_workers_batch_is_trained_on_by_another_one_and_applied_once() {

@@ -13,12 +13,13 @@ use distribute_core::{
     Adam, LocalBatchNorm, LogicalDevice, OneDeviceStrategy, Result, StrategyExt, SyncBatchNorm,
     SyncBatchNormConfig, TrainState,
 };
-use distribute_data::fit::{Fit, History, Objective, StepContext};
 use distribute_data::{Batching, StrategyDataExt};
+use distribute_fit::{Fit, History, Objective, StepContext};
 use distribute_ps::CoordinatorOptions;
 
-use super::cluster::{Cluster, Job, Objectively, within_limit};
+use super::cluster::{Cluster, Job, Objectively};
 use super::data::{BATCHES, Batch, TEST, TRAIN, filled, points};
+use crate::within_limit;
 
 const EPOCHS: usize = 4;
 const MOMENTUM: f64 = 0.75;
@@ -46,8 +47,8 @@ impl Net {
         }
     }
 
-    fn forward(&self, ctx: &StepContext<'_>, x: Tensor<2>) -> Result<Tensor<2>> {
-        let x = self.hidden.forward(self.inputs.forward(ctx, x)?);
+    fn forward(&self, x: Tensor<2>) -> Result<Tensor<2>> {
+        let x = self.hidden.forward(self.inputs.forward(x));
         let x = self.burns.forward(self.local.forward(x)?.tanh());
         Ok(sigmoid(self.output.forward(x)))
     }
@@ -76,7 +77,7 @@ fn build(device: &Device) -> TrainState<Net> {
 fn objective(ctx: &StepContext<'_>, model: &Net, (x, y): Batch) -> Result<Objective> {
     let examples = x.dims()[0];
     let global_batch = ctx.global_batch_size()?.unwrap_or(1) as f64;
-    let loss = (model.forward(ctx, x)? - y).square().sum() / global_batch;
+    let loss = (model.forward(x)? - y).square().sum() / global_batch;
     Ok(Objective::new(loss).examples(examples))
 }
 
@@ -106,7 +107,7 @@ fn floats(data: &TensorData) -> Vec<f32> {
     data.iter::<f32>().collect()
 }
 
-/// Losses, those of validation too, which normalizes with the statistics; weights and statistics.
+/// Losses, weights and statistics; validation normalizes with the statistics.
 #[test]
 fn one_worker_gives_what_one_device_gives() {
     within_limit(|| {
@@ -120,7 +121,7 @@ fn one_worker_gives_what_one_device_gives() {
         let wanted = wanted.unwrap();
         let (found, tensors) = trained(Arc::new(objective), 1);
         for (found, wanted) in found.epochs.iter().zip(&wanted.epochs) {
-            let numbers = |logs: &distribute_data::fit::Logs| {
+            let numbers = |logs: &distribute_fit::Logs| {
                 let all = logs.iter().map(|(name, value)| (name.to_string(), value));
                 all.collect::<BTreeMap<_, _>>()
             };

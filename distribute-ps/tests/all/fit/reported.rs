@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use burn::tensor::Tensor;
 use distribute_core::{Error, Result};
-use distribute_data::fit::{Fit, Objective, StepContext};
 use distribute_data::{AverageLoss, average_loss};
+use distribute_fit::{Fit, Objective, StepContext};
 
-use super::cluster::{Cluster, Job, within_limit};
+use super::cluster::{Cluster, Job};
 use super::data::{Batch, Mlp, TEST, TRAIN, objective, points};
+use crate::within_limit;
 
 /// The part of the points of each class that is 1, which the objectives here have as their loss.
 fn mean_label(range: std::ops::Range<usize>) -> f64 {
@@ -88,7 +89,7 @@ fn a_loss_that_is_reduced_already_is_refused() {
 }
 
 /// What is reported when the training examples' metric and loss are `value` from batch 4 on.
-fn with(value: f64) -> Result<distribute_data::fit::History> {
+fn with(value: f64) -> Result<distribute_fit::History> {
     let job = Job::new(Arc::new(
         move |ctx: &StepContext<'_>, model: &Mlp, batch: Batch| {
             let from_4 = ctx.is_training() && ctx.batch() >= 4;

@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use distribute_core::checkpoint;
-use distribute_data::fit::callbacks::ModelCheckpoint;
-use distribute_data::fit::{Callback, Control, Fit, History, Outcome, Position};
+use distribute_fit::callbacks::ModelCheckpoint;
+use distribute_fit::{Callback, Control, Fit, History, Outcome, Position};
 
-use super::cluster::{Cluster, Job, within_limit};
+use super::cluster::{Cluster, Job};
 use super::data::{BATCHES, objective};
+use crate::within_limit;
 
-/// Stops after so many batches of the run.
+/// Stops after this many batches of the run.
 struct StopAfter(usize);
 
 impl Callback for StopAfter {

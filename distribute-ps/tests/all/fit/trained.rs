@@ -7,15 +7,14 @@ use burn::tensor::TensorData;
 use distribute_core::{
     Adam, Error, LogicalDevice, OneDeviceStrategy, Result, StrategyExt, TrainState,
 };
-use distribute_data::fit::callbacks::{
-    Direction, EarlyStopping, LearningRateScheduler, TerminateOnNan,
-};
-use distribute_data::fit::{Callback, Control, EpochRecord, Fit, History, Outcome, Position};
 use distribute_data::{Batching, StrategyDataExt};
+use distribute_fit::callbacks::{Direction, EarlyStopping, LearningRateScheduler, TerminateOnNan};
+use distribute_fit::{Callback, Control, EpochRecord, Fit, History, Outcome, Position};
 use distribute_ps::{CoordinatorOptions, NonFinite, PsError, Staleness, StalenessPolicy};
 
-use super::cluster::{Cluster, Job, within_limit};
+use super::cluster::{Cluster, Job};
 use super::data::{BATCHES, Mlp, TEST, TRAIN, objective, points};
+use crate::within_limit;
 
 /// All numbers of a run but its times.
 fn numbers(history: &History) -> Vec<String> {

@@ -1,7 +1,4 @@
-//! Authorities and what they sign, and the limit of a test.
-
-use std::sync::mpsc::channel;
-use std::time::Duration;
+//! Authorities and what they sign.
 
 use distribute_core::collectives::control::security::{Security, TlsIdentity, Token};
 use rcgen::{
@@ -10,19 +7,6 @@ use rcgen::{
 
 pub const TOKEN: &str = "0123456789 the right token";
 pub const OTHER: &str = "9876543210 of another job";
-
-/// Fails instead of hanging.
-pub fn within_limit(test: impl FnOnce() + Send + 'static) {
-    let (sender, result) = channel();
-    let thread = std::thread::spawn(move || {
-        test();
-        let _ = sender.send(());
-    });
-    if result.recv_timeout(Duration::from_secs(300)).is_err() {
-        assert!(thread.is_finished(), "the test hangs");
-        std::panic::resume_unwind(thread.join().unwrap_err());
-    }
-}
 
 pub struct Authority {
     certificate: Certificate,
@@ -43,7 +27,8 @@ impl Authority {
         }
     }
 
-    /// A certificate of this authority for a host, whose owner accepts those of this authority.
+    /// A certificate of this authority for a host, whose owner accepts this authority's
+    /// certificates.
     pub fn signs(&self, host: &str, expired: bool) -> TlsIdentity {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![host.to_string()]).unwrap();

@@ -5,4 +5,4 @@ mod certificates;
 mod program;
 mod refused;
 mod relayed;
-mod strangers;
+mod unauthenticated;

@@ -10,9 +10,10 @@ use distribute_core::collectives::control::security::Security;
 use distribute_core::{Sgd, TrainState};
 use distribute_ps::{ClusterCoordinator, Program, Result, WorkerContext};
 
-use super::certificates::{Authority, within_limit};
+use super::certificates::Authority;
+use crate::within_limit;
 
-/// One task of a cluster; the chief returns the weight after so many updates.
+/// One task of a cluster; the chief returns the weight after this many updates.
 fn task(cluster: &str, role: &str, index: usize, security: Security) -> Result<f32> {
     let mut program = Program::new();
     program.security(security);

@@ -9,8 +9,9 @@ use distribute_ps::{
     RunOptions, ServerOptions, StepRegistry, VariableClient, WorkerOptions, WorkerServer,
 };
 
-use super::certificates::{Authority, OTHER, TOKEN, within_limit};
+use super::certificates::{Authority, OTHER, TOKEN};
 use crate::stopwatch::Stopwatch;
+use crate::within_limit;
 
 /// How long a process waits in these tests for one that comes with the right credentials.
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(1);
@@ -165,7 +166,7 @@ fn who_was_refused_does_not_keep_the_right_one_out() {
 
 /// Beyond loopback both a token and TLS are demanded, or the word `insecure`.
 #[test]
-fn nobody_listens_where_strangers_are_without_token_and_tls() {
+fn a_server_on_an_open_network_needs_a_token_or_tls() {
     within_limit(|| {
         let ca = Authority::new();
         let only_tls = Security::default().tls(ca.signs("127.0.0.1", false));

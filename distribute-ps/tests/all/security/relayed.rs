@@ -1,4 +1,4 @@
-//! Connections that somebody on their way forwards to another process of the job, as they are or
+//! Connections that a process on their way forwards to another process of the job, as they are or
 //! with other words.
 
 use std::io::{self, Read, Write};
@@ -12,7 +12,8 @@ use distribute_ps::{
     VariableClient, WorkerOptions, WorkerServer,
 };
 
-use super::certificates::{Authority, TOKEN, within_limit};
+use super::certificates::{Authority, TOKEN};
+use crate::within_limit;
 
 const COORDINATOR_TIMEOUT: Duration = Duration::from_secs(1);
 const DIALS: Duration = Duration::from_secs(20);

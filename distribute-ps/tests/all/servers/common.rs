@@ -1,34 +1,11 @@
 //! Servers on loopback ports, and what tests do with them.
 
-use std::sync::mpsc::channel;
-use std::time::Duration;
-
 use distribute_core::optim::Optimizer;
 use distribute_core::{Adam, Sgd, TensorData};
 use distribute_ps::{
     ClientOptions, OptimizerSpec, ParameterServer, Placement, RoundRobin, RunId, RunOptions,
     ServerOptions, UpdateId, VariableClient, VariableRef, VariableSpec,
 };
-
-/// The hard limit of a test.
-const LIMIT: Duration = Duration::from_secs(300);
-
-/// Runs a test on a thread of its own and fails when it takes too long.
-pub fn within_limit(test: impl FnOnce() + Send + 'static) {
-    let (sender, receiver) = channel();
-    let thread = std::thread::spawn(move || {
-        test();
-        let _ = sender.send(());
-    });
-    match receiver.recv_timeout(LIMIT) {
-        Err(std::sync::mpsc::RecvTimeoutError::Timeout) => panic!("the test hangs"),
-        _ => {
-            if let Err(panic) = thread.join() {
-                std::panic::resume_unwind(panic);
-            }
-        }
-    }
-}
 
 /// Servers, and the client of a coordinator that has begun a run.
 pub struct Cluster {
@@ -95,7 +72,7 @@ impl Cluster {
             .unwrap()
     }
 
-    /// A variable with a value, in so many shards.
+    /// A variable with a value, in `shards` shards.
     pub fn variable(
         &mut self,
         name: &str,

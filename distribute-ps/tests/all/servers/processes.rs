@@ -9,8 +9,9 @@ use distribute_ps::{
     ServerOptions, UpdateId, VariableClient, VariableSpec,
 };
 
-use super::common::{floats, sgd, values, within_limit};
+use super::common::{floats, sgd, values};
 use crate::stopwatch::Stopwatch;
+use crate::within_limit;
 
 /// Tells the child to be a server, and at which address.
 const SERVE: &str = "DISTRIBUTE_PS_TEST_SERVE";

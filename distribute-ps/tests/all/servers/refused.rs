@@ -7,7 +7,8 @@ use distribute_ps::{
     VariableClient, VariableSpec,
 };
 
-use super::common::{Cluster, addresses, floats, sgd, values, within_limit};
+use super::common::{Cluster, addresses, floats, sgd, values};
+use crate::within_limit;
 
 #[test]
 fn nan_is_refused_as_a_whole_or_applied_by_choice() {
@@ -81,8 +82,8 @@ fn wrong_shapes_types_rows_and_names_are_named() {
         assert!(matches!(error, PsError::Shape { .. }), "{error}");
         let error = client.pull_rows(&w, &[0, 9]).unwrap_err();
         assert!(matches!(error, PsError::Row { row: 9, .. }), "{error}");
-        let error = client.read("nobody").unwrap_err();
-        assert!(matches!(&error, PsError::UnknownVariable { name } if name == "nobody"));
+        let error = client.read("unknown").unwrap_err();
+        assert!(matches!(&error, PsError::UnknownVariable { name } if name == "unknown"));
         let placement = cluster.place(&[2], 1);
         let spec = VariableSpec {
             name: "w".to_string(),
@@ -217,29 +218,29 @@ fn a_run_is_told_from_others() {
         let mut cluster = Cluster::new(1);
         let w = cluster.variable("w", 1, floats(&[2], |_| 0.0), sgd(1.0));
         let other = RunId::random().unwrap();
-        let stranger =
+        let second =
             VariableClient::connect(&addresses(&cluster.servers), ClientOptions::default())
                 .unwrap();
-        // Nobody takes the servers from a coordinator that is there.
-        let error = stranger.attach(other, RunOptions::default()).unwrap_err();
+        // A coordinator that is there keeps its servers.
+        let error = second.attach(other, RunOptions::default()).unwrap_err();
         assert!(matches!(error, PsError::OtherRun { .. }), "{error}");
-        let error = stranger.join(other).unwrap_err();
+        let error = second.join(other).unwrap_err();
         assert!(matches!(error, PsError::OtherRun { .. }), "{error}");
         let worker = cluster.worker();
         let update = cluster.id(0);
         let servers = std::mem::take(&mut cluster.servers);
         drop(cluster);
         // The coordinator has gone: a new one begins anew.
-        let mut attached = stranger.attach(other, RunOptions::default());
+        let mut attached = second.attach(other, RunOptions::default());
         for _ in 0..200 {
             if attached.is_ok() {
                 break;
             }
             std::thread::sleep(std::time::Duration::from_millis(10));
-            attached = stranger.attach(other, RunOptions::default());
+            attached = second.attach(other, RunOptions::default());
         }
         attached.unwrap();
-        assert!(stranger.variables().unwrap().is_empty());
+        assert!(second.variables().unwrap().is_empty());
         // An update of the old run is not applied.
         let gradient = Gradient::Dense(floats(&[2], |_| 1.0));
         let error = worker.push(update, vec![(w, gradient)], &[]).unwrap_err();

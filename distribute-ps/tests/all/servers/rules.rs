@@ -8,7 +8,8 @@ use distribute_ps::{
     VariableClient, Versions,
 };
 
-use super::common::{Cluster, floats, sgd, values, within_limit};
+use super::common::{Cluster, floats, sgd, values};
+use crate::within_limit;
 
 fn bounded(bound: u64, policy: StalenessPolicy) -> RunOptions {
     let mut rules = RunOptions::default();
@@ -127,7 +128,7 @@ fn pushes_that_wait_hold_no_memory_that_slower_ones_need() {
 }
 
 #[test]
-fn nobody_waits_for_an_abandoned_closure_and_waiting_ends() {
+fn an_abandoned_closure_is_not_waited_for_and_waiting_ends() {
     within_limit(|| {
         let mut rules = bounded(0, StalenessPolicy::Wait);
         rules.wait_timeout = Duration::from_millis(200);

@@ -7,7 +7,8 @@ use distribute_core::optim::Adagrad;
 use distribute_core::{Adam, DefaultStrategy, StrategyExt, TrainState};
 use distribute_ps::{Gradient, OptimizerSpec, PsError};
 
-use super::common::{Cluster, adam, floats, sgd, values, within_limit};
+use super::common::{Cluster, adam, floats, sgd, values};
+use crate::within_limit;
 
 #[test]
 fn a_snapshot_under_load_holds_no_half_push() {
@@ -104,7 +105,7 @@ fn training_goes_on_from_a_snapshot_as_if_nothing_had_happened() {
     });
 }
 
-/// Adagrad's accumulators start at 0.1, also those of a shard that had no update yet.
+/// Adagrad's accumulators start at 0.1, also in a shard that had no update yet.
 #[test]
 fn slots_of_a_shard_without_an_update_are_what_they_start_as() {
     within_limit(|| {

@@ -14,7 +14,8 @@ use distribute_ps::{
 
 use hostile::alone::is_alone;
 
-use super::common::{Cluster, adam, floats, sgd, values, within_limit};
+use super::common::{Cluster, adam, floats, sgd, values};
+use crate::within_limit;
 
 #[test]
 fn a_read_while_others_write_sees_whole_updates_of_a_shard() {

@@ -11,7 +11,8 @@ use distribute_ps::{
 };
 use proptest::prelude::*;
 
-use super::common::{Cluster, adam, floats, sgd, values, within_limit};
+use super::common::{Cluster, adam, floats, sgd, values};
+use crate::within_limit;
 
 #[test]
 fn a_push_updates_all_shards_and_a_pull_gives_them_back() {

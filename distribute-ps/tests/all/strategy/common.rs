@@ -1,8 +1,6 @@
 //! What the tests share: servers, a small model, and steps.
 
 use std::sync::Arc;
-use std::sync::mpsc::channel;
-use std::time::Duration;
 
 use burn::module::Module;
 use burn::nn::{Initializer, Linear, LinearConfig};
@@ -15,19 +13,6 @@ use distribute_ps::{
     ClientOptions, ParameterServer, ParameterServerStrategy, RunId, RunOptions, ServerOptions,
     VariableClient,
 };
-
-const LIMIT: Duration = Duration::from_secs(300);
-
-/// Fails instead of hanging.
-pub fn within_limit<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
-    let (sender, result) = channel();
-    let thread = std::thread::spawn(move || sender.send(test()));
-    let Ok(value) = result.recv_timeout(LIMIT) else {
-        assert!(thread.is_finished(), "still running after {LIMIT:?}");
-        panic!("the test failed, see above");
-    };
-    value
-}
 
 /// Servers on free ports; they end when this is dropped.
 pub struct Servers {
@@ -49,6 +34,10 @@ impl Servers {
     pub fn addresses(&self) -> Vec<String> {
         let servers = self.servers.iter();
         servers.map(|server| server.address().to_string()).collect()
+    }
+
+    pub fn client(&self) -> VariableClient {
+        VariableClient::connect(&self.addresses(), ClientOptions::default()).expect("servers")
     }
 
     /// A strategy that begins a run on them.
@@ -73,10 +62,7 @@ pub fn coordinator_and_worker_of(
     run: RunId,
     options: RunOptions,
 ) -> [ParameterServerStrategy; 2] {
-    let connect = || {
-        VariableClient::connect(&servers.addresses(), ClientOptions::default()).expect("servers")
-    };
-    let (first, second) = (connect(), connect());
+    let (first, second) = (servers.client(), servers.client());
     first.attach(run, options).unwrap();
     second.join(run).unwrap();
     let input = InputContext::default();

@@ -1,6 +1,6 @@
 //! `ParameterServerStrategy` with servers that listen on loopback ports.
 
-mod common;
+pub mod common;
 mod normalized;
 mod placed;
 mod trained;

@@ -11,11 +11,12 @@ use distribute_core::{
     Applied, LocalBatchNorm, Mirrored, OneDeviceStrategy, Replicate, Replicated, Result, Sgd,
     Strategy, StrategyExt, SyncBatchNorm, SyncBatchNormConfig, TrainState,
 };
-use distribute_data::fit::{restore, snapshot};
+use distribute_fit::{restore, snapshot};
 use distribute_ps::partitioners::FixedShardsPartitioner;
 use distribute_ps::{RunId, RunOptions, UpdateSource};
 
-use super::common::{Servers, coordinator_and_worker, coordinator_and_worker_of, within_limit};
+use super::common::{Servers, coordinator_and_worker, coordinator_and_worker_of};
+use crate::within_limit;
 
 /// Both kinds of batch normalization.
 #[derive(Module, Debug)]
@@ -48,10 +49,7 @@ fn examples(number: usize, device: &Device) -> Tensor<2> {
 fn step(strategy: &dyn Strategy, state: &mut Built, number: usize) -> Result<()> {
     let arguments = (state, Replicated(number));
     let updated = strategy.run(arguments, |ctx, (state, number)| {
-        let x = state
-            .model
-            .inputs
-            .forward(ctx, examples(number, ctx.device()))?;
+        let x = state.model.inputs.forward(examples(number, ctx.device()));
         let y = state.model.output.forward(x * 1.5 + 0.25)?;
         let loss = (y - 0.5).powf_scalar(2.0).mean();
         let gradients = ctx.gradient(&loss, &state.model)?;
@@ -104,7 +102,7 @@ fn a_worker_alone_trains_evaluates_and_saves_as_one_device_does() {
                 let outputs = strategy.run(state, |ctx, state| {
                     let model = state.model.valid();
                     let device = ctx.device().clone().without_autodiff();
-                    let x = model.inputs.forward(ctx, examples(3, &device))?;
+                    let x = model.inputs.forward(examples(3, &device));
                     Ok(model
                         .output
                         .forward(x)?
@@ -159,10 +157,7 @@ fn what_every_worker_has_moved_them_by_is_added() {
                 });
                 theirs.join().expect("no panic")
             })?;
-            let x = state
-                .model
-                .inputs
-                .forward(ctx, examples(number, ctx.device()))?;
+            let x = state.model.inputs.forward(examples(number, ctx.device()));
             let y = state.model.output.forward(x * 1.5 + 0.25)?;
             let gradients = ctx.gradient(&y.mean(), &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
@@ -224,7 +219,7 @@ fn statistics_that_are_not_finite_are_named_and_not_sent() {
         let before = tensors(&state);
         let failed = remote.run(&mut state, |ctx, state| {
             let x = examples(1, ctx.device()) * f32::NAN;
-            let y = state.model.inputs.forward(ctx, x)?.mean();
+            let y = state.model.inputs.forward(x).mean();
             let gradients = ctx.gradient(&y, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         });

@@ -8,7 +8,8 @@ use distribute_core::{
 use distribute_ps::partitioners::FixedShardsPartitioner;
 use distribute_ps::{ParameterServerStrategy, PsError, RunId, RunOptions, UpdateSource};
 
-use super::common::{Servers, coordinator_and_worker_of, within_limit};
+use super::common::{Servers, coordinator_and_worker_of};
+use crate::within_limit;
 
 fn scalar(value: f32) -> TensorData {
     TensorData::new(vec![value], [0_usize; 0])

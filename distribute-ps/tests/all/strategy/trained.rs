@@ -1,17 +1,19 @@
-//! Training states on servers: the numbers are those of one device.
+//! Training states on servers: the numbers are the same as on one device.
 
 use std::sync::{Arc, Mutex};
 
 use burn::module::{Module, Param, ParamId};
 use burn::tensor::{Bool, Device, Int, Tensor, TensorData};
 use distribute_core::{
-    Adam, AdamW, Applied, Mirrored, OneDeviceStrategy, Replicate, Sgd, StrategyExt, TrainState,
+    Adam, AdamW, Applied, Mirrored, OneDeviceStrategy, RateFactors, Replicate, Sgd, Strategy,
+    StrategyExt, TrainState,
 };
-use distribute_data::fit::{restore, restore_weights, snapshot};
+use distribute_fit::{restore, restore_weights, snapshot};
 use distribute_ps::partitioners::{FixedShardsPartitioner, Partitioner};
 use distribute_ps::{RunOptions, Staleness, StalenessPolicy};
 
-use super::common::{Built, Net, Servers, coordinator_and_worker, step, within_limit};
+use super::common::{Built, Net, Servers, coordinator_and_worker, step};
+use crate::within_limit;
 
 fn one_device() -> OneDeviceStrategy {
     OneDeviceStrategy::new("cpu:0".parse().expect("a device")).expect("a strategy")
@@ -26,13 +28,17 @@ type Build = fn(&Device) -> TrainState<Net>;
 #[test]
 fn one_worker_alone_gets_the_bits_of_one_device() {
     within_limit(|| {
-        let builds: [Build; 4] = [
+        let builds: [Build; 5] = [
             adam,
             |device| TrainState::new(Net::new(device, 1.5), Sgd::new(0.1).momentum(0.9)),
             |device| TrainState::new(Net::new(device, 2.5), AdamW::new(0.02)),
             |device| adam(device).clip_by_global_norm(0.05).accumulate(3),
+            |device| {
+                let factors = RateFactors::of(AdamW::new(0.02)).factor(["output"], 0.1);
+                TrainState::new(Net::new(device, 2.5), factors.factor(["bias"], 5.0))
+            },
         ];
-        for (build, shards) in builds.into_iter().zip([1, 2, 3, 5]) {
+        for (build, shards) in builds.into_iter().zip([1, 2, 3, 5, 3]) {
             let servers = Servers::start(2);
             let fixed: Arc<dyn Partitioner> =
                 Arc::new(FixedShardsPartitioner { num_shards: shards });
@@ -66,11 +72,27 @@ fn one_worker_alone_gets_the_bits_of_one_device() {
 }
 
 #[test]
+fn a_group_that_has_no_parameter_is_named() {
+    within_limit(|| {
+        let strategy = Servers::start(1).strategy(None);
+        let state = strategy.scope(|device: &Device| {
+            let factors = RateFactors::of(Sgd::new(0.1)).factor(["hiden"], 0.1);
+            TrainState::new(Net::new(device, 1.0), factors)
+        });
+        let error = state.expect_err("no such parameter").to_string();
+        assert!(
+            error.contains("[\"hiden\"]") && error.contains("hidden.weight"),
+            "{error}"
+        );
+    });
+}
+
+#[test]
 fn a_worker_finds_the_state_that_the_coordinator_has_made() {
     within_limit(|| {
         let servers = Servers::start(3);
         let [first, second] = coordinator_and_worker(&servers, RunOptions::default());
-        assert!(second.scope(adam).is_err(), "nobody has made it yet");
+        assert!(second.scope(adam).is_err(), "it was not made yet");
         let mut one = first.scope(adam).unwrap();
         step(&first, &mut one, 0).unwrap();
         // Its own initial value does not count.
@@ -337,6 +359,46 @@ fn several_states_have_places_of_their_own() {
             strategy.named("another").scope(adam).is_err(),
             "the name is taken"
         );
+    });
+}
+
+/// One loss of two states, and one checkpoint of them: the bits of one device.
+#[test]
+fn several_states_share_a_loss_and_a_checkpoint() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let (local, remote) = (one_device(), servers.strategy(None));
+        let build = |device: &Device| Pair {
+            first: adam(device),
+            second: TrainState::new(Net::new(device, 1.5), Sgd::new(0.1).momentum(0.9)),
+        };
+        let train = |strategy: &dyn Strategy, pair: &mut Mirrored<Pair>| {
+            let ran = strategy.run(pair, |ctx, Pair { first, second }| {
+                let weight = |state: &TrainState<Net>| state.model.hidden.weight.val();
+                let loss = (weight(first) * weight(second)).sum();
+                let sets = ctx.gradients(&loss, (&first.model, &second.model))?;
+                first.apply_gradients(ctx, sets.0)?;
+                second.apply_gradients(ctx, sets.1).map(drop)
+            });
+            ran.unwrap();
+        };
+        let mut here = local.scope(build).unwrap();
+        let mut there = remote.scope(build).unwrap();
+        for _ in 0..3 {
+            train(&local, &mut here);
+            train(&remote, &mut there);
+        }
+        let saved = |pair: &Mirrored<Pair>| snapshot(pair.primary().unwrap()).unwrap();
+        let checkpoint = saved(&there);
+        assert_eq!(checkpoint, saved(&here));
+        assert_eq!(checkpoint.metadata.step, 3);
+        train(&remote, &mut there);
+        assert_ne!(saved(&there).tensors, checkpoint.tensors);
+        restore(&mut there, &checkpoint).unwrap();
+        assert_eq!(saved(&there), checkpoint);
+        train(&local, &mut here);
+        train(&remote, &mut there);
+        assert_eq!(saved(&there), saved(&here));
     });
 }
 

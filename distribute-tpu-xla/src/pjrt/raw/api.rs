@@ -112,7 +112,7 @@ impl Api {
     }
 }
 
-/// Logs why a handle could not be destroyed: a destructor has nobody to tell.
+/// Logs why a handle could not be destroyed: a destructor cannot return an error.
 pub(super) fn log_destroy(result: Result<()>) {
     if let Err(error) = result {
         tracing::warn!(%error, "a PJRT handle was not destroyed");

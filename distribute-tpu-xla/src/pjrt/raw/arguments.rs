@@ -1,8 +1,9 @@
 //! What can be wrong with the arguments of an execution.
 //!
-//! A plugin checks the arguments device by device. When those of one device only are wrong, the
-//! others have already started, and wait in their first all-reduce for one that never comes: XLA's
-//! CPU client ends the process then. So whatever can differ between devices is checked before.
+//! A plugin checks the arguments device by device. When the arguments of one device only are wrong,
+//! the others have already started, and wait in their first all-reduce for one that never comes:
+//! XLA's CPU client ends the process then. So whatever can differ between devices is checked
+//! before.
 
 use std::sync::Arc;
 

@@ -18,15 +18,6 @@ pub struct PJRT_Extension_Base {
     pub type_: PJRT_Extension_Type,
     pub next: *mut PJRT_Extension_Base,
 }
-impl Default for PJRT_Extension_Base {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Api_Version {
@@ -34,15 +25,6 @@ pub struct PJRT_Api_Version {
     pub extension_start: *mut PJRT_Extension_Base,
     pub major_version: c_int,
     pub minor_version: c_int,
-}
-impl Default for PJRT_Api_Version {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -56,15 +38,6 @@ pub struct PJRT_Error_Destroy_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub error: *mut PJRT_Error,
 }
-impl Default for PJRT_Error_Destroy_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Error_Message_Args {
@@ -74,15 +47,6 @@ pub struct PJRT_Error_Message_Args {
     pub message: *const c_char,
     pub message_size: usize,
 }
-impl Default for PJRT_Error_Message_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Error_GetCode_Args {
@@ -90,15 +54,6 @@ pub struct PJRT_Error_GetCode_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub error: *const PJRT_Error,
     pub code: PJRT_Error_Code,
-}
-impl Default for PJRT_Error_GetCode_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 28;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -110,15 +65,6 @@ pub struct PJRT_NamedValue {
     pub type_: PJRT_NamedValue_Type,
     pub __bindgen_anon_1: PJRT_NamedValue__bindgen_ty_1,
     pub value_size: usize,
-}
-impl Default for PJRT_NamedValue {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 56;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -135,15 +81,6 @@ pub struct PJRT_Plugin_Initialize_Args {
     pub struct_size: usize,
     pub extension_start: *mut PJRT_Extension_Base,
 }
-impl Default for PJRT_Plugin_Initialize_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 16;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Plugin_Attributes_Args {
@@ -151,15 +88,6 @@ pub struct PJRT_Plugin_Attributes_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub attributes: *const PJRT_NamedValue,
     pub num_attributes: usize,
-}
-impl Default for PJRT_Plugin_Attributes_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -173,15 +101,6 @@ pub struct PJRT_Event_Destroy_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub event: *mut PJRT_Event,
 }
-impl Default for PJRT_Event_Destroy_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Event_IsReady_Args {
@@ -190,30 +109,12 @@ pub struct PJRT_Event_IsReady_Args {
     pub event: *mut PJRT_Event,
     pub is_ready: bool,
 }
-impl Default for PJRT_Event_IsReady_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 25;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Event_Await_Args {
     pub struct_size: usize,
     pub extension_start: *mut PJRT_Extension_Base,
     pub event: *mut PJRT_Event,
-}
-impl Default for PJRT_Event_Await_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
 }
 pub type PJRT_Event_OnReadyCallback =
     Option<unsafe extern "C" fn(error: *mut PJRT_Error, user_arg: *mut c_void)>;
@@ -225,15 +126,6 @@ pub struct PJRT_Event_OnReady_Args {
     pub event: *mut PJRT_Event,
     pub callback: PJRT_Event_OnReadyCallback,
     pub user_arg: *mut c_void,
-}
-impl Default for PJRT_Event_OnReady_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -289,15 +181,6 @@ pub struct PJRT_KeyValueGetCallback_Args {
     pub value_size: usize,
     pub value_deleter_callback: PJRT_KeyValueGetCallback_ValueDeleter,
 }
-impl Default for PJRT_KeyValueGetCallback_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 80;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_KeyValueTryGetCallback_Args {
@@ -311,15 +194,6 @@ pub struct PJRT_KeyValueTryGetCallback_Args {
     pub value_size: usize,
     pub value_deleter_callback: PJRT_KeyValueTryGetCallback_ValueDeleter,
 }
-impl Default for PJRT_KeyValueTryGetCallback_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 72;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_KeyValuePutCallback_Args {
@@ -331,15 +205,6 @@ pub struct PJRT_KeyValuePutCallback_Args {
     pub value_size: usize,
     pub callback_error: *mut PJRT_CallbackError,
     pub user_arg: *mut c_void,
-}
-impl Default for PJRT_KeyValuePutCallback_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 64;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -356,30 +221,12 @@ pub struct PJRT_Client_Create_Args {
     pub kv_try_get_callback: PJRT_KeyValueTryGetCallback,
     pub kv_try_get_user_arg: *mut c_void,
 }
-impl Default for PJRT_Client_Create_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 88;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Client_Destroy_Args {
     pub struct_size: usize,
     pub extension_start: *mut PJRT_Extension_Base,
     pub client: *mut PJRT_Client,
-}
-impl Default for PJRT_Client_Destroy_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -390,15 +237,6 @@ pub struct PJRT_Client_PlatformName_Args {
     pub platform_name: *const c_char,
     pub platform_name_size: usize,
 }
-impl Default for PJRT_Client_PlatformName_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Client_ProcessIndex_Args {
@@ -406,15 +244,6 @@ pub struct PJRT_Client_ProcessIndex_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub client: *mut PJRT_Client,
     pub process_index: c_int,
-}
-impl Default for PJRT_Client_ProcessIndex_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 28;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -425,15 +254,6 @@ pub struct PJRT_Client_PlatformVersion_Args {
     pub platform_version: *const c_char,
     pub platform_version_size: usize,
 }
-impl Default for PJRT_Client_PlatformVersion_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Client_Devices_Args {
@@ -442,15 +262,6 @@ pub struct PJRT_Client_Devices_Args {
     pub client: *mut PJRT_Client,
     pub devices: *const *mut PJRT_Device,
     pub num_devices: usize,
-}
-impl Default for PJRT_Client_Devices_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -461,15 +272,6 @@ pub struct PJRT_Client_AddressableDevices_Args {
     pub addressable_devices: *const *mut PJRT_Device,
     pub num_addressable_devices: usize,
 }
-impl Default for PJRT_Client_AddressableDevices_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Program {
@@ -479,15 +281,6 @@ pub struct PJRT_Program {
     pub code_size: usize,
     pub format: *const c_char,
     pub format_size: usize,
-}
-impl Default for PJRT_Program {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 48;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -500,15 +293,6 @@ pub struct PJRT_Client_Compile_Args {
     pub compile_options_size: usize,
     pub executable: *mut PJRT_LoadedExecutable,
 }
-impl Default for PJRT_Client_Compile_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 56;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Client_DefaultDeviceAssignment_Args {
@@ -519,15 +303,6 @@ pub struct PJRT_Client_DefaultDeviceAssignment_Args {
     pub num_partitions: c_int,
     pub default_assignment_size: usize,
     pub default_assignment: *mut c_int,
-}
-impl Default for PJRT_Client_DefaultDeviceAssignment_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 48;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -540,15 +315,6 @@ pub struct PJRT_Buffer_MemoryLayout_Tiled {
     pub tile_dim_sizes: *const usize,
     pub num_tiles: usize,
 }
-impl Default for PJRT_Buffer_MemoryLayout_Tiled {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 56;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Buffer_MemoryLayout_Strides {
@@ -557,15 +323,6 @@ pub struct PJRT_Buffer_MemoryLayout_Strides {
     pub byte_strides: *const i64,
     pub num_byte_strides: usize,
 }
-impl Default for PJRT_Buffer_MemoryLayout_Strides {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct PJRT_Buffer_MemoryLayout {
@@ -573,15 +330,6 @@ pub struct PJRT_Buffer_MemoryLayout {
     pub extension_start: *mut PJRT_Extension_Base,
     pub __bindgen_anon_1: PJRT_Buffer_MemoryLayout__bindgen_ty_1,
     pub type_: PJRT_Buffer_MemoryLayout_Type,
-}
-impl Default for PJRT_Buffer_MemoryLayout {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 76;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -608,15 +356,6 @@ pub struct PJRT_Client_BufferFromHostBuffer_Args {
     pub done_with_host_buffer: *mut PJRT_Event,
     pub buffer: *mut PJRT_Buffer,
 }
-impl Default for PJRT_Client_BufferFromHostBuffer_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 120;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_DeviceDescription_Id_Args {
@@ -625,15 +364,6 @@ pub struct PJRT_DeviceDescription_Id_Args {
     pub device_description: *mut PJRT_DeviceDescription,
     pub id: c_int,
 }
-impl Default for PJRT_DeviceDescription_Id_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 28;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_DeviceDescription_ProcessIndex_Args {
@@ -641,15 +371,6 @@ pub struct PJRT_DeviceDescription_ProcessIndex_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub device_description: *mut PJRT_DeviceDescription,
     pub process_index: c_int,
-}
-impl Default for PJRT_DeviceDescription_ProcessIndex_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 28;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -660,15 +381,6 @@ pub struct PJRT_DeviceDescription_Attributes_Args {
     pub num_attributes: usize,
     pub attributes: *const PJRT_NamedValue,
 }
-impl Default for PJRT_DeviceDescription_Attributes_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_DeviceDescription_Kind_Args {
@@ -677,15 +389,6 @@ pub struct PJRT_DeviceDescription_Kind_Args {
     pub device_description: *mut PJRT_DeviceDescription,
     pub device_kind: *const c_char,
     pub device_kind_size: usize,
-}
-impl Default for PJRT_DeviceDescription_Kind_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -696,15 +399,6 @@ pub struct PJRT_DeviceDescription_DebugString_Args {
     pub debug_string: *const c_char,
     pub debug_string_size: usize,
 }
-impl Default for PJRT_DeviceDescription_DebugString_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_DeviceDescription_ToString_Args {
@@ -714,15 +408,6 @@ pub struct PJRT_DeviceDescription_ToString_Args {
     pub to_string: *const c_char,
     pub to_string_size: usize,
 }
-impl Default for PJRT_DeviceDescription_ToString_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Device_GetDescription_Args {
@@ -730,15 +415,6 @@ pub struct PJRT_Device_GetDescription_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub device: *mut PJRT_Device,
     pub device_description: *mut PJRT_DeviceDescription,
-}
-impl Default for PJRT_Device_GetDescription_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -748,15 +424,6 @@ pub struct PJRT_Device_IsAddressable_Args {
     pub device: *mut PJRT_Device,
     pub is_addressable: bool,
 }
-impl Default for PJRT_Device_IsAddressable_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 25;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Device_LocalHardwareId_Args {
@@ -764,15 +431,6 @@ pub struct PJRT_Device_LocalHardwareId_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub device: *mut PJRT_Device,
     pub local_hardware_id: c_int,
-}
-impl Default for PJRT_Device_LocalHardwareId_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 28;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -802,15 +460,6 @@ pub struct PJRT_Device_MemoryStats_Args {
     pub peak_pool_bytes: i64,
     pub peak_pool_bytes_is_set: bool,
 }
-impl Default for PJRT_Device_MemoryStats_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 185;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_ExecuteContext {
@@ -823,30 +472,12 @@ pub struct PJRT_Executable_Destroy_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub executable: *mut PJRT_Executable,
 }
-impl Default for PJRT_Executable_Destroy_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_LoadedExecutable_Destroy_Args {
     pub struct_size: usize,
     pub extension_start: *mut PJRT_Extension_Base,
     pub executable: *mut PJRT_LoadedExecutable,
-}
-impl Default for PJRT_LoadedExecutable_Destroy_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -855,15 +486,6 @@ pub struct PJRT_LoadedExecutable_GetExecutable_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub loaded_executable: *mut PJRT_LoadedExecutable,
     pub executable: *mut PJRT_Executable,
-}
-impl Default for PJRT_LoadedExecutable_GetExecutable_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -874,15 +496,6 @@ pub struct PJRT_Executable_Name_Args {
     pub executable_name: *const c_char,
     pub executable_name_size: usize,
 }
-impl Default for PJRT_Executable_Name_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_NumReplicas_Args {
@@ -891,15 +504,6 @@ pub struct PJRT_Executable_NumReplicas_Args {
     pub executable: *mut PJRT_Executable,
     pub num_replicas: usize,
 }
-impl Default for PJRT_Executable_NumReplicas_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_NumPartitions_Args {
@@ -907,15 +511,6 @@ pub struct PJRT_Executable_NumPartitions_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub executable: *mut PJRT_Executable,
     pub num_partitions: usize,
-}
-impl Default for PJRT_Executable_NumPartitions_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -926,15 +521,6 @@ pub struct PJRT_LoadedExecutable_AddressableDevices_Args {
     pub addressable_devices: *const *mut PJRT_Device,
     pub num_addressable_devices: usize,
 }
-impl Default for PJRT_LoadedExecutable_AddressableDevices_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_OptimizedProgram_Args {
@@ -942,15 +528,6 @@ pub struct PJRT_Executable_OptimizedProgram_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub executable: *mut PJRT_Executable,
     pub program: *mut PJRT_Program,
-}
-impl Default for PJRT_Executable_OptimizedProgram_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -997,15 +574,6 @@ pub struct PJRT_ExecuteOptions {
     pub task_ids: *mut c_int,
     pub incarnation_ids: *mut i64,
 }
-impl Default for PJRT_ExecuteOptions {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 112;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_LoadedExecutable_Execute_Args {
@@ -1020,15 +588,6 @@ pub struct PJRT_LoadedExecutable_Execute_Args {
     pub device_complete_events: *mut *mut PJRT_Event,
     pub execute_device: *mut PJRT_Device,
 }
-impl Default for PJRT_LoadedExecutable_Execute_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 80;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_NumOutputs_Args {
@@ -1037,15 +596,6 @@ pub struct PJRT_Executable_NumOutputs_Args {
     pub executable: *mut PJRT_Executable,
     pub num_outputs: usize,
 }
-impl Default for PJRT_Executable_NumOutputs_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_SizeOfGeneratedCodeInBytes_Args {
@@ -1053,15 +603,6 @@ pub struct PJRT_Executable_SizeOfGeneratedCodeInBytes_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub executable: *mut PJRT_Executable,
     pub size_in_bytes: i64,
-}
-impl Default for PJRT_Executable_SizeOfGeneratedCodeInBytes_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1072,15 +613,6 @@ pub struct PJRT_Executable_Fingerprint_Args {
     pub executable_fingerprint: *const c_char,
     pub executable_fingerprint_size: usize,
 }
-impl Default for PJRT_Executable_Fingerprint_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_GetCostAnalysis_Args {
@@ -1089,15 +621,6 @@ pub struct PJRT_Executable_GetCostAnalysis_Args {
     pub executable: *mut PJRT_Executable,
     pub num_properties: usize,
     pub properties: *const PJRT_NamedValue,
-}
-impl Default for PJRT_Executable_GetCostAnalysis_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1118,15 +641,6 @@ pub struct PJRT_Executable_GetCompiledMemoryStats_Args {
     pub peak_memory_in_bytes: i64,
     pub total_size_in_bytes: i64,
 }
-impl Default for PJRT_Executable_GetCompiledMemoryStats_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 120;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_OutputElementTypes_Args {
@@ -1135,15 +649,6 @@ pub struct PJRT_Executable_OutputElementTypes_Args {
     pub executable: *mut PJRT_Executable,
     pub output_types: *mut PJRT_Buffer_Type,
     pub num_output_types: usize,
-}
-impl Default for PJRT_Executable_OutputElementTypes_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1154,15 +659,6 @@ pub struct PJRT_Executable_OutputDimensions_Args {
     pub num_outputs: usize,
     pub dims: *const i64,
     pub dim_sizes: *const usize,
-}
-impl Default for PJRT_Executable_OutputDimensions_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 48;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1181,15 +677,6 @@ pub struct PJRT_Executable_Serialize_Args {
     pub serialized_executable_deleter:
         Option<unsafe extern "C" fn(exec: *mut PJRT_SerializedExecutable)>,
 }
-impl Default for PJRT_Executable_Serialize_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 56;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Executable_DeserializeAndLoad_Args {
@@ -1202,30 +689,12 @@ pub struct PJRT_Executable_DeserializeAndLoad_Args {
     pub overridden_serialized_compile_options: *const c_char,
     pub overridden_serialized_compile_options_size: usize,
 }
-impl Default for PJRT_Executable_DeserializeAndLoad_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 64;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Buffer_Destroy_Args {
     pub struct_size: usize,
     pub extension_start: *mut PJRT_Extension_Base,
     pub buffer: *mut PJRT_Buffer,
-}
-impl Default for PJRT_Buffer_Destroy_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1235,15 +704,6 @@ pub struct PJRT_Buffer_ElementType_Args {
     pub buffer: *mut PJRT_Buffer,
     pub type_: PJRT_Buffer_Type,
 }
-impl Default for PJRT_Buffer_ElementType_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 28;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Buffer_Dimensions_Args {
@@ -1252,15 +712,6 @@ pub struct PJRT_Buffer_Dimensions_Args {
     pub buffer: *mut PJRT_Buffer,
     pub dims: *const i64,
     pub num_dims: usize,
-}
-impl Default for PJRT_Buffer_Dimensions_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1273,15 +724,6 @@ pub struct PJRT_Buffer_ToHostBuffer_Args {
     pub dst_size: usize,
     pub event: *mut PJRT_Event,
 }
-impl Default for PJRT_Buffer_ToHostBuffer_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 56;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Buffer_OnDeviceSizeInBytes_Args {
@@ -1290,30 +732,12 @@ pub struct PJRT_Buffer_OnDeviceSizeInBytes_Args {
     pub buffer: *mut PJRT_Buffer,
     pub on_device_size_in_bytes: usize,
 }
-impl Default for PJRT_Buffer_OnDeviceSizeInBytes_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Buffer_Delete_Args {
     pub struct_size: usize,
     pub extension_start: *mut PJRT_Extension_Base,
     pub buffer: *mut PJRT_Buffer,
-}
-impl Default for PJRT_Buffer_Delete_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1322,15 +746,6 @@ pub struct PJRT_Buffer_IsDeleted_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub buffer: *mut PJRT_Buffer,
     pub is_deleted: bool,
-}
-impl Default for PJRT_Buffer_IsDeleted_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 25;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1341,15 +756,6 @@ pub struct PJRT_Buffer_CopyToDevice_Args {
     pub dst_device: *mut PJRT_Device,
     pub dst_buffer: *mut PJRT_Buffer,
 }
-impl Default for PJRT_Buffer_CopyToDevice_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Buffer_Device_Args {
@@ -1357,15 +763,6 @@ pub struct PJRT_Buffer_Device_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub buffer: *mut PJRT_Buffer,
     pub device: *mut PJRT_Device,
-}
-impl Default for PJRT_Buffer_Device_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1375,15 +772,6 @@ pub struct PJRT_Buffer_ReadyEvent_Args {
     pub buffer: *mut PJRT_Buffer,
     pub event: *mut PJRT_Event,
 }
-impl Default for PJRT_Buffer_ReadyEvent_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_Buffer_UnsafePointer_Args {
@@ -1391,15 +779,6 @@ pub struct PJRT_Buffer_UnsafePointer_Args {
     pub extension_start: *mut PJRT_Extension_Base,
     pub buffer: *mut PJRT_Buffer,
     pub buffer_pointer: usize,
-}
-impl Default for PJRT_Buffer_UnsafePointer_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 32;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1412,30 +791,12 @@ pub struct PJRT_TopologyDescription_Create_Args {
     pub num_options: usize,
     pub topology: *mut PJRT_TopologyDescription,
 }
-impl Default for PJRT_TopologyDescription_Create_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 56;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_TopologyDescription_Destroy_Args {
     pub struct_size: usize,
     pub extension_start: *mut PJRT_Extension_Base,
     pub topology: *mut PJRT_TopologyDescription,
-}
-impl Default for PJRT_TopologyDescription_Destroy_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 24;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1446,15 +807,6 @@ pub struct PJRT_TopologyDescription_PlatformVersion_Args {
     pub platform_version: *const c_char,
     pub platform_version_size: usize,
 }
-impl Default for PJRT_TopologyDescription_PlatformVersion_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_TopologyDescription_PlatformName_Args {
@@ -1463,15 +815,6 @@ pub struct PJRT_TopologyDescription_PlatformName_Args {
     pub topology: *const PJRT_TopologyDescription,
     pub platform_name: *const c_char,
     pub platform_name_size: usize,
-}
-impl Default for PJRT_TopologyDescription_PlatformName_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1482,15 +825,6 @@ pub struct PJRT_TopologyDescription_GetDeviceDescriptions_Args {
     pub descriptions: *const *mut PJRT_DeviceDescription,
     pub num_descriptions: usize,
 }
-impl Default for PJRT_TopologyDescription_GetDeviceDescriptions_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
-}
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct PJRT_TopologyDescription_Attributes_Args {
@@ -1499,15 +833,6 @@ pub struct PJRT_TopologyDescription_Attributes_Args {
     pub topology: *mut PJRT_TopologyDescription,
     pub attributes: *const PJRT_NamedValue,
     pub num_attributes: usize,
-}
-impl Default for PJRT_TopologyDescription_Attributes_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 40;
-        zeroed
-    }
 }
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -1520,15 +845,6 @@ pub struct PJRT_Compile_Args {
     pub compile_options_size: usize,
     pub client: *mut PJRT_Client,
     pub executable: *mut PJRT_Executable,
-}
-impl Default for PJRT_Compile_Args {
-    fn default() -> Self {
-        // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers, and
-        // function pointers in an `Option`.
-        let mut zeroed: Self = unsafe { std::mem::zeroed() };
-        zeroed.struct_size = 64;
-        zeroed
-    }
 }
 pub type PJRT_Extension_Type = c_uint;
 pub const PJRT_Extension_Type_Gpu_Custom_Call: PJRT_Extension_Type = 0;
@@ -1936,7 +1252,102 @@ pub struct PJRT_Api {
 }
 impl Default for PJRT_Api {
     fn default() -> Self {
-        // SAFETY: as above.
+        // SAFETY: all zeros is a value of every field: integers, raw pointers, and function pointers
+        // in an `Option`.
         unsafe { std::mem::zeroed() }
     }
+}
+
+/// `Default` for each struct: zeros, and its size as the header has it.
+macro_rules! zeroed {
+    ($($name:ident: $size:literal,)+) => {$(
+        impl Default for $name {
+            fn default() -> Self {
+                // SAFETY: all zeros is a value of every field: integers, booleans, raw pointers,
+                // and function pointers in an `Option`.
+                let mut zeroed: Self = unsafe { std::mem::zeroed() };
+                zeroed.struct_size = $size;
+                zeroed
+            }
+        }
+    )+};
+}
+
+zeroed! {
+    PJRT_Extension_Base: 24,
+    PJRT_Api_Version: 24,
+    PJRT_Error_Destroy_Args: 24,
+    PJRT_Error_Message_Args: 40,
+    PJRT_Error_GetCode_Args: 28,
+    PJRT_NamedValue: 56,
+    PJRT_Plugin_Initialize_Args: 16,
+    PJRT_Plugin_Attributes_Args: 32,
+    PJRT_Event_Destroy_Args: 24,
+    PJRT_Event_IsReady_Args: 25,
+    PJRT_Event_Await_Args: 24,
+    PJRT_Event_OnReady_Args: 40,
+    PJRT_KeyValueGetCallback_Args: 80,
+    PJRT_KeyValueTryGetCallback_Args: 72,
+    PJRT_KeyValuePutCallback_Args: 64,
+    PJRT_Client_Create_Args: 88,
+    PJRT_Client_Destroy_Args: 24,
+    PJRT_Client_PlatformName_Args: 40,
+    PJRT_Client_ProcessIndex_Args: 28,
+    PJRT_Client_PlatformVersion_Args: 40,
+    PJRT_Client_Devices_Args: 40,
+    PJRT_Client_AddressableDevices_Args: 40,
+    PJRT_Program: 48,
+    PJRT_Client_Compile_Args: 56,
+    PJRT_Client_DefaultDeviceAssignment_Args: 48,
+    PJRT_Buffer_MemoryLayout_Tiled: 56,
+    PJRT_Buffer_MemoryLayout_Strides: 32,
+    PJRT_Buffer_MemoryLayout: 76,
+    PJRT_Client_BufferFromHostBuffer_Args: 120,
+    PJRT_DeviceDescription_Id_Args: 28,
+    PJRT_DeviceDescription_ProcessIndex_Args: 28,
+    PJRT_DeviceDescription_Attributes_Args: 40,
+    PJRT_DeviceDescription_Kind_Args: 40,
+    PJRT_DeviceDescription_DebugString_Args: 40,
+    PJRT_DeviceDescription_ToString_Args: 40,
+    PJRT_Device_GetDescription_Args: 32,
+    PJRT_Device_IsAddressable_Args: 25,
+    PJRT_Device_LocalHardwareId_Args: 28,
+    PJRT_Device_MemoryStats_Args: 185,
+    PJRT_Executable_Destroy_Args: 24,
+    PJRT_LoadedExecutable_Destroy_Args: 24,
+    PJRT_LoadedExecutable_GetExecutable_Args: 32,
+    PJRT_Executable_Name_Args: 40,
+    PJRT_Executable_NumReplicas_Args: 32,
+    PJRT_Executable_NumPartitions_Args: 32,
+    PJRT_LoadedExecutable_AddressableDevices_Args: 40,
+    PJRT_Executable_OptimizedProgram_Args: 32,
+    PJRT_ExecuteOptions: 112,
+    PJRT_LoadedExecutable_Execute_Args: 80,
+    PJRT_Executable_NumOutputs_Args: 32,
+    PJRT_Executable_SizeOfGeneratedCodeInBytes_Args: 32,
+    PJRT_Executable_Fingerprint_Args: 40,
+    PJRT_Executable_GetCostAnalysis_Args: 40,
+    PJRT_Executable_GetCompiledMemoryStats_Args: 120,
+    PJRT_Executable_OutputElementTypes_Args: 40,
+    PJRT_Executable_OutputDimensions_Args: 48,
+    PJRT_Executable_Serialize_Args: 56,
+    PJRT_Executable_DeserializeAndLoad_Args: 64,
+    PJRT_Buffer_Destroy_Args: 24,
+    PJRT_Buffer_ElementType_Args: 28,
+    PJRT_Buffer_Dimensions_Args: 40,
+    PJRT_Buffer_ToHostBuffer_Args: 56,
+    PJRT_Buffer_OnDeviceSizeInBytes_Args: 32,
+    PJRT_Buffer_Delete_Args: 24,
+    PJRT_Buffer_IsDeleted_Args: 25,
+    PJRT_Buffer_CopyToDevice_Args: 40,
+    PJRT_Buffer_Device_Args: 32,
+    PJRT_Buffer_ReadyEvent_Args: 32,
+    PJRT_Buffer_UnsafePointer_Args: 32,
+    PJRT_TopologyDescription_Create_Args: 56,
+    PJRT_TopologyDescription_Destroy_Args: 24,
+    PJRT_TopologyDescription_PlatformVersion_Args: 40,
+    PJRT_TopologyDescription_PlatformName_Args: 40,
+    PJRT_TopologyDescription_GetDeviceDescriptions_Args: 40,
+    PJRT_TopologyDescription_Attributes_Args: 40,
+    PJRT_Compile_Args: 64,
 }

@@ -304,7 +304,7 @@ impl Buffer {
         args.event = ptr::null_mut();
         // SAFETY: the destination has the size that is given, and is lent until the event, for
         // which we wait here, says that the plugin is done with it. Where there is no such event,
-        // whoever calls this never frees it.
+        // this call never frees it.
         unsafe {
             call!(&self.client.api, PJRT_Buffer_ToHostBuffer, args)?;
             Event::take(&self.client.api, function, args.event)?.wait()

@@ -44,12 +44,12 @@ impl Client {
         &self.handle.platform_version
     }
 
-    /// Number of this process among those that share the devices, from 0.
+    /// Number of this process among the processes that share the devices, from 0.
     pub fn process_index(&self) -> i32 {
         self.handle.process_index
     }
 
-    /// All devices, those of other processes too, in the plugin's order.
+    /// All devices, including other processes' devices, in the plugin's order.
     pub fn devices(&self) -> Vec<Device> {
         self.devices_where(|_| true)
     }

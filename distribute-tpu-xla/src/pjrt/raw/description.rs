@@ -1,4 +1,4 @@
-//! What a plugin says of a device once and for all.
+//! A plugin's fixed description of a device.
 
 use super::api::{Api, call, non_null, string};
 use super::bindings::*;

@@ -118,8 +118,8 @@ unsafe extern "C" fn notify(error: *mut PJRT_Error, notice: *mut c_void) {
     // The one who waits asks the event again; here the error is only freed.
     // SAFETY: the plugin hands the error over.
     let _failure = unsafe { notice.api.check("PJRT_Event_OnReady", error) };
-    // Nobody waits any more where the limit has passed.
-    let _nobody = notice.sender.send(());
+    // The waiter is gone if the limit has passed.
+    let _no_receiver = notice.sender.send(());
 }
 
 impl Drop for Event {

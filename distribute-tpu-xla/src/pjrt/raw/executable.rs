@@ -59,7 +59,7 @@ pub struct CompiledMemoryStats {
     pub generated_code_bytes: i64,
     /// The arguments of the program.
     pub argument_bytes: i64,
-    /// The results of the program, those that reuse the memory of a donated argument included.
+    /// The results of the program, including results that reuse the memory of a donated argument.
     pub output_bytes: i64,
     /// Results that reuse the memory of a donated argument.
     pub alias_bytes: i64,

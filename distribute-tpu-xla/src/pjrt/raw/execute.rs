@@ -105,8 +105,10 @@ impl LoadedExecutable {
             )
         };
         let function = "PJRT_LoadedExecutable_AddressableDevices";
-        let devices = devices.iter().map(|raw| client.index_of(function, *raw));
-        let devices = devices.collect::<Result<Arc<[usize]>>>()?;
+        let devices = devices
+            .iter()
+            .map(|raw| client.index_of(function, *raw))
+            .collect::<Result<Arc<[usize]>>>()?;
         let outputs = executable.outputs()?.into_iter().map(Arc::new).collect();
         Ok(Self {
             handle: Arc::new(handle),
@@ -195,7 +197,7 @@ impl LoadedExecutable {
     ///
     /// # Errors
     ///
-    /// Those of both.
+    /// The errors of both.
     pub fn run<L, B>(&self, arguments: &[L], options: &ExecuteOptions) -> Result<Vec<Vec<Buffer>>>
     where
         L: AsRef<[B]>,
@@ -233,7 +235,7 @@ impl LoadedExecutable {
         unsafe { call!(&client.api, PJRT_LoadedExecutable_Execute, args) }
     }
 
-    /// Takes over what a successful call has left in its lists.
+    /// Takes over the results of a successful call from its lists.
     ///
     /// # Safety
     ///
@@ -249,12 +251,15 @@ impl LoadedExecutable {
             // SAFETY: promised by the caller.
             unsafe { Buffer::take(client, EXECUTE, raw, device, Arc::clone(shape)) }
         };
-        let outputs = outputs.iter().zip(&*self.devices).map(|(list, device)| {
-            let list = list.iter().zip(&*self.outputs);
-            list.map(|(raw, shape)| take(*device, *raw, shape))
-                .collect()
-        });
-        let outputs: Vec<Vec<Result<Buffer>>> = outputs.collect();
+        let outputs: Vec<Vec<Result<Buffer>>> = outputs
+            .iter()
+            .zip(&*self.devices)
+            .map(|(list, device)| {
+                let list = list.iter().zip(&*self.outputs);
+                list.map(|(raw, shape)| take(*device, *raw, shape))
+                    .collect()
+            })
+            .collect();
         let take = |raw: &*mut PJRT_Event| {
             // SAFETY: promised by the caller.
             unsafe { Event::take(&client.api, EXECUTE, *raw) }

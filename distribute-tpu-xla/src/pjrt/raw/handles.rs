@@ -149,8 +149,9 @@ impl TopologyHandle {
                 args
             )?;
             let function = "PJRT_TopologyDescription_GetDeviceDescriptions";
-            let all = lent(args.descriptions, args.num_descriptions).iter();
-            let all = all.map(|raw| DeviceDescription::read(&self.api, non_null(function, *raw)?));
+            let all = lent(args.descriptions, args.num_descriptions)
+                .iter()
+                .map(|raw| DeviceDescription::read(&self.api, non_null(function, *raw)?));
             all.collect()
         }
     }

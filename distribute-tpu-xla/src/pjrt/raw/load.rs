@@ -70,8 +70,8 @@ impl Plugin {
     ///
     /// # Errors
     ///
-    /// Those of `locate` and of [`load`](Self::load). A plugin that is found and cannot be loaded
-    /// is an error; no other is tried.
+    /// The errors of `locate` and of [`load`](Self::load). A plugin that is found and cannot be
+    /// loaded is an error; no other is tried.
     pub fn find(explicit: Option<&Path>) -> Result<Self> {
         Self::load(Self::locate(explicit)?)
     }

@@ -1,7 +1,7 @@
 //! Arithmetic, comparisons, choices.
 
 use burn::tensor::DType;
-use burn_backend::{BoolDType, Scalar};
+use distribute_core::burn_internals::backend::{BoolDType, Scalar};
 
 use crate::check;
 use crate::lower::harness::Prim::{Bool, Float, Int};

@@ -1,9 +1,11 @@
 //! Convolutions with strides, padding, dilation and groups, and their gradients.
 
 use burn::tensor::{DType, Shape, TensorData, read_sync};
-use burn_backend::Backend;
-use burn_backend::ops::{ConvOptions, ConvTransposeOptions, FloatTensorOps, ModuleOps};
 use burn_flex::Flex;
+use distribute_core::burn_internals::backend::Backend;
+use distribute_core::burn_internals::backend::ops::{
+    ConvOptions, ConvTransposeOptions, FloatTensorOps, ModuleOps,
+};
 
 use crate::check;
 use crate::lower::harness::Prim::Float;

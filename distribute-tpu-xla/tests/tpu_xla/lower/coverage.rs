@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 
 use burn::tensor::{CapturedGraph, DType, Shape, TensorId};
-use burn_backend::ops::{InterpolateMode, InterpolateOptions};
-use burn_ir::{
+use distribute_core::burn_internals::backend::ops::{InterpolateMode, InterpolateOptions};
+use distribute_core::burn_internals::ir::{
     CustomOpIr, GraphIr, InterpolateOpIr, ModuleOperationIr, NumericOperationIr, OperationIr,
     TensorIr, UnaryOpIr,
 };

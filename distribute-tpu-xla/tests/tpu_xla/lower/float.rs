@@ -1,7 +1,7 @@
 //! Functions of floats and activations.
 
 use burn::tensor::DType;
-use burn_backend::Scalar;
+use distribute_core::burn_internals::backend::Scalar;
 
 use crate::check;
 use crate::lower::harness::Prim::Float;

@@ -1,14 +1,15 @@
 //! Runs the same operations once on burn's flex backend and once captured, lowered, compiled and
 //! executed by XLA's CPU client, and compares.
 
+use distribute_core::burn_internals::backend;
 use std::path::Path;
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use burn::tensor::{CapturedGraph, DType, TensorData, TensorId, bf16, f16, read_sync};
-use burn_backend::Backend;
-use burn_capture::{CaptureBackend, CaptureDevice};
 use burn_flex::Flex;
+use distribute_core::burn_internals::backend::Backend;
+use distribute_core::burn_internals::capture::{CaptureBackend, CaptureDevice};
 use distribute_tpu_xla::lower::{
     CPU_COMPILER_OPTIONS, GraphInput, LowerOptions, Lowered, RandomKey, Target, lower,
 };
@@ -170,7 +171,7 @@ fn pjrt_type(ty: &TensorType) -> pjrt::ElementType {
 
 fn burn_type(ty: &TensorType) -> DType {
     match ty.element() {
-        ElementType::I1 => DType::Bool(burn_backend::BoolStore::Native),
+        ElementType::I1 => DType::Bool(backend::BoolStore::Native),
         ElementType::I8 => DType::I8,
         ElementType::I16 => DType::I16,
         ElementType::I32 => DType::I32,
@@ -352,7 +353,7 @@ macro_rules! check {
         |$b:ident, $x:ident| [$($out:expr),* $(,)?]) => {{
         struct Case { $($var: $ty),* }
         impl $crate::lower::harness::Step for Case {
-            fn run<$b: burn_backend::Backend>(
+            fn run<$b: distribute_core::burn_internals::backend::Backend>(
                 &self,
                 $x: &[$crate::lower::harness::Prim<$b>],
             ) -> Vec<$crate::lower::harness::Prim<$b>> {

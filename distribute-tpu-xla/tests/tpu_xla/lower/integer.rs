@@ -1,7 +1,7 @@
 //! Bits, truth values, conversions.
 
 use burn::tensor::DType;
-use burn_backend::{BoolDType, FloatDType, IntDType, Scalar};
+use distribute_core::burn_internals::backend::{BoolDType, FloatDType, IntDType, Scalar};
 
 use crate::check;
 use crate::lower::harness::Prim::{Bool, Float, Int};

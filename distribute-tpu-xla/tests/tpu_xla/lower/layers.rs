@@ -1,7 +1,7 @@
 //! Matrix products, linear layers, embeddings, normalization, attention.
 
 use burn::tensor::DType;
-use burn_backend::ops::AttentionModuleOptions;
+use distribute_core::burn_internals::backend::ops::AttentionModuleOptions;
 
 use crate::check;
 use crate::lower::harness::Prim::{Bool, Float, Int};

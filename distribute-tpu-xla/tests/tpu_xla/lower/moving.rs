@@ -1,8 +1,9 @@
 //! Operations that move elements, by shape or by index.
 
 use burn::tensor::{DType, IndexingUpdateOp, Shape, Slice};
-use burn_backend::ops::PadMode;
-use burn_backend::{BoolDType, FloatDType, IntDType, Scalar};
+use distribute_core::burn_internals::backend;
+use distribute_core::burn_internals::backend::ops::PadMode;
+use distribute_core::burn_internals::backend::{BoolDType, FloatDType, IntDType, Scalar};
 
 use crate::check;
 use crate::lower::harness::Prim::{Bool, Float, Int};
@@ -265,8 +266,8 @@ fn new_tensors() {
     ]);
 }
 
-fn device<B: burn_backend::Backend>(x: &B::FloatTensorPrimitive) -> B::Device {
-    burn_backend::TensorMetadata::device(x)
+fn device<B: backend::Backend>(x: &B::FloatTensorPrimitive) -> B::Device {
+    backend::TensorMetadata::device(x)
 }
 
 /// A NaN that is written is neither the larger nor the smaller one; one that is there stays.

@@ -1,7 +1,8 @@
 //! Pooling and its gradients: strides, padding, dilation, both rounding modes, ties.
 
 use burn::tensor::DType;
-use burn_backend::IntDType;
+use distribute_core::burn_internals::backend;
+use distribute_core::burn_internals::backend::IntDType;
 
 use crate::check;
 use crate::lower::harness::Prim::{Float, Int};
@@ -74,10 +75,10 @@ fn the_largest_and_where_it_is() {
     }
 }
 
-fn with_indices<B: burn_backend::Backend>(
+fn with_indices<B: backend::Backend>(
     x: B::FloatTensorPrimitive,
     w: Window,
-) -> burn_backend::ops::MaxPool2dWithIndices<B> {
+) -> backend::ops::MaxPool2dWithIndices<B> {
     B::max_pool2d_with_indices(x, w.1, w.2, w.3, w.4, w.5, IntDType::I64)
 }
 
@@ -195,13 +196,13 @@ fn gradients_of_one_dimension() {
     }
 }
 
-fn line<B: burn_backend::Backend>(
+fn line<B: backend::Backend>(
     x: B::FloatTensorPrimitive,
     kernel: usize,
     stride: usize,
     padding: usize,
     dilation: usize,
-) -> burn_backend::ops::MaxPool1dWithIndices<B> {
+) -> backend::ops::MaxPool1dWithIndices<B> {
     B::max_pool1d_with_indices(x, kernel, stride, padding, dilation, false, IntDType::I64)
 }
 

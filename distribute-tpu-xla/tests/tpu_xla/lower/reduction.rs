@@ -1,7 +1,7 @@
 //! Reductions, extremes, sorting.
 
 use burn::tensor::DType;
-use burn_backend::IntDType;
+use distribute_core::burn_internals::backend::IntDType;
 
 use crate::check;
 use crate::lower::harness::Prim::{Float, Int};

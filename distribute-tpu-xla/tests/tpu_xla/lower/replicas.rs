@@ -1,11 +1,12 @@
 //! What differs between replicas: all-reduces, the number of the replica, random numbers.
 
+use distribute_core::burn_internals::backend;
 use std::collections::BTreeMap;
 
 use burn::tensor::{CapturedGraph, DType, Distribution, Shape, TensorData, TensorId};
-use burn_backend::distributed::ReduceOperation;
-use burn_backend::{BoolStore, FloatDType, IntDType, TensorMetadata};
-use burn_ir::{
+use distribute_core::burn_internals::backend::distributed::ReduceOperation;
+use distribute_core::burn_internals::backend::{BoolStore, FloatDType, IntDType, TensorMetadata};
+use distribute_core::burn_internals::ir::{
     AllReduceOpIr, CustomOpIr, DistributedOperationIr, FloatOperationIr, GraphIr, OperationIr,
     TensorIr, UnaryOpIr,
 };
@@ -229,22 +230,25 @@ struct Draw {
 }
 
 impl Step for Draw {
-    fn run<B: burn_backend::Backend>(&self, x: &[Prim<B>]) -> Vec<Prim<B>> {
+    fn run<B: backend::Backend>(&self, x: &[Prim<B>]) -> Vec<Prim<B>> {
         let device = x[0].f().device();
         let shape = Shape::from(self.shape.clone());
-        let draw = || match self.dtype.is_float() {
-            true => Float(B::float_random(
-                shape.clone(),
-                self.distribution,
-                &device,
-                FloatDType::from(self.dtype),
-            )),
-            false => Int(B::int_random(
-                shape.clone(),
-                self.distribution,
-                &device,
-                IntDType::from(self.dtype),
-            )),
+        let draw = || {
+            if self.dtype.is_float() {
+                Float(B::float_random(
+                    shape.clone(),
+                    self.distribution,
+                    &device,
+                    FloatDType::from(self.dtype),
+                ))
+            } else {
+                Int(B::int_random(
+                    shape.clone(),
+                    self.distribution,
+                    &device,
+                    IntDType::from(self.dtype),
+                ))
+            }
         };
         vec![draw(), draw()]
     }

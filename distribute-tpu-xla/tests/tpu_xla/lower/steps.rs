@@ -18,10 +18,10 @@ use burn::nn::{
     Embedding, EmbeddingConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, PaddingConfig2d,
 };
 use burn::tensor::{Device, Int, Tensor, TensorData, TensorId, activation};
-use burn_autodiff::Autodiff;
-use burn_backend::AutodiffBackend;
-use burn_capture::CaptureBackend;
 use burn_flex::Flex;
+use distribute_core::burn_internals::autodiff::Autodiff;
+use distribute_core::burn_internals::backend::AutodiffBackend;
+use distribute_core::burn_internals::capture::CaptureBackend;
 use distribute_tpu_xla::lower::{GraphInput, LowerOptions, lower};
 
 use crate::lower::harness::{Data, Tolerance, assert_close, client, execute};
@@ -210,9 +210,12 @@ fn compare<M: Classifier>(name: &str, model: M, input: M::Input) {
     let declared: Vec<GraphInput> = inputs
         .iter()
         .enumerate()
-        .map(|(i, id)| match i < parameters {
-            true => GraphInput::donated(*id, outputs[i + 1]),
-            false => GraphInput::new(*id),
+        .map(|(i, id)| {
+            if i < parameters {
+                GraphInput::donated(*id, outputs[i + 1])
+            } else {
+                GraphInput::new(*id)
+            }
         })
         .collect();
     let lowered = lower(&graph, &declared, &outputs, &LowerOptions::default())

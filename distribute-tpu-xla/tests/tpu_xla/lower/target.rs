@@ -2,8 +2,9 @@
 //! that they give what the general forms and burn's flex backend give.
 
 use burn::tensor::{DType, IndexingUpdateOp, Shape, TensorData, TensorId};
-use burn_backend::ops::{ConvOptions, MaxPool2dWithIndices};
-use burn_backend::{Backend, IntDType};
+use distribute_core::burn_internals::backend;
+use distribute_core::burn_internals::backend::ops::{ConvOptions, MaxPool2dWithIndices};
+use distribute_core::burn_internals::backend::{Backend, IntDType};
 use distribute_tpu_xla::lower::{LowerOptions, Lowered, Target};
 use distribute_tpu_xla::stablehlo::Precision;
 
@@ -193,7 +194,7 @@ fn one_and_three_dimensions_and_transposed_ones_are_right() {
             x[0].f(),
             x[1].f(),
             x[2].f(),
-            burn_backend::ops::ConvTransposeOptions::new([2, 1], [0, 1], [0, 0], [1, 1], 2)
+            backend::ops::ConvTransposeOptions::new([2, 1], [0, 1], [0, 0], [1, 1], 2)
         )
     )]);
 }
@@ -494,7 +495,7 @@ fn a_batch_arrives_in_the_dimensions_in_which_it_is_read() {
     let lowered = |target, sent: &[TensorId]| {
         let options = LowerOptions {
             target,
-            sent: sent.iter().copied().collect(),
+            host_inputs: sent.iter().copied().collect(),
             ..LowerOptions::default()
         };
         lower_with(&captured, &options)

@@ -15,10 +15,10 @@ const INSIDE: &str = "DISTRIBUTE_TEST_COMPILE_PROGRAMS";
 /// Which tests' programs are compiled.
 const WHOSE: &str = "DISTRIBUTE_TEST_TPU_FILTER";
 
-/// This program again.
-fn again(arguments: &[&str], variable: (&str, &Path)) -> Command {
+/// This program again, with an environment variable.
+fn again(arguments: &[&str], variable: &str, value: &Path) -> Command {
     let mut command = Command::new(env::current_exe().expect("this program has a path"));
-    command.args(arguments).env(variable.0, variable.1);
+    command.args(arguments).env(variable, value);
     command
 }
 
@@ -40,21 +40,12 @@ fn programs_compile_for_a_tpu() {
     }
     let folder = tempfile::tempdir().expect("there is a temporary folder");
     let filter = env::var(WHOSE).unwrap_or("lower::steps::".into());
-    let run = again(
-        &[&filter, "--skip", "lower::tpu::"],
-        (SAVE_PROGRAMS, folder.path()),
-    )
-    .output();
+    let arguments = [&filter, "--skip", "lower::tpu::"];
+    let run = again(&arguments, SAVE_PROGRAMS, folder.path()).output();
     let run = run.expect("the tests start");
     assert!(run.status.success(), "{}", text(&run));
-    let mut command = again(
-        &[
-            "--exact",
-            "lower::tpu::programs_compile_for_a_tpu",
-            "--nocapture",
-        ],
-        (INSIDE, folder.path()),
-    );
+    let own = "lower::tpu::programs_compile_for_a_tpu";
+    let mut command = again(&["--exact", own, "--nocapture"], INSIDE, folder.path());
     LibtpuEnvironment::compile_only().apply_to(&mut command);
     let run = command.output().expect("the compiler starts");
     assert!(

@@ -114,9 +114,12 @@ fn state_bytes(donated: &[Vec<usize>], is_tpu: bool) -> usize {
     let (parameters, slots) = donated.split_at(donated.len() / 3);
     let expected = parameters.iter().flat_map(|dims| [dims, dims]);
     assert!(expected.eq(slots), "{donated:?}");
-    let bytes = |dims: &Vec<usize>| match is_tpu {
-        true => tiled_bytes(dims),
-        false => 4 * dims.iter().product::<usize>(),
+    let bytes = |dims: &Vec<usize>| {
+        if is_tpu {
+            tiled_bytes(dims)
+        } else {
+            4 * dims.iter().product::<usize>()
+        }
     };
     donated.iter().map(bytes).sum()
 }

@@ -4,15 +4,16 @@ use std::path::Path;
 
 use burn::prelude::*;
 use distribute_core::checkpoint::{Checkpoint, load_latest};
+use distribute_core::metric::SparseCategoricalAccuracy;
 use distribute_core::{
     Adam, Mirrored, MirroredStrategy, Replicate, Result, Strategy, StrategyExt, TrainState, dropout,
 };
-use distribute_data::fit::callbacks::ModelCheckpoint;
-use distribute_data::fit::{
-    Callback, Control, Fit, Logs, Objective, Outcome, StepContext, evaluate, predict,
-};
 use distribute_data::{
     AverageLoss, Batching, Digits, StrategyDataExt, Weighted, sparse_categorical_crossentropy,
+};
+use distribute_fit::callbacks::ModelCheckpoint;
+use distribute_fit::{
+    Callback, Control, Fit, Logs, Objective, Outcome, StepContext, evaluate, predict,
 };
 
 use crate::strategy::models::Cnn;
@@ -26,13 +27,13 @@ fn objective(
     ((images, labels), weights): Batch,
 ) -> Result<Objective> {
     let logits = model.forward(images);
-    let best: Tensor<1, Int> = logits.clone().argmax(1).flatten(0, 1);
-    let correct = (best.equal(labels.clone()).float() * weights.clone()).sum();
-    let per_example = sparse_categorical_crossentropy(logits, labels);
-    let examples = weights.clone().sum();
-    let loss = AverageLoss::new().weights(weights).of(ctx, per_example)?;
-    let objective = Objective::new(loss).examples(examples.clone());
-    Ok(objective.metric("accuracy", correct, examples))
+    let per_example = sparse_categorical_crossentropy(logits.clone(), labels.clone());
+    let loss = AverageLoss::new()
+        .weights(weights.clone())
+        .of(ctx, per_example)?;
+    let objective = Objective::new(loss).examples(weights.clone().sum());
+    let metric = &SparseCategoricalAccuracy;
+    objective.measure("accuracy", metric, &logits, &labels, Some(&weights))
 }
 
 /// Short last batches, filled up where the shapes are fixed.
@@ -117,6 +118,7 @@ fn a_learning_rate_schedule_compiles_once() {
             tpu.run((&mut state, ones()), |ctx, (state, (x, y))| {
                 let x = dropout(x, 0.1, &mut ctx.rng(1, state.step()));
                 let loss = sparse_categorical_crossentropy(state.model.forward(x), y).sum();
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(loss)
@@ -129,7 +131,7 @@ fn a_learning_rate_schedule_compiles_once() {
     });
 }
 
-/// Interrupts after so many batches.
+/// Interrupts after this many batches.
 struct After(usize);
 
 impl Callback for After {

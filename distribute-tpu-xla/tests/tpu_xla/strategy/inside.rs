@@ -58,8 +58,11 @@ fn metrics_in_a_training_step() {
             let state = TrainState::new(fixed(), Sgd::new(0.1));
             let mut state = strategy.scope(|device| state.replicate(device))?;
             let loss = Mean::new(strategy);
-            let accuracy = SparseCategoricalAccuracy::new(strategy);
-            let (positive, examples) = (BinaryAccuracy::new(strategy), Sum::new(strategy));
+            let accuracy = strategy.metric(SparseCategoricalAccuracy);
+            let (positive, examples) = (
+                strategy.metric(BinaryAccuracy::default()),
+                Sum::new(strategy),
+            );
             let replicas = strategy.num_replicas_in_sync();
             let mut data = Data::new(5, replicas, &[12], 5);
             let mut found = Vec::new();
@@ -78,6 +81,7 @@ fn metrics_in_a_training_step() {
                         examples.update_state(ctx, count as f32)?;
                         let per_example = sparse_categorical_crossentropy(logits, y.clone());
                         loss.update_state_weighted(ctx, per_example.clone(), y.float() + 1.0)?;
+                        ctx.loss_is_scaled();
                         let gradients = ctx.gradient(&per_example.sum(), &state.model)?;
                         state.apply_gradients(ctx, gradients).map(drop)
                     })?;

@@ -52,6 +52,7 @@ fn step(
 ) -> Result<Tensor<1>> {
     let y = state.model.forward(x);
     let loss = (y.clone() * y).sum();
+    ctx.loss_is_scaled();
     let gradients = ctx.gradient(&loss, &state.model)?;
     state.apply_gradients(ctx, gradients)?;
     let model = &mut state.model;
@@ -130,6 +131,7 @@ fn updated(strategy: &dyn Strategy, dtype: FloatDType, each: [f32; 3], clip: f64
     strategy
         .run((&mut state, x), |ctx, (state, x)| {
             let loss = (state.model.weight.val() * x).sum();
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&loss, &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })

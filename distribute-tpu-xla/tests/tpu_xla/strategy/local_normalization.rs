@@ -8,12 +8,12 @@ use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::activation::relu;
 use distribute_core::{
-    Error, LocalBatchNorm, Mirrored, MirroredStrategy, PerReplica, ReplicaContext, Replicate,
-    Result, Sgd, Strategy, StrategyExt, TensorData, TrainState, trace,
+    Error, LocalBatchNorm, Mirrored, PerReplica, ReplicaContext, Replicate, Result, Sgd, Strategy,
+    StrategyExt, TensorData, TrainState, trace,
 };
 
 use crate::strategy::models::with_fixed_weights;
-use crate::strategy::support::{Data, assert_close, strategy, within};
+use crate::strategy::support::{Data, assert_close, mirrored, strategy, within};
 
 const EXAMPLES: usize = 6;
 
@@ -59,7 +59,7 @@ fn on(strategy: &dyn Strategy, start: &TrainState<Net>) -> Mirrored<TrainState<N
     strategy.scope(|device| start.replicate(device)).unwrap()
 }
 
-/// The parts of a step; those of the replicas have other centres.
+/// The parts of a step; each replica's part has another centre.
 fn parts(step: usize, replicas: usize) -> PerReplica<Tensor<4>> {
     let batch = Data::new(step as u64, replicas, &[1, 6, 6], 2).batch::<4>(EXAMPLES);
     let parts = batch.into_values().into_iter().enumerate();
@@ -91,6 +91,7 @@ fn update(ctx: &ReplicaContext, state: &mut TrainState<Net>, x: Tensor<4>) -> Re
     let target = x.clone().mean_dim(3).mean_dim(2).flatten(1, 3);
     let error = state.model.forward(x)? - target;
     let loss = error.powi_scalar(2).sum() / (EXAMPLES * ctx.num_replicas_in_sync()) as f32;
+    ctx.loss_is_scaled();
     let gradients = ctx.gradient(&loss, &state.model)?;
     state.apply_gradients(ctx, gradients).map(drop)
 }
@@ -123,11 +124,6 @@ fn tensors(state: &Mirrored<TrainState<Net>>) -> BTreeMap<String, TensorData> {
     let first = copies.next().unwrap();
     assert!(copies.all(|copy| copy == first), "all copies have the mean");
     first
-}
-
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    let builder = MirroredStrategy::builder().replicas(replicas);
-    builder.build().unwrap()
 }
 
 #[test]
@@ -280,7 +276,7 @@ fn waiting_gradients_stay_when_a_micro_batch_is_refused() {
             let (_, replica, updates) =
                 refused(train_on(&tpu, &mut found, spoiled(step, 2, f32::NAN)));
             assert_eq!((replica, updates), (1, step as u64 / 3));
-            let waiting = [&found, &expected].map(|state| state.waiting_gradients().unwrap());
+            let waiting = [&found, &expected].map(|state| state.own_tensors(&[0, 1]).unwrap());
             assert_eq!(waiting[0], waiting[1]);
             train(&tpu, &mut found, step, step + 1);
             train(&tpu, &mut expected, step, step + 1);
@@ -313,6 +309,7 @@ fn other_states_of_the_step_stay_as_they_were() {
                 let other: &mut TrainState<Linear> = other;
                 let ones = Tensor::<2>::ones([3, 2], ctx.device());
                 let loss = other.model.forward(ones).sum();
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &other.model)?;
                 other.apply_gradients(ctx, gradients)?;
                 update(ctx, state, x)

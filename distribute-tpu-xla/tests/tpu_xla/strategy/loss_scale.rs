@@ -25,7 +25,7 @@ struct Weights {
     b: Param<Tensor<2>>,
 }
 
-/// The gradients of one step, replica by replica: those of `w`, then those of `b`.
+/// The gradients of one step, replica by replica: first of `w`, then of `b`.
 type Step = Vec<Vec<f32>>;
 
 /// Gradients of which some are NaN, infinite, or infinite when they are scaled or added up.
@@ -76,6 +76,7 @@ fn apply(strategy: &dyn Strategy, state: &mut Mirrored<TrainState<Weights>>, ste
         let b = given.clone().slice(COUNT..COUNT + 2).reshape([1, 2]);
         let w = given.slice(0..COUNT);
         let loss = (state.model.w.val() * w).sum() + (state.model.b.val() * b).sum();
+        ctx.loss_is_scaled();
         let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
         state.apply_gradients(ctx, gradients).map(drop)
     });
@@ -221,9 +222,10 @@ fn a_run_goes_on_from_a_checkpoint_with_the_same_bits() {
                     assert_eq!(numbers(&again), numbers(&wanted), "from step {index}");
                     let [again, wanted] = [&again, &wanted].map(|it| tensors(it).swap_remove(0));
                     let are_compiled = [from, *strategy].iter().all(|it| it.tracer().is_some());
-                    match are_compiled {
-                        true => assert_eq!(again, wanted, "from step {index}"),
-                        false => assert_close(&again, &wanted, 1e-5),
+                    if are_compiled {
+                        assert_eq!(again, wanted, "from step {index}")
+                    } else {
+                        assert_close(&again, &wanted, 1e-5)
                     }
                 }
                 apply(from, &mut whole, &steps[index]);
@@ -251,10 +253,10 @@ fn part(replica: usize, number: usize) -> Tensor<2> {
 const OVERFLOWS: [usize; 2] = [2, 5];
 
 /// The losses, the scales after each step, and every replica's tensors.
-type Course = (Vec<f32>, Vec<(f64, u64, u64, u64)>, Vec<Tensors>);
+type RunNumbers = (Vec<f32>, Vec<(f64, u64, u64, u64)>, Vec<Tensors>);
 
 /// Eight steps in f16.
-fn in_16_bits(strategy: &dyn Strategy, start: &TrainState<Normalized>) -> Result<Course> {
+fn in_16_bits(strategy: &dyn Strategy, start: &TrainState<Normalized>) -> Result<RunNumbers> {
     let policy = Policy::mixed_float16();
     let scale = policy.loss_scale().initial(256.0)?.growth_steps(2)?;
     let mut state =
@@ -263,20 +265,24 @@ fn in_16_bits(strategy: &dyn Strategy, start: &TrainState<Normalized>) -> Result
     let (mut losses, mut scales) = (Vec::new(), Vec::new());
     let mut before = tensors(&state);
     for number in 0..8 {
-        let size = |replica: usize| match replica + 1 == count && OVERFLOWS.contains(&number) {
-            // However small the loss has become.
-            true => Tensor::<1>::from_data([1e9_f32], &Device::flex()),
-            false => Tensor::<1>::ones([1], &Device::flex()),
+        let size = |replica: usize| {
+            if replica + 1 == count && OVERFLOWS.contains(&number) {
+                // However small the loss has become.
+                Tensor::<1>::from_data([1e9_f32], &Device::flex())
+            } else {
+                Tensor::<1>::ones([1], &Device::flex())
+            }
         };
         let parts = (0..count).map(|replica| (part(replica, number), size(replica)));
         let parts = PerReplica::new(parts.collect());
         let loss = strategy.run((&mut state, parts), |ctx, (state, (x, size))| {
             let model = policy.model(&state.model)?;
             let target = x.clone().sum_dim(1);
-            let x = model.inputs.forward(ctx, policy.cast(x))?;
+            let x = model.inputs.forward(policy.cast(x));
             let x = model.norm.forward(model.hidden.forward(x));
             let output = policy.output(model.output.forward(burn::tensor::activation::relu(x?)));
             let loss = (output - target).powi_scalar(2).mean() * size / count as f64;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
             state.apply_gradients(ctx, gradients)?;
             Ok(loss)
@@ -363,6 +369,7 @@ fn a_skipped_step_leaves_the_statistics_of_every_replica() {
                 let done = tpu.run((&mut state, parts), |ctx, (state, (x, size))| {
                     let x = state.model.norm.forward(x);
                     let loss = state.model.output.forward(x).powi_scalar(2).mean() * size;
+                    ctx.loss_is_scaled();
                     let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
                     state.apply_gradients(ctx, gradients)?;
                     // Of this replica, as the step has left them.

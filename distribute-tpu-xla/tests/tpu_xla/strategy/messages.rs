@@ -53,6 +53,7 @@ fn an_operation_that_is_not_covered_is_found_in_the_model() {
             let image: Tensor<4> = hidden.reshape([1, 1, 2, 4]);
             let options = InterpolateOptions::new(InterpolateMode::Bicubic);
             let large = burn::tensor::module::interpolate(image, options.with_output_size([8, 8]));
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&large.sum(), &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         });

@@ -22,7 +22,8 @@ type Forward<M, B> = fn(Policy, &M, B) -> (Tensor<2>, Tensor<1, Int>);
 /// The losses of all steps, on the same batch.
 fn losses<M: Module + Sync + 'static, B: distribute_core::Nest + Send + Clone>(
     strategy: &dyn Strategy,
-    (state, batch): (&TrainState<M>, &PerReplica<B>),
+    state: &TrainState<M>,
+    batch: &PerReplica<B>,
     policy: Policy,
     forward: Forward<M, B>,
 ) -> Result<Vec<f32>> {
@@ -59,14 +60,13 @@ fn compare<M: Module + Sync + 'static, B: distribute_core::Nest + Send + Clone>(
         .build()
         .unwrap();
     let state = TrainState::new(model, Adam::new(0.01));
-    let given = (&state, batch);
-    let reference = losses(&cpu, given, Policy::float32(), forward).unwrap();
+    let reference = losses(&cpu, &state, batch, Policy::float32(), forward).unwrap();
     let (first, last) = (reference[0], reference[STEPS - 1]);
     assert!(last < 0.5 * first, "{reference:?}");
     for policy in [Policy::mixed_bfloat16(), Policy::mixed_float16()] {
         let strategies: [&dyn Strategy; 2] = [&tpu, &cpu];
         for strategy in strategies {
-            let found = losses(strategy, given, policy, forward).unwrap();
+            let found = losses(strategy, &state, batch, policy, forward).unwrap();
             let text = format!("{policy}: {found:?}, in f32 {reference:?}");
             assert_ne!(found, reference, "{text}");
             assert!((found[STEPS - 1] - last).abs() < 0.01 * first, "{text}");
@@ -119,9 +119,10 @@ fn normalized(
     state: &TrainState<Normalized>,
     policy: Policy,
 ) -> Result<Vec<f32>> {
-    let scale = match policy.loss_scale().is_dynamic() {
-        true => LossScale::fixed(128.0)?,
-        false => LossScale::default(),
+    let scale = if policy.loss_scale().is_dynamic() {
+        LossScale::fixed(128.0)?
+    } else {
+        LossScale::default()
     };
     let mut state = strategy.scope(|device| state.replicate(device).with_loss_scale(scale))?;
     let batch = Data::new(3, REPLICAS, &[6], 5).batch::<2>(EXAMPLES);
@@ -129,7 +130,7 @@ fn normalized(
     for _ in 0..20 {
         let loss = strategy.run((&mut state, batch.clone()), |ctx, (state, (x, y))| {
             let model = policy.model(&state.model)?;
-            let x = model.inputs.forward(ctx, policy.cast(x))?;
+            let x = model.inputs.forward(policy.cast(x));
             let x = model.norm.forward(model.hidden.forward(x))?;
             let logits = model.output.forward(burn::tensor::activation::relu(x));
             assert_eq!(logits.dtype(), DType::from(policy.compute_dtype()));

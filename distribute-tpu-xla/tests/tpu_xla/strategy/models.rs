@@ -46,10 +46,12 @@ impl ModuleMapper for Drawn {
             } else {
                 drawn.len() / dims[0]
             };
-            let bound = match drawn.iter().any(|value| value.abs() > 1.0) {
-                true => 3_f32.sqrt(),
-                false if D == 1 => 0.2,
-                false => (inputs as f32).sqrt().recip(),
+            let bound = if drawn.iter().any(|value| value.abs() > 1.0) {
+                3_f32.sqrt()
+            } else if D == 1 {
+                0.2
+            } else {
+                (inputs as f32).sqrt().recip()
             };
             drawn.fill_with(|| self.0.random_range(-bound..bound));
         }
@@ -168,7 +170,7 @@ impl Transformer {
         Self::with(2, 0.0, device)
     }
 
-    /// With so many layers, each with four dropouts of this rate.
+    /// With this many layers, each with four dropouts of this rate.
     pub fn with(layers: usize, rate: f64, device: &Device) -> Self {
         with_fixed_weights(Self {
             tokens: EmbeddingConfig::new(11, 16).init(device),

@@ -7,13 +7,13 @@ use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use burn::tensor::activation::relu;
 use distribute_core::{
-    Adam, Error, Mirrored, MirroredStrategy, PerReplica, ReplicaContext, Replicate, Result,
-    Strategy, StrategyExt, SyncBatchNorm, SyncBatchNormConfig, TensorData, TrainState, trace,
+    Adam, Error, Mirrored, PerReplica, Replicate, Result, Strategy, StrategyExt, SyncBatchNorm,
+    SyncBatchNormConfig, TensorData, TrainState, trace,
 };
 use distribute_data::{AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted};
 
 use crate::strategy::models::with_fixed_weights;
-use crate::strategy::support::{assert_close, strategy, within};
+use crate::strategy::support::{assert_close, mirrored, strategy, within};
 
 /// A layer on the inputs, whose batch is nothing that is trained, and one on channels of two.
 #[derive(Module, Debug)]
@@ -36,33 +36,27 @@ impl Net {
     }
 
     /// With the weights of the examples where batches are filled up.
-    fn forward(
-        &self,
-        ctx: &ReplicaContext,
-        x: Tensor<2>,
-        weights: Option<Tensor<1>>,
-    ) -> Result<Tensor<2>> {
+    fn forward(&self, x: Tensor<2>, weights: Option<Tensor<1>>) -> Tensor<2> {
         let examples = x.dims()[0];
-        let normalized = of(&self.inputs, ctx, x, &weights)?;
+        let normalized = of(&self.inputs, x, &weights);
         let hidden = self.first.forward(normalized).reshape([examples, 4, 2]);
-        let hidden = relu(of(&self.norm, ctx, hidden, &weights)?);
-        Ok(self.last.forward(hidden.reshape([examples, 8])))
+        let hidden = relu(of(&self.norm, hidden, &weights));
+        self.last.forward(hidden.reshape([examples, 8]))
     }
 }
 
 fn of<const D: usize>(
     norm: &SyncBatchNorm,
-    ctx: &ReplicaContext,
     x: Tensor<D>,
     weights: &Option<Tensor<1>>,
-) -> Result<Tensor<D>> {
+) -> Tensor<D> {
     match weights {
-        Some(weights) => norm.forward_weighted(ctx, x, weights.clone()),
-        None => norm.forward(ctx, x),
+        Some(weights) => norm.forward_weighted(x, weights.clone()),
+        None => norm.forward(x),
     }
 }
 
-/// The features of so many examples, around other centres than 0.
+/// The features of this many examples, around other centres than 0.
 fn rows(indices: &[usize], device: &Device) -> Result<Tensor<2>> {
     let value = |i: usize| (i as f32 * 78.233).sin() * 2.0 + (i % 3) as f32 - 0.5;
     let values = indices.iter().flat_map(|i| i * 3..i * 3 + 3).map(value);
@@ -70,15 +64,32 @@ fn rows(indices: &[usize], device: &Device) -> Result<Tensor<2>> {
     Ok(Tensor::from_data(data, device))
 }
 
-/// Some epochs of batches, the last of which is short; where the shapes are fixed and
-/// `pads`, it is filled up. Without padding the layers get no weights.
+/// The examples of an epoch, and how they are cut into batches. The last batch is short; where the
+/// shapes are fixed and `pads`, it is filled up. Without padding the layers get no weights.
+#[derive(Clone, Copy)]
+struct Epoch {
+    examples: usize,
+    batch: usize,
+    pads: bool,
+}
+
+const PADDED: Epoch = Epoch {
+    examples: 45,
+    batch: 12,
+    pads: true,
+};
+
+/// Trains on some epochs.
 fn train(
     strategy: &dyn Strategy,
     state: &mut Mirrored<TrainState<Net>>,
-    (examples, batch, pads): (usize, usize, bool),
+    epoch: Epoch,
     epochs: Range<usize>,
 ) {
-    let pads = pads && strategy.tracer().is_some();
+    let Epoch {
+        examples, batch, ..
+    } = epoch;
+    let pads = epoch.pads && strategy.tracer().is_some();
     let batching = Batching::global(batch).shuffle(3).pad_remainder(pads);
     let dataset = Weighted::new(FnDataset::new(examples, rows));
     let dataset = strategy.distribute_dataset(dataset, batching).unwrap();
@@ -88,7 +99,7 @@ fn train(
             let step = strategy.run(arguments, |ctx, (state, (x, weights), pads)| {
                 let target = x.clone().sum_dim(1).sin();
                 let given = pads.then(|| weights.clone());
-                let error = state.model.forward(ctx, x, given)? - target;
+                let error = state.model.forward(x, given) - target;
                 let losses: Tensor<1> = error.powi_scalar(2).flatten(0, 1);
                 let loss = AverageLoss::new().weights(weights).global_batch_size(batch);
                 let loss = loss.of(ctx, losses)?;
@@ -108,11 +119,6 @@ fn tensors(state: &Mirrored<TrainState<Net>>) -> BTreeMap<String, TensorData> {
     let moved = &first["model/norm.moving_mean"];
     assert!(moved.iter::<f32>().all(|mean| mean != 0.0), "{moved:?}");
     first
-}
-
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    let builder = MirroredStrategy::builder().replicas(replicas);
-    builder.build().unwrap()
 }
 
 fn net() -> TrainState<Net> {
@@ -139,8 +145,13 @@ fn weights_and_statistics_are_those_of_steps_that_run_as_they_are() {
             let (cpu, start) = (mirrored(replicas), net());
             let [mut on_tpu, mut on_cpu] = [&tpu as &dyn Strategy, &cpu]
                 .map(|strategy| strategy.scope(|device| start.replicate(device)).unwrap());
-            train(&tpu, &mut on_tpu, (examples, batch, pads), 0..5);
-            train(&cpu, &mut on_cpu, (examples, batch, pads), 0..5);
+            let epoch = Epoch {
+                examples,
+                batch,
+                pads,
+            };
+            train(&tpu, &mut on_tpu, epoch, 0..5);
+            train(&cpu, &mut on_cpu, epoch, 0..5);
             assert_close(&tensors(&on_tpu), &tensors(&on_cpu), 1e-5);
             // The statistics stay on the devices, in the same program.
             let programs = if pads { 1 } else { 2 };
@@ -156,24 +167,24 @@ fn a_checkpoint_goes_on_with_the_same_statistics() {
         let (Some(one), Some(two)) = (strategy(1), strategy(2)) else {
             return;
         };
-        let (cpu, start, data) = (mirrored(2), net(), (45, 12, true));
+        let (cpu, start) = (mirrored(2), net());
         let on = |strategy: &dyn Strategy| {
             let state = strategy.scope(|device| start.replicate(device));
             state.unwrap()
         };
         let mut whole = on(&cpu);
-        train(&cpu, &mut whole, data, 0..4);
+        train(&cpu, &mut whole, PADDED, 0..4);
         let mut first = on(&two);
-        train(&two, &mut first, data, 0..2);
+        train(&two, &mut first, PADDED, 0..2);
         let (step, saved) = first.primary().unwrap().save().unwrap();
         for strategy in [&one as &dyn Strategy, &two, &cpu] {
             let mut second = on(strategy);
             // What it had before is not in the way.
-            train(strategy, &mut second, data, 7..8);
+            train(strategy, &mut second, PADDED, 7..8);
             second
                 .update(|state| state.load_tensors(&saved, step))
                 .unwrap();
-            train(strategy, &mut second, data, 2..4);
+            train(strategy, &mut second, PADDED, 2..4);
             assert_close(&tensors(&second), &tensors(&whole), 2e-5);
         }
     });
@@ -194,8 +205,8 @@ fn a_batch_without_weight_moves_nothing() {
             )
         };
         let parts = PerReplica::new(vec![part(), part()]);
-        let outputs = tpu.run((&mut norm, parts), |ctx, (norm, (x, weights))| {
-            norm.forward_weighted(ctx, x, weights)
+        let outputs = tpu.run((&mut norm, parts), |_, (norm, (x, weights))| {
+            Ok(norm.forward_weighted(x, weights))
         });
         let output = outputs.unwrap().values()[1].to_data();
         assert!(output.iter::<f32>().all(f32::is_finite));
@@ -211,18 +222,18 @@ fn evaluation_and_frozen_layers_use_the_moving_statistics() {
     within(60, || {
         let Some(tpu) = strategy(2) else { return };
         let mut state = tpu.scope(|_| net()).unwrap();
-        train(&tpu, &mut state, (45, 12, true), 0..1);
+        train(&tpu, &mut state, PADDED, 0..1);
         let x = rows(&[4, 5, 6], &Device::flex().autodiff()).unwrap();
         let parts = || PerReplica::new(vec![x.clone(); 2]);
-        let outputs = tpu.run((&state, parts()), |ctx, (state, x)| {
-            trace::valid(&state.model)?.forward(ctx, x, None)
+        let outputs = tpu.run((&state, parts()), |_, (state, x)| {
+            Ok(trace::valid(&state.model)?.forward(x, None))
         });
         let found = outputs.unwrap().values()[1].to_data();
         let before = state.primary().unwrap().model.clone();
         let plain = before.valid();
-        let expected = MirroredStrategy::builder().replicas(1).build().unwrap();
-        let expected = expected.run((), |ctx, ()| {
-            plain.forward(ctx, x.clone().without_autodiff(), None)
+        let expected = mirrored(1);
+        let expected = expected.run((), |_, ()| {
+            Ok(plain.forward(x.clone().without_autodiff(), None))
         });
         let expected = expected.unwrap().values()[0].to_data();
         found.assert_approx_eq::<f32>(&expected, burn::tensor::Tolerance::absolute(1e-5));
@@ -236,13 +247,13 @@ fn evaluation_and_frozen_layers_use_the_moving_statistics() {
         let frozen = TrainState::new(frozen, Adam::new(1e-2));
         let mut frozen = tpu.scope(|device| frozen.replicate(device)).unwrap();
         let mean = statistic(&frozen);
-        train(&tpu, &mut frozen, (45, 12, true), 1..2);
+        train(&tpu, &mut frozen, PADDED, 1..2);
         assert_eq!(statistic(&frozen), mean);
         assert_eq!(mean, statistic(&state));
     });
 }
 
-/// The statistics are those of all replicas, so that the first one is named.
+/// The statistics cover all replicas, so the error names the first one.
 #[test]
 fn statistics_that_are_not_finite_are_named_and_nothing_is_lost() {
     within(120, || {
@@ -262,7 +273,8 @@ fn statistics_that_are_not_finite_are_named_and_nothing_is_lost() {
                 let bad = Tensor::full([1, 1], value, &device);
                 parts.push(last.slice_assign([2..3, 1..2], bad));
                 let ran = tpu.run((state, PerReplica::new(parts)), |ctx, (state, x)| {
-                    let loss = state.model.forward(ctx, x, None)?.powi_scalar(2).sum();
+                    let loss = state.model.forward(x, None).powi_scalar(2).sum();
+                    ctx.loss_is_scaled();
                     let gradients = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, gradients).map(drop)
                 });

@@ -12,14 +12,7 @@ use distribute_data::{Batching, Digits, StrategyDataExt};
 use distribute_tpu_xla::TpuStrategy;
 
 use crate::strategy::models::{Cnn, Mlp, Transformer, cnn_step, mlp_step, transformer_step};
-use crate::strategy::support::{Data, assert_close, strategy, within};
-
-fn mirrored(replicas: usize) -> MirroredStrategy {
-    MirroredStrategy::builder()
-        .replicas(replicas)
-        .build()
-        .unwrap()
-}
+use crate::strategy::support::{Data, assert_close, mirrored, strategy, within};
 
 /// A state of each strategy, with the same weights.
 fn states<M: Module + 'static>(

@@ -17,11 +17,11 @@ use distribute_core::{
     Adam, Error, LossScale, PerReplica, ReduceOp, Result, Strategy, StrategyExt, SyncBatchNorm,
     SyncBatchNormConfig, TensorData, TrainState,
 };
-use distribute_data::fit::callbacks::ModelCheckpoint;
-use distribute_data::fit::{Callback, Control, Fit, Objective};
 use distribute_data::{
     Batching, Digits, StrategyDataExt, average_loss, sparse_categorical_crossentropy,
 };
+use distribute_fit::callbacks::ModelCheckpoint;
+use distribute_fit::{Callback, Control, Fit, Objective};
 use distribute_tpu_xla::{TpuClusterResolver, TpuError, TpuStrategy, TpuSystem};
 
 use crate::strategy::models::{Mlp, mlp_step, with_fixed_weights};
@@ -477,8 +477,9 @@ fn scaled(
         });
         let parts = PerReplica::new(parts.collect());
         tpu.run((&mut state, parts), |ctx, (state, (x, size))| {
-            let x = state.model.norm.forward(ctx, x)?;
+            let x = state.model.norm.forward(x);
             let loss = state.model.output.forward(x).powi_scalar(2).mean() * size;
+            ctx.loss_is_scaled();
             let gradients = ctx.gradient(&state.scale_loss(&loss), &state.model)?;
             state.apply_gradients(ctx, gradients).map(drop)
         })?;

@@ -29,6 +29,7 @@ fn dropout_differs_by_step_and_replica_and_has_the_right_rate() {
                         .model
                         .forward(kept.clone().slice([0..50, 0..12]))
                         .sum();
+                    ctx.loss_is_scaled();
                     let gradients = ctx.gradient(&loss, &state.model)?;
                     state.apply_gradients(ctx, gradients)?;
                     Ok(kept)

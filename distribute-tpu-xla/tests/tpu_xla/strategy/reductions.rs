@@ -114,6 +114,7 @@ fn gradients_flow_through_an_all_reduce() {
                 let y = state.model.forward(x);
                 let center = ctx.all_reduce_tensor(op, y.clone().mean_dim(0))?;
                 let loss = (y - center.mul_scalar(0.3)).powi_scalar(2).mean();
+                ctx.loss_is_scaled();
                 let gradients = ctx.gradient(&loss, &state.model)?;
                 state.apply_gradients(ctx, gradients)?;
                 Ok(loss)

@@ -5,11 +5,11 @@ use burn::module::Param;
 use burn::nn::{Linear, LinearConfig};
 use burn::prelude::*;
 use distribute_core::{PerReplica, Result, Sgd, Strategy, StrategyExt, TensorData, TrainState};
-use distribute_data::fit::{Fit, Objective, StepContext, evaluate};
 use distribute_data::loss::{MeanSquaredError, Reduction};
 use distribute_data::{
     AverageLoss, Batching, FnDataset, StrategyDataExt, Weighted, average_loss, mean_squared_error,
 };
+use distribute_fit::{Fit, Objective, StepContext, evaluate};
 
 use crate::strategy::support::{strategy, within};
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use burn::prelude::*;
-use distribute_core::{PerReplica, TensorData};
+use distribute_core::{MirroredStrategy, PerReplica, TensorData};
 use distribute_tpu_xla::pjrt::Plugin;
 use distribute_tpu_xla::{TpuStrategy, TpuSystem};
 use rand::{RngExt, SeedableRng};
@@ -21,6 +21,12 @@ pub fn system(devices: usize) -> Option<TpuSystem> {
 /// A strategy with this many replicas, one per device.
 pub fn strategy(replicas: usize) -> Option<TpuStrategy> {
     Some(TpuStrategy::new(&system(replicas)?).unwrap())
+}
+
+/// A strategy with this many replicas, each on a thread.
+pub fn mirrored(replicas: usize) -> MirroredStrategy {
+    let builder = MirroredStrategy::builder().replicas(replicas);
+    builder.build().unwrap()
 }
 
 /// Batches of `examples` rows for each replica, the same in every run.

@@ -1,7 +1,7 @@
 //! Functions of each element of one or two float tensors.
 
 use burn::tensor::DType;
-use burn_backend::{BoolDType, FloatDType, IntDType, Scalar};
+use distribute_core::burn_internals::backend::{BoolDType, FloatDType, IntDType, Scalar};
 
 use super::{Random, Report, differ};
 use crate::lower::harness::FLOATS;

@@ -1,7 +1,7 @@
 //! Integers and truth values.
 
 use burn::tensor::DType;
-use burn_backend::{BoolDType, FloatDType, IntDType, Scalar};
+use distribute_core::burn_internals::backend::{BoolDType, FloatDType, IntDType, Scalar};
 
 use super::{ALL_INTS, Random, Report, differ, limits};
 use crate::lower::harness::Prim::{Bool, Float, Int};

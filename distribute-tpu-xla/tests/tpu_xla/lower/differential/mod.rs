@@ -14,8 +14,8 @@ mod windows;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use burn::tensor::{DType, TensorData};
-use burn_backend::Backend;
 use burn_flex::Flex;
+use distribute_core::burn_internals::backend::Backend;
 
 use crate::lower::harness::{
     Data, Prim, Step, Tolerance, capture, client, execute, floats as values, ints as whole,
@@ -170,7 +170,7 @@ macro_rules! differ {
         impl $crate::lower::differential::Case for These {
             const NAMES: &'static [&'static str] = &[$(stringify!($out)),*];
 
-            fn outputs<'a, $b: burn_backend::Backend>(
+            fn outputs<'a, $b: distribute_core::burn_internals::backend::Backend>(
                 &'a self,
                 $x: &'a [$crate::lower::harness::Prim<$b>],
             ) -> Vec<$crate::lower::differential::Output<'a, $b>> {

@@ -1,8 +1,9 @@
 //! Operations that move elements, by shape and by index, for floats, integers and truth values.
 
 use burn::tensor::{DType, IndexingUpdateOp, Shape, Slice, TensorData};
-use burn_backend::Scalar;
-use burn_backend::ops::PadMode;
+use distribute_core::burn_internals::backend;
+use distribute_core::burn_internals::backend::Scalar;
+use distribute_core::burn_internals::backend::ops::PadMode;
 
 use super::{ALL_INTS, Random, Report, differ};
 use crate::lower::harness::FLOATS;
@@ -398,7 +399,7 @@ fn assignments_by_index() {
                 Float(B::float_scatter_nd(x[0].f(), x[3].i(), x[4].f(), COMBINING[3])),
                 Float(B::float_mask_fill(
                     x[0].f(),
-                    B::float_is_nan(x[0].f(), burn_backend::BoolDType::Native),
+                    B::float_is_nan(x[0].f(), backend::BoolDType::Native),
                     Scalar::Int(2)
                 )),
             ]

@@ -1,8 +1,8 @@
 //! The operations of one and three spatial dimensions, and new tensors, for every element type.
 
 use burn::tensor::{Shape, Slice};
-use burn_backend::ops::{ConvOptions, ConvTransposeOptions};
-use burn_backend::{FloatDType, IntDType, Scalar, TensorMetadata};
+use distribute_core::burn_internals::backend::ops::{ConvOptions, ConvTransposeOptions};
+use distribute_core::burn_internals::backend::{FloatDType, IntDType, Scalar, TensorMetadata};
 
 use super::{ALL_INTS, Random, Report, differ};
 use crate::lower::harness::FLOATS;

@@ -1,7 +1,7 @@
 //! Reductions, extremes, running results and sorting.
 
 use burn::tensor::DType;
-use burn_backend::{BoolDType, IntDType};
+use distribute_core::burn_internals::backend::{BoolDType, IntDType};
 
 use super::{ALL_INTS, Random, Report, differ};
 use crate::lower::harness::FLOATS;

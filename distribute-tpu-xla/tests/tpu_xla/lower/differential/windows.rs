@@ -1,8 +1,11 @@
 //! Products of matrices, convolutions, pooling and layers, at random sizes and options.
 
 use burn::tensor::{DType, TensorData};
-use burn_backend::IntDType;
-use burn_backend::ops::{AttentionModuleOptions, ConvOptions, ConvTransposeOptions};
+use distribute_core::burn_internals::backend;
+use distribute_core::burn_internals::backend::IntDType;
+use distribute_core::burn_internals::backend::ops::{
+    AttentionModuleOptions, ConvOptions, ConvTransposeOptions,
+};
 
 use super::{ALL_INTS, Random, Report, differ};
 use crate::lower::harness::FLOATS;
@@ -267,11 +270,11 @@ fn di(l: &[Line; 2]) -> [usize; 2] {
     l.map(|l| l.dilation)
 }
 
-fn pool<B: burn_backend::Backend>(
+fn pool<B: backend::Backend>(
     x: B::FloatTensorPrimitive,
     l: &[Line; 2],
     ceil: bool,
-) -> burn_backend::ops::MaxPool2dWithIndices<B> {
+) -> backend::ops::MaxPool2dWithIndices<B> {
     B::max_pool2d_with_indices(x, ks(l), st(l), pd(l), di(l), ceil, IntDType::I64)
 }
 

@@ -1,0 +1,176 @@
+//! The variables of launchers that number their processes.
+
+use super::environment::Variables;
+
+/// A launcher that tells each process its rank, and how many there are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Launcher {
+    pub(super) name: &'static str,
+    /// This process' rank, the number of processes, of this host's processes, and this process'
+    /// place among these. Of the names of one thing the first that is set counts.
+    pub(super) rank: &'static str,
+    pub(super) size: &'static str,
+    pub(super) local_size: &'static [&'static str],
+    pub(super) local_rank: &'static [&'static str],
+    /// Says whether the launcher itself listens on `MASTER_PORT`.
+    pub(super) store: Option<&'static str>,
+    /// The host of processes that are all on one, where none is named.
+    pub(super) one_host: Option<&'static str>,
+    pub(super) hint: &'static str,
+    pub(super) host_hint: &'static str,
+}
+
+pub(super) const TORCHRUN: Launcher = Launcher {
+    name: "torchrun variables",
+    rank: "RANK",
+    size: "WORLD_SIZE",
+    local_size: &["LOCAL_WORLD_SIZE"],
+    local_rank: &["LOCAL_RANK"],
+    store: Some("TORCHELASTIC_USE_AGENT_STORE"),
+    one_host: None,
+    hint: "torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+    host_hint: "set it to the host that rank 0 runs on",
+};
+
+/// What all launchers below have alike: none of them says where rank 0 is.
+const MPI: Launcher = Launcher {
+    name: "",
+    rank: "",
+    size: "",
+    local_size: &[],
+    local_rank: &[],
+    store: None,
+    one_host: Some("127.0.0.1"),
+    hint: "start the program with the launcher of your MPI",
+    host_hint: "the launcher does not say where rank 0 runs: give all processes the variable \
+                MASTER_ADDR with the host of rank 0 (mpirun -genv MASTER_ADDR HOST, or export it)",
+};
+
+pub(super) const OPEN_MPI: Launcher = Launcher {
+    name: "Open MPI",
+    rank: "OMPI_COMM_WORLD_RANK",
+    size: "OMPI_COMM_WORLD_SIZE",
+    local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
+    local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
+    hint: "start the program with Open MPI's mpirun",
+    host_hint: "Open MPI does not say where rank 0 runs: mpirun -x MASTER_ADDR=HOST",
+    ..MPI
+};
+
+/// The other launchers that say rank and size, in the order they are tried in.
+pub(super) const OTHERS: [Launcher; 5] = [
+    Launcher {
+        name: "MVAPICH2",
+        rank: "MV2_COMM_WORLD_RANK",
+        size: "MV2_COMM_WORLD_SIZE",
+        local_size: &["MV2_COMM_WORLD_LOCAL_SIZE"],
+        local_rank: &["MV2_COMM_WORLD_LOCAL_RANK"],
+        ..MPI
+    },
+    Launcher {
+        name: "PMI (MPICH, Intel MPI, MVAPICH, PALS)",
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        local_size: &["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"],
+        local_rank: &["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"],
+        ..MPI
+    },
+    Launcher {
+        name: "JSM",
+        rank: "JSM_NAMESPACE_RANK",
+        size: "JSM_NAMESPACE_SIZE",
+        local_size: &["JSM_NAMESPACE_LOCAL_SIZE"],
+        local_rank: &["JSM_NAMESPACE_LOCAL_RANK"],
+        ..MPI
+    },
+    Launcher {
+        name: "Flux",
+        rank: "FLUX_TASK_RANK",
+        size: "FLUX_JOB_SIZE",
+        local_rank: &["FLUX_TASK_LOCAL_ID"],
+        ..MPI
+    },
+    Launcher {
+        name: "Horovod",
+        rank: "HOROVOD_RANK",
+        size: "HOROVOD_SIZE",
+        local_size: &["HOROVOD_LOCAL_SIZE"],
+        local_rank: &["HOROVOD_LOCAL_RANK"],
+        ..MPI
+    },
+];
+
+/// The variables by which launchers other than torchrun, Open MPI and `srun` number processes: for
+/// a report of what is set.
+pub const LAUNCHER_VARIABLES: [&str; 18] = [
+    "PMI_RANK",
+    "PMI_SIZE",
+    "PMI_ID",
+    "PMIX_RANK",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+    "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE",
+    "JSM_NAMESPACE_RANK",
+    "JSM_NAMESPACE_SIZE",
+    "FLUX_TASK_RANK",
+    "FLUX_JOB_SIZE",
+    "HOROVOD_RANK",
+    "HOROVOD_SIZE",
+    "PALS_RANKID",
+    "ALPS_APP_PE",
+    "MP_CHILD",
+    "LSF_PM_TASKID",
+];
+
+/// Variables by which launchers number processes without saying how many there are.
+const SIGNS: [(&str, &str); 8] = [
+    ("PMIX_RANK", "PMIx"),
+    ("PMI_ID", "PMI"),
+    ("PALS_RANKID", "PALS"),
+    ("ALPS_APP_PE", "ALPS"),
+    ("MPI_RANKID", "an MPI"),
+    ("MPIRUN_RANK", "an MPI"),
+    ("MP_CHILD", "IBM's POE"),
+    ("LSF_PM_TASKID", "LSF"),
+];
+
+impl Launcher {
+    /// The variables of rank and size that are set, and the missing ones.
+    pub(super) fn found(&self, env: &Variables) -> (Vec<&'static str>, Vec<&'static str>) {
+        [self.rank, self.size]
+            .into_iter()
+            .partition(|name| env.has(name))
+    }
+
+    /// All variables that it may set, for a description.
+    pub(super) fn variables(&self) -> Vec<&'static str> {
+        let mut names = vec![self.rank, self.size];
+        names.extend(self.local_size);
+        names.extend(self.local_rank);
+        names
+    }
+}
+
+/// The first of the other launchers that says both rank and size.
+pub(super) fn other(env: &Variables) -> Option<Launcher> {
+    let is_complete = |launcher: &Launcher| launcher.found(env).1.is_empty();
+    OTHERS.into_iter().find(is_complete)
+}
+
+/// What shows that there are several processes, where no launcher says enough.
+pub(super) fn sign(env: &Variables) -> Option<String> {
+    for launcher in OTHERS {
+        let (set, missing) = launcher.found(env);
+        if let ([set], [missing]) = (&set[..], &missing[..]) {
+            return Some(format!(
+                "{set} is set ({}), but not {missing}",
+                launcher.name
+            ));
+        }
+    }
+    let (name, whose) = SIGNS.into_iter().find(|(name, _)| env.has(name))?;
+    Some(format!(
+        "{name} is set ({whose}), but nothing says how many processes there are"
+    ))
+}

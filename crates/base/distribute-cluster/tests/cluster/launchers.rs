@@ -1,0 +1,236 @@
+//! What launchers say and leave out, and addresses that cannot be right.
+
+use distribute_cluster::{
+    Cluster, ClusterError, ClusterKind, ClusterSpec, Detected, Overrides, detect, detect_with,
+};
+use rstest::rstest;
+
+use crate::{STEP, TORCHRUN, env};
+
+/// The address of a rank that is not listed, and its port where a first one was chosen.
+#[test]
+fn the_place_on_a_host_is_that_of_the_launcher_or_of_the_addresses() {
+    let torchrun = "RANK=3\nWORLD_SIZE=4\nLOCAL_RANK=1\nLOCAL_WORLD_SIZE=2\nMASTER_ADDR=h";
+    let ports = Overrides {
+        port_base: Some(7000),
+        ..Overrides::default()
+    };
+    let resolve = |detected: Detected| Cluster::resolve(&*detected.resolver).unwrap().unwrap();
+    let cluster = resolve(detect_with(env(torchrun), ports));
+    assert_eq!(cluster.leader_address(), Some("h:7000"));
+    assert_eq!((cluster.local_rank(), cluster.own_port()), (1, Some(7001)));
+    let listed = r#"TF_CONFIG={"cluster": {"worker": ["a:1", "b:1", "a:2"]}, "task": {"type": "worker", "index": 2}}"#;
+    let cluster = resolve(detect(env(listed)));
+    assert_eq!((cluster.local_rank(), cluster.own_port()), (1, None));
+}
+
+#[rstest]
+#[case::mpich("PMI_RANK=1\nPMI_SIZE=2\nMPI_LOCALNRANKS=1\nMPI_LOCALRANKID=0")]
+#[case::intel("PMI_RANK=1\nPMI_SIZE=2\nMPI_LOCALRANKID=0")]
+#[case::pals("PMI_RANK=1\nPMI_SIZE=2\nPALS_RANKID=1\nPALS_LOCAL_RANKID=0")]
+#[case::mvapich("MV2_COMM_WORLD_RANK=1\nMV2_COMM_WORLD_SIZE=2\nMV2_COMM_WORLD_LOCAL_RANK=0")]
+#[case::jsm("JSM_NAMESPACE_RANK=1\nJSM_NAMESPACE_SIZE=2\nPMIX_RANK=1")]
+#[case::flux("FLUX_TASK_RANK=1\nFLUX_JOB_SIZE=2\nFLUX_TASK_LOCAL_ID=0\nPMI_RANK=1\nPMI_SIZE=2")]
+#[case::horovod("HOROVOD_RANK=1\nHOROVOD_SIZE=2")]
+fn other_launchers_number_the_workers(#[case] variables: &str) {
+    let detected = detect(env(variables));
+    assert_eq!(detected.kind, ClusterKind::Mpi);
+    let error = Cluster::resolve(&*detected.resolver)
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("MASTER_ADDR"), "{error}");
+    let detected = detect(env(&format!(
+        "{variables}\nMASTER_ADDR=h\nMASTER_PORT=9000"
+    )));
+    let cluster = Cluster::resolve(&*detected.resolver).unwrap().unwrap();
+    assert_eq!(cluster.workers(), [Some("h:9000"), None]);
+    assert_eq!(cluster.rank(), Some(1));
+    // On one host the launcher says all there is to say.
+    let one = format!("{variables}\nMPI_LOCALNRANKS=2");
+    if variables.starts_with("PMI") {
+        let cluster = Cluster::resolve(&*detect(env(&one)).resolver)
+            .unwrap()
+            .unwrap();
+        assert_eq!(cluster.address(), Some("127.0.0.1:8889"));
+    }
+}
+
+/// Each of these processes would otherwise train alone on all data, and end with success.
+#[rstest]
+#[case("PMIX_RANK=1", "PMIX_RANK is set (PMIx)")]
+#[case("PMI_ID=0", "PMI_ID is set")]
+#[case("PALS_RANKID=3", "PALS_RANKID is set")]
+#[case("ALPS_APP_PE=3", "ALPS_APP_PE is set")]
+#[case(
+    "PMI_RANK=1",
+    "PMI_RANK is set (PMI (MPICH, Intel MPI, MVAPICH, PALS)), but not PMI_SIZE"
+)]
+#[case("JSM_NAMESPACE_SIZE=4", "but not JSM_NAMESPACE_RANK")]
+#[case(
+    "OMPI_COMM_WORLD_RANK=1",
+    "OMPI_COMM_WORLD_RANK set, but not OMPI_COMM_WORLD_SIZE"
+)]
+#[case("RANK=1", "RANK set, but not WORLD_SIZE and MASTER_ADDR")]
+#[case("RANK=0\nWORLD_SIZE=2", "RANK and WORLD_SIZE set, but not MASTER_ADDR")]
+#[case("WORLD_SIZE=2\nMASTER_ADDR=h", "but not RANK")]
+#[case(
+    "SLURM_JOB_ID=1\nSLURM_PROCID=0\nSLURM_NTASKS=4",
+    "use srun for its 4 tasks"
+)]
+#[case("SLURM_JOB_ID=1\nSLURM_NTASKS=4", "use srun for its 4 tasks")]
+#[case("KUBERNETES_SERVICE_HOST=x\nJOBSET_NAME=s", "in a JobSet")]
+#[case("JOB_COMPLETIONS=3", "not JOB_COMPLETION_INDEX")]
+fn signs_of_a_launcher_that_says_too_little_are_an_error(
+    #[case] variables: &str,
+    #[case] seen: &str,
+) {
+    let detected = detect(env(variables));
+    let error = Cluster::resolve(&*detected.resolver).unwrap_err();
+    assert!(
+        matches!(error, ClusterError::UnclearLauncher { .. }),
+        "{error}"
+    );
+    let text = error.to_string();
+    assert!(
+        text.contains(seen) && text.contains("--cluster none"),
+        "{text}"
+    );
+    assert!(!detected.to_string().is_empty());
+    let alone = Overrides {
+        kind: Some(ClusterKind::OneProcess),
+        ..Overrides::default()
+    };
+    let detected = detect_with(env(variables), alone);
+    assert_eq!(Cluster::resolve(&*detected.resolver), Ok(None));
+}
+
+#[rstest]
+#[case("")]
+#[case("MASTER_ADDR=h\nMASTER_PORT=1")]
+#[case("WORLD_SIZE=1")]
+#[case("RANK=0\nWORLD_SIZE=1")]
+#[case("SLURM_JOB_ID=1\nSLURM_PROCID=0\nSLURM_NTASKS=1")]
+#[case("KUBERNETES_SERVICE_HOST=x")]
+fn one_process_that_is_meant_to_be_alone_is_alone(#[case] variables: &str) {
+    assert_eq!(
+        Cluster::resolve(&*detect(env(variables)).resolver),
+        Ok(None)
+    );
+}
+
+#[test]
+fn srun_that_also_speaks_pmi_is_slurm() {
+    let both = format!("{STEP}\nPMI_RANK=2\nPMI_SIZE=5\nPMIX_RANK=2");
+    let step = detect(env(STEP)).resolver.task_id().unwrap().unwrap();
+    let both = both.replace("PMI_RANK=2", &format!("PMI_RANK={step}"));
+    let size = env(STEP)["SLURM_STEP_NUM_TASKS"].clone();
+    let both = both.replace("PMI_SIZE=5", &format!("PMI_SIZE={size}"));
+    assert_eq!(detect(env(&both)).kind, ClusterKind::Slurm);
+    let other = format!("{both}\nPMI_SIZE=77\nMASTER_ADDR=h");
+    assert_eq!(detect(env(&other)).kind, ClusterKind::Mpi);
+}
+
+#[rstest]
+#[case("127.0.0.1:29500", "MASTER_ADDR=127.0.0.1 and MASTER_PORT=29500")]
+#[case("[::1]:29500", "MASTER_PORT=29500")]
+#[case("host:29500", "MASTER_PORT=29500")]
+#[case("tcp://host:29500", "leave out tcp://")]
+#[case("0.0.0.0", "others can connect to")]
+#[case("::", "others can connect to")]
+#[case("my host", "without spaces")]
+#[case("host/path", "slashes")]
+#[case("1:2:3:zz", "neither a name nor an IP address")]
+#[case(" ", "MASTER_ADDR is not set")]
+fn a_master_address_that_cannot_be_is_refused(#[case] address: &str, #[case] why: &str) {
+    let variables = format!("RANK=1\nWORLD_SIZE=2\nMASTER_ADDR={address}\nMASTER_PORT=9");
+    let error = detect(env(&variables)).resolver.cluster_spec().unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("MASTER_ADDR") && text.contains(why), "{text}");
+}
+
+#[test]
+fn port_0_is_no_port_to_meet_at() {
+    let variable = |text: &str| detect(env(text)).resolver.cluster_spec();
+    for text in [
+        "RANK=1\nWORLD_SIZE=2\nMASTER_ADDR=h\nMASTER_PORT=0",
+        "HOSTNAME=t-0\nJOB_COMPLETION_INDEX=0\nJOB_COMPLETIONS=2\nJOB_SUBDOMAIN=s\nJOB_PORT_BASE=0",
+    ] {
+        let error = variable(text).unwrap_err().to_string();
+        assert!(
+            error.contains("_PORT") && error.contains("0 is no port"),
+            "{error}"
+        );
+    }
+    for text in [STEP, TORCHRUN] {
+        let zero = Overrides {
+            port_base: Some(0),
+            ..Overrides::default()
+        };
+        let error = detect_with(env(text), zero).resolver.cluster_spec();
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("--port"), "{error}");
+    }
+}
+
+#[rstest]
+#[case(r#"["a:1", "b:0"]"#, 0, "worker 1 has the address 'b:0': 0 is no port")]
+#[case(r#"["a:1", "b"]"#, 0, "write it as host:port")]
+#[case(r#"["a:1", "b:99999"]"#, 0, "'99999' is not a port")]
+#[case(r#"["a:1", "http://b:1"]"#, 0, "leave out http://, write b:1")]
+#[case(r#"["a:1", "grpc://b:1"]"#, 0, "leave out grpc://")]
+#[case(r#"["a:1", " b:1"]"#, 0, "without spaces")]
+#[case(r#"["a:1", "2001:db8::1:7"]"#, 0, "needs brackets")]
+#[case(r#"["a:1", "[host]:7"]"#, 0, "in brackets stands an IPv6 address")]
+#[case(
+    r#"["a:1", "a:1"]"#,
+    0,
+    "worker 1 has the address 'a:1': worker 0 has it too"
+)]
+#[case(r#"["a:1", "0.0.0.0:1"]"#, 0, "others can connect to")]
+#[case(r#"["a:1", "[::]:1"]"#, 0, "others can connect to")]
+#[case(
+    r#"["10.0.0.1:1", "127.0.0.1:1"]"#,
+    0,
+    "worker 1 has the address '127.0.0.1:1': only its own"
+)]
+#[case(
+    r#"["localhost:1", "10.0.0.1:1"]"#,
+    1,
+    "worker 0 has the address 'localhost:1': only its own"
+)]
+fn addresses_that_cannot_be_are_named_before_anybody_waits(
+    #[case] workers: &str,
+    #[case] own: usize,
+    #[case] why: &str,
+) {
+    let task = format!(r#""task": {{"type": "worker", "index": {own}}}"#);
+    let text = format!(r#"TF_CONFIG={{"cluster": {{"worker": {workers}}}, {task}}}"#);
+    let error = Cluster::resolve(&*detect(env(&text)).resolver).unwrap_err();
+    assert!(matches!(error, ClusterError::Address { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("TF_CONFIG: ") && text.contains(why),
+        "{text}"
+    );
+    let given = Overrides {
+        cluster_spec: ClusterSpec::parse(&format!(r#"{{"worker": {workers}}}"#)).ok(),
+        task_type: Some("worker".to_string()),
+        task_id: i64::try_from(own).ok(),
+        ..Overrides::default()
+    };
+    let error = Cluster::resolve(&*detect_with(env(""), given).resolver).unwrap_err();
+    assert!(error.to_string().contains("--cluster-spec"), "{error}");
+}
+
+/// A rank behind a forwarded port listens at all addresses, and a process alone is not dialled.
+#[rstest]
+#[case(r#"["0.0.0.0:1", "127.0.0.1:1"]"#)]
+#[case(r#"["0.0.0.0:1", "far.example:1"]"#)]
+#[case(r#"["127.0.0.1:1", "localhost:2"]"#)]
+#[case(r#"["[2001:db8::1]:1", "[fe80::1%eth0]:1", "worker_2:3"]"#)]
+#[case(r#"["nowhere:0"]"#)]
+fn addresses_that_can_be_are_taken(#[case] workers: &str) {
+    let task = r#""task": {"type": "worker", "index": 0}"#;
+    let text = format!(r#"TF_CONFIG={{"cluster": {{"worker": {workers}}}, {task}}}"#);
+    assert!(Cluster::resolve(&*detect(env(&text)).resolver).is_ok());
+}

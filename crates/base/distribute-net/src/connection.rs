@@ -1,0 +1,695 @@
+//! TCP connections with or without TLS, and the limit on connections of unauthenticated peers.
+
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpStream, lookup_host};
+use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
+
+use crate::address;
+use crate::pending::{Pending, Progress, UNPROVEN_BYTES_MAX, one_to_end, pending_connections_max};
+use crate::shortage::shortage_now;
+use crate::tls::{Channel, TlsSettings, certificate_refusal, is_no_tls};
+
+/// How long a connection may stay open before its peer is authenticated.
+const PENDING_LIFETIME: Duration = Duration::from_secs(10);
+
+/// How long a host may take to accept or refuse a connection; less than the callers' limit for an
+/// attempt, so that they learn the reason.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// How far an attempt to connect has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DialStage {
+    /// The name is looked up.
+    Resolving,
+    /// The host has neither accepted nor refused the connection yet.
+    Connecting,
+    /// The connection is accepted; the peer is not authenticated yet.
+    Accepted,
+}
+
+/// Called for failed connections: with the address, and the reason if it is known.
+pub(super) type OnRefused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
+
+/// The message of the side with TLS about the side without.
+const NO_TLS: &str = "it does not use TLS, this process does: give both a certificate, or none";
+
+#[derive(Default)]
+struct GuardState {
+    admitted: bool,
+    closed: bool,
+    progress: Progress,
+    refused: Option<OnRefused>,
+    waker: Option<Waker>,
+    certificate: Option<String>,
+}
+
+/// Information about a connection, and the means to end it.
+///
+/// A connection that was accepted ends by itself unless it is [admitted](Self::admit) soon.
+pub struct ConnectionGuard {
+    remote: SocketAddr,
+    opened: Instant,
+    channel: OnceLock<Channel>,
+    state: Mutex<GuardState>,
+}
+
+impl ConnectionGuard {
+    fn new(remote: SocketAddr) -> Arc<ConnectionGuard> {
+        Arc::new(ConnectionGuard {
+            remote,
+            opened: Instant::now(),
+            channel: OnceLock::new(),
+            state: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, GuardState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The peer is authenticated: the connection may stay. Returns `false` if it was ended before.
+    pub fn admit(&self) -> bool {
+        let mut state = self.lock();
+        state.admitted = !state.closed;
+        state.admitted
+    }
+
+    /// The peer has sent the first message of the handshake: until it completes, connections that
+    /// have come less far make room first.
+    pub fn note_greeting(&self) {
+        self.note(Progress::SentHello);
+    }
+
+    fn note(&self, progress: Progress) {
+        let mut state = self.lock();
+        state.progress = state.progress.max(progress);
+    }
+
+    /// Whether the peer is authenticated.
+    pub fn is_admitted(&self) -> bool {
+        self.lock().admitted
+    }
+
+    /// The address at the other end.
+    pub fn remote(&self) -> SocketAddr {
+        self.remote
+    }
+
+    /// Information from its TLS handshake; empty without TLS.
+    pub fn channel(&self) -> &Channel {
+        self.channel.get_or_init(Channel::default)
+    }
+
+    /// Notes a connection whose TLS handshake is over.
+    fn set_channel<S>(&self, connection: &rustls::ConnectionCommon<S>) {
+        // The exporter fails only while the handshake is incomplete.
+        if let Ok(channel) = Channel::of(connection) {
+            let _ = self.channel.set(channel);
+        }
+    }
+
+    /// Ends the connection, unless its peer is authenticated.
+    fn end_unless_admitted(&self) {
+        let mut state = self.lock();
+        if state.admitted {
+            return;
+        }
+        state.closed = true;
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
+        }
+    }
+
+    /// If the connection failed because of TLS: which certificate was not accepted, or
+    /// that only the other side uses TLS.
+    pub fn certificate_refusal(&self) -> Option<String> {
+        self.lock().certificate.clone()
+    }
+
+    fn note_error(&self, error: &io::Error) {
+        if let Some(refusal) = certificate_refusal(error) {
+            self.lock().certificate = Some(refusal);
+        }
+    }
+
+    /// Looks at the first bytes of a connection without TLS.
+    fn inspect_first_bytes(&self, first: &[u8]) {
+        // A TLS record with an alert or a handshake; HTTP/2 never begins like this.
+        if let [0x15 | 0x16, 0x03, ..] = first {
+            let what = "it uses TLS, this process does not: give both a certificate, or none";
+            let refused = {
+                let mut state = self.lock();
+                state.certificate = Some(what.to_string());
+                state.refused.take()
+            };
+            if let Some(refused) = refused {
+                refused(self.remote.to_string(), Some(what.to_string()));
+            }
+        }
+    }
+
+    fn pending(&self) -> Pending {
+        Pending {
+            source: self.remote.ip(),
+            progress: self.lock().progress,
+        }
+    }
+
+    /// Sets the function to call when [`inspect_first_bytes`](Self::inspect_first_bytes)
+    /// refuses the peer.
+    pub(super) fn on_refused(&self, refused: OnRefused) {
+        self.lock().refused = Some(refused);
+    }
+
+    fn poll(&self, context: &Context<'_>) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if !state.admitted {
+            state.waker = Some(context.waker().clone());
+        }
+        Ok(())
+    }
+}
+
+/// The connections of unauthenticated peers.
+pub(super) struct PendingConnections {
+    guards: Vec<Weak<ConnectionGuard>>,
+    max: usize,
+}
+
+impl Default for PendingConnections {
+    fn default() -> Self {
+        Self {
+            guards: Vec::new(),
+            max: pending_connections_max(),
+        }
+    }
+}
+
+impl PendingConnections {
+    /// Watches a new connection.
+    pub(super) fn add(&mut self, guard: &Arc<ConnectionGuard>) {
+        self.expire();
+        if self.guards.len() >= self.max {
+            self.end_one();
+        }
+        self.guards.push(Arc::downgrade(guard));
+    }
+
+    /// Ends the connection that is the least likely to belong to a member.
+    pub(super) fn end_one(&mut self) {
+        self.expire();
+        let guards: Vec<_> = self.guards.iter().filter_map(Weak::upgrade).collect();
+        let pending: Vec<Pending> = guards.iter().map(|guard| guard.pending()).collect();
+        if let Some(guard) = one_to_end(&pending).and_then(|index| guards.get(index)) {
+            guard.end_unless_admitted();
+            let ended = Arc::as_ptr(guard);
+            self.guards.retain(|kept| kept.as_ptr() != ended);
+        }
+    }
+
+    /// Ends connections that were pending for too long, and forgets those that were admitted.
+    pub(super) fn expire(&mut self) {
+        self.guards.retain(|guard| match guard.upgrade() {
+            Some(guard) if guard.is_admitted() => false,
+            Some(guard) if guard.opened.elapsed() > PENDING_LIFETIME => {
+                guard.end_unless_admitted();
+                false
+            }
+            found => found.is_some(),
+        });
+    }
+}
+
+/// A TCP connection that its guard can end.
+pub(super) struct GuardedStream {
+    tcp: TcpStream,
+    guard: Arc<ConnectionGuard>,
+    /// Bytes that were read before the peer was authenticated.
+    unproven_bytes: usize,
+    is_admitted: bool,
+}
+
+impl GuardedStream {
+    /// Counts bytes that were read. More bytes than a handshake needs end the connection.
+    fn note_unproven(&mut self, bytes: usize) -> io::Result<()> {
+        self.is_admitted = self.guard.is_admitted();
+        if self.is_admitted || bytes == 0 {
+            return Ok(());
+        }
+        if self.unproven_bytes == 0 {
+            self.guard.note(Progress::SentBytes);
+        }
+        self.unproven_bytes += bytes;
+        if self.unproven_bytes > UNPROVEN_BYTES_MAX {
+            Err(io::ErrorKind::ConnectionAborted.into())
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl AsyncRead for GuardedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.guard.poll(context)?;
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.tcp).poll_read(context, buffer);
+        if !self.is_admitted {
+            self.note_unproven(buffer.filled().len() - before)?;
+        }
+        read
+    }
+}
+
+impl AsyncWrite for GuardedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write(context, bytes)
+    }
+
+    // The alert of a failed TLS handshake is several slices in one write.
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.tcp).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tcp.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(context)
+    }
+}
+
+enum Stream {
+    Plain(GuardedStream),
+    Tls(Box<TlsStream<GuardedStream>>),
+}
+
+/// A TCP connection, with TLS or without, that gRPC runs over.
+pub struct Connection {
+    stream: Stream,
+    pub(super) guard: Arc<ConnectionGuard>,
+    /// Whether bytes have arrived.
+    has_read: bool,
+}
+
+impl Connection {
+    /// Information about the connection, and the means to end it.
+    pub fn guard(&self) -> Arc<ConnectionGuard> {
+        self.guard.clone()
+    }
+
+    /// The address at this end.
+    ///
+    /// # Errors
+    /// The error of the operating system.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.stream().tcp.local_addr()
+    }
+
+    /// The address at the other end.
+    ///
+    /// # Errors
+    /// The error of the operating system.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream().tcp.peer_addr()
+    }
+
+    fn stream(&self) -> &GuardedStream {
+        match &self.stream {
+            Stream::Plain(stream) => stream,
+            Stream::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// Wraps an accepted connection and does the TLS handshake.
+    ///
+    /// # Errors
+    /// Which certificate was not accepted, if that is the reason.
+    pub(super) async fn accept(
+        guarded: GuardedStream,
+        tls: Option<&TlsSettings>,
+    ) -> Result<Connection, Option<String>> {
+        let guard = guarded.guard.clone();
+        let stream = match tls {
+            None => Stream::Plain(guarded),
+            Some(tls) => {
+                let accepted = TlsAcceptor::from(tls.server.clone()).accept(guarded);
+                let stream = accepted.await.map_err(|e| {
+                    certificate_refusal(&e).or_else(|| is_no_tls(&e).then(|| NO_TLS.to_string()))
+                })?;
+                guard.set_channel(stream.get_ref().1);
+                Stream::Tls(Box::new(stream.into()))
+            }
+        };
+        Ok(Connection {
+            stream,
+            guard,
+            has_read: false,
+        })
+    }
+
+    /// Connects to the address of a process.
+    ///
+    /// # Errors
+    /// What failed, and whether a certificate was not accepted (then trying again does not help).
+    pub async fn open(
+        address: &str,
+        tls: Option<&TlsSettings>,
+    ) -> Result<Connection, (String, bool)> {
+        Self::open_noting(address, tls, &|_| {}).await
+    }
+
+    /// Like [`open`](Self::open); calls `note` at the begin of each stage.
+    pub(crate) async fn open_noting(
+        address: &str,
+        tls: Option<&TlsSettings>,
+        note: &(dyn Fn(DialStage) + Send + Sync),
+    ) -> Result<Connection, (String, bool)> {
+        let later = |reason: String| (reason, false);
+        let (host, port) = address::split(address).map_err(later)?;
+        let tcp = connect(host, port, note).await.map_err(later)?;
+        note(DialStage::Accepted);
+        let remote = tcp.peer_addr().map_err(|error| later(error.to_string()))?;
+        let guarded = guard(tcp, remote);
+        let guard = guarded.guard.clone();
+        guard.admit();
+        let stream = match tls {
+            None => Stream::Plain(guarded),
+            Some(tls) => {
+                let name = ServerName::try_from(host.to_string())
+                    .map_err(|_| later(format!("{host:?} cannot be the name in a certificate")))?;
+                let connected = TlsConnector::from(tls.client.clone()).connect(name, guarded);
+                let stream = connected.await.map_err(|e| match certificate_refusal(&e) {
+                    Some(reason) => (reason, true),
+                    None if is_no_tls(&e) => (NO_TLS.to_string(), true),
+                    None => later(format!("the TLS handshake failed ({e}); does it use TLS?")),
+                })?;
+                guard.set_channel(stream.get_ref().1);
+                Stream::Tls(Box::new(stream.into()))
+            }
+        };
+        Ok(Connection {
+            stream,
+            guard,
+            has_read: false,
+        })
+    }
+}
+
+/// Puts a connection under a guard.
+pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> GuardedStream {
+    // Messages are small; the connection also works without the option.
+    let _ = tcp.set_nodelay(true);
+    GuardedStream {
+        tcp,
+        guard: ConnectionGuard::new(remote),
+        unproven_bytes: 0,
+        is_admitted: false,
+    }
+}
+
+impl GuardedStream {
+    pub(super) fn guard(&self) -> &Arc<ConnectionGuard> {
+        &self.guard
+    }
+}
+
+async fn connect(
+    host: &str,
+    port: u16,
+    note: &(dyn Fn(DialStage) + Send + Sync),
+) -> Result<TcpStream, String> {
+    note(DialStage::Resolving);
+    let resolved = lookup_host((host, port))
+        .await
+        .map_err(|error| match shortage_now() {
+            Some(shortage) => format!("the address does not resolve: {shortage}"),
+            None => format!("the address does not resolve: {error}"),
+        })?;
+    note(DialStage::Connecting);
+    let mut last = "the address resolves to nothing".to_string();
+    let candidates: Vec<SocketAddr> = resolved.collect();
+    let each = CONNECT_TIMEOUT / u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX);
+    for candidate in candidates {
+        let connected = tokio::time::timeout(each, TcpStream::connect(candidate)).await;
+        match connected.unwrap_or_else(|late| Err(late.into())) {
+            // The system has connected the socket to itself: no process listens on the port, and it
+            // happened to be this socket's own.
+            Ok(tcp) if tcp.local_addr().ok() == tcp.peer_addr().ok() => {
+                last = "no process listens there".to_string();
+            }
+            Ok(tcp) => return Ok(tcp),
+            Err(error) => last = address::why_unreachable(candidate, &error),
+        }
+    }
+    Err(last)
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let (read, is_plain) = match &mut self.stream {
+            Stream::Plain(stream) => (Pin::new(stream).poll_read(context, buffer), true),
+            Stream::Tls(stream) => (Pin::new(stream).poll_read(context, buffer), false),
+        };
+        if let Some(first @ [_, ..]) = buffer.filled().get(before..)
+            && !self.has_read
+        {
+            self.has_read = true;
+            if is_plain {
+                self.guard.inspect_first_bytes(first);
+            }
+        }
+        if let Poll::Ready(Err(error)) = &read {
+            self.guard.note_error(error);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &mut self.stream {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
+
+#[cfg(feature = "tonic")]
+impl tonic::transport::server::Connected for Connection {
+    type ConnectInfo = Arc<ConnectionGuard>;
+
+    fn connect_info(&self) -> Self::ConnectInfo {
+        self.guard.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::Arc;
+    use std::task::{Context, Waker};
+
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, split};
+    use tokio_stream::StreamExt;
+
+    use super::*;
+    use crate::peers::accept;
+    use crate::security::{Security, TlsIdentity};
+
+    fn block_on<T>(test: impl Future<Output = T>) -> T {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        runtime.enable_all().build().unwrap().block_on(test)
+    }
+
+    fn is_open(guard: &ConnectionGuard) -> bool {
+        guard.poll(&Context::from_waker(Waker::noop())).is_ok()
+    }
+
+    #[test]
+    fn who_has_proven_himself_makes_no_room_for_others() {
+        let guards: [Arc<ConnectionGuard>; 3] =
+            std::array::from_fn(|_| ConnectionGuard::new(([127, 0, 0, 1], 1).into()));
+        let [member, speaker, silent] = &guards;
+        let mut pending = PendingConnections::default();
+        guards.iter().for_each(|guard| pending.add(guard));
+        speaker.note(Progress::SentBytes);
+        member.note_greeting();
+        pending.end_one();
+        assert!(is_open(member) && is_open(speaker) && !is_open(silent));
+        assert!(member.admit() && !silent.admit());
+        pending.end_one();
+        assert!(is_open(member) && !is_open(speaker));
+        pending.end_one();
+        assert!(is_open(member));
+    }
+
+    /// This many connections arrive during one handshake; if the oldest one had to go, it would
+    /// be closed after 64. A flood from another host does not close it, and a flood from its own
+    /// host does not close it every time.
+    #[test]
+    fn who_comes_in_a_flood_gets_through() {
+        let from = |host| ConnectionGuard::new(([127, 0, 0, host], 1).into());
+        let is_through = |host, tries| {
+            (0..tries).any(|_| {
+                let mut pending = PendingConnections::default();
+                let member = from(2);
+                member.note(Progress::SentBytes);
+                pending.add(&member);
+                let flood: Vec<_> = (0..150).map(|_| from(host)).collect();
+                for peer in &flood {
+                    peer.note(Progress::SentBytes);
+                    pending.add(peer);
+                }
+                is_open(&member)
+            })
+        };
+        assert!(is_through(1, 1));
+        assert!(is_through(2, 500));
+    }
+
+    /// Two adjacent ports: Linux gives connections the ports of one parity first.
+    #[test]
+    fn a_socket_connected_to_itself_is_no_connection() {
+        let free = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = free.local_addr().unwrap().port() & !1;
+        drop(free);
+        block_on(async {
+            for port in [port, port + 1].into_iter().cycle().take(300_000) {
+                match connect("127.0.0.1", port, &|_| {}).await {
+                    Ok(tcp) => assert_ne!(tcp.local_addr().unwrap(), tcp.peer_addr().unwrap()),
+                    Err(reason) if reason == "no process listens there" => return,
+                    Err(_) => {}
+                }
+            }
+            panic!("chance never drew the port");
+        });
+    }
+
+    fn settings() -> TlsSettings {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let ca = params.self_signed(&key).unwrap();
+        let issuer = Issuer::new(params, key);
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["127.0.0.1".to_string()]).unwrap();
+        let own = params.signed_by(&key, &issuer).unwrap();
+        let identity = TlsIdentity::new(ca.pem(), own.pem(), key.serialize_pem());
+        let settings = Security::default().tls(identity).tls_settings();
+        settings.unwrap().unwrap()
+    }
+
+    async fn pair(tls: Option<&TlsSettings>) -> [Connection; 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let mut accepted = accept(listener, tls.cloned(), |_, _| {}).unwrap();
+        let (dialled, accepted) = tokio::join!(Connection::open(&address, tls), accepted.next());
+        [dialled.unwrap(), accepted.unwrap().unwrap()]
+    }
+
+    /// Both directions at once, more than any buffer holds.
+    #[test]
+    fn both_directions_work_at_once_and_the_ends_have_one_binding() {
+        let tls = settings();
+        for tls in [None, Some(&tls)] {
+            block_on(async {
+                let [client, server] = pair(tls).await;
+                let [at_client, at_server] = [client.guard(), server.guard()];
+                at_server.admit();
+                assert_eq!(client.local_addr().unwrap(), at_server.remote());
+                assert_eq!(at_client.channel().binding, at_server.channel().binding);
+                assert_eq!(at_client.channel().binding.len(), tls.map_or(0, |_| 32));
+                let [of_other, _] = pair(tls).await;
+                if tls.is_some() {
+                    let other = of_other.guard();
+                    assert_ne!(at_client.channel().binding, other.channel().binding);
+                    assert!(!at_client.channel().is_for_host("192.0.2.1"));
+                }
+                assert!(at_server.channel().is_for_host("127.0.0.1"));
+                let sent: Vec<u8> = (0..8 << 20).map(|i: u32| i.wrapping_mul(i) as u8).collect();
+                let exchange = async |end: Connection| {
+                    let (mut reader, mut writer) = split(end);
+                    let mut got = vec![0; sent.len()];
+                    let write = async {
+                        writer.write_all(&sent).await.unwrap();
+                        writer.shutdown().await.unwrap();
+                    };
+                    let ((), count) = tokio::join!(write, reader.read_exact(&mut got));
+                    assert!(count.unwrap() == sent.len() && got == sent);
+                    assert_eq!(reader.read(&mut [0; 8]).await.unwrap(), 0);
+                };
+                tokio::join!(exchange(client), exchange(server));
+            });
+        }
+    }
+}

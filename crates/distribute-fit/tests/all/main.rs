@@ -1,7 +1,0 @@
-//! All tests of this crate's interface in one program, because linking takes longer than compiling.
-
-mod common;
-mod fit;
-mod kept;
-mod multi_worker;
-mod remote;

@@ -1,8 +1,0 @@
-//! The loop with several workers, which are threads here.
-
-mod diverged;
-mod failed;
-mod fit;
-#[path = "../../../../../distribute-core/tests/all/multi_worker/group.rs"]
-mod group;
-mod interrupted;

@@ -1,0 +1,453 @@
+//! Runs the tests: builds them once, then two lanes of test programs at a time, and counts results.
+//!
+//! Many tests wait for most of their time (for processes, for deadlines) and others compute for all
+//! of it. One after the other they would leave half of a machine with two processors idle.
+
+use std::collections::BTreeSet;
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::cargo::{cargo, cargo_command, finish};
+
+/// Test programs that compute for most of their time: they are not called `all`, as other
+/// crates' programs are. They give way to the others, whose deadlines are shorter, but not without
+/// limit: `conformance` makes groups whose ranks have to be heard of every 3 seconds.
+const COMPUTING: [&str; 3] = ["conformance", "tpu", "tpu_xla"];
+
+/// Features that are off by default and build on any machine. Their tests run with all others, so
+/// that everything is built once; tests with `nccl` need no GPU, or are skipped. All
+/// tests are compiled without these features every night.
+const FEATURES: [&str; 2] = ["distribute-cli/nccl", "distribute-cli/otlp"];
+/// Where there is an MPI to build with.
+const MPI: &str = "distribute-collectives/mpi";
+
+/// The program that compiles hundreds of small steps by XLA's CPU client, each of which runs for
+/// moments: a third of its time is LLVM's optimizer, which is off for it here, and on in `cargo
+/// test` and every night. The large steps of the other programs would run longer than they compile.
+const SMALL_STEPS: &str = "tpu_xla";
+const XLA_FLAGS: (&str, &str) = ("XLA_FLAGS", "--xla_backend_optimization_level=0");
+
+/// Runs all tests that `cargo test --workspace` runs, with the features `nccl`, `otlp` and `mpi`
+/// and their tests.
+pub fn run(root: &Path) -> Result<String, String> {
+    let mut counts = Counts::default();
+    let mut features = FEATURES.to_vec();
+    if mpi_builds() && starts("mpirun") {
+        features.push(MPI);
+    } else {
+        let skipped = "SKIPPED: mpi: needs Open MPI and libclang \
+                       (openmpi-bin libopenmpi-dev libclang-dev)";
+        say!("{skipped}");
+        counts.read(skipped);
+    }
+    let programs = test_programs(root, &features)?;
+    // The README's first command, which has none of these features. All its dependencies are
+    // built for the tests anyway; the tests' build replaces its program.
+    cargo(root, "build -p distribute-cli --no-default-features")?;
+    let base = format!("test --workspace --features {}", features.join(","));
+    finish(&mut cargo_command(root, &format!("{base} --no-run")))?;
+    let lanes = Lanes::of(&base, &programs)?;
+    let of_lanes = std::thread::scope(|scope| {
+        let computing = scope.spawn(|| run_lane(root, &lanes.computing, true));
+        let waiting = run_lane(root, &lanes.waiting, false);
+        let computing = computing.join().map_err(|_| "a lane of tests panicked")?;
+        Ok::<_, String>(waiting?.and(&computing?))
+    })?;
+    counts.and(&of_lanes).verdict()
+}
+
+/// Whether programs can be built with the system's MPI: a package that only starts them brings
+/// `mpicc` as well, without the header.
+fn mpi_builds() -> bool {
+    let arguments = ["-include", "mpi.h", "-x", "c", "-fsyntax-only", "/dev/null"];
+    let output = Command::new("mpicc").args(arguments).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Whether there is such a program.
+fn starts(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").output();
+    version.is_ok_and(|output| output.status.success())
+}
+
+/// The commands of cargo that together do what one `cargo test` does.
+#[derive(Debug, PartialEq, Eq)]
+struct Lanes {
+    waiting: Vec<String>,
+    computing: Vec<String>,
+}
+
+impl Lanes {
+    fn of(base: &str, programs: &BTreeSet<String>) -> Result<Self, String> {
+        if let Some(gone) = COMPUTING.iter().find(|name| !programs.contains(**name)) {
+            return Err(format!(
+                "COMPUTING in suite.rs: `{gone}` is no test program"
+            ));
+        }
+        let names = programs.iter().map(String::as_str);
+        let waiting = names.filter(|name| !COMPUTING.contains(name));
+        let waiting: String = waiting.map(|name| format!(" --test {name}")).collect();
+        let alone = COMPUTING.map(|name| format!("{base} --test {name}"));
+        Ok(Self {
+            waiting: vec![format!("{base} --lib --bins{waiting}")],
+            computing: [&alone[..], &[format!("{base} --doc")]].concat(),
+        })
+    }
+}
+
+/// The names of the workspace's test programs that its default features and these build.
+fn test_programs(root: &Path, features: &[&str]) -> Result<BTreeSet<String>, String> {
+    let mut command = cargo_command(root, "metadata --no-deps --format-version 1");
+    let output = command
+        .output()
+        .map_err(|error| format!("cannot start cargo: {error}"))?;
+    let metadata = serde_json::from_slice(&output.stdout)
+        .map_err(|error| format!("cargo metadata: {error}"))?;
+    Ok(programs_of(&metadata, features))
+}
+
+/// A feature of one package turns on the features of the same name below it.
+fn programs_of(metadata: &Value, features: &[&str]) -> BTreeSet<String> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let more: Vec<&str> = features
+        .iter()
+        .filter_map(|it| Some(it.split_once('/')?.1))
+        .collect();
+    let mut programs = BTreeSet::new();
+    for package in packages {
+        let enabled = enabled_features(package, &more);
+        for target in package["targets"].as_array().into_iter().flatten() {
+            let is_test = words(&target["kind"]).any(|kind| kind == "test");
+            let is_built = words(&target["required-features"]).all(|need| enabled.contains(need));
+            if let Some(name) = target["name"].as_str().filter(|_| is_test && is_built) {
+                programs.insert(name.to_owned());
+            }
+        }
+    }
+    programs
+}
+
+/// The features that a build of a package has by default and with these, those that they bring
+/// included.
+fn enabled_features<'a>(package: &'a Value, more: &[&'a str]) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut open = vec!["default"];
+    open.extend(more);
+    while let Some(feature) = open.pop() {
+        if found.insert(feature) {
+            open.extend(words(&package["features"][feature]));
+        }
+    }
+    found
+}
+
+fn words(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+}
+
+/// Runs commands one after the other, also after one that failed, and counts their results.
+fn run_lane(root: &Path, commands: &[String], gives_way: bool) -> Result<Counts, String> {
+    let (mut counts, mut failures) = (Counts::default(), Vec::new());
+    for arguments in commands {
+        let mut command = cargo_command(
+            root,
+            &format!("{arguments} --no-fail-fast -- --show-output"),
+        );
+        // Half of what `cargo test` runs at once, which has one lane.
+        command.env("RUST_TEST_THREADS", "4");
+        if arguments.ends_with(SMALL_STEPS) && std::env::var_os(XLA_FLAGS.0).is_none() {
+            command.env(XLA_FLAGS.0, XLA_FLAGS.1);
+        }
+        if gives_way {
+            command = niced(command);
+        }
+        match run_tests(command, arguments) {
+            Ok(more) => counts = counts.and(&more),
+            Err(failure) => failures.push(failure),
+        }
+    }
+    if failures.is_empty() {
+        Ok(counts)
+    } else {
+        Err(failures.join("\n"))
+    }
+}
+
+/// The same command with a third of the weight when processors are wanted by more than there are,
+/// where there is a `nice`. (With the lowest priority it would have a hundredth.)
+fn niced(command: Command) -> Command {
+    if !starts("nice") {
+        return command;
+    }
+    let mut nice = Command::new("nice");
+    nice.args(["-n", "5"])
+        .arg(command.get_program())
+        .args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => nice.env(name, value),
+            None => nice.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        nice.current_dir(directory);
+    }
+    nice
+}
+
+/// Runs tests, shows what each program prints when it has ended and counts the results. A test
+/// that passes keeps what it prints to itself, so that is asked for, and of it only what was
+/// skipped is shown.
+fn run_tests(mut command: Command, arguments: &str) -> Result<Counts, String> {
+    let failed = |error: io::Error| format!("cannot run `cargo {arguments}`: {error}");
+    let (reader, writer) = io::pipe().map_err(failed)?;
+    // One stream, so that the name of a program stands above its results.
+    let errors = writer.try_clone().map_err(failed)?;
+    let mut child = command
+        .stdout(writer)
+        .stderr(errors)
+        .spawn()
+        .map_err(failed)?;
+    // The writing ends that are left belong to the child.
+    drop(command);
+    let mut counts = Counts::default();
+    let (mut filter, mut block) = (Filter::default(), Vec::new());
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = line.map_err(failed)?;
+        let text = String::from_utf8_lossy(&line);
+        counts.read(&text);
+        if let Some(program) = text.strip_prefix("     Running ") {
+            // At once: a reader wants to know it when the program hangs. The line is told again
+            // above the program's results, which the other lane's may come before.
+            say!("check: started {program}");
+        }
+        if filter.shows(&text) {
+            block.extend_from_slice(&line);
+            block.push(b'\n');
+        }
+        if text.starts_with("test result: ") {
+            print(&mut block).map_err(failed)?;
+        }
+    }
+    print(&mut block).map_err(failed)?;
+    let status = child.wait().map_err(failed)?;
+    let note = counts.verdict()?;
+    if status.success() {
+        Ok(counts)
+    } else {
+        Err(format!("cargo {arguments}: {status}; {note}"))
+    }
+}
+
+/// Prints what was held back, in one piece.
+fn print(block: &mut Vec<u8>) -> io::Result<()> {
+    let mut shown = io::stdout().lock();
+    shown.write_all(block)?;
+    block.clear();
+    shown.flush()
+}
+
+/// Leaves out what tests that passed have printed, but for the reasons why they were skipped.
+#[derive(Debug, Default)]
+struct Filter {
+    of_passed: bool,
+}
+
+impl Filter {
+    fn shows(&mut self, line: &str) -> bool {
+        match line {
+            "successes:" => self.of_passed = true,
+            "failures:" => self.of_passed = false,
+            _ if line.starts_with("test result: ") => self.of_passed = false,
+            _ => {}
+        }
+        !self.of_passed || line.starts_with("SKIPPED")
+    }
+}
+
+/// What the closing lines of all test programs add up to.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Counts {
+    passed: usize,
+    failed: usize,
+    ignored: usize,
+    /// Tests that passed, but said that something they need is missing on this machine.
+    skipped: usize,
+}
+
+impl Counts {
+    fn read(&mut self, line: &str) {
+        if line.starts_with("SKIPPED") {
+            self.skipped += 1;
+        }
+        let Some(results) = line.strip_prefix("test result: ") else {
+            return;
+        };
+        for part in results.split(['.', ';']) {
+            let mut words = part.split_whitespace();
+            let (Some(count), Some(kind)) = (words.next(), words.next()) else {
+                continue;
+            };
+            let count = count.parse().unwrap_or(0);
+            match kind {
+                "passed" => self.passed += count,
+                "failed" => self.failed += count,
+                "ignored" => self.ignored += count,
+                _ => {}
+            }
+        }
+    }
+
+    /// The results of both.
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            passed: self.passed + other.passed,
+            failed: self.failed + other.failed,
+            ignored: self.ignored + other.ignored,
+            skipped: self.skipped + other.skipped,
+        }
+    }
+
+    fn verdict(&self) -> Result<String, String> {
+        let Self {
+            passed,
+            failed,
+            ignored,
+            skipped,
+        } = self;
+        let note = format!(
+            "{passed} passed, {failed} failed, {ignored} ignored, {skipped} skipped with a reason"
+        );
+        // Nothing ran: the output changed its form, or the build failed.
+        if passed + failed == 0 {
+            Err("no test ran".to_owned())
+        } else {
+            Ok(note)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Counts, Filter, Lanes, programs_of};
+
+    #[test]
+    fn results_of_all_test_programs_are_added() {
+        let mut counts = Counts::default();
+        for line in [
+            "running 3 tests",
+            "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; \
+             finished in 0.01s",
+            "SKIPPED: no plugin found",
+            "test result: FAILED. 1 passed; 2 failed; 1 ignored; 0 measured; 0 filtered out",
+        ] {
+            counts.read(line);
+        }
+        assert_eq!(
+            counts,
+            Counts {
+                passed: 4,
+                failed: 2,
+                ignored: 1,
+                skipped: 1
+            }
+        );
+        let note = "4 passed, 2 failed, 1 ignored, 1 skipped with a reason";
+        assert_eq!(counts.verdict(), Ok(note.to_owned()));
+    }
+
+    #[test]
+    fn of_what_passed_tests_print_only_the_skipped_is_shown() {
+        let mut filter = Filter::default();
+        let lines = [
+            "test a ... ok",
+            "successes:",
+            "---- a stdout ----",
+            "a detail",
+            "SKIPPED: no plugin found",
+            "successes:",
+            "    a",
+            "failures:",
+            "---- b stdout ----",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored",
+            "running 2 tests",
+        ];
+        let shown: Vec<_> = lines
+            .into_iter()
+            .filter(|line| filter.shows(line))
+            .collect();
+        let expected = [0, 4, 7, 8, 9, 10].map(|index| lines[index]);
+        assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn no_test_at_all_is_a_failure() {
+        assert_eq!(Counts::default().verdict(), Err("no test ran".to_owned()));
+    }
+
+    #[test]
+    fn every_test_program_of_the_features_is_in_one_lane() {
+        let metadata = json!({"packages": [
+            {"targets": [
+                {"name": "one", "kind": ["lib"]},
+                {"name": "conformance", "kind": ["test"]},
+                {"name": "nccl", "kind": ["test"], "required-features": ["nccl"]},
+            ]},
+            {"targets": [
+                {"name": "all", "kind": ["test"], "required-features": []},
+                {"name": "tpu", "kind": ["test"]},
+                {"name": "tpu_xla", "kind": ["test"]},
+                {"name": "bench", "kind": ["example"]},
+            ]},
+            {
+                "features": {"default": ["shm"], "shm": ["sockets"], "sockets": [], "mpi": []},
+                "targets": [
+                    {"name": "processes", "kind": ["test"], "required-features": ["sockets"]},
+                    {"name": "mpi", "kind": ["test"], "required-features": ["shm", "mpi"]},
+                ],
+            },
+        ]});
+        let computing = [
+            "test -q --test conformance",
+            "test -q --test tpu",
+            "test -q --test tpu_xla",
+            "test -q --doc",
+        ]
+        .map(str::to_owned);
+        let by_default = programs_of(&metadata, &[]);
+        let waiting = "test -q --lib --bins --test all --test processes";
+        let expected = Lanes {
+            waiting: vec![waiting.to_owned()],
+            computing: computing.to_vec(),
+        };
+        assert_eq!(Lanes::of("test -q", &by_default), Ok(expected));
+        let mut programs = programs_of(&metadata, &["cli/nccl", "of-mpi/mpi"]);
+        let waiting = "test -q --lib --bins --test all --test mpi --test nccl --test processes";
+        let expected = Lanes {
+            waiting: vec![waiting.to_owned()],
+            computing: computing.to_vec(),
+        };
+        assert_eq!(Lanes::of("test -q", &programs), Ok(expected));
+        programs.remove("tpu");
+        let refused = Lanes::of("test -q", &programs);
+        assert!(refused.is_err_and(|error| error.contains("`tpu`")));
+    }
+
+    #[test]
+    fn results_of_lanes_are_added() {
+        let (mut one, mut other) = (Counts::default(), Counts::default());
+        one.read("test result: ok. 3 passed; 1 failed; 1 ignored; 0 measured");
+        other.read("test result: ok. 4 passed; 0 failed; 0 ignored; 0 measured");
+        other.read("SKIPPED: no GPU");
+        let note = "7 passed, 1 failed, 1 ignored, 1 skipped with a reason";
+        assert_eq!(one.and(&other).verdict(), Ok(note.to_owned()));
+    }
+}

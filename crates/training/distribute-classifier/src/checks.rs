@@ -1,0 +1,174 @@
+//! What is refused before a step: labels, tokens, outputs and sizes that do not fit each other.
+
+use std::collections::BTreeSet;
+
+use distribute_keras::{ModelSpec, Plan, Shape};
+use distribute_readers::{Examples, ReadError, TrainTest};
+
+use crate::dataset_name::DatasetName;
+use crate::error::TaskError;
+use crate::rows::row_ranges;
+
+/// A model of more is a mistake in a file; its memory would end the program.
+const MAX_PARAMETERS: usize = 1 << 31;
+/// How many times as many classes there may be as labels that occur.
+const CLASSES_PER_LABEL: usize = 16;
+
+/// Refuses labels that are no classes of the model: one output is for two classes, more outputs are
+/// for as many classes.
+pub(crate) fn labels(
+    examples: &Examples,
+    plan: &Plan,
+    dataset: &DatasetName,
+) -> Result<(), TaskError> {
+    let outputs = plan.output().elements();
+    let classes = if outputs == 1 { 2 } else { outputs };
+    let all: Vec<usize> = (0..examples.len()).collect();
+    let labels = examples.labels_i64(&all)?;
+    let known = |label: &i64| usize::try_from(*label).is_ok_and(|label| label < classes);
+    match labels.iter().position(|label| !known(label)) {
+        None => Ok(()),
+        Some(index) => Err(TaskError::UnknownClass {
+            dataset: dataset.to_string(),
+            set: examples.name().to_string(),
+            row: examples.rows()[index],
+            label: labels[index],
+            model: plan.name.clone(),
+            classes,
+        }),
+    }
+}
+
+/// What a model reads by an embedding must be token numbers that it has.
+pub(crate) fn tokens(examples: &Examples, spec: &ModelSpec) -> Result<(), TaskError> {
+    let Some(tokens) = spec.tokens() else {
+        return Ok(());
+    };
+    match first_other(examples, tokens)? {
+        None => Ok(()),
+        Some((index, value)) => Err(TaskError::NotToken {
+            set: examples.name().to_string(),
+            index,
+            value,
+            model: spec.name.clone(),
+            tokens,
+        }),
+    }
+}
+
+/// The first value that is no token number, and its example.
+fn first_other(examples: &Examples, tokens: usize) -> Result<Option<(usize, f32)>, ReadError> {
+    let is_token = |x: &f32| x.fract() == 0.0 && (0.0..tokens as f32).contains(x);
+    let width = examples.feature_shape().iter().product::<usize>().max(1);
+    for range in row_ranges(examples, examples.len()) {
+        let values = examples.features_f32(&range.clone().collect::<Vec<_>>())?;
+        if let Some(place) = values.iter().position(|value| !is_token(value)) {
+            return Ok(Some((range.start + place / width, values[place])));
+        }
+    }
+    Ok(None)
+}
+
+/// Refuses a number of classes that one wrong label has made: it is the largest label plus one
+/// where nothing else says it.
+pub(crate) fn classes(data: &TrainTest, dataset: &DatasetName) -> Result<(), TaskError> {
+    let classes = data.train.classes().unwrap_or(1);
+    let sets = [&data.train, &data.test];
+    if dataset.knows_classes() || !data.train.class_names().is_empty() {
+        return Ok(());
+    }
+    let mut largest = (-1, 0, &data.train);
+    let mut used = BTreeSet::new();
+    for examples in sets {
+        let all: Vec<usize> = (0..examples.len()).collect();
+        for (index, label) in examples.labels_i64(&all)?.into_iter().enumerate() {
+            used.insert(label);
+            if label > largest.0 {
+                largest = (label, index, examples);
+            }
+        }
+    }
+    let examples = data.train.len() + data.test.len();
+    if classes <= examples && classes <= CLASSES_PER_LABEL * used.len() {
+        return Ok(());
+    }
+    let (label, index, set) = largest;
+    Err(TaskError::ManyClasses {
+        dataset: dataset.to_string(),
+        set: set.name().to_string(),
+        row: set.rows()[index],
+        label,
+        classes,
+        used: used.len(),
+        examples,
+    })
+}
+
+/// Refuses a model that is no classifier, or has nothing to train.
+pub(crate) fn outputs(plan: &Plan) -> Result<(), TaskError> {
+    plan.check_head()?;
+    if !matches!(plan.output(), Shape::Flat(_)) {
+        return Err(TaskError::OutputShape {
+            model: plan.name.clone(),
+            shape: plan.output().to_string(),
+        });
+    }
+    if plan.trained_parameters() == 0 {
+        let advice = match plan.parameters() {
+            0 => "add a layer with weights",
+            _ => "set `trainable` of a layer with weights, and of the models around it, to true",
+        };
+        return Err(TaskError::NothingToTrain {
+            model: plan.name.clone(),
+            advice,
+        });
+    }
+    Ok(())
+}
+
+/// Refuses what no memory holds, and test examples that do not fit the training examples.
+pub(crate) fn sizes(data: &TrainTest, plan: &Plan, dataset: &DatasetName) -> Result<(), TaskError> {
+    if plan.parameters() > MAX_PARAMETERS {
+        return Err(TaskError::TooLarge {
+            model: plan.name.clone(),
+            most: MAX_PARAMETERS,
+        });
+    }
+    let (train, test) = (data.train.feature_shape(), data.test.feature_shape());
+    if train != test {
+        return Err(TaskError::OtherShape {
+            dataset: dataset.to_string(),
+            train: train.to_vec(),
+            test: test.to_vec(),
+        });
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use distribute_readers::{Array, Features, Labels, Values};
+
+    use super::*;
+
+    /// More than are read at once, with one value of the last example that is no token.
+    #[test]
+    fn a_wrong_token_is_found_in_any_part_of_the_data() {
+        let rows = (1 << 19) + 3;
+        let mut values = vec![1.0_f32; rows * 2];
+        let examples = |values: &[f32]| {
+            let array = Array::new(vec![rows, 2], Values::F32(values.to_vec())).unwrap();
+            Examples::new("test", Features::Numbers(array), Labels::Absent(rows)).unwrap()
+        };
+        assert_eq!(first_other(&examples(&values), 2).unwrap(), None);
+        let last = rows * 2 - 1;
+        for wrong in [2.0, -1.0, 0.5] {
+            values[last] = wrong;
+            let found = first_other(&examples(&values), 2).unwrap().unwrap();
+            assert_eq!(found.0, rows - 1);
+            assert_eq!(found.1.to_bits(), wrong.to_bits());
+        }
+        values[4] = 7.0;
+        assert_eq!(first_other(&examples(&values), 2).unwrap(), Some((2, 7.0)));
+    }
+}

@@ -1,0 +1,111 @@
+//! The source of a model: its name, its file, or a checkpoint.
+
+use std::path::Path;
+
+use distribute_core::Configuration;
+use distribute_keras::{BUILT_IN, ModelError, ModelSpec, built_in, model_text, parse_keras_json};
+use serde_json::Value;
+
+use crate::error::TaskError;
+
+/// The source of a model.
+#[derive(Debug, Clone)]
+pub struct Source {
+    /// The name or the path.
+    pub name: String,
+    /// The text of its file; `None` for a built-in model.
+    pub file: Option<String>,
+}
+
+impl Source {
+    /// The model, for this number of classes and tokens.
+    pub fn spec(&self, classes: usize, tokens: usize) -> Result<ModelSpec, TaskError> {
+        let name = &self.name;
+        match &self.file {
+            None => built_in(name, classes, tokens).ok_or_else(|| unknown(name)),
+            Some(text) => Ok(parse_keras_json(text, name)?),
+        }
+    }
+}
+
+/// The model of a checkpoint, by its name or the text of its file.
+pub fn stored_model(extra: &Value) -> Option<Source> {
+    Some(Source {
+        name: extra["model"].as_str()?.to_string(),
+        file: extra["model_file"].as_str().map(str::to_string),
+    })
+}
+
+/// The model of this name or file.
+pub fn named_model(model: &str) -> Result<Source, TaskError> {
+    let (name, file) = (model.to_string(), model_file(model)?);
+    Ok(Source { name, file })
+}
+
+/// Every number and text of a model file with its path, independent of formatting.
+pub fn model_file_settings(text: &str) -> Configuration {
+    let mut settings = Configuration::new();
+    match serde_json::from_str(text) {
+        Ok(value) => add_leaves("", &value, &mut settings),
+        // The text was valid before, so the checkpoint is damaged.
+        Err(_) => settings.set("the model file", Some(text)),
+    }
+    settings
+}
+
+fn add_leaves(place: &str, value: &Value, settings: &mut Configuration) {
+    let named = |key: &str| match place {
+        "" => format!("the model file's {key}"),
+        place => format!("{place}.{key}"),
+    };
+    match value {
+        Value::Object(entries) if !entries.is_empty() => {
+            for (key, value) in entries {
+                add_leaves(&named(key), value, settings);
+            }
+        }
+        Value::Array(items) if !items.is_empty() => {
+            for (index, value) in items.iter().enumerate() {
+                add_leaves(&format!("{place}[{index}]"), value, settings);
+            }
+        }
+        Value::String(text) => settings.set(place, Some(text)),
+        other => settings.set(place, Some(other)),
+    }
+}
+
+/// The text of a model file; `None` for the name of a built-in model.
+fn model_file(model: &str) -> Result<Option<String>, TaskError> {
+    if BUILT_IN.iter().any(|(name, _)| *name == model) {
+        return Ok(None);
+    }
+    if !Path::new(model).exists() {
+        return Err(if is_path(model) {
+            TaskError::NoModelFile {
+                path: model.to_string(),
+            }
+        } else {
+            unknown(model)
+        });
+    }
+    match std::fs::read(model) {
+        Ok(bytes) => Ok(Some(model_text(bytes, model)?)),
+        Err(source) => Err(ModelError::Io {
+            path: model.into(),
+            source,
+        }
+        .into()),
+    }
+}
+
+/// Whether the text looks like the path of a missing file, not like a name.
+fn is_path(model: &str) -> bool {
+    let path = Path::new(model);
+    path.extension().is_some() || path.components().count() > 1 || path.is_symlink()
+}
+
+fn unknown(model: &str) -> TaskError {
+    TaskError::UnknownModel {
+        model: model.to_string(),
+    }
+}

@@ -1,0 +1,483 @@
+//! What is trained on what: the model, its data, and how both are kept in a checkpoint.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use distribute_core::checkpoint::{CheckpointError, Metadata};
+use distribute_core::optim::Optimizer;
+use distribute_core::{Configuration, Device, TrainState};
+use distribute_keras::{Compiled, Model, ModelError, ModelSpec, Plan, compiled};
+use distribute_readers::{CsvColumns, Examples, ImageColor, LabelPlace, TrainTest};
+use serde_json::{Value, json};
+
+use crate::checks;
+use crate::dataset_name::DatasetName;
+use crate::error::TaskError;
+use crate::identity::{Identity, listed};
+use crate::inputs::{self, Inputs, Scale};
+use crate::loss;
+use crate::model_source::{Source, named_model, stored_model};
+use crate::names::{LossName, ScaleName};
+use crate::optimizer::{self, OptimizerOptions};
+use crate::reading::Reading;
+use crate::reading_options::{EXTRA_KEY, ReadingOptions};
+use crate::split::SplitRecord;
+use crate::stored::{stored_dataset, stored_l2, stored_loss};
+use crate::vocabulary::Vocabulary;
+
+/// A model and the data that it is trained on. The defaults match `distribute-cli train`: a small
+/// convolutional network on the embedded digits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TaskOptions {
+    /// The data set.
+    pub dataset: DatasetName,
+    /// A built-in model's name, or the path of a model file of Keras; by default the data set's
+    /// [`default_model`](DatasetName::default_model).
+    pub model: Option<String>,
+    /// How the files of the data set are read.
+    pub reading: ReadingOptions,
+    /// What bytes are divided by.
+    pub scale: Option<ScaleName>,
+    /// By default what the model was compiled with, or cross-entropy.
+    pub loss: Option<LossName>,
+    /// The L2 factor of all kernels; by default what the model says.
+    pub l2: Option<f64>,
+    /// The part of the examples to validate with; by default a fifth, or the data's own test
+    /// examples.
+    pub validation_split: Option<f64>,
+}
+
+impl Default for TaskOptions {
+    fn default() -> Self {
+        Self {
+            dataset: DatasetName::Digits,
+            model: None,
+            reading: ReadingOptions::default(),
+            scale: None,
+            loss: None,
+            l2: None,
+            validation_split: None,
+        }
+    }
+}
+
+/// A model and what it is made for.
+#[derive(Debug)]
+pub struct Task {
+    /// The data set.
+    pub dataset: DatasetName,
+    /// The model's layers with their shapes.
+    pub plan: Plan,
+    /// What the classes are called; empty if they are numbers.
+    pub class_names: Vec<String>,
+    spec: ModelSpec,
+    source: Source,
+    classes: usize,
+    features: Vec<usize>,
+    vocabulary: Option<Vocabulary>,
+    l2: Option<f64>,
+    /// The data set that the checkpoint names.
+    pub trained_on: String,
+    /// What the split into training and test examples was made of.
+    pub split: Option<SplitRecord>,
+    /// What the outputs are compared with the classes by.
+    pub loss: LossName,
+    /// What identifies the inputs; older checkpoints do not say it.
+    pub inputs: Option<Inputs>,
+    /// How the files were read.
+    reading: ReadingOptions,
+    compiled: Option<Compiled>,
+    /// What is to be said of the data and the model before the first step.
+    remarks: Vec<String>,
+    /// The identity of the examples, computed on first use.
+    identity: OnceLock<Identity>,
+}
+
+/// What a task is made of: of data, or of a checkpoint.
+struct TaskParts {
+    dataset: DatasetName,
+    source: Source,
+    /// The shape of one example.
+    features: Vec<usize>,
+    classes: usize,
+    vocabulary: Option<Vocabulary>,
+    l2: Option<f64>,
+}
+
+impl TaskParts {
+    fn build(self) -> Result<Task, TaskError> {
+        let tokens = self.vocabulary.as_ref().map_or(1, Vocabulary::tokens);
+        let mut spec = self.source.spec(self.classes, tokens)?;
+        if let Some(l2) = self.l2 {
+            spec = spec.with_l2(l2);
+        }
+        let plan = spec.plan(&self.features)?;
+        checks::outputs(&plan)?;
+        Ok(Task {
+            loss: LossName::CrossEntropy,
+            inputs: None,
+            reading: ReadingOptions::default(),
+            compiled: self.source.file.as_deref().and_then(compiled),
+            remarks: Vec::new(),
+            trained_on: self.dataset.to_string(),
+            dataset: self.dataset,
+            plan,
+            class_names: Vec::new(),
+            spec,
+            source: self.source,
+            classes: self.classes,
+            features: self.features,
+            vocabulary: self.vocabulary,
+            l2: self.l2,
+            split: None,
+            identity: OnceLock::new(),
+        })
+    }
+}
+
+impl Task {
+    /// The task that the options name, and its data, ready for the model. Without a model it is the
+    /// model of the checkpoint that training goes on with, or else that of the data set; such a run
+    /// keeps its inputs, their scale and its loss, too, unless the options say others.
+    ///
+    /// # Errors
+    /// What cannot be read, and what does not fit the model: see [`TaskError`].
+    pub fn open(
+        options: &TaskOptions,
+        continued: Option<&Metadata>,
+    ) -> Result<(Self, TrainTest), TaskError> {
+        let dataset = &options.dataset;
+        let stored = continued.and_then(|metadata| stored_model(metadata.extra.get(EXTRA_KEY)?));
+        // Before the data: a wrong name is found at once.
+        let source = match (&options.model, stored) {
+            (None, Some(stored)) => stored,
+            (named, _) => named_model(named.as_deref().unwrap_or(dataset.default_model()))?,
+        };
+        let mut how = Reading::new(&options.reading, dataset, source.name == "text")?;
+        let trained = continued.and_then(Inputs::of_checkpoint);
+        if let (Some((inputs, values)), false) = (&trained, how.as_text) {
+            how.columns = inputs.columns(*values);
+        }
+        let old = continued.is_some() && trained.is_none();
+        let scale = match (options.scale, old) {
+            // As all checkpoints before had it.
+            (None, true) => Scale::as_before(),
+            (asked, _) => Scale::new(asked, trained.map(|(inputs, _)| inputs)),
+        };
+        let (mut task, data) = Self::read(options, &how, source, &scale)?;
+        // A run goes on with its own, whatever its model file says.
+        let asked = options.loss.or(continued.map(stored_loss));
+        task.loss = loss::loss(asked, task.compiled.as_ref(), &task.plan)?;
+        task.reading = options.reading.clone();
+        Ok((task, data))
+    }
+
+    /// A part of the examples, if one is named, is held out.
+    fn read(
+        options: &TaskOptions,
+        how: &Reading,
+        source: Source,
+        scale: &Scale,
+    ) -> Result<(Self, TrainTest), TaskError> {
+        let (dataset, held_out) = (options.dataset.clone(), options.validation_split);
+        let parts = dataset.read(how)?;
+        // Bytes are scaled as the model wants them, which needs no size to be known.
+        let spec = source.spec(1, 1)?;
+        let parts = parts.map(|examples| scale.apply(examples, &spec));
+        let record = parts.record(held_out)?;
+        let mut data = parts.train_test(&dataset, held_out)?;
+        let identity = OnceLock::new();
+        let split = record.map(|(split, digests)| {
+            let identified = digests.identity(&data.train.rows(), &data.test.rows());
+            identity.get_or_init(|| identified);
+            split
+        });
+        checks::classes(&data, &dataset)?;
+        let inputs = Inputs::of(&data.train, &spec);
+        let remarks = inputs::remarks(&data, &dataset)?;
+        let vocabulary = if data.train.is_text() {
+            Some(Vocabulary::of(&data.train)?)
+        } else {
+            None
+        };
+        if let Some(vocabulary) = &vocabulary {
+            data.train = vocabulary.encode(&data.train)?;
+            data.test = vocabulary.encode(&data.test)?;
+        }
+        let parts = TaskParts {
+            dataset,
+            source,
+            features: data.train.feature_shape().to_vec(),
+            classes: data.train.classes().unwrap_or(1),
+            vocabulary,
+            l2: options.l2,
+        };
+        let task = parts.build()?;
+        for examples in [&data.train, &data.test] {
+            task.check_labels(examples)?;
+            task.check_tokens(examples)?;
+        }
+        let class_names = data.train.class_names().to_vec();
+        Ok((
+            Self {
+                class_names,
+                split,
+                identity,
+                inputs: Some(inputs),
+                remarks,
+                ..task
+            },
+            data,
+        ))
+    }
+
+    /// Takes what the options do not say from what the model was compiled with. What is not used of
+    /// it is among the [`start_notes`](Self::start_notes).
+    pub fn complete(&mut self, options: &mut OptimizerOptions) {
+        if let Some(compiled) = &self.compiled {
+            self.remarks.extend(optimizer::complete(compiled, options));
+        }
+    }
+
+    /// What is said before the first step: what identifies the inputs of files, and what is not
+    /// used or almost certainly meant otherwise.
+    pub fn start_notes(&self) -> Vec<String> {
+        let of_files = !self.dataset.knows_classes();
+        let inputs = self.inputs.as_ref().filter(|_| of_files);
+        let is_usual = self.loss == LossName::CrossEntropy;
+        let loss = (!is_usual).then(|| format!("loss: {}", self.loss.name()));
+        let line = inputs.map(|inputs| inputs.line(&self.dataset));
+        let first = line.into_iter().chain(loss);
+        first.chain(self.remarks.iter().cloned()).collect()
+    }
+
+    /// The name of the scale that the data has.
+    pub fn scale(&self) -> Option<&'static str> {
+        self.inputs.as_ref().map(Inputs::scale)
+    }
+
+    /// What identifies the inputs, for programs.
+    pub fn inputs_json(&self) -> Value {
+        self.inputs.as_ref().map_or(Value::Null, Inputs::to_json)
+    }
+
+    /// The model's name or file.
+    pub fn model_name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Which examples its data are; reads them unless that has been done.
+    pub fn identity(&self, data: &TrainTest) -> Result<Identity, TaskError> {
+        if let Some(known) = self.identity.get() {
+            return Ok(known.clone());
+        }
+        let read = Identity::read(data)?;
+        Ok(self.identity.get_or_init(|| read).clone())
+    }
+
+    /// A training state with the initial weights of `seed`.
+    pub fn state(
+        &self,
+        optimizer: Arc<dyn Optimizer>,
+        seed: u64,
+        device: &Device,
+    ) -> Result<TrainState<Model>, ModelError> {
+        let model = Model::initialized(&self.plan, seed, device)?;
+        Ok(TrainState::with_optimizer(model, optimizer))
+    }
+
+    /// The examples as the model wants them; texts become tokens.
+    /// The labels of examples that have some must be classes of the model.
+    pub fn prepare(&self, examples: Examples) -> Result<Examples, TaskError> {
+        let examples = match (&self.vocabulary, examples.is_text()) {
+            (Some(vocabulary), true) => vocabulary.encode(&examples)?,
+            _ => examples,
+        };
+        let plan = self.spec.plan(examples.feature_shape())?;
+        if plan.parameters() != self.plan.parameters() || plan.input() != self.plan.input() {
+            let error = ModelError::Input {
+                model: self.spec.name.clone(),
+                expected: self.plan.input().to_string(),
+                found: plan.input().to_string(),
+            };
+            return Err(error.into());
+        }
+        if examples.is_labelled() {
+            self.check_labels(&examples)?;
+        }
+        self.check_tokens(&examples)?;
+        Ok(examples)
+    }
+
+    /// Refuses labels that are no classes of this model.
+    ///
+    /// # Errors
+    /// [`TaskError::UnknownClass`], and if they cannot be read.
+    pub fn check_labels(&self, examples: &Examples) -> Result<(), TaskError> {
+        checks::labels(examples, &self.plan, &self.dataset)
+    }
+
+    /// Refuses what no memory holds, and test examples that do not fit the training examples.
+    ///
+    /// # Errors
+    /// [`TaskError::TooLarge`], [`TaskError::OtherShape`].
+    pub fn check_sizes(&self, data: &TrainTest) -> Result<(), TaskError> {
+        checks::sizes(data, &self.plan, &self.dataset)
+    }
+
+    /// Whether the data is where the data of the checkpoint was.
+    pub fn is_of_training(&self, how: &Reading) -> bool {
+        let same_folder = self.reading.is_of(how.data_dir.as_deref());
+        self.dataset.to_string() == self.trained_on && same_folder
+    }
+
+    /// How other data is read for this model, where the options do not say it.
+    pub fn how(&self, options: &ReadingOptions) -> Result<Reading, TaskError> {
+        let mut options = options.clone();
+        let trained: Option<DatasetName> = self.trained_on.parse().ok();
+        let same_kind = trained.is_some_and(|trained| trained.kind() == self.dataset.kind());
+        if same_kind {
+            let same = self.trained_on == self.dataset.to_string();
+            options = options.or(self.reading.clone(), same);
+        }
+        let mut how = Reading::new(&options, &self.dataset, self.is_text())?;
+        if options.color_mode.is_none() && self.dataset.is_images() {
+            // A picture alone does not say what the others were.
+            how.color = match self.features.len() {
+                3 => ImageColor::Rgb,
+                _ => ImageColor::Grayscale,
+            };
+        }
+        if !self.is_text()
+            && let [values] = self.features[..]
+        {
+            let inputs = self.inputs.as_ref();
+            how.columns = inputs.map_or(CsvColumns::Count(values), |it| it.columns(values));
+            how.label_place = inputs.map_or_else(LabelPlace::default, Inputs::label_place);
+        }
+        Ok(how)
+    }
+
+    /// Examples whose bytes are scaled as the model was trained.
+    pub fn scaled(&self, examples: Examples, asked: Option<ScaleName>) -> Examples {
+        let scale = match (&self.inputs, asked) {
+            (None, None) => Scale::as_before(),
+            (inputs, asked) => Scale::new(asked, inputs.clone()),
+        };
+        scale.apply(examples, &self.spec)
+    }
+
+    fn check_tokens(&self, examples: &Examples) -> Result<(), TaskError> {
+        checks::tokens(examples, &self.spec)
+    }
+
+    /// Whether the data is read as texts.
+    pub fn is_text(&self) -> bool {
+        self.vocabulary.is_some()
+    }
+
+    /// What a checkpoint keeps, so that it can be used without naming model and data again.
+    pub fn to_extra(&self) -> (&'static str, Value) {
+        let value = json!({
+            "dataset": self.dataset.to_string(),
+            "model": self.spec.name,
+            "model_file": self.model_file(),
+            "classes": self.classes,
+            "class_names": self.class_names,
+            "features": self.features,
+            "vocabulary": self.vocabulary.as_ref().map(Vocabulary::to_json),
+            "l2": self.l2,
+            "csv_header": self.dataset.header(),
+            "reading": self.reading.to_json(),
+            "inputs": self.inputs_json(),
+            "loss": self.loss.name(),
+            "split": self.split.as_ref().map(SplitRecord::to_json),
+        });
+        (EXTRA_KEY, value)
+    }
+
+    /// The text of the model's file; nothing for a built-in model, which is its name.
+    pub fn model_file(&self) -> Option<&str> {
+        self.source.file.as_deref()
+    }
+
+    /// What the classes mean, and the words of texts.
+    pub fn class_settings(&self) -> Configuration {
+        let (_, extra) = self.to_extra();
+        Self::stored_class_settings(&extra)
+    }
+
+    /// That of a checkpoint.
+    pub fn stored_class_settings(extra: &Value) -> Configuration {
+        let texts = |list: &Value| -> Option<Vec<String>> {
+            let texts = list.as_array()?.iter().filter_map(Value::as_str);
+            Some(texts.map(str::to_string).collect())
+        };
+        let names = texts(&extra["class_names"]).filter(|names| !names.is_empty());
+        let words = texts(&extra["vocabulary"]["words"]);
+        Configuration::new()
+            .with("the list of classes", names.map(|names| listed(&names)))
+            .with("the number of classes", extra["classes"].as_u64())
+            .with("the vocabulary", words.map(|words| listed(&words)))
+            .with("the words of a text", extra["vocabulary"]["steps"].as_u64())
+    }
+
+    /// The task of a checkpoint; `dataset` and `model` replace what it says.
+    pub fn from_checkpoint(
+        metadata: &Metadata,
+        path: &Path,
+        dataset: Option<DatasetName>,
+        model: Option<&str>,
+    ) -> Result<Self, TaskError> {
+        let not_ours = || {
+            TaskError::from(CheckpointError::Corrupt {
+                path: path.to_path_buf(),
+                what: "it was not written by `distribute-cli train`".to_string(),
+            })
+        };
+        let extra = metadata.extra.get(EXTRA_KEY).ok_or_else(not_ours)?;
+        let stored = stored_dataset(extra)?;
+        let number = |value: &Value| usize::try_from(value.as_u64()?).ok();
+        let features: Option<Vec<usize>> = extra["features"]
+            .as_array()
+            .and_then(|list| list.iter().map(number).collect());
+        let (Some(stored), Some(own_model), Some(classes), Some(features)) = (
+            stored,
+            stored_model(extra),
+            number(&extra["classes"]),
+            features,
+        ) else {
+            return Err(not_ours());
+        };
+        let vocabulary = match &extra["vocabulary"] {
+            Value::Null => None,
+            value => Some(Vocabulary::from_json(value).ok_or_else(not_ours)?),
+        };
+        let source = match model {
+            Some(model) => named_model(model)?,
+            None => own_model,
+        };
+        let trained_on = stored.to_string();
+        let dataset = dataset.unwrap_or(stored);
+        let l2 = stored_l2(metadata);
+        let parts = TaskParts {
+            dataset,
+            source,
+            features,
+            classes,
+            vocabulary,
+            l2,
+        };
+        let mut task = parts.build()?;
+        task.trained_on = trained_on;
+        task.inputs = Inputs::from_json(&extra["inputs"]);
+        task.reading = ReadingOptions::of(metadata);
+        task.loss = stored_loss(metadata);
+        task.split = SplitRecord::from_json(&extra["split"]);
+        let names = extra["class_names"].as_array().into_iter().flatten();
+        task.class_names = names
+            .filter_map(|name| Some(name.as_str()?.to_string()))
+            .collect();
+        Ok(task)
+    }
+}

@@ -1,0 +1,323 @@
+//! What the fuzz targets call: any bytes as a Keras model file, and as its weights. A panic is a
+//! find.
+//!
+//! Not part of the interface of this crate; compiled for tests and with the feature `fuzzing`.
+
+use crate::layers::{Flatten, LayerNormalization};
+use crate::{ModelSpec, parse_keras_json, parse_safetensors_weights};
+
+/// A target's name and function.
+type Target = (&'static str, fn(&[u8]));
+
+/// The targets by their names.
+pub const TARGETS: [Target; 2] = [("keras_json", keras_json), ("keras_weights", keras_weights)];
+
+/// Shapes of one example: features, a sequence, images without and with channels.
+const SHAPES: [&[usize]; 4] = [&[7], &[5, 3], &[28, 28], &[8, 8, 4]];
+
+/// The text of a model: an error, or a model that is planned for examples, or says why not.
+pub fn keras_json(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    let Ok(model) = parse_keras_json(text, "a.json") else {
+        return;
+    };
+    for shape in SHAPES {
+        if let Ok(plan) = model.plan_all(&vec![shape; model.inputs.len()]) {
+            let layers = plan.layers.iter().map(|layer| layer.parameters());
+            // Every layer is called, on values that are there before it.
+            for (index, call) in plan.calls.iter().enumerate() {
+                let there = plan.inputs.len() + index;
+                assert!(call.inputs.iter().all(|value| *value < there));
+                assert_eq!(call.inputs.len(), call.shapes.len());
+            }
+            assert_eq!(plan.parameters(), layers.fold(0, usize::saturating_add));
+            for output in &plan.outputs {
+                assert!(output.value < plan.inputs.len() + plan.calls.len());
+                assert!(!output.shape.to_string().is_empty());
+            }
+            assert!(plan.trained_parameters() <= plan.parameters());
+            drop(plan.check_head());
+        }
+    }
+}
+
+/// A model with two weights of three values.
+fn small() -> ModelSpec {
+    let normalization = LayerNormalization {
+        axis: -1,
+        epsilon: 1e-3,
+        beta: Some(crate::Initializer::ZEROS),
+        gamma: Some(crate::Initializer::ZEROS),
+    };
+    ModelSpec::chain("small", vec![Flatten.into(), normalization.into()])
+}
+
+/// A safetensors file of weights: an error, or finite numbers for every weight of the model.
+pub fn keras_weights(bytes: &[u8]) {
+    let Ok(plan) = small().plan(&[3]) else {
+        return;
+    };
+    if let Ok(weights) = parse_safetensors_weights(bytes, "a.safetensors", &plan) {
+        for weight in &weights {
+            assert_eq!(weight.shape.iter().product::<usize>(), weight.values.len());
+        }
+        for ((_, planned), weight) in plan.weights().zip(&weights) {
+            assert!(!planned.name.is_empty());
+            assert!(weight.values.iter().all(|x| x.is_finite()));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hostile::corpus::Seeds;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_corpus_has_the_seeds_and_the_target_fails_with_no_file_of_it() {
+        hostile::corpus::check(TARGETS[0], &seeds());
+        hostile::corpus::check(TARGETS[1], &weights());
+    }
+
+    /// A safetensors file with this header, and this many bytes of data.
+    fn safetensors(header: &Value, data: usize) -> Vec<u8> {
+        let header = header.to_string().into_bytes();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header);
+        bytes.extend(vec![0; data]);
+        bytes
+    }
+
+    fn weights() -> Seeds {
+        let tensor = |dtype: &str, shape: Value, begin: usize, end: usize| -> Value {
+            json!({"dtype": dtype, "shape": shape, "data_offsets": [begin, end]})
+        };
+        let both = |dtype, size: usize| {
+            json!({"layer_normalization/gamma": tensor(dtype, json!([3]), 0, 3 * size),
+                   "layer_normalization/beta:0": tensor(dtype, json!([3]), 3 * size, 6 * size)})
+        };
+        let numbered = json!({"arr_1": tensor("F32", json!([3]), 0, 12),
+                              "arr_0": tensor("I64", json!([1, 3]), 12, 36)});
+        let giant = json!({"arr_0": tensor("F32", json!([u64::MAX, 4]), 0, 16)});
+        Seeds::from([
+            ("named", safetensors(&both("F32", 4), 24)),
+            ("halves", safetensors(&both("BF16", 2), 12)),
+            ("bytes", safetensors(&both("U8", 1), 6)),
+            ("short", safetensors(&both("F64", 8), 40)),
+            ("numbered", safetensors(&numbered, 36)),
+            ("giant", safetensors(&giant, 16)),
+            ("empty", safetensors(&json!({}), 0)),
+            ("no-header", u64::MAX.to_le_bytes().to_vec()),
+        ])
+    }
+
+    /// A model with these layers, each a class and its configuration.
+    fn model(layers: &[(&str, Value)]) -> Vec<u8> {
+        let layer =
+            |(class, config): &(&str, Value)| json!({"class_name": class, "config": config});
+        let layers: Vec<Value> = layers.iter().map(layer).collect();
+        let config = json!({"name": "seed", "layers": layers});
+        json!({"class_name": "Sequential", "config": config})
+            .to_string()
+            .into_bytes()
+    }
+
+    fn dense(units: Value) -> (&'static str, Value) {
+        let kernel = json!({"class_name": "GlorotUniform", "config": {"seed": null}});
+        let config = json!({"units": units, "activation": "relu", "use_bias": true,
+            "kernel_initializer": kernel});
+        ("Dense", config)
+    }
+
+    fn convolution(filters: Value, kernel: Value, dilation: Value) -> (&'static str, Value) {
+        let config = json!({"filters": filters, "kernel_size": kernel, "strides": [2, 1],
+            "padding": "same", "dilation_rate": dilation});
+        ("Conv2D", config)
+    }
+
+    /// The values of an input.
+    const NO_INPUTS: &[&str] = &[];
+
+    /// A functional model in the form of Keras 3, of layers that receive others by their names.
+    fn graph(layers: &[(&str, &str, Value, &[&str])]) -> Vec<u8> {
+        let tensor = |name: &&str| -> Value {
+            json!({"class_name": "__keras_tensor__", "config": {"keras_history": [name, 0, 0]}})
+        };
+        let layer = |(class, name, config, inputs): &(&str, &str, Value, &[&str])| {
+            let tensors: Vec<Value> = inputs.iter().map(tensor).collect();
+            let nodes = match tensors.as_slice() {
+                [] => json!([]),
+                [one] => json!([{"args": [one], "kwargs": {}}]),
+                all => json!([{"args": [all], "kwargs": {}}]),
+            };
+            json!({"class_name": class, "name": name, "config": config, "inbound_nodes": nodes})
+        };
+        let (first, last) = (layers[0].1, layers[layers.len() - 1].1);
+        let layers: Vec<Value> = layers.iter().map(layer).collect();
+        let config = json!({"name": "seed", "layers": layers, "input_layers": [first, 0, 0],
+            "output_layers": [[last, 0, 0]]});
+        json!({"class_name": "Functional", "config": config})
+            .to_string()
+            .into_bytes()
+    }
+
+    /// A functional model in the form of Keras 2, with a model inside that is called twice.
+    fn old_graph() -> Vec<u8> {
+        let input = |name: &str| {
+            json!({"class_name": "InputLayer", "name": name, "inbound_nodes": [],
+                "config": {"batch_input_shape": [null, 4], "name": name}})
+        };
+        let inner = json!({"class_name": "Functional", "name": "inner", "config": {
+            "name": "inner", "layers": [input("b"), {"class_name": "Dense", "name": "d",
+                "config": {"units": 4}, "inbound_nodes": [[["b", 0, 0, {}]]]}],
+            "input_layers": [["b", 0, 0]], "output_layers": [["d", 0, 0]]},
+            "inbound_nodes": [[["a", 0, 0, {}]], [["inner", 1, 0, {"training": false}]]]});
+        let add = json!({"class_name": "Add", "name": "s", "config": {},
+            "inbound_nodes": [[["inner", 1, 0, {}], ["inner", 2, 0, {}]]]});
+        json!({"class_name": "Functional", "keras_version": "2.15.0", "config": {
+            "name": "seed", "layers": [input("a"), inner, add],
+            "input_layers": [["a", 0, 0]], "output_layers": [["s", 0, 0]]}})
+        .to_string()
+        .into_bytes()
+    }
+
+    fn graphs() -> Seeds {
+        let image = || {
+            (
+                "InputLayer",
+                "a",
+                json!({"batch_shape": [null, 8, 8, 4]}),
+                NO_INPUTS,
+            )
+        };
+        let pads = json!({"padding": [[1, 2], [0, u32::MAX]]});
+        let separable = json!({"filters": 4, "kernel_size": 3, "padding": "same"});
+        Seeds::from([
+            (
+                "graph-images",
+                graph(&[
+                    image(),
+                    ("SeparableConv2D", "b", separable, &["a"]),
+                    ("BatchNormalization", "c", json!({"axis": 3}), &["b"]),
+                    (
+                        "GlobalAveragePooling2D",
+                        "d",
+                        json!({"keepdims": true}),
+                        &["c"],
+                    ),
+                    ("Multiply", "e", json!({}), &["c", "d"]),
+                    ("Concatenate", "f", json!({"axis": -1}), &["e", "a"]),
+                    ("Reshape", "g", json!({"target_shape": [-1]}), &["f"]),
+                    (
+                        "Dense",
+                        "h",
+                        json!({"units": 3, "activation": "softmax"}),
+                        &["g"],
+                    ),
+                ]),
+            ),
+            (
+                "graph-pads-giant",
+                graph(&[image(), ("ZeroPadding2D", "b", pads, &["a"])]),
+            ),
+        ])
+    }
+
+    fn more_graphs() -> Seeds {
+        let attention = json!({"num_heads": 2, "key_dim": 3});
+        let features = || {
+            (
+                "InputLayer",
+                "a",
+                json!({"batch_shape": [null, 7]}),
+                NO_INPUTS,
+            )
+        };
+        Seeds::from([
+            (
+                "graph-attention",
+                graph(&[
+                    features(),
+                    (
+                        "Embedding",
+                        "b",
+                        json!({"input_dim": 9, "output_dim": 6}),
+                        &["a"],
+                    ),
+                    ("MultiHeadAttention", "c", attention, &["b"]),
+                    ("LayerNormalization", "d", json!({}), &["c"]),
+                ]),
+            ),
+            (
+                "graph-circle",
+                graph(&[
+                    features(),
+                    ("Add", "b", json!({}), &["a", "c"]),
+                    ("Dense", "c", json!({"units": 7}), &["b"]),
+                ]),
+            ),
+            ("graph-keras2", old_graph()),
+        ])
+    }
+
+    fn seeds() -> Seeds {
+        let mut seeds = graphs();
+        seeds.extend(more_graphs());
+        seeds.extend(chains());
+        seeds
+    }
+
+    fn chains() -> Seeds {
+        let giant = || json!(u64::MAX);
+        let input = ("InputLayer", json!({"batch_shape": [null, 28, 28, 1]}));
+        let pool = (
+            "MaxPooling2D",
+            json!({"pool_size": [2, 2], "padding": "valid"}),
+        );
+        let flatten = || ("Flatten", json!({}));
+        let small = || convolution(json!(4), json!([3, 3]), json!([1, 1]));
+        let embedding = ("Embedding", json!({"input_dim": 10, "output_dim": 4}));
+        let sequence = ("GlobalAveragePooling1D", json!({}));
+        Seeds::from([
+            (
+                "images",
+                model(&[input, small(), pool, flatten(), dense(json!(10))]),
+            ),
+            (
+                "texts",
+                model(&[
+                    embedding,
+                    sequence,
+                    ("Dropout", json!({"rate": 0.5})),
+                    dense(json!(2)),
+                ]),
+            ),
+            ("units-giant", model(&[dense(giant()), dense(giant())])),
+            ("units-negative", model(&[dense(json!(-1))])),
+            (
+                "filters-giant",
+                model(&[
+                    convolution(giant(), json!([3, 3]), json!([1, 1])),
+                    flatten(),
+                ]),
+            ),
+            (
+                "window-giant",
+                model(&[
+                    convolution(json!(4), json!([3, 3]), json!([u64::MAX, 9])),
+                    flatten(),
+                ]),
+            ),
+            (
+                "kernel-zero",
+                model(&[convolution(json!(4), json!([0, 3]), json!([1, 1]))]),
+            ),
+            ("not-sequential", br#"{"class_name":"Functional"}"#.to_vec()),
+            ("deep", b"[".repeat(1000)),
+        ])
+    }
+}

@@ -1,0 +1,183 @@
+//! Reading what `to_json()` of a Keras model writes, in the forms of Keras 3 and Keras 2:
+//! `Sequential` and functional models, and models inside of models.
+//!
+//! The two differ in the input layer's key (`batch_shape`, `batch_input_shape`), in how a dtype and
+//! the inputs of a layer are written, and in `module`/`registered_name`, which older files lack.
+//! Every option of a layer, and of what stands inside it, is honoured or refused by name, since a
+//! model that silently computes something else is worse than none; how,
+//! [`fields`](crate::fields) says. `build_config` changes nothing; what `compile_config` says of
+//! loss and optimizer, [`compiled`](crate::compiled) reads for the program that trains.
+
+mod entries;
+mod graph;
+mod inline;
+mod input_layer;
+mod nodes;
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{ModelError, ModelSpec};
+use entries::Graph;
+
+/// Reads a model file; the model is named after the file.
+///
+/// # Errors
+/// [`ModelError::Io`], and the errors of [`parse_keras_json`].
+pub fn read_keras_json(path: impl AsRef<Path>) -> Result<ModelSpec, ModelError> {
+    let path = path.as_ref();
+    let bytes = std::fs::read(path).map_err(|source| ModelError::Io {
+        path: path.to_path_buf(),
+        source,
+    })?;
+    let name = path
+        .file_name()
+        .map(|name| name.to_string_lossy())
+        .unwrap_or_else(|| path.to_string_lossy());
+    parse_keras_json(&model_text(bytes, &name)?, &name)
+}
+
+/// The text of a model file, of its bytes; `origin` names it in messages.
+///
+/// # Errors
+/// [`ModelError::NotAModel`] if it is no text, which says what it is: a whole model (`.keras`,
+/// `.h5`), or weights.
+pub fn model_text(mut bytes: Vec<u8>, origin: &str) -> Result<String, ModelError> {
+    if bytes.starts_with(b"\xef\xbb\xbf") {
+        bytes.drain(..3);
+    }
+    let holds = |name: &[u8]| bytes.windows(name.len()).any(|part| part == name);
+    let what = match &bytes[..] {
+        [] => "the file is empty (0 bytes)",
+        [0x89, b'H', b'D', b'F', ..] => {
+            "an HDF5 file (.h5) with a whole model or its weights, of which only the layers are \
+             read here, as JSON"
+        }
+        [b'P', b'K', ..] if holds(b"config.json") => {
+            "a zip file with a whole model (.keras), of which only the layers are read here, as \
+             JSON"
+        }
+        [b'P', b'K', ..] if holds(b".npy") => {
+            "an archive of arrays (.npz), such as weights or data, and no layers"
+        }
+        [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => "text in UTF-16; save it as UTF-8",
+        _ => "bytes that are no text in UTF-8, so no JSON",
+    };
+    let not_a_model = |what: &str| ModelError::NotAModel {
+        origin: origin.to_string(),
+        what: what.to_string(),
+    };
+    if bytes.is_empty() || bytes.starts_with(b"PK") || bytes.contains(&0) {
+        return Err(not_a_model(what));
+    }
+    String::from_utf8(bytes).map_err(|_| not_a_model(what))
+}
+
+/// A text without the mark with which some editors begin UTF-8.
+pub(crate) fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
+}
+
+/// Reads a model from the text of a model file; `origin` names it in messages.
+///
+/// # Errors
+/// [`ModelError::NotAModel`] if it is not such a file, [`ModelError::Unsupported`] with the layer
+/// and the option that this program does not have, [`ModelError::SameName`],
+/// [`ModelError::MissingLayer`] and [`ModelError::Cycle`] for layers that do not make a graph.
+pub fn parse_keras_json(text: &str, origin: &str) -> Result<ModelSpec, ModelError> {
+    let not_a_model = |what: String| ModelError::NotAModel {
+        origin: origin.to_string(),
+        what,
+    };
+    let text = without_mark(text);
+    let root: Value = serde_json::from_str(text).map_err(|error| {
+        not_a_model(if text.trim_start().starts_with('<') {
+            "HTML or XML, as a server sends it in place of a file".to_string()
+        } else {
+            format!("not JSON: {error}")
+        })
+    })?;
+    if root.is_string() {
+        return Err(not_a_model(
+            "one JSON text that holds the JSON, as `json.dump(model.to_json(), file)` writes it; \
+             write the text itself, `file.write(model.to_json())`"
+                .to_string(),
+        ));
+    }
+    // Keras 3 does not write its version into the file.
+    let version = root["keras_version"].as_str();
+    let file = File {
+        origin,
+        keras2: version.is_some_and(|version| version.starts_with('2')),
+    };
+    let mut layers = Vec::new();
+    let graph = Graph::read(&root, "", true, file, &mut layers)?;
+    inline::model(graph, layers, file)
+}
+
+/// The file that is read.
+#[derive(Debug, Clone, Copy)]
+struct File<'a> {
+    origin: &'a str,
+    /// Whether it says that Keras 2 wrote it.
+    keras2: bool,
+}
+
+impl File<'_> {
+    fn not_a_model(self, what: impl Into<String>) -> ModelError {
+        ModelError::NotAModel {
+            origin: self.origin.to_string(),
+            what: what.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_json() {
+        let json = r#"{"class_name":"Sequential","config":{"name":"m","layers":[
+            {"class_name":"InputLayer","config":{"batch_shape":[null,2],"name":"in"}},
+            {"class_name":"Dense","config":{"name":"d","units":2,"activation":"linear"}}]},
+            "compile_config":{"loss":"mse"}}"#;
+        let marked = [b"\xef\xbb\xbf", json.as_bytes()].concat();
+        assert_eq!(model_text(marked, "m").unwrap(), json);
+        let text = format!("\u{feff}{json}");
+        let read = parse_keras_json(&text, "m").unwrap();
+        assert_eq!(read, parse_keras_json(json, "m").unwrap());
+        assert!(crate::compiled(&text).is_some_and(|found| found.loss.is_some()));
+        let error = parse_keras_json("\u{feff}<html>", "m").unwrap_err();
+        assert!(error.to_string().contains("HTML"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_model_file_is_named() {
+        let zip = |name: &str| [b"PK\x03\x04 ", name.as_bytes(), &[0xff]].concat();
+        for (bytes, part) in [
+            (b"\x89HDF\r\n\x1a\n\0".to_vec(), "HDF5 file (.h5)"),
+            (zip("config.json"), "(.keras)"),
+            (zip("arr_0.npy"), "(.npz)"),
+            (Vec::new(), "empty"),
+            (b"\xff\xfe{\0".to_vec(), "UTF-16"),
+        ] {
+            let error = model_text(bytes, "m").unwrap_err().to_string();
+            assert!(
+                error.contains(part) && error.contains("model.to_json()"),
+                "{error}"
+            );
+        }
+        for (text, part) in [
+            (
+                r#""{\"class_name\": \"Sequential\"}""#,
+                "file.write(model.to_json())",
+            ),
+            ("<html>", "HTML"),
+        ] {
+            let error = parse_keras_json(text, "m").unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}

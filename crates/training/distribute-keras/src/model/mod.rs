@@ -1,0 +1,412 @@
+//! The burn module that a plan becomes.
+
+mod steps;
+
+use std::collections::BTreeMap;
+
+use burn::module::{Module, ModuleVisitor, Param};
+use burn::tensor::{Device, Tensor, activation};
+use distribute_core::{Error, Result};
+
+use crate::head::Loss;
+use crate::layers::{BuiltLayer, Flow, Pass, Value, Weights};
+use crate::plan::{PlannedInput, PlannedLayer};
+use crate::{Head, Mode, ModelError, Plan, Weight};
+use steps::{Output, Step};
+
+/// A graph of layers (`keras.Model`); a chain of them is `keras.Sequential`.
+///
+/// ```
+/// use burn::tensor::{Device, Tensor};
+/// use distribute_core::Error;
+/// use distribute_keras::{Mode, Model, built_in};
+///
+/// let spec = built_in("mnist-cnn", 10, 0).ok_or_else(|| Error::invalid("no such model"))?;
+/// let plan = spec.plan(&[28, 28])?;
+/// assert_eq!(plan.parameters(), 121_930);
+/// let model = Model::initialized(&plan, 1, &Device::flex())?;
+/// let images = Tensor::<2>::zeros([4, 28 * 28], &Device::flex());
+/// assert_eq!(model.logits(images, &mut Mode::Inference)?.dims(), [4, 10]);
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Module, Debug)]
+pub struct Model {
+    layers: Vec<BuiltLayer>,
+    #[module(skip)]
+    steps: Vec<Step>,
+    #[module(skip)]
+    inputs: Vec<PlannedInput>,
+    #[module(skip)]
+    outputs: Vec<Output>,
+    /// Whether each layer is trained.
+    #[module(skip)]
+    trainable: Vec<bool>,
+    #[module(skip)]
+    takes_tokens: bool,
+    #[module(skip)]
+    is_synchronized: bool,
+}
+
+impl Model {
+    /// A model with the initial weights of `seed`: the same numbers on every machine.
+    ///
+    /// # Errors
+    /// None for a plan made by [`ModelSpec::plan`](crate::ModelSpec::plan).
+    pub fn initialized(
+        plan: &Plan,
+        seed: u64,
+        device: &Device,
+    ) -> std::result::Result<Self, ModelError> {
+        let weights = plan.weights().zip(0..);
+        let draw = |((_, weight), stream): ((_, &crate::PlannedWeight), u64)| {
+            weight.initializer.draw(&weight.shape, seed, stream)
+        };
+        Self::new(plan, weights.map(draw).collect(), device)
+    }
+
+    /// A model with these weights, in the order and layout of Keras' `model.get_weights()`.
+    ///
+    /// # Errors
+    /// [`ModelError::Weights`] if the number of weights or a shape differs.
+    pub fn new(
+        plan: &Plan,
+        weights: Vec<Weight>,
+        device: &Device,
+    ) -> std::result::Result<Self, ModelError> {
+        check_weights(plan, &weights)?;
+        let (steps, outputs) = steps::of(plan);
+        let mut weights = weights.into_iter();
+        let layers = plan.layers.iter().enumerate().map(|(index, layer)| {
+            let mine: Vec<_> = weights.by_ref().take(layer.weights.len()).collect();
+            let call = plan.calls.iter().find(|call| call.layer == index);
+            let input = call.and_then(|call| call.shapes.first());
+            let weights = Weights {
+                left: mine.into_iter(),
+                device,
+                features: input.map_or(0, |shape| shape.features()),
+                flattened: layer.flattened,
+            };
+            layer.spec.build(layer.trainable, weights)
+        });
+        let any = |is: &dyn Fn(&PlannedLayer) -> bool| plan.layers.iter().any(is);
+        Ok(Self {
+            layers: layers.collect(),
+            steps,
+            inputs: plan.inputs.clone(),
+            outputs,
+            trainable: plan.layers.iter().map(|layer| layer.trainable).collect(),
+            takes_tokens: any(&|layer| layer.spec.layer().tokens().is_some()),
+            is_synchronized: any(&|layer| layer.trainable && layer.spec.layer().is_synchronized()),
+        })
+    }
+
+    /// What Keras' model returns: probabilities if it ends with a softmax or sigmoid.
+    ///
+    /// `input` is as for [`logits`](Self::logits). The result is `[batch, outputs]`.
+    ///
+    /// # Errors
+    /// The errors of [`logits`](Self::logits).
+    pub fn forward<const D: usize>(
+        &self,
+        input: Tensor<D>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Tensor<2>> {
+        let logits = self.logits(input, mode)?;
+        Ok(applied(self.head(), logits))
+    }
+
+    /// [`forward`](Self::forward) of a model with any number of inputs and outputs: what each
+    /// output is, `[batch, outputs]`, in the order of [`output_names`](Self::output_names).
+    ///
+    /// # Errors
+    /// The errors of [`logits_all`](Self::logits_all).
+    pub fn forward_all(
+        &self,
+        inputs: Vec<Tensor<2>>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Vec<Tensor<2>>> {
+        let logits = self.logits_all(inputs, mode)?.into_iter();
+        let heads = self.outputs.iter().map(|output| output.head);
+        Ok(heads
+            .zip(logits)
+            .map(|(head, x)| applied(head, x))
+            .collect())
+    }
+
+    /// What the logits say of every class: `[batch, outputs]`, between 0 and 1. One output is the
+    /// probability of class 1; behind a sigmoid each class has a probability of its own; else they
+    /// add up to 1. This is what [`Head::loss`] compares with the labels.
+    pub fn probabilities(&self, logits: Tensor<2>) -> Tensor<2> {
+        match self.head().loss(logits.dims()[1]) {
+            Loss::Binary | Loss::BinaryPerClass => activation::sigmoid(logits),
+            Loss::Categorical => activation::softmax(logits, 1),
+        }
+    }
+
+    /// The last layer's numbers, before a final softmax or sigmoid: `[batch, outputs]`.
+    ///
+    /// `input` holds one example after the other, each with as many values as the plan's input
+    /// shape, channels last: `[batch, height, width]`, `[batch, values]`, ...
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] if it holds another number of values, and for a model with
+    /// several inputs or outputs. In training the errors of
+    /// [`SyncBatchNorm::forward`](distribute_core::SyncBatchNorm::forward), if the model has a
+    /// `synchronized` layer.
+    pub fn logits<const D: usize>(
+        &self,
+        input: Tensor<D>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Tensor<2>> {
+        let ([planned], [_]) = (self.inputs.as_slice(), self.outputs.as_slice()) else {
+            return Err(Error::invalid(format!(
+                "the model has the inputs {} and the outputs {}, and takes one of each here; use \
+                 `logits_all` or `forward_all`",
+                listed(self.input_names()),
+                listed(self.output_names())
+            )));
+        };
+        let device = input.device();
+        let first = values(input, planned)?;
+        let mut logits = self.run(vec![first], mode)?;
+        Ok(logits
+            .pop()
+            .unwrap_or_else(|| Tensor::zeros([0, 0], &device)))
+    }
+
+    /// [`logits`](Self::logits) of a model with any number of inputs and outputs.
+    ///
+    /// `inputs` are in the order of [`input_names`](Self::input_names), see
+    /// [`in_order`](Self::in_order); each is `[batch, values]`, one example after the other. The
+    /// results are in the order of [`output_names`](Self::output_names), each `[batch, outputs]`.
+    /// Which loss belongs to which one, [`heads`](Self::heads) say.
+    ///
+    /// ```
+    /// use burn::tensor::{Device, Tensor};
+    /// use distribute_core::Error;
+    /// use distribute_keras::{Mode, Model, ModelOutput, built_in};
+    ///
+    /// let mut spec = built_in("mlp", 10, 0).ok_or_else(|| Error::invalid("no such model"))?;
+    /// // The output of the last but one layer is an output too.
+    /// let value = spec.outputs[0].value - 1;
+    /// spec.outputs.push(ModelOutput { name: "features".to_string(), value });
+    /// let plan = spec.plan_all(&[&[8, 8]])?;
+    /// let model = Model::initialized(&plan, 1, &Device::flex())?;
+    /// let images = Tensor::<2>::zeros([4, 64], &Device::flex());
+    /// let inputs = model.in_order([(plan.inputs[0].name.as_str(), images)])?;
+    /// let outputs = model.logits_all(inputs, &mut Mode::Inference)?;
+    /// assert_eq!(outputs[0].dims(), [4, 10]);
+    /// assert_eq!(model.output_names().nth(1), Some("features"));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for another number of inputs, or of values in one, and for
+    /// inputs with other numbers of examples; the errors of [`logits`](Self::logits).
+    pub fn logits_all(
+        &self,
+        inputs: Vec<Tensor<2>>,
+        mode: &mut Mode<'_>,
+    ) -> Result<Vec<Tensor<2>>> {
+        if inputs.len() != self.inputs.len() {
+            return Err(Error::invalid(format!(
+                "{} inputs were given, the model has these: {}",
+                inputs.len(),
+                listed(self.input_names())
+            )));
+        }
+        let sizes: Vec<usize> = inputs.iter().map(|input| input.dims()[0]).collect();
+        if sizes.iter().any(|size| *size != sizes[0]) {
+            return Err(Error::invalid(format!(
+                "the inputs {} have {sizes:?} examples; give as many of each",
+                listed(self.input_names())
+            )));
+        }
+        let planned = inputs.into_iter().zip(&self.inputs);
+        let first = planned.map(|(input, planned)| values(input, planned));
+        self.run(first.collect::<Result<_>>()?, mode)
+    }
+
+    fn run(&self, inputs: Vec<Value>, mode: &mut Mode<'_>) -> Result<Vec<Tensor<2>>> {
+        let mut values: Vec<Option<Value>> = Vec::with_capacity(inputs.len() + self.steps.len());
+        values.extend(inputs.into_iter().map(Some));
+        for step in &self.steps {
+            // What is read for the last time is handed over, so that its memory can be used again.
+            let mut read: Vec<Option<Value>> = Vec::with_capacity(step.inputs.len());
+            read.extend(step.inputs.iter().map(|value| values[*value].clone()));
+            for value in &step.last {
+                values[*value] = None;
+            }
+            let mut pass = Pass {
+                mode: &mut *mode,
+                arguments: step.arguments,
+                output: step.output,
+                without_activation: step.without_activation,
+                reordered: step.reordered,
+            };
+            let inputs = read.into_iter().flatten().collect();
+            values.push(match self.layers.get(step.layer) {
+                Some(layer) => layer.built().call_all(inputs, &mut pass)?,
+                None => None,
+            });
+        }
+        let outputs = self.outputs.iter();
+        // A plan gives every layer what it takes, so that every output is there.
+        let outputs = outputs.filter_map(|output| values.get(output.value)?.clone());
+        Ok(outputs.map(|value| value.flow.flatten(true)).collect())
+    }
+
+    /// The names of the inputs, in the order of Keras' `model.inputs`.
+    pub fn input_names(&self) -> impl Iterator<Item = &str> {
+        self.inputs.iter().map(|input| input.name.as_str())
+    }
+
+    /// The names of the outputs, in the order of Keras' `model.outputs`.
+    pub fn output_names(&self) -> impl Iterator<Item = &str> {
+        self.outputs.iter().map(|output| output.name.as_str())
+    }
+
+    /// What every output ends with.
+    pub fn heads(&self) -> impl Iterator<Item = Head> {
+        self.outputs.iter().map(|output| output.head)
+    }
+
+    /// Inputs by their names, in the order that [`logits_all`](Self::logits_all) wants.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for an input that is missing, given twice or not the model's.
+    pub fn in_order<'a>(
+        &self,
+        named: impl IntoIterator<Item = (&'a str, Tensor<2>)>,
+    ) -> Result<Vec<Tensor<2>>> {
+        let wrong = |name: &str, what: &str| {
+            Error::invalid(format!(
+                "the input {name} {what}; the model has these: {}",
+                listed(self.input_names())
+            ))
+        };
+        let mut given = BTreeMap::new();
+        for (name, input) in named {
+            if !self.input_names().any(|known| known == name) {
+                return Err(wrong(name, "is not the model's"));
+            }
+            if given.insert(name, input).is_some() {
+                return Err(wrong(name, "is given twice"));
+            }
+        }
+        let all = self.input_names().map(|name| {
+            let input = given.remove(name);
+            input.ok_or_else(|| wrong(name, "is missing"))
+        });
+        all.collect()
+    }
+
+    /// Whether the input holds numbers of words, which an embedding looks up.
+    pub fn takes_tokens(&self) -> bool {
+        self.takes_tokens
+    }
+
+    /// The sum of the kernel regularization losses of all layers that are trained (Keras 3:
+    /// `sum(model.losses)`; Keras 2 also adds the constants of frozen layers); nothing if none has
+    /// one.
+    pub fn regularization_loss(&self) -> Option<Tensor<1>> {
+        let losses = self.trained().flat_map(|layer| layer.built().losses());
+        losses.flatten().reduce(|sum, loss| sum + loss)
+    }
+
+    fn trained(&self) -> impl Iterator<Item = &BuiltLayer> {
+        let layers = self.layers.iter().zip(&self.trainable);
+        layers.filter_map(|(layer, trainable)| trainable.then_some(layer))
+    }
+
+    /// The loss of no examples: 0, on the autodiff graph of the weights that are trained.
+    pub fn zero_loss(&self, device: &Device) -> Tensor<1> {
+        let mut first = FirstTrained::default();
+        self.trained().for_each(|layer| layer.visit(&mut first));
+        match first.leaf.or(first.any) {
+            Some(weights) => weights.narrow(0, 0, 1).mul_scalar(0.0),
+            None => Tensor::zeros([1], device),
+        }
+    }
+
+    /// Whether all replicas must make a pass of training together, those without examples too: a
+    /// layer is `synchronized` and trained.
+    pub fn is_synchronized(&self) -> bool {
+        self.is_synchronized
+    }
+
+    /// The head of the first output.
+    pub fn head(&self) -> Head {
+        self.heads().next().unwrap_or(Head::Linear)
+    }
+}
+
+/// The first weight of layers that are trained, in one row.
+#[derive(Default)]
+struct FirstTrained {
+    leaf: Option<Tensor<1>>,
+    /// For a model of another type than its variables, none of whose weights is a leaf.
+    any: Option<Tensor<1>>,
+}
+
+impl ModuleVisitor for FirstTrained {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let place = if param.is_require_grad() {
+            &mut self.leaf
+        } else {
+            &mut self.any
+        };
+        place.get_or_insert_with(|| param.val().reshape([-1]));
+    }
+}
+
+fn applied(head: Head, logits: Tensor<2>) -> Tensor<2> {
+    match head {
+        Head::Linear => logits,
+        Head::Softmax => activation::softmax(logits, 1),
+        Head::Sigmoid => activation::sigmoid(logits),
+    }
+}
+
+fn listed<'a>(names: impl Iterator<Item = &'a str>) -> String {
+    names.collect::<Vec<_>>().join(", ")
+}
+
+/// The values of an input.
+fn values<const D: usize>(input: Tensor<D>, planned: &PlannedInput) -> Result<Value> {
+    let dims = input.dims();
+    let found: usize = dims[1..].iter().product();
+    if found != planned.shape.elements() {
+        return Err(Error::invalid(format!(
+            "the input {} has the shape {dims:?}, but an example of it is {} and so has {} values",
+            planned.name,
+            planned.shape,
+            planned.shape.elements()
+        )));
+    }
+    Ok(Value::of(Flow::from_examples(input, planned.shape)))
+}
+
+fn check_weights(plan: &Plan, weights: &[Weight]) -> std::result::Result<(), ModelError> {
+    let error = |what| ModelError::Weights {
+        model: plan.name.clone(),
+        what,
+    };
+    let count = plan.weights().count();
+    if count != weights.len() {
+        let what = format!(
+            "{} weights were given, the model has {count}",
+            weights.len()
+        );
+        return Err(error(what));
+    }
+    for (index, ((layer, planned), weight)) in plan.weights().zip(weights).enumerate() {
+        if planned.shape != weight.shape || planned.elements() != weight.values.len() {
+            return Err(error(format!(
+                "weight {index} has the shape {:?}, where {}/{} of the model has {:?}",
+                weight.shape, layer.name, planned.name, planned.shape
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+//! The shape of one example between two layers.
+
+use std::fmt;
+
+/// The shape of one example between two layers, as Keras prints it (without the batch axis).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Shape {
+    /// `(features)`.
+    Flat(usize),
+    /// `(steps, features)`.
+    Sequence(usize, usize),
+    /// `(height, width, channels)`.
+    Image(usize, usize, usize),
+}
+
+impl Shape {
+    /// The extents, channels last.
+    pub fn dims(self) -> Vec<usize> {
+        match self {
+            Self::Flat(n) => vec![n],
+            Self::Sequence(steps, features) => vec![steps, features],
+            Self::Image(height, width, channels) => vec![height, width, channels],
+        }
+    }
+
+    /// The number of values of one example.
+    pub fn elements(self) -> usize {
+        let dims = self.dims().into_iter();
+        dims.fold(1, usize::saturating_mul)
+    }
+
+    /// The extent of the last axis.
+    pub fn features(self) -> usize {
+        match self {
+            Self::Flat(n) | Self::Sequence(_, n) | Self::Image(_, _, n) => n,
+        }
+    }
+
+    /// Height, width and channels of an image.
+    pub(crate) fn image(self) -> Option<(usize, usize, usize)> {
+        match self {
+            Self::Image(height, width, channels) => Some((height, width, channels)),
+            _ => None,
+        }
+    }
+
+    /// Height, width and channels, or why a layer of images does not take this.
+    pub(crate) fn needs_image(self) -> Result<(usize, usize, usize), String> {
+        let why = || format!("needs images (height, width, channels), gets {self}");
+        self.image().ok_or_else(why)
+    }
+
+    pub(crate) fn of(dims: &[usize]) -> Option<Self> {
+        match *dims {
+            [n] => Some(Self::Flat(n)),
+            [steps, features] => Some(Self::Sequence(steps, features)),
+            [height, width, channels] => Some(Self::Image(height, width, channels)),
+            _ => None,
+        }
+    }
+
+    /// The same with another last axis.
+    pub(crate) fn with_features(self, features: usize) -> Self {
+        match self {
+            Self::Flat(_) => Self::Flat(features),
+            Self::Sequence(steps, _) => Self::Sequence(steps, features),
+            Self::Image(height, width, _) => Self::Image(height, width, features),
+        }
+    }
+
+    /// The position in [`dims`](Self::dims) of an axis as Keras counts them, the batch first.
+    pub(crate) fn axis(self, axis: i64) -> Option<usize> {
+        let rank = self.dims().len();
+        match axis {
+            1.. => usize::try_from(axis - 1).ok(),
+            _ => usize::try_from(axis.unsigned_abs())
+                .ok()
+                .filter(|back| *back > 0)
+                .and_then(|back| rank.checked_sub(back)),
+        }
+        .filter(|axis| *axis < rank)
+    }
+
+    /// The axis of a tensor inside of the model, of an axis as Keras counts them: channels are
+    /// first.
+    pub(crate) fn tensor_axis(self, axis: i64) -> usize {
+        match (self, self.axis(axis).unwrap_or(0)) {
+            (Self::Image(..), 2) => 1,
+            (Self::Image(..), axis) => axis + 2,
+            (_, axis) => axis + 1,
+        }
+    }
+
+    /// Refuses an axis of features that is not the last one.
+    pub(crate) fn needs_last(self, axis: i64) -> Result<(), String> {
+        if self.axis(axis) == self.dims().len().checked_sub(1) {
+            Ok(())
+        } else {
+            Err(format!(
+                "`axis` = {axis} is not the last one of {self}, -1; other axes are not supported"
+            ))
+        }
+    }
+
+    /// Refuses an option with another number of values than one, or one per feature.
+    pub(crate) fn needs_per_feature(self, name: &str, values: &[f64]) -> Result<(), String> {
+        if values.len() == 1 || values.len() == self.features() {
+            Ok(())
+        } else {
+            Err(format!(
+                "`{name}` has {} values, {self} has {} features",
+                values.len(),
+                self.features()
+            ))
+        }
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", tuple(&self.dims()))
+    }
+}
+
+/// A shape in parentheses.
+pub(crate) fn tuple(dims: &[usize]) -> String {
+    let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+    format!("({})", dims.join(", "))
+}

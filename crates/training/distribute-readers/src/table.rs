@@ -1,0 +1,149 @@
+//! CSV tables of numbers.
+
+use std::path::Path;
+
+use crate::array::{Array, Values};
+use crate::csv_options::{CsvHeader, CsvLabels, CsvOptions, LabelColumn};
+use crate::error::ReadError;
+use crate::examples::{Examples, Features, Labels};
+use crate::header::{self, HeaderCheck};
+use crate::lines::{Column, Lines, number};
+use crate::places::Places;
+use crate::source::Source;
+
+/// Reads a CSV table, gzip-compressed or not: one example per line, one column with the label, all
+/// others features (`f32`, undivided, feature shape `[columns]`).
+///
+/// # Errors
+/// [`ReadError::RaggedRow`] and [`ReadError::NotANumber`] with the line (and column; NaN and
+/// infinity are refused too), [`ReadError::MissingName`] if there is no such label column,
+/// [`ReadError::OtherColumns`] if the wanted columns are not there,
+/// [`ReadError::LabelOutOfRange`], [`ReadError::AmbiguousHeader`], [`ReadError::Empty`], or a file
+/// that cannot be read.
+pub fn read_csv(path: impl AsRef<Path>, options: &CsvOptions) -> Result<Examples, ReadError> {
+    parse(Source::open(path.as_ref())?, options)
+}
+
+/// Reads a CSV table from memory; `origin` names the data in errors.
+///
+/// # Errors
+/// As [`read_csv`].
+pub fn parse_csv(
+    bytes: &[u8],
+    origin: impl AsRef<Path>,
+    options: &CsvOptions,
+) -> Result<Examples, ReadError> {
+    parse(Source::from_bytes(bytes, origin.as_ref())?, options)
+}
+
+fn parse(source: Source<'_>, options: &CsvOptions) -> Result<Examples, ReadError> {
+    let path = source.origin();
+    let mut lines = Lines::new(source, options.delimiter, options.delimiter_is_sure)?;
+    if !lines.advance()? {
+        return Err(ReadError::empty(path));
+    }
+    let count = lines.record.len();
+    let has_header = match (options.header, &options.label) {
+        (CsvHeader::Present, _) | (CsvHeader::Detect, LabelColumn::Name(_)) => true,
+        (CsvHeader::Absent, _) => false,
+        (CsvHeader::Detect, _) => header::is_header(&lines.record, lines.line, path)?,
+    };
+    let detects = options.header == CsvHeader::Detect && !has_header;
+    let mut header_check = detects.then(|| HeaderCheck::new(&lines.record, lines.line));
+    let names = has_header.then(|| lines.names());
+    let places = Places::of(names.as_deref(), count, options, path)?;
+    let mut table = Table::default();
+    let mut has_line = !has_header || lines.advance()?;
+    while has_line {
+        if let Some(header_check) = &mut header_check {
+            header_check.line(&lines.record, places.label.unwrap_or(count), lines.line);
+        }
+        table.push(&lines, &places, options.labels, names.as_deref())?;
+        has_line = lines.advance()?;
+    }
+    if let Some(why) = header_check.as_ref().and_then(HeaderCheck::why) {
+        return Err(header::ambiguous(
+            path,
+            header_check.map_or(1, |d| d.first),
+            why,
+        ));
+    }
+    table.into_examples(&places, names.as_deref(), options.labels, path)
+}
+
+/// The examples read so far.
+#[derive(Default)]
+struct Table {
+    rows: usize,
+    features: Vec<f32>,
+    classes: Vec<i64>,
+    targets: Vec<f32>,
+}
+
+impl Table {
+    fn push(
+        &mut self,
+        line: &Lines<'_>,
+        places: &Places,
+        labels: CsvLabels,
+        names: Option<&[String]>,
+    ) -> Result<(), ReadError> {
+        let room = self.features.try_reserve(line.record.len());
+        room.and_then(|()| self.classes.try_reserve(1))
+            .and_then(|()| self.targets.try_reserve(1))
+            .map_err(|_| line.no_memory(self.features.len()))?;
+        let place = |column: usize| Column {
+            column,
+            name: names.map(|names| &names[column]),
+        };
+        let value = |column: usize| {
+            let field = &line.record[column];
+            number(field).ok_or_else(|| line.not_a_number(&place(column), field))
+        };
+        for &column in &places.features {
+            self.features.push(value(column)?);
+        }
+        match (places.label, labels) {
+            (None, _) => {}
+            (Some(label), CsvLabels::Classes) => {
+                let class = line.class(&place(label), &line.record[label])?;
+                self.classes.push(class);
+            }
+            (Some(label), CsvLabels::Numbers) => self.targets.push(value(label)?),
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    fn into_examples(
+        self,
+        places: &Places,
+        names: Option<&[String]>,
+        labels: CsvLabels,
+        path: &Path,
+    ) -> Result<Examples, ReadError> {
+        let rows = self.rows;
+        let shape = vec![rows, places.features.len()];
+        let features = Array::new(shape, Values::F32(self.features))?;
+        let labels = match (places.label, labels) {
+            (None, _) => Labels::Absent(rows),
+            (Some(_), CsvLabels::Classes) => Labels::Classes(self.classes),
+            (Some(_), CsvLabels::Numbers) => {
+                Labels::Numbers(Array::new(vec![rows], Values::F32(self.targets))?)
+            }
+        };
+        let features = Features::Numbers(features);
+        let examples = Examples::from_files(&table_name(path), features, path, labels, path, &[])?;
+        Ok(examples.with_origin(places.origin(names)))
+    }
+}
+
+/// `data.csv.gz` is called `data`.
+pub(crate) fn table_name(path: &Path) -> String {
+    let name = path
+        .file_name()
+        .map_or("csv".into(), |name| name.to_string_lossy());
+    name.trim_end_matches(".gz")
+        .trim_end_matches(".csv")
+        .to_owned()
+}

@@ -1,0 +1,70 @@
+//! What a training loop reads: global batches, an epoch after the other.
+
+use crate::{Nest, PerReplica, Result};
+
+/// The global batches of an epoch, one after the other.
+pub type Batches<'a, B> = Box<dyn Iterator<Item = Result<PerReplica<B>>> + 'a>;
+
+/// The source of the global batches that a training loop reads: `Fit`, `evaluate` and `predict` of
+/// `distribute-fit`. The distributed data set of `distribute-data` is one.
+///
+/// Every item holds one batch per local replica, in replica order, on the replica's device. A
+/// replica's batch may be empty (zero examples) when the last global batch is short.
+pub trait BatchSource {
+    /// What one replica's step receives: usually a tuple of tensors.
+    type Batch: Nest + Send;
+
+    /// The number of global batches of an epoch, if known: for progress bars.
+    fn batches_per_epoch(&self) -> Option<usize>;
+
+    /// Whether the epochs of all workers have equally many batches, as they must. By default that
+    /// is believed of a source that knows the number, which `Fit` compares when a run begins; of
+    /// others the workers tell each other before every batch, and a source that gives one worker
+    /// more batches than another is an error on all of them, not a wait.
+    fn ends_together(&self) -> bool {
+        self.batches_per_epoch().is_some()
+    }
+
+    /// The examples of a full global batch, over all replicas: what losses are divided by. `None`
+    /// if the batches have no fixed size; every batch then counts by its examples.
+    fn global_batch_size(&self) -> Option<usize>;
+
+    /// A batch of this source, with the size of its global batch.
+    fn of_global_batch(&self, batch: PerReplica<Self::Batch>) -> PerReplica<Self::Batch> {
+        let known = batch.global_batch_size();
+        batch.of_global_batch(self.global_batch_size().or(known))
+    }
+
+    /// Which part of every global batch each local replica reads, in replica order, counted in the
+    /// order of the source; by default the replicas' ids. Decides the order of `predict`'s rows.
+    fn parts(&self) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// How many rows at the end of each local replica's batch, in replica order, only fill it up,
+    /// for the global batch `batch` (from 0) of every epoch; `None`, the default, if none do.
+    /// `predict` leaves them out; an objective is told by the batch itself.
+    fn padding(&self, batch: usize) -> Option<Vec<usize>> {
+        let _ = batch;
+        None
+    }
+
+    /// The batches of epoch `epoch` (from 0), without the first `skip_batches`.
+    ///
+    /// The same epoch must always give the same batches in the same order, else a resumed run is
+    /// not the interrupted one. Skipping all batches gives an empty iterator.
+    ///
+    /// # Errors
+    /// If the data cannot be read. Errors of single batches are items.
+    fn epoch(&self, epoch: usize, skip_batches: usize) -> Result<Batches<'_, Self::Batch>>;
+
+    /// One global batch of an epoch by its number, for steps that run in any order
+    /// (`distribute_fit::RemoteTask`); `None` after the last one. The same batch as that of
+    /// [`epoch`](Self::epoch), which by default is asked for it.
+    ///
+    /// # Errors
+    /// If the data cannot be read.
+    fn batch(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<Self::Batch>>> {
+        self.epoch(epoch, batch)?.next().transpose()
+    }
+}
