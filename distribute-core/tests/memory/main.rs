@@ -3,4 +3,5 @@
 mod activations;
 mod checkpoints;
 mod counting;
+mod evaluation;
 mod zero_copy;

@@ -14,6 +14,7 @@ use distribute_data::split::{batch_sizes_for_worker, per_replica_sizes, replica_
 use distribute_data::{
     AutoShardPolicy, Batching, DataError, Dataset, FnDataset, Position, ShardHint, StrategyDataExt,
 };
+use hostile::settles::settles;
 use proptest::prelude::*;
 
 use crate::mirrored;
@@ -602,28 +603,28 @@ fn no_thread_is_left_behind() {
         let several = strategy.distribute_dataset(several, batching.num_parallel_calls(5));
         let mut several = several.unwrap().epoch(0);
         several.next().unwrap().unwrap();
-        assert_eq!(prefetch_threads(), 5);
+        settles(5, prefetch_threads);
         drop(several);
-        assert_eq!(prefetch_threads(), 0);
+        settles(0, prefetch_threads);
         let distributed = strategy.distribute_dataset(dataset, batching).unwrap();
         let mut epoch = distributed.epoch(0);
         epoch.next().unwrap().unwrap();
-        assert_eq!(prefetch_threads(), 1);
+        settles(1, prefetch_threads);
         drop(epoch);
-        assert_eq!(prefetch_threads(), 0);
+        settles(0, prefetch_threads);
         // One step taken, at most three ahead, and one that was in the making; two batches each.
         assert!(made.load(Ordering::SeqCst) <= 2 * (1 + 3 + 1));
         let whole = distributed.epoch(0);
         assert_eq!(whole.count(), 500);
-        assert_eq!(prefetch_threads(), 0);
+        settles(0, prefetch_threads);
         drop(distributed.epoch(1));
-        assert_eq!(prefetch_threads(), 0);
+        settles(0, prefetch_threads);
         let mut inline = strategy
             .distribute_dataset(FnDataset::new(10, indices), Batching::global(2).prefetch(0))
             .unwrap()
             .epoch(0);
         inline.next().unwrap().unwrap();
-        assert_eq!(prefetch_threads(), 0);
+        settles(0, prefetch_threads);
     });
 }
 

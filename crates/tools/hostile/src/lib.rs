@@ -15,5 +15,6 @@ pub mod descriptors;
 pub mod flood;
 pub mod limit;
 pub mod memory;
+pub mod settles;
 pub mod signals;
 pub mod stopwatch;

@@ -131,6 +131,58 @@ fn a_worker_alone_trains_evaluates_and_saves_as_one_device_does() {
     });
 }
 
+/// burn's `valid()`, bit by bit, on the values of the last refresh.
+#[test]
+fn a_shared_state_is_in_evaluation_mode() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let [first, second] = coordinator_and_worker(&servers, RunOptions::default());
+        let mut trained = first.scope(build).unwrap();
+        let mut evaluated = second.scope(build).unwrap();
+        let run = |strategy: &dyn Strategy, state: &Built| {
+            let outputs = strategy.run(state, |ctx, state| {
+                let model = &state.model;
+                let beta = model.inputs.beta.as_ref().map(|beta| beta.val());
+                assert!(beta.is_some_and(|beta| !beta.device().is_autodiff()));
+                let x = model
+                    .inputs
+                    .forward_inference(examples(3, &Device::flex()))?;
+                let y = model.output.forward(x)?;
+                let refused = ctx.gradient(&y.clone().mean(), model).unwrap_err();
+                assert!(
+                    refused.to_string().contains("InTraining::new(&state)"),
+                    "{refused}"
+                );
+                Ok(y.into_data())
+            });
+            outputs.unwrap().into_values().remove(0)
+        };
+        let mut before = run(&second, &evaluated);
+        for number in 0..3 {
+            step(&first, &mut trained, number).unwrap();
+            trained.refresh().unwrap();
+            let moved = tensors(&trained);
+            let model = trained.primary().unwrap().model.valid();
+            let x = model
+                .inputs
+                .forward_inference(examples(3, &Device::flex()))
+                .unwrap();
+            let expected = model.output.forward(x).unwrap().into_data();
+            assert_ne!(
+                expected, before,
+                "the step has changed what the model gives"
+            );
+            assert_eq!(run(&second, &evaluated), before);
+            evaluated.refresh().unwrap();
+            assert_eq!(run(&second, &evaluated), expected);
+            assert_eq!(run(&first, &trained), expected);
+            trained.refresh().unwrap();
+            assert_eq!(tensors(&trained), moved, "an evaluation moves nothing");
+            before = expected;
+        }
+    });
+}
+
 /// The statistics after one step from these on examples of this number.
 fn moved(number: usize) -> BTreeMap<String, Vec<f32>> {
     let strategy = one_device();
