@@ -27,7 +27,7 @@ pub fn table(folder: &Path, name: &str, rows: impl Iterator<Item = usize>) {
 }
 
 /// No run of the program may take longer.
-pub const LIMIT: Duration = Duration::from_secs(120);
+pub const LIMIT: Duration = Duration::from_secs(240);
 
 /// Runs the program behind a line of shell that ends with `exec \"$@\"`.
 pub fn behind(folder: &Path, shell: &str, arguments: &str) -> Finished {

@@ -452,6 +452,22 @@ fn changes_that_cannot_be_followed_name_the_parameter() {
     assert!(error.to_string().contains("`body.weight`"), "{error}");
 }
 
+#[test]
+fn a_compiled_step_that_freezes_without_an_update_is_refused() {
+    let strategy = Recording::new(1);
+    let mut state = strategy
+        .scope(|device| TrainState::new(net(device), Adam::new(0.1)))
+        .unwrap();
+    let changed = strategy.run(&mut state, |_, state| {
+        state.model = state.model.clone().freeze_group(body());
+        Ok(())
+    });
+    let error = changed.unwrap_err().to_string();
+    for part in ["`body.weight` is frozen", "`Mirrored::update`"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
 /// Two programs, though their tensors have the same shapes.
 #[test]
 fn a_compiled_step_is_another_one_for_other_layers() {

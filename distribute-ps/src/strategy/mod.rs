@@ -31,6 +31,7 @@ mod variable;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::partitioners::Partitioner;
 use burn::tensor::TensorData;
@@ -74,6 +75,8 @@ struct StrategyInner {
     maker: Option<Mutex<VariableMaker>>,
     /// How many variables without a name were asked for.
     unnamed: Mutex<usize>,
+    /// Whether a state was made: the checkpoints of the first one hold the embedding tables.
+    has_state: AtomicBool,
     replica: [Replica; 1],
     input: InputContext,
     id: StrategyId,
@@ -158,6 +161,7 @@ impl ParameterServerStrategy {
             },
             maker: maker.map(Mutex::new),
             unnamed: Mutex::new(0),
+            has_state: AtomicBool::new(false),
             replica: [Replica::new(0, LogicalDevice::cpu(0))],
             input: InputContext {
                 num_replicas_in_sync: 1,
@@ -296,7 +300,9 @@ impl RemoteStore for ParameterServerStrategy {
             .map(|tensor| self.take_tensor(&prefix, tensor, &spec))
             .collect::<distribute_core::Result<Vec<_>>>()?;
         let servers = self.inner.servers.clone();
-        Ok(Arc::new(State::new(servers, prefix, variables, &spec)))
+        let is_first = !self.inner.has_state.swap(true, Ordering::SeqCst);
+        let state = State::new(servers, prefix, variables, &spec);
+        Ok(Arc::new(state.with_tables(is_first)))
     }
 
     fn variable(&self, initial: &TensorData) -> distribute_core::Result<Arc<dyn RemoteVariable>> {

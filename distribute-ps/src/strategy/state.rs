@@ -29,6 +29,8 @@ pub(super) struct State {
     slots: Vec<&'static str>,
     /// The optimizer's name.
     optimizer: &'static str,
+    /// Whether the checkpoints of this state hold the program's embedding tables.
+    has_tables: bool,
 }
 
 impl State {
@@ -57,19 +59,20 @@ impl State {
                 .optimizer
                 .map_or_else(Vec::new, |optimizer| optimizer.slots().to_vec()),
             optimizer: spec.optimizer.map_or("", |optimizer| optimizer.name()),
+            has_tables: false,
         }
+    }
+
+    /// Has its checkpoints hold the program's embedding tables: one state of a run does.
+    pub(super) fn with_tables(mut self, has_tables: bool) -> Self {
+        self.has_tables = has_tables;
+        self
     }
 
     /// `model/conv1.weight` of a variable's name.
     fn plain_name<'a>(&self, variable: &'a VariableRef) -> &'a str {
         let name = variable.name();
         name.strip_prefix(&self.prefix).unwrap_or(name)
-    }
-
-    /// Whether the checkpoints of this state hold the program's embedding tables: the checkpoints
-    /// of its only state, or of the first one.
-    fn has_tables(&self) -> bool {
-        self.prefix.is_empty()
     }
 
     /// A value of a server in the type that the model has.
@@ -180,7 +183,7 @@ impl RemoteState for State {
             let most = updates.and_then(|updates| updates.0.iter().max());
             step = step.max(most.copied().unwrap_or(0));
         }
-        if self.has_tables() {
+        if self.has_tables {
             take_tables(&mut snapshot, &mut tensors);
         }
         Ok((step, tensors))
@@ -200,7 +203,7 @@ impl RemoteState for State {
                 snapshot.slots.retain(|(of, _), _| of != variable.name());
             }
         }
-        if self.has_tables() {
+        if self.has_tables {
             add_tables(
                 &mut snapshot,
                 &self.servers.client.variables()?,

@@ -1,15 +1,16 @@
 //! Tables in checkpoints, and into another number of servers and shards.
 
+use burn::nn::Linear;
 use distribute_core::checkpoint::{Checkpoint, CheckpointManager, Metadata, load_latest};
-use distribute_core::{Adam, Device, Sgd, StrategyExt, TrainState};
+use distribute_core::{Adam, Device, Mirrored, Replicate, Sgd, StrategyExt, TrainState};
 use distribute_fit::{restore, snapshot};
 use distribute_ps::{PsError, Snapshot};
 
-use super::common::{dense, floats, read, spec, step};
+use super::common::{dense, floats, ids, loss, read, spec, step};
 use crate::strategy::common::Servers;
 use crate::within_limit;
 
-fn adam(device: &Device) -> TrainState<burn::nn::Linear> {
+fn adam(device: &Device) -> TrainState<Linear> {
     TrainState::new(dense(device), Adam::new(0.02))
 }
 
@@ -68,6 +69,57 @@ fn a_state_is_saved_with_the_tables_and_goes_on_with_other_servers() {
             let found = snapshot(state.primary().unwrap()).unwrap();
             assert_eq!(found.tensors, expected.tensors);
         }
+    });
+}
+
+#[derive(Replicate)]
+struct Two {
+    first: TrainState<Linear>,
+    second: TrainState<Linear>,
+}
+
+#[test]
+fn of_a_struct_of_states_the_first_one_is_saved_with_the_tables() {
+    within_limit(|| {
+        let servers = Servers::start(2);
+        let strategy = servers.in_shards(2);
+        let table = strategy.table("words", &spec(Adam::new(0.05))).unwrap();
+        let build = |device: &Device| Two {
+            first: adam(device),
+            second: adam(device),
+        };
+        let mut state = strategy.scope(build).unwrap();
+        let step = |state: &mut Mirrored<Two>, batch: usize| {
+            let rows = table.lookup(ids(batch)).unwrap();
+            let ran = strategy.run(state, |ctx, state| {
+                let loss = loss(&state.first.model, rows.tensor(ctx)?, batch);
+                let gradients = ctx.gradient(&loss, &state.first.model)?;
+                state.first.apply_gradients(ctx, gradients).map(drop)
+            });
+            ran.unwrap();
+        };
+        step(&mut state, 0);
+        let saved = snapshot(state.primary().unwrap()).unwrap();
+        let of_tables = |name: &&String| name.contains("table/words");
+        let names: Vec<_> = saved.tensors.keys().filter(of_tables).collect();
+        assert_eq!(
+            names,
+            [
+                "first/optimizer/momentum/table/words",
+                "first/optimizer/velocity/table/words",
+                "first/table/words",
+                "first/updates/table/words",
+            ]
+        );
+        step(&mut state, 1);
+        let expected = read(&strategy, &table);
+        restore(&mut state, &saved).unwrap();
+        assert_eq!(
+            floats(&saved.tensors["first/table/words"]),
+            read(&strategy, &table)
+        );
+        step(&mut state, 1);
+        assert_eq!(read(&strategy, &table), expected);
     });
 }
 
