@@ -48,6 +48,8 @@ pub struct RunningStatistics {
     paths: Arc<[String]>,
     /// The path of the first layer that no compiled step can train.
     first_unknown: Option<Arc<str>>,
+    /// The path of the first [`SyncBatchNorm`](crate::SyncBatchNorm).
+    first_synchronized: Option<Arc<str>>,
 }
 
 impl RunningStatistics {
@@ -68,9 +70,14 @@ impl RunningStatistics {
         let pairs = before.into_iter().zip(after).enumerate();
         let changed = pairs.filter(|(_, (before, after))| before.shape != after.shape);
         let found: Vec<_> = changed.map(|(place, (float, _))| (place, float)).collect();
-        let unknown = found.iter().find(|(_, float)| !float.is_known);
+        let first = |wanted: fn(&Float) -> bool| {
+            let mut floats = found.iter().map(|(_, float)| float);
+            let float = floats.find(|float| wanted(float))?;
+            Some(layer_of(&float.path).into())
+        };
         Self {
-            first_unknown: unknown.map(|(_, float)| layer_of(&float.path).into()),
+            first_unknown: first(|float| !float.is_known),
+            first_synchronized: first(|float| float.is_synchronized),
             places: found.iter().map(|(place, _)| *place).collect(),
             paths: found.into_iter().map(|(_, float)| float.path).collect(),
         }
@@ -84,6 +91,12 @@ impl RunningStatistics {
     /// Their paths in visit order, `norm.running_mean` for example.
     pub fn paths(&self) -> &[String] {
         &self.paths
+    }
+
+    /// The path of the model's first [`SyncBatchNorm`](crate::SyncBatchNorm), which every replica
+    /// has to call in every step; empty if the model is one.
+    pub fn synchronized_layer(&self) -> Option<&str> {
+        self.first_synchronized.as_deref()
     }
 
     /// Refuses a step that changes the model, if it is to be captured: the running statistics of a
@@ -360,6 +373,8 @@ struct Float {
     shape: Vec<usize>,
     /// Whether a compiled step can train it, if it is a running statistic.
     is_known: bool,
+    /// Whether it belongs to a [`SyncBatchNorm`](crate::SyncBatchNorm).
+    is_synchronized: bool,
 }
 
 /// All float parameters.
@@ -368,10 +383,12 @@ fn floats<M: Module>(model: &M) -> Vec<Float> {
     let outcome = parameters::visit(model, |parameter: Parameter<'_>| {
         let spec = parameter.tensor.spec();
         if spec.dtype.is_float() {
+            let is_synchronized = parameter.container() == SYNCHRONIZED;
             floats.push(Float {
                 path: parameter.path.to_string(),
                 shape: spec.shape,
-                is_known: parameter.container() == SYNCHRONIZED || is_own_statistic(&parameter),
+                is_known: is_synchronized || is_own_statistic(&parameter),
+                is_synchronized,
             });
         }
         Ok(())

@@ -43,6 +43,9 @@ impl<M: LearnerModel> Run<'_, M> {
             if taken.is_empty() && waiting == 0 {
                 return self.end_pass(read);
             }
+            if exhausted && !taken.is_empty() {
+                self.check_synchronized(taken.len())?;
+            }
             waiting += 1;
             // The progress tells one step earlier than the missing batch that it was the last
             // one. Not every loader's does; then the update takes a step without batches.
@@ -66,6 +69,18 @@ impl<M: LearnerModel> Run<'_, M> {
                 return self.end_pass(read);
             }
         }
+    }
+
+    /// Refuses a step with fewer batches than replicas, if a layer takes its statistics over the
+    /// batches of all replicas: it would wait for the ones without a batch.
+    fn check_synchronized(&self, batches: usize) -> ControlFlow<()> {
+        let Some(layer) = self.statistics.synchronized_layer() else {
+            return Continue(());
+        };
+        let replicas = self.strategy.num_replicas_in_sync();
+        self.fail_with(&Error::invalid(format!(
+            "the last step of the epoch has {batches} of {replicas} batches, and the              SyncBatchNorm `{layer}` needs one on each replica: choose a batch size with which              the number of batches is a multiple of {replicas}, or use burn's BatchNorm"
+        )))
     }
 
     /// The loader has given all of its batches.

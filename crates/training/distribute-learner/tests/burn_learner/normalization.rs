@@ -13,11 +13,11 @@ use burn_train::{
     InferenceStep, Learner, RegressionOutput, SupervisedTraining, TrainOutput, TrainStep,
     TrainingStrategy,
 };
-use distribute_core::Strategy;
+use distribute_core::{Strategy, SyncBatchNorm, SyncBatchNormConfig};
 use distribute_learner::LearnerStrategy;
 use rstest::rstest;
 
-use crate::common::{Batch, Falling, batches, loader, mirrored};
+use crate::common::{Batch, Falling, Loader, batches, loader, mirrored};
 use crate::events::Recorder;
 use crate::group::{THREADS, workers};
 
@@ -130,4 +130,95 @@ fn the_model_has_the_mean_of_the_replicas_running_statistics(#[case] replicas: u
     let difference = (found.without_autodiff() - expected.without_autodiff()).abs();
     let difference: f32 = difference.max().into_scalar();
     assert!(difference < 1e-6, "{difference}");
+}
+
+#[derive(Module, Debug)]
+struct Synchronized {
+    norm: SyncBatchNorm,
+    output: Linear,
+}
+
+impl Synchronized {
+    fn regression(&self, batch: Batch) -> RegressionOutput {
+        let output = self.output.forward(self.norm.forward(batch.x));
+        let loss = MseLoss::new().forward(output.clone(), batch.y.clone(), Reduction::Mean);
+        RegressionOutput::new(loss, output, batch.y)
+    }
+}
+
+impl TrainStep for Synchronized {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Batch) -> TrainOutput<RegressionOutput> {
+        let item = self.regression(batch);
+        TrainOutput::new(self, item.loss.backward(), item)
+    }
+}
+
+impl InferenceStep for Synchronized {
+    type Input = Batch;
+    type Output = RegressionOutput;
+
+    fn step(&self, batch: Batch) -> RegressionOutput {
+        self.regression(batch)
+    }
+}
+
+/// The moving statistics and the weights after training, or why it has failed.
+fn synchronized(strategy: impl Strategy + 'static, loader: Loader) -> Result<Vec<f32>, String> {
+    let device = Device::flex().autodiff();
+    let zeros = LinearConfig::new(3, 1).with_initializer(Initializer::Zeros);
+    let model = Synchronized {
+        norm: SyncBatchNormConfig::new(3).init(&device).unwrap(),
+        output: zeros.init(&device),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let training = SupervisedTraining::new(folder.path(), loader.clone(), loader)
+        .with_training_strategy(TrainingStrategy::Custom(Arc::new(LearnerStrategy::new(
+            strategy,
+        ))))
+        .with_metric_logger(InMemoryMetricLogger::new())
+        .with_application_logger(None)
+        .renderer(Box::new(Recorder::default()))
+        .num_epochs(3);
+    let result = training.launch(Learner::new(model, SgdConfig::new().init(), 0.1));
+    if let Some(error) = result.error {
+        return Err(format!("{error:?}"));
+    }
+    let Synchronized { norm, output } = result.model;
+    let statistics = [norm.moving_mean, norm.moving_variance];
+    let statistics = statistics.map(|it| it.value().into_data());
+    let weight = output.weight.val().into_data();
+    let all = statistics.iter().chain([&weight]);
+    Ok(all.flat_map(|data| data.iter::<f32>()).collect())
+}
+
+/// One device with the whole batch and two replicas with half of it each see the same statistics.
+#[test]
+fn synchronized_statistics_are_of_the_batches_of_all_replicas() {
+    let wanted = synchronized(mirrored(1), loader(16, 4)).unwrap();
+    let found = synchronized(mirrored(2), loader(16, 2)).unwrap();
+    for (wanted, found) in wanted.iter().zip(&found) {
+        assert!((wanted - found).abs() < 1e-5, "{wanted} {found}");
+    }
+    let both = workers(THREADS, &[1, 1], move |it| {
+        Ok(synchronized(it, loader(16, 2)).unwrap())
+    });
+    assert_eq!(both, [found.clone(), found]);
+}
+
+/// A replica without a batch cannot call the layer, for which all others would wait.
+#[test]
+fn a_step_with_too_few_batches_for_a_synchronized_layer_names_it() {
+    let error = synchronized(mirrored(2), loader(10, 2)).unwrap_err();
+    for part in ["1 of 2 batches", "SyncBatchNorm `norm`", "a multiple of 2"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let ended = workers(THREADS, &[1, 2], move |it| {
+        Ok(synchronized(it, loader(14, 2)).unwrap_err())
+    });
+    for error in ended {
+        assert!(error.contains("1 of 3 batches"), "{error}");
+    }
 }
