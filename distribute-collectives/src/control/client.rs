@@ -7,8 +7,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use distribute_net::address;
-use distribute_net::handshake::Dialer;
-use distribute_net::peers::{Connection, ConnectionGuard};
+use distribute_net::exchange;
+use distribute_net::peers::Connection;
 use http::Uri;
 use http::uri::PathAndQuery;
 use hyper_util::rt::TokioIo;
@@ -22,8 +22,8 @@ use tonic::{Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::control::JOIN_PATH;
-use crate::control::details::WithoutDetails;
-use crate::control::generated::Envelope;
+use crate::control::generated::envelope::Message;
+use crate::control::generated::{Announcement, Envelope};
 use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
 use crate::control::membership::{Membership, Phase, QUEUE, Sender};
 
@@ -172,38 +172,50 @@ async fn try_join(
         Err((reason, false)) => return Err(HandshakeFailure::later(reason)),
         Ok(connection) => connection,
     };
-    let guard = connection.guard();
     let _turn = shared.dialling.acquire().await;
-    let result = open_stream(shared, rank, address, connection, &guard).await;
-    // A certificate that the other side does not accept shows only after the TLS handshake.
-    match guard.certificate_refusal() {
-        Some(reason) if result.is_err() => Err(HandshakeFailure::Unproven(reason)),
-        _ => result,
-    }
+    open_stream(shared, rank, address, connection).await
 }
 
 async fn open_stream(
     shared: &Membership,
     rank: usize,
     address: &str,
-    connection: Connection,
-    guard: &ConnectionGuard,
+    mut connection: Connection,
 ) -> Result<JoinedStream, HandshakeFailure> {
-    let ip = guard.remote().ip();
-    let channel = channel(address, connection).await?;
-    let (sender, receiver): (Sender, _) = mpsc::channel(QUEUE);
+    let ip = connection.guard().remote().ip();
     let own = handshake::hello(shared, rank, address);
-    let (dialer, first) = Dialer::start(own.clone(), &shared.security.secret())
-        .map_err(|error| HandshakeFailure::later(error.to_string()))?;
-    // The queue is new: there is room.
-    let _ = sender.try_send(Ok(handshake::text(first)));
+    let secret = shared.security.secret();
+    let dialling = exchange::dial(&mut connection, own.clone(), &secret);
+    let dialled = handshake::in_time(dialling).await?;
+    let peer = dialled.map_err(|error| handshake::exchange_failure(error, true))?;
+    let (sender, receiver): (Sender, _) = mpsc::channel(QUEUE);
     let outbound = ReceiverStream::new(receiver).map_while(Result::ok);
-    let called = handshake::in_time(call_join(channel, outbound)).await?;
-    let mut inbound = called.map_err(|status| handshake::rejected(&status))?;
-    let (peer, announcement) =
-        handshake::authenticate_as_client(&own, dialer, guard, &sender, &mut inbound).await?;
+    let joined = join(address, connection, outbound).await;
+    // Before what the other side says of this one, which has heard of both now.
+    handshake::compare(&own, &peer.peer, own.peer_task)?;
+    let (inbound, announcement) = joined?;
     let id = handshake::register(shared, &peer, Some(announcement), ip, sender)?;
     Ok((id, inbound))
+}
+
+/// Opens the stream, up to the announcement with which the other rank admits this one.
+async fn join(
+    address: &str,
+    connection: Connection,
+    outbound: impl Stream<Item = Envelope> + Send + 'static,
+) -> Result<(Streaming<Envelope>, Announcement), HandshakeFailure> {
+    let rejected = |status: Status| handshake::rejected(&status);
+    let channel = channel(address, connection).await?;
+    let called = handshake::in_time(call_join(channel, outbound)).await?;
+    let mut inbound = called.map_err(rejected)?;
+    let received = handshake::in_time(inbound.message())
+        .await?
+        .map_err(rejected)?;
+    match received.and_then(|envelope| envelope.message) {
+        Some(Message::Announcement(it)) => Ok((inbound, it)),
+        Some(_) => Err(HandshakeFailure::later("it sends no Announcement")),
+        None => Err(HandshakeFailure::later("it closed the stream")),
+    }
 }
 
 /// Calls the only method of `control.proto`.
@@ -211,7 +223,7 @@ pub(super) async fn call_join(
     channel: Channel,
     outbound: impl Stream<Item = Envelope> + Send + 'static,
 ) -> Result<Streaming<Envelope>, Status> {
-    let mut grpc = Grpc::new(WithoutDetails(channel))
+    let mut grpc = Grpc::new(channel)
         .max_decoding_message_size(MESSAGE_MAX_BYTES)
         .max_encoding_message_size(MESSAGE_MAX_BYTES);
     let ready = grpc.ready().await;
@@ -221,16 +233,14 @@ pub(super) async fn call_join(
     Ok(called.await?.into_inner())
 }
 
-async fn channel(address: &str, connection: Connection) -> Result<Channel, HandshakeFailure> {
+pub(super) async fn channel(
+    address: &str,
+    connection: Connection,
+) -> Result<Channel, HandshakeFailure> {
     let endpoint = Endpoint::from_shared(format!("http://{address}"))
         .map_err(|error| HandshakeFailure::later(format!("the address cannot be used: {error}")))?
         .http2_max_header_list_size(8 << 10);
     let connecting = endpoint.connect_with_connector(SingleConnection(Some(connection)));
     let connected = handshake::in_time(connecting).await?;
-    connected.map_err(|error| {
-        HandshakeFailure::later(format!(
-            "what answers there is no rank, or one that uses TLS while this one does not: give \
-             both a certificate, or none ({error})"
-        ))
-    })
+    connected.map_err(|error| HandshakeFailure::later(format!("the connection broke: {error}")))
 }

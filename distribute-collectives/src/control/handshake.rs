@@ -1,23 +1,24 @@
-//! The first messages of a stream: two ranks find out whether they form a group.
+//! Two ranks that have connected find out whether they form a group.
 
-use std::fmt;
 use std::net::IpAddr;
 use std::time::Duration;
+use std::{fmt, io};
 
 use distribute_net::address;
-use distribute_net::handshake::{Authenticated, Dialer, HandshakeError, Hello, Listener, Verified};
-use distribute_net::peers::ConnectionGuard;
+use distribute_net::exchange::{self, ExchangeError};
+use distribute_net::handshake::{Authenticated, HandshakeError, Hello};
+use distribute_net::peers::{Connection, ConnectionGuard};
 use serde::Deserialize;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
-use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, State, envelope};
+use crate::control::generated::{Announcement, Refusal};
+use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, State};
 use crate::control::silence::Silence;
 use crate::control::{addresses, clock};
 
 /// The version of the messages that follow the handshake.
-pub(super) const PROTOCOL_VERSION: u32 = 6;
+pub(super) const PROTOCOL_VERSION: u32 = 7;
 /// How long a peer may take for each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -108,21 +109,14 @@ fn own_address(shared: &Membership) -> String {
     }
 }
 
-/// An old generation may differ in everything else, and will go away: nothing else is said of it.
-fn check_generation(own: &Hello, peer: &Hello) -> Result<(), HandshakeFailure> {
-    let (theirs, ours) = (peer.identity.generation, own.identity.generation);
-    if theirs == ours {
-        return Ok(());
-    }
-    let reason = format!("it is in generation {theirs}, this rank in {ours}");
-    Err(HandshakeFailure::Later(Code::FailedPrecondition, reason))
-}
-
 /// What a failed handshake says of the peer. One that has proven itself, or has the address that
 /// this rank was told to connect to, cannot be a member as both are configured; of an
 /// unauthenticated peer nothing follows.
 fn failure(error: HandshakeError, is_known: bool) -> HandshakeFailure {
     let reason = match &error {
+        HandshakeError::OtherGeneration { theirs, ours } => {
+            format!("it is in generation {theirs}, this rank in {ours}")
+        }
         HandshakeError::OtherVersion { theirs, ours, .. } => {
             format!("it speaks version {theirs} of the protocol, this rank version {ours}")
         }
@@ -135,6 +129,13 @@ fn failure(error: HandshakeError, is_known: bool) -> HandshakeFailure {
         HandshakeError::SecretOfOneSide { .. } | HandshakeError::WrongProof => {
             HandshakeFailure::Unproven(reason)
         }
+        HandshakeError::OtherGeneration { .. } => {
+            HandshakeFailure::Later(Code::FailedPrecondition, reason)
+        }
+        HandshakeError::Malformed { .. } if is_known => HandshakeFailure::later(format!(
+            "what answers there is no rank that this one understands, or one with TLS settings of \
+             its own ({reason})"
+        )),
         HandshakeError::Malformed { .. } | HandshakeError::Own(_) => {
             HandshakeFailure::later(reason)
         }
@@ -146,7 +147,11 @@ fn failure(error: HandshakeError, is_known: bool) -> HandshakeFailure {
 /// Refuses what differs between two ranks of one generation that have proven themselves. The other
 /// end of the stream is supposed to be rank `expected`; a server only knows that it must be higher
 /// than its own.
-fn compare(own: &Hello, peer: &Hello, expected: Option<u32>) -> Result<(), HandshakeFailure> {
+pub(super) fn compare(
+    own: &Hello,
+    peer: &Hello,
+    expected: Option<u32>,
+) -> Result<(), HandshakeFailure> {
     let (rank, theirs) = (own.identity.task, peer.identity.task);
     let settings = |of: &Hello| of.read_details().map_err(|error| failure(error, true));
     let (ours, of_peer): (Settings, Settings) = (settings(own)?, settings(peer)?);
@@ -244,15 +249,6 @@ pub(super) async fn in_time<T>(step: impl Future<Output = T>) -> Result<T, Hands
     })
 }
 
-/// The next message, [in time](in_time).
-async fn next(inbound: &mut Streaming<Envelope>) -> Result<Message, HandshakeFailure> {
-    let received = in_time(inbound.message())
-        .await?
-        .map_err(|status| rejected(&status))?;
-    let message = received.and_then(|envelope| envelope.message);
-    message.ok_or_else(|| HandshakeFailure::later("it closed the stream"))
-}
-
 /// What the status says that a peer ended the stream with.
 pub(super) fn rejected(status: &Status) -> HandshakeFailure {
     let reason = status.message().to_string();
@@ -269,95 +265,44 @@ pub(super) fn rejected(status: &Status) -> HandshakeFailure {
     }
 }
 
-/// The next text of the handshake.
-async fn next_text(inbound: &mut Streaming<Envelope>) -> Result<String, HandshakeFailure> {
-    match next(inbound).await? {
-        Message::Handshake(handshake) => Ok(handshake.text),
-        _ => Err(HandshakeFailure::later(
-            "it does not begin with a handshake",
-        )),
+/// What an exchange that failed says of the peer; `is_known` when it has the address that this rank
+/// was told to connect to.
+pub(super) fn exchange_failure(error: ExchangeError, is_known: bool) -> HandshakeFailure {
+    match error {
+        ExchangeError::Refused(error) => failure(error, is_known),
+        ExchangeError::Certificate(reason) => HandshakeFailure::Unproven(reason),
+        ExchangeError::Broken(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            HandshakeFailure::later("it closed the connection")
+        }
+        error => HandshakeFailure::later(format!("the connection broke: {error}")),
     }
 }
 
-/// A text of the handshake, as a message.
-pub(super) fn text(text: String) -> Envelope {
-    envelope(Message::Handshake(message::Handshake { text }))
-}
-
-async fn send(sender: &Sender, words: String) -> Result<(), HandshakeFailure> {
-    let sent = sender.send(Ok(text(words))).await;
-    sent.map_err(|_| HandshakeFailure::later("the connection closed"))
-}
-
-/// The handshake of the rank that connected and has sent its Hello, up to the announcement with
-/// which the server admits it.
-pub(super) async fn authenticate_as_client(
-    own: &Hello,
-    dialer: Dialer,
-    guard: &ConnectionGuard,
-    sender: &Sender,
-    inbound: &mut Streaming<Envelope>,
-) -> Result<(Authenticated, Announcement), HandshakeFailure> {
-    let answer = next_text(inbound).await?;
-    let peer = Dialer::peek(&answer).map_err(|error| failure(error, true))?;
-    check_generation(own, &peer)?;
-    let (proof, proven) = match dialer.finish(&answer, &guard.channel().binding) {
-        Ok((proof, proven)) => (proof, Ok(proven)),
-        // No proof tells the other side that its own was not accepted.
-        Err(error) => (String::new(), Err(error)),
-    };
-    send(sender, proof).await?;
-    // Before anything else, so that the other side has read the proof.
-    let admitted = next(inbound).await;
-    let peer = proven
-        .and_then(Verified::check_compatible)
-        .map_err(|error| failure(error, true))?;
-    compare(own, &peer.peer, own.peer_task)?;
-    match admitted? {
-        Message::Announcement(it) => Ok((peer, it)),
-        _ => Err(HandshakeFailure::later("it sends no Announcement")),
-    }
-}
-
-/// The handshake of the rank that was connected to. The claimed rank is told with the failure.
-pub(super) async fn authenticate_as_server(
+/// The exchange with a rank that was connected to. With whom it failed is told with the failure.
+pub(super) async fn authenticate(
     shared: &Membership,
-    guard: &ConnectionGuard,
-    sender: &Sender,
-    inbound: &mut Streaming<Envelope>,
+    connection: &mut Connection,
 ) -> Result<Authenticated, (Option<usize>, HandshakeFailure)> {
-    let first = next_text(inbound).await.map_err(|failed| (None, failed))?;
-    let listener = Listener::receive(&first).map_err(|error| (None, failure(error, false)))?;
-    guard.note_greeting();
+    let greeted = exchange::greet(connection).await;
+    let listener = greeted.map_err(|error| (None, exchange_failure(error, false)))?;
     let claimed = listener.peer().identity.task as usize;
-    let answered = answer(shared, guard, listener, sender, inbound).await;
-    answered.map_err(|failed| (Some(claimed), failed))
+    let known = |failed| (Some(claimed), failed);
+    let own = hello(shared, claimed, &own_address(shared));
+    let secret = shared.security.secret();
+    let answered = exchange::answer(connection, listener, own, &secret).await;
+    let proven = answered.map_err(|error| known(exchange_failure(error, false)))?;
+    let compatible = proven.check_compatible();
+    compatible.map_err(|error| known(failure(error, true)))
 }
 
-async fn answer(
+/// Whether a rank that has proven itself fits into the group.
+pub(super) fn check_peer(
     shared: &Membership,
     guard: &ConnectionGuard,
-    listener: Listener,
-    sender: &Sender,
-    inbound: &mut Streaming<Envelope>,
-) -> Result<Authenticated, HandshakeFailure> {
-    let claimed = listener.peer().identity.task as usize;
-    let own = hello(shared, claimed, &own_address(shared));
-    let (secret, binding) = (shared.security.secret(), &guard.channel().binding);
-    let answered = listener.answer(own.clone(), &secret, binding);
-    let (waiting, words) = answered.map_err(|error| failure(error, false))?;
-    send(sender, words).await?;
-    check_generation(&own, waiting.peer())?;
-    let proof = next_text(inbound).await?;
-    let proven = waiting
-        .finish(&proof)
-        .map_err(|error| failure(error, false))?;
-    let peer = proven
-        .check_compatible()
-        .map_err(|error| failure(error, true))?;
-    compare(&own, &peer.peer, None)?;
-    check_certificate(shared, guard, &peer.peer)?;
-    Ok(peer)
+    peer: &Hello,
+) -> Result<(), HandshakeFailure> {
+    compare(&hello(shared, peer.identity.task as usize, ""), peer, None)?;
+    check_certificate(shared, guard, peer)
 }
 
 /// Refuses an address that another rank has which is here.

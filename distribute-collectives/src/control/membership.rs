@@ -470,8 +470,8 @@ impl Membership {
                     self.addresses.learn(rank, &address);
                 }
             }
-            // Messages of the handshake, and messages of later versions.
-            Some(Message::Handshake(_) | Message::Addresses(_)) | None => {}
+            // Messages of later versions.
+            Some(Message::Addresses(_)) | None => {}
         }
         true
     }

@@ -11,7 +11,6 @@ mod addresses;
 mod client;
 mod clock;
 pub(crate) mod convert;
-mod details;
 mod gather;
 #[allow(clippy::allow_attributes, missing_docs, clippy::all, reason = "generated")]
 #[rustfmt::skip]

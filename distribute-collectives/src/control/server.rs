@@ -1,4 +1,5 @@
-//! What listens: the streams of higher ranks, and the services that any gRPC client may ask.
+//! What listens: behind the proof of who they are, the streams of higher ranks and the health of
+//! the group.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -7,8 +8,9 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use distribute_net::peers::{self, ConnectionGuard};
+use distribute_net::peers::{self, Connection, ConnectionGuard};
 use tokio::sync::mpsc;
+use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service};
@@ -76,37 +78,55 @@ impl StreamingService<Envelope> for ControlService {
     }
 }
 
-/// One stream of a higher rank, from its Hello to its end.
+/// Lets HTTP/2 begin on a connection whose peer has proven itself.
+async fn admit(
+    shared: Arc<Membership>,
+    mut connection: Connection,
+    proven: mpsc::Sender<io::Result<Connection>>,
+) {
+    let guard = connection.guard();
+    match handshake::authenticate(&shared, &mut connection).await {
+        Ok(peer) if guard.admit() => {
+            guard.set_peer(peer);
+            let _ = proven.send(Ok(connection)).await;
+        }
+        Ok(peer) => {
+            let claimed = peer.peer.identity.task as usize;
+            let failed = HandshakeFailure::later("it made room for other connections");
+            turn_away(&shared, Some(claimed), &failed, &guard);
+        }
+        Err((None, failed)) => tracing::debug!(
+            rank = shared.rank,
+            remote = %guard.remote(),
+            reason = %failed,
+            "a connection came to nothing"
+        ),
+        Err((claimed, failed)) => turn_away(&shared, claimed, &failed, &guard),
+    }
+}
+
+/// One stream of a higher rank, from its registration to its end.
 async fn serve(
     shared: Arc<Membership>,
     mut inbound: Streaming<Envelope>,
     sender: Sender,
     info: Info,
 ) {
-    let authenticated =
-        handshake::authenticate_as_server(&shared, &info, &sender, &mut inbound).await;
-    let registered = authenticated.and_then(|peer| {
-        let rank = peer.peer.identity.task as usize;
-        // Before it is a link: one whose connection may still be ended would be a lost rank.
-        let registered = if info.admit() {
-            handshake::register(&shared, &peer, None, info.remote().ip(), sender.clone())
-        } else {
-            Err(HandshakeFailure::later(
-                "it made room for other connections",
-            ))
-        };
-        registered
-            .map(|id| (rank, id))
-            .map_err(|failed| (Some(rank), failed))
+    let Some(peer) = info.peer() else {
+        return;
+    };
+    let rank = peer.peer.identity.task as usize;
+    let registered = handshake::check_peer(&shared, &info, &peer.peer).and_then(|()| {
+        handshake::register(&shared, peer, None, info.remote().ip(), sender.clone())
     });
     match registered {
-        Ok((rank, id)) => {
+        Ok(id) => {
             drop(sender);
             client::read_messages(&shared, rank, id, inbound).await;
         }
-        Err((claimed, failed)) => {
+        Err(failed) => {
             shared.state().turned_away += 1;
-            turn_away(&shared, claimed, &failed, &info);
+            turn_away(&shared, Some(rank), &failed, &info);
             let _ = sender.send(Err(failed.status(shared.rank))).await;
             drop(sender);
             // Until the peer has read it and closes its half.
@@ -169,7 +189,7 @@ pub(super) fn start(
         }
     };
     let failed = move |why| lacking.state().shortage = Some(why);
-    let accepting = peers::accept_or_say(listener, shared.tls.clone(), refused, failed)?;
+    let mut accepting = peers::accept_or_say(listener, shared.tls.clone(), refused, failed)?;
     let control = ControlService {
         shared: shared.clone(),
     };
@@ -183,6 +203,13 @@ pub(super) fn start(
         .http2_max_header_list_size(Some(8 << 10))
         .add_service(control)
         .add_service(health.max_decoding_message_size(MESSAGE_MAX_BYTES));
-    tokio::spawn(server.serve_with_incoming(accepting));
+    let (proven, serving) = mpsc::channel(QUEUE);
+    tokio::spawn(server.serve_with_incoming(ReceiverStream::new(serving)));
+    let shared = shared.clone();
+    tokio::spawn(async move {
+        while let Some(Ok(connection)) = accepting.next().await {
+            tokio::spawn(admit(shared.clone(), connection, proven.clone()));
+        }
+    });
     Ok(())
 }

@@ -1,7 +1,9 @@
 //! TCP connections with or without TLS, and the limit on connections of unauthenticated peers.
 
+use std::fmt::{self, Debug};
 use std::io::{self, IoSlice};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::AsFd;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -9,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::address;
+use crate::handshake::Authenticated;
 use crate::pending::{Pending, Progress, UNPROVEN_BYTES_MAX, one_to_end, pending_connections_max};
 use crate::shortage::shortage_now;
 use crate::tls::{Channel, TlsSettings, certificate_refusal, is_no_tls};
@@ -38,6 +41,11 @@ pub enum DialStage {
 /// Called for failed connections: with the address, and the reason if it is known.
 pub(super) type OnRefused = Arc<dyn Fn(String, Option<String>) + Send + Sync>;
 
+/// Bytes in both directions, without a reactor or with one.
+pub trait Io: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Debug + Send + Unpin> Io for T {}
+
 /// The message of the side with TLS about the side without.
 const NO_TLS: &str = "it does not use TLS, this process does: give both a certificate, or none";
 
@@ -58,7 +66,15 @@ pub struct ConnectionGuard {
     remote: SocketAddr,
     opened: Instant,
     channel: OnceLock<Channel>,
+    peer: OnceLock<Authenticated>,
     state: Mutex<GuardState>,
+}
+
+impl fmt::Debug for ConnectionGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("ConnectionGuard");
+        shown.field("remote", &self.remote).finish_non_exhaustive()
+    }
 }
 
 impl ConnectionGuard {
@@ -67,6 +83,7 @@ impl ConnectionGuard {
             remote,
             opened: Instant::now(),
             channel: OnceLock::new(),
+            peer: OnceLock::new(),
             state: Mutex::default(),
         })
     }
@@ -80,6 +97,25 @@ impl ConnectionGuard {
         let mut state = self.lock();
         state.admitted = !state.closed;
         state.admitted
+    }
+
+    /// As [`admit`](Self::admit).
+    ///
+    /// # Errors
+    /// [`ConnectionAborted`](io::ErrorKind::ConnectionAborted) if the connection was ended before.
+    pub fn admit_or_end(&self) -> io::Result<()> {
+        let ended = || io::Error::from(io::ErrorKind::ConnectionAborted);
+        self.admit().then_some(()).ok_or_else(ended)
+    }
+
+    /// Notes who the peer has proven to be, for what is served on the connection; once.
+    pub fn set_peer(&self, peer: Authenticated) {
+        let _ = self.peer.set(peer);
+    }
+
+    /// Who the peer has proven to be, if that was [noted](Self::set_peer).
+    pub fn peer(&self) -> Option<&Authenticated> {
+        self.peer.get()
     }
 
     /// The peer has sent the first message of the handshake: until it completes, connections that
@@ -231,9 +267,45 @@ impl PendingConnections {
     }
 }
 
+/// The socket of a connection: tokio's, or what its [`detach`](Connection::detach) gave.
+#[derive(Debug)]
+enum Tcp {
+    Tokio(TcpStream),
+    Detached(Box<dyn Io>),
+}
+
+impl Tcp {
+    fn tokio(&self) -> io::Result<&TcpStream> {
+        match self {
+            Tcp::Tokio(tcp) => Ok(tcp),
+            Tcp::Detached(_) => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    fn io(&mut self) -> Pin<&mut dyn Io> {
+        match self {
+            Tcp::Tokio(tcp) => Pin::new(tcp),
+            Tcp::Detached(io) => Pin::new(&mut **io),
+        }
+    }
+
+    /// Puts what `wrap` makes of the socket in its place.
+    fn detach<S: Io + 'static>(
+        &mut self,
+        wrap: impl FnOnce(std::net::TcpStream) -> io::Result<S>,
+    ) -> io::Result<()> {
+        let nothing = Tcp::Detached(Box::new(tokio::io::empty()));
+        if let Tcp::Tokio(tcp) = std::mem::replace(self, nothing) {
+            *self = Tcp::Detached(Box::new(wrap(tcp.into_std()?)?));
+        }
+        Ok(())
+    }
+}
+
 /// A TCP connection that its guard can end.
+#[derive(Debug)]
 pub(super) struct GuardedStream {
-    tcp: TcpStream,
+    tcp: Tcp,
     guard: Arc<ConnectionGuard>,
     /// Bytes that were read before the peer was authenticated.
     unproven_bytes: usize,
@@ -267,7 +339,7 @@ impl AsyncRead for GuardedStream {
     ) -> Poll<io::Result<()>> {
         self.guard.poll(context)?;
         let before = buffer.filled().len();
-        let read = Pin::new(&mut self.tcp).poll_read(context, buffer);
+        let read = self.tcp.io().poll_read(context, buffer);
         if !self.is_admitted {
             self.note_unproven(buffer.filled().len() - before)?;
         }
@@ -281,7 +353,8 @@ impl AsyncWrite for GuardedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write(context, bytes)
+        self.guard.poll(context)?;
+        self.tcp.io().poll_write(context, bytes)
     }
 
     // The alert of a failed TLS handshake is several slices in one write.
@@ -290,19 +363,23 @@ impl AsyncWrite for GuardedStream {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.tcp).poll_write_vectored(context, slices)
+        self.guard.poll(context)?;
+        self.tcp.io().poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.tcp.is_write_vectored()
+        match &self.tcp {
+            Tcp::Tokio(tcp) => tcp.is_write_vectored(),
+            Tcp::Detached(io) => io.is_write_vectored(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_flush(context)
+        self.tcp.io().poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_shutdown(context)
+        self.tcp.io().poll_shutdown(context)
     }
 }
 
@@ -330,7 +407,7 @@ impl Connection {
     /// # Errors
     /// The error of the operating system.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.stream().tcp.local_addr()
+        self.stream().tcp.tokio()?.local_addr()
     }
 
     /// The address at the other end.
@@ -338,13 +415,35 @@ impl Connection {
     /// # Errors
     /// The error of the operating system.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        self.stream().tcp.peer_addr()
+        self.stream().tcp.tokio()?.peer_addr()
     }
 
     fn stream(&self) -> &GuardedStream {
         match &self.stream {
             Stream::Plain(stream) => stream,
             Stream::Tls(stream) => stream.get_ref().0,
+        }
+    }
+
+    /// Takes the connection of an authenticated peer out of tokio, for a thread that drives it
+    /// itself: `wrap` makes of its socket, which does not block, what is read and written in its
+    /// place, below TLS where there is TLS.
+    ///
+    /// # Errors
+    /// The errors of the operating system, and of `wrap`.
+    pub fn detach<S: Io + 'static>(
+        self,
+        wrap: impl FnOnce(std::net::TcpStream) -> io::Result<S>,
+    ) -> io::Result<Box<dyn Io>> {
+        match self.stream {
+            Stream::Plain(GuardedStream { tcp, .. }) => match tcp {
+                Tcp::Tokio(tcp) => Ok(Box::new(wrap(tcp.into_std()?)?)),
+                Tcp::Detached(io) => Ok(io),
+            },
+            Stream::Tls(mut stream) => {
+                stream.get_mut().0.tcp.detach(wrap)?;
+                Ok(stream)
+            }
         }
     }
 
@@ -396,6 +495,31 @@ impl Connection {
         let (host, port) = address::split(address).map_err(later)?;
         let tcp = connect(host, port, note).await.map_err(later)?;
         note(DialStage::Accepted);
+        Self::begin(tcp, host, tls).await
+    }
+
+    /// Connects to a process at this address; with TLS its certificate must be for `host`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn open_at(
+        address: SocketAddr,
+        host: &str,
+        tls: Option<&TlsSettings>,
+    ) -> Result<Connection, (String, bool)> {
+        let tcp = connect_to(&[address])
+            .await
+            .map_err(|reason| (reason, false))?;
+        Self::begin(tcp, host, tls).await
+    }
+
+    /// Does the TLS handshake of the side that has connected.
+    async fn begin(
+        tcp: TcpStream,
+        host: &str,
+        tls: Option<&TlsSettings>,
+    ) -> Result<Connection, (String, bool)> {
+        let later = |reason: String| (reason, false);
         let remote = tcp.peer_addr().map_err(|error| later(error.to_string()))?;
         let guarded = guard(tcp, remote);
         let guard = guarded.guard.clone();
@@ -428,7 +552,7 @@ pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> GuardedStream {
     // Messages are small; the connection also works without the option.
     let _ = tcp.set_nodelay(true);
     GuardedStream {
-        tcp,
+        tcp: Tcp::Tokio(tcp),
         guard: ConnectionGuard::new(remote),
         unproven_bytes: 0,
         is_admitted: false,
@@ -454,11 +578,15 @@ async fn connect(
             None => format!("the address does not resolve: {error}"),
         })?;
     note(DialStage::Connecting);
+    connect_to(&resolved.collect::<Vec<_>>()).await
+}
+
+/// Connects to the first of these addresses that can be connected to.
+async fn connect_to(candidates: &[SocketAddr]) -> Result<TcpStream, String> {
     let mut last = "the address resolves to nothing".to_string();
-    let candidates: Vec<SocketAddr> = resolved.collect();
     let each = CONNECT_TIMEOUT / u32::try_from(candidates.len().max(1)).unwrap_or(u32::MAX);
-    for candidate in candidates {
-        let connected = tokio::time::timeout(each, TcpStream::connect(candidate)).await;
+    for &candidate in candidates {
+        let connected = tokio::time::timeout(each, connect_unpaced(candidate)).await;
         match connected.unwrap_or_else(|late| Err(late.into())) {
             // The system has connected the socket to itself: no process listens on the port, and it
             // happened to be this socket's own.
@@ -470,6 +598,28 @@ async fn connect(
         }
     }
     Err(last)
+}
+
+async fn connect_unpaced(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    stop_pacing(&socket, address.ip());
+    socket.connect(address).await
+}
+
+/// Takes BBR's pacing from connections over the loopback interface, before they are established:
+/// of a socket that is to connect, or one that listens, whose connections have its setting.
+/// BBR lets a timer release each write at the bandwidth that it has measured, and measures anything
+/// on a connection that rests between operations: some groups took twice the time, from their first
+/// operation to their last. Nothing is lost or queued on loopback. Reno does not pace; each kernel
+/// has it, and each user may choose it. Connections between hosts keep the system's choice.
+pub(super) fn stop_pacing(socket: impl AsFd, ip: IpAddr) {
+    if ip.is_loopback() {
+        // A system that refuses stays as it is: slower, not wrong.
+        let _ = rustix::net::sockopt::set_tcp_congestion(socket, "reno");
+    }
 }
 
 impl AsyncRead for Connection {

@@ -8,7 +8,7 @@ use std::io;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::handshake::{
-    Authenticated, Dialer, HandshakeError, Hello, Listener, MESSAGE_BYTES_MAX, Secret,
+    Authenticated, Dialer, HandshakeError, Hello, Listener, MESSAGE_BYTES_MAX, Secret, Verified,
 };
 use crate::peers::Connection;
 
@@ -37,29 +37,54 @@ pub async fn listen(
     own: Hello,
     secret: &Secret,
 ) -> Result<Authenticated, ExchangeError> {
-    let guard = connection.guard();
+    let listener = greet(connection).await?;
+    let verified = answer(connection, listener, own, secret).await?;
+    let authenticated = verified.check_compatible()?;
+    connection.guard().admit_or_end()?;
+    Ok(authenticated)
+}
+
+/// The first step of [`listen`]: what the peer says it is, which decides what this side answers on
+/// a port for several purposes. Nothing is proven.
+///
+/// # Errors
+/// Why it is no Hello. The peer is told, unless its connection has ended.
+pub async fn greet(connection: &mut Connection) -> Result<Listener, ExchangeError> {
     let first = receive(connection).await;
-    let listener = match first.and_then(|first| Ok(Listener::receive(&first)?)) {
+    match first.and_then(|first| Ok(Listener::receive(&first)?)) {
+        Ok(listener) => {
+            connection.guard().note_greeting();
+            Ok(listener)
+        }
         Err(ExchangeError::Refused(error)) => {
             // The refusal is plain text, so that the other side also sees that this one has no
             // TLS. Unread bytes are read first: closing a connection with unread bytes would lose
             // the refusal.
             let _ = send_text(connection, &error.to_string()).await;
             let _ = tokio::io::copy(connection, &mut tokio::io::sink()).await;
-            return Err(error.into());
+            Err(error.into())
         }
-        other => other?,
-    };
-    guard.note_greeting();
+        Err(error) => Err(error),
+    }
+}
+
+/// The second step of [`listen`]: both sides prove that they know the secret. Whether the peer's
+/// claims fit is still to be [checked](Verified::check_compatible), and the peer to be
+/// [admitted](crate::peers::ConnectionGuard::admit_or_end).
+///
+/// # Errors
+/// Why the peer has proven nothing.
+pub async fn answer(
+    connection: &mut Connection,
+    listener: Listener,
+    own: Hello,
+    secret: &Secret,
+) -> Result<Verified, ExchangeError> {
+    let guard = connection.guard();
     let (awaiting, answer) = listener.answer(own, secret, &guard.channel().binding)?;
     send_text(connection, &answer).await?;
     let proof = receive(connection).await?;
-    let authenticated = awaiting.finish(&proof)?.check_compatible()?;
-    if guard.admit() {
-        Ok(authenticated)
-    } else {
-        Err(io::Error::from(io::ErrorKind::ConnectionAborted).into())
-    }
+    Ok(awaiting.finish(&proof)?)
 }
 
 /// The dialling side; `own` is its Hello.

@@ -44,7 +44,6 @@ pub fn handshake(bytes: &[u8]) {
                 refused(awaiting.finish(line).err());
             }
         }
-        let _peer = Dialer::peek(line);
         if let Ok((dialer, _)) = Dialer::start(own(), &secret) {
             refused(dialer.finish(line, b"binding").err());
         }

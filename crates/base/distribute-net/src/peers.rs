@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::address::{BoundListener, Patience};
-pub use crate::connection::{Connection, ConnectionGuard, DialStage};
-use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard};
+pub use crate::connection::{Connection, ConnectionGuard, DialStage, Io};
+use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard, stop_pacing};
 use crate::error::Result;
 use crate::security::Security;
 use crate::shortage::shortage;
@@ -165,6 +165,7 @@ pub fn accept_or_say(
     failed: impl Fn(String) + Send + Sync + 'static,
 ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
     listener.set_nonblocking(true)?;
+    stop_pacing(&listener, listener.local_addr()?.ip());
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (ready, receiver) = mpsc::channel(QUEUE);
     let settings = Arc::new(AcceptSettings {

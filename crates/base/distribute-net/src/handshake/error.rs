@@ -26,6 +26,15 @@ pub enum HandshakeError {
         ours: u32,
     },
 
+    /// The peer belongs to another start of the group: it will go away, or the group will.
+    #[error("it is in generation {theirs}, this process in {ours}")]
+    OtherGeneration {
+        /// The generation of the peer.
+        theirs: u64,
+        /// The generation of this process.
+        ours: u64,
+    },
+
     /// Only one side has a secret.
     #[error(
         "{}; give all processes the job's token",

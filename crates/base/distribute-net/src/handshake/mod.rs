@@ -88,14 +88,6 @@ impl Dialer {
         Ok((dialer, text))
     }
 
-    /// The listener's Hello, proven or not.
-    ///
-    /// # Errors
-    /// Why the answer is not accepted.
-    pub fn peek(answer: &str) -> Result<Hello, HandshakeError> {
-        Hello::decode(split(answer)?.1)
-    }
-
     /// Checks the listener's answer; the text is the last message. `binding` is the same on both
     /// sides of the channel below, or empty.
     ///
@@ -235,6 +227,11 @@ impl Verified {
     /// The first contradiction between the two Hellos, proven or not.
     fn objection(&self) -> Option<HandshakeError> {
         let (own, peer) = (&self.own, &self.peer);
+        let (theirs, ours) = (peer.identity.generation, own.identity.generation);
+        if theirs != ours {
+            // It may differ in everything else: nothing else is said of it.
+            return Some(HandshakeError::OtherGeneration { theirs, ours });
+        }
         if peer.has_secret() != own.has_secret() {
             return Some(HandshakeError::SecretOfOneSide {
                 peer_has_one: peer.has_secret(),
@@ -257,7 +254,7 @@ impl Verified {
         None
     }
 
-    /// Checks that the two sides fit: versions, purpose, builds, address.
+    /// Checks that the two sides fit: generation, versions, purpose, builds, address.
     ///
     /// # Errors
     /// The first difference, which the peer has proven.

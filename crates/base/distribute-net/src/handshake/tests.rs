@@ -255,8 +255,24 @@ fn another_version_is_named_by_both_with_the_right_secret_and_with_a_wrong_one()
     let error = Listener::receive(r#"{"handshake":2,"purpose":7}"#).unwrap_err();
     let expected = HandshakeError::OtherHandshake { theirs: 2, ours: 1 };
     assert_eq!(error, expected);
-    let error = Dialer::peek(r#" {"handshake":2,"purpose":7}"#).unwrap_err();
-    assert_eq!(error, expected);
+    let (dialer, _) = Dialer::start(hello(1), &right).unwrap();
+    let error = dialer.finish(r#" {"handshake":2,"purpose":7}"#, b"");
+    assert_eq!(error.unwrap_err(), expected);
+}
+
+/// An old start of the group may have another token and another build.
+#[test]
+fn another_generation_is_said_by_both_before_all_else() {
+    let mut old = hello(1);
+    old.identity.generation = 3;
+    old.build = "0.0.1".to_string();
+    for theirs in ["another secret of the job", "", "0123456789abcdef"] {
+        let secrets = [theirs, "0123456789abcdef"].map(Secret::new);
+        let (dialer, listener) = between(old.clone(), [&secrets[0], &secrets[1]]);
+        for (side, theirs, ours) in [(dialer, 4, 3), (listener, 3, 4)] {
+            assert_eq!(side, Err(HandshakeError::OtherGeneration { theirs, ours }));
+        }
+    }
 }
 
 #[test]
