@@ -23,6 +23,7 @@ pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const SETTINGS: u8 = 4;
+const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
 const ACKNOWLEDGED: u8 = 1;
 const END_HEADERS: u8 = 4;
@@ -199,6 +200,109 @@ pub fn assert_flood_costs_nothing(address: SocketAddr, attack: &Attack) {
     );
 }
 
+/// How many peers that never read connect for each of their words, and the most that one says: less
+/// than a port takes of an unauthenticated peer.
+const DEAF_PEERS: usize = 12;
+const DEAF_BYTES: usize = 60_000;
+/// The room for answers that such a peer has.
+const DEAF_ROOM: usize = 2048;
+/// When its connection must be closed at the latest. A port closes it after 10 s, on a machine that
+/// has the time.
+const DEAF_LIMIT: Duration = Duration::from_secs(60);
+
+/// What wants answers, for peers that do not read them: PINGs, and gRPC's requests of reflection,
+/// whose answers are a hundred times as long.
+pub fn demands() -> Vec<Vec<u8>> {
+    let settings = frame(SETTINGS, 0, 0, &[]);
+    let after = |piece: &dyn Fn(u32) -> Vec<u8>| {
+        let begin = [PREFACE, &settings].concat();
+        let pieces = (0..).map(|number| piece(2 * number + 1));
+        let add = |mut said: Vec<u8>, piece: Vec<u8>| {
+            let fits = said.len() + piece.len() <= DEAF_BYTES;
+            said.extend(piece);
+            if fits { Ok(said) } else { Err(said) }
+        };
+        let (Ok(mut said) | Err(mut said)) = pieces.into_iter().try_fold(begin, add);
+        said.truncate(DEAF_BYTES);
+        said
+    };
+    let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    // The field `file_containing_symbol`.
+    let symbol = b"grpc.health.v1.Health";
+    let message = [&[0x22, symbol.len() as u8], &symbol[..]].concat();
+    let length = (message.len() as u32).to_be_bytes();
+    let message = [&[0], &length[..], &message].concat();
+    vec![
+        after(&|_| frame(PING, 0, 0, &[7; 8])),
+        after(&|stream| [request(path, stream), frame(DATA, 0, stream, &message)].concat()),
+    ]
+}
+
+/// A peer that has said this and has hardly any room for answers.
+fn deaf_peer(address: SocketAddr, words: &[u8]) -> std::io::Result<TcpStream> {
+    use rustix::net::{AddressFamily, SocketType, connect, socket, sockopt};
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let socket = socket(family, SocketType::STREAM, None)?;
+    sockopt::set_socket_recv_buffer_size(&socket, DEAF_ROOM)?;
+    connect(&socket, &address)?;
+    let mut socket = TcpStream::from(socket);
+    socket.set_write_timeout(Some(Duration::from_secs(1)))?;
+    // The port may have closed it before all is said, or take no more.
+    let _ = socket.write_all(words);
+    Ok(socket)
+}
+
+/// How many connections between a port and these ones are a socket that a process has open.
+fn held(port: u16, peers: &[u16]) -> usize {
+    let table = fs::read_to_string("/proc/net/tcp").unwrap_or_default();
+    let port_of = |address: &str| u16::from_str_radix(address.split_once(':')?.1, 16).ok();
+    let is_held = |line: &&str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let ends = fields
+            .get(1..3)
+            .map(|ends| [port_of(ends[0]), port_of(ends[1])]);
+        // One that is not accepted, or is closed, is no file of a process.
+        matches!(ends, Some([Some(own), Some(other)]) if own == port && peers.contains(&other))
+            && fields.get(9).is_some_and(|inode| *inode != "0")
+    };
+    table.lines().filter(is_held).count()
+}
+
+/// Lets 12 peers for each of `words` say them to a port that listens in IPv4, and never read: the
+/// port must close all their connections, though none of its answers gets away.
+///
+/// # Panics
+/// If it keeps one for longer than 60 s, or refuses to be connected to.
+#[expect(clippy::panic, reason = "a test fails by a panic")]
+pub fn assert_deaf_peers_end(address: SocketAddr, words: &[Vec<u8>]) {
+    let begin = |words: &Vec<u8>| match deaf_peer(address, words) {
+        Ok(peer) => peer,
+        Err(error) => panic!("{address} cannot be connected to: {error}"),
+    };
+    let all = words
+        .iter()
+        .flat_map(|it| std::iter::repeat_n(it, DEAF_PEERS));
+    let peers: Vec<TcpStream> = all.map(begin).collect();
+    let own_port = |peer: &TcpStream| peer.local_addr().map(|it| it.port()).ok();
+    let ports: Vec<u16> = peers.iter().filter_map(own_port).collect();
+    let begun = Instant::now();
+    loop {
+        let held = held(address.port(), &ports);
+        if held == 0 {
+            return;
+        }
+        let elapsed = begun.elapsed();
+        assert!(
+            elapsed < DEAF_LIMIT,
+            "{address} keeps {held} after {elapsed:?}"
+        );
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;
@@ -223,6 +327,21 @@ mod tests {
             }
         });
         address
+    }
+
+    #[test]
+    fn connections_that_are_kept_are_counted() {
+        let address = server(1);
+        let begin = |words: Vec<u8>| deaf_peer(address, &words).unwrap();
+        let peers: Vec<_> = demands().into_iter().map(begin).collect();
+        let port = |peer: &TcpStream| peer.local_addr().unwrap().port();
+        let ports: Vec<u16> = peers.iter().map(port).collect();
+        let begun = Instant::now();
+        while held(address.port(), &ports) < 2 {
+            assert!(begun.elapsed() < DEAF_LIMIT, "they are not seen");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert!(demands().iter().all(|words| words.len() == DEAF_BYTES));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use distribute_ps::{
     RunOptions, ServerOptions, StepRegistry, VariableClient, WorkerOptions, WorkerServer,
 };
 use hostile::descriptors::assert_port_pauses;
-use hostile::flood::{Attack, PREFACE, assert_flood_costs_nothing};
+use hostile::flood::{Attack, PREFACE, assert_deaf_peers_end, assert_flood_costs_nothing, demands};
 use http::Request;
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
@@ -182,6 +182,31 @@ fn unauthenticated_peers_that_acknowledge_the_settings_cost_nothing() {
             // 4 MiB for each port.
             assert!(more < 8 << 20, "{} MiB more", more >> 20);
         }
+    });
+}
+
+#[test]
+fn unauthenticated_peers_that_never_read_keep_nothing() {
+    let name = "unauthenticated_peers_that_never_read_keep_nothing";
+    if !is_alone(module_path!(), name) {
+        return;
+    }
+    within_limit(|| {
+        let (server, worker) = server_and_worker(&only_token());
+        let addresses = [server.address(), worker.address()];
+        for address in addresses {
+            send(address, b"GET /");
+        }
+        forget_peak("self");
+        let before = peak_bytes("self");
+        std::thread::scope(|scope| {
+            for address in addresses {
+                scope.spawn(move || assert_deaf_peers_end(address, &demands()));
+            }
+        });
+        let more = peak_bytes("self") - before;
+        println!("{} KiB for 24 peers of each port", more >> 10);
+        assert!(more < 8 << 20, "{} MiB more", more >> 20);
     });
 }
 
