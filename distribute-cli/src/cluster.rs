@@ -17,7 +17,6 @@ use crate::output_file::check_directory;
 /// The secret that the workers of a job share.
 pub(crate) const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
 /// The port for this process' gradients, as its launcher has chosen.
-const DATA_PORT_VARIABLE: &str = "DISTRIBUTE_DATA_PORT";
 /// The memory file from `launch`, which outlives this process.
 const LINK_MEMORY_VARIABLE: &str = "DISTRIBUTE_LINK_MEMORY";
 /// The index of this start of the job, from 0: set by `launch`, and by SLURM for a job that
@@ -79,7 +78,6 @@ impl ClusterArgs {
             ("--task-id", self.task_id.is_some()),
             ("--port", self.port.is_some()),
             ("--address", self.address.is_some()),
-            ("--data-port", self.data_port.is_some()),
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
@@ -130,7 +128,6 @@ impl ClusterArgs {
         let given = [
             ("--total-replicas", self.total_replicas.is_some()),
             ("--address", self.address.is_some()),
-            ("--data-port", self.data_port.is_some()),
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
@@ -180,7 +177,6 @@ impl ClusterArgs {
         let is_alone = kind == ClusterKind::OneProcess && !has_list;
         let placed = [
             ("--port", self.port.is_some()),
-            ("--data-port", self.data_port.is_some()),
             ("--task-type", self.task_type.is_some()),
             ("--task-id", self.task_id.is_some()),
         ];
@@ -225,7 +221,6 @@ impl ClusterArgs {
             .transport(transport.into())
             .security(self.security()?)
             .own_host(self.address.clone())
-            .data_port(self.data_port()?)
             .generation(restarts()?)
             .rendezvous_timeout(rendezvous)
             .interruption(interruption)
@@ -251,25 +246,6 @@ impl ClusterArgs {
                 other_options(refused)
             }
             _ => error.into(),
-        })
-    }
-
-    /// The first port for gradients, from the flag or else from `launch --ports`; 0 for any free
-    /// port.
-    fn data_port(&self) -> Result<u16, Failure> {
-        if let Some(port) = self.data_port {
-            return Ok(port);
-        }
-        let Some(value) = std::env::var_os(DATA_PORT_VARIABLE) else {
-            return Ok(0);
-        };
-        let port = value.to_str().and_then(|value| value.trim().parse().ok());
-        port.filter(|port| *port > 0).ok_or_else(|| {
-            let value = value.to_string_lossy();
-            Failure::usage(format!(
-                "the variable {DATA_PORT_VARIABLE} is `{value}`: set it to a port from 1 to \
-                 65535, or remove it"
-            ))
         })
     }
 

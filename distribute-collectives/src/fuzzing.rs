@@ -11,8 +11,8 @@ use prost::Message as _;
 
 use crate::control::convert;
 use crate::control::generated::{self as message, envelope};
-use crate::grpc::config::LinkConfig;
 use crate::grpc::frames::Assembler;
+use crate::grpc::rules::LaneRules;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 use crate::shared_memory::{self, WELCOME_BYTES};
@@ -61,13 +61,13 @@ pub fn operation_header(bytes: &[u8]) {
 /// What a rank says first on a data connection, before it has proven anything, to the rank in the
 /// middle: refused, or a rank and a lane that there are.
 pub fn data_hello(bytes: &[u8]) {
-    let config = LinkConfig::example(WORLD_SIZE / 2, WORLD_SIZE);
+    let rules = LaneRules::example(WORLD_SIZE / 2, WORLD_SIZE);
     let Ok(hello) = serde_json::from_slice::<Hello>(bytes) else {
         return;
     };
-    if let Some((rank, lane)) = config.admits(&hello) {
-        assert!(config.rank < rank && rank < WORLD_SIZE);
-        assert!(lane < config.lanes);
+    if let Ok((rank, lane)) = rules.check_client(&hello) {
+        assert!(rules.rank < rank && rank < WORLD_SIZE);
+        assert!(lane < rules.lanes);
     }
 }
 

@@ -180,22 +180,15 @@ fn group_with_proxies(
             .0
             .iter()
             .enumerate()
-            .map(|(peer, (control, _))| {
+            .map(|(peer, address)| {
                 if proxied(peer) {
-                    proxy::start(control, &switch).to_string()
+                    proxy::start(address, &switch).to_string()
                 } else {
-                    control.clone()
+                    address.clone()
                 }
             })
             .collect();
-        let routes: Vec<String> = addresses
-            .0
-            .iter()
-            .enumerate()
-            .filter(|(peer, _)| proxied(*peer))
-            .map(|(peer, (_, data))| format!("data:{peer}={}", proxy::start(data, &switch)))
-            .collect();
-        rank.tell(&format!("join {} {}", list.join(" "), routes.join(" ")));
+        rank.tell(&format!("join {}", list.join(" ")));
     }
     for rank in &mut ranks {
         rank.answer("joined");
@@ -390,12 +383,12 @@ fn a_rank_that_does_not_come_is_named(#[values("shm", "grpc")] transport: &str) 
     let mut ranks = start(3);
     let addresses = bind(&mut ranks, 0, transport, "rendezvous_ms=1500");
     for number in [0, 2] {
-        ranks[number].tell(&format!("join {}", addresses.control()));
+        ranks[number].tell(&format!("join {}", addresses.list()));
     }
     for number in [0, 2] {
         let answer = ranks[number].answer("error");
         assert!(answer.starts_with("Rendezvous [1] "), "{answer}");
-        let address = &addresses.0[1].0;
+        let address = &addresses.0[1];
         assert!(answer.contains(address.as_str()), "{answer}");
     }
 }

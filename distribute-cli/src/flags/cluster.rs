@@ -39,9 +39,6 @@ pub(crate) struct ClusterArgs {
     /// Address of this host if only worker 0's is known [default: as in the connection to worker 0]
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub(crate) address: Option<String>,
-    /// First port for gradients over gRPC on this host, besides --port [default: any free port]
-    #[arg(long, value_name = "PORT", value_parser = super::port())]
-    pub(crate) data_port: Option<u16>,
     /// Transport between workers [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) transport: Option<TransportName>,

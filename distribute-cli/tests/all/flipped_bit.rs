@@ -11,12 +11,11 @@ use serde_json::Value;
 use crate::common::Process;
 use crate::job::{MULTI, Member, addresses, tf_config};
 
-const DATA_PORT: u16 = 19_000;
 /// A shorter frame may hold something else than numbers.
 const GRADIENT_BYTES: usize = 4096;
 
-/// Passes connections on. Of what comes back, one bit of the next long frame of data is flipped as
-/// often as `flips` says.
+/// Passes connections on. Of what comes back on one for gradients, one bit of the next long frame
+/// of data is flipped as often as `flips` says.
 fn proxy(at: SocketAddr, to: SocketAddr, flips: Arc<AtomicUsize>) {
     let listener = TcpListener::bind(at).unwrap();
     thread::spawn(move || {
@@ -31,9 +30,35 @@ fn proxy(at: SocketAddr, to: SocketAddr, flips: Arc<AtomicUsize>) {
             let there = (near.try_clone().unwrap(), far.try_clone().unwrap());
             thread::spawn(move || std::io::copy(&mut { there.0 }, &mut { there.1 }));
             let flips = Arc::clone(&flips);
-            thread::spawn(move || while pass_frame(&far, &near, &flips).is_ok() {});
+            thread::spawn(move || pass_back(&far, &near, &flips));
         }
     });
+}
+
+/// What comes back: the answer of the handshake, which says what the connection is for; on one for
+/// gradients a text that accepts it; then HTTP/2.
+fn pass_back(from: &TcpStream, to: &TcpStream, flips: &AtomicUsize) -> std::io::Result<()> {
+    let answer = pass_text(from, to)?;
+    let none = AtomicUsize::new(0);
+    let flips = if answer.contains(r#""purpose":"data""#) {
+        pass_text(from, to)?;
+        flips
+    } else {
+        &none
+    };
+    loop {
+        pass_frame(from, to, flips)?;
+    }
+}
+
+/// A text with its length before it.
+fn pass_text(mut from: &TcpStream, mut to: &TcpStream) -> std::io::Result<String> {
+    let mut length = [0; 4];
+    from.read_exact(&mut length)?;
+    let mut text = vec![0; u32::from_be_bytes(length) as usize];
+    from.read_exact(&mut text)?;
+    to.write_all(&[&length[..], &text].concat())?;
+    String::from_utf8(text).map_err(std::io::Error::other)
 }
 
 /// A frame of HTTP/2: 9 bytes with its length and its type (0 for data), and as many more as the
@@ -75,17 +100,13 @@ fn a_bit_that_flips_on_its_way_ends_the_job_and_nothing_of_it_is_saved() {
         other => other,
     });
     let flips = Arc::new(AtomicUsize::new(0));
-    proxy(seen, zero, Arc::default());
-    let data = |address: SocketAddr| SocketAddr::new(address.ip(), DATA_PORT);
-    proxy(data(seen), data(zero), Arc::clone(&flips));
+    proxy(seen, zero, Arc::clone(&flips));
     let lists = [
         [own[0].clone(), own[1].clone()],
         [seen.to_string(), own[1].clone()],
     ];
-    let arguments = format!(
-        "{MULTI} --transport grpc --data-port {DATA_PORT} --steps 2000 --checkpoint-dir ck \
-         --checkpoint-steps 1"
-    );
+    let arguments =
+        format!("{MULTI} --transport grpc --steps 2000 --checkpoint-dir ck --checkpoint-steps 1");
     let mut workers = [0, 1].map(|rank| {
         let cluster = format!(r#"{{"worker": {:?}}}"#, lists[rank]);
         let config = tf_config(&cluster, "worker", rank);

@@ -314,10 +314,13 @@ fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
 fn restarts_are_counted_for_the_job() {
     let folder = tempfile::tempdir().unwrap();
     let options = "--workers 2 --max-restarts 2 --log-dir logs";
-    // Another process has the port at every start; it may be free at the next one.
-    let taken = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-    let port = taken.local_addr().unwrap().port();
-    let command = format!("train --strategy multi-worker --model mlp --data-port {port}");
+    // Another process has the ports at every start; they may be free at the next one.
+    let taken = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+    let [first, second] = taken
+        .each_ref()
+        .map(|it| it.local_addr().unwrap().to_string());
+    let cluster = format!(r#"{{"worker":["{first}","{second}"]}}"#);
+    let command = format!("train --strategy multi-worker --model mlp --cluster-spec {cluster}");
     let finished = launch(folder.path(), options, &command);
     assert_eq!(finished.code, Some(1), "{}", finished.stderr);
     assert_eq!(

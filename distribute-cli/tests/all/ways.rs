@@ -184,7 +184,6 @@ fn what_would_say_nothing_in_this_cluster_is_refused() {
         (vec![list], "--port 7000 --dry-run", "--port is for SLURM"),
         (vec![], &format!("{spec} --port 7000"), "write it there"),
         (vec![], "--port 7000", alone),
-        (vec![], "--data-port 7000", alone),
         (vec![], "--task-type worker", alone),
         (vec![], "--task-id 0", alone),
         (
@@ -239,7 +238,6 @@ fn ports_and_addresses_of_flags_are_checked_where_they_are_given() {
     let train = "train --strategy multi-worker --model mlp --steps 2";
     for (flags, part) in [
         ("--port 0", "--port"),
-        ("--data-port 0", "--data-port"),
         ("--address host:1", "--address"),
         ("--address 0.0.0.0", "--address"),
         ("--address node1", "--address is for torchrun"),

@@ -27,12 +27,9 @@ pub mod envelope {
         Addresses(super::Addresses),
     }
 }
-/// What the data connections need; sent only to a peer that has proven itself.
+/// What ranks of a host need; sent only to a peer that has proven itself.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Announcement {
-    /// The port of the data listener, 0 when there is none.
-    #[prost(uint32, tag = "1")]
-    pub data_port: u32,
     /// How to reach the memory that the sender shares with ranks of its host; empty for none.
     #[prost(bytes = "vec", tag = "2")]
     pub shared_memory: ::prost::alloc::vec::Vec<u8>,

@@ -6,7 +6,7 @@ use std::{fmt, io};
 
 use distribute_net::address;
 use distribute_net::exchange::{self, ExchangeError};
-use distribute_net::handshake::{Authenticated, HandshakeError, Hello};
+use distribute_net::handshake::{Authenticated, HandshakeError, Hello, Listener};
 use distribute_net::peers::{Connection, ConnectionGuard};
 use serde::Deserialize;
 use tonic::{Code, Status};
@@ -192,7 +192,15 @@ fn check_certificate(
         Some(told) => Some(told),
         None => shared.addresses.get(peer.identity.task as usize),
     };
-    match address.as_deref().and_then(|it| address::split(it).ok()) {
+    check_host(guard, address.as_deref())
+}
+
+/// Whether the peer has a certificate for the host of the address of its rank.
+pub(super) fn check_host(
+    guard: &ConnectionGuard,
+    address: Option<&str>,
+) -> Result<(), HandshakeFailure> {
+    match address.and_then(|it| address::split(it).ok()) {
         Some((host, _)) if !guard.channel().is_for_host(host) => {
             Err(HandshakeFailure::Unproven(format!(
                 "its certificate is not for {host}, the host of its address; check the \
@@ -278,21 +286,22 @@ pub(super) fn exchange_failure(error: ExchangeError, is_known: bool) -> Handshak
     }
 }
 
-/// The exchange with a rank that was connected to. With whom it failed is told with the failure.
+/// The exchange with a rank that has connected and says who it is. Admits it.
 pub(super) async fn authenticate(
     shared: &Membership,
     connection: &mut Connection,
-) -> Result<Authenticated, (Option<usize>, HandshakeFailure)> {
-    let greeted = exchange::greet(connection).await;
-    let listener = greeted.map_err(|error| (None, exchange_failure(error, false)))?;
-    let claimed = listener.peer().identity.task as usize;
-    let known = |failed| (Some(claimed), failed);
-    let own = hello(shared, claimed, &own_address(shared));
+    listener: Listener,
+) -> Result<Authenticated, HandshakeFailure> {
+    let peer_rank = listener.peer().identity.task as usize;
+    let own = hello(shared, peer_rank, &own_address(shared));
     let secret = shared.security.secret();
     let answered = exchange::answer(connection, listener, own, &secret).await;
-    let proven = answered.map_err(|error| known(exchange_failure(error, false)))?;
+    let proven = answered.map_err(|error| exchange_failure(error, false))?;
     let compatible = proven.check_compatible();
-    compatible.map_err(|error| known(failure(error, true)))
+    let peer = compatible.map_err(|error| failure(error, true))?;
+    let admitted = connection.guard().admit_or_end();
+    admitted.map_err(|_| HandshakeFailure::later("it made room for other connections"))?;
+    Ok(peer)
 }
 
 /// Whether a rank that has proven itself fits into the group.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use distribute_net::address;
 use distribute_net::compute_clock::ComputeClock;
-use distribute_net::handshake::{Hello, SessionKey};
+use distribute_net::handshake::{Hello, Secret, SessionKey};
 use distribute_net::security::Security;
 use distribute_net::tls::TlsSettings;
 use tokio::sync::{Notify, Semaphore, mpsc};
@@ -22,6 +22,7 @@ use crate::control::silence::Silence;
 use crate::control::{clock, convert, process};
 use crate::error::MissingRank;
 use crate::failure::{Failure, FailureKind};
+use crate::grpc::{Entrance, LaneRules};
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
 use crate::status::GroupStatus;
@@ -64,6 +65,8 @@ pub(crate) struct JoinOptions {
     pub(crate) security: Security,
     pub(crate) announcement: Announcement,
     pub(crate) interruption: Interruption,
+    /// Data connections between each pair of ranks.
+    pub(crate) lanes: usize,
 }
 
 /// The sending half of a stream: a message, or the status that ends it.
@@ -212,6 +215,8 @@ pub(super) struct Membership {
     pub(super) announcement: Announcement,
     pub(super) security: Security,
     pub(super) tls: Option<TlsSettings>,
+    /// Takes the data connections.
+    pub(super) entrance: Arc<Entrance>,
     pub(super) interval: Duration,
     pub(super) misses: u32,
     /// Ticks in the runtime of the control plane.
@@ -342,6 +347,13 @@ impl Membership {
         let compute = ComputeClock::for_light_work(period);
         let mut announcement = options.announcement;
         process::announce(&mut announcement);
+        let entrance = Entrance::new(LaneRules {
+            rank: options.rank,
+            world_size: options.addresses.len(),
+            generation: options.generation,
+            group: options.group,
+            lanes: options.lanes,
+        });
         Membership {
             state: Mutex::new(State::new(options.addresses.len())),
             rank: options.rank,
@@ -355,6 +367,7 @@ impl Membership {
             announcement,
             security: options.security,
             tls,
+            entrance,
             interval,
             misses: options.heartbeat_misses,
             compute,
@@ -379,6 +392,13 @@ impl Membership {
 
     pub(super) fn world_size(&self) -> usize {
         self.addresses.len()
+    }
+
+    /// What this rank and another one know that has joined.
+    pub(super) fn secret_with(&self, rank: usize) -> Option<Secret> {
+        let state = self.state();
+        let link = state.links.get(rank)?.as_ref()?;
+        Some(link.session_key.secret())
     }
 
     /// What an error says of a rank that is missed.

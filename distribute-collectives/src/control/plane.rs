@@ -9,6 +9,7 @@ use distribute_net::address::{self, BoundListener};
 use distribute_net::handshake::{Hello, Identity, Purpose, SessionKey};
 use distribute_net::shortage::shortage;
 use serde_json::json;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
@@ -23,6 +24,7 @@ use crate::control::membership::{
 use crate::control::{client, clock, interrupted, probe, process, server, watch};
 use crate::error::{CollectiveError, Result};
 use crate::failure::FailureKind;
+use crate::grpc::Doorway;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 use crate::status::GroupStatus;
@@ -60,6 +62,7 @@ pub(crate) struct Peer {
 pub(crate) struct ControlPlane {
     pub(super) shared: Arc<Membership>,
     peers: Vec<Peer>,
+    runtime: Handle,
     /// Carries the reason for leaving.
     leave: Option<oneshot::Sender<String>>,
     thread: Option<JoinHandle<()>>,
@@ -103,23 +106,39 @@ impl ControlPlane {
             .name(process::THREAD_NAME.to_string())
             .spawn(move || run(own, listener, joined, left))
             .map_err(|error| unavailable(rank, &error))?;
-        let mut plane = ControlPlane {
-            shared,
-            peers: Vec::new(),
-            leave: Some(leave),
-            thread: Some(thread),
-        };
         // The thread always answers: it knows the deadline.
-        plane.peers = outcome.recv().unwrap_or_else(|_| {
+        let joined = outcome.recv().unwrap_or_else(|_| {
             let ended = "its thread ended".to_string();
             Err(unavailable(rank, &std::io::Error::other(ended)))
-        })?;
-        Ok(plane)
+        });
+        match joined {
+            Ok((peers, runtime)) => Ok(ControlPlane {
+                shared,
+                peers,
+                runtime,
+                leave: Some(leave),
+                thread: Some(thread),
+            }),
+            Err(error) => {
+                // A panic there was noted by the guard of the thread.
+                let _ = thread.join();
+                Err(error)
+            }
+        }
     }
 
     /// All other ranks, in rank order.
     pub(crate) fn peers(&self) -> &[Peer] {
         &self.peers
+    }
+
+    /// Where data connections come from.
+    pub(crate) fn doorway(&self) -> Doorway {
+        Doorway {
+            entrance: self.shared.entrance.clone(),
+            runtime: self.runtime.clone(),
+            tls: self.shared.tls.clone(),
+        }
     }
 
     /// What an [`AbortHandle`](crate::AbortHandle) acts on.
@@ -225,11 +244,14 @@ impl Drop for ThreadGuard {
     }
 }
 
+/// The other ranks, and the runtime of the thread.
+type Joined = (Vec<Peer>, Handle);
+
 /// The thread.
 fn run(
     shared: Arc<Membership>,
     listener: BoundListener,
-    joined: mpsc::Sender<Result<Vec<Peer>>>,
+    joined: mpsc::Sender<Result<Joined>>,
     left: oneshot::Receiver<String>,
 ) {
     let _guard = ThreadGuard(shared.clone());
@@ -250,7 +272,7 @@ fn run(
 async fn run_tasks(
     shared: &Arc<Membership>,
     listener: BoundListener,
-    joined: mpsc::Sender<Result<Vec<Peer>>>,
+    joined: mpsc::Sender<Result<Joined>>,
     left: oneshot::Receiver<String>,
 ) {
     let _first = shared.local.set(listener.local_addr());
@@ -276,7 +298,7 @@ async fn run_tasks(
         Ok(peers) => {
             watch::report(&reporter, ServingStatus::Serving).await;
             tokio::spawn(interrupted::end_waits(shared.clone()));
-            let _ = joined.send(Ok(peers));
+            let _ = joined.send(Ok((peers, Handle::current())));
             let reason = left.await.unwrap_or_default();
             leave(shared, reason, Vec::new()).await;
         }

@@ -1,5 +1,5 @@
-//! What listens: behind the proof of who they are, the streams of higher ranks and the health of
-//! the group.
+//! What listens: behind the proof of who they are, the streams of higher ranks, the health of the
+//! group, and the data connections.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -8,6 +8,8 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use distribute_net::exchange;
+use distribute_net::handshake::{Hello, Listener, Purpose};
 use distribute_net::peers::{self, Connection, ConnectionGuard};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
@@ -85,23 +87,44 @@ async fn admit(
     proven: mpsc::Sender<io::Result<Connection>>,
 ) {
     let guard = connection.guard();
-    match handshake::authenticate(&shared, &mut connection).await {
-        Ok(peer) if guard.admit() => {
+    let remote = guard.remote();
+    let listener = match exchange::greet(&mut connection).await {
+        Ok(listener) => listener,
+        Err(error) => {
+            tracing::debug!(rank = shared.rank, %remote, %error, "a connection came to nothing");
+            return;
+        }
+    };
+    let claimed = listener.peer().identity.task as usize;
+    if listener.peer().purpose == Purpose::Data {
+        return take_lane(&shared, claimed, connection, listener).await;
+    }
+    match handshake::authenticate(&shared, &mut connection, listener).await {
+        Ok(peer) => {
             guard.set_peer(peer);
             let _ = proven.send(Ok(connection)).await;
         }
-        Ok(peer) => {
-            let claimed = peer.peer.identity.task as usize;
-            let failed = HandshakeFailure::later("it made room for other connections");
-            turn_away(&shared, Some(claimed), &failed, &guard);
-        }
-        Err((None, failed)) => tracing::debug!(
-            rank = shared.rank,
-            remote = %guard.remote(),
-            reason = %failed,
-            "a connection came to nothing"
-        ),
-        Err((claimed, failed)) => turn_away(&shared, claimed, &failed, &guard),
+        Err(failed) => turn_away(&shared, claimed, &failed, &guard),
+    }
+}
+
+/// Takes a data connection of a rank, if it has joined.
+async fn take_lane(shared: &Membership, rank: usize, connection: Connection, listener: Listener) {
+    let guard = connection.guard();
+    let secret = shared.secret_with(rank);
+    let check = |_: &Hello| {
+        let address = shared.addresses.get(rank);
+        let checked = handshake::check_host(&guard, address.as_deref());
+        checked.map_err(|failed| failed.to_string())
+    };
+    let entrance = &shared.entrance;
+    let taken = match secret {
+        Some(secret) => entrance.take(connection, listener, &secret, check).await,
+        None => Err("its rank has not joined".to_string()),
+    };
+    if let Err(reason) = taken {
+        let remote = guard.remote();
+        tracing::warn!(rank = shared.rank, %remote, reason, "turned a data connection away");
     }
 }
 
@@ -126,7 +149,7 @@ async fn serve(
         }
         Err(failed) => {
             shared.state().turned_away += 1;
-            turn_away(&shared, Some(rank), &failed, &info);
+            turn_away(&shared, rank, &failed, &info);
             let _ = sender.send(Err(failed.status(shared.rank))).await;
             drop(sender);
             // Until the peer has read it and closes its half.
@@ -139,12 +162,9 @@ async fn serve(
 }
 
 /// Notes why a peer was turned away. Nothing of a group that has formed changes.
-fn turn_away(shared: &Membership, claimed: Option<usize>, failed: &HandshakeFailure, info: &Info) {
+fn turn_away(shared: &Membership, rank: usize, failed: &HandshakeFailure, info: &Info) {
     let remote = info.remote();
     tracing::warn!(rank = shared.rank, %remote, reason = %failed, "turned a connection away");
-    let Some(rank) = claimed else {
-        return;
-    };
     let known = shared.addresses.get(rank).filter(|_| rank != shared.rank);
     let address = known.unwrap_or_else(|| remote.to_string());
     match failed {
@@ -188,7 +208,10 @@ pub(super) fn start(
             note_certificate(&noting, address, reason);
         }
     };
-    let failed = move |why| lacking.state().shortage = Some(why);
+    let failed = move |why: String| {
+        lacking.entrance.note_shortage(why.clone());
+        lacking.state().shortage = Some(why);
+    };
     let mut accepting = peers::accept_or_say(listener, shared.tls.clone(), refused, failed)?;
     let control = ControlService {
         shared: shared.clone(),

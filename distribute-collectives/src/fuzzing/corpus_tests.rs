@@ -29,8 +29,8 @@ fn the_corpus_has_the_seeds_and_no_target_fails_with_a_file_of_it() {
 /// What ranks say on lanes to the rank in the middle of [`WORLD_SIZE`].
 fn hellos() -> Seeds {
     let hello = |rank: usize, change: fn(&mut Value)| {
-        let config = LinkConfig::example(rank, WORLD_SIZE);
-        let hello = config.hello(WORLD_SIZE / 2, 0, "127.0.0.1:1");
+        let rules = LaneRules::example(rank, WORLD_SIZE);
+        let hello = rules.hello(WORLD_SIZE / 2, 0, "127.0.0.1:1");
         let mut hello = serde_json::to_value(hello).unwrap();
         change(&mut hello);
         hello.to_string().into_bytes()

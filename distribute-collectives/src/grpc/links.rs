@@ -75,7 +75,7 @@ pub(crate) struct Links {
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) pool: Arc<Pool>,
     status: Arc<GroupStatus>,
-    /// Readable when a failure was noted.
+    /// Readable when a failure was noted, or while the rank connects something has come.
     pub(super) wake: Arc<OwnedFd>,
     /// When to look next whether what was sent arrives.
     next_look: Instant,
@@ -142,6 +142,11 @@ impl Links {
             may_spin: false,
             spin_policy: SpinPolicy::default(),
         })
+    }
+
+    /// Silences the bell: what rang it has to be looked at after that.
+    pub(super) fn hush(&self) {
+        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
     }
 
     /// This rank.
@@ -422,7 +427,7 @@ impl Links {
             }
             noted?;
             // The failure concerns later operations only; the next one asks the status itself.
-            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+            self.hush();
             // One that was noted after the look has rung the same bell.
             if self.status.check_peer(header, goal.peer()).is_ok() {
                 return Ok(());
@@ -529,7 +534,7 @@ impl Links {
             if left.is_zero() {
                 break;
             }
-            let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+            self.hush();
             if self.status.check_peer(header, Some(peer)).is_ok() {
                 let mut fds = [PollFd::new(&*self.wake, PollFlags::IN)];
                 if wait(&mut fds, Some(left)).is_err() {

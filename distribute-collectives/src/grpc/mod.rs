@@ -1,26 +1,22 @@
 //! Data connections: ordinary gRPC on the wire, driven by the thread that calls an operation.
 //!
-//! A *lane* is one of the data connections between two ranks: a TCP connection, to which the lower
-//! rank listens. It carries HTTP/2 (the crate `h2`) with a handshake, and then one bidirectional
-//! stream:
+//! A *lane* is one of the data connections between two ranks: a TCP connection to the port that the
+//! lower rank also has for the control plane. The control thread makes it, with the handshake of
+//! every connection (see [`entrance`]), and gives it to the thread that joins. Then it carries
+//! HTTP/2 (the crate `h2`) with one bidirectional stream:
 //!
 //! ```proto
 //! syntax = "proto3";
 //! package distribute.v1;
 //!
 //! service Collectives {
-//!   // The first two texts of the handshake (see `distribute_net::handshake`), in the metadata
-//!   // distribute-handshake of the request and of the response.
-//!   rpc Handshake(Nothing) returns (Nothing);
-//!   // Segments in both directions for as long as the group lives. Metadata of the request:
-//!   // distribute-handshake, with the last text. A peer that does not belong here is answered
-//!   // UNAUTHENTICATED or FAILED_PRECONDITION.
+//!   // Segments in both directions for as long as the group lives.
 //!   rpc Exchange(stream Segment) returns (stream Segment);
 //! }
 //! // Segment is not a protobuf message: 64 bytes of header (see `wire`), then the payload.
 //! ```
 //!
-//! There is no thread and no reactor. [`Links::send`](links::Links::send) and
+//! It has no thread and no reactor. [`Links::send`](links::Links::send) and
 //! [`Links::receive`](links::Links::receive) poll the HTTP/2 connections themselves and block in
 //! `poll(2)` when nothing moves. A segment is written from where it lies, and only what the kernel
 //! does not take at once is copied (see [`lent_bytes`]). Received segments are used where HTTP/2
@@ -29,16 +25,17 @@
 
 pub(crate) mod config;
 mod connect;
+mod entrance;
 pub(crate) mod frames;
-mod handshake;
-mod hello;
 mod lane;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod lent_bytes;
 mod links;
+mod open;
 mod pool;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
+pub(crate) mod rules;
 mod socket;
 mod stall;
 mod stream;
@@ -46,8 +43,10 @@ mod stream;
 mod tests;
 mod transport;
 
-pub(crate) use config::{DataTls, LinkConfig, MESSAGE_BYTES_MIN};
-pub(crate) use connect::DataListener;
+pub(crate) use config::{LinkConfig, MESSAGE_BYTES_MIN};
+pub(crate) use connect::Doorway;
+pub(crate) use entrance::{Entrance, LanePeer};
 pub(crate) use links::{Links, max_segment_bytes};
+pub(crate) use rules::LaneRules;
 pub(crate) use stall::stall_limit;
 pub(crate) use transport::GrpcTransport;

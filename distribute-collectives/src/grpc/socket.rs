@@ -5,14 +5,12 @@
 //! in `poll(2)`.
 
 use std::io;
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
-use distribute_net::pending::{Progress, UNPROVEN_BYTES_MAX};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -20,21 +18,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::grpc::raw;
 use crate::grpc::stall::Sent;
 
-/// No limit: for [`SocketState::allow_frames`] more DATA frames than ever come, for a peer that has
-/// proven itself a mark that is not counted down.
+/// No limit for [`SocketState::allow_frames`]: more DATA frames than ever come.
 const UNLIMITED: usize = usize::MAX;
-
-/// Takes BBR's pacing from connections over the loopback interface, before they are established.
-/// BBR lets a timer release each write at the bandwidth that it has measured, and measures anything
-/// on a connection that rests between operations: some groups took twice the time, from their first
-/// operation to their last. Nothing is lost or queued on loopback. Reno does not pace; each kernel
-/// has it, and each user may choose it. Connections between hosts keep the system's choice.
-pub(super) fn stop_pacing(socket: impl AsFd, ip: IpAddr) {
-    if ip.is_loopback() {
-        // A system that refuses stays as it is: slower, not wrong.
-        let _ = rustix::net::sockopt::set_tcp_congestion(socket, "reno");
-    }
-}
 
 /// Shared by the connection that reads and writes and the loop that drives it. Used by one thread
 /// at a time; the atomics only make it `Sync`.
@@ -46,10 +31,6 @@ pub(super) struct SocketState {
     /// The last read, or the last write, found that the kernel cannot do it now.
     read_blocked: AtomicBool,
     write_blocked: AtomicBool,
-    /// Bytes that may still be read: few before the peer has proven itself.
-    readable: AtomicUsize,
-    /// The peer has said who it is.
-    has_greeted: AtomicBool,
     /// Bytes read and written so far, and those written.
     moved: AtomicU64,
     written: AtomicU64,
@@ -58,7 +39,7 @@ pub(super) struct SocketState {
 }
 
 impl SocketState {
-    /// Wraps a socket that is connected, or is being connected.
+    /// Wraps a socket that is connected.
     pub(super) fn new(stream: TcpStream) -> io::Result<Arc<Self>> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
@@ -67,84 +48,10 @@ impl SocketState {
             allowed: AtomicUsize::new(UNLIMITED),
             read_blocked: AtomicBool::new(false),
             write_blocked: AtomicBool::new(false),
-            readable: AtomicUsize::new(UNLIMITED),
-            has_greeted: AtomicBool::new(false),
             moved: AtomicU64::new(0),
             written: AtomicU64::new(0),
             write_error: OnceLock::new(),
         }))
-    }
-
-    /// Begins to connect to an address.
-    pub(super) fn connect(address: SocketAddr) -> io::Result<Arc<Self>> {
-        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
-        let family = if address.is_ipv4() {
-            AddressFamily::INET
-        } else {
-            AddressFamily::INET6
-        };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-        stop_pacing(&socket, address.ip());
-        match connect(&socket, &address) {
-            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Self::new(TcpStream::from(socket)),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Ready when a [`connect`](Self::connect) has succeeded or failed.
-    pub(super) fn poll_connected(&self) -> Poll<io::Result<()>> {
-        if let Some(error) = self.stream.take_error()? {
-            return Poll::Ready(Err(error));
-        }
-        match self.stream.peer_addr() {
-            Ok(_) => Poll::Ready(Ok(())),
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
-                self.write_blocked.store(true, Ordering::Relaxed);
-                Poll::Pending
-            }
-            Err(error) => Poll::Ready(Err(error)),
-        }
-    }
-
-    /// The peer is unauthenticated until [`admit`](Self::admit): more bytes than a handshake has
-    /// end the connection.
-    pub(super) fn limit_reading(&self) {
-        self.readable.store(UNPROVEN_BYTES_MAX, Ordering::Relaxed);
-    }
-
-    /// The peer has said who it is, as a rank of the group does.
-    pub(super) fn note_greeting(&self) {
-        self.has_greeted.store(true, Ordering::Relaxed);
-    }
-
-    /// How far a peer has come that may be unauthenticated.
-    pub(super) fn progress(&self) -> Progress {
-        if self.has_greeted.load(Ordering::Relaxed) {
-            Progress::SentHello
-        } else if self.readable.load(Ordering::Relaxed) < UNPROVEN_BYTES_MAX {
-            Progress::SentBytes
-        } else {
-            Progress::Idle
-        }
-    }
-
-    /// The peer has proven itself.
-    pub(super) fn admit(&self) {
-        self.readable.store(UNLIMITED, Ordering::Relaxed);
-    }
-
-    fn note_read(&self, bytes: usize) -> io::Result<()> {
-        self.note_moved(bytes);
-        let readable = self.readable.load(Ordering::Relaxed);
-        if readable == UNLIMITED {
-            return Ok(());
-        }
-        let left = readable
-            .checked_sub(bytes)
-            .ok_or(io::ErrorKind::ConnectionAborted)?;
-        self.readable.store(left, Ordering::Relaxed);
-        Ok(())
     }
 
     /// Lets the connection read this many DATA frames.
@@ -273,7 +180,10 @@ impl AsyncRead for Socket {
         let state = &*self.0;
         loop {
             match raw::read(&state.stream, buffer) {
-                Ok(bytes) => return Poll::Ready(state.note_read(bytes)),
+                Ok(bytes) => {
+                    state.note_moved(bytes);
+                    return Poll::Ready(Ok(()));
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     state.read_blocked.store(true, Ordering::Relaxed);

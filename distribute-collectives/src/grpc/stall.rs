@@ -1,8 +1,8 @@
 //! Data connections whose bytes do not arrive although the other rank is heard of.
 //!
-//! A firewall that drops the data ports, or a path that loses large packets, lets heartbeats pass:
-//! nothing ends such a connection for minutes. So a rank that waits looks whether the kernel of
-//! the other one acknowledges what was sent. (A rank that does not read acknowledges, too: its
+//! A path that loses large packets, or a firewall that has forgotten a connection, lets heartbeats
+//! pass: nothing ends such a connection for minutes. So a rank that waits looks whether the kernel
+//! of the other one acknowledges what was sent. (A rank that does not read acknowledges, too: its
 //! window is closed then, and nothing is on its way.)
 
 use std::io;

@@ -5,12 +5,12 @@
 //! used again: no memory is asked for and it stays in the cache. So reads never cross the end of
 //! a frame here, and there is a limit of DATA frames per turn.
 
-use std::fmt::Debug;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use distribute_net::peers::Io;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::grpc::raw;
@@ -23,11 +23,6 @@ const FRAME_HEADER_BYTES: usize = 9;
 
 /// What a client sends before its first frame.
 const PREFACE_BYTES: usize = 24;
-
-/// A socket, with or without TLS around it.
-pub(super) trait Io: AsyncRead + AsyncWrite + Debug + Send + Unpin {}
-
-impl<T: AsyncRead + AsyncWrite + Debug + Send + Unpin> Io for T {}
 
 /// What HTTP/2 reads from and writes to.
 #[derive(Debug)]
@@ -47,10 +42,10 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// What `inner` carries; `socket` is the one under it.
-    pub(super) fn new(inner: impl Io + 'static, socket: Arc<SocketState>) -> Self {
+    /// What `inner` carries, encrypted or not; `socket` is the one under it.
+    pub(super) fn new(inner: Box<dyn Io>, socket: Arc<SocketState>) -> Self {
         Stream {
-            inner: Box::new(inner),
+            inner,
             socket,
             front: Box::new([0; FRONT_BYTES]),
             start: 0,

@@ -1,22 +1,24 @@
 //! Ranks as threads on the loopback interface.
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use distribute_net::exchange::{self, ExchangeError};
 use distribute_net::handshake::Secret;
+use distribute_net::peers;
 use distribute_net::security::{Security, TlsIdentity};
+use distribute_net::tls::TlsSettings;
 use hostile::alone::is_alone;
-use hostile::descriptors::busy_without_descriptors;
 use proptest::prelude::*;
 use rstest::rstest;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use tokio::sync::oneshot;
+use tokio_stream::StreamExt;
 
-use super::config::{DataTls, LinkConfig};
-use super::connect::DataListener;
 use super::lane::Lane;
-use super::{GrpcTransport, Links};
+use super::{Doorway, Entrance, GrpcTransport, LanePeer, LaneRules, LinkConfig, Links};
 use crate::bookkeeping::RunningOperation;
 use crate::buffer::Buffer;
 use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};
@@ -38,31 +40,123 @@ impl AbortTarget for NoAbort {
     fn abort(&self, _: usize, _: &str) {}
 }
 
-fn config(rank: usize, world_size: usize) -> LinkConfig {
-    LinkConfig::example(rank, world_size)
+/// What a rank of a test is.
+struct Settings {
+    rules: LaneRules,
+    secret: Secret,
+    tls: Option<TlsSettings>,
+    status: Arc<GroupStatus>,
 }
 
-fn listener() -> (DataListener, SocketAddr) {
-    let listener = DataListener::bind(0, IpAddr::V4(Ipv4Addr::LOCALHOST), 0).unwrap();
-    let address = listener.local_addr().unwrap();
-    (listener, address)
+fn settings(rank: usize, world_size: usize) -> Settings {
+    Settings {
+        rules: LaneRules::example(rank, world_size),
+        secret: Secret::new("let me in"),
+        tls: None,
+        status: Arc::default(),
+    }
 }
 
-/// A world on threads; `adapt` changes the configuration of each rank.
+/// The port of a rank, which the control plane would serve.
+struct Port {
+    socket: TcpListener,
+    address: SocketAddr,
+}
+
+fn port() -> Port {
+    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    Port {
+        address: socket.local_addr().unwrap(),
+        socket,
+    }
+}
+
+/// The thread that serves a port until this is dropped.
+struct Served(Option<oneshot::Sender<()>>, Option<JoinHandle<()>>);
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        drop(self.0.take());
+        self.1.take().unwrap().join().unwrap();
+    }
+}
+
+impl Port {
+    fn open(self, settings: &Settings) -> (Doorway, Served) {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().build().unwrap();
+        let entrance = Entrance::new(settings.rules.clone());
+        let door = Doorway {
+            entrance: entrance.clone(),
+            runtime: runtime.handle().clone(),
+            tls: settings.tls.clone(),
+        };
+        let (socket, tls, secret) = (self.socket, settings.tls.clone(), settings.secret.clone());
+        let serving = async move {
+            let mut accepting = peers::accept(socket, tls, |_, _| {}).unwrap();
+            while let Some(Ok(mut connection)) = accepting.next().await {
+                let (entrance, secret) = (entrance.clone(), secret.clone());
+                tokio::spawn(async move {
+                    let listener = exchange::greet(&mut connection).await?;
+                    let taken = entrance.take(connection, listener, &secret, |_| Ok(()));
+                    taken.await.map_err(std::io::Error::other)?;
+                    Ok::<_, ExchangeError>(())
+                });
+            }
+        };
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            runtime.block_on(async move {
+                tokio::spawn(serving);
+                let _ = stopped.await;
+            });
+        });
+        (door, Served(Some(stop), Some(thread)))
+    }
+}
+
+/// Connects a rank to those of these addresses.
+fn connect(
+    port: Port,
+    settings: &Settings,
+    addresses: &[SocketAddr],
+    deadline: Instant,
+) -> Result<(Links, Served)> {
+    let rank = settings.rules.rank;
+    let config = LinkConfig {
+        rank,
+        own_ip: port.address.ip(),
+        max_message_bytes: 1 << 20,
+        stall_limit: Duration::from_secs(60),
+        status: settings.status.clone(),
+    };
+    let peer = |(other, address): (usize, &SocketAddr)| {
+        (other != rank).then(|| LanePeer {
+            address: *address,
+            host: "127.0.0.1".to_string(),
+            secret: settings.secret.clone(),
+        })
+    };
+    let peers: Vec<_> = addresses.iter().enumerate().map(peer).collect();
+    let (door, served) = port.open(settings);
+    let links = Links::connect(config, &door, &peers, Some(deadline))?;
+    Ok((links, served))
+}
+
+/// A world on threads; `adapt` changes the settings of each rank.
 fn world<R: Send>(
     size: usize,
-    adapt: impl Fn(&mut LinkConfig) + Sync,
+    adapt: impl Fn(&mut Settings) + Sync,
     f: impl Fn(Links, Arc<GroupStatus>) -> R + Sync,
 ) -> Vec<R> {
-    let (listeners, addresses): (Vec<_>, Vec<_>) = (0..size).map(|_| listener()).unzip();
-    let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
-    on_threads(listeners.into_iter().enumerate(), |(rank, listener)| {
-        let mut config = config(rank, size);
-        adapt(&mut config);
-        let status = config.status.clone();
+    let ports: Vec<Port> = (0..size).map(|_| port()).collect();
+    let addresses: Vec<_> = ports.iter().map(|port| port.address).collect();
+    on_threads(ports.into_iter().enumerate(), |(rank, port)| {
+        let mut settings = settings(rank, size);
+        adapt(&mut settings);
         let deadline = Instant::now() + TIMEOUT;
-        let links = Links::connect(config, listener, &addresses, Some(deadline)).unwrap();
-        f(links, status)
+        let (links, _served) = connect(port, &settings, &addresses, deadline).unwrap();
+        f(links, settings.status)
     })
 }
 
@@ -100,29 +194,9 @@ fn options() -> GroupOptions {
     GroupOptions::default().generation(7).timeout(TIMEOUT)
 }
 
-fn tls(size: usize) -> DataTls {
-    let key = rcgen::generate_simple_self_signed(["localhost".to_string()]).unwrap();
-    let certificate = key.cert.der().clone();
-    let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.signing_key.serialize_der()));
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(certificate.clone()).unwrap();
-    let client = rustls::ClientConfig::builder_with_provider(provider.clone())
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let server = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], private)
-        .unwrap();
-    DataTls {
-        client: Arc::new(client),
-        server: Arc::new(server),
-        server_names: vec![ServerName::try_from("localhost").unwrap(); size],
-    }
+fn tls() -> TlsSettings {
+    let ca = Authority::new();
+    ca.tls(&ca, false)
 }
 
 #[derive(Debug, Clone)]
@@ -227,14 +301,14 @@ proptest! {
     #[test]
     fn all_operations_equal_naive_ones(case in cases()) {
         within_limit(move || {
-            let tls = case.tls.then(|| tls(case.size));
+            let tls = case.tls.then(tls);
             let options = options()
                 .segment_bytes(case.segment_bytes)
                 .algorithm(case.algorithm)
                 .order(case.order);
-            let adapt = |config: &mut LinkConfig| {
-                config.lanes = case.lanes;
-                config.tls = tls.clone();
+            let adapt = |settings: &mut Settings| {
+                settings.rules.lanes = case.lanes;
+                settings.tls = tls.clone();
             };
             let endpoints = world(case.size, adapt, |links, status| {
                 let mut endpoint = endpoint(links, status, &options);
@@ -250,11 +324,11 @@ proptest! {
 fn big_segments_over_several_frames_and_lanes() {
     for tls_too in [false, true] {
         within_limit(move || {
-            let certificates = tls_too.then(|| tls(2));
+            let certificates = tls_too.then(tls);
             let options = options().segment_bytes(900_000).algorithm(Algorithm::Ring);
-            let adapt = |config: &mut LinkConfig| {
-                config.lanes = 2;
-                config.tls = certificates.clone();
+            let adapt = |settings: &mut Settings| {
+                settings.rules.lanes = 2;
+                settings.tls = certificates.clone();
             };
             let endpoints = world(2, adapt, |links, status| {
                 let mut endpoint = endpoint(links, status, &options);
@@ -493,30 +567,21 @@ fn a_noted_failure_ends_a_blocked_receive_at_once() {
 
 /// Connects rank 0 of 2 while `unauthenticated` does what it wants with its address, then rank 1.
 fn with_unauthenticated(unauthenticated: impl FnOnce(SocketAddr) + Send) {
-    let (seats, addresses): (Vec<_>, Vec<_>) = (0..2).map(|_| listener()).unzip();
-    let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
-    let mut seats = seats.into_iter();
-    let (first, second) = (seats.next().unwrap(), seats.next().unwrap());
-    let addresses = &addresses[..];
-    let deadline = Some(Instant::now() + TIMEOUT);
-    std::thread::scope(|scope| {
-        let zero = scope.spawn(move || {
-            let config = config(0, 2);
-            let status = config.status.clone();
-            let links = Links::connect(config, first, addresses, deadline).unwrap();
-            let mut endpoint = endpoint(links, status, &options());
-            sum(&mut endpoint).unwrap();
-            endpoint
-        });
-        unauthenticated(addresses[0].unwrap());
-        let config = config(1, 2);
-        let status = config.status.clone();
-        let links = Links::connect(config, second, addresses, deadline).unwrap();
-        let mut endpoint = endpoint(links, status, &options());
+    let (first, second) = (port(), port());
+    let addresses = &[first.address, second.address];
+    let joined = |rank, port| {
+        let settings = settings(rank, 2);
+        let deadline = Instant::now() + TIMEOUT;
+        let (links, served) = connect(port, &settings, addresses, deadline).unwrap();
+        let mut endpoint = endpoint(links, settings.status, &options());
         sum(&mut endpoint).unwrap();
-        drop(zero.join().unwrap());
-        // No connection can come later: the port is closed.
-        assert!(TcpStream::connect(addresses[0].unwrap()).is_err());
+        (endpoint, served)
+    };
+    std::thread::scope(|scope| {
+        let zero = scope.spawn(move || joined(0, first));
+        unauthenticated(addresses[0]);
+        let one = joined(1, second);
+        drop((zero.join().unwrap(), one));
     });
 }
 
@@ -537,6 +602,7 @@ fn unauthenticated_peers_that_connect_do_not_disturb() {
                 unauthenticated.write_all(bytes).unwrap();
                 // The ones that send something wrong are thrown out, without waiting.
                 if bytes.starts_with(b"PRI") || bytes.starts_with(&[0xff]) {
+                    unauthenticated.shutdown(Shutdown::Write).unwrap();
                     unauthenticated
                         .set_read_timeout(Some(Duration::from_secs(4)))
                         .unwrap();
@@ -578,18 +644,23 @@ fn unauthenticated_peer(address: SocketAddr, bytes: &[u8]) -> Option<TcpStream> 
 
 /// How long rank 1 takes to connect to rank 0 and to add something up, while this many
 /// unauthenticated peers are there, and more come.
-fn connected_in_a_flood(count: usize, bytes: &[u8], tls: Option<DataTls>, more: bool) -> Duration {
-    let ((first, zero), (second, one)) = (listener(), listener());
-    let addresses = &[Some(zero), Some(one)];
-    let deadline = Some(Instant::now() + TIMEOUT);
-    let joined = |rank, listener| {
-        let mut config = config(rank, 2);
-        config.tls = tls.clone();
-        let status = config.status.clone();
-        let links = Links::connect(config, listener, addresses, deadline).unwrap();
-        let mut endpoint = endpoint(links, status, &options());
+fn connected_in_a_flood(
+    count: usize,
+    bytes: &[u8],
+    tls: Option<TlsSettings>,
+    more: bool,
+) -> Duration {
+    let (first, second) = (port(), port());
+    let zero = first.address;
+    let addresses = &[zero, second.address];
+    let joined = |rank, port| {
+        let mut settings = settings(rank, 2);
+        settings.tls = tls.clone();
+        let deadline = Instant::now() + TIMEOUT;
+        let (links, served) = connect(port, &settings, addresses, deadline).unwrap();
+        let mut endpoint = endpoint(links, settings.status, &options());
         sum(&mut endpoint).unwrap();
-        endpoint
+        (endpoint, served)
     };
     let is_over = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -624,7 +695,7 @@ fn a_flood_delays_no_rank(
 ) {
     within_limit(move || {
         for bytes in HALVES {
-            let tls = has_tls.then(|| tls(2));
+            let tls = has_tls.then(tls);
             let took = connected_in_a_flood(count, bytes, tls, more);
             assert!(took < Duration::from_secs(3), "{took:?}: {bytes:?}");
         }
@@ -671,66 +742,43 @@ fn answering_late(to: SocketAddr, delay: Duration) -> SocketAddr {
 #[test]
 fn a_rank_that_is_answered_late_is_not_lost() {
     within_limit(|| {
-        let ((first, zero), (second, one)) = (listener(), listener());
-        let slow = answering_late(zero, Duration::from_secs(3));
-        let deadline = Some(Instant::now() + TIMEOUT);
+        let (first, second) = (port(), port());
+        let addresses = [first.address, second.address];
+        let slow = answering_late(addresses[0], Duration::from_secs(2));
+        let deadline = Instant::now() + TIMEOUT;
         std::thread::scope(|scope| {
-            let peers = [Some(zero), Some(one)];
             let of_zero =
-                scope.spawn(move || Links::connect(config(0, 2), first, &peers, deadline));
-            let peers = [Some(slow), Some(one)];
-            let of_one = Links::connect(config(1, 2), second, &peers, deadline);
-            of_one.map(|_| ()).unwrap();
-            of_zero.join().unwrap().map(|_| ()).unwrap();
+                scope.spawn(move || connect(first, &settings(0, 2), &addresses, deadline));
+            let of_one = connect(second, &settings(1, 2), &[slow, addresses[1]], deadline);
+            drop((of_one.unwrap(), of_zero.join().unwrap().unwrap()));
         });
     });
 }
 
-#[test]
-fn a_data_port_without_descriptors_pauses() {
-    if !is_alone(module_path!(), "a_data_port_without_descriptors_pauses") {
-        return;
-    }
-    let ((first, zero), (_, one)) = (listener(), listener());
-    let connecting = std::thread::spawn(move || {
-        let deadline = Some(Instant::now() + Duration::from_secs(3));
-        Links::connect(config(0, 2), first, &[Some(zero), Some(one)], deadline).map(|_| ())
-    });
-    std::thread::sleep(Duration::from_millis(300));
-    let busy = busy_without_descriptors(|| TcpStream::connect(zero));
-    assert!(busy < Duration::from_millis(300), "{busy:?}");
-    let error = connecting.join().unwrap().unwrap_err().to_string();
-    let cause = "this process has no file descriptors left (limit 256)";
-    assert!(
-        error.contains(cause) && error.contains("`ulimit -n`"),
-        "{error}"
-    );
-}
-
-fn refused_at(address: SocketAddr, adapt: impl Fn(&mut LinkConfig)) -> CollectiveError {
-    let mut wrong = config(1, 2);
+fn refused_at(address: SocketAddr, adapt: impl Fn(&mut Settings)) -> CollectiveError {
+    let mut wrong = settings(1, 2);
     adapt(&mut wrong);
-    let (seat, own) = listener();
+    let own = port();
     let deadline = Instant::now() + Duration::from_millis(400);
-    let peers = [Some(address), Some(own)];
-    Links::connect(wrong, seat, &peers, Some(deadline))
-        .err()
-        .unwrap()
+    let addresses = [address, own.address];
+    let refused = connect(own, &wrong, &addresses, deadline);
+    refused.err().unwrap()
 }
 
 #[test]
 fn a_wrong_hello_is_refused_with_a_reason() {
     within_limit(|| {
         with_unauthenticated(|address| {
-            let error = refused_at(address, |config| config.generation = 6);
+            let error = refused_at(address, |settings| settings.rules.generation = 6);
             let CollectiveError::Rendezvous { missing, .. } = &error else {
                 panic!("{error}");
             };
-            assert_eq!(missing[0].reason, "the generation here is 7, not 6");
+            assert_eq!(
+                missing[0].reason,
+                "it is in generation 7, this process in 6"
+            );
             assert_eq!(missing[0].address, address.to_string());
-            let error = refused_at(address, |config| {
-                config.secrets[0] = Secret::new("a guess");
-            });
+            let error = refused_at(address, |settings| settings.secret = Secret::new("a guess"));
             let CollectiveError::Refused {
                 rank: 1, reason, ..
             } = &error
@@ -738,12 +786,12 @@ fn a_wrong_hello_is_refused_with_a_reason() {
                 panic!("{error}");
             };
             assert_eq!(reason, "it does not know the key of this pair of ranks");
-            let error = refused_at(address, |config| config.group = "other".to_string());
+            let error = refused_at(address, |it| it.rules.group = "other".to_string());
             assert!(
                 error.to_string().contains("the group here is tests"),
                 "{error}"
             );
-            let error = refused_at(address, |config| config.lanes = 2);
+            let error = refused_at(address, |settings| settings.rules.lanes = 2);
             assert!(
                 error.to_string().contains("lanes here is 1, not 2"),
                 "{error}"
@@ -754,12 +802,12 @@ fn a_wrong_hello_is_refused_with_a_reason() {
 
 #[test]
 fn missing_ranks_are_listed() {
-    let (seat, own) = listener();
-    let (silent, unheard) = listener();
+    let (own, silent) = (port(), port());
+    let unheard = silent.address;
     drop(silent);
-    let peers = [Some(unheard), Some(own), Some(unheard)];
+    let addresses = [unheard, own.address, unheard];
     let deadline = Instant::now() + Duration::from_millis(300);
-    let error = Links::connect(config(1, 3), seat, &peers, Some(deadline))
+    let error = connect(own, &settings(1, 3), &addresses, deadline)
         .err()
         .unwrap();
     let CollectiveError::Rendezvous {
@@ -773,10 +821,8 @@ fn missing_ranks_are_listed() {
     let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
     assert_eq!(ranks, [0, 2]);
     assert!(missing[0].reason.contains("refused"), "{error}");
-    // It is to connect here, through whatever is in between.
-    let port = format!("TCP port {} of this host", own.port());
-    assert!(missing[1].reason.contains(&port), "{error}");
-    assert!(missing[1].reason.contains("firewall"), "{error}");
+    // It is to connect here.
+    assert!(missing[1].reason.contains("has not connected"), "{error}");
     assert!(*elapsed < Duration::from_secs(60));
 }
 
@@ -895,9 +941,9 @@ impl Authority {
     }
 
     /// The settings of a rank that accepts the certificates of `accepts`.
-    fn tls(&self, accepts: &Authority, expired: bool) -> DataTls {
+    fn tls(&self, accepts: &Authority, expired: bool) -> TlsSettings {
         let key = rcgen::KeyPair::generate().unwrap();
-        let mut params = rcgen::CertificateParams::new(vec!["localhost".to_string()]).unwrap();
+        let mut params = rcgen::CertificateParams::new(vec!["127.0.0.1".to_string()]).unwrap();
         if expired {
             params.not_before = rcgen::date_time_ymd(2000, 1, 1);
             params.not_after = rcgen::date_time_ymd(2001, 1, 1);
@@ -905,38 +951,29 @@ impl Authority {
         let own = params.signed_by(&key, &self.issuer).unwrap();
         let (ca, own, key) = (accepts.pem.clone(), own.pem(), key.serialize_pem());
         let security = Security::default().tls(TlsIdentity::new(ca, own, key));
-        let tls = security.tls_settings().unwrap().unwrap();
-        DataTls {
-            client: tls.client,
-            server: tls.server,
-            server_names: vec![ServerName::try_from("localhost").unwrap(); 2],
-        }
+        security.tls_settings().unwrap().unwrap()
     }
 }
 
 /// How two ranks with these settings connect: the reasons of both, when they do not.
-fn connect_with(zero: DataTls, one: DataTls) -> Vec<std::result::Result<(), String>> {
-    let (listeners, addresses): (Vec<_>, Vec<_>) = (0..2).map(|_| listener()).unzip();
-    let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
-    let ranks = listeners.into_iter().zip([zero, one]).enumerate();
-    let ranks = ranks.map(|(rank, (listener, tls))| {
-        let (mut config, addresses) = (config(rank, 2), addresses.clone());
-        config.tls = Some(tls);
-        std::thread::spawn(move || {
-            let deadline = Some(Instant::now() + Duration::from_secs(1));
-            match Links::connect(config, listener, &addresses, deadline) {
-                Ok(_) => Ok(()),
-                Err(CollectiveError::Rendezvous { missing, .. }) => Err(missing[0].reason.clone()),
-                Err(other) => panic!("{other:?}"),
-            }
-        })
-    });
-    let ranks: Vec<_> = ranks.collect();
-    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+fn connect_with(zero: TlsSettings, one: TlsSettings) -> Vec<std::result::Result<(), String>> {
+    let ports = [port(), port()];
+    let addresses: Vec<_> = ports.iter().map(|port| port.address).collect();
+    let ranks = ports.into_iter().zip([zero, one]).enumerate();
+    on_threads(ranks, |(rank, (port, tls))| {
+        let mut settings = settings(rank, 2);
+        settings.tls = Some(tls);
+        let deadline = Instant::now() + Duration::from_secs(1);
+        match connect(port, &settings, &addresses, deadline) {
+            Ok(_) => Ok(()),
+            Err(CollectiveError::Rendezvous { missing, .. }) => Err(missing[0].reason.clone()),
+            Err(other) => panic!("{other:?}"),
+        }
+    })
 }
 
 #[test]
-fn the_data_port_takes_only_certificates_of_its_authority() {
+fn a_lane_takes_only_certificates_of_its_authority() {
     within_limit(|| {
         let (ca, other) = (Authority::new(), Authority::new());
         let good = || ca.tls(&ca, false);
@@ -963,7 +1000,10 @@ fn the_data_port_takes_only_certificates_of_its_authority() {
             let reasons = connect_with(zero, one);
             assert!(reasons.iter().all(Result::is_err), "{reasons:?}");
             let one = reasons[1].clone().unwrap_err();
-            assert!(one.contains("TLS") || one.contains("HTTP/2"), "{one}");
+            assert!(
+                one.contains("certificate") || one.contains("expired"),
+                "{one}"
+            );
         }
     });
 }

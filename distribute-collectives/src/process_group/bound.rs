@@ -1,6 +1,5 @@
 //! From addresses to ranks that have met.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,9 +9,9 @@ use distribute_net::shortage::make_room;
 
 use crate::control::{Announcement, ControlPlane, JoinOptions};
 use crate::error::{CollectiveError, Result};
-use crate::grpc::{DataListener, MESSAGE_BYTES_MIN, max_segment_bytes};
+use crate::grpc::{MESSAGE_BYTES_MIN, max_segment_bytes};
 use crate::process_group::communicator::ProcessCommunicator;
-use crate::process_group::joining::{DataPorts, Joining};
+use crate::process_group::joining::{Joining, Routes};
 use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
 #[cfg(feature = "shm")]
 use crate::process_group::sharing;
@@ -31,9 +30,7 @@ pub struct BoundProcessGroup {
     listener: BoundListener,
     /// Where this rank listens, if it is not listed.
     told_address: Option<String>,
-    data: DataListener,
-    data_address: SocketAddr,
-    routes: BTreeMap<usize, SocketAddr>,
+    routes: Routes,
 }
 
 impl ProcessGroupOptions {
@@ -57,22 +54,12 @@ impl ProcessGroupOptions {
         self.check()?;
         let begun = Instant::now();
         let (listener, told_address) = self.bind_control(begun)?;
-        let data = DataListener::bind(self.rank, listener.local_addr().ip(), self.data_port)?;
-        let data_address = data
-            .local_addr()
-            .map_err(|error| CollectiveError::Address {
-                rank: self.rank,
-                address: listener.local_addr().to_string(),
-                reason: error.to_string(),
-            })?;
         Ok(BoundProcessGroup {
             options: self,
             waited: begun.elapsed(),
             listener,
             told_address,
-            data,
-            data_address,
-            routes: BTreeMap::new(),
+            routes: Routes::new(),
         })
     }
 
@@ -140,13 +127,7 @@ impl BoundProcessGroup {
         self.listener.local_addr()
     }
 
-    /// Where this rank takes data connections. It tells the others itself.
-    pub fn data_address(&self) -> SocketAddr {
-        self.data_address
-    }
-
-    /// Reaches the data port of rank `peer` at another address than the one it announces: for
-    /// forwarded ports.
+    /// Reaches rank `peer` for data at another address than for control: for forwarded ports.
     #[must_use]
     pub fn route_data(mut self, peer: usize, address: SocketAddr) -> Self {
         self.routes.insert(peer, address);
@@ -217,7 +198,6 @@ impl BoundProcessGroup {
         let address = self.address();
         let status = Arc::new(GroupStatus::default());
         let announcement = Announcement {
-            data_port: self.data_address.port().into(),
             #[cfg(feature = "shm")]
             shared_memory: sharing::announcement(offer.as_ref()),
             ..Announcement::default()
@@ -235,6 +215,7 @@ impl BoundProcessGroup {
             security: self.options.security.clone(),
             announcement,
             interruption: self.options.interruption.clone(),
+            lanes: self.options.lanes,
         };
         let control = ControlPlane::join(join, self.listener, status.clone())?;
         let (abort, rank) = (control.abort_target(), self.options.rank);
@@ -249,14 +230,10 @@ impl BoundProcessGroup {
             address,
             deadline,
         };
-        let ports = DataPorts {
-            own: self.data,
-            routes: self.routes,
-        };
         #[cfg(feature = "shm")]
         if let Some(offer) = offer {
-            return joining.share_memory(offer, ports);
+            return joining.share_memory(offer, &self.routes);
         }
-        joining.over_grpc(ports)
+        joining.over_grpc(&self.routes)
     }
 }

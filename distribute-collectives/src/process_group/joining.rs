@@ -1,19 +1,18 @@
 //! From ranks that have met to a communicator.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use distribute_net::address;
 use distribute_net::handshake::Secret;
-use rustls::pki_types::ServerName;
 
 use crate::communicator::Communicator;
 use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
 use crate::flight_record::Recorded;
-use crate::grpc::{DataListener, DataTls, GrpcTransport, LinkConfig, Links, stall_limit};
+use crate::grpc::{GrpcTransport, LanePeer, LinkConfig, Links, stall_limit};
 use crate::link_cost::{LinkCost, remembered};
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
@@ -31,16 +30,13 @@ pub(super) struct Joining {
     pub(super) deadline: Instant,
 }
 
-/// How this rank reaches the data ports of others: its own, and the addresses it was told of.
-pub(super) struct DataPorts {
-    pub(super) own: DataListener,
-    pub(super) routes: BTreeMap<usize, SocketAddr>,
-}
+/// Ranks whose port is reached for data at another address than their own.
+pub(super) type Routes = BTreeMap<usize, SocketAddr>;
 
 impl Joining {
     /// Connects to all other ranks.
-    pub(super) fn over_grpc(self, ports: DataPorts) -> Result<ProcessCommunicator> {
-        let links = self.connect_links(&[], ports)?;
+    pub(super) fn over_grpc(self, routes: &Routes) -> Result<ProcessCommunicator> {
+        let links = self.connect_links(&[], routes)?;
         let (status, abort) = (self.status.clone(), self.control.abort_target());
         let timeout = self.options.group.timeout;
         self.over(GrpcTransport::new(links, status, abort, timeout), None)
@@ -122,39 +118,37 @@ impl Joining {
     }
 
     /// Connects to all ranks but those that are reached `in_memory`.
-    pub(super) fn connect_links(&self, in_memory: &[usize], ports: DataPorts) -> Result<Links> {
+    pub(super) fn connect_links(&self, in_memory: &[usize], routes: &Routes) -> Result<Links> {
         let options = &self.options;
         let (rank, world_size) = (options.rank, options.addresses.len());
-        let mut addresses = vec![None; world_size];
+        let mut peers = vec![None; world_size];
         for peer in self.control.peers() {
             if in_memory.contains(&peer.rank) {
                 continue;
             }
-            // Only higher ranks connect; what they connect to is the host of the control port.
-            let port = u16::try_from(peer.announcement.data_port).ok();
-            let port = port.filter(|port| *port > 0 || peer.rank > rank);
-            let announced = port.map(|port| SocketAddr::new(peer.ip, port));
-            let address = ports.routes.get(&peer.rank).copied().or(announced);
-            addresses[peer.rank] = Some(address.ok_or_else(|| CollectiveError::Protocol {
-                rank,
-                peer: peer.rank,
-                address: peer.address.clone(),
-                what: "it announces no port for data".to_string(),
-            })?);
+            let refuse = |reason: String| CollectiveError::InvalidOption {
+                what: format!(
+                    "cannot use the address {} of rank {}: {reason}",
+                    peer.address, peer.rank
+                ),
+            };
+            let (host, port) = address::split(&peer.address).map_err(refuse)?;
+            let listed = SocketAddr::new(peer.ip, port);
+            peers[peer.rank] = Some(LanePeer {
+                address: routes.get(&peer.rank).copied().unwrap_or(listed),
+                host: host.to_string(),
+                secret: peer.session_key.secret(),
+            });
         }
         let config = LinkConfig {
             rank,
-            world_size,
-            generation: options.group.generation,
-            group: options.group.name.clone(),
-            lanes: options.lanes,
+            own_ip: self.address.ip(),
             max_message_bytes: options.max_message_bytes,
             stall_limit: stall_limit(options.silence_limit()),
-            tls: self.data_tls()?,
-            secrets: self.secrets(),
             status: self.status.clone(),
         };
-        let linked = Links::connect(config, ports.own, &addresses, Some(self.deadline));
+        let door = self.control.doorway();
+        let linked = Links::connect(config, &door, &peers, Some(self.deadline));
         if let Err(error @ CollectiveError::Rendezvous { .. }) = &linked {
             // The others hear why this rank leaves, which they may not know otherwise.
             self.control.abort_target().abort(rank, &error.to_string());
@@ -169,29 +163,5 @@ impl Joining {
             secrets[peer.rank] = peer.session_key.secret();
         }
         secrets
-    }
-
-    fn data_tls(&self) -> Result<Option<DataTls>> {
-        let Some(tls) = self.options.security.tls_settings()? else {
-            return Ok(None);
-        };
-        let world_size = self.options.addresses.len();
-        // By rank; the entry of this rank itself is never dialled or accepted.
-        let mut names = vec![ServerName::from(IpAddr::from(Ipv4Addr::LOCALHOST)); world_size];
-        for peer in self.control.peers() {
-            let (rank, address) = (peer.rank, &peer.address);
-            let refuse = |reason: String| CollectiveError::InvalidOption {
-                what: format!("cannot use the address {address} of rank {rank}: {reason}"),
-            };
-            let (host, _) = address::split(&peer.address).map_err(refuse)?;
-            let reason = "its host is no name or IP address that a certificate can have";
-            names[peer.rank] =
-                ServerName::try_from(host.to_string()).map_err(|_| refuse(reason.to_string()))?;
-        }
-        Ok(Some(DataTls {
-            client: tls.client,
-            server: tls.server,
-            server_names: names,
-        }))
     }
 }

@@ -45,7 +45,6 @@ pub struct ProcessGroupOptions {
     pub(crate) addresses: Vec<Option<String>>,
     pub(crate) own_host: Option<String>,
     pub(crate) own_port: u16,
-    pub(crate) data_port: u16,
     pub(crate) group: GroupOptions,
     pub(crate) transport: ProcessTransport,
     pub(crate) rendezvous_timeout: Duration,
@@ -90,7 +89,6 @@ impl ProcessGroupOptions {
             addresses: addresses.map(|it| it.map(Into::into)).collect(),
             own_host: None,
             own_port: 0,
-            data_port: 0,
             group: GroupOptions::default(),
             transport: ProcessTransport::Auto,
             rendezvous_timeout: Duration::from_secs(60),
@@ -155,13 +153,6 @@ impl ProcessGroupOptions {
     /// one).
     pub fn own_port(mut self, port: u16) -> Self {
         self.own_port = port;
-        self
-    }
-
-    /// The port on which this rank takes gRPC's data connections, beside that of its address
-    /// (default 0: any free one). Ranks of one host need different ones.
-    pub fn data_port(mut self, port: u16) -> Self {
-        self.data_port = port;
         self
     }
 

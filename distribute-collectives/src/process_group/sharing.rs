@@ -4,7 +4,7 @@ use crate::error::{CollectiveError, Result};
 use crate::options::Algorithm;
 use crate::process_group::communicator::ProcessCommunicator;
 use crate::process_group::hosts::Hosts;
-use crate::process_group::joining::{DataPorts, Joining};
+use crate::process_group::joining::{Joining, Routes};
 use crate::process_group::mixed::MixedTransport;
 use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
 use crate::shared_memory::{
@@ -35,14 +35,10 @@ pub(super) fn announcement(offer: Option<&Offer>) -> Vec<u8> {
 
 impl Joining {
     /// Shares memory with the ranks that can, and connects to the others.
-    pub(super) fn share_memory(
-        self,
-        offer: Offer,
-        ports: DataPorts,
-    ) -> Result<ProcessCommunicator> {
+    pub(super) fn share_memory(self, offer: Offer, routes: &Routes) -> Result<ProcessCommunicator> {
         let (hosts, attachment) = self.find_hosts()?;
         if hosts.count() > 1 && !hosts.share_memory() {
-            return self.over_grpc(ports);
+            return self.over_grpc(routes);
         }
         let (most, limit) = (hosts.most_ranks(), self.members_max());
         if most > limit {
@@ -52,7 +48,7 @@ impl Joining {
                      gRPC"
                 );
             }
-            return self.over_grpc(ports);
+            return self.over_grpc(routes);
         }
         let members = hosts.members(self.options.rank);
         // Also a rank that is alone on its host: all ranks must speak to each other in one way.
@@ -60,7 +56,7 @@ impl Joining {
         if hosts.count() == 1 {
             return self.on_one_host(local);
         }
-        let links = self.connect_links(members, ports)?;
+        let links = self.connect_links(members, routes)?;
         let (status, abort) = (self.status.clone(), self.control.abort_target());
         let timeout = self.options.group.timeout;
         let transport = MixedTransport::new(links, local, status, abort, timeout);

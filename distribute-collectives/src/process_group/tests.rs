@@ -450,11 +450,11 @@ fn a_rank_that_leaves_before_the_memory_is_shared_is_named_at_once() {
             heartbeat_misses: two.heartbeat_misses,
             security,
             announcement: Announcement {
-                data_port: 1,
                 shared_memory: vec![7; 16],
                 ..Announcement::default()
             },
             interruption: Default::default(),
+            lanes: 1,
         };
         let begin = Instant::now();
         std::thread::scope(|scope| {
@@ -504,18 +504,16 @@ fn ranks_that_are_not_listed_meet_at_rank_0_and_form_a_group() {
 
 /// As where a firewall passes certain ports only.
 #[test]
-fn both_ports_of_a_rank_can_be_chosen() {
-    let [own, data] = [(); 2].map(|()| free_address());
-    let port = |address: &str| address.rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
+fn the_port_of_a_rank_can_be_chosen() {
+    let own = free_address();
+    let port = own.rsplit_once(':').unwrap().1.parse::<u16>().unwrap();
     let options = ProcessGroupOptions::partly_listed(1, [Some("127.0.0.1:1"), None])
         .own_host(Some("localhost".to_string()))
-        .own_port(port(&own))
-        .data_port(port(&data));
+        .own_port(port);
     let bound = options.clone().bind().unwrap();
-    assert_eq!(bound.address().port(), port(&own));
-    assert_eq!(bound.data_address().port(), port(&data));
-    let taken = options.own_port(0).bind().unwrap_err().to_string();
-    assert!(taken.contains("data port of its own"), "{taken}");
+    assert_eq!(bound.address().port(), port);
+    let taken = options.bind().unwrap_err().to_string();
+    assert!(taken.contains("in use"), "{taken}");
     let none = ProcessGroupOptions::partly_listed(1, [None, Some("127.0.0.1:1")]);
     let error = none.bind().unwrap_err().to_string();
     assert!(error.contains("address of rank 0"), "{error}");

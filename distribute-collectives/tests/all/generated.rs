@@ -35,7 +35,7 @@ fn the_code_is_that_of_the_proto_files() {
 }
 
 #[test]
-fn the_service_of_the_data_ports_is_described() {
+fn the_service_of_the_data_is_described() {
     let described = protox::compile([path("proto/collectives.proto")], [path("proto")]);
     assert!(described.is_ok(), "{described:?}");
 }

@@ -131,13 +131,13 @@ impl Drop for Rank {
     }
 }
 
-/// The addresses that the ranks are bound to: (control, data).
-pub struct Addresses(pub Vec<(String, String)>);
+/// The addresses that the ranks are bound to.
+pub struct Addresses(pub Vec<String>);
 
 impl Addresses {
-    pub fn control(&self) -> String {
-        let list: Vec<&str> = self.0.iter().map(|(control, _)| control.as_str()).collect();
-        list.join(" ")
+    /// All of them, as a rank is told to join.
+    pub fn list(&self) -> String {
+        self.0.join(" ")
     }
 }
 
@@ -154,20 +154,13 @@ pub fn bind(ranks: &mut [Rank], generation: u64, transport: &str, settings: &str
         ));
     }
     let answers = ranks.iter_mut().map(|rank| rank.answer("bound"));
-    Addresses(
-        answers
-            .map(|answer| {
-                let (control, data) = answer.split_once(' ').expect("two addresses");
-                (control.to_string(), data.to_string())
-            })
-            .collect(),
-    )
+    Addresses(answers.collect())
 }
 
 /// Joins all ranks and returns how they describe their group.
 pub fn join(ranks: &mut [Rank], addresses: &Addresses) -> Vec<String> {
     for rank in &mut *ranks {
-        rank.tell(&format!("join {}", addresses.control()));
+        rank.tell(&format!("join {}", addresses.list()));
     }
     ranks.iter_mut().map(|rank| rank.answer("joined")).collect()
 }

@@ -158,7 +158,7 @@ impl State {
         let options = options.group(group).security(security);
         self.options = Some(options.clone());
         let bound = options.bind()?;
-        let text = format!("bound {} {}", bound.address(), bound.data_address());
+        let text = format!("bound {}", bound.address());
         self.bound = Some(bound);
         Ok(text)
     }

@@ -1,7 +1,7 @@
 //! Who can reach a rank, with which certificate, and what of its token can be seen.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
 use rcgen::{
@@ -12,7 +12,7 @@ use rstest::rstest;
 use super::harness::{Rank, bind, group, join, leave, start};
 
 /// What a process listens on, TCP only, from the tables of the kernel.
-fn listening(pid: u32) -> Vec<IpAddr> {
+fn listening(pid: u32) -> Vec<SocketAddr> {
     let links = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process exists");
     let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
     let inodes: BTreeSet<String> = links
@@ -29,7 +29,9 @@ fn listening(pid: u32) -> Vec<IpAddr> {
             // 0A: listening; a receiver of datagrams needs no such state.
             let listens = words[3] == "0A" || table.starts_with("udp");
             if listens && inodes.contains(words[9]) {
-                found.push(address(words[1].split_once(':').expect("address:port").0));
+                let (ip, port) = words[1].split_once(':').expect("address:port");
+                let port = u16::from_str_radix(port, 16).expect("hex");
+                found.push(SocketAddr::new(address(ip), port));
             }
         }
     }
@@ -59,25 +61,24 @@ fn addresses_are_read_as_the_kernel_writes_them() {
     assert!(address("00000000000000000000000000000000").is_unspecified());
 }
 
+/// A firewall has to pass no other: nothing random is opened, whatever carries the data.
 #[rstest]
-fn ranks_listen_on_loopback_only(#[values("shm", "grpc", "auto")] transport: &str) {
+fn a_rank_listens_at_its_listed_address_and_nowhere_else(
+    #[values("shm", "grpc", "auto")] transport: &str,
+) {
     let mut ranks = start(2);
     let addresses = bind(&mut ranks, 0, transport, "");
-    let check = |ranks: &[Rank], least: usize| {
-        for rank in ranks {
-            let found = listening(rank.pid());
-            assert!(found.len() >= least, "{found:?}");
-            assert!(found.iter().all(IpAddr::is_loopback), "{found:?}");
+    let check = |ranks: &[Rank]| {
+        for (rank, address) in ranks.iter().zip(&addresses.0) {
+            let listed: SocketAddr = address.parse().expect("an address");
+            assert_eq!(listening(rank.pid()), [listed]);
         }
     };
-    check(&ranks, 2);
+    check(&ranks);
     join(&mut ranks, &addresses);
-    check(&ranks, 1);
+    check(&ranks);
     leave(&mut ranks);
-    assert_eq!(
-        listening(ranks[0].pid()),
-        [IpAddr::V4(Ipv4Addr::LOCALHOST); 0]
-    );
+    assert_eq!(listening(ranks[0].pid()), []);
 }
 
 const VARIABLE: &str = "DISTRIBUTE_TEST_TOKEN";
@@ -102,7 +103,8 @@ fn listening_beyond_loopback_needs_a_token_and_certificates() {
     for settings in [format!("{token} {tls}"), "insecure=1".to_string()] {
         let mut rank = bind(&settings);
         rank.answer("bound");
-        assert!(listening(rank.pid()).iter().any(IpAddr::is_unspecified));
+        let found = listening(rank.pid());
+        assert!(found.iter().any(|it| it.ip().is_unspecified()), "{found:?}");
     }
 }
 
@@ -144,12 +146,8 @@ fn no_output_and_no_argument_shows_the_token() {
         rank.tell(&format!("bind 0 grpc 2 {source}"));
     }
     let bound: Vec<_> = ranks.iter_mut().map(|rank| rank.answer("bound")).collect();
-    let controls: Vec<&str> = bound
-        .iter()
-        .map(|it| it.split(' ').next().expect("two"))
-        .collect();
     for rank in &mut ranks {
-        rank.tell(&format!("join {}", controls.join(" ")));
+        rank.tell(&format!("join {}", bound.join(" ")));
     }
     for rank in &mut ranks {
         rank.answer("joined");
@@ -162,8 +160,7 @@ fn no_output_and_no_argument_shows_the_token() {
     let mut outsider = with(1, OTHER);
     outsider.tell(&format!("bind 0 grpc 2 {by_variable} rendezvous_ms=3000"));
     let own = outsider.answer("bound");
-    let own = own.split(' ').next().expect("two addresses");
-    outsider.tell(&format!("join {} {own}", controls[0]));
+    outsider.tell(&format!("join {} {own}", bound[0]));
     assert!(outsider.answer("error").contains("token"));
     leave(&mut ranks);
     let mut zero = ranks.swap_remove(0);
@@ -275,8 +272,7 @@ fn wrong_certificates_keep_a_group_from_forming() {
             rank.tell(&format!("bind 0 grpc 2 {tls} rendezvous_ms=4000"));
         }
         let bound: Vec<_> = ranks.iter_mut().map(|rank| rank.answer("bound")).collect();
-        let controls = bound.iter().map(|it| it.split(' ').next().expect("two"));
-        let line = format!("join {}", controls.collect::<Vec<_>>().join(" "));
+        let line = format!("join {}", bound.join(" "));
         for rank in &mut ranks {
             rank.tell(&line);
         }

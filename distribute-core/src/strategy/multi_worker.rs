@@ -112,7 +112,6 @@ pub struct MultiWorkerMirroredStrategyBuilder {
     flight_records: Option<PathBuf>,
     rendezvous_timeout: Option<Duration>,
     own_host: Option<String>,
-    data_port: Option<u16>,
     link_memory: Option<PathBuf>,
     interruption: Interruption,
     silence: Option<Duration>,
@@ -225,11 +224,6 @@ impl MultiWorkerMirroredStrategyBuilder {
         /// where worker 0 is (torchrun, Open MPI): by default the address from which this host
         /// reaches worker 0. With certificates that of this host must be for it.
         own_host(host: impl Into<Option<String>>) => own_host = host.into();
-
-        /// The port on which this worker takes gradients over gRPC, beside the port of its address;
-        /// workers of one host take the following ones, in order. By default any free one: choose
-        /// it where a firewall passes certain ports.
-        data_port(first: u16) => data_port = Some(first);
 
         /// What ends waits for the other workers before their time, such as a signal; nothing by
         /// default. The error is [`CollectiveError::Interrupted`], on all workers. In a loop of
@@ -356,20 +350,6 @@ impl MultiWorkerMirroredStrategyBuilder {
         Ok(devices)
     }
 
-    /// The first data port and the place on this host; 0 for any free one.
-    fn own_data_port(&self, cluster: &Cluster) -> Result<u16> {
-        let Some(first) = self.data_port.filter(|port| *port > 0) else {
-            return Ok(0);
-        };
-        let place = u16::try_from(cluster.local_rank()).unwrap_or(u16::MAX);
-        first.checked_add(place).ok_or_else(|| {
-            Error::invalid(format!(
-                "the data ports start at {first}, and this worker is number {place} of its host: \
-                 65535 is the last port; choose a lower first one"
-            ))
-        })
-    }
-
     /// Finds workers that were told another number of replicas.
     fn check_total(&self, found: usize) -> Result<()> {
         match self.total_replicas {
@@ -427,7 +407,6 @@ impl MultiWorkerMirroredStrategyBuilder {
         let mut options = ProcessGroupOptions::partly_listed(rank, addresses)
             .own_host(self.own_host.take())
             .own_port(cluster.own_port().unwrap_or(0))
-            .data_port(self.own_data_port(cluster)?)
             .group(group)
             .transport(self.transport)
             .security(std::mem::take(&mut self.security))

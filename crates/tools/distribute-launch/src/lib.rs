@@ -28,7 +28,6 @@
 //! | `DISTRIBUTE_LAUNCH_MARK` | a mark by which the launcher finds its processes: keep it |
 //! | `DISTRIBUTE_STATE_MEMORY` | two files in memory that outlive the worker, empty at first |
 //! | `DISTRIBUTE_LINK_MEMORY` | another such file, for the measured cost of its links |
-//! | `DISTRIBUTE_DATA_PORT` | with [`Job::ports`]: a worker's port for gradients |
 //! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs; else empty |
 //!
 //! Its standard input is empty, and it leads a process group of its own.

@@ -43,11 +43,11 @@ fn options(rank: usize, addresses: &[String]) -> JoinOptions {
         heartbeat_misses: 20,
         security: Security::default(),
         announcement: Announcement {
-            data_port: 1000 + rank as u32,
             shared_memory: vec![rank as u8; rank],
             ..Announcement::default()
         },
         interruption: Default::default(),
+        lanes: 1,
     }
 }
 

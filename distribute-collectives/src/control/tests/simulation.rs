@@ -196,6 +196,7 @@ pub(super) fn membership(rank: usize) -> Arc<Membership> {
         security: Default::default(),
         announcement: Default::default(),
         interruption: Default::default(),
+        lanes: 1,
     };
     let status = Arc::new(GroupStatus::default());
     status.begin(RunningOperation::new(&operation(), Duration::from_secs(1)));

@@ -68,8 +68,6 @@ pub struct AttemptCluster {
     pub cluster: Cluster,
     pub tasks: Vec<Task>,
     pub token: Token,
-    /// One for each worker of this host, where a range of ports was named.
-    pub data_ports: Vec<u16>,
 }
 
 impl LauncherGroup {
@@ -495,7 +493,6 @@ impl LauncherGroup {
             cluster,
             tasks,
             token,
-            data_ports: Vec::new(),
         })
     }
 

@@ -212,9 +212,7 @@ impl Job {
     }
 
     /// Takes all ports of this host's processes from this range, for networks that pass certain
-    /// ports only (default: free ports from 20,000 to 32,767). Each process has one;
-    /// each worker one more, named by the variable `DISTRIBUTE_DATA_PORT`, for what it exchanges
-    /// with other workers.
+    /// ports only (default: free ports from 20,000 to 32,767). Each process has one.
     #[must_use]
     pub fn ports(mut self, ports: RangeInclusive<u16>) -> Job {
         self.ports = Some(ports);

@@ -35,7 +35,6 @@ use crate::report::console::Stream;
 use crate::report::failure_report;
 use crate::report::outcome::Ending;
 
-pub const DATA_PORT_VARIABLE: &str = "DISTRIBUTE_DATA_PORT";
 pub const CONFIG_VARIABLE: &str = "TF_CONFIG";
 pub const RESTART_VARIABLE: &str = "DISTRIBUTE_RESTART";
 pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";

@@ -1,6 +1,6 @@
 //! The state that the attempts of a job share.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::mpsc::Receiver;
 
 use crate::error::{LaunchError, Result};
@@ -10,7 +10,7 @@ use crate::hosts::wait::WaitOutcome;
 use crate::job::Job;
 use crate::job::cluster::{Cluster, Token};
 use crate::job::ports::ReservedPorts;
-use crate::job::task::{Role, Task};
+use crate::job::task::Task;
 use crate::membership::timed::TimedMembership;
 use crate::membership::{AttemptEnd, Plan};
 use crate::posts::PostBody;
@@ -70,8 +70,7 @@ impl Session<'_, '_> {
         }
     }
 
-    /// Reserves ports for these processes of this host: one each, and then, if a range was given,
-    /// one more for each worker.
+    /// Reserves ports for these processes of this host: one each.
     pub fn ports(&self, tasks: &[Task]) -> Result<ReservedPorts> {
         let loopback = Ipv4Addr::LOCALHOST.into();
         let address = self
@@ -85,12 +84,10 @@ impl Session<'_, '_> {
                 source,
             }
         };
+        let needed = tasks.len();
         let Some(range) = &self.job.ports else {
-            let needed = tasks.len();
             return ReservedPorts::new(needed, address).map_err(failed(needed));
         };
-        let workers = tasks.iter().filter(|task| task.role == Role::Worker);
-        let needed = tasks.len() + workers.count();
         let reserved = ReservedPorts::within(needed, address, range.clone());
         let (first, last) = (*range.start(), *range.end());
         reserved
@@ -112,30 +109,15 @@ impl Session<'_, '_> {
         ports: &ReservedPorts,
     ) -> Result<WaitOutcome<AttemptCluster>> {
         let cluster = Cluster::with_ports(ports, &tasks);
-        let data_ports = ports
-            .addresses()
-            .iter()
-            .skip(tasks.len())
-            .map(SocketAddr::port)
-            .collect();
         if let Some(group) = &mut self.group {
             let (received, screen) = (&self.received, self.screen);
-            return Ok(
-                match group.wait_for_hosts(plan, cluster, received, screen)? {
-                    WaitOutcome::Done(cluster) => WaitOutcome::Done(AttemptCluster {
-                        data_ports,
-                        ..cluster
-                    }),
-                    other => other,
-                },
-            );
+            return group.wait_for_hosts(plan, cluster, received, screen);
         }
         let token = Token::random()?;
         Ok(WaitOutcome::Done(AttemptCluster {
             cluster,
             tasks,
             token,
-            data_ports,
         }))
     }
 

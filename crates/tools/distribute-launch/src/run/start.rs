@@ -20,8 +20,8 @@ use crate::process::logs::LogDirectory;
 use crate::process::memory::StateMemory;
 use crate::process::output::{Output, OutputFailure, View};
 use crate::process::{
-    self, CONFIG_VARIABLE, DATA_PORT_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process,
-    REPORT_VARIABLE, RESTART_VARIABLE, TOKEN_VARIABLE,
+    self, CONFIG_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process, REPORT_VARIABLE,
+    RESTART_VARIABLE, TOKEN_VARIABLE,
 };
 use crate::report::console::Screen;
 use crate::report::failure_report;
@@ -165,14 +165,6 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         place.filter(|_| is_worker(&self.place.tasks[index]))
     }
 
-    /// The data port of the worker with this task number, if a range was given.
-    fn data_port_of(&self, index: usize) -> Option<u16> {
-        let is_worker = |task: &&Task| task.role == Role::Worker;
-        let worker = self.place.tasks[..index].iter().filter(is_worker).count();
-        let port = self.place.data_ports.get(worker).copied();
-        port.filter(|_| is_worker(&&self.place.tasks[index]))
-    }
-
     /// Starts the process of the task with this number, with the guard informed, and its two
     /// threads. `again` counts how often it was started again alone.
     pub fn start(&self, guard: &mut Guard, index: usize, again: u32) -> Result<Started> {
@@ -195,12 +187,6 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         {
             variables.push((PROGRESS_VARIABLE, path));
         }
-        let data_port = self.data_port_of(index).map(|port| port.to_string());
-        variables.extend(
-            data_port
-                .iter()
-                .map(|port| (DATA_PORT_VARIABLE, port.as_str())),
-        );
         let gpus = Gpus::of_this_process(self.job.gpus_per_worker);
         let gpus = gpus.map(|gpus| gpus.share(self.place_of(index)));
         variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
