@@ -78,6 +78,7 @@ impl ClusterArgs {
             ("--task-id", self.task_id.is_some()),
             ("--port", self.port.is_some()),
             ("--address", self.address.is_some()),
+            ("--rendezvous", self.rendezvous.is_some()),
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
@@ -128,6 +129,7 @@ impl ClusterArgs {
         let given = [
             ("--total-replicas", self.total_replicas.is_some()),
             ("--address", self.address.is_some()),
+            ("--rendezvous", self.rendezvous.is_some()),
             ("--transport", self.transport.is_some()),
             ("--communication", self.communication.is_some()),
             ("--bytes-per-pack", self.bytes_per_pack.is_some()),
@@ -153,18 +155,16 @@ impl ClusterArgs {
             task_type: self.task_type.clone(),
             task_id: self.task_id,
             port_base: self.port,
+            rendezvous: self.rendezvous.clone(),
             ..Overrides::default()
         };
         let detected = detect_with(ProcessEnvironment, overrides);
         let cluster = Cluster::resolve(&*detected.resolver).map_err(Error::from)?;
-        let says_only_where_they_meet = matches!(
-            detected.kind,
-            ClusterKind::Torchrun | ClusterKind::OpenMpi | ClusterKind::Mpi
-        );
-        if self.address.is_some() && !(says_only_where_they_meet && self.cluster_spec.is_none()) {
+        let is_listed = !detected.kind.says_only_where_to_meet() || self.cluster_spec.is_some();
+        if self.address.is_some() && is_listed {
             return Err(Failure::usage(
-                "--address is for torchrun and MPI, which only say where worker 0 is; this cluster \
-                 lists the address of every task: write it there",
+                "--address is for torchrun, MPI and Kubeflow Trainer, which only say where worker \
+                 0 is; this cluster lists the address of every task: write it there",
             ));
         }
         self.refuse_unused(detected.kind)?;

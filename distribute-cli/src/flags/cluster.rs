@@ -39,6 +39,9 @@ pub(crate) struct ClusterArgs {
     /// Address of this host if only worker 0's is known [default: as in the connection to worker 0]
     #[arg(long, value_name = "HOST", value_parser = host)]
     pub(crate) address: Option<String>,
+    /// Where worker 0 listens and the others meet it [default: as the launcher says, MASTER_ADDR]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) rendezvous: Option<String>,
     /// Transport between workers [default: auto]
     #[arg(long, value_name = "NAME")]
     pub(crate) transport: Option<TransportName>,
@@ -116,6 +119,10 @@ pub(crate) enum ClusterName {
     Mpi,
     /// The variables of a SLURM step
     Slurm,
+    /// JAX_PROCESS_ID, JAX_NUM_PROCESSES and JAX_COORDINATOR_ADDRESS (Kubeflow Trainer)
+    Jax,
+    /// PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR and PET_MASTER_PORT (Kubeflow Trainer)
+    Trainer,
     /// An Indexed Job or a JobSet
     Kubernetes,
     /// No cluster: this process trains by itself
@@ -130,6 +137,8 @@ impl From<ClusterName> for ClusterKind {
             ClusterName::OpenMpi => Self::OpenMpi,
             ClusterName::Mpi => Self::Mpi,
             ClusterName::Slurm => Self::Slurm,
+            ClusterName::Jax => Self::Jax,
+            ClusterName::Trainer => Self::Trainer,
             ClusterName::Kubernetes => Self::Kubernetes,
             ClusterName::None => Self::OneProcess,
         }

@@ -5,6 +5,7 @@ use std::process::Output;
 use std::time::Instant;
 
 use crate::common;
+use crate::job::{self, Member};
 
 /// Runs the program with these variables.
 fn run(variables: &[(&str, &str)], arguments: &str) -> Output {
@@ -12,7 +13,7 @@ fn run(variables: &[(&str, &str)], arguments: &str) -> Output {
     let mut command = common::program(folder.path());
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
-        if ["SLURM", "PMI", "OMPI_", "JOB_"]
+        if ["SLURM", "PMI", "OMPI_", "JOB_", "PET_", "JAX_"]
             .iter()
             .any(|it| name.starts_with(it))
         {
@@ -88,6 +89,22 @@ fn doctor_says_what_this_process_is_and_why() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let trainer = [
+        ("PET_NODE_RANK", "2"),
+        ("PET_NNODES", "3"),
+        ("PET_NPROC_PER_NODE", "4"),
+        ("PET_MASTER_ADDR", "distribute-node-0-0.distribute"),
+        ("PET_MASTER_PORT", "29500"),
+        ("JOB_COMPLETION_INDEX", "2"),
+    ];
+    let text = doctor(&trainer);
+    for part in [
+        "this process is worker 2, rank 2 of 3; it listens on a free port and sends it to rank 0",
+        "the workers meet at distribute-node-0-0.distribute:29500",
+        "not from kubernetes: in a pod of an Indexed Job, but trainer comes first",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
     let alone = doctor(&[("TF_CONFIG", "{}")]);
     assert!(
         alone.contains("this process is on its own: it trains alone, on all data"),
@@ -147,7 +164,17 @@ fn a_process_that_cannot_find_the_others_says_so_at_once() {
         (vec![("PMIX_RANK", "1")], ["PMIX_RANK", "--cluster none"]),
         (
             vec![("PMI_RANK", "1"), ("PMI_SIZE", "2")],
-            ["MASTER_ADDR", "rank 0"],
+            ["MASTER_ADDR", "--rendezvous HOST:PORT"],
+        ),
+        (
+            vec![
+                ("RANK", "0"),
+                ("WORLD_SIZE", "1"),
+                ("MASTER_ADDR", "host"),
+                ("OMPI_COMM_WORLD_RANK", "1"),
+                ("OMPI_COMM_WORLD_SIZE", "2"),
+            ],
+            ["contradict each other", "--cluster open-mpi"],
         ),
         (
             torchrun("127.0.0.1:29500", "1"),
@@ -183,6 +210,21 @@ fn what_would_say_nothing_in_this_cluster_is_refused() {
         (vec![list], "--port 7000", "--port is for SLURM"),
         (vec![list], "--port 7000 --dry-run", "--port is for SLURM"),
         (vec![], &format!("{spec} --port 7000"), "write it there"),
+        (
+            vec![list],
+            "--rendezvous h:9000",
+            "--rendezvous h:9000: tf-config lists the address of every task",
+        ),
+        (
+            vec![],
+            "--rendezvous h:9000",
+            "--rendezvous h:9000: nothing numbers the processes",
+        ),
+        (
+            vec![("RANK", "1"), ("WORLD_SIZE", "2")],
+            "--rendezvous h",
+            "--rendezvous=h: write it as HOST:PORT",
+        ),
         (vec![], "--port 7000", alone),
         (vec![], "--task-type worker", alone),
         (vec![], "--task-id 0", alone),
@@ -271,4 +313,29 @@ fn ports_and_addresses_of_flags_are_checked_where_they_are_given() {
     }
     let none = run(&[], "launch --workers 0 --ps 1 -- true");
     assert_eq!(none.status.code(), Some(2), "{none:?}");
+}
+
+/// Workers that know their numbers and one address meet and train what those with a list train,
+/// whoever comes first, and two of them on each of two addresses.
+#[test]
+fn workers_with_one_place_to_meet_at_train_what_workers_with_a_list_train() {
+    let folder = tempfile::tempdir().unwrap();
+    let multi = format!("{} --steps 12", job::MULTI);
+    let (_, listed) = job::succeed(folder.path(), 4, &multi);
+    let [place] = &job::addresses(1)[..] else {
+        panic!("one address was asked for");
+    };
+    let arguments = format!("{multi} --rendezvous {place} --address 127.0.0.1");
+    let numbers = ["0", "1", "2", "3"];
+    let start = |rank: &str| {
+        let variables = [("PMI_RANK", rank), ("PMI_SIZE", "4")];
+        Member::start(folder.path(), &arguments, &variables)
+    };
+    let mut workers: Vec<_> = numbers.iter().rev().map(|rank| start(rank)).collect();
+    workers.reverse();
+    let ended = job::finish(workers);
+    for worker in &ended {
+        assert_eq!(worker.code, Some(0), "{}", worker.stderr);
+    }
+    assert_eq!(job::hash(&ended[0].stdout), listed);
 }

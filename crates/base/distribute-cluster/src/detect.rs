@@ -2,8 +2,9 @@
 
 use std::fmt;
 
+use super::contradiction;
 use super::environment::{Environment, Variables};
-use super::launchers::{self, OPEN_MPI};
+use super::launchers::{self, JAX, Launcher, OPEN_MPI, TORCHRUN, TRAINER};
 use super::{
     ClusterError, ClusterKind, ClusterResolver, ClusterSpec, Description, KubernetesResolver,
     Overridden, Overrides, RankResolver, Result, SimpleResolver, SlurmResolver, TfConfigResolver,
@@ -55,20 +56,9 @@ pub fn detect(env: impl Environment + 'static) -> Detected {
 /// [`detect`], with parts of the answer given by flags or the program.
 pub fn detect_with(env: impl Environment + 'static, overrides: Overrides) -> Detected {
     let env = Variables::new(env);
-    let looks = ClusterKind::ALL.map(|kind| (kind, look(kind, &env)));
-    let complete = |found: &Found| matches!(found, Found::Yes(_));
-    let unclear = |found: &Found| matches!(found, Found::Unclear(_));
-    let mut chosen = looks.iter().find(|(_, found)| complete(found));
-    chosen = chosen.or_else(|| looks.iter().find(|(_, found)| unclear(found)));
-    let (mut kind, mut reason, mut unclear) = match chosen {
-        Some((kind, Found::Yes(why))) => (*kind, why.clone(), None),
-        Some((kind, Found::Unclear(seen))) => (*kind, seen.clone(), Some(seen.clone())),
-        _ => (
-            ClusterKind::OneProcess,
-            "no launcher's variables".to_string(),
-            None,
-        ),
-    };
+    let meets = overrides.rendezvous.is_some();
+    let looks = ClusterKind::ALL.map(|kind| (kind, look(kind, &env, meets)));
+    let (mut kind, mut reason, mut refused) = choose(&looks, &env);
     let mut passed_over = Vec::new();
     for (other, found) in &looks {
         let why = match found {
@@ -87,63 +77,123 @@ pub fn detect_with(env: impl Environment + 'static, overrides: Overrides) -> Det
             passed_over.push(PassedOver { kind, why });
         }
         passed_over.retain(|other| other.kind != wanted);
-        (kind, reason, unclear) = (wanted, "asked for".to_string(), None);
+        (kind, reason, refused) = (wanted, "asked for".to_string(), None);
     }
-    let inner = match unclear {
-        Some(seen) => Box::new(Unclear { seen, kind, env }),
-        None => resolver(kind, env, overrides.port_base),
+    refused = refused.or_else(|| unused_rendezvous(kind, &overrides));
+    let resolver: Box<dyn ClusterResolver> = match refused {
+        Some(error) => {
+            let resolver = resolver(kind, env, &Overrides::default());
+            let description = resolver.describe();
+            let refused = Box::new(Refused { error, description });
+            // A cluster that was given replaces what a launcher left out, not a wrong flag.
+            match overrides.rendezvous {
+                Some(_) => refused,
+                None => Box::new(Overridden::new(refused, overrides)),
+            }
+        }
+        None => {
+            let inner = resolver(kind, env, &overrides);
+            Box::new(Overridden::new(inner, overrides))
+        }
     };
     Detected {
         kind,
         reason,
-        resolver: Box::new(Overridden::new(inner, overrides)),
+        resolver,
         passed_over,
     }
 }
 
-fn resolver(kind: ClusterKind, env: Variables, port: Option<u16>) -> Box<dyn ClusterResolver> {
+/// The first kind that is complete, else the first that left something out, with the reason and
+/// what is wrong.
+fn choose(
+    looks: &[(ClusterKind, Found)],
+    env: &Variables,
+) -> (ClusterKind, String, Option<ClusterError>) {
+    let complete = looks.iter().find_map(|(kind, found)| match found {
+        Found::Yes(why) => Some((*kind, why.clone(), contradiction::find(*kind, env))),
+        _ => None,
+    });
+    let unclear = || {
+        looks.iter().find_map(|(kind, found)| match found {
+            Found::Unclear(seen) => {
+                let error = ClusterError::UnclearLauncher { seen: seen.clone() };
+                Some((*kind, seen.clone(), Some(error)))
+            }
+            _ => None,
+        })
+    };
+    let alone = || {
+        let reason = "no launcher's variables".to_string();
+        (ClusterKind::OneProcess, reason, None)
+    };
+    complete.or_else(unclear).unwrap_or_else(alone)
+}
+
+/// The error of a place to meet at that has no effect.
+fn unused_rendezvous(kind: ClusterKind, overrides: &Overrides) -> Option<ClusterError> {
+    let address = overrides.rendezvous.clone()?;
+    let why = match kind {
+        _ if overrides.cluster_spec.is_some() => {
+            "the cluster that was given (--cluster-spec) lists the address of every task: leave \
+             one of the two out"
+                .to_string()
+        }
+        kind if kind.says_only_where_to_meet() => return None,
+        ClusterKind::OneProcess => "nothing numbers the processes that meet there: set RANK and \
+                                    WORLD_SIZE in each of them, or start them with torchrun, an \
+                                    MPI or Kubeflow Trainer"
+            .to_string(),
+        kind => format!(
+            "{kind} lists the address of every task: leave --rendezvous out (to use other ranks, \
+             name their source: `--cluster torchrun` reads RANK and WORLD_SIZE)"
+        ),
+    };
+    Some(ClusterError::RendezvousUnused { address, why })
+}
+
+fn resolver(kind: ClusterKind, env: Variables, given: &Overrides) -> Box<dyn ClusterResolver> {
+    let port = given.port_base;
+    let ranks = |resolver: RankResolver| {
+        let rendezvous = given.rendezvous.clone();
+        Box::new(resolver.port_base(port).rendezvous(rendezvous))
+    };
     match kind {
         ClusterKind::TfConfig => Box::new(TfConfigResolver::new(env)),
-        ClusterKind::Torchrun => Box::new(RankResolver::torchrun(env).port_base(port)),
-        ClusterKind::OpenMpi => Box::new(RankResolver::open_mpi(env).port_base(port)),
-        ClusterKind::Mpi => Box::new(RankResolver::mpi(env).port_base(port)),
+        ClusterKind::Torchrun => ranks(RankResolver::torchrun(env)),
+        ClusterKind::OpenMpi => ranks(RankResolver::open_mpi(env)),
+        ClusterKind::Mpi => ranks(RankResolver::mpi(env)),
+        ClusterKind::Jax => ranks(RankResolver::jax(env)),
+        ClusterKind::Trainer => ranks(RankResolver::trainer(env)),
         ClusterKind::Slurm => Box::new(SlurmResolver::new(env).port_base(port)),
         ClusterKind::Kubernetes => Box::new(KubernetesResolver::new(env).port_base(port)),
         ClusterKind::OneProcess => Box::new(SimpleResolver::default()),
     }
 }
 
-/// A launcher has left its marks, and does not say enough: every question about the cluster is an
-/// error that says what is missing.
+/// A launcher has left its marks, and does not say enough, or contradicts another one: every
+/// question about the cluster is an error that says what is wrong.
 #[derive(Debug)]
-struct Unclear {
-    seen: String,
-    kind: ClusterKind,
-    env: Variables,
+struct Refused {
+    error: ClusterError,
+    description: Description,
 }
 
-impl Unclear {
-    fn error<T>(&self) -> Result<T> {
-        let seen = self.seen.clone();
-        Err(ClusterError::UnclearLauncher { seen })
-    }
-}
-
-impl ClusterResolver for Unclear {
+impl ClusterResolver for Refused {
     fn cluster_spec(&self) -> Result<ClusterSpec> {
-        self.error()
+        Err(self.error.clone())
     }
 
     fn task_type(&self) -> Result<Option<String>> {
-        self.error()
+        Err(self.error.clone())
     }
 
     fn task_id(&self) -> Result<Option<i64>> {
-        self.error()
+        Err(self.error.clone())
     }
 
     fn describe(&self) -> Description {
-        resolver(self.kind, self.env.clone(), None).describe()
+        self.description.clone()
     }
 }
 
@@ -157,10 +207,13 @@ enum Found {
     No,
 }
 
-fn look(kind: ClusterKind, env: &Variables) -> Found {
+/// What there is of a kind; `meets` if the place to meet at is given.
+fn look(kind: ClusterKind, env: &Variables, meets: bool) -> Found {
     match kind {
         ClusterKind::TfConfig => tf_config(env),
-        ClusterKind::Torchrun => torchrun(env),
+        ClusterKind::Torchrun => by_rank(&TORCHRUN, env, meets),
+        ClusterKind::Jax => by_rank(&JAX, env, meets),
+        ClusterKind::Trainer => by_rank(&TRAINER, env, meets),
         ClusterKind::OpenMpi => match OPEN_MPI.found(env) {
             (set, missing) if missing.is_empty() && !set.is_empty() => {
                 Found::Yes("started by Open MPI's mpirun".to_string())
@@ -202,26 +255,24 @@ fn part(set: &[&str], missing: &[&str]) -> Found {
     }
 }
 
-fn torchrun(env: &Variables) -> Found {
-    let names = ["RANK", "WORLD_SIZE", "MASTER_ADDR"];
-    let (set, missing): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| env.has(name));
-    match (&set[..], &missing[..]) {
-        (_, []) => Found::Yes("MASTER_ADDR is set".to_string()),
-        // It is also given to other launchers, which do not say where rank 0 is.
-        (["MASTER_ADDR"], _) => Found::No,
+/// A launcher that says rank, size and where rank 0 is.
+fn by_rank(launcher: &Launcher, env: &Variables, meets: bool) -> Found {
+    let (rank, size, host) = (launcher.rank, launcher.size, launcher.meeting.host());
+    let is_set = |name: &&str| env.has(name) || (meets && *name == host);
+    let (set, missing): (Vec<&str>, Vec<&str>) = [rank, size, host].into_iter().partition(is_set);
+    let is_one = || env.number(&[size], usize::MAX) == Ok(Some(1));
+    match &missing[..] {
+        [] if env.has(host) => Found::Yes(format!("{host} is set")),
+        [] => Found::Yes(format!("{rank} and {size} are set")),
+        // The address is also given to other launchers, which do not say where rank 0 is.
+        [_, _] if set[..] == [host] => Found::No,
         // A single process needs no meeting point.
-        (["RANK", "WORLD_SIZE"], _) if is_one(env, "WORLD_SIZE") => {
-            Found::Partly("WORLD_SIZE is 1".to_string())
+        _ if env.has(size) && is_one() => Found::Partly(format!("{size} is 1")),
+        missing => {
+            let set: Vec<&str> = set.into_iter().filter(|name| env.has(name)).collect();
+            part(&set, missing)
         }
-        (["WORLD_SIZE"] | ["WORLD_SIZE", _], _) if is_one(env, "WORLD_SIZE") => {
-            Found::Partly("WORLD_SIZE is 1".to_string())
-        }
-        (set, missing) => part(set, missing),
     }
-}
-
-fn is_one(env: &Variables, name: &'static str) -> bool {
-    env.number(&[name], usize::MAX) == Ok(Some(1))
 }
 
 /// Another MPI's launcher, or one that only leaves a sign.

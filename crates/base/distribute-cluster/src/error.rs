@@ -129,6 +129,30 @@ pub enum ClusterError {
         /// The variables that were found, and what is missing.
         seen: String,
     },
+    /// Two launchers number this process in ways that do not fit each other.
+    #[error(
+        "{first} and {second} contradict each other: neither launcher can have started this \
+         process under the other; start it with one of them, remove the variables that are left \
+         over, or say which ones count (`--cluster {first_name}` or `--cluster {second_name}`)"
+    )]
+    ContradictingLaunchers {
+        /// The variables that would have been used, with their values.
+        first: String,
+        /// Their kind of cluster.
+        first_name: super::ClusterKind,
+        /// The other variables, with their values.
+        second: String,
+        /// Their kind of cluster.
+        second_name: super::ClusterKind,
+    },
+    /// A place to meet at was given, and nothing here is met there.
+    #[error("--rendezvous {address}: {why}")]
+    RendezvousUnused {
+        /// The address.
+        address: String,
+        /// Why it has no effect, and what to do.
+        why: String,
+    },
     /// A job has no tasks (TensorFlow: `ValueError`).
     #[error("job '{job}' has no tasks; leave it out, or list the address of at least one")]
     EmptyJob {

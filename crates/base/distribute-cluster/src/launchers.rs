@@ -12,6 +12,8 @@ pub(super) struct Launcher {
     pub(super) size: &'static str,
     pub(super) local_size: &'static [&'static str],
     pub(super) local_rank: &'static [&'static str],
+    /// The host of rank 0, where the processes meet, and the port there.
+    pub(super) meeting: Meeting,
     /// Says whether the launcher itself listens on `MASTER_PORT`.
     pub(super) store: Option<&'static str>,
     /// The host of processes that are all on one, where none is named.
@@ -20,16 +22,80 @@ pub(super) struct Launcher {
     pub(super) host_hint: &'static str,
 }
 
+/// The variables that say where rank 0 is.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Meeting {
+    /// The host in the first, the port in the second.
+    HostAndPort(&'static str, &'static str),
+    /// `HOST:PORT` in one.
+    Address(&'static str),
+}
+
+impl Meeting {
+    /// The variable without which there is no place to meet at.
+    pub(super) const fn host(self) -> &'static str {
+        match self {
+            Self::HostAndPort(host, _) => host,
+            Self::Address(both) => both,
+        }
+    }
+
+    /// All of them.
+    pub(super) fn variables(self) -> Vec<&'static str> {
+        match self {
+            Self::HostAndPort(host, port) => vec![host, port],
+            Self::Address(both) => vec![both],
+        }
+    }
+}
+
+const MASTER: Meeting = Meeting::HostAndPort("MASTER_ADDR", "MASTER_PORT");
+
 pub(super) const TORCHRUN: Launcher = Launcher {
     name: "torchrun variables",
     rank: "RANK",
     size: "WORLD_SIZE",
     local_size: &["LOCAL_WORLD_SIZE"],
     local_rank: &["LOCAL_RANK"],
+    meeting: MASTER,
     store: Some("TORCHELASTIC_USE_AGENT_STORE"),
     one_host: None,
     hint: "torchrun sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
-    host_hint: "set it to the host that rank 0 runs on",
+    host_hint: "set it to the host that rank 0 runs on, or give `--rendezvous HOST:PORT`",
+};
+
+/// What Kubeflow Trainer v2 gives the pods of a runtime with `mlPolicy.torch`, for torchrun to
+/// read: one process per pod, so the pods are the ranks. torchrun's children have
+/// [`TORCHRUN`]'s variables too, which come first.
+pub(super) const TRAINER: Launcher = Launcher {
+    name: "Kubeflow Trainer",
+    rank: "PET_NODE_RANK",
+    size: "PET_NNODES",
+    local_size: &[],
+    local_rank: &[],
+    meeting: Meeting::HostAndPort("PET_MASTER_ADDR", "PET_MASTER_PORT"),
+    hint: "Kubeflow Trainer sets PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR and PET_MASTER_PORT",
+    ..TORCHRUN_LIKE
+};
+
+/// What Kubeflow Trainer v2 gives the pods of a runtime with `mlPolicy.jax`, and scripts their JAX
+/// processes.
+pub(super) const JAX: Launcher = Launcher {
+    name: "JAX variables",
+    rank: "JAX_PROCESS_ID",
+    size: "JAX_NUM_PROCESSES",
+    local_size: &[],
+    local_rank: &[],
+    meeting: Meeting::Address("JAX_COORDINATOR_ADDRESS"),
+    hint: "set JAX_PROCESS_ID, JAX_NUM_PROCESSES and JAX_COORDINATOR_ADDRESS, as Kubeflow Trainer \
+           does",
+    ..TORCHRUN_LIKE
+};
+
+/// As torchrun's variables, without a store on the port to meet at.
+const TORCHRUN_LIKE: Launcher = Launcher {
+    store: None,
+    ..TORCHRUN
 };
 
 /// What all launchers below have alike: none of them says where rank 0 is.
@@ -39,11 +105,13 @@ const MPI: Launcher = Launcher {
     size: "",
     local_size: &[],
     local_rank: &[],
+    meeting: MASTER,
     store: None,
     one_host: Some("127.0.0.1"),
     hint: "start the program with the launcher of your MPI",
-    host_hint: "the launcher does not say where rank 0 runs: give all processes the variable \
-                MASTER_ADDR with the host of rank 0 (mpirun -genv MASTER_ADDR HOST, or export it)",
+    host_hint: "the launcher does not say where rank 0 runs: give all processes `--rendezvous \
+                HOST:PORT`, or the variable MASTER_ADDR with the host of rank 0 (mpirun -genv \
+                MASTER_ADDR HOST, or export it)",
 };
 
 pub(super) const OPEN_MPI: Launcher = Launcher {
@@ -53,12 +121,21 @@ pub(super) const OPEN_MPI: Launcher = Launcher {
     local_size: &["OMPI_COMM_WORLD_LOCAL_SIZE"],
     local_rank: &["OMPI_COMM_WORLD_LOCAL_RANK"],
     hint: "start the program with Open MPI's mpirun",
-    host_hint: "Open MPI does not say where rank 0 runs: mpirun -x MASTER_ADDR=HOST",
+    host_hint: "Open MPI does not say where rank 0 runs: give all processes `--rendezvous \
+                HOST:PORT`, or the host of rank 0 (mpirun -x MASTER_ADDR=HOST)",
     ..MPI
 };
 
 /// The other launchers that say rank and size, in the order they are tried in.
-pub(super) const OTHERS: [Launcher; 5] = [
+pub(super) const OTHERS: [Launcher; 6] = [
+    Launcher {
+        name: "MVAPICH",
+        rank: "MVP_COMM_WORLD_RANK",
+        size: "MVP_COMM_WORLD_SIZE",
+        local_size: &["MVP_COMM_WORLD_LOCAL_SIZE"],
+        local_rank: &["MVP_COMM_WORLD_LOCAL_RANK"],
+        ..MPI
+    },
     Launcher {
         name: "MVAPICH2",
         rank: "MV2_COMM_WORLD_RANK",
@@ -102,13 +179,15 @@ pub(super) const OTHERS: [Launcher; 5] = [
 
 /// The variables by which launchers other than torchrun, Open MPI and `srun` number processes: for
 /// a report of what is set.
-pub const LAUNCHER_VARIABLES: [&str; 18] = [
+pub const LAUNCHER_VARIABLES: [&str; 28] = [
     "PMI_RANK",
     "PMI_SIZE",
     "PMI_ID",
     "PMIX_RANK",
     "MPI_LOCALRANKID",
     "MPI_LOCALNRANKS",
+    "MVP_COMM_WORLD_RANK",
+    "MVP_COMM_WORLD_SIZE",
     "MV2_COMM_WORLD_RANK",
     "MV2_COMM_WORLD_SIZE",
     "JSM_NAMESPACE_RANK",
@@ -121,6 +200,14 @@ pub const LAUNCHER_VARIABLES: [&str; 18] = [
     "ALPS_APP_PE",
     "MP_CHILD",
     "LSF_PM_TASKID",
+    "JAX_PROCESS_ID",
+    "JAX_NUM_PROCESSES",
+    "JAX_COORDINATOR_ADDRESS",
+    "PET_NODE_RANK",
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
 ];
 
 /// Variables by which launchers number processes without saying how many there are.
@@ -148,6 +235,8 @@ impl Launcher {
         let mut names = vec![self.rank, self.size];
         names.extend(self.local_size);
         names.extend(self.local_rank);
+        names.extend(self.meeting.variables());
+        names.extend(self.store);
         names
     }
 }

@@ -11,6 +11,7 @@
 //! | [`RankResolver::open_mpi`] | `OMPI_COMM_WORLD_*` |
 //! | [`RankResolver::torchrun`] | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` |
 //! | [`RankResolver::mpi`] | `PMI_RANK`, `PMI_SIZE` (MPICH, Intel MPI) and others |
+//! | [`RankResolver::jax`], [`RankResolver::trainer`] | `JAX_*` or `PET_*` of Kubeflow Trainer v2 |
 //! | [`SimpleResolver`], [`UnionResolver`] | what the program gives them |
 //!
 //! [`detect`] picks one and says why; [`Overrides`] replaces any part of what it found. Roles and
@@ -45,6 +46,7 @@
 )]
 
 mod addresses;
+mod contradiction;
 mod detect;
 mod environment;
 mod error;
@@ -53,6 +55,7 @@ mod json;
 mod kind;
 mod kubernetes;
 mod launchers;
+mod meeting;
 mod member;
 mod overrides;
 mod ranks;

@@ -20,13 +20,17 @@ pub struct Overrides {
     pub rpc_layer: Option<String>,
     /// The first port, where the resolver chooses ports.
     pub port_base: Option<u16>,
+    /// Where rank 0 listens and the others meet it, `HOST:PORT`, whatever the launcher says of it:
+    /// for launchers that number the processes and list no addresses.
+    pub rendezvous: Option<String>,
 }
 
 /// A resolver with parts of its answers replaced.
 #[derive(Debug)]
 pub struct Overridden {
     inner: Box<dyn ClusterResolver>,
-    /// What is replaced. Its `kind` and `port_base` are the business of [`super::detect_with`].
+    /// What is replaced. Its `kind`, `port_base` and `rendezvous` are the business of
+    /// [`super::detect_with`].
     pub overrides: Overrides,
 }
 

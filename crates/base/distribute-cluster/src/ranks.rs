@@ -1,9 +1,11 @@
 //! Launchers that number the processes but do not say where each of them is: Open MPI, torchrun.
 
-use super::addresses::check_host;
 use super::environment::{Environment, Variables};
-use super::launchers::{self, Launcher, OPEN_MPI, OTHERS, TORCHRUN};
-use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MAX_TASKS, Result};
+use super::launchers::{self, JAX, Launcher, Meeting, OPEN_MPI, OTHERS, TORCHRUN, TRAINER};
+use super::meeting::{self, Place};
+use super::{
+    ClusterError, ClusterResolver, ClusterSpec, DEFAULT_PORT, Description, MAX_TASKS, Result,
+};
 
 /// Checks that `tasks` tasks can listen on ports from `first` on.
 pub(super) fn check_ports(first: u16, tasks: usize) -> Result<()> {
@@ -30,9 +32,6 @@ pub(super) fn check_base(port: u16) -> Result<()> {
     }
 }
 
-const HOST: &str = "MASTER_ADDR";
-const PORT: &str = "MASTER_PORT";
-
 /// The launcher's information about this process.
 struct Ranks {
     rank: usize,
@@ -40,18 +39,42 @@ struct Ranks {
     is_one_host: bool,
 }
 
-/// Reads the ranks that torchrun, Open MPI or another MPI number the processes with.
+/// Reads the ranks that torchrun, Open MPI or another MPI, or Kubeflow Trainer number the processes
+/// with.
 ///
 /// All processes are workers. On one host (as many processes there as in all) rank `i` listens on
-/// port `MASTER_PORT + i`. Between hosts only the address of rank 0 is known, at `MASTER_ADDR`; the
-/// others have none in the [`ClusterSpec`]: each tells rank 0 where it listens when it comes, and
-/// rank 0 tells the others.
+/// port `MASTER_PORT + i`. Between hosts only the address of rank 0 is known, at `MASTER_ADDR` or
+/// [`Self::rendezvous`]; the others have none in the [`ClusterSpec`]: each tells rank 0 where it
+/// listens when it comes, and rank 0 tells the others.
+///
+/// | launcher | rank, size | of this host | rank 0 is at |
+/// |---|---|---|---|
+/// | [torchrun] | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE` | `MASTER_ADDR` |
+/// | [Open MPI] | `OMPI_COMM_WORLD_RANK`, `_SIZE` | `_LOCAL_RANK`, `_LOCAL_SIZE` | not said |
+/// | [MPICH], Intel MPI | `PMI_RANK`, `PMI_SIZE` | `MPI_LOCALRANKID`, `_LOCALNRANKS` | not said |
+/// | [PALS] | `PMI_RANK`, `PMI_SIZE` | `PALS_LOCAL_RANKID`, `_LOCAL_SIZE` | not said |
+/// | [MVAPICH] | `MVP_COMM_WORLD_RANK` (2: `MV2_`), `_SIZE` | `_LOCAL_RANK`, `_SIZE` | not said |
+/// | [JSM] | `JSM_NAMESPACE_RANK`, `_SIZE` | `_LOCAL_RANK`, `_LOCAL_SIZE` | not said |
+/// | [Flux] | `FLUX_TASK_RANK`, `FLUX_JOB_SIZE` | `FLUX_TASK_LOCAL_ID` | not said |
+/// | [Trainer], torch | `PET_NODE_RANK`, `PET_NNODES` | one per pod | `PET_MASTER_ADDR` |
+/// | [Trainer], [JAX] | `JAX_PROCESS_ID`, `_NUM_PROCESSES` | not said | `JAX_COORDINATOR_ADDRESS` |
+///
+/// [torchrun]: https://docs.pytorch.org/docs/stable/elastic/run.html
+/// [Open MPI]: https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+/// [MPICH]: https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to
+/// [PALS]: https://docs.alcf.anl.gov/aurora/running-jobs-aurora
+/// [MVAPICH]: https://mvapich.cse.ohio-state.edu/userguide
+/// [JSM]: https://www.ibm.com/docs/en/SSWRJV_10.1.0/jsm/jsm_kickoff.html
+/// [Flux]: https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7
+/// [Trainer]: https://www.kubeflow.org/docs/components/trainer/user-guides/pytorch
+/// [JAX]: https://www.kubeflow.org/docs/components/trainer/user-guides/jax
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct RankResolver {
     env: Variables,
     launcher: Launcher,
     port_base: Option<u16>,
+    rendezvous: Option<String>,
 }
 
 impl RankResolver {
@@ -67,17 +90,32 @@ impl RankResolver {
     /// `OMPI_COMM_WORLD_LOCAL_RANK`, which `mpirun` sets.
     ///
     /// Open MPI does not say which hosts it uses: on one host the loopback is taken, between hosts
-    /// `MASTER_ADDR` has to be given (`mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=8888`).
+    /// `MASTER_ADDR` has to be given (`mpirun -x MASTER_ADDR=host1 -x MASTER_PORT=8888`), or
+    /// [`Self::rendezvous`].
     pub fn open_mpi(env: impl Environment + 'static) -> Self {
         Self::new(env, |_| OPEN_MPI)
     }
 
     /// Reads what other launchers set: `PMI_RANK` and `PMI_SIZE` (MPICH, Intel MPI, MVAPICH, PALS),
-    /// `MV2_COMM_WORLD_*`, `JSM_NAMESPACE_*`, `FLUX_TASK_RANK` and `FLUX_JOB_SIZE`, `HOROVOD_*`.
-    /// Between hosts `MASTER_ADDR` has to be given, as for Open MPI.
+    /// `MVP_COMM_WORLD_*` and `MV2_COMM_WORLD_*`, `JSM_NAMESPACE_*`, `FLUX_TASK_RANK` and
+    /// `FLUX_JOB_SIZE`, `HOROVOD_*`. Between hosts `MASTER_ADDR` has to be given, as for Open MPI.
     pub fn mpi(env: impl Environment + 'static) -> Self {
-        let [_, pmi, ..] = OTHERS;
+        let [_, _, pmi, ..] = OTHERS;
         Self::new(env, |env| launchers::other(env).unwrap_or(pmi))
+    }
+
+    /// Reads `JAX_PROCESS_ID`, `JAX_NUM_PROCESSES` and `JAX_COORDINATOR_ADDRESS`, which Kubeflow
+    /// Trainer v2 sets under `mlPolicy.jax`.
+    pub fn jax(env: impl Environment + 'static) -> Self {
+        Self::new(env, |_| JAX)
+    }
+
+    /// Reads `PET_NODE_RANK`, `PET_NNODES`, `PET_MASTER_ADDR` and `PET_MASTER_PORT`, which Kubeflow
+    /// Trainer v2 sets under `mlPolicy.torch`, for a pod that runs this program and not torchrun.
+    /// Each pod is one worker: `PET_NPROC_PER_NODE` tells torchrun how many processes to start, and
+    /// is not read.
+    pub fn trainer(env: impl Environment + 'static) -> Self {
+        Self::new(env, |_| TRAINER)
     }
 
     fn new(env: impl Environment + 'static, launcher: impl FnOnce(&Variables) -> Launcher) -> Self {
@@ -86,13 +124,21 @@ impl RankResolver {
             launcher: launcher(&env),
             env,
             port_base: None,
+            rendezvous: None,
         }
     }
 
     /// The port of rank 0, whatever `MASTER_PORT` says; [`super::DEFAULT_PORT`] if nothing does.
-    /// With it the others, too, listen on the port of their place on their host from there on.
+    /// With it the others, too, listen on the port of their place on their host from there on. Rank
+    /// 0 listens on the port of [`Self::rendezvous`], if that is given.
     pub fn port_base(mut self, port: impl Into<Option<u16>>) -> Self {
         self.port_base = port.into();
+        self
+    }
+
+    /// Where rank 0 listens and the others meet it, `HOST:PORT`, whatever the launcher says of it.
+    pub fn rendezvous(mut self, address: impl Into<Option<String>>) -> Self {
+        self.rendezvous = address.into();
         self
     }
 
@@ -111,49 +157,38 @@ impl RankResolver {
         })
     }
 
-    fn host(&self, is_one_host: bool) -> Result<String> {
+    /// Where rank 0 listens.
+    fn meeting(&self, is_one_host: bool) -> Result<Place> {
+        if let Some(address) = &self.rendezvous {
+            return meeting::from_address("--rendezvous", address);
+        }
         let one_host = self.launcher.one_host.filter(|_| is_one_host);
-        let given = self.env.var(HOST)?.filter(|host| !host.trim().is_empty());
-        let host = match (given, one_host) {
-            (None, Some(host)) => host.to_string(),
-            (host, _) => {
-                host.ok_or_else(|| ClusterError::missing(&[HOST], self.launcher.host_hint))?
+        let (host, port) = match self.launcher.meeting {
+            Meeting::HostAndPort(host, port) => (host, port),
+            Meeting::Address(name) => {
+                let address = self.env.require(&[name], self.launcher.host_hint)?;
+                let place = meeting::from_address(name, &address)?;
+                return Ok(place.with_port(self.port_base));
             }
         };
-        let host = host.trim();
-        let refuse = |why: String| Err(ClusterError::invalid_variable(HOST, host, why));
-        // An IPv6 address has several colons, or none outside of brackets.
-        let is_ipv6 = host.starts_with('[') || host.matches(':').count() > 1;
-        let end = host.rsplit_once(':').filter(|(before, port)| {
-            let outside = !is_ipv6 || before.ends_with(']');
-            outside && port.parse::<u16>().is_ok()
-        });
-        if let (Some((before, port)), false) = (end, host.contains("://")) {
-            let why = format!("a port is not part of it: {HOST}={before} and {PORT}={port}");
-            return refuse(why);
-        }
-        if let Err(why) = check_host(host) {
-            return refuse(format!("{why}; {}", self.launcher.host_hint));
-        }
-        let inner = host.trim_start_matches('[').trim_end_matches(']');
-        let address = inner.split('%').next().unwrap_or_default();
-        if host.contains([':', '[']) && address.parse::<std::net::Ipv6Addr>().is_err() {
-            return refuse("it is neither a name nor an IP address".to_string());
-        }
-        // An IPv6 address needs brackets in front of a port.
-        Ok(if host.contains(':') && !host.starts_with('[') {
-            format!("[{host}]")
-        } else {
-            host.to_string()
-        })
+        let given = self.env.var(host)?.filter(|host| !host.trim().is_empty());
+        let given = match (given, one_host) {
+            (None, Some(host)) => host.to_string(),
+            (given, _) => {
+                given.ok_or_else(|| ClusterError::missing(&[host], self.launcher.host_hint))?
+            }
+        };
+        let host = meeting::host(host, port, &given, self.launcher.host_hint)?;
+        let port = self.port(port)?;
+        Ok(Place { host, port })
     }
 
-    fn port(&self) -> Result<u16> {
+    fn port(&self, variable: &'static str) -> Result<u16> {
         if let Some(port) = self.port_base {
             check_base(port)?;
             return Ok(port);
         }
-        let port = self.env.port(PORT)?;
+        let port = self.env.port(variable)?;
         let store = self
             .launcher
             .store
@@ -178,15 +213,21 @@ impl ClusterResolver for RankResolver {
         } = self.ranks()?;
         if size == 1 {
             // It is alone, so the address does not matter.
-            return ClusterSpec::new([("worker", [format!("127.0.0.1:{}", self.port()?)])]);
+            let port = self.port_base.unwrap_or(DEFAULT_PORT);
+            check_base(port)?;
+            return ClusterSpec::new([("worker", [format!("127.0.0.1:{port}")])]);
         }
-        let (host, port) = (self.host(is_one_host)?, self.port()?);
+        if let Some(port) = self.port_base {
+            check_base(port)?;
+        }
+        let Place { host, port } = self.meeting(is_one_host)?;
+        let first = self.port_base.unwrap_or(port);
         if is_one_host {
-            check_ports(port, size)?;
+            check_ports(first, size)?;
         }
         let address = |rank: usize| match rank {
             0 => Some(format!("{host}:{port}")),
-            _ if is_one_host => Some(format!("{host}:{}", usize::from(port) + rank)),
+            _ if is_one_host => Some(format!("{host}:{}", usize::from(first) + rank)),
             _ => None,
         };
         let tasks = (0_i64..).zip((0..size).map(address));
@@ -215,10 +256,9 @@ impl ClusterResolver for RankResolver {
     }
 
     fn describe(&self) -> Description {
-        let mut names = self.launcher.variables();
-        names.extend([HOST, PORT]);
-        names.extend(self.launcher.store);
+        let names = self.launcher.variables();
         Description::new(self.launcher.name, self.env.set_among(&names))
             .given("port_base", self.port_base)
+            .given("rendezvous", self.rendezvous.as_ref())
     }
 }

@@ -14,6 +14,8 @@ use rstest::rstest;
 
 #[path = "cluster/launchers.rs"]
 mod launchers;
+#[path = "cluster/sources.rs"]
+mod sources;
 
 type Env = BTreeMap<String, String>;
 
@@ -834,15 +836,25 @@ proptest! {
     )) {
         let env: Env = values.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
         for kind in ClusterKind::ALL {
-            let overrides = Overrides { kind: Some(kind), ..Overrides::default() };
-            ask(&*detect_with(env.clone(), overrides).resolver);
+            for rendezvous in [None, Some("h:1".to_string())] {
+                let kind = Some(kind);
+                let overrides = Overrides { kind, rendezvous, ..Overrides::default() };
+                ask(&*detect_with(env.clone(), overrides).resolver);
+            }
         }
         let detected = detect(env);
         prop_assert!(!detected.to_string().is_empty());
     }
 }
 
-const VARIABLES: [&str; 31] = [
+const VARIABLES: [&str; 38] = [
+    "PET_NODE_RANK",
+    "PET_NNODES",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "JAX_PROCESS_ID",
+    "JAX_NUM_PROCESSES",
+    "JAX_COORDINATOR_ADDRESS",
     "PMI_RANK",
     "PMI_SIZE",
     "PMIX_RANK",

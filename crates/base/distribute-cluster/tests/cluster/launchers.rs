@@ -29,6 +29,7 @@ fn the_place_on_a_host_is_that_of_the_launcher_or_of_the_addresses() {
 #[case::intel("PMI_RANK=1\nPMI_SIZE=2\nMPI_LOCALRANKID=0")]
 #[case::pals("PMI_RANK=1\nPMI_SIZE=2\nPALS_RANKID=1\nPALS_LOCAL_RANKID=0")]
 #[case::mvapich("MV2_COMM_WORLD_RANK=1\nMV2_COMM_WORLD_SIZE=2\nMV2_COMM_WORLD_LOCAL_RANK=0")]
+#[case::mvapich3("MVP_COMM_WORLD_RANK=1\nMVP_COMM_WORLD_SIZE=2\nMVP_COMM_WORLD_LOCAL_RANK=0")]
 #[case::jsm("JSM_NAMESPACE_RANK=1\nJSM_NAMESPACE_SIZE=2\nPMIX_RANK=1")]
 #[case::flux("FLUX_TASK_RANK=1\nFLUX_JOB_SIZE=2\nFLUX_TASK_LOCAL_ID=0\nPMI_RANK=1\nPMI_SIZE=2")]
 #[case::horovod("HOROVOD_RANK=1\nHOROVOD_SIZE=2")]
@@ -38,7 +39,9 @@ fn other_launchers_number_the_workers(#[case] variables: &str) {
     let error = Cluster::resolve(&*detected.resolver)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("MASTER_ADDR"), "{error}");
+    for way in ["MASTER_ADDR", "--rendezvous HOST:PORT"] {
+        assert!(error.contains(way), "{error}");
+    }
     let detected = detect(env(&format!(
         "{variables}\nMASTER_ADDR=h\nMASTER_PORT=9000"
     )));
