@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use crate::common;
 
-const FILES: [&str; 8] = [
+mod trainer;
+
+const FILES: [&str; 9] = [
     "Dockerfile",
     "README.md",
     "elastic-jobset.yaml",
@@ -16,6 +18,7 @@ const FILES: [&str; 8] = [
     "jobset.yaml",
     "slurm.sbatch",
     "tfjob.yaml",
+    "trainer-v2.yaml",
     "two-hosts.sh",
 ];
 const SCRIPTS: [&str; 3] = ["elastic.sbatch", "slurm.sbatch", "two-hosts.sh"];
@@ -147,10 +150,22 @@ fn after<'a>(arguments: &'a [String], flag: &str) -> &'a str {
     &arguments[place.unwrap_or_else(|| panic!("no {flag} in {arguments:?}")) + 1]
 }
 
+/// The label by which Kueue starts the pods of a job together.
+const QUEUE: &str = "kueue.x-k8s.io/queue-name";
+
+/// The JobSets that files describe, from `spec` on.
+fn jobsets() -> [(&'static str, Value); 3] {
+    let [runtime, _] = trainer::documents();
+    [
+        ("jobset.yaml", yaml("jobset.yaml")),
+        ("elastic-jobset.yaml", yaml("elastic-jobset.yaml")),
+        ("trainer-v2.yaml", runtime["spec"]["template"].clone()),
+    ]
+}
+
 /// What a JobSet does when a pod of its Job ends with this code, by the rules of JobSet and Job:
 /// the first that matches counts.
-fn jobset_action(file: &str, code: u8) -> Option<String> {
-    let set = yaml(file);
+fn jobset_action(set: &Value, code: u8) -> Option<String> {
     let job = &set["spec"]["replicatedJobs"][0]["template"]["spec"];
     let pod_rules = job["podFailurePolicy"]["rules"].as_array().unwrap();
     let matches = |rule: &&Value| {
@@ -191,18 +206,30 @@ fn jobset_action(file: &str, code: u8) -> Option<String> {
 
 #[test]
 fn a_jobset_starts_nothing_again_that_would_end_in_the_same_way() {
-    for file in ["jobset.yaml", "elastic-jobset.yaml"] {
+    for (file, set) in jobsets() {
         for code in [2, 43] {
-            assert_eq!(jobset_action(file, code).as_deref(), Some("FailJobSet"));
+            let action = jobset_action(&set, code);
+            assert_eq!(action.as_deref(), Some("FailJobSet"), "{file}");
         }
         for code in [1, 137, 143] {
-            assert_eq!(jobset_action(file, code).as_deref(), Some("RestartJobSet"));
+            let action = jobset_action(&set, code);
+            assert_eq!(action.as_deref(), Some("RestartJobSet"), "{file}");
         }
+        // The Job of the elastic JobSet starts that pod again by itself.
+        let saved = (file != "elastic-jobset.yaml").then_some("RestartJobSetAndIgnoreMaxRestarts");
+        assert_eq!(jobset_action(&set, 42).as_deref(), saved, "{file}");
     }
-    let saved = "RestartJobSetAndIgnoreMaxRestarts";
-    assert_eq!(jobset_action("jobset.yaml", 42).as_deref(), Some(saved));
-    // The Job itself starts that pod again.
-    assert_eq!(jobset_action("elastic-jobset.yaml", 42), None);
+}
+
+/// What workers share is in memory files, which count against the limit of their pod.
+#[test]
+fn pods_mount_no_memory_for_what_is_shared() {
+    for (file, set) in jobsets() {
+        let pod = &set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"];
+        assert!(pod["containers"][0]["resources"]["limits"]["memory"].is_string());
+        assert!(!pod.to_string().contains("/dev/shm"), "{file}");
+        assert!(!pod["volumes"].to_string().contains("emptyDir"), "{file}");
+    }
 }
 
 #[test]
@@ -521,6 +548,7 @@ fn the_jobset_is_the_cluster_that_the_resolver_finds() {
     let set = yaml(file);
     assert_eq!(set["apiVersion"], "jobset.x-k8s.io/v1alpha2");
     assert_eq!(set["kind"], "JobSet");
+    assert!(set["metadata"]["labels"][QUEUE].is_string());
     let name = set["metadata"]["name"].as_str().unwrap();
     let jobs = set["spec"]["replicatedJobs"].as_array().unwrap();
     assert_eq!(jobs.len(), 1);

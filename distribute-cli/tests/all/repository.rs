@@ -18,6 +18,12 @@ fn yaml(file: &str) -> Value {
     serde_saphyr::from_str(&text(file)).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 
+/// All documents of a file, as a list.
+fn documents(file: &str) -> Value {
+    let found = serde_saphyr::from_multiple(&text(file));
+    Value::Array(found.unwrap_or_else(|error| panic!("{file}: {error}")))
+}
+
 /// The instructions of a Dockerfile: the word, and what follows it on its lines.
 fn instructions(file: &str) -> Vec<(String, String)> {
     let text = text(file);
@@ -105,8 +111,12 @@ fn the_image_is_what_the_kubernetes_files_start() {
     let tag = format!("registry.example.com/distribute-cli:{version}");
     assert!(text("deploy/Dockerfile").contains(&format!("--tag {tag} .")));
     let user = only(image, "USER").split(':').next().unwrap();
-    for file in ["deploy/jobset.yaml", "deploy/tfjob.yaml"] {
-        let yaml = yaml(file);
+    for file in [
+        "deploy/jobset.yaml",
+        "deploy/tfjob.yaml",
+        "deploy/trainer-v2.yaml",
+    ] {
+        let yaml = documents(file);
         let found = |key: &str| {
             let mut found = Vec::new();
             values(&yaml, key, &mut found);
