@@ -106,11 +106,7 @@ fn the_pods_of_trainer_are_the_cluster_that_the_resolver_finds() {
             let mut variables = variables.clone();
             variables.extend(given(policy, &job, index));
             let arguments = check_pod(FILE, pod, &variables);
-            assert_eq!(
-                after(&arguments, "--cluster"),
-                "trainer",
-                "what the comment says of jax"
-            );
+            assert_eq!(after(&arguments, "--cluster"), "trainer");
             let own = format!("{name}-node-0-{index}.{name}");
             assert_eq!(after(&arguments, "--address"), own);
             let said = doctor(&variables);
