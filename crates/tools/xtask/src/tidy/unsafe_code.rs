@@ -86,6 +86,10 @@ const UNSAFE_MODULES: &[(&str, &str)] = &[
         "a counting allocator shows that the all-reduce does not allocate after the first call",
     ),
     (
+        "crates/tools/hostile/src/bin/network-switch/tap.rs",
+        "makes a TAP device, for which the kernel has only an ioctl",
+    ),
+    (
         "crates/tools/distribute-launch/src/process/parent_death.rs",
         "a process asks the kernel, between fork and exec, to die with the launcher",
     ),
