@@ -230,12 +230,14 @@ fn of_observing(args: &ObservingArgs) -> Vec<Entry> {
     let ObservingArgs {
         trace,
         metrics_addr,
+        compare_ranks,
         #[cfg(feature = "otlp")]
         otlp_endpoint,
     } = args;
     vec![
         // Workers compare their clocks for it, and merge their parts.
         ("--trace", given(trace.is_some()), Scope::Together),
+        ("--compare-ranks", text(*compare_ranks), Scope::Together),
         // All are told if one of them cannot listen.
         (
             "--metrics-addr",
@@ -601,6 +603,7 @@ mod tests {
         "--log-steps 5",
         "--trace trace.json",
         "--metrics-addr 0",
+        "--compare-ranks 5",
         #[cfg(feature = "otlp")]
         "--otlp-endpoint http://127.0.0.1:1",
         "--transport grpc",

@@ -90,6 +90,7 @@ mod shared_memory;
 mod spin_policy;
 #[cfg(feature = "grpc")]
 mod status;
+pub mod stragglers;
 mod sync;
 mod terms;
 #[cfg(test)]

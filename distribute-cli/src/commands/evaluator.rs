@@ -75,6 +75,7 @@ fn unused(args: &TrainArgs) -> Option<String> {
     let given = [
         ("--trace", observing.trace.is_some()),
         ("--metrics-addr", observing.metrics_addr.is_some()),
+        ("--compare-ranks", observing.compare_ranks.is_some()),
         #[cfg(feature = "otlp")]
         ("--otlp-endpoint", observing.otlp_endpoint.is_some()),
         ("--log-bits", files.log_bits.is_some()),

@@ -60,6 +60,12 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
              MIN..MAX, or leave it out",
         ));
     }
+    if args.drop_stragglers.is_some() && !is_elastic {
+        return Err(Failure::usage(
+            "--drop-stragglers is for jobs whose number of workers may change: give --workers \
+             MIN..MAX, or leave it out",
+        ));
+    }
     if args.restart_pause.is_some() && args.max_restarts == 0 && !is_elastic {
         return Err(Failure::usage(
             "--restart-pause is for jobs that are started again: give --max-restarts N, or leave \
@@ -80,6 +86,9 @@ fn job(args: LaunchArgs) -> Result<Job, Failure> {
         .guard([program.as_os_str(), "launch-guard".as_ref()]);
     if let Some(seconds) = args.shrink_after {
         job = job.shrink_after(Duration::from_secs(seconds));
+    }
+    if let Some(seconds) = args.drop_stragglers {
+        job = job.drop_stragglers(Duration::from_secs(seconds));
     }
     if let Some(seconds) = args.restart_pause {
         job = job.restart_pause(Duration::from_secs(seconds));
@@ -160,6 +169,10 @@ fn failure(error: LaunchError) -> Failure {
                 .to_string()
                 .replace("`Hosts::join_timeout`", "--rendezvous-timeout");
             Failure::failed(said.replace("`Job::shrink_after`", "--shrink-after"))
+        }
+        LaunchError::HostDropped { .. } => {
+            let said = error.to_string();
+            Failure::failed(said.replace("`Job::drop_stragglers`", "--drop-stragglers"))
         }
         other => other.into(),
     }

@@ -51,6 +51,7 @@ pub(super) fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     let given = [
         ("--trace", observing.trace.is_some()),
         ("--metrics-addr", observing.metrics_addr.is_some()),
+        ("--compare-ranks", observing.compare_ranks.is_some()),
         #[cfg(feature = "otlp")]
         ("--otlp-endpoint", observing.otlp_endpoint.is_some()),
     ];

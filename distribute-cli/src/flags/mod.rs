@@ -165,6 +165,16 @@ pub(crate) struct LaunchArgs {
     /// How long a job with MIN..MAX workers waits for a missing host [default: 30]
     #[arg(long, value_name = "SECONDS", value_parser = shrink_after, allow_negative_numbers = true)]
     pub(crate) shrink_after: Option<u64>,
+    /// Go on without a host that is slow for this long (if no number: 60) while enough are left
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        value_parser = shrink_after,
+        num_args = 0..=1,
+        default_missing_value = "60",
+        allow_negative_numbers = true
+    )]
+    pub(crate) drop_stragglers: Option<u64>,
     /// Exclusive GPUs for each worker, named cuda:0, ... in it [default: all workers see all GPUs]
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     pub(crate) gpus_per_worker: usize,

@@ -2,10 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 
 use super::{Command, TrainArgs};
+
+/// How often ranks are compared by default, in seconds.
+const COMPARE_RANKS: f64 = 2.0;
 
 /// Where a running training publishes its progress.
 #[derive(Debug, Args)]
@@ -17,6 +21,9 @@ pub(crate) struct ObservingArgs {
     /// Serve metrics for Prometheus on this port, worker i on PORT + i; 0: any free port
     #[arg(long, value_name = "[IP:]PORT", value_parser = address)]
     pub(crate) metrics_addr: Option<SocketAddr>,
+    /// How often workers compare their steps, to name a slow one; 0: never [default: 2]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true)]
+    pub(crate) compare_ranks: Option<f64>,
     /// Send the same metrics to this OpenTelemetry collector, by OTLP over gRPC
     #[cfg(feature = "otlp")]
     #[arg(long, value_name = "http://HOST:PORT", value_parser = endpoint)]
@@ -24,6 +31,11 @@ pub(crate) struct ObservingArgs {
 }
 
 impl ObservingArgs {
+    /// How often ranks are compared.
+    pub(crate) fn compare_ranks(&self) -> Duration {
+        Duration::from_secs_f64(self.compare_ranks.unwrap_or(COMPARE_RANKS))
+    }
+
     /// Whether metrics are published.
     pub(crate) fn wants_metrics(&self) -> bool {
         #[cfg(feature = "otlp")]
@@ -45,6 +57,13 @@ impl TrainArgs {
     fn wants_phases(&self) -> bool {
         self.observing.trace.is_some() || self.observing.wants_metrics()
     }
+}
+
+/// A time from 0 to a day.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.0..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| "seconds from 0 to 86400 are needed, as 2 or 0.5".to_string())
 }
 
 /// The gRPC port of a collector, without TLS.

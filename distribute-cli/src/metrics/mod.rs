@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use distribute_core::collectives::stragglers::{Shares, Standing};
 use distribute_core::{Error, Result, WorkerGroup};
 use distribute_fit::{Callback, Control, Outcome};
 
@@ -24,7 +25,7 @@ use crate::phases::Phases;
 const LOSS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The metrics: kind, name and help, as in docs/observing.md.
-const METRICS: [(&str, &str, &str); 9] = [
+const METRICS: [(&str, &str, &str); 16] = [
     (
         "counter",
         "steps_total",
@@ -58,6 +59,41 @@ const METRICS: [(&str, &str, &str); 9] = [
         "Time of all threads waiting for others, for a turn or for a batch.",
     ),
     ("gauge", "restarts", "How often the job was started before."),
+    (
+        "gauge",
+        "rank_compute_share",
+        "Part of a step in which this rank computes.",
+    ),
+    (
+        "gauge",
+        "rank_data_share",
+        "Part of a step in which this rank waits for its data.",
+    ),
+    (
+        "gauge",
+        "rank_exchange_share",
+        "Part of a step in which this rank moves data to and from other ranks.",
+    ),
+    (
+        "gauge",
+        "rank_waiting_share",
+        "Part of a step in which this rank waits for other ranks.",
+    ),
+    (
+        "gauge",
+        "rank_time_ratio",
+        "Time in which this rank computes or waits for its data, divided by the median rank's.",
+    ),
+    (
+        "gauge",
+        "rank_time_past_ratio",
+        "The same time, divided by its own average before.",
+    ),
+    (
+        "gauge",
+        "rank_slow",
+        "1 if this rank has been slow for long, else 0.",
+    ),
 ];
 
 /// The metrics of this process, which are published until this is dropped.
@@ -89,6 +125,8 @@ struct Training {
     examples_at_last: u64,
     loss: Option<f64>,
     skipped_steps: u64,
+    /// How this rank compares with the others.
+    standing: Option<Standing>,
 }
 
 impl Metrics {
@@ -213,6 +251,8 @@ impl Numbers {
     fn values(&self) -> [Option<f64>; METRICS.len()] {
         let training = *self.training();
         let totals = self.phases.totals();
+        let standing = training.standing;
+        let share = |of: fn(&Shares) -> f64| standing.map(|standing| of(&standing.shares));
         [
             Some(training.steps as f64),
             Some(training.epoch as f64),
@@ -223,6 +263,13 @@ impl Numbers {
             Some(totals.exchange.as_secs_f64()),
             Some(totals.waiting.as_secs_f64()),
             Some(self.restarts as f64),
+            share(|shares| shares.compute),
+            share(|shares| shares.data),
+            share(|shares| shares.exchange),
+            share(|shares| shares.waiting),
+            standing.map(|standing| standing.ratio),
+            standing.and_then(|standing| standing.past_ratio),
+            standing.map(|standing| f64::from(u8::from(standing.is_slow))),
         ]
     }
 
@@ -288,6 +335,7 @@ impl Follower {
         training.epoch = (progress.position.epoch + 1).min(progress.epochs);
         training.examples = examples;
         training.skipped_steps = run.skipped_steps();
+        training.standing = run.standings().get(self.numbers.worker).copied();
         Ok(())
     }
 }

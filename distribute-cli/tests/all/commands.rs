@@ -40,7 +40,7 @@ fn json_lines_are_as_documented() {
     );
     assert_eq!(
         keys(lines[2]),
-        "event loss val_loss val_accuracy steps weights_sha256"
+        "event loss val_loss val_accuracy steps weights_sha256 ranks slow_ranks"
     );
 }
 

@@ -20,7 +20,7 @@ pub fn events(finished: &Finished, kind: &str) -> Vec<serde_json::Value> {
 }
 
 /// The loss after each step that was told; a step that was repeated has the last one.
-fn losses(finished: &Finished) -> BTreeMap<u64, f64> {
+pub fn losses(finished: &Finished) -> BTreeMap<u64, f64> {
     let loss = |event: serde_json::Value| {
         let step = event["step"].as_u64().unwrap();
         (step, event["loss"].as_f64().unwrap())
@@ -29,7 +29,7 @@ fn losses(finished: &Finished) -> BTreeMap<u64, f64> {
 }
 
 /// How many replicas and workers each start had.
-fn starts(finished: &Finished) -> Vec<(u64, u64)> {
+pub fn starts(finished: &Finished) -> Vec<(u64, u64)> {
     let start = |event: serde_json::Value| {
         let replicas = event["replicas"].as_u64().unwrap();
         (replicas, event["workers"].as_u64().unwrap_or(1))

@@ -364,6 +364,10 @@ fn what_cannot_be_launched_is_said_in_a_line() {
             "launch --workers 2 --shrink-after 30s -- true",
         ),
         (
+            "nothing_to_drop",
+            "launch --workers 2 --drop-stragglers -- true",
+        ),
+        (
             "no_time",
             "launch --workers 1..2 --shrink-after soon -- true",
         ),

@@ -34,6 +34,7 @@ mod same_bits;
 mod side_outputs;
 mod signals;
 mod splits;
+mod stragglers;
 mod turned_away;
 mod validation;
 mod ways;

@@ -238,7 +238,7 @@ fn a_worker_that_cannot_write_its_part_ends_the_others() {
 
 /// A free port, and the one after it. Not among the ports that the system gives to any
 /// connection.
-fn free_ports() -> (u16, ReservedPorts) {
+pub fn free_ports() -> (u16, ReservedPorts) {
     loop {
         let reserved = ReservedPorts::new(1, Ipv4Addr::LOCALHOST.into()).unwrap();
         let port = reserved.addresses()[0].port();
@@ -261,7 +261,7 @@ fn ask(port: u16, request: &str) -> Option<String> {
 }
 
 /// The metrics by name.
-fn metrics(port: u16) -> Option<BTreeMap<String, f64>> {
+pub fn metrics(port: u16) -> Option<BTreeMap<String, f64>> {
     let answer = ask(port, "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n")?;
     let (head, page) = answer.split_once("\r\n\r\n")?;
     assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");

@@ -197,7 +197,7 @@ fn reduce_packs(
             .spawn_scoped(scope, move || exchange(workers, packs, &reduced))
             .map_err(Error::internal)?;
         // Its end of the channel must be gone before the scope waits for the thread.
-        let mut arriving = std::iter::from_fn(move || next_pack(&arrivals));
+        let mut arriving = std::iter::from_fn(move || workers.held_up(|| next_pack(&arrivals)));
         let forwarded = arriving.try_for_each(|pack| broadcast_pack(local, pack, on_pack));
         drop(arriving);
         let exchanged = exchange
@@ -218,7 +218,8 @@ fn exchange(workers: &WorkerGroup, packs: Vec<Pack>, reduced: &SyncSender<Reduce
     for (range, mut buffers, mut others) in packs {
         let others = others.iter_mut().map(Vec::as_mut_slice);
         let mut lists: Vec<_> = std::iter::once(&mut buffers[..]).chain(others).collect();
-        workers.all_reduce(ReduceOp::Sum, &mut lists)?;
+        let beside = workers.communicator_beside();
+        workers.all_reduce_on(beside, ReduceOp::Sum, &mut lists)?;
         if reduced.send((range, buffers)).is_err() {
             break;
         }

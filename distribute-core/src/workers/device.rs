@@ -25,7 +25,7 @@ impl WorkerGroup {
     /// The sum of flattened gradients over the workers; called by replica 0 of each.
     pub(crate) fn sum_tensors(&self, tensors: Vec<Tensor<1>>) -> Result<Vec<Tensor<1>>> {
         match self.shared.device.get() {
-            Some(device) => lock(device).all_reduce(ReduceOp::Sum, tensors),
+            Some(device) => self.held_up(|| lock(device).all_reduce(ReduceOp::Sum, tensors)),
             None => self.sum_through_host(tensors),
         }
     }

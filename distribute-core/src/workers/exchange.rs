@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::encoding::unreadable;
+use super::endpoint::Endpoint;
 use super::{WorkerGroup, encoding};
 use crate::cross_device::by_type;
 use crate::nest::different_structure;
@@ -48,7 +49,16 @@ impl WorkerGroup {
     /// gets the result. Not for a mean, which is a sum that is
     /// divided.
     pub(crate) fn all_reduce(&self, op: ReduceOp, lists: &mut [&mut [TensorData]]) -> Result<()> {
-        let mut communicator = self.communicator();
+        self.all_reduce_on(self.communicator(), op, lists)
+    }
+
+    /// [`all_reduce`](Self::all_reduce) with this end of the group.
+    pub(crate) fn all_reduce_on(
+        &self,
+        mut communicator: Endpoint<'_>,
+        op: ReduceOp,
+        lists: &mut [&mut [TensorData]],
+    ) -> Result<()> {
         by_type(lists, |buffers| {
             match &self.shared.terms {
                 Some(terms) => terms.all_reduce(communicator.as_mut(), op, buffers)?,

@@ -9,12 +9,13 @@ mod agreement;
 mod chief;
 mod device;
 pub(crate) mod encoding;
+mod endpoint;
 mod exchange;
 mod shared_directory;
 pub(crate) mod shares;
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use distribute_collectives::{
     AbortHandle, Communicator, CommunicatorExt, Description, Interruption, InterruptionHold, Order,
@@ -23,6 +24,7 @@ use distribute_collectives::{
 
 use agreement::Signal;
 pub(crate) use chief::packs;
+use endpoint::HeldUp;
 
 use crate::communication::{CommunicationImplementation, CommunicationOptions};
 use crate::sync::lock;
@@ -38,6 +40,7 @@ pub struct WorkerGroup {
 
 struct Shared {
     communicator: Mutex<Box<dyn Communicator>>,
+    held_up: HeldUp,
     abort: AbortHandle,
     index: usize,
     /// The id of the first replica of each worker, and the number of replicas at the end.
@@ -87,6 +90,7 @@ impl WorkerGroup {
             abort: communicator.abort_handle(),
             index: communicator.rank(),
             communicator: Mutex::new(communicator),
+            held_up: HeldUp::default(),
             first_replicas,
             parts: parts.unwrap_or_else(|| vec![local_replicas]),
             terms,
@@ -179,11 +183,6 @@ impl WorkerGroup {
     /// workers: the first part has the replicas from 0 on, the next one those after them.
     pub(crate) fn parts(&self) -> &[usize] {
         &self.shared.parts
-    }
-
-    /// This process' endpoint of the group, locked for exclusive use.
-    pub(crate) fn communicator(&self) -> MutexGuard<'_, Box<dyn Communicator>> {
-        lock(&self.shared.communicator)
     }
 
     pub(crate) fn options(&self) -> &CommunicationOptions {

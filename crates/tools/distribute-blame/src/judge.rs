@@ -6,6 +6,7 @@ use std::collections::btree_map::Entry;
 use distribute_collectives::flight_record::{Line, Outcome};
 
 use crate::call::Call as _;
+use crate::slow::slow;
 use crate::{Blame, Record};
 
 pub(crate) fn judge(
@@ -50,11 +51,17 @@ pub(crate) fn judge(
         missing: (0..world_size)
             .filter(|rank| !ranks.contains_key(rank))
             .collect(),
+        slow: Vec::new(),
         findings: Vec::new(),
         notes,
     };
     let ranks: Vec<Rank> = ranks.values().map(Rank::new).collect();
     find(&mut blame, &ranks);
+    let calls = ranks.iter().map(|rank| (rank.number(), rank.calls.clone()));
+    for (rank, finding) in slow(&calls.collect::<Vec<_>>()) {
+        blame.slow.push(rank);
+        blame.findings.push(finding);
+    }
     if !blame.missing.is_empty() {
         blame.findings.push(format!(
             "{} left no record: killed, stuck outside of any operation, or still running",

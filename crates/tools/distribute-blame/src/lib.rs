@@ -18,6 +18,7 @@ mod call;
 pub mod fuzzing;
 mod judge;
 mod record;
+mod slow;
 
 use std::fmt;
 use std::path::Path;
@@ -46,6 +47,9 @@ pub struct Blame {
     pub diverging: Vec<usize>,
     /// Ranks without a record that can be read.
     pub missing: Vec<usize>,
+    /// Ranks that took much longer than the others between operations, for long; not the reason why
+    /// a group hangs, but why it was slow.
+    pub slow: Vec<usize>,
     /// What was found, one sentence each.
     pub findings: Vec<String>,
     /// What was skipped while reading, one sentence each.

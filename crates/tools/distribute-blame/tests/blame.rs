@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use distribute_blame::blame;
 use distribute_collectives::flight_record::{
-    FlightRecordError, FlightRecorder, RECORDED_OPERATIONS, Recorded,
+    FlightRecordError, FlightRecorder, Head, Line, RECORDED_OPERATIONS, Recorded,
 };
 use distribute_collectives::{
     CollectiveError, Communicator, GroupOptions, InProcessCommunicator, ReduceOp, Result,
@@ -378,4 +378,101 @@ fn operations_before_many_sends_were_begun() {
         text.contains("no difference in the remaining records: rank 1 "),
         "{text}"
     );
+}
+
+/// Four ranks, of which one takes longer between its operations from the tenth on, and then does
+/// not come any more.
+#[test]
+fn a_rank_that_was_slow_before_the_group_failed_is_named() {
+    within_limit(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let failed = Barrier::new(4);
+        recorded_ranks(dir.path(), |mut endpoint| {
+            for operation in 0..60 {
+                let is_slow = endpoint.rank() == 3 && operation >= 10;
+                let busy = Duration::from_millis(if is_slow { 12 } else { 2 });
+                std::thread::sleep(busy);
+                all_reduce(&mut endpoint, 100).unwrap();
+            }
+            if endpoint.rank() != 3 {
+                endpoint.barrier().unwrap_err();
+            }
+            failed.wait();
+            endpoint.recorder().write(dir.path()).unwrap();
+        });
+        let blame = blame(dir.path()).unwrap();
+        assert_eq!((blame.ranks(), &blame.slow), (vec![3], &vec![3]), "{blame}");
+        let text = blame.to_string();
+        let said = text
+            .lines()
+            .find(|line| line.starts_with("rank 3 computed, or waited"));
+        let said = said.unwrap_or_else(|| panic!("{text}"));
+        assert!(said.contains(" x as long as the median between operations, since operation "));
+        assert!(!said.contains("until"), "{said}");
+    });
+}
+
+/// The record of a rank of which each operation begins this long after the one before has ended.
+fn record_of(dir: &Path, rank: usize, between_us: impl Fn(u64) -> u64) {
+    const OPERATIONS: u64 = 100;
+    let endpoint = in_process(1, GroupOptions::default().name("train")).unwrap();
+    let mut recorded = Recorded::new(endpoint.into_iter().next().unwrap());
+    for _ in 0..OPERATIONS {
+        recorded.barrier().unwrap();
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = recorded.recorder().write(folder.path()).unwrap();
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut lines = text.lines();
+    let mut head: Head = serde_json::from_str(lines.next().unwrap()).unwrap();
+    (head.rank, head.world_size) = (rank, 4);
+    let mut written = serde_json::to_string(&head).unwrap();
+    let mut end_us = 0;
+    for line in lines {
+        let mut line: Line = serde_json::from_str(line).unwrap();
+        line.begin_us = end_us + between_us(line.sequence);
+        end_us = 100_000 * (line.sequence + 1);
+        line.end_us = Some(end_us);
+        written += &format!("\n{}", serde_json::to_string(&line).unwrap());
+    }
+    std::fs::write(
+        dir.join(format!("flight-train-g0-rank{rank}.jsonl")),
+        written,
+    )
+    .unwrap();
+}
+
+/// What rank 2 takes between operations, and the ranks that are slow then.
+type Case = (fn(u64) -> u64, &'static [usize]);
+
+#[test]
+fn only_ranks_that_are_slow_for_long_are_called_slow() {
+    let cases: [Case; 4] = [
+        (|_| 20_000, &[]),
+        (|sequence| 20_000 + 60_000 * u64::from(sequence == 50), &[]),
+        (
+            |sequence| 20_000 + 30_000 * u64::from(sequence % 20 < 5),
+            &[],
+        ),
+        (|sequence| 20_000 + 30_000 * u64::from(sequence >= 50), &[2]),
+    ];
+    for (number, (of_rank_2, slow)) in cases.into_iter().enumerate() {
+        let dir = tempfile::tempdir().unwrap();
+        for rank in 0..4 {
+            let of_others = |sequence| 20_000 + 300 * ((sequence + rank as u64) % 3);
+            record_of(dir.path(), rank, |sequence| match rank {
+                2 => of_rank_2(sequence),
+                _ => of_others(sequence),
+            });
+        }
+        let blame = blame(dir.path()).unwrap();
+        assert_eq!(blame.slow, slow, "case {number}: {blame}");
+        if let Some(finding) = blame.findings.last().filter(|_| !slow.is_empty()) {
+            assert_eq!(
+                finding,
+                "rank 2 computed, or waited for data, 2.4 x as long as the median between \
+                 operations, since operation 46"
+            );
+        }
+    }
 }

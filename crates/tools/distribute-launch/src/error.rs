@@ -27,6 +27,12 @@ pub enum LaunchError {
          without a lost worker by itself; give one number"
     )]
     ElasticServers,
+    /// Slow hosts are to be dropped from a job whose number of workers is fixed.
+    #[error(
+        "slow hosts can be dropped from a job whose number of workers may change only: give a \
+         range of workers, or let the job keep them (`Job::drop_stragglers`)"
+    )]
+    DropsFromFixedJob,
     /// An elastic job has more hosts than workers.
     #[error(
         "{hosts} hosts for at most {most} workers: each host brings at least one; name fewer hosts \
@@ -193,6 +199,15 @@ pub enum LaunchError {
         /// What does not fit, and what to do.
         why: String,
     },
+    /// A worker of this host was slow for long, and the job goes on without the host.
+    #[error(
+        "the job goes on without this host: {why}; find out what slows it down (`doctor`, the \
+         clocks, other programs), or let the job keep it (`Job::drop_stragglers`)"
+    )]
+    HostDropped {
+        /// How slow the worker was.
+        why: String,
+    },
     /// The launchers of hosts were lost, and did not come back. The job was stopped.
     #[error(
         "the launchers of the hosts {hosts:?} (counted from 0) were lost, and none of them was \
@@ -282,6 +297,7 @@ impl LaunchError {
             Self::NoWorkers
             | Self::EmptyRange { .. }
             | Self::ElasticServers
+            | Self::DropsFromFixedJob
             | Self::HostWithoutWorker { .. }
             | Self::NoCommand
             | Self::TooFewGpus { .. }
@@ -289,7 +305,8 @@ impl LaunchError {
             | Self::NotExecutable { .. }
             | Self::InvalidHosts { .. }
             | Self::NotEncrypted { .. }
-            | Self::HostRefused { .. } => true,
+            | Self::HostRefused { .. }
+            | Self::HostDropped { .. } => true,
             // Other programs may free ports, unless the range itself is too small.
             Self::NoPortInRange {
                 needed,

@@ -189,6 +189,15 @@ mod tests {
             (1, PostBody::Came),
             (0, PostBody::Save),
             (1, PostBody::Leave),
+            (1, PostBody::Slow("rank 1 is slow".to_owned())),
+            (
+                0,
+                PostBody::SlowHost {
+                    host: 1,
+                    why: "rank 1 is slow".to_owned(),
+                    is_dropped: true,
+                },
+            ),
             (0, PostBody::JobEnd(JobEnd::TooFew { missing, left })),
         ]
     }

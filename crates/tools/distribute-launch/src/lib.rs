@@ -28,6 +28,7 @@
 //! | `DISTRIBUTE_LAUNCH_MARK` | a mark by which the launcher finds its processes: keep it |
 //! | `DISTRIBUTE_STATE_MEMORY` | two files in memory that outlive the worker, empty at first |
 //! | `DISTRIBUTE_LINK_MEMORY` | another such file, for the measured cost of its links |
+//! | `DISTRIBUTE_SLOW` | with [`Job::drop_stragglers`]: a file for a worker that is slow |
 //! | `CUDA_VISIBLE_DEVICES` | with [`Job::gpus_per_worker`]: a worker's GPUs; else empty |
 //!
 //! Its standard input is empty, and it leads a process group of its own.

@@ -56,6 +56,16 @@ pub enum PostBody {
     /// In an elastic job: the host's launcher was told to stop. The workers save and stop, and
     /// the job goes on without this host.
     Leave,
+    /// In an elastic job that drops such hosts: a worker of this host is slow for long, as this
+    /// line says.
+    Slow(String),
+    /// By host 0: whether the job goes on without a host that has said so. The workers save and
+    /// stop then.
+    SlowHost {
+        host: usize,
+        why: String,
+        is_dropped: bool,
+    },
     /// By host 0: what the launchers start next.
     Plan(Plan),
     /// By host 0: the job is over.
@@ -83,6 +93,8 @@ impl PostBody {
             | PostBody::Back
             | PostBody::Save
             | PostBody::Leave
+            | PostBody::Slow(_)
+            | PostBody::SlowHost { .. }
             | PostBody::Plan(_)
             | PostBody::JobEnd(_)
             | PostBody::Refused(_) => false,
@@ -199,6 +211,9 @@ impl Posts {
             }
             // This may come while the hosts get ready for that plan.
             PostBody::Save | PostBody::Leave => self.asked_to_save = true,
+            PostBody::SlowHost { is_dropped, .. } if host == 0 => {
+                self.asked_to_save |= *is_dropped;
+            }
             PostBody::JobEnd(over) if host == 0 => {
                 self.instruction = Some(Instruction::JobEnd(over.clone()));
             }

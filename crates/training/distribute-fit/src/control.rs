@@ -2,10 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use burn::module::Module;
 use burn::tensor::TensorData;
 use distribute_core::checkpoint::{Checkpoint, Section};
+use distribute_core::collectives::stragglers::Standing;
 use distribute_core::{Error, Mirrored, Result, StateKind, Strategy, TrainState};
 use serde_json::Value;
 
@@ -13,6 +15,7 @@ use super::divergence::{Checksums, compare, compare_sums, is_alone, of_state, su
 use super::exact::Exact;
 use super::meter::Meter;
 use super::objective::Pass;
+use super::ranks::{Lap, Ranks};
 use super::snapshot::{Own, RunMetadata, Sent, of_all, snapshot_of};
 use super::worker_sync::Failed;
 use super::{EpochRecord, FitError, Logs, Mode, Outcome, Position};
@@ -262,6 +265,10 @@ pub(super) struct Run {
     pub(super) failed: Option<Failed>,
     /// Whether all workers end because of it, and have finished their exchanges.
     pub(super) all_end: bool,
+    /// The ranks, if there are several to compare.
+    pub(super) ranks: Option<Ranks>,
+    /// How often they are compared.
+    pub(super) compare_ranks: Duration,
 }
 
 impl Run {
@@ -315,6 +322,13 @@ impl Run {
             return Ok(None);
         }
         state.checksums(strategy.tracer().is_some()).map(Some)
+    }
+
+    /// The time since the last lap was for this.
+    pub(super) fn lap(&mut self, lap: Lap) {
+        if let Some(ranks) = &mut self.ranks {
+            ranks.lap(lap);
+        }
     }
 
     pub(super) fn limit_reached(&self) -> bool {
@@ -440,6 +454,13 @@ impl Control<'_> {
     /// without one.
     pub fn skipped_steps(&self) -> u64 {
         self.state.skipped_steps()
+    }
+
+    /// How the ranks of several workers stand, by rank, in the last interval of
+    /// [`Fit::compare_ranks`](super::Fit::compare_ranks): the same on all workers. Empty with one
+    /// worker, and before two intervals have passed. Costs nothing.
+    pub fn standings(&self) -> &[Standing] {
+        self.run.ranks.as_ref().map_or(&[], Ranks::standings)
     }
 
     /// The run's strategy.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::Logs;
+use super::{Logs, RankReport};
 
 /// A place in the data: where training continues.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -116,6 +116,9 @@ pub struct History {
     pub outcome: Outcome,
     /// Where a next run would continue.
     pub position: Position,
+    /// How the ranks of several workers compare ([`Fit::compare_ranks`](super::Fit)); `None` for
+    /// one worker, and for a run that is too short.
+    pub ranks: Option<RankReport>,
 }
 
 impl History {

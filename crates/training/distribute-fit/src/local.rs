@@ -8,6 +8,7 @@ use tracing::trace_span;
 
 use super::evaluation;
 use super::objective::{Forward, train_on};
+use super::ranks::{Lap, Ranks};
 use super::session::{Engine, Part, Session};
 use super::{Logs, Mode, Objective, Position, worker_sync};
 
@@ -45,13 +46,16 @@ where
         let Position { epoch, batches } = session.run.progress.position;
         let mut part = Part::Complete;
         let mut batches = worker_sync::batches(&*strategy, self.train, epoch, batches)?;
+        session.run.ranks.iter_mut().for_each(Ranks::pause);
         while let Some(batch) = next(&mut batches) {
+            session.run.lap(Lap::Data);
             if session.run.limit_reached() {
                 part = Part::Limited;
                 break;
             }
             let batch = batch.inspect_err(|error| session.save_before_data_ends(error))?;
             session.step(batch, &self.objective)?;
+            session.run.lap(Lap::Step);
             if let Some(workers) = strategy.workers() {
                 workers.hold();
             }
@@ -63,6 +67,10 @@ where
             if session.stopping_after_batch()? {
                 return Ok(Part::CutShort);
             }
+            session.run.lap(Lap::Other);
+            let step = session.run.progress.step;
+            let mut ranks = session.run.ranks.iter_mut();
+            ranks.try_for_each(|ranks| ranks.batch_done(step))?;
         }
         // One worker may have wished to stop after the last update, and no other has told.
         if session.stopping()? {

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::control::{Callbacks, Run, Which};
 use super::meter::Meter;
+use super::ranks::Ranks;
 use super::restore::restore;
 use super::snapshot::{RunMetadata, refuse};
 use super::{Callback, Control, EpochRecord, History, Logs, Mode, Outcome, Position, worker_sync};
@@ -87,6 +88,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             ("the loss scale", text(state.loss_scale())),
             ("the number of micro-batches of an update", json!(micro)),
             ("the number of checkpoint callbacks", json!(savers)),
+            ("how often ranks are compared", text(&run.compare_ranks)),
         ]
     }
 
@@ -256,6 +258,11 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
         let mut epochs = Vec::new();
         let begin =
             |callback: &mut dyn Callback, run: &mut Control<'_>| callback.on_train_begin(run);
+        let step = self.run.progress.step;
+        self.run
+            .ranks
+            .iter_mut()
+            .for_each(|ranks| ranks.begin(step));
         // Nothing is trained yet that could be saved.
         self.call(Which::Others, begin)?;
         self.call(Which::Savers, begin)?;
@@ -294,6 +301,7 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             epochs,
             outcome,
             position: self.run.progress.position,
+            ranks: self.run.ranks.as_ref().and_then(Ranks::report),
         })
     }
 

@@ -2,6 +2,7 @@
 
 mod announcement;
 mod outcome;
+mod ranks;
 mod sizes;
 
 use std::io::{self, IsTerminal};
@@ -112,6 +113,7 @@ impl Run<'_> {
             .max_steps(self.args.training.steps)
             .seed(self.args.training.seed)
             .resume_from(checkpoint)
+            .compare_ranks(self.args.observing.compare_ranks())
             .callback(Interrupt::new(signals.flag()))
             .callback(signals.training(self.needs_others()))
             .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS))

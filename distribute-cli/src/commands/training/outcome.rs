@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use distribute_core::TensorData;
 use distribute_core::checkpoint::{Section, weights_sha256};
 use distribute_fit::callbacks::first_not_finite;
-use distribute_fit::{History, Logs, Outcome, evaluate, json_number};
+use distribute_fit::{History, Logs, Outcome, RankReport, evaluate, json_number};
 use serde_json::json;
 
-use super::{Batches, Run, State};
+use super::{Batches, Run, State, ranks};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::OutputFormat;
@@ -59,7 +59,7 @@ impl Run<'_> {
             return Ok(());
         }
         let trained = last.and_then(|record| record.logs.get("loss"));
-        self.print(&logs, trained, step, &hash)
+        self.print(&logs, trained, step, &hash, history.ranks.as_ref())
     }
 
     /// Whether the reason for the end is printed; an expected end is only printed for people.
@@ -83,6 +83,7 @@ impl Run<'_> {
         trained: Option<f64>,
         step: u64,
         hash: &str,
+        ranks: Option<&RankReport>,
     ) -> Result<(), Failure> {
         let value = |names: [&str; 2]| names.iter().find_map(|name| logs.get(name));
         let (loss, accuracy) = (
@@ -99,9 +100,14 @@ impl Run<'_> {
                     ("val_accuracy", number(accuracy)),
                     ("steps", json!(step)),
                     ("weights_sha256", json!(hash)),
+                    ("ranks", json!(ranks.map(ranks::shares))),
+                    ("slow_ranks", json!(ranks.map(ranks::slow))),
                 ],
             );
             return events::line(&event);
+        }
+        for sentence in ranks.into_iter().flat_map(RankReport::sentences) {
+            events::line(&sentence)?;
         }
         events::line(&format!(
             "test accuracy {:.4}, test loss {:.4} after {step} steps\nweights {hash}",

@@ -48,6 +48,8 @@ pub struct LauncherGroup {
     membership: Option<TimedMembership>,
     /// The signal that makes this host leave the job; the job goes on.
     leaving: Option<i32>,
+    /// Why the job goes on without this host, if it was slow for long.
+    dropped: Option<String>,
     /// This host's random number. The token of an attempt is derived from the random numbers of all
     /// hosts.
     nonce: Token,
@@ -125,6 +127,7 @@ impl LauncherGroup {
             posts: Posts::new(hosts.count, terms.workers.is_some()),
             membership,
             leaving: None,
+            dropped: None,
             nonce: Token::random()?,
         }))
     }
@@ -155,6 +158,11 @@ impl LauncherGroup {
     /// The signal that makes this host leave the job; the job goes on.
     pub fn leaving(&self) -> Option<i32> {
         self.leaving
+    }
+
+    /// Why the job goes on without this host, if it was slow for long.
+    pub fn dropped(&self) -> Option<&str> {
+        self.dropped.as_deref()
     }
 
     /// Where the other hosts reach this one.
@@ -193,8 +201,20 @@ impl LauncherGroup {
                 PostBody::Leave => membership.note_leaving(post.host),
                 _ => {}
             }
+            let slow = match &post.item {
+                PostBody::Slow(why) if self.posts.is_of_attempt(&post) => Some(why.clone()),
+                _ => None,
+            };
+            let slow = slow.map(|why| PostBody::SlowHost {
+                host: post.host,
+                why,
+                is_dropped: membership.note_slow(post.host, None),
+            });
             let take_save_request = membership.take_save_request();
             let refused = membership.take_refused();
+            if let Some(slow) = slow {
+                self.post(slow);
+            }
             if take_save_request {
                 self.post(PostBody::Save);
             }
@@ -202,11 +222,22 @@ impl LauncherGroup {
                 self.post(PostBody::Refused(refused));
             }
         }
+        if let PostBody::SlowHost {
+            host,
+            why,
+            is_dropped: true,
+        } = &post.item
+            && (post.host, *host) == (0, self.hosts.index)
+            && *host > 0
+        {
+            self.dropped = Some(why.clone());
+        }
         if let (0, PostBody::Refused(hosts)) = (post.host, &post.item)
             && hosts.contains(&self.hosts.index)
         {
             let why = "the job could not go on with it, as its workers say above or in their logs: \
-                       use the same program, options and data everywhere";
+                       use the same program, options and data everywhere, and no host that was \
+                       slow for long";
             return Err(LaunchError::HostRefused {
                 why: why.to_owned(),
             });

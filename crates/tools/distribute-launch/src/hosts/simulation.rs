@@ -16,6 +16,8 @@ use crate::report::outcome::{Ending, Outcome};
 use crate::report::verdict::{Verdict, root_cause};
 
 const SEEDS: u64 = 1200;
+/// Further seeds, with workers that are slow for long.
+const SLOW_SEEDS: u64 = 400;
 /// Seeds with which a run once failed, kept for good: one per line, with what was wrong.
 const FAILED_ONCE: &str = include_str!("simulation_seeds.txt");
 const STEPS: u64 = 60;
@@ -113,6 +115,8 @@ struct World {
     attempt: Option<u32>,
     newest: Option<Plan>,
     faults: usize,
+    /// Whether workers may also be slow for long.
+    has_slow: bool,
 }
 
 fn post(host: usize, restart: u32, item: PostBody) -> Post {
@@ -149,6 +153,7 @@ impl World {
             checkpoint: 0,
             attempt: None,
             newest: None,
+            has_slow: seed >= SEEDS,
         }
     }
 
@@ -185,6 +190,10 @@ impl World {
             return self.come(host);
         };
         match &mut launcher.stage {
+            Stage::Running { plan, .. } if self.has_slow && !leave => {
+                let slow = PostBody::Slow("a worker is slow".to_owned());
+                self.relay.push(post(host, plan.start, slow));
+            }
             Stage::Running { workers, .. } if kill && !workers.is_empty() => {
                 let worker = self.random.below(workers.len());
                 workers[worker].ending.get_or_insert(Ending::Signal(9));
@@ -241,6 +250,23 @@ impl World {
                 _ => {}
             }
             said = membership.take_save_request().then_some(PostBody::Save);
+            if let PostBody::Slow(why) = &heard.item
+                && launcher.posts.is_of_attempt(&heard)
+            {
+                said = Some(PostBody::SlowHost {
+                    host: heard.host,
+                    why: why.clone(),
+                    is_dropped: membership.note_slow(heard.host, None),
+                });
+            }
+        }
+        if let PostBody::SlowHost {
+            host: slow,
+            is_dropped: true,
+            ..
+        } = heard.item
+        {
+            launcher.is_leaving |= slow == host && host > 0;
         }
         let item = heard.item.clone();
         let is_current = heard.restart == launcher.posts.restart();
@@ -255,9 +281,11 @@ impl World {
             match item {
                 PostBody::Failed(..) if is_current => *is_stopping = true,
                 PostBody::Lost if has_lost => *is_stopping = true,
-                PostBody::Save | PostBody::Leave => {
-                    workers.iter_mut().for_each(|worker| worker.is_asked = true)
-                }
+                PostBody::Save
+                | PostBody::Leave
+                | PostBody::SlowHost {
+                    is_dropped: true, ..
+                } => workers.iter_mut().for_each(|worker| worker.is_asked = true),
                 _ => {}
             }
         }
@@ -624,7 +652,7 @@ fn try_seed(seed: u64) -> (String, Option<Plan>) {
 fn jobs_end_with_every_step_once_or_one_cause() {
     let mut kinds = [0; 3];
     let mut counts = [0; 3];
-    for seed in 0..SEEDS {
+    for seed in 0..SEEDS + SLOW_SEEDS {
         let (over, plan) = try_seed(seed);
         let kind = ["Succeeded", "Failed", "["];
         let kind = kind.iter().position(|kind| over.starts_with(kind)).unwrap();

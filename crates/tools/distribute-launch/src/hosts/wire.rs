@@ -35,7 +35,7 @@ use crate::job::workers::WorkerRange;
 use crate::posts::Post;
 
 /// The version of the protocol after the handshake.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 /// The longest interval between heartbeats.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(2);
 /// The least time that a launcher has to connect again.

@@ -28,6 +28,8 @@ pub struct Job {
     pub(crate) command: Vec<OsString>,
     pub(crate) workers: WorkerRange,
     pub(crate) shrink_after: Duration,
+    /// How long a worker is slow before the job goes on without it.
+    pub(crate) drop_after: Option<Duration>,
     pub(crate) gpus_per_worker: usize,
     pub(crate) parameter_servers: usize,
     pub(crate) has_evaluator: bool,
@@ -54,6 +56,7 @@ impl Job {
             command: arguments(command),
             workers: WorkerRange::from(1..=1),
             shrink_after: SHRINK_AFTER,
+            drop_after: None,
             gpus_per_worker: 0,
             parameter_servers: 0,
             has_evaluator: false,
@@ -99,6 +102,20 @@ impl Job {
     #[must_use]
     pub fn shrink_after(mut self, time: Duration) -> Job {
         self.shrink_after = time;
+        self
+    }
+
+    /// Lets an elastic job go on without a host of which a worker has said for so long that it is
+    /// slow (default: a job keeps its hosts): the workers save and stop, and the others start
+    /// again, for the rest of the job. Of a job on one host it is the worker that is left out. The
+    /// launcher of host 0 stays, without its workers. A host is kept if fewer workers than the
+    /// least number would be left.
+    ///
+    /// A worker says so in the file that the variable `DISTRIBUTE_SLOW` names, in one line, and
+    /// removes the file when it is as fast as the others again. `Fit` of `distribute-fit` does.
+    #[must_use]
+    pub fn drop_stragglers(mut self, after: Duration) -> Job {
+        self.drop_after = Some(after);
         self
     }
 
@@ -230,6 +247,9 @@ impl Job {
         }
         if self.is_elastic() && self.parameter_servers > 0 {
             return Err(LaunchError::ElasticServers);
+        }
+        if !self.is_elastic() && self.drop_after.is_some() {
+            return Err(LaunchError::DropsFromFixedJob);
         }
         match self.command.first() {
             Some(program) if !program.is_empty() => {}

@@ -222,6 +222,30 @@ impl Membership {
         };
     }
 
+    /// A worker of a host is slow for long. Returns whether the job goes on without the host, or
+    /// without this place of it, for the rest of the job: enough workers are left then, and the
+    /// running ones are to save and stop. Host 0 stays without its workers, as it decides.
+    pub fn note_slow(&mut self, host: usize, place: Option<usize>) -> bool {
+        let is_running = matches!(self.phase, Phase::Running { .. });
+        let Some(Host::Here(own)) = self.hosts.get(host).filter(|_| is_running) else {
+            return false;
+        };
+        let mut kept = own.clone();
+        kept.retain(|one| place.is_some_and(|place| *one != place));
+        let left = workers(&self.here()) - own.len() + kept.len();
+        if own.is_empty() || left < self.rules.workers.least {
+            return false;
+        }
+        self.hosts[host] = if kept.is_empty() && host > 0 {
+            self.misfits[host] = MISFITS_MAX;
+            Host::GivenUp
+        } else {
+            Host::Here(kept)
+        };
+        self.phase = Phase::Running { is_asked: true };
+        true
+    }
+
     /// The launcher of a host is gone. A newcomer that is gone soon after the start could not
     /// begin: the others do not wait for it, and it may not join again and again.
     pub fn note_loss(&mut self, host: usize, now: Duration) {
@@ -581,6 +605,51 @@ mod tests {
             panic!("no start");
         };
         assert_eq!(plan.counts.restarts, 1);
+    }
+
+    #[test]
+    fn a_slow_host_is_left_out_for_good_as_long_as_enough_workers_are_left() {
+        let mut members = machine(WorkerRange { least: 2, most: 4 }, 4, 3);
+        let now = Duration::from_secs(1);
+        (1..4).for_each(|host| members.note_arrival(host));
+        assert!(!members.note_slow(1, None), "nothing runs");
+        assert_eq!(hosts(members.decide(now)), [0, 1, 2, 3]);
+        assert!(members.note_slow(2, None));
+        assert!(!members.note_slow(2, None), "it is on its way out");
+        members.note_loss(2, now);
+        members.ended(AttemptEnd::Saved, now);
+        let Decision::Start(plan) = members.decide(now) else {
+            panic!("no start");
+        };
+        assert_eq!(plan.places.keys().collect::<Vec<_>>(), [&0, &1, &3]);
+        assert_eq!((plan.counts.shrinks, plan.counts.restarts), (1, 0));
+        members.note_arrival(2);
+        assert!(!members.take_save_request());
+        assert_eq!(members.take_refused(), [2]);
+        // Host 0 decides, and stays without workers.
+        assert!(members.note_slow(0, None));
+        members.ended(AttemptEnd::Saved, now);
+        let Decision::Start(plan) = members.decide(now) else {
+            panic!("no start");
+        };
+        assert_eq!((plan.workers(), plan.places[&0].len()), (2, 0));
+        assert!(!members.note_slow(1, None), "two are needed");
+        members.ended(AttemptEnd::Succeeded, now);
+        assert_eq!(members.decide(now), Decision::End(End::Succeeded));
+    }
+
+    #[test]
+    fn of_one_host_the_slow_worker_is_left_out() {
+        let mut members = machine(WorkerRange { least: 2, most: 3 }, 1, 0);
+        let now = Duration::from_secs(1);
+        assert_eq!(hosts(members.decide(now)), [0]);
+        assert!(members.note_slow(0, Some(1)));
+        members.ended(AttemptEnd::Saved, now);
+        let Decision::Start(plan) = members.decide(now) else {
+            panic!("no start");
+        };
+        assert_eq!(plan.places, Places::from([(0, vec![0, 2])]));
+        assert!(!members.note_slow(0, Some(2)));
     }
 
     #[test]

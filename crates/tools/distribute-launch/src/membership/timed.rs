@@ -31,6 +31,11 @@ impl TimedMembership {
         self.machine.note_leaving(host, self.begun.elapsed());
     }
 
+    /// Returns whether the job goes on without a slow host.
+    pub fn note_slow(&mut self, host: usize, place: Option<usize>) -> bool {
+        self.machine.note_slow(host, place)
+    }
+
     pub fn take_save_request(&mut self) -> bool {
         self.machine.take_save_request()
     }

@@ -34,6 +34,7 @@ use crate::report::attempt::ProcessReport;
 use crate::report::console::Stream;
 use crate::report::failure_report;
 use crate::report::outcome::Ending;
+use crate::report::slow_request;
 
 pub const CONFIG_VARIABLE: &str = "TF_CONFIG";
 pub const RESTART_VARIABLE: &str = "DISTRIBUTE_RESTART";
@@ -41,6 +42,9 @@ pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
 /// The file in which a process that fails because of others may say so:
 /// [`FailureReport`](crate::FailureReport).
 pub const REPORT_VARIABLE: &str = "DISTRIBUTE_FAILURE_REPORT";
+/// The file in which a worker that is slow for long says so, if the job goes on without such
+/// workers.
+pub const SLOW_VARIABLE: &str = "DISTRIBUTE_SLOW";
 /// The file in which the first process may say how far the job is, if the launcher shows it:
 /// [`Progress`](crate::Progress).
 pub const PROGRESS_VARIABLE: &str = "DISTRIBUTE_PROGRESS";
@@ -54,6 +58,8 @@ pub struct Process {
     pub task: Task,
     pub pid: Pid,
     log: PathBuf,
+    /// The file in which the process may say that it is slow.
+    pub slow: PathBuf,
     /// The file in which the process may say why it failed.
     report: PathBuf,
     /// How the process ended, as far as was observed.
@@ -115,6 +121,7 @@ impl Process {
         let process = Process {
             task,
             pid,
+            slow: slow_request::path(&log),
             log,
             report,
             ending: None,

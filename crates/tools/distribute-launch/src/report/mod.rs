@@ -7,5 +7,6 @@ pub mod line_deduplicator;
 pub mod outcome;
 pub mod progress;
 mod sink;
+pub mod slow_request;
 mod small_file;
 pub mod verdict;

@@ -79,6 +79,12 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
         if let Some(signal) = session.leaving() {
             return Ok(outcome.unwrap_or(Outcome::Stopped { signal, restarts }));
         }
+        if let Some(why) = session.dropped().map(str::to_owned) {
+            if let Some(group) = &session.group {
+                group.leave();
+            }
+            return Err(LaunchError::HostDropped { why });
+        }
         let refused = session.ended(end);
         if !refused.is_empty() {
             session.screen.log(&format!(

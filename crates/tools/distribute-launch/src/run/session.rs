@@ -141,6 +141,11 @@ impl Session<'_, '_> {
         self.group.as_ref().and_then(LauncherGroup::leaving)
     }
 
+    /// Why the job goes on without this host, if it was slow for long.
+    pub fn dropped(&self) -> Option<&str> {
+        self.group.as_ref().and_then(LauncherGroup::dropped)
+    }
+
     /// Counts a signal to this launcher.
     pub fn note_signal(&mut self, signal: i32) {
         self.interrupted.get_or_insert(signal);

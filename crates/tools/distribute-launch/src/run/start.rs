@@ -1,7 +1,7 @@
 //! Starts the processes of an attempt, and restarts a dead worker.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, SyncSender};
@@ -21,12 +21,13 @@ use crate::process::memory::StateMemory;
 use crate::process::output::{Output, OutputFailure, View};
 use crate::process::{
     self, CONFIG_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process, REPORT_VARIABLE,
-    RESTART_VARIABLE, TOKEN_VARIABLE,
+    RESTART_VARIABLE, SLOW_VARIABLE, TOKEN_VARIABLE,
 };
 use crate::report::console::Screen;
 use crate::report::failure_report;
 use crate::report::line_deduplicator::{self, Line};
 use crate::report::progress;
+use crate::report::slow_request;
 use crate::run::progress::{ProgressSource, show};
 use crate::run::session::Session;
 use crate::thread_scope::ThreadScope;
@@ -157,12 +158,29 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
 
     /// The place of the worker with this task number: a worker in a place keeps its GPUs
     /// and its state memory, whichever others are lost.
-    fn place_of(&self, index: usize) -> Option<usize> {
+    pub fn place_of(&self, index: usize) -> Option<usize> {
         let is_worker = |task: &Task| task.role == Role::Worker;
         let before = self.place.tasks[..index].iter().copied();
         let worker = before.filter(is_worker).count();
         let place = self.places.get(worker).copied();
         place.filter(|_| is_worker(&self.place.tasks[index]))
+    }
+
+    /// Where a worker says that it is slow, if the job goes on without slow workers.
+    fn slow_request(&self, task: Task, log: &Path) -> Option<String> {
+        let path = slow_request::path(log);
+        slow_request::remove(&path, self.logs.files());
+        let may_drop = self.job.drop_after.is_some() && task.role == Role::Worker;
+        may_drop.then(|| path.to_string_lossy().into_owned())
+    }
+
+    /// Where the output of a task goes, besides its log.
+    fn view(&self, task: Task) -> View<'env, 's> {
+        match &self.lines {
+            _ if task == self.place.cluster.first() => View::Through(self.screen),
+            Some(lines) => View::Lines(lines.clone()),
+            None => View::Hidden,
+        }
     }
 
     /// Starts the process of the task with this number, with the guard informed, and its two
@@ -187,6 +205,8 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         {
             variables.push((PROGRESS_VARIABLE, path));
         }
+        let slow = self.slow_request(task, &path);
+        variables.extend(slow.iter().map(|path| (SLOW_VARIABLE, path.as_str())));
         let gpus = Gpus::of_this_process(self.job.gpus_per_worker);
         let gpus = gpus.map(|gpus| gpus.share(self.place_of(index)));
         variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
@@ -204,11 +224,7 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         )?;
         let pid = process.pid;
         guard.group_started(pid);
-        let view = match &self.lines {
-            _ if task == self.place.cluster.first() => View::Through(self.screen),
-            Some(lines) => View::Lines(lines.clone()),
-            None => View::Hidden,
-        };
+        let view = self.view(task);
         let events = self.events.clone();
         let (logs, screen) = (self.logs, self.screen);
         let broken = move |trouble| {

@@ -10,4 +10,5 @@ mod jobs;
 mod launcher;
 mod leaks;
 mod progress;
+mod slow;
 mod trust;

@@ -22,8 +22,9 @@ impl fmt::Debug for Readings {
 
 /// Writes event files as Keras does: `epoch_loss`, `epoch_accuracy` and so on,
 /// `epoch_learning_rate` and `epoch_examples_per_second`, over the epochs (from 0); training under
-/// `<log directory>/train`, validation under `<log directory>/validation`. Flushed after every
-/// epoch.
+/// `<log directory>/train`, validation under `<log directory>/validation`; of several workers also
+/// `epoch_slowest_rank_ratio`, how many times as long as the median rank the slowest one computes
+/// or waits for its data. Flushed after every epoch.
 ///
 /// A resumed run first removes the points after the state that it goes on from, so that no point is
 /// there twice. Only one run at a time may write into a log directory. An error while training goes
@@ -153,6 +154,8 @@ const VALIDATION: &str = "validation";
 const EPOCH: &str = "epoch_";
 const HISTOGRAM: &str = "/histogram";
 const BATCH_LOSS: &str = "batch_loss";
+/// How much longer the slowest rank computes, or waits for its data, than the median rank.
+const SLOWEST: &str = "slowest_rank_ratio";
 
 impl Callback for TensorBoard {
     fn on_train_begin(&mut self, run: &mut Control<'_>) -> Result<()> {
@@ -187,11 +190,14 @@ impl Callback for TensorBoard {
 
     fn on_epoch_end(&mut self, record: &EpochRecord, run: &mut Control<'_>) -> Result<()> {
         let readings = self.readings.as_mut().map(|readings| (readings.0)());
+        let mut readings = readings.unwrap_or_default();
+        let ratios = run.standings().iter().map(|standing| standing.ratio);
+        readings.extend(ratios.max_by(f64::total_cmp).map(|ratio| (SLOWEST, ratio)));
         let due = |every| (record.epoch + 1).is_multiple_of(every);
         let histograms = self.histograms.is_some_and(due);
         let directory = self.directory.clone();
         self.write(|to| {
-            to.epoch(record, &directory, readings.unwrap_or_default())?;
+            to.epoch(record, &directory, readings)?;
             if histograms {
                 to.histograms(record.epoch as u64, run)?;
             }

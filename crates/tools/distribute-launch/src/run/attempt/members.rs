@@ -1,6 +1,7 @@
 //! The processes of an attempt on this host.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -69,6 +70,15 @@ impl Members {
 
     pub fn leading(&self) -> Role {
         self.leading
+    }
+
+    /// Where the processes of a role that run may say that they are slow, by their numbers.
+    pub fn slow_requests(&self, role: Role) -> Vec<(usize, PathBuf)> {
+        let all = self.processes.iter().enumerate();
+        let running = all.filter(|(_, one)| one.task.role == role && one.ending.is_none());
+        running
+            .map(|(index, one)| (index, one.slow.clone()))
+            .collect()
     }
 
     pub fn groups(&self) -> Vec<Pid> {

@@ -8,6 +8,7 @@ mod endings;
 mod members;
 mod phase;
 mod posts;
+mod slow_workers;
 mod transitions;
 mod worker_restarts;
 
@@ -32,6 +33,7 @@ use crate::run::start::Starter;
 use crate::thread_scope::ThreadScope;
 use members::Members;
 use phase::AttemptPhase;
+use slow_workers::SlowWorkers;
 use worker_restarts::WorkerRestarts;
 
 /// How often to check that the guard still runs.
@@ -41,6 +43,7 @@ struct Attempt<'a, 's> {
     members: Members,
     phase: AttemptPhase,
     restarts: WorkerRestarts,
+    slow: SlowWorkers,
     broken: Option<LaunchError>,
     screen: &'a Screen<'s>,
 }
@@ -72,6 +75,7 @@ pub fn run(
             members: Members::new(place.cluster.leading()),
             phase: AttemptPhase::new(session.job.grace),
             restarts: WorkerRestarts::default(),
+            slow: SlowWorkers::new(session.job.drop_after),
             broken: None,
             screen: session.screen,
         };
@@ -130,6 +134,7 @@ impl Attempt<'_, '_> {
                 .asking_interval()
                 .map(|interval| Instant::now() + interval);
             let until = self.phase.deadline().into_iter().chain(self.restarts.due());
+            let until = until.chain(self.slow.due());
             let event = match until.chain(guard_check).chain(asking).min() {
                 Some(until) => {
                     let left = until.saturating_duration_since(Instant::now());
@@ -146,6 +151,7 @@ impl Attempt<'_, '_> {
                 Err(_) => {}
             }
             self.go_on_asking(session);
+            self.look_for_slow_workers(session, starter);
             self.look_after_orphans(session);
             if let Err(error) = session.replace_ended_guard() {
                 self.abort_job(error);

@@ -53,6 +53,11 @@ impl Attempt<'_, '_> {
             PostBody::Preempted if self.phase.current() == Phase::Running => {
                 self.enter(Phase::Preempting);
             }
+            PostBody::SlowHost {
+                host,
+                why,
+                is_dropped,
+            } => self.slow_host(host, &why, is_dropped, session.job.workers.least),
             PostBody::Save | PostBody::Leave if self.phase.current() == Phase::Running => {
                 self.ask_to_save();
             }

@@ -6,4 +6,5 @@ mod fit;
 #[path = "../../../../../../distribute-core/tests/all/multi_worker/group.rs"]
 pub(crate) mod group;
 mod interrupted;
+mod ranks;
 mod saves;
