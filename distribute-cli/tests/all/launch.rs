@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
 use distribute_core::checkpoint;
+use hostile::listening::listening;
 use rstest::rstest;
 
 use crate::common::{self, Finished, Process};
@@ -308,6 +310,29 @@ fn a_signal_to_one_worker_saves_and_the_job_goes_on() {
         2,
         "it started twice"
     );
+}
+
+/// A firewall has to pass the ports of the range, and no other.
+#[rstest]
+fn the_workers_of_a_job_listen_on_the_ports_of_their_range_only(
+    #[values("grpc", "shm")] transport: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let first = free.local_addr().unwrap().port();
+    drop(free);
+    let last = first.saturating_add(40);
+    let options = format!("--workers 2 --ports {first}..{last}");
+    let train = format!("{TRAIN} 1000 --transport {transport}");
+    let mut job = Launcher::start(folder.path(), &options, &train);
+    job.0.wait_for(r#""epoch":2"#);
+    for worker in [0, 1] {
+        let found = listening(job.worker(worker));
+        let in_range = |it: &SocketAddr| (first..=last).contains(&it.port());
+        assert!(found.len() == 1 && found.iter().all(in_range), "{found:?}");
+    }
+    common::signal(job.0.child.id(), "TERM");
+    job.0.finish();
 }
 
 #[test]

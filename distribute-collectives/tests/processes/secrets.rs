@@ -1,65 +1,15 @@
 //! Who can reach a rank, with which certificate, and what of its token can be seen.
 
-use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 
+use hostile::listening::listening;
 use rcgen::{
     BasicConstraints, Certificate, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd,
 };
 use rstest::rstest;
 
 use super::harness::{Rank, bind, group, join, leave, start};
-
-/// What a process listens on, TCP only, from the tables of the kernel.
-fn listening(pid: u32) -> Vec<SocketAddr> {
-    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("the process exists");
-    let links = links.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
-    let inodes: BTreeSet<String> = links
-        .filter_map(|link| {
-            let name = link.to_str()?.strip_prefix("socket:[")?;
-            Some(name.trim_end_matches(']').to_string())
-        })
-        .collect();
-    let mut found = Vec::new();
-    for table in ["tcp", "tcp6", "udp", "udp6"] {
-        let text = std::fs::read_to_string(format!("/proc/{pid}/net/{table}"));
-        for line in text.unwrap_or_default().lines().skip(1) {
-            let words: Vec<&str> = line.split_whitespace().collect();
-            // 0A: listening; a receiver of datagrams needs no such state.
-            let listens = words[3] == "0A" || table.starts_with("udp");
-            if listens && inodes.contains(words[9]) {
-                let (ip, port) = words[1].split_once(':').expect("address:port");
-                let port = u16::from_str_radix(port, 16).expect("hex");
-                found.push(SocketAddr::new(address(ip), port));
-            }
-        }
-    }
-    found
-}
-
-/// An address in the kernel's way of writing: words in the order of the machine.
-fn address(hex: &str) -> IpAddr {
-    let word = |at: usize| u32::from_str_radix(&hex[at..at + 8], 16).expect("hex");
-    let bytes: Vec<u8> = (0..hex.len() / 8)
-        .flat_map(|i| word(8 * i).to_ne_bytes())
-        .collect();
-    match <[u8; 4]>::try_from(bytes.as_slice()) {
-        Ok(four) => IpAddr::V4(Ipv4Addr::from(four)),
-        Err(_) => IpAddr::V6(Ipv6Addr::from(
-            <[u8; 16]>::try_from(bytes).expect("16 bytes"),
-        )),
-    }
-}
-
-#[test]
-fn addresses_are_read_as_the_kernel_writes_them() {
-    assert_eq!(
-        address("0100007F").is_loopback(),
-        cfg!(target_endian = "little")
-    );
-    assert!(address("00000000000000000000000000000000").is_unspecified());
-}
 
 /// A firewall has to pass no other: nothing random is opened, whatever carries the data.
 #[rstest]

@@ -14,6 +14,7 @@ pub mod corpus;
 pub mod descriptors;
 pub mod flood;
 pub mod limit;
+pub mod listening;
 pub mod memory;
 pub mod settles;
 pub mod signals;
