@@ -269,7 +269,7 @@ fn another_generation_is_said_by_both_before_all_else() {
     for theirs in ["another secret of the job", "", "0123456789abcdef"] {
         let secrets = [theirs, "0123456789abcdef"].map(Secret::new);
         let (dialer, listener) = between(old.clone(), [&secrets[0], &secrets[1]]);
-        for (side, theirs, ours) in [(dialer, 4, 3), (listener, 3, 4)] {
+        for (side, theirs, ours) in [(dialer, 3, 4), (listener, 4, 3)] {
             assert_eq!(side, Err(HandshakeError::OtherGeneration { theirs, ours }));
         }
     }
