@@ -31,6 +31,9 @@ use crate::sync::unpoisoned;
 /// How many reasons for which certificates were not accepted are kept.
 const CERTIFICATES_MAX: usize = 8;
 
+/// What is known of a rank at first.
+pub(super) const NOT_CONNECTED: &str = "it has not connected";
+
 /// Messages that wait to be sent to one rank. A rank that does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
 
@@ -247,7 +250,7 @@ impl State {
             phase: Phase::Joining,
             links: (0..world_size).map(|_| None).collect(),
             next_link: 0,
-            last: vec!["it has not connected".to_string().into(); world_size],
+            last: vec![NOT_CONNECTED.to_string().into(); world_size],
             shortage: None,
             join_failure: None,
             unproven_claims: Vec::new(),

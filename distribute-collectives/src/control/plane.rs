@@ -19,7 +19,7 @@ use crate::control::generated::envelope::Message;
 use crate::control::generated::{self as message, Announcement, Goodbye, Refusal};
 use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::{
-    JoinOptions, Link, Membership, MissingReason, Phase, State, UnprovenClaim,
+    JoinOptions, Link, Membership, MissingReason, NOT_CONNECTED, Phase, State, UnprovenClaim,
 };
 use crate::control::{client, clock, interrupted, probe, process, server, watch};
 use crate::error::{CollectiveError, Result};
@@ -496,6 +496,7 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
     if shared.rank > 0 && shared.addresses.get(rank).is_none() {
         reason = "it has not come to rank 0".to_string();
     }
+    reason += &firewall_note(shared, rank, &reason);
     reason += &loopback_note(shared, rank);
     // Only higher ranks connect here. Which one shows a certificate is not known before it has
     // been accepted.
@@ -504,6 +505,22 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
         reason += &format!("; a connection from {address} was turned away: {why}");
     }
     reason
+}
+
+/// What to do if a rank that has to connect here is started and does not get through.
+fn firewall_note(shared: &Membership, rank: usize, reason: &str) -> String {
+    match shared.local.get() {
+        Some(local)
+            if rank > shared.rank && reason == NOT_CONNECTED && !local.ip().is_loopback() =>
+        {
+            format!(
+                "; if it runs: a firewall? Let connections from its host to TCP port {} of this \
+                 host pass",
+                local.port()
+            )
+        }
+        _ => String::new(),
+    }
 }
 
 /// A common reason why no rank comes from other hosts: a line of `/etc/hosts` says that the

@@ -126,6 +126,24 @@ fn a_higher_rank_whose_name_does_not_resolve_is_said_to_have_such_a_name() {
     });
 }
 
+/// The side that dials sees that nothing answers; the side that listens sees nothing at all.
+#[test]
+fn a_rank_that_has_not_connected_from_elsewhere_may_be_behind_a_firewall() {
+    within_limit(|| {
+        for (ip, is_told) in [("0.0.0.0", true), ("127.0.0.1", false)] {
+            let at = format!("{ip}:0");
+            let listener = BoundListener::bind(0, &at, &token().insecure()).unwrap();
+            let port = listener.local_addr().port();
+            let mut options = options(0, &[format!("{ip}:{port}"), "127.0.0.1:1".to_string()]);
+            options.rendezvous_timeout = Duration::from_millis(300);
+            options.security = token();
+            let said = error_of(join(options, listener)).to_string();
+            let advice = format!("a firewall? Let connections from its host to TCP port {port}");
+            assert_eq!(said.contains(&advice), is_told, "{said}");
+        }
+    });
+}
+
 #[test]
 fn an_interruption_ends_the_wait_of_every_rank_at_once() {
     within_limit(|| {
