@@ -256,7 +256,9 @@ pub(super) struct Run {
     pub(super) global_batch_size: Option<usize>,
     /// How many replicas the run has, and has had before it was resumed.
     pub(super) all_replicas: BTreeSet<usize>,
-    /// The update after which all replicas had the same state, when they last compared.
+    /// After how many updates the replicas compare their states, beside saves.
+    pub(super) check_replicas: Option<u64>,
+    /// The update after which all replicas had the same state, when they last compared for a save.
     pub(super) same_at: Option<u64>,
     pub(super) stop: Option<Outcome>,
     /// The error of a callback, which ends the run as soon as all workers know of it.
@@ -314,6 +316,30 @@ impl Run {
         Ok(())
     }
 
+    /// [`check_same_state`](Self::check_same_state) when it is due by the number of updates. What
+    /// changes the state afterwards, before it is saved, is compared again then.
+    ///
+    /// # Errors
+    /// As `check_same_state`.
+    pub(super) fn check_replicas(&self, state: &dyn AnyState) -> Result<()> {
+        let is_due = |every: u64| self.reached_multiple_of(every);
+        if !self.check_replicas.is_some_and(is_due) || is_alone(&*self.strategy, state.is_remote())
+        {
+            return Ok(());
+        }
+        let step = self.progress.step;
+        let _phase =
+            tracing::trace_span!(target: "distribute::phase", "check_replicas", step).entered();
+        let own = state.checksums(self.strategy.tracer().is_some())?;
+        compare(&*self.strategy, step, own)
+    }
+
+    /// Whether the last batch took the number of updates to, or past, a multiple of `every`.
+    pub(super) fn reached_multiple_of(&self, every: u64) -> bool {
+        let every = every.max(1);
+        self.progress.step / every > self.step_before / every
+    }
+
     /// The checksums of the local replicas, if all have to compare them: there are several, and
     /// have not after this update.
     fn to_compare(&self, state: &dyn AnyState) -> Result<Option<Vec<Checksums>>> {
@@ -367,8 +393,7 @@ impl Control<'_> {
     /// what is done every `every` steps. Steps that run in other processes may count several
     /// updates at once, and micro-batches none.
     pub fn reached_multiple_of(&self, every: u64) -> bool {
-        let every = every.max(1);
-        self.run.progress.step / every > self.run.step_before / every
+        self.run.reached_multiple_of(every)
     }
 
     /// The averages of this epoch so far (in `on_epoch_begin` and later, training data only).
@@ -431,6 +456,11 @@ impl Control<'_> {
             self.run.same_at = Some(step);
         }
         Ok((of_all(own), is_useless))
+    }
+
+    /// Refuses, on all workers, a state that is not the same on all replicas.
+    pub(super) fn check_same_state(&mut self) -> Result<()> {
+        self.run.check_same_state(self.state)
     }
 
     /// What each local replica has as its own.

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use burn::module::Module;
 use distribute_core::checkpoint::Section;
 use distribute_core::{Mirrored, Result, StateOwner, Strategy, TrainState};
+use gethostname::gethostname;
 
 use super::FitError;
 use super::worker_sync::all_of;
@@ -20,8 +21,9 @@ pub(super) type Checksums = BTreeMap<String, u32>;
 
 /// Refuses, on all workers, a training state that is not the same on all replicas: parameters and
 /// slots, but for the running statistics that each replica has as its own. [`Fit`](crate::Fit) does
-/// it before every save and at the end; a loop of one's own can do it between two updates, best
-/// before it saves, since what has parted never meets again.
+/// it before every save and at the end, and with [`check_replicas`](crate::Fit::check_replicas)
+/// every so many updates; a loop of one's own can do it between two updates, best before it saves,
+/// since what has parted never meets again.
 ///
 /// All workers call it after the same update; it blocks until they have, and waits for the devices.
 /// They exchange one checksum per replica, and a checksum per tensor only if these differ. With
@@ -41,8 +43,9 @@ pub(super) type Checksums = BTreeMap<String, u32>;
 /// ```
 ///
 /// # Errors
-/// [`FitError::Diverged`], which names the ranks, the replicas and the first tensor that differs; a
-/// device that cannot be read; a worker that was lost or does not come before the deadline.
+/// [`FitError::Diverged`], which names the hosts, the ranks, the replicas and the first tensor that
+/// differs; a device that cannot be read; a worker that was lost or does not come before the
+/// deadline.
 pub fn check_same_state<M: Module + 'static>(
     strategy: &(impl Strategy + ?Sized),
     state: &Mirrored<TrainState<M>>,
@@ -125,12 +128,16 @@ pub(super) fn compare_sums(
     if replicas.all(|other| Some(other) == first) {
         return Ok(());
     }
+    let own = (gethostname().display().to_string(), own);
     let details = all_of(strategy, "where the replicas differ", own)?;
     Err(diverged(step, all, &details).into())
 }
 
+/// The name of a worker's host, and the checksums of its replicas.
+type OfWorker = (String, Vec<Checksums>);
+
 /// What differs, from the checksums of the replicas of each worker.
-fn diverged(step: u64, all: &[Vec<u32>], details: &[Vec<Checksums>]) -> FitError {
+fn diverged(step: u64, all: &[Vec<u32>], details: &[OfWorker]) -> FitError {
     let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
     for sum in all.iter().flatten() {
         *counts.entry(*sum).or_default() += 1;
@@ -141,11 +148,14 @@ fn diverged(step: u64, all: &[Vec<u32>], details: &[Vec<Checksums>]) -> FitError
     let differs = |sum: &u32| most != Some(*sum);
     let workers = all.iter().enumerate();
     let ranks = workers.filter(|(_, sums)| sums.iter().any(differs));
+    let ranks: Vec<usize> = ranks.map(|(rank, _)| rank).collect();
+    let hosts = ranks.iter().filter_map(|rank| details.get(*rank));
     let ids = all.iter().flatten().enumerate();
     let ids = ids.filter(|(_, sum)| differs(sum)).map(|(id, _)| id);
     FitError::Diverged {
         step,
-        ranks: ranks.map(|(rank, _)| rank).collect(),
+        hosts: hosts.map(|(host, _)| host.clone()).collect(),
+        ranks,
         replicas: ids.collect(),
         has_majority: most.is_some(),
         parameter: first_difference(details).unwrap_or_default(),
@@ -153,8 +163,8 @@ fn diverged(step: u64, all: &[Vec<u32>], details: &[Vec<Checksums>]) -> FitError
 }
 
 /// The first tensor that is not the same everywhere; parameters come before slots.
-fn first_difference(details: &[Vec<Checksums>]) -> Option<String> {
-    let mut replicas = details.iter().flatten();
+fn first_difference(details: &[OfWorker]) -> Option<String> {
+    let mut replicas = details.iter().flat_map(|(_, replicas)| replicas);
     let first = replicas.next()?;
     let mut names: Vec<&String> = Vec::new();
     for other in replicas {
@@ -183,7 +193,9 @@ mod tests {
     fn report(workers: Vec<Vec<Checksums>>) -> String {
         let sums = |replicas: &Vec<Checksums>| replicas.iter().map(of_all).collect();
         let all: Vec<Vec<u32>> = workers.iter().map(sums).collect();
-        diverged(7, &all, &workers).to_string()
+        let named = workers.into_iter().enumerate();
+        let named: Vec<_> = named.map(|(rank, it)| (format!("h{rank}"), it)).collect();
+        diverged(7, &all, &named).to_string()
     }
 
     #[test]
@@ -195,7 +207,7 @@ mod tests {
             vec![bad.clone(), good],
         ]);
         assert!(
-            text.contains("replica 2 (rank 1) differs from the others"),
+            text.contains("replica 2 (rank 1) differs from the others, on host h1;"),
             "{text}"
         );
         assert!(
@@ -205,6 +217,7 @@ mod tests {
         let slot = checksums_of(&[("model/a", 1), ("model/b", 9), ("optimizer/m/a", 5)]);
         let text = report(vec![vec![bad], vec![slot]]);
         assert!(text.contains("ranks 0, 1"), "{text}");
+        assert!(text.contains("on hosts h0, h1;"), "{text}");
         assert!(text.contains("`optimizer/m/a`"), "{text}");
     }
 

@@ -95,11 +95,13 @@ pub enum FitError {
          checkpoint, as `launch --max-restarts` does. A byte has changed in memory or on its way \
          (encrypt the connections with `--certs`), or the processes compute differently (run the \
          same build on equal processors)",
-        described(ranks, replicas, *has_majority)
+        described(hosts, ranks, replicas, *has_majority)
     )]
     Diverged {
         /// The step after which they were compared.
         step: u64,
+        /// The host of each of the ranks.
+        hosts: Vec<String>,
         /// The ranks (workers) with a replica that differs from most, or all.
         ranks: Vec<usize>,
         /// These replicas, counted over all workers.
@@ -276,24 +278,43 @@ impl FitError {
 }
 
 /// Which replicas differ, in words.
-fn described(ranks: &[usize], replicas: &[usize], has_majority: bool) -> String {
-    let list = |numbers: &[usize]| {
-        let texts: Vec<String> = numbers.iter().map(usize::to_string).collect();
-        texts.join(", ")
-    };
-    let plural = |numbers: &[usize]| if numbers.len() == 1 { "" } else { "s" };
+fn described(hosts: &[String], ranks: &[usize], replicas: &[usize], has_majority: bool) -> String {
     let which = format!(
         "replica{} {} (rank{} {})",
         plural(replicas),
-        list(replicas),
+        listed(replicas),
         plural(ranks),
-        list(ranks)
+        listed(ranks)
     );
+    let on = on_hosts(hosts);
     if !has_majority {
-        format!("{which} differ from each other, and no state is that of most")
+        format!("{which} differ from each other{on}, and no state is that of most")
     } else if replicas.len() == 1 {
-        format!("{which} differs from the others")
+        format!("{which} differs from the others{on}")
     } else {
-        format!("{which} differ from the others")
+        format!("{which} differ from the others{on}")
     }
+}
+
+fn listed<T: ToString>(items: &[T]) -> String {
+    let texts: Vec<String> = items.iter().map(T::to_string).collect();
+    texts.join(", ")
+}
+
+fn plural<T>(items: &[T]) -> &'static str {
+    if items.len() == 1 { "" } else { "s" }
+}
+
+/// Where that is, each host once.
+fn on_hosts(hosts: &[String]) -> String {
+    let mut each: Vec<&String> = Vec::new();
+    for host in hosts {
+        if !each.contains(&host) {
+            each.push(host);
+        }
+    }
+    if each.is_empty() {
+        return String::new();
+    }
+    format!(", on host{} {}", plural(&each), listed(&each))
 }

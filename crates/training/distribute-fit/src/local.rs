@@ -56,6 +56,7 @@ where
             let batch = batch.inspect_err(|error| session.save_before_data_ends(error))?;
             session.step(batch, &self.objective)?;
             session.run.lap(Lap::Step);
+            session.run.check_replicas(&*session.state)?;
             if let Some(workers) = strategy.workers() {
                 workers.hold();
             }

@@ -89,6 +89,10 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             ("the number of micro-batches of an update", json!(micro)),
             ("the number of checkpoint callbacks", json!(savers)),
             ("how often ranks are compared", text(&run.compare_ranks)),
+            (
+                "the steps between checks of the replicas",
+                json!(run.check_replicas),
+            ),
         ]
     }
 

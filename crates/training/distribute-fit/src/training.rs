@@ -7,7 +7,7 @@ use std::time::Duration;
 use burn::module::Module;
 use distribute_core::BatchSource;
 use distribute_core::checkpoint::Checkpoint;
-use distribute_core::{Mirrored, Result, Strategy, TrainState, setters};
+use distribute_core::{Error, Mirrored, Result, Strategy, TrainState, setters};
 
 use super::control::{Callbacks, Run};
 use super::local::Local;
@@ -34,6 +34,7 @@ pub struct Fit<'a, S: ?Sized> {
     seed: u64,
     checkpoint: Option<Checkpoint>,
     compare_ranks: Duration,
+    check_replicas: Option<u64>,
     callbacks: Vec<Box<dyn Callback + 'a>>,
 }
 
@@ -47,6 +48,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             seed: 0,
             checkpoint: None,
             compare_ranks: ranks::EVERY,
+            check_replicas: None,
             callbacks: Vec::new(),
         }
     }
@@ -74,6 +76,17 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         /// log: `rank 5 on host b computes 1.8 x as long as the median since step 1200`, and again
         /// when it has recovered. One small exchange each time is all that it costs.
         compare_ranks(every: Duration) => compare_ranks = every;
+
+        /// Compares the state of all replicas after every `steps`-th update, as
+        /// [`check_same_state`](crate::check_same_state) does: a bit that has changed in the memory
+        /// of one of them, or on its way there, makes it go on with other weights. A difference
+        /// ends the run on all workers with [`FitError::Diverged`](super::FitError::Diverged), and
+        /// nothing of it is saved. Without it they are compared before every save and at the end.
+        /// 0 counts as 1; with one replica there is nothing to compare.
+        ///
+        /// Each time every worker reads parameters and slots of its replicas, computes their
+        /// checksums, and the workers exchange one number for each replica.
+        check_replicas(steps: impl Into<Option<u64>>) => check_replicas = steps.into();
     }
 
     /// Adds a callback. Pass `&mut callback` to look at it after the run.
@@ -144,8 +157,8 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     /// # Errors
     /// As `run`; the errors of `steps`;
     /// [`Error::InvalidArgument`](distribute_core::Error::InvalidArgument) for a state with
-    /// [`TrainState::accumulate`]: a worker that is lost would take the gradients of its
-    /// micro-batches with it.
+    /// [`TrainState::accumulate`], as a worker that is lost would take the gradients of its
+    /// micro-batches with it, and for [`check_replicas`](Self::check_replicas).
     pub fn run_remotely<M>(
         self,
         state: &mut Mirrored<TrainState<M>>,
@@ -156,6 +169,12 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     {
         if state.host_metadata().accumulation().1 > 1 {
             return Err(accumulates());
+        }
+        if self.check_replicas.is_some() {
+            return Err(Error::invalid(
+                "check_replicas compares the copies of several replicas, and there is one, where \
+                 the steps run: leave it out",
+            ));
         }
         self.run_on(state, Remote::new(steps))
     }
@@ -187,6 +206,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             seed: self.seed,
             global_batch_size: engine.global_batch_size(),
             all_replicas: [strategy.num_replicas_in_sync()].into(),
+            check_replicas: self.check_replicas,
             same_at: None,
             stop: None,
             failure: None,

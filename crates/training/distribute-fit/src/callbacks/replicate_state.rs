@@ -22,7 +22,8 @@ use crate::{Callback, CallbackState, Control, EpochRecord, FitError, StateMemory
 ///
 /// Each time the training state is copied to host memory and from there into the memory of the
 /// launcher, and the workers exchange what is sent. That memory holds two states for each worker.
-/// Weights that are not finite are not written.
+/// Weights that are not finite are not written, nor is a state that is not the same on all replicas
+/// of a worker alone; one that differs from worker to worker is not gone on with.
 #[derive(Debug)]
 #[must_use]
 pub struct ReplicateState {
@@ -46,6 +47,14 @@ impl ReplicateState {
     }
 
     fn write(&mut self, run: &mut Control<'_>) -> Result<()> {
+        // States that differ from worker to worker are not gone on with (`StateMemory::agree`).
+        if run
+            .strategy()
+            .workers()
+            .is_none_or(|it| it.num_workers() == 1)
+        {
+            run.check_same_state()?;
+        }
         let mut checkpoint = run.common_checkpoint(CallbackState::default())?;
         // All workers have the same weights, so all of them return here or none.
         if check_finite(&checkpoint).is_err() {

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use distribute_core::checkpoint::list;
-use distribute_core::{Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, StrategyExt};
+use distribute_core::{
+    Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Strategy, StrategyExt,
+};
 use distribute_fit::callbacks::ModelCheckpoint;
 use distribute_fit::{Callback, Control, Fit, FitError, check_same_state};
 use rstest::rstest;
@@ -35,18 +37,21 @@ impl Callback for Flips {
     }
 }
 
-/// The errors of a training on these workers.
+/// The errors of a training on these workers, which save into a directory if there is one, and
+/// compare their replicas after every so many updates.
 fn errors_of(
     replicas: &[usize],
     worker: usize,
     batches: usize,
     directory: Option<PathBuf>,
+    check_replicas: Option<u64>,
 ) -> Vec<String> {
     let train = move |strategy: MultiWorkerMirroredStrategy| {
         let data = Points::new(&strategy);
         let mut state = new_state(&strategy);
         let mut fit = Fit::new(&strategy)
             .epochs(EPOCHS)
+            .check_replicas(check_replicas)
             .callback(Flips { worker, batches });
         if let Some(directory) = &directory {
             let saver = ModelCheckpoint::with_workers(&strategy, directory)?;
@@ -76,7 +81,7 @@ fn flip(run: &mut Control<'_>) -> Result<()> {
 fn one_flipped_bit_is_found_before_it_is_saved(#[case] replicas: &[usize], #[case] who: &str) {
     let directory = TempDir::new().unwrap();
     let path = directory.path().to_path_buf();
-    for error in errors_of(replicas, replicas.len() - 1, 3, Some(path)) {
+    for error in errors_of(replicas, replicas.len() - 1, 3, Some(path), None) {
         assert!(error.contains("after step 4"), "{error}");
         assert!(error.contains(who), "{error}");
         assert!(error.contains("`model/hidden.weight`"), "{error}");
@@ -91,8 +96,52 @@ fn one_flipped_bit_is_found_before_it_is_saved(#[case] replicas: &[usize], #[cas
 
 #[test]
 fn without_checkpoints_a_flipped_bit_is_found_at_the_end() {
-    for error in errors_of(&[1, 1, 1], 1, EPOCHS * BATCHES, None) {
+    for error in errors_of(&[1, 1, 1], 1, EPOCHS * BATCHES, None, None) {
         assert!(error.contains("replica 1 (rank 1) differs"), "{error}");
+    }
+}
+
+#[rstest]
+#[case(2, 4)]
+#[case(5, 5)]
+#[case(1, 4)]
+fn checks_between_saves_find_it_earlier(#[case] every: u64, #[case] found_after: u64) {
+    let host = gethostname::gethostname().display().to_string();
+    for error in errors_of(&[1, 2, 1], 2, 3, None, Some(every)) {
+        let when = format!("after step {found_after}: ");
+        assert!(error.contains(&when), "{error}");
+        let who = format!("replica 3 (rank 2) differs from the others, on host {host};");
+        assert!(error.contains(&who), "{error}");
+        assert!(error.contains("`model/hidden.weight`"), "{error}");
+    }
+}
+
+/// A callback, or an error of the memory, may change the state between a check and a save.
+#[test]
+fn a_state_that_was_compared_is_compared_again_before_it_is_saved() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().to_path_buf();
+    for error in errors_of(&[1, 1, 1], 1, 4, Some(path), Some(1)) {
+        assert!(error.contains("after step 4: replica 1"), "{error}");
+    }
+    let newest = list(directory.path()).unwrap().last().map(|it| it.step);
+    assert_eq!(newest, Some(2));
+}
+
+#[test]
+fn all_workers_check_after_the_same_steps() {
+    let outcomes = try_workers(THREADS, &[1, 1], |strategy| {
+        let own = strategy.workers().map_or(0, |it| it.index() as u64);
+        let (data, mut state) = (Points::new(&strategy), new_state(&strategy));
+        let fit = Fit::new(&strategy).check_replicas(2 + own);
+        fit.run(&mut state, &data, objective).map(drop)
+    });
+    for outcome in outcomes {
+        let error = outcome.unwrap_err().to_string();
+        assert!(
+            error.contains("the steps between checks of the replicas"),
+            "{error}"
+        );
     }
 }
 

@@ -1,5 +1,6 @@
 //! The loop with several workers, which are threads here.
 
+mod corrupted;
 mod diverged;
 mod failed;
 mod fit;
