@@ -1,6 +1,6 @@
 //! What a training loop reads: global batches, an epoch after the other.
 
-use crate::{Nest, PerReplica, Result};
+use crate::{Device, Nest, PerReplica, Result};
 
 /// The global batches of an epoch, one after the other.
 pub type Batches<'a, B> = Box<dyn Iterator<Item = Result<PerReplica<B>>> + 'a>;
@@ -47,6 +47,25 @@ pub trait BatchSource {
     fn padding(&self, batch: usize) -> Option<Vec<usize>> {
         let _ = batch;
         None
+    }
+
+    /// The part of one global batch that a replica reads, of any worker, read anew on this device
+    /// (that of the replica that computes it again): for
+    /// [`Recomputation`](crate::Recomputation). The same values as in the batch of
+    /// [`epoch`](Self::epoch) that the replica is handed. `None`, the default, if this source
+    /// cannot: it would be another batch, or other workers' data is not here.
+    ///
+    /// # Errors
+    /// If the data cannot be read.
+    fn replica_batch(
+        &self,
+        epoch: usize,
+        batch: usize,
+        replica: usize,
+        device: &Device,
+    ) -> Result<Option<Self::Batch>> {
+        let _ = (epoch, batch, replica, device);
+        Ok(None)
     }
 
     /// The batches of epoch `epoch` (from 0), without the first `skip_batches`.

@@ -14,6 +14,7 @@ use distribute_net::exchange::ExchangeError;
 use distribute_net::handshake::HandshakeError;
 
 use crate::checkpoint::CheckpointError;
+use crate::wrong_gradient::WrongGradient;
 
 /// The result of everything in this crate that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -301,6 +302,17 @@ pub enum Error {
         /// What is read.
         what: String,
     },
+    /// The step uses something that another replica cannot do again.
+    #[error("{what} cannot be computed again by another replica: {instead}")]
+    NotRecomputable {
+        /// The operation or value.
+        what: String,
+        /// What to do instead.
+        instead: String,
+    },
+    /// Gradients that were computed again are not the same.
+    #[error(transparent)]
+    WrongGradient(Box<WrongGradient>),
     /// The step uses something that a compiled step cannot do.
     #[error("{what} cannot be part of a compiled step: {instead}")]
     NotCompilable {
@@ -547,6 +559,13 @@ impl Error {
         }
     }
 
+    pub(crate) fn not_recomputable(what: impl fmt::Display, instead: impl fmt::Display) -> Self {
+        Self::NotRecomputable {
+            what: what.to_string(),
+            instead: instead.to_string(),
+        }
+    }
+
     /// The error of another crate, or of the caller, that this one wraps, on whatever replica: it
     /// is told apart by its type.
     pub fn wrapped(&self) -> Option<&(dyn StdError + 'static)> {
@@ -609,6 +628,7 @@ impl Error {
             | Self::UpdateOfSum { .. }
             | Self::HostRead { .. }
             | Self::NotCompilable { .. }
+            | Self::NotRecomputable { .. }
             | Self::Policy { .. }
             | Self::StepChanged { .. }
             | Self::RandomOnHost { .. }
@@ -620,6 +640,7 @@ impl Error {
             | Self::Poisoned { .. }
             | Self::ReplicaMissing { .. }
             | Self::Diverged { .. }
+            | Self::WrongGradient(_)
             | Self::CapturePanicked { .. }
             | Self::Fetch { .. }
             | Self::Capture { .. }
@@ -661,6 +682,12 @@ impl Error {
             },
             _ => 0,
         }
+    }
+}
+
+impl From<WrongGradient> for Error {
+    fn from(found: WrongGradient) -> Self {
+        Self::WrongGradient(Box::new(found))
     }
 }
 

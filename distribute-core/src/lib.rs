@@ -50,6 +50,7 @@ mod parameters;
 mod policy;
 pub mod prelude;
 mod random;
+mod recompute;
 pub mod remote;
 mod remote_model;
 mod replica;
@@ -69,6 +70,7 @@ mod train_state;
 mod values;
 mod variable;
 mod workers;
+mod wrong_gradient;
 
 pub use batch_source::{BatchSource, Batches};
 pub use burn::tensor::{Device, Tensor, TensorData};
@@ -103,6 +105,7 @@ pub use optim::{
     MovingAverage, Nadam, OwnRule, RateFactors, RmsProp, Sgd, WeightDecay,
 };
 pub use policy::Policy;
+pub use recompute::Recomputation;
 pub use replica::{ReplicaContext, ReplicaRng};
 pub use replicate::{PartVisitor, Replicate, StatePart};
 pub use running_statistics::RunningStatistics;
@@ -128,3 +131,4 @@ pub use variable::{
 };
 pub use workers::WorkerGroup;
 pub use workers::shares::replica_range;
+pub use wrong_gradient::WrongGradient;

@@ -122,6 +122,11 @@ impl StepNotes {
         *lock(&self.failure) = None;
     }
 
+    /// What is known of the step's batch.
+    pub(crate) fn batch_facts(&self) -> BatchFacts {
+        lock(&self.batch).clone()
+    }
+
     /// Notes a failure that a call cannot return, such as the forward pass of a layer, of which
     /// this is a parameter; the first one counts. The step fails with it: at its next call of the
     /// context, and in any case at its end.

@@ -62,6 +62,29 @@ impl Drop for PausedRandom {
     }
 }
 
+/// The stream of the step that runs on this thread, which has been given up and is set aside for
+/// another one until this is dropped. The other one is given up then; that of the step is not
+/// taken up.
+pub(crate) struct Instead(Option<Rc<OwnRandom>>);
+
+/// Hands burn's generator to another stream in place of that of the step on this thread, which has
+/// [given it up](pause_random).
+pub(crate) fn begin_instead(random: Option<OwnRandom>) -> Instead {
+    let own = CURRENT.take();
+    if let Some(random) = random {
+        random.hold();
+        CURRENT.set(Some(Rc::new(random)));
+    }
+    Instead(own)
+}
+
+impl Drop for Instead {
+    fn drop(&mut self) {
+        drop(CURRENT.take());
+        CURRENT.set(self.0.take());
+    }
+}
+
 /// The layers of burn that draw in their forward pass.
 const LAYERS: [&str; 2] = ["Struct:Dropout", "Struct:GaussianNoise"];
 

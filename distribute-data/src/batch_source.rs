@@ -1,6 +1,6 @@
 //! Distributed data sets as what `fit`, `evaluate` and `predict` of `distribute-core` read from.
 
-use distribute_core::{BatchSource, InputContext, Nest, PerReplica, Result};
+use distribute_core::{BatchSource, Device, InputContext, Nest, PerReplica, Result};
 
 use crate::{Dataset, DistributedDataset, DistributedFunction, Position};
 
@@ -35,6 +35,16 @@ impl<D: Dataset<Batch: Nest>> BatchSource for DistributedDataset<D> {
 
     fn batch(&self, epoch: usize, batch: usize) -> Result<Option<PerReplica<D::Batch>>> {
         self.batch_at(Position { epoch, batch })
+    }
+
+    fn replica_batch(
+        &self,
+        epoch: usize,
+        batch: usize,
+        replica: usize,
+        device: &Device,
+    ) -> Result<Option<D::Batch>> {
+        self.part_of(Position { epoch, batch }, replica, device)
     }
 }
 

@@ -38,6 +38,8 @@ pub struct DistributedDataset<D> {
     /// Which part of every global batch each replica of this process gets, and its device.
     pub(crate) replicas: Arc<[(usize, Device)]>,
     pub(crate) num_replicas: usize,
+    /// Whether the part of a replica is that of its id, of every worker's replicas.
+    pub(crate) parts_are_ids: bool,
     pub(crate) global_batch_size: usize,
     pub(crate) batching: Batching,
     /// What this worker reads, where the workers do not share the global batches.
@@ -79,7 +81,9 @@ impl<D: Dataset> DistributedDataset<D> {
         };
         let agreed = agree_on_sizes(workers, numbers, settings)?;
         let (shard, global_batch_size) = shard?;
+        let is_alone = strategy.input_context().num_input_pipelines == 1;
         Ok(Self {
+            parts_are_ids: policy == AutoShardPolicy::Replicas || is_alone,
             shard: shard.map(Arc::new),
             agreed,
             others: workers.filter(|group| group.num_workers() > 1).cloned(),
@@ -136,15 +140,18 @@ impl<D: Dataset> DistributedDataset<D> {
         if let Some(shard) = &self.shard {
             return shard.ranges(batch);
         }
+        let parts = self.replicas.iter();
+        parts.map(|(part, _)| self.range_of(batch, *part)).collect()
+    }
+
+    /// Where the examples of a part of a global batch lie, where the workers share them.
+    pub(crate) fn range_of(&self, batch: usize, part: usize) -> Range<usize> {
         // Of this worker's own dataset: another worker's may have more batches.
         let examples = self.batching.kept(self.read(), self.global_batch_size);
         let start = batch.saturating_mul(self.global_batch_size).min(examples);
         let size = self.global_batch_size.min(examples - start);
-        let parts = self.replicas.iter().map(|(part, _)| {
-            let part = split::replica_range(size, self.num_replicas, *part);
-            start + part.start..start + part.end
-        });
-        parts.collect()
+        let part = split::replica_range(size, self.num_replicas, part);
+        start + part.start..start + part.end
     }
 }
 
@@ -155,6 +162,7 @@ impl<D> Clone for DistributedDataset<D> {
             dataset: Arc::clone(&self.dataset),
             replicas: Arc::clone(&self.replicas),
             num_replicas: self.num_replicas,
+            parts_are_ids: self.parts_are_ids,
             global_batch_size: self.global_batch_size,
             batching: self.batching,
             shard: self.shard.clone(),

@@ -181,21 +181,45 @@ impl<D: Dataset> DistributedDataset<D> {
         if position.batch >= self.batches_per_epoch() {
             return Ok(None);
         }
-        let order = {
-            let mut last = self
-                .last_order
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            match &*last {
-                Some((epoch, order)) if *epoch == position.epoch => Arc::clone(order),
-                _ => {
-                    let order = Arc::new(self.order(position.epoch));
-                    *last = Some((position.epoch, Arc::clone(&order)));
-                    order
-                }
-            }
-        };
+        let order = self.kept_order(position.epoch);
         self.global_batch(&order, position.batch).map(Some)
+    }
+
+    /// The part of a global batch that a replica of any worker reads, by its id, made on this
+    /// thread and on this device. `None` where other workers read examples that are not here, and
+    /// after the last batch.
+    ///
+    /// # Errors
+    /// The errors of [`Dataset::batch`].
+    pub(crate) fn part_of(
+        &self,
+        position: Position,
+        replica: usize,
+        device: &Device,
+    ) -> Result<Option<D::Batch>> {
+        let is_there = position.batch < self.batches_per_epoch() && replica < self.num_replicas;
+        if self.shard.is_some() || !self.parts_are_ids || !is_there {
+            return Ok(None);
+        }
+        let order = self.kept_order(position.epoch);
+        let range = self.range_of(position.batch, replica);
+        self.part(&order, replica, range, device).map(Some)
+    }
+
+    /// The order of an epoch, which is kept until that of another one is asked for.
+    fn kept_order(&self, epoch: usize) -> Arc<Order> {
+        let mut last = self
+            .last_order
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        match &*last {
+            Some((known, order)) if *known == epoch => Arc::clone(order),
+            _ => {
+                let order = Arc::new(self.order(epoch));
+                *last = Some((epoch, Arc::clone(&order)));
+                order
+            }
+        }
     }
 
     fn order(&self, epoch: usize) -> Order {

@@ -3,7 +3,7 @@
 
 use burn::tensor::TensorData;
 
-use super::link::Link;
+use super::turns::Waiting;
 use crate::nest::different_structure;
 use crate::workers::encoding;
 use crate::{Error, Result};
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// which `[2, 3]` and `[3, 2]` share. Gradients of a model skip this: their shapes are the shapes
 /// of its parameters.
 pub(super) fn compare_shapes(
-    link: &dyn Link,
+    link: &Waiting<'_>,
     call: u64,
     leaves: &[TensorData],
     at: impl FnOnce(usize, Error) -> Error,
@@ -50,7 +50,7 @@ pub(super) fn compare_shapes(
 
 /// Compares which call the replicas make. It goes through the communicator, so a replica that
 /// is in a collective operation or has ended its step instead is found at once as well.
-pub(super) fn compare(link: &dyn Link, op: &'static str, detail: i64) -> Result<()> {
+pub(super) fn compare(link: &Waiting<'_>, op: &'static str, detail: i64) -> Result<()> {
     let mut mine = vec![detail];
     mine.extend(op.bytes().map(i64::from));
     let all = link.all_gather(&mine)?;

@@ -8,7 +8,7 @@ use distribute_collectives::ReduceOp;
 use super::differentiable::Differentiable;
 use super::peers::Peers;
 use crate::trace::{self, CapturedTensor, HostVariable, LeafValue, Target, TensorSpec, Trace};
-use crate::{Gradients, Nest, Result, WorkerGroup, host_reduce};
+use crate::{Error, Gradients, Nest, Result, WorkerGroup, host_reduce};
 
 /// All replicas, as the captured step sees them.
 pub(crate) struct Captured {
@@ -61,6 +61,11 @@ impl Peers for Captured {
             receive(workers, &self.trace, sum);
         }
         Ok(())
+    }
+
+    fn gather_numbers(&self, _: &[i64]) -> Result<Vec<Vec<i64>>> {
+        let instead = "check gradients under a strategy that runs steps as they are";
+        Err(Error::not_compilable("`recompute`", instead))
     }
 
     fn capture(&self) -> Option<&Arc<Trace>> {

@@ -9,6 +9,7 @@ use distribute_collectives::ReduceOp;
 use super::differentiable::Differentiable;
 use super::host::HostPeers;
 use super::local_exchange::LocalExchange;
+use super::log::Log;
 use super::peers::{OnReduced, Peers};
 use super::turns::{Turn, pause};
 use crate::sync::lock;
@@ -131,6 +132,9 @@ impl Peers for Devices {
             op: &'static str,
             detail: i64
         ) -> Result<Option<Arc<LocalExchange>>>;
+        fn gather_numbers(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>>;
+        fn begin_log(&self);
+        fn take_log(&self) -> Log;
         fn take_initial_value(&self, initial: &mut TensorData) -> Result<()>;
         fn turn(&self) -> Option<&Turn>;
         fn check_backward(&self) -> Result<()>;

@@ -41,7 +41,7 @@ impl HostLink {
     ) -> Result<Tensor<D>> {
         let mut tensors = [Leaf::take(&mut tensor)?];
         let link = self.way.waiting();
-        calls::compare_shapes(&*link, call, &tensors, |_, error| error)?;
+        calls::compare_shapes(&link, call, &tensors, |_, error| error)?;
         link.all_reduce(op, &mut tensors)?;
         drop(link);
         let [data] = tensors;

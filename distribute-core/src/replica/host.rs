@@ -10,6 +10,7 @@ use super::calls;
 use super::differentiable::{Differentiable, HostLink};
 use super::link::Link;
 use super::local_exchange::LocalExchange;
+use super::log::Log;
 use super::peers::{OnReduced, Peers};
 use super::turns::{Turn, Turning, Waiting};
 use crate::gradients::Flags;
@@ -43,6 +44,10 @@ impl Peers for Alone {
     fn all_reduce_gradients(&self, _: ReduceOp, _: &mut Gradients) -> Result<()> {
         Ok(())
     }
+
+    fn gather_numbers(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
+        Ok(vec![mine.to_vec()])
+    }
 }
 
 /// Several replicas.
@@ -65,7 +70,7 @@ impl HostPeers {
         exchange: Arc<LocalExchange>,
         turn: Option<Turn>,
     ) -> Self {
-        let (way, backward) = (Turning { link, turn }, Mutex::default());
+        let (way, backward) = (Turning::new(link, turn), Mutex::default());
         Self {
             shared: Arc::new(HostLink { way, backward }),
             local_id,
@@ -113,7 +118,7 @@ impl HostPeers {
     fn compare(&self, op: &'static str, detail: i64) -> Result<()> {
         // Ends at once where another replica's step is over.
         self.exchange.check_finished(op, self.local_id)?;
-        calls::compare(&*self.waiting(), op, detail)
+        calls::compare(&self.waiting(), op, detail)
     }
 
     /// What this replica says with its gradients: one of a process speaks for all.
@@ -138,7 +143,7 @@ impl Peers for HostPeers {
         let mut leaves = prepared(op, value)?;
         let link = self.waiting();
         let at = |index, error| at_leaf(value, index, error);
-        calls::compare_shapes(&*link, 0, &leaves, at)?;
+        calls::compare_shapes(&link, 0, &leaves, at)?;
         link.all_reduce(op, &mut leaves)?;
         drop(link);
         value.put_leaves(leaves)
@@ -198,6 +203,18 @@ impl Peers for HostPeers {
         Ok(Some(Arc::clone(&self.exchange)))
     }
 
+    fn gather_numbers(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>> {
+        self.waiting().all_gather(mine)
+    }
+
+    fn begin_log(&self) {
+        self.shared.way.noted.begin();
+    }
+
+    fn take_log(&self) -> Log {
+        self.shared.way.noted.take()
+    }
+
     fn take_initial_value(&self, initial: &mut TensorData) -> Result<()> {
         match self.workers() {
             Some(workers) => {
@@ -228,6 +245,7 @@ impl Peers for HostPeers {
     /// without collectives may run on one of them alone.
     fn finish_run(&self, id: usize) -> Result<()> {
         self.check_backward()?;
+        drop(self.take_log());
         self.exchange.finish(self.local_id);
         self.waiting().barrier().map_err(|error| match error {
             CollectiveError::Mismatch { .. } => Error::ReplicaMissing {
@@ -240,6 +258,7 @@ impl Peers for HostPeers {
     }
 
     fn stop_others(&self, cause: &Error) {
+        drop(self.take_log());
         self.exchange.stop(cause);
         self.shared.way.link.abort(&cause.to_string());
     }

@@ -1,5 +1,6 @@
 //! What a step sees of its replica: [`ReplicaContext`].
 
+mod again;
 mod calls;
 mod captured;
 mod devices;
@@ -8,6 +9,7 @@ mod gradients;
 mod host;
 mod link;
 mod local_exchange;
+mod log;
 mod peers;
 mod place;
 mod rng;
@@ -30,6 +32,7 @@ pub(crate) use devices::Devices;
 pub(crate) use host::{Alone, HostPeers};
 pub(crate) use link::Link;
 pub(crate) use local_exchange::LocalExchange;
+pub(crate) use log::Log;
 pub(crate) use peers::Peers;
 pub use place::{Replica, VariablePlacement};
 pub use rng::ReplicaRng;

@@ -8,6 +8,7 @@ use distribute_collectives::ReduceOp;
 
 use super::differentiable::Differentiable;
 use super::local_exchange::LocalExchange;
+use super::log::Log;
 use super::turns::Turn;
 use crate::trace::Trace;
 use crate::{Error, Gradients, Nest, Result};
@@ -63,6 +64,9 @@ pub(crate) trait Peers: Send + Sync {
         Ok(None)
     }
 
+    /// The lists of all replicas, in replica order.
+    fn gather_numbers(&self, mine: &[i64]) -> Result<Vec<Vec<i64>>>;
+
     /// Takes over the chief's value of a variable that a step makes.
     fn take_initial_value(&self, _initial: &mut TensorData) -> Result<()> {
         Ok(())
@@ -81,6 +85,19 @@ pub(crate) trait Peers: Send + Sync {
     /// Returns the failure of a backward pass, which could not return it, once.
     fn check_backward(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// From now on what calls give this replica is noted, but for gradients.
+    fn begin_log(&self) {}
+
+    /// What was noted, which ends.
+    fn take_log(&self) -> Log {
+        Log::new()
+    }
+
+    /// Whether the step of another replica is computed again here.
+    fn is_again(&self) -> bool {
+        false
     }
 
     /// Called once before the replicas of a run start.

@@ -71,6 +71,7 @@ impl sealed::Context for ReplicaContext {
     fn read(&self, (variable, copies): Local<'_>) -> Result<LeafValue> {
         match self.trace() {
             Some(trace) => traced::read(trace, variable),
+            None if self.peers().is_again() && variable.is_local() => Err(own_value()),
             None => Ok(LeafValue::Host(copies.read(self.local_id()))),
         }
     }
@@ -80,6 +81,9 @@ impl sealed::Context for ReplicaContext {
         let (variable, copies) = of;
         if let Some(trace) = self.trace() {
             return traced::change(trace, variable, update, value);
+        }
+        if self.peers().is_again() {
+            return Err(own_value());
         }
         let value = variable.fitting(update, value)?;
         let own = self.local_id();
@@ -105,6 +109,10 @@ impl sealed::Context for ReplicaContext {
 
     fn give(&self, values: &mut [&mut dyn Leaf], receiver: Receiver<'_>) -> Result<()> {
         self.check_noted()?;
+        if self.peers().is_again() {
+            // The replica whose step it is has given them.
+            return Ok(());
+        }
         let Some(trace) = self.trace() else {
             return receiver.receive(self.local_id(), values);
         };
@@ -118,6 +126,14 @@ impl sealed::Context for ReplicaContext {
         trace.defer(given, receiver.target, receiver.apply);
         Ok(())
     }
+}
+
+/// The step of another replica is computed again, whose own values are not here.
+fn own_value() -> Error {
+    Error::not_recomputable(
+        "a variable that a step changes, or of which each replica has a value of its own",
+        "change it outside of what is computed again, or leave out the check",
+    )
 }
 
 impl<S: Strategy + ?Sized> sealed::Context for S {

@@ -174,6 +174,11 @@ impl WorkerGroup {
         outcome.inspect_err(|error| self.abort(&error.to_string()))
     }
 
+    /// The id of the first replica of each worker, and the number of replicas.
+    pub(crate) fn first_replicas(&self) -> &[usize] {
+        &self.shared.first_replicas
+    }
+
     /// The id of the first replica of this worker.
     pub(crate) fn first_replica(&self) -> usize {
         self.shared.first_replicas[self.index()]

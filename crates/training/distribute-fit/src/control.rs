@@ -258,6 +258,8 @@ pub(super) struct Run {
     pub(super) all_replicas: BTreeSet<usize>,
     /// After how many updates the replicas compare their states, beside saves.
     pub(super) check_replicas: Option<u64>,
+    /// At which updates another replica computes the gradients of one again.
+    pub(super) recompute: Option<u64>,
     /// The update after which all replicas had the same state, when they last compared for a save.
     pub(super) same_at: Option<u64>,
     pub(super) stop: Option<Outcome>,
@@ -606,6 +608,7 @@ fn leaves_workers(error: &Error) -> bool {
             | Error::Poisoned { .. }
             | Error::ReplicaMissing { .. }
             | Error::Stopped { .. }
+            | Error::WrongGradient(_)
     );
     !is_of_group && !matches!(parted, Some(FitError::Diverged { .. }))
 }

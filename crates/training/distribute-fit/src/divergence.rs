@@ -14,7 +14,7 @@ use distribute_core::{Mirrored, Result, StateOwner, Strategy, TrainState};
 use gethostname::gethostname;
 
 use super::FitError;
-use super::worker_sync::all_of;
+use super::worker_sync::{all_of, known_to_all};
 
 /// The checksums of the tensors of one replica, by name.
 pub(super) type Checksums = BTreeMap<String, u32>;
@@ -130,7 +130,7 @@ pub(super) fn compare_sums(
     }
     let own = (gethostname().display().to_string(), own);
     let details = all_of(strategy, "where the replicas differ", own)?;
-    Err(diverged(step, all, &details).into())
+    Err(known_to_all(strategy, diverged(step, all, &details)))
 }
 
 /// The name of a worker's host, and the checksums of its replicas.

@@ -205,6 +205,14 @@ pub enum FitError {
          say it with `Objective::examples(n)`; for weighted examples it is the sum of the weights"
     )]
     ExamplesUnknown,
+    /// Gradients are to be computed again, and the data source cannot read a batch again.
+    #[error(
+        "the gradients of a replica cannot be computed again elsewhere: the data source does not \
+         read its part of a batch anew. Write `BatchSource::replica_batch` for a source of your \
+         own; data sets do it unless workers read different files or shards (leave `auto_shard` \
+         out), functions and burn's loaders cannot; or train without `recompute`"
+    )]
+    NotReadAgain,
     /// The training or validation data has no example.
     #[error("{what} has no examples: check the data, or use smaller batches")]
     NoExamples {
@@ -239,6 +247,7 @@ impl FitError {
             | Self::StateNotReplicated { .. }
             | Self::LossNotScaled { .. }
             | Self::ExamplesUnknown
+            | Self::NotReadAgain
             | Self::NoExamples { .. } => true,
             Self::StateMemory { .. } | Self::Diverged { .. } => false,
         }

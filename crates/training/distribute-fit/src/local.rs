@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use burn::module::Module;
-use distribute_core::{BatchSource, Batches, Nest, PerReplica, Result, StrategyExt};
+use distribute_core::{
+    BatchSource, Batches, Error, Nest, PerReplica, Recomputation, Replica, Result, StrategyExt,
+};
 use tracing::trace_span;
 
 use super::evaluation;
-use super::objective::{Forward, train_on};
+use super::objective::{Checked, Forward, train_checked, train_on};
 use super::ranks::{Lap, Ranks};
 use super::session::{Engine, Part, Session};
-use super::{Logs, Mode, Objective, Position, worker_sync};
+use super::{FitError, Logs, Mode, Objective, Position, worker_sync};
 
 /// Training data, validation data, and what is trained.
 pub(super) struct Local<'d, D: BatchSource + ?Sized, F> {
@@ -54,7 +56,8 @@ where
                 break;
             }
             let batch = batch.inspect_err(|error| session.save_before_data_ends(error))?;
-            session.step(batch, &self.objective)?;
+            let check = session.checked(self.train)?;
+            session.step(batch, &self.objective, check)?;
             session.run.lap(Lap::Step);
             session.run.check_replicas(&*session.state)?;
             if let Some(workers) = strategy.workers() {
@@ -107,11 +110,41 @@ fn next<B>(batches: &mut Batches<'_, B>) -> Option<Result<PerReplica<B>>> {
 }
 
 impl<M: Module + Sync + 'static> Session<'_, M> {
-    /// One step on all replicas.
+    /// The check of the next step, if one is due, with what this process reads anew for it.
+    fn checked<D>(&self, source: &D) -> Result<Option<Checked<D::Batch>>>
+    where
+        D: BatchSource + ?Sized,
+    {
+        let (run, strategy) = (&self.run, &*self.run.strategy);
+        let updates = self.state.host_metadata().step();
+        let due = |every| Recomputation::due(strategy, every, updates);
+        let Some(plan) = run.recompute.and_then(due) else {
+            return Ok(None);
+        };
+        if strategy.tracer().is_some() {
+            return Err(Error::invalid(
+                "recompute: the steps of this strategy are compiled for all replicas together, so \
+                 that none can compute for another: leave it out, or use another strategy",
+            ));
+        }
+        let Position { epoch, batches } = run.progress.position;
+        let _phase = trace_span!(target: "distribute::phase", "data").entered();
+        let mut anew = Vec::new();
+        for Replica { id, device, .. } in strategy.replicas() {
+            if plan.by().contains(id) {
+                let batch = source.replica_batch(epoch, batches, plan.replica(), device)?;
+                anew.push((*id, batch.ok_or(FitError::NotReadAgain)?));
+            }
+        }
+        Ok(Some(Checked::new(plan, anew)))
+    }
+
+    /// One step on all replicas, with a check of their gradients if it is the turn of one.
     fn step<B: Nest + Send>(
         &mut self,
         batch: PerReplica<B>,
         objective: &impl Forward<M, B, Objective>,
+        check: Option<Checked<B>>,
     ) -> Result<()> {
         let run = &mut self.run;
         let step = run.progress.step;
@@ -129,8 +162,14 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             if !compiled && state.learning_rate().to_bits() != rate.to_bits() {
                 state.set_learning_rate(rate);
             }
-            Ok(train_on(replica, pass, state, batch, objective)?.1)
+            match &check {
+                Some(check) => train_checked(replica, pass, state, batch, objective, check),
+                None => Ok(train_on(replica, pass, state, batch, objective)?.1),
+            }
         })?;
+        if let Some(wrong) = check.and_then(Checked::into_found) {
+            return Err(worker_sync::known_to_all(&*run.strategy, wrong));
+        }
         run.count_batch(self.state.host_metadata().step());
         if run.progress.step > run.step_before {
             run.last_learning_rate = rate;

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::ops::Deref;
+use std::sync::{Mutex, PoisonError};
 
 use burn::module::Module;
 use burn::tensor::{DType, FloatDType, Int, Tensor, TensorData};
 use distribute_core::metric::Metric;
 use distribute_core::{
-    Applied, Error, LeafVisitor, Nest, NestPath, ReplicaContext, ReplicaRng, Result, TrainState,
-    setters, trace,
+    Applied, Error, Gradients, LeafVisitor, Nest, NestPath, Recomputation, ReplicaContext,
+    ReplicaRng, Result, TrainState, WrongGradient, setters, trace,
 };
 use serde::{Deserialize, Serialize};
 
@@ -330,13 +331,89 @@ pub(super) fn train_on<M: Module + 'static, B>(
     batch: B,
     objective: &impl Forward<M, B, Objective>,
 ) -> Result<(Applied, StepSums)> {
+    let (given, gradients) = gradients_of(replica, pass, state, batch, objective)?;
+    let size = replica.global_batch_size()?;
+    let applied = state.apply_gradients(replica, gradients)?;
+    Ok((applied, given.into_sums(size)))
+}
+
+/// [`train_on`] in a step whose gradients are checked: no replica makes the update if others find
+/// them wrong.
+pub(super) fn train_checked<M: Module + 'static, B: Nest>(
+    replica: &ReplicaContext,
+    pass: Pass,
+    state: &mut TrainState<M>,
+    batch: B,
+    objective: &impl Forward<M, B, Objective>,
+    check: &Checked<B>,
+) -> Result<StepSums> {
+    check.plan.begin(replica);
+    let (given, gradients) = gradients_of(replica, pass, state, batch, objective)?;
+    let size = replica.global_batch_size()?;
+    let again = check.batch_of(replica.replica_id());
+    let found = check.plan.check(
+        replica,
+        state,
+        &gradients,
+        again,
+        |replica, state, batch| Ok(gradients_of(replica, pass, state, batch, objective)?.1),
+    )?;
+    match found {
+        Some(wrong) => check.note(wrong),
+        None => drop(state.apply_gradients(replica, gradients)?),
+    }
+    Ok(given.into_sums(size))
+}
+
+/// The check of a step, with the batch of the checked replica for those that compute it again.
+pub(super) struct Checked<B> {
+    plan: Recomputation,
+    batches: Mutex<Vec<(usize, B)>>,
+    found: Mutex<Option<WrongGradient>>,
+}
+
+impl<B> Checked<B> {
+    /// `batches` are by the replicas of this process that compute them again.
+    pub(super) fn new(plan: Recomputation, batches: Vec<(usize, B)>) -> Self {
+        Self {
+            plan,
+            batches: Mutex::new(batches),
+            found: Mutex::default(),
+        }
+    }
+
+    fn batch_of(&self, replica: usize) -> Option<B> {
+        let mut batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = batches.iter().position(|(id, _)| *id == replica)?;
+        Some(batches.swap_remove(own).1)
+    }
+
+    fn note(&self, wrong: WrongGradient) {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.get_or_insert(wrong);
+    }
+
+    /// What all replicas have found.
+    pub(super) fn into_found(self) -> Option<WrongGradient> {
+        self.found
+            .into_inner()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The forward and the backward pass.
+fn gradients_of<M: Module + 'static, B>(
+    replica: &ReplicaContext,
+    pass: Pass,
+    state: &mut TrainState<M>,
+    batch: B,
+    objective: &impl Forward<M, B, Objective>,
+) -> Result<(Objective, Gradients)> {
     let ctx = StepContext { replica, pass };
     let given = Objective::of_batch(&ctx, &state.model, batch, objective)?;
     let loss = state.scale_loss(&given.total());
     let gradients = replica.gradient(&loss, &state.model)?;
-    let size = replica.global_batch_size()?;
-    let applied = state.apply_gradients(replica, gradients)?;
-    Ok((applied, given.into_sums(size)))
+    Ok((given, gradients))
 }
 
 /// One replica's sums of one batch, still on its device; summed over the replicas as a [`Nest`].

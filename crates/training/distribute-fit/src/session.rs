@@ -90,8 +90,12 @@ impl<M: Module + Sync + 'static> Session<'_, M> {
             ("the number of checkpoint callbacks", json!(savers)),
             ("how often ranks are compared", text(&run.compare_ranks)),
             (
-                "the steps between checks of the replicas",
+                "the steps between checks of replicas",
                 json!(run.check_replicas),
+            ),
+            (
+                "the steps between checks of gradients",
+                json!(run.recompute),
             ),
         ]
     }

@@ -35,6 +35,7 @@ pub struct Fit<'a, S: ?Sized> {
     checkpoint: Option<Checkpoint>,
     compare_ranks: Duration,
     check_replicas: Option<u64>,
+    recompute: Option<u64>,
     callbacks: Vec<Box<dyn Callback + 'a>>,
 }
 
@@ -49,6 +50,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             checkpoint: None,
             compare_ranks: ranks::EVERY,
             check_replicas: None,
+            recompute: None,
             callbacks: Vec::new(),
         }
     }
@@ -87,6 +89,20 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         /// Each time every worker reads parameters and slots of its replicas, computes their
         /// checksums, and the workers exchange one number for each replica.
         check_replicas(steps: impl Into<Option<u64>>) => check_replicas = steps.into();
+
+        /// In every `steps`-th update another replica, of another worker where there is one,
+        /// computes the gradients of one replica again and compares the bits, before they are
+        /// summed: a wrong gradient would be in the weights of all replicas, and in no comparison
+        /// of these. The replicas are checked in turn, see
+        /// [`Recomputation`](distribute_core::Recomputation). A difference ends the run on all
+        /// workers, with [`Error::WrongGradient`], before the update, and nothing is saved. 0
+        /// counts as 1; with one replica there is nothing to compare.
+        ///
+        /// The batch is read anew ([`BatchSource::replica_batch`]), so that an error in it is found
+        /// as well. The objective is called again with the same arguments and random numbers, and
+        /// must give the same. The check takes the time of one more forward and backward pass of
+        /// one replica, for which the others wait.
+        recompute(steps: impl Into<Option<u64>>) => recompute = steps.into();
     }
 
     /// Adds a callback. Pass `&mut callback` to look at it after the run.
@@ -158,7 +174,8 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
     /// As `run`; the errors of `steps`;
     /// [`Error::InvalidArgument`](distribute_core::Error::InvalidArgument) for a state with
     /// [`TrainState::accumulate`], as a worker that is lost would take the gradients of its
-    /// micro-batches with it, and for [`check_replicas`](Self::check_replicas).
+    /// micro-batches with it, and for [`check_replicas`](Self::check_replicas)
+    /// and [`recompute`](Self::recompute).
     pub fn run_remotely<M>(
         self,
         state: &mut Mirrored<TrainState<M>>,
@@ -170,10 +187,10 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
         if state.host_metadata().accumulation().1 > 1 {
             return Err(accumulates());
         }
-        if self.check_replicas.is_some() {
+        if self.check_replicas.or(self.recompute).is_some() {
             return Err(Error::invalid(
-                "check_replicas compares the copies of several replicas, and there is one, where \
-                 the steps run: leave it out",
+                "check_replicas and recompute compare several replicas, and steps that run \
+                 elsewhere have one each: leave them out",
             ));
         }
         self.run_on(state, Remote::new(steps))
@@ -207,6 +224,7 @@ impl<'a, S: Strategy + ?Sized> Fit<'a, S> {
             global_batch_size: engine.global_batch_size(),
             all_replicas: [strategy.num_replicas_in_sync()].into(),
             check_replicas: self.check_replicas,
+            recompute: self.recompute,
             same_at: None,
             stop: None,
             failure: None,

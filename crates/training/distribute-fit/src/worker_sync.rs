@@ -22,6 +22,17 @@ pub(super) fn all_of<T: Serialize + DeserializeOwned>(
     }
 }
 
+/// An error that all workers have found together: each waits until the others have, too, because
+/// the first one to end would abort what they are still in.
+pub(super) fn known_to_all(strategy: &dyn Strategy, error: impl Into<Error>) -> Error {
+    if let Some(workers) = strategy.workers()
+        && let Err(other) = workers.barrier()
+    {
+        tracing::debug!(%other, "another worker has ended");
+    }
+    error.into()
+}
+
 /// What a worker says of its run, before all go on or stop.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Report {

@@ -8,6 +8,7 @@ pub(crate) mod group;
 mod layouts;
 mod options;
 mod overlap;
+mod recompute;
 mod training;
 mod values;
 mod wire;

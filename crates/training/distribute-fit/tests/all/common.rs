@@ -85,19 +85,23 @@ impl<'a, S: Strategy + ?Sized> Points<'a, S> {
     /// The rows of one global batch, replica i with the i-th share: as TensorFlow splits.
     fn split(&self, rows: &[usize]) -> PerReplica<Batch> {
         let replicas = self.strategy.replicas();
+        let parts = replicas
+            .iter()
+            .map(|replica| self.part(rows, replica.id, &replica.device));
+        PerReplica::new(parts.collect())
+    }
+
+    /// The same for one replica of any worker.
+    pub fn part(&self, rows: &[usize], replica: usize, device: &Device) -> Batch {
         let share = self
             .global_batch
             .div_ceil(self.strategy.num_replicas_in_sync());
-        let parts = replicas.iter().map(|replica| {
-            let from = (replica.id * share).min(rows.len());
-            let part = &rows[from..(from + share).min(rows.len())];
-            let (x, y): (Vec<[f32; 2]>, Vec<f32>) = part.iter().map(|i| Self::row(*i)).unzip();
-            let x = TensorData::new(x.concat(), [part.len(), 2]);
-            let y = TensorData::new(y, [part.len(), 1]);
-            let device = &replica.device;
-            (Tensor::from_data(x, device), Tensor::from_data(y, device))
-        });
-        PerReplica::new(parts.collect())
+        let from = (replica * share).min(rows.len());
+        let part = &rows[from..(from + share).min(rows.len())];
+        let (x, y): (Vec<[f32; 2]>, Vec<f32>) = part.iter().map(|i| Self::row(*i)).unzip();
+        let x = TensorData::new(x.concat(), [part.len(), 2]);
+        let y = TensorData::new(y, [part.len(), 1]);
+        (Tensor::from_data(x, device), Tensor::from_data(y, device))
     }
 }
 
@@ -110,6 +114,18 @@ impl<S: Strategy + ?Sized> BatchSource for Points<'_, S> {
 
     fn global_batch_size(&self) -> Option<usize> {
         Some(self.global_batch)
+    }
+
+    fn replica_batch(
+        &self,
+        epoch: usize,
+        batch: usize,
+        replica: usize,
+        device: &Device,
+    ) -> Result<Option<Batch>> {
+        let order = self.order(epoch);
+        let rows = order.chunks(self.global_batch).nth(batch);
+        Ok(rows.map(|rows| self.part(rows, replica, device)))
     }
 
     fn epoch(&self, epoch: usize, skip_batches: usize) -> Result<Batches<'_, Batch>> {

@@ -1,28 +1,31 @@
 //! Bits that flip: in a weight or a slot of one replica, and in what arrives from other workers.
 //! Each series has its place, time and bit from a seed, and finds and names all of them.
 
+use std::ops::Range;
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 
 use distribute_core::collectives::{
-    AbortHandle, Buffer, Communicator, DType, Description, GatherTarget, GroupOptions, in_process,
+    AbortHandle, Buffer, Communicator, DType, Description, GatherTarget, GroupOptions,
+    Result as Did, in_process,
 };
 use distribute_core::{
-    Mirrored, MultiWorkerMirroredStrategy, ReduceOp, Result, Strategy, StrategyExt, TrainState,
+    BatchSource, Mirrored, MultiWorkerMirroredStrategy, ReduceOp, Result, Strategy, StrategyExt,
+    TrainState,
 };
 use distribute_fit::{Fit, FitError, check_same_state};
 
-use crate::common::{Mlp, Points, everything, new_state, objective};
+use crate::common::{GLOBAL_BATCH, Mlp, Points, everything, new_state, objective, squared_error};
 use crate::multi_worker::group::{LIMIT, THREADS, try_workers_with};
 
 /// The flips of a series.
 const FLIPS: u64 = 100;
 
 /// Numbers that follow from a seed (splitmix64): the same on all workers.
-pub(super) struct Drawn(pub(super) u64);
+struct Drawn(u64);
 
 impl Drawn {
-    pub(super) fn below(&mut self, count: usize) -> usize {
+    fn below(&mut self, count: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -31,7 +34,7 @@ impl Drawn {
     }
 
     /// One bit of one of these numbers.
-    pub(super) fn flip(&mut self, values: &mut [f32]) {
+    fn flip(&mut self, values: &mut [f32]) {
         let value = self.below(values.len());
         let bit = self.below(32);
         values[value] = f32::from_bits(values[value].to_bits() ^ (1 << bit));
@@ -45,9 +48,9 @@ fn train(
     steps: usize,
 ) -> Result<()> {
     let data = Points::new(strategy);
-    for batch in distribute_core::BatchSource::epoch(&data, 0, 0)?.take(steps) {
+    for batch in data.epoch(0, 0)?.take(steps) {
         strategy.run((&mut *state, batch?), |ctx, (state, (x, y))| {
-            let loss = crate::common::squared_error(state.model.forward(x), y, 8);
+            let loss = squared_error(state.model.forward(x), y, GLOBAL_BATCH);
             ctx.loss_is_scaled();
             state.minimize(ctx, &loss)
         })?;
@@ -123,11 +126,7 @@ struct Flips {
 }
 
 impl Communicator for Flips {
-    fn all_reduce(
-        &mut self,
-        op: ReduceOp,
-        buffers: &mut [Buffer<'_>],
-    ) -> distribute_core::collectives::Result<()> {
+    fn all_reduce(&mut self, op: ReduceOp, buffers: &mut [Buffer<'_>]) -> Did<()> {
         self.inner.all_reduce(op, buffers)?;
         // Behind the gradients are flags.
         let Some((_, gradients)) = buffers.split_last_mut().filter(|it| !it.1.is_empty()) else {
@@ -152,11 +151,7 @@ impl Communicator for Flips {
         self.inner.world_size()
     }
 
-    fn reduce_scatter(
-        &mut self,
-        op: ReduceOp,
-        buffer: Buffer<'_>,
-    ) -> distribute_core::collectives::Result<std::ops::Range<usize>> {
+    fn reduce_scatter(&mut self, op: ReduceOp, buffer: Buffer<'_>) -> Did<Range<usize>> {
         self.inner.reduce_scatter(op, buffer)
     }
 
@@ -165,40 +160,27 @@ impl Communicator for Flips {
         dtype: DType,
         input: &[u8],
         output: &mut dyn GatherTarget,
-    ) -> distribute_core::collectives::Result<()> {
+    ) -> Did<()> {
         self.inner.all_gather_into(dtype, input, output)
     }
 
-    fn broadcast(
-        &mut self,
-        root: usize,
-        buffers: &mut [Buffer<'_>],
-    ) -> distribute_core::collectives::Result<()> {
+    fn broadcast(&mut self, root: usize, buffers: &mut [Buffer<'_>]) -> Did<()> {
         self.inner.broadcast(root, buffers)
     }
 
-    fn reduce(
-        &mut self,
-        op: ReduceOp,
-        root: usize,
-        buffers: &mut [Buffer<'_>],
-    ) -> distribute_core::collectives::Result<()> {
+    fn reduce(&mut self, op: ReduceOp, root: usize, buffers: &mut [Buffer<'_>]) -> Did<()> {
         self.inner.reduce(op, root, buffers)
     }
 
-    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> distribute_core::collectives::Result<()> {
+    fn send(&mut self, to: usize, buffer: Buffer<'_>) -> Did<()> {
         self.inner.send(to, buffer)
     }
 
-    fn recv(
-        &mut self,
-        from: usize,
-        buffer: Buffer<'_>,
-    ) -> distribute_core::collectives::Result<()> {
+    fn recv(&mut self, from: usize, buffer: Buffer<'_>) -> Did<()> {
         self.inner.recv(from, buffer)
     }
 
-    fn barrier(&mut self) -> distribute_core::collectives::Result<()> {
+    fn barrier(&mut self) -> Did<()> {
         self.inner.barrier()
     }
 
@@ -252,7 +234,8 @@ fn flip_messages(
     Ok([found, rounded])
 }
 
-fn bits(state: &TrainState<Mlp>) -> Vec<(String, Vec<u32>)> {
+/// The bits of all tensors, by name.
+pub(super) fn bits(state: &TrainState<Mlp>) -> Vec<(String, Vec<u32>)> {
     let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
     let all = everything(state).into_iter();
     all.map(|(name, values)| (name, bits(values))).collect()

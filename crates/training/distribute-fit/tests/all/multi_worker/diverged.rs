@@ -4,14 +4,15 @@ use std::path::PathBuf;
 
 use distribute_core::checkpoint::list;
 use distribute_core::{
-    Error, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Strategy, StrategyExt,
+    Error, Mirrored, MirroredStrategy, MultiWorkerMirroredStrategy, Result, Strategy, StrategyExt,
+    TrainState,
 };
-use distribute_fit::callbacks::ModelCheckpoint;
-use distribute_fit::{Callback, Control, Fit, FitError, check_same_state};
+use distribute_fit::callbacks::{ModelCheckpoint, ReplicateState};
+use distribute_fit::{Callback, Control, Fit, FitError, StateMemory, check_same_state};
 use rstest::rstest;
 use tempfile::TempDir;
 
-use crate::common::{BATCHES, Points, new_state, objective};
+use crate::common::{BATCHES, Mlp, Points, new_state, objective};
 use crate::multi_worker::group::{THREADS, try_workers};
 
 const EPOCHS: usize = 3;
@@ -139,7 +140,7 @@ fn all_workers_check_after_the_same_steps() {
     for outcome in outcomes {
         let error = outcome.unwrap_err().to_string();
         assert!(
-            error.contains("the steps between checks of the replicas"),
+            error.contains("the steps between checks of replicas"),
             "{error}"
         );
     }
@@ -190,9 +191,9 @@ fn a_loop_of_ones_own_compares_by_the_same_call() {
     }
 }
 
-#[test]
-fn the_copies_of_one_process_are_compared_too() {
-    // A core for each replica: those that share one compute an update once, for all of them.
+/// A strategy of three replicas, a core for each: those that share one compute an update once, for
+/// all of them; and a state of which replica 2 has another one.
+fn parted_replicas() -> (MirroredStrategy, Mirrored<TrainState<Mlp>>) {
     let builder = MirroredStrategy::builder().replicas(3).cores(3);
     let strategy = builder.build().unwrap();
     let mut state = new_state(&strategy);
@@ -207,6 +208,12 @@ fn the_copies_of_one_process_are_compared_too() {
             Ok(())
         })
         .unwrap();
+    (strategy, state)
+}
+
+#[test]
+fn the_copies_of_one_process_are_compared_too() {
+    let (strategy, mut state) = parted_replicas();
     let alone = check_same_state(&strategy, &state).unwrap_err();
     let wanted = (vec![0], vec![2], "model/output.bias".to_string(), 0);
     assert_eq!(parted(&alone), wanted);
@@ -217,4 +224,22 @@ fn the_copies_of_one_process_are_compared_too() {
     let error = error.unwrap_err().to_string();
     assert!(error.contains("replica 2 (rank 0) differs"), "{error}");
     assert!(error.contains("`model/output.bias`"), "{error}");
+}
+
+/// Other workers' memory would contradict it later; a worker alone has none.
+#[test]
+fn a_worker_alone_keeps_no_state_of_replicas_that_differ_in_memory() {
+    let folder = TempDir::new().unwrap();
+    let paths = ["one", "other"].map(|name| folder.path().join(name));
+    for path in &paths {
+        std::fs::write(path, "").unwrap();
+    }
+    let (strategy, mut state) = parted_replicas();
+    let memory = StateMemory::open(paths.clone()).unwrap();
+    let data = Points::new(&strategy);
+    let fit = Fit::new(&strategy).callback(ReplicateState::new(memory));
+    let error = fit.run(&mut state, &data, objective).unwrap_err();
+    assert_eq!(parted(&error).3, 1, "{error}");
+    let kept = StateMemory::open(paths).unwrap().agree(&strategy).unwrap();
+    assert!(kept.is_none());
 }

@@ -8,4 +8,5 @@ mod fit;
 pub(crate) mod group;
 mod interrupted;
 mod ranks;
+mod recomputed;
 mod saves;
