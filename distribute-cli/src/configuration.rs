@@ -16,7 +16,7 @@ use serde_json::{Map, Value};
 use crate::failure::Failure;
 pub(crate) use crate::flags::named as name;
 use crate::flags::{
-    ClusterArgs, DataArgs, DeviceArgs, FileArgs, FloatName, GeneralArgs, ObservingArgs,
+    CheckArgs, ClusterArgs, DataArgs, DeviceArgs, FileArgs, FloatName, GeneralArgs, ObservingArgs,
     ParameterServerArgs, PrecisionName, ScheduleFlag, StrategyName, TpuArgs, TrainArgs,
     TrainingArgs, ValidationArgs, WireName,
 };
@@ -62,6 +62,7 @@ fn entries(args: &TrainArgs) -> Vec<Entry> {
         validation,
         files,
         observing,
+        checks,
         cluster,
         servers,
         tpu,
@@ -73,6 +74,7 @@ fn entries(args: &TrainArgs) -> Vec<Entry> {
     all.extend(of_validation(validation));
     all.extend(of_files(files));
     all.extend(of_observing(observing));
+    all.extend(of_checks(checks));
     all.extend(of_cluster(cluster));
     all.extend(of_servers(servers));
     all.extend(of_process(general, devices, tpu));
@@ -250,6 +252,17 @@ fn of_observing(args: &ObservingArgs) -> Vec<Entry> {
             given(otlp_endpoint.is_some()),
             Scope::Together,
         ),
+    ]
+}
+
+fn of_checks(args: &CheckArgs) -> [Entry; 2] {
+    let CheckArgs {
+        check_replicas,
+        recompute,
+    } = args;
+    [
+        ("--check-replicas", text(*check_replicas), Scope::Together),
+        ("--recompute", text(*recompute), Scope::Together),
     ]
 }
 

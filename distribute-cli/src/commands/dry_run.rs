@@ -50,6 +50,13 @@ struct Plan {
     memory: Option<Memory>,
 }
 
+/// The replicas of all workers; by default that many.
+fn all_replicas(args: &TrainArgs, default: usize) -> Result<usize, Failure> {
+    let replicas = args.cluster.total_replicas.unwrap_or(default);
+    args.checks.refuse_alone(args.strategy, replicas)?;
+    Ok(replicas)
+}
+
 pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
     if args.strategy == StrategyName::Tpu {
         return Err(Failure::usage(
@@ -57,7 +64,7 @@ pub(super) fn run(mut args: TrainArgs) -> Result<(), Failure> {
         ));
     }
     let (devices, workers) = places(&args)?;
-    let replicas = (args.cluster.total_replicas).unwrap_or(devices.len().saturating_mul(workers));
+    let replicas = all_replicas(&args, devices.len().saturating_mul(workers))?;
     let start = Start::new(&args.files)?;
     let is_served = args.strategy == StrategyName::ParameterServer;
     if is_served {

@@ -72,6 +72,7 @@ fn refuse_flags(args: &TrainArgs) -> Result<(), Failure> {
     if args.strategy != StrategyName::Tpu {
         args.tpu.refuse_without_tpu()?;
     }
+    args.checks.refuse_for(args.strategy)?;
     match args.strategy {
         StrategyName::ParameterServer => return super::parameter_server::refuse_flags(args),
         StrategyName::MultiWorker => args.cluster.check_files()?,
@@ -110,6 +111,7 @@ fn train_as(
         Some((strategy, _)) => strategy.num_replicas_in_sync(),
         None => planned_devices(args.strategy, &args.devices)?.len(),
     };
+    args.checks.refuse_alone(args.strategy, replicas)?;
     let workers = group.as_ref().map_or(1, WorkerGroup::num_workers);
     check_sizes(&task, &data, replicas, workers)?;
     let (strategy, mut cluster) = match ready {

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "full")]
 mod bench;
+mod checks;
 mod cluster;
 mod dataset;
 mod examples;
@@ -30,6 +31,7 @@ pub(crate) use bench::{
     AllReduceArgs, BenchCommand, BenchOutput, BenchTransport, CompiledArgs, Role, ServersArgs,
     StrategiesArgs,
 };
+pub(crate) use checks::CheckArgs;
 pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
 use dataset::delimiter;
 pub(crate) use observing::ObservingArgs;
@@ -300,6 +302,8 @@ pub(crate) struct TrainArgs {
     pub(crate) files: FileArgs,
     #[command(flatten)]
     pub(crate) observing: ObservingArgs,
+    #[command(flatten)]
+    pub(crate) checks: CheckArgs,
     #[command(flatten)]
     pub(crate) cluster: ClusterArgs,
     #[command(flatten)]

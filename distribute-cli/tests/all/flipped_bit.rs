@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use rstest::rstest;
 use serde_json::Value;
 
 use crate::common::Process;
@@ -86,8 +87,14 @@ fn pass_frame(
 
 /// A sum travels as parts of it that are added, and then as a whole: a bit that changes in a part
 /// is wrong for both workers alike, one of the whole for one of them.
-#[test]
-fn a_bit_that_flips_on_its_way_ends_the_job_and_nothing_of_it_is_saved() {
+/// It is found at the next save, or at the next check.
+#[rstest]
+#[case("--checkpoint-dir ck --checkpoint-steps 1", 1)]
+#[case("--check-replicas 7", 7)]
+fn a_bit_that_flips_on_its_way_ends_the_job_and_nothing_of_it_is_saved(
+    #[case] checks: &str,
+    #[case] every: u64,
+) {
     let folder = tempfile::tempdir().unwrap();
     let own = addresses(2);
     let zero: SocketAddr = own[0].parse().unwrap();
@@ -105,8 +112,7 @@ fn a_bit_that_flips_on_its_way_ends_the_job_and_nothing_of_it_is_saved() {
         [own[0].clone(), own[1].clone()],
         [seen.to_string(), own[1].clone()],
     ];
-    let arguments =
-        format!("{MULTI} --transport grpc --steps 2000 --checkpoint-dir ck --checkpoint-steps 1");
+    let arguments = format!("{MULTI} --transport grpc --steps 2000 {checks}");
     let mut workers = [0, 1].map(|rank| {
         let cluster = format!(r#"{{"worker": {:?}}}"#, lists[rank]);
         let config = tf_config(&cluster, "worker", rank);
@@ -131,13 +137,16 @@ fn a_bit_that_flips_on_its_way_ends_the_job_and_nothing_of_it_is_saved() {
         steps.push(step.parse::<u64>().unwrap());
     }
     assert_eq!(steps[0], steps[1]);
-    // The newest checkpoint is of the step before, and good.
-    let newest = std::fs::read_dir(folder.path().join("ck")).unwrap();
-    let newest = newest.filter_map(|entry| {
-        let name = entry.unwrap().file_name().into_string().unwrap();
-        name.strip_prefix("step-")?.parse::<u64>().ok()
-    });
-    assert_eq!(newest.max(), Some(steps[0] - 1));
+    assert!(steps[0].is_multiple_of(every), "{steps:?}");
+    if checks.contains("--checkpoint-dir") {
+        // The newest checkpoint is of the step before, and good.
+        let newest = std::fs::read_dir(folder.path().join("ck")).unwrap();
+        let newest = newest.filter_map(|entry| {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            name.strip_prefix("step-")?.parse::<u64>().ok()
+        });
+        assert_eq!(newest.max(), Some(steps[0] - 1));
+    }
     let events = ended[0]
         .stdout
         .lines()

@@ -1,6 +1,7 @@
 //! The commands as a user runs them, each in a folder of its own.
 
 mod bad_input;
+mod checks;
 mod cluster_tools;
 mod commands;
 #[path = "../common/mod.rs"]

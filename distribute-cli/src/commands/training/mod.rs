@@ -114,6 +114,8 @@ impl Run<'_> {
             .seed(self.args.training.seed)
             .resume_from(checkpoint)
             .compare_ranks(self.args.observing.compare_ranks())
+            .check_replicas(self.args.checks.check_replicas)
+            .recompute(self.args.checks.recompute)
             .callback(Interrupt::new(signals.flag()))
             .callback(signals.training(self.needs_others()))
             .callback(TerminateOnNan::every_batches(NAN_CHECK_STEPS))
