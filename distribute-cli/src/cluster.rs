@@ -11,7 +11,7 @@ use distribute_core::collectives::{CollectiveError, Interruption};
 use distribute_core::{CommunicationOptions, Error, LogicalDevice, MultiWorkerMirroredStrategy};
 
 use crate::failure::Failure;
-use crate::flags::{ClusterArgs, CommunicationName, TransportName, WireName};
+use crate::flags::{ClusterArgs, ClusterName, CommunicationName, TransportName, WireName};
 use crate::output_file::check_directory;
 
 /// The secret that the workers of a job share.
@@ -59,6 +59,72 @@ pub(crate) fn restarts() -> Result<u64, Failure> {
         most = number?.max(most);
     }
     Ok(most)
+}
+
+/// The flags about this process' place in a cluster.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PlaceFlags<'a> {
+    pub(crate) cluster: Option<ClusterName>,
+    pub(crate) cluster_spec: Option<&'a str>,
+    pub(crate) task_type: Option<&'a str>,
+    pub(crate) task_id: Option<i64>,
+    pub(crate) port: Option<u16>,
+    pub(crate) address: Option<&'a str>,
+    pub(crate) rendezvous: Option<&'a str>,
+}
+
+impl PlaceFlags<'_> {
+    /// The source of the cluster's description, and the cluster; `None` without a cluster.
+    pub(crate) fn resolve(&self) -> Result<(Detected, Option<Cluster>), Failure> {
+        let spec = self.cluster_spec.map(ClusterSpec::parse);
+        let overrides = Overrides {
+            kind: self.cluster.map(ClusterKind::from),
+            cluster_spec: spec.transpose().map_err(Error::from)?,
+            task_type: self.task_type.map(str::to_string),
+            task_id: self.task_id,
+            port_base: self.port,
+            rendezvous: self.rendezvous.map(str::to_string),
+            ..Overrides::default()
+        };
+        let detected = detect_with(ProcessEnvironment, overrides);
+        let cluster = Cluster::resolve(&*detected.resolver).map_err(Error::from)?;
+        let is_listed = !detected.kind.says_only_where_to_meet() || self.cluster_spec.is_some();
+        if self.address.is_some() && is_listed {
+            return Err(Failure::usage(
+                "--address is for torchrun, MPI and Kubeflow Trainer, which only say where worker \
+                 0 is; this cluster lists the address of every task: write it there",
+            ));
+        }
+        self.refuse_unused(detected.kind)?;
+        Ok((detected, cluster))
+    }
+
+    /// Refuses flags about this process' task that have no effect in such a cluster.
+    fn refuse_unused(&self, kind: ClusterKind) -> Result<(), Failure> {
+        let has_list = self.cluster_spec.is_some();
+        let is_alone = kind == ClusterKind::OneProcess && !has_list;
+        let placed = [
+            ("--port", self.port.is_some()),
+            ("--task-type", self.task_type.is_some()),
+            ("--task-id", self.task_id.is_some()),
+        ];
+        let given = placed.into_iter().find(|(_, given)| *given);
+        if let (Some((flag, _)), true) = (given, is_alone) {
+            return Err(Failure::usage(format!(
+                "{flag} is about this process among others, and no cluster is described: give \
+                 --cluster-spec or TF_CONFIG, start it with `launch`, SLURM, Kubernetes, torchrun \
+                 or MPI, or leave {flag} out to train alone"
+            )));
+        }
+        if self.port.is_some() && (has_list || kind == ClusterKind::TfConfig) {
+            return Err(Failure::usage(
+                "--port is for SLURM, Kubernetes, torchrun and MPI, which list no ports; this \
+                 cluster lists the address of every task, with its port: write it there (`launch \
+                 --ports` chooses the ports of its processes)",
+            ));
+        }
+        Ok(())
+    }
 }
 
 impl ClusterArgs {
@@ -148,54 +214,16 @@ impl ClusterArgs {
 
     /// The source of the cluster's description, and the cluster; `None` without a cluster.
     pub(crate) fn resolve(&self) -> Result<(Detected, Option<Cluster>), Failure> {
-        let spec = self.cluster_spec.as_deref().map(ClusterSpec::parse);
-        let overrides = Overrides {
-            kind: self.cluster.map(ClusterKind::from),
-            cluster_spec: spec.transpose().map_err(Error::from)?,
-            task_type: self.task_type.clone(),
+        let place = PlaceFlags {
+            cluster: self.cluster,
+            cluster_spec: self.cluster_spec.as_deref(),
+            task_type: self.task_type.as_deref(),
             task_id: self.task_id,
-            port_base: self.port,
-            rendezvous: self.rendezvous.clone(),
-            ..Overrides::default()
+            port: self.port,
+            address: self.address.as_deref(),
+            rendezvous: self.rendezvous.as_deref(),
         };
-        let detected = detect_with(ProcessEnvironment, overrides);
-        let cluster = Cluster::resolve(&*detected.resolver).map_err(Error::from)?;
-        let is_listed = !detected.kind.says_only_where_to_meet() || self.cluster_spec.is_some();
-        if self.address.is_some() && is_listed {
-            return Err(Failure::usage(
-                "--address is for torchrun, MPI and Kubeflow Trainer, which only say where worker \
-                 0 is; this cluster lists the address of every task: write it there",
-            ));
-        }
-        self.refuse_unused(detected.kind)?;
-        Ok((detected, cluster))
-    }
-
-    /// Refuses flags about this process' task that have no effect in such a cluster.
-    fn refuse_unused(&self, kind: ClusterKind) -> Result<(), Failure> {
-        let has_list = self.cluster_spec.is_some();
-        let is_alone = kind == ClusterKind::OneProcess && !has_list;
-        let placed = [
-            ("--port", self.port.is_some()),
-            ("--task-type", self.task_type.is_some()),
-            ("--task-id", self.task_id.is_some()),
-        ];
-        let given = placed.into_iter().find(|(_, given)| *given);
-        if let (Some((flag, _)), true) = (given, is_alone) {
-            return Err(Failure::usage(format!(
-                "{flag} is about this process among others, and no cluster is described: give \
-                 --cluster-spec or TF_CONFIG, start it with `launch`, SLURM, Kubernetes, torchrun \
-                 or MPI, or leave {flag} out to train alone"
-            )));
-        }
-        if self.port.is_some() && (has_list || kind == ClusterKind::TfConfig) {
-            return Err(Failure::usage(
-                "--port is for SLURM, Kubernetes, torchrun and MPI, which list no ports; this \
-                 cluster lists the address of every task, with its port: write it there (`launch \
-                 --ports` chooses the ports of its processes)",
-            ));
-        }
-        Ok(())
+        place.resolve()
     }
 
     /// Connects to the other workers, with replicas on these devices, `per_device` on each.
@@ -253,6 +281,25 @@ impl ClusterArgs {
     pub(crate) fn security(&self) -> Result<Security, Failure> {
         security(self.certs.as_deref(), self.insecure)
     }
+}
+
+/// The first port for gradients, from the flag or else from `launch --ports`; 0 for any free
+/// port.
+pub(crate) fn first_data_port(flag: Option<u16>) -> Result<u16, Failure> {
+    if let Some(port) = flag {
+        return Ok(port);
+    }
+    let Some(value) = std::env::var_os(DATA_PORT_VARIABLE) else {
+        return Ok(0);
+    };
+    let port = value.to_str().and_then(|value| value.trim().parse().ok());
+    port.filter(|port| *port > 0).ok_or_else(|| {
+        let value = value.to_string_lossy();
+        Failure::usage(format!(
+            "the variable {DATA_PORT_VARIABLE} is `{value}`: set it to a port from 1 to \
+             65535, or remove it"
+        ))
+    })
 }
 
 /// A file of all hosts: `certs` puts the files of each host below it.

@@ -84,6 +84,7 @@ event_names! {
     Evaluation = "evaluation",
     Report = "report",
     Doctor = "doctor",
+    Peers = "peers",
     #[cfg_attr(all(not(feature = "full"), not(test)), expect(dead_code, reason = "compiles nothing"))]
     Compiled = "compiled",
     Log = "log",

@@ -8,12 +8,13 @@ use distribute_core::{LogicalDevice, available_cores};
 use serde_json::{Value, json};
 
 use super::certificates::Certificates;
+use super::doctor_peers;
 use super::gpus::{self, Gpus};
 use super::libraries::{Library, find_all};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{DoctorArgs, OutputFormat, VERSION};
-use crate::memory::{Memory, size};
+use crate::memory::Memory;
 use crate::notes::wrapped;
 
 /// Variables by which a cluster describes itself to a process. None of them is a secret.
@@ -73,7 +74,6 @@ struct Report {
     cores: usize,
     memory: Option<Memory>,
     features: Vec<&'static str>,
-    shared_memory_free: Option<u64>,
     libraries: Vec<Library>,
     gpus: Gpus,
     cluster: Vec<(&'static str, &'static str, String)>,
@@ -109,10 +109,23 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<(), Failure> {
     if args.probe_gpus {
         return gpus::run_probe();
     }
+    if args.peers.peers {
+        return doctor_peers::run(args);
+    }
     let report = Report::collect(args.certs.as_deref());
-    match args.general.output {
+    match args.output() {
         OutputFormat::Json => events::line(&report.json()),
         OutputFormat::Text => events::line(&report.text()),
+    }
+}
+
+impl DoctorArgs {
+    pub(super) fn output(&self) -> OutputFormat {
+        if self.json {
+            OutputFormat::Json
+        } else {
+            self.general.output
+        }
     }
 }
 
@@ -122,7 +135,6 @@ impl Report {
             cores: available_cores(),
             memory: Memory::of_this_process(),
             features: cpu_features(),
-            shared_memory_free: free_bytes(Path::new("/dev/shm")),
             libraries: find_all(&|name| std::env::var_os(name)),
             gpus: Gpus::find(),
             cluster: cluster(&|name| std::env::var(name).ok()),
@@ -168,7 +180,6 @@ impl Report {
                     "memory_limited_by",
                     json!(self.memory.as_ref().map(Memory::limited_by)),
                 ),
-                ("shared_memory_free_bytes", json!(self.shared_memory_free)),
                 ("cpu_features", json!(self.features)),
                 ("devices", json!(devices)),
                 ("libraries", json!(libraries.collect::<Vec<_>>())),
@@ -192,7 +203,6 @@ impl Report {
             Some(memory) => memory.text(),
             None => "unknown".to_string(),
         };
-        let shared = self.shared_memory_free.map_or("unknown".to_string(), size);
         let mut lines = vec![
             format!("distribute-cli {VERSION}"),
             format!(
@@ -201,10 +211,7 @@ impl Report {
                 std::env::consts::ARCH,
                 self.cores
             ),
-            wrapped(
-                &format!("memory         {memory}; shared memory {shared} free"),
-                NAME_COLUMNS,
-            ),
+            wrapped(&format!("memory         {memory}"), NAME_COLUMNS),
             format!("CPU features   {}", list(&self.features)),
             format!("devices        {}", devices.join(", ")),
         ];
@@ -385,7 +392,7 @@ fn list(names: &[&str]) -> String {
 }
 
 /// The extensions that burn's kernels use.
-fn cpu_features() -> Vec<&'static str> {
+pub(super) fn cpu_features() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     let known = [
         ("sse4.2", std::arch::is_x86_feature_detected!("sse4.2")),
@@ -407,12 +414,6 @@ fn cpu_features() -> Vec<&'static str> {
     let known: [(&str, bool); 0] = [];
     let present = known.into_iter().filter(|(_, present)| *present);
     present.map(|(name, _)| name).collect()
-}
-
-/// Free bytes of the file system at this path.
-fn free_bytes(path: &Path) -> Option<u64> {
-    let status = rustix::fs::statvfs(path).ok()?;
-    status.f_bavail.checked_mul(status.f_frsize)
 }
 
 fn cluster(variable: &dyn Fn(&str) -> Option<String>) -> Vec<(&'static str, &'static str, String)> {

@@ -9,6 +9,7 @@ mod certs;
 #[cfg(feature = "full")]
 mod conformance;
 mod doctor;
+mod doctor_peers;
 mod dry_run;
 mod evaluate;
 mod evaluator;

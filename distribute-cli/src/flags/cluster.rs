@@ -85,7 +85,7 @@ pub(crate) struct ClusterArgs {
 }
 
 /// A name or an IP address, without a port.
-fn host(text: &str) -> Result<String, String> {
+pub(super) fn host(text: &str) -> Result<String, String> {
     let inner = text
         .strip_prefix('[')
         .and_then(|text| text.strip_suffix(']'));
@@ -103,7 +103,7 @@ fn host(text: &str) -> Result<String, String> {
     }
 }
 
-fn seconds() -> clap::builder::RangedU64ValueParser {
+pub(super) fn seconds() -> clap::builder::RangedU64ValueParser {
     clap::value_parser!(u64).range(1..=10_000_000)
 }
 

@@ -31,6 +31,16 @@ Examples:
 Exit codes: 0 success, 42 stopped by a signal after a checkpoint was saved, \
 otherwise the exit code of the process that failed first (128 + N for signal N).";
 
+pub(super) const DOCTOR: &str = "\
+Examples:
+  distribute-cli doctor
+  distribute-cli launch --workers 4 -- distribute-cli doctor --peers
+  distribute-cli doctor --peers --rendezvous 192.0.2.10:9000 --hosts 2 \\
+      --host 0 --certs certs/192.0.2.10
+
+Exit codes of --peers: 0 all processes reach each other, 1 one is missing or a connection is broken \
+(rank 0 says which), 2 the flags or the cluster are wrong.";
+
 pub(super) const EVALUATE: &str = "\
 Examples:
   distribute-cli evaluate --checkpoint-dir saved

@@ -11,6 +11,7 @@ mod other_names;
 mod outputs;
 mod parameter_server;
 mod path;
+mod peers;
 mod reading;
 mod schedule;
 mod tpu;
@@ -32,7 +33,7 @@ pub(crate) use bench::{
     StrategiesArgs,
 };
 pub(crate) use checks::CheckArgs;
-pub(crate) use cluster::{ClusterArgs, CommunicationName, TransportName, WireName};
+pub(crate) use cluster::{ClusterArgs, ClusterName, CommunicationName, TransportName, WireName};
 use dataset::delimiter;
 pub(crate) use observing::ObservingArgs;
 pub(crate) use other_names::instead_of;
@@ -40,6 +41,7 @@ pub(crate) use outputs::check as check_outputs;
 pub(crate) use parameter_server::ParameterServerArgs;
 #[cfg(feature = "full")]
 pub(crate) use parameter_server::{NonFiniteGradients, StaleGradients};
+pub(crate) use peers::PeersArgs;
 pub(crate) use schedule::ScheduleFlag;
 pub(crate) use tpu::{PrecisionName, TpuArgs};
 pub(crate) use validation::ValidationArgs;
@@ -481,14 +483,21 @@ pub(crate) struct ConformanceArgs {
     pub(crate) verbose: bool,
 }
 
-/// Shows cores, memory, devices, optional libraries and cluster variables of this machine.
+/// Shows cores, memory, devices, optional libraries and cluster variables of this machine; with
+/// --peers which processes of the job reach each other, and how fast.
 #[derive(Debug, Args)]
+#[command(after_help = examples::DOCTOR)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     pub(crate) general: GeneralArgs,
-    /// Show names and dates of the certificates in a directory that `certs` created
+    /// As --output json
+    #[arg(long, conflicts_with = "output")]
+    pub(crate) json: bool,
+    /// Show names and dates of certificates; with --peers use those in this directory of `certs`
     #[arg(long, value_name = "DIR")]
     pub(crate) certs: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) peers: PeersArgs,
     /// This process asks the driver, started by the command itself
     #[arg(long, hide = true)]
     pub(crate) probe_gpus: bool,

@@ -55,6 +55,12 @@ fn check(documented: &BTreeMap<String, Vec<String>>, line: &str) -> String {
     name
 }
 
+/// A cluster of one worker.
+fn only_worker() -> String {
+    let address = crate::job::addresses(1).remove(0);
+    format!(r#"--cluster-spec {{"worker":["{address}"]}} --task-type worker --task-id 0"#)
+}
+
 #[test]
 fn every_event_has_the_fields_of_the_documents() {
     let documented = documented();
@@ -67,6 +73,7 @@ fn every_event_has_the_fields_of_the_documents() {
         "train --model mlp --dry-run --output json",
         "evaluate --checkpoint-dir saved --report --output json",
         "doctor --output json",
+        &*format!("doctor --peers --output json {}", only_worker()),
     ] {
         let out = succeed(path, command);
         seen.extend(out.lines().map(|line| check(&documented, line)));

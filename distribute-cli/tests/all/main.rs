@@ -8,6 +8,7 @@ mod commands;
 mod common;
 mod configuration;
 mod deploy;
+mod doctor_peers;
 mod documented_events;
 mod elastic;
 mod events;

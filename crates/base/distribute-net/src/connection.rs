@@ -495,7 +495,7 @@ impl Connection {
         let (host, port) = address::split(address).map_err(later)?;
         let tcp = connect(host, port, note).await.map_err(later)?;
         note(DialStage::Accepted);
-        Self::begin(tcp, host, tls).await
+        Self::over(tcp, host, tls).await
     }
 
     /// Connects to a process at this address; with TLS its certificate must be for `host`.
@@ -510,11 +510,15 @@ impl Connection {
         let tcp = connect_to(&[address])
             .await
             .map_err(|reason| (reason, false))?;
-        Self::begin(tcp, host, tls).await
+        Self::over(tcp, host, tls).await
     }
 
-    /// Does the TLS handshake of the side that has connected.
-    async fn begin(
+    /// Takes over a TCP connection to `host` that this process has opened, with the TLS handshake.
+    /// Has no time limit of its own.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub async fn over(
         tcp: TcpStream,
         host: &str,
         tls: Option<&TlsSettings>,

@@ -20,7 +20,7 @@ const MEMORY_PER_BYTE_MAX: usize = 8 << 10;
 type Target = (&'static str, fn(&[u8]));
 
 /// The targets of all crates.
-const TARGETS: [&[Target]; 9] = [
+const TARGETS: [&[Target]; 10] = [
     &distribute_blame::fuzzing::TARGETS,
     &distribute_checkpoint::fuzzing::TARGETS,
     &distribute_collectives::fuzzing::TARGETS,
@@ -28,6 +28,7 @@ const TARGETS: [&[Target]; 9] = [
     &distribute_keras::fuzzing::TARGETS,
     &distribute_launch::fuzzing::TARGETS,
     &distribute_net::fuzzing::TARGETS,
+    &distribute_peers::fuzzing::TARGETS,
     &distribute_ps::fuzzing::TARGETS,
     &distribute_readers::fuzzing::TARGETS,
 ];

@@ -55,6 +55,11 @@ const CRATES: &[Row] = &[
         false,
     ),
     row(
+        "distribute-peers",
+        MayUse::Only(&["distribute-error", "distribute-net"]),
+        false,
+    ),
+    row(
         "distribute-core",
         MayUse::Only(&[
             "distribute-checkpoint",

@@ -19,6 +19,8 @@ pub enum Purpose {
     Worker,
     /// The launchers of the hosts of a job.
     Launcher,
+    /// A check of the network between the processes of a job.
+    Doctor,
     /// A purpose that this version does not know.
     #[serde(other)]
     Unknown,
@@ -33,6 +35,7 @@ impl std::fmt::Display for Purpose {
             Purpose::ParameterServer => "parameter server",
             Purpose::Worker => "worker",
             Purpose::Launcher => "launcher",
+            Purpose::Doctor => "check of the network (doctor)",
             Purpose::Unknown => "process of another version",
         })
     }
