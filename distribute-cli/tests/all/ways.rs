@@ -89,6 +89,24 @@ fn doctor_says_what_this_process_is_and_why() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let alone = doctor(&[("TF_CONFIG", "{}")]);
+    assert!(
+        alone.contains("this process is on its own: it trains alone, on all data"),
+        "{alone}"
+    );
+    assert!(
+        alone.contains("not from tf-config: TF_CONFIG names no cluster"),
+        "{alone}"
+    );
+    let unclear = doctor(&[("PMIX_RANK", "1")]);
+    assert!(
+        unclear.contains("cannot be used: PMIX_RANK is set"),
+        "{unclear}"
+    );
+}
+
+#[test]
+fn doctor_knows_a_pod_of_kubeflow_trainer() {
     let trainer = [
         ("PET_NODE_RANK", "2"),
         ("PET_NNODES", "3"),
@@ -105,20 +123,6 @@ fn doctor_says_what_this_process_is_and_why() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    let alone = doctor(&[("TF_CONFIG", "{}")]);
-    assert!(
-        alone.contains("this process is on its own: it trains alone, on all data"),
-        "{alone}"
-    );
-    assert!(
-        alone.contains("not from tf-config: TF_CONFIG names no cluster"),
-        "{alone}"
-    );
-    let unclear = doctor(&[("PMIX_RANK", "1")]);
-    assert!(
-        unclear.contains("cannot be used: PMIX_RANK is set"),
-        "{unclear}"
-    );
 }
 
 #[test]
@@ -199,6 +203,31 @@ fn a_process_that_cannot_find_the_others_says_so_at_once() {
     assert!(alone.status.success(), "{alone:?}");
 }
 
+/// The flag takes effect, or is an error that says why not.
+#[test]
+fn a_place_to_meet_at_is_refused_where_nothing_is_met() {
+    let train = "train --strategy multi-worker --model mlp --steps 2";
+    let list = ("TF_CONFIG", &*task("worker", 1));
+    let numbers = vec![("RANK", "1"), ("WORLD_SIZE", "2")];
+    for (variables, place, part) in [
+        (
+            vec![list],
+            "h:9000",
+            " h:9000: tf-config lists the address of every task",
+        ),
+        (vec![], "h:9000", " h:9000: nothing numbers the processes"),
+        (numbers, "h", "=h: write it as HOST:PORT"),
+    ] {
+        let output = run(&variables, &format!("{train} --rendezvous {place}"));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{place}: {said}");
+        assert!(
+            said.contains(&format!("--rendezvous{part}")),
+            "{place}: {said}"
+        );
+    }
+}
+
 /// Flags about the place of a process take effect, or are an error.
 #[test]
 fn what_would_say_nothing_in_this_cluster_is_refused() {
@@ -210,21 +239,6 @@ fn what_would_say_nothing_in_this_cluster_is_refused() {
         (vec![list], "--port 7000", "--port is for SLURM"),
         (vec![list], "--port 7000 --dry-run", "--port is for SLURM"),
         (vec![], &format!("{spec} --port 7000"), "write it there"),
-        (
-            vec![list],
-            "--rendezvous h:9000",
-            "--rendezvous h:9000: tf-config lists the address of every task",
-        ),
-        (
-            vec![],
-            "--rendezvous h:9000",
-            "--rendezvous h:9000: nothing numbers the processes",
-        ),
-        (
-            vec![("RANK", "1"), ("WORLD_SIZE", "2")],
-            "--rendezvous h",
-            "--rendezvous=h: write it as HOST:PORT",
-        ),
         (vec![], "--port 7000", alone),
         (vec![], "--task-type worker", alone),
         (vec![], "--task-id 0", alone),
