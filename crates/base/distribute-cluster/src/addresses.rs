@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::error::shortened;
-use super::{ClusterError, ClusterSpec, Description, Result, TaskType};
+use super::{CLUSTER_FILE_VARIABLE, ClusterError, ClusterSpec, Description, Result, TaskType};
 
 /// What is wrong with the name or IP address of a host, without a port.
 pub(super) fn check_host(host: &str) -> Result<(), String> {
@@ -147,6 +147,11 @@ fn source(description: &Description) -> String {
     if description.overrides.iter().any(is_given) {
         "the cluster that was given (--cluster-spec)".to_string()
     } else {
-        description.resolver.to_string()
+        let mut variables = description.variables.iter();
+        let file = variables.find(|(name, _)| name == CLUSTER_FILE_VARIABLE);
+        match file {
+            Some((name, path)) => format!("{} (named by {name})", shortened(path)),
+            None => description.resolver.to_string(),
+        }
     }
 }

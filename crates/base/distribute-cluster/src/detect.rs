@@ -6,8 +6,9 @@ use super::contradiction;
 use super::environment::{Environment, Variables};
 use super::launchers::{self, JAX, Launcher, OPEN_MPI, TORCHRUN, TRAINER};
 use super::{
-    ClusterError, ClusterKind, ClusterResolver, ClusterSpec, Description, KubernetesResolver,
-    Overridden, Overrides, RankResolver, Result, SimpleResolver, SlurmResolver, TfConfigResolver,
+    CLUSTER_FILE_VARIABLE, ClusterError, ClusterKind, ClusterResolver, ClusterSpec, Description,
+    KubernetesResolver, Overridden, Overrides, RankResolver, Result, SimpleResolver, SlurmResolver,
+    TfConfigResolver,
 };
 
 /// A kind of cluster that was not chosen although some of its variables are set.
@@ -229,6 +230,9 @@ fn look(kind: ClusterKind, env: &Variables, meets: bool) -> Found {
 
 fn tf_config(env: &Variables) -> Found {
     let text = match env.var("TF_CONFIG") {
+        Ok(None) if env.has(CLUSTER_FILE_VARIABLE) => {
+            return part(&[CLUSTER_FILE_VARIABLE], &["TF_CONFIG"]);
+        }
         Ok(None) => return Found::No,
         Ok(Some(text)) if text.trim().is_empty() => {
             return Found::Partly("TF_CONFIG is empty".to_string());

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::env::{self, VarError};
 use std::fmt;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::sync::Arc;
 
 use super::{ClusterError, DEFAULT_PORT, Result};
@@ -17,6 +19,21 @@ pub trait Environment: Send + Sync {
     ///
     /// [`ClusterError::NotUnicode`] if the value is not valid UTF-8.
     fn var(&self, name: &str) -> Result<Option<String>>;
+
+    /// The text of the file that a variable names, if it has at most `bytes_max` bytes.
+    /// [`ProcessEnvironment`] reads it from the file system, which may block; an environment
+    /// without this method, such as a map in a test, has no files.
+    ///
+    /// # Errors
+    ///
+    /// [`ClusterError::UnreadableFile`] if there is no such file, or it is longer.
+    fn file(&self, path: &str, bytes_max: usize) -> Result<String> {
+        let _unused = bytes_max;
+        Err(ClusterError::unreadable(
+            path,
+            "this environment has no files",
+        ))
+    }
 }
 
 /// The variables of this process.
@@ -33,6 +50,26 @@ impl Environment for ProcessEnvironment {
             }),
         }
     }
+
+    fn file(&self, path: &str, bytes_max: usize) -> Result<String> {
+        read(path, bytes_max).map_err(|error| ClusterError::unreadable(path, error))
+    }
+}
+
+/// Reads a regular file: the end of another one may never come.
+fn read(path: &str, bytes_max: usize) -> io::Result<String> {
+    if !fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    let most = u64::try_from(bytes_max).unwrap_or(u64::MAX);
+    let mut file = File::open(path)?.take(most.saturating_add(1));
+    file.read_to_string(&mut text)?;
+    if text.len() > bytes_max {
+        let why = format!("it has more than {bytes_max} bytes");
+        return Err(io::Error::other(why));
+    }
+    Ok(text)
 }
 
 impl Environment for BTreeMap<String, String> {
@@ -45,6 +82,10 @@ impl<E: Environment + ?Sized> Environment for Arc<E> {
     fn var(&self, name: &str) -> Result<Option<String>> {
         (**self).var(name)
     }
+
+    fn file(&self, path: &str, bytes_max: usize) -> Result<String> {
+        (**self).file(path, bytes_max)
+    }
 }
 
 /// Variables that resolvers share.
@@ -54,6 +95,10 @@ pub(super) struct Variables(Arc<dyn Environment>);
 impl Environment for Variables {
     fn var(&self, name: &str) -> Result<Option<String>> {
         self.0.var(name)
+    }
+
+    fn file(&self, path: &str, bytes_max: usize) -> Result<String> {
+        self.0.file(path, bytes_max)
     }
 }
 

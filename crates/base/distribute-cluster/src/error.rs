@@ -277,6 +277,34 @@ pub enum ClusterError {
         /// The variable.
         variable: String,
     },
+    /// The file with the cluster cannot be read.
+    #[error(
+        "the cluster cannot be read from {path}, which {} names: {why}; `launch` makes this file \
+         and removes it at the end of the job: start the process in the job, or name a file that \
+         it can read",
+        super::CLUSTER_FILE_VARIABLE
+    )]
+    UnreadableFile {
+        /// The file, as the variable has it.
+        path: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The file with the cluster has something else.
+    #[error("{path} (named by {}): {error}", super::CLUSTER_FILE_VARIABLE)]
+    InFile {
+        /// The file, as the variable has it.
+        path: String,
+        /// What is wrong with its content.
+        error: Box<ClusterError>,
+    },
+    /// `TF_CONFIG` says that the cluster is in a file, and no variable names it.
+    #[error(
+        "TF_CONFIG says that the cluster is in a file, and {} is not set: give the process this \
+         variable of its launcher too",
+        super::CLUSTER_FILE_VARIABLE
+    )]
+    NoClusterFile,
     /// A SLURM host list cannot be read (TensorFlow: `ValueError`).
     #[error("host list '{text}': {why}; `scontrol show hostnames` shows how SLURM reads it")]
     Hostlist {
@@ -367,6 +395,13 @@ impl ClusterError {
     pub(super) fn no_such_task(job: &str, index: Option<i64>) -> Self {
         let job = job.to_string();
         Self::NoSuchTask { job, index }
+    }
+
+    pub(super) fn unreadable(path: &str, why: impl ToString) -> Self {
+        Self::UnreadableFile {
+            path: shortened(path),
+            why: why.to_string(),
+        }
     }
 
     pub(super) fn missing(variables: &[&str], hint: &'static str) -> Self {

@@ -13,7 +13,7 @@ use super::{ClusterError, MAX_TASKS, Result};
 
 /// Room for as many tasks as there may be: an index, the longest name that DNS allows (253 bytes),
 /// a port and what JSON puts between them. So what a cluster is written as can be read.
-const MAX_BYTES: usize = MAX_TASKS * 288;
+pub(super) const MAX_BYTES: usize = MAX_TASKS * 288;
 
 /// A JSON value; objects keep the order of their keys, as in Python.
 #[derive(Debug, Clone, PartialEq)]

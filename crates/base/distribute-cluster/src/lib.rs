@@ -5,7 +5,7 @@
 //!
 //! | resolver | reads |
 //! |---|---|
-//! | [`TfConfigResolver`] | `TF_CONFIG`, exactly as TensorFlow does |
+//! | [`TfConfigResolver`] | `TF_CONFIG`, exactly as TensorFlow does; a large cluster from a file |
 //! | [`SlurmResolver`] | the variables of a SLURM step, else of the job |
 //! | [`KubernetesResolver`] | an Indexed Job or a JobSet |
 //! | [`RankResolver::open_mpi`] | `OMPI_COMM_WORLD_*` |
@@ -19,7 +19,8 @@
 //! [`worker_count`], [`collective_leader`], [`coordination_leader`], [`validate`]. [`Cluster`] is
 //! all of it together, checked once.
 //!
-//! Nothing here does input or output. Variables come from an [`Environment`], which is
+//! Nothing here does input or output, except that [`ProcessEnvironment`] reads the file that
+//! [`CLUSTER_FILE_VARIABLE`] names. Variables come from an [`Environment`], which is
 //! [`ProcessEnvironment`] in a program and a map in a test:
 //!
 //! ```
@@ -86,7 +87,7 @@ pub use roles::{
 pub use simple::SimpleResolver;
 pub use slurm::SlurmResolver;
 pub use spec::{ClusterSpec, Tasks};
-pub use tf_config::{TfConfigResolver, tf_config_json};
+pub use tf_config::{CLUSTER_FILE_VARIABLE, TfConfigResolver, tf_config_json};
 pub use union::UnionResolver;
 
 /// The most tasks (and SLURM nodes) that a cluster may have. Text such as `[1-999999999]` is

@@ -3,11 +3,17 @@
 use serde::Serialize;
 
 use super::environment::{Environment, Variables};
-use super::json::Json;
+use super::error::shortened;
+use super::json::{Json, MAX_BYTES};
 use super::resolver::{given_or, master_url};
 use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Result, Tasks};
 
 const VARIABLE: &str = "TF_CONFIG";
+
+/// Names a file with the cluster as JSON, `{"cluster": {"worker": [..]}}`, for one that is too
+/// large for a variable: Linux limits each to 128 KiB. It counts if `TF_CONFIG` itself has no
+/// cluster; the task stays in `TF_CONFIG`.
+pub const CLUSTER_FILE_VARIABLE: &str = "DISTRIBUTE_CLUSTER_FILE";
 
 /// Reads the cluster and the task from the variable `TF_CONFIG` (TensorFlow's
 /// `TFConfigClusterResolver`):
@@ -15,6 +21,9 @@ const VARIABLE: &str = "TF_CONFIG";
 /// ```json
 /// {"cluster": {"worker": ["h1:2222", "h2:2222"]}, "task": {"type": "worker", "index": 0}}
 /// ```
+///
+/// A large cluster may be in a file instead: [`CLUSTER_FILE_VARIABLE`]. `cluster` is then left out,
+/// or a string as a remark.
 ///
 /// The variable is read at each access. Without it, or without `cluster` in it, the process runs
 /// by itself. `task.index` may be a number, which is cut to a whole one, or text such as `"1"`.
@@ -46,6 +55,36 @@ impl TfConfigResolver {
         Json::parse(VARIABLE, text.as_deref().unwrap_or("{}"))
     }
 
+    /// The file with the cluster, if `TF_CONFIG` has none.
+    fn cluster_file(&self, config: &Json) -> Result<Option<String>> {
+        let own = config.get(VARIABLE, "cluster")?;
+        let path = self.env.var(CLUSTER_FILE_VARIABLE)?;
+        let path = path.filter(|path| !path.is_empty());
+        match (own, path) {
+            (None | Some(Json::Null | Json::Text(_)), Some(path)) => Ok(Some(path)),
+            (Some(Json::Text(text)), None) if text.contains(CLUSTER_FILE_VARIABLE) => {
+                Err(ClusterError::NoClusterFile)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Reads the cluster from a file.
+    fn in_file(&self, path: &str) -> Result<ClusterSpec> {
+        let text = self.env.file(path, MAX_BYTES)?;
+        let read = || {
+            let file = Json::parse("the file", &text)?;
+            match file.get("the file", "cluster")? {
+                Some(cluster) => ClusterSpec::from_json(cluster),
+                None => Err(ClusterError::NotACluster { found: "missing" }),
+            }
+        };
+        read().map_err(|error| ClusterError::InFile {
+            path: shortened(path),
+            error: Box::new(error),
+        })
+    }
+
     /// Reads `key` of the `task` object.
     fn task<T>(&self, key: &str, read: impl FnOnce(&str, &Json) -> Result<T>) -> Result<Option<T>> {
         let config = self.config()?;
@@ -67,6 +106,9 @@ impl TfConfigResolver {
 impl ClusterResolver for TfConfigResolver {
     fn cluster_spec(&self) -> Result<ClusterSpec> {
         let config = self.config()?;
+        if let Some(path) = self.cluster_file(&config)? {
+            return self.in_file(&path);
+        }
         let cluster = config.get(VARIABLE, "cluster")?;
         cluster.map_or_else(|| Ok(ClusterSpec::default()), ClusterSpec::from_json)
     }
@@ -108,7 +150,13 @@ impl ClusterResolver for TfConfigResolver {
     }
 
     fn describe(&self) -> Description {
-        Description::new("TF_CONFIG", self.env.set_among(&[VARIABLE]))
+        let config = self.config();
+        let file = config.and_then(|config| self.cluster_file(&config));
+        let names: &[&str] = match file {
+            Ok(None) => &[VARIABLE],
+            _ => &[VARIABLE, CLUSTER_FILE_VARIABLE],
+        };
+        Description::new(VARIABLE, self.env.set_among(names))
     }
 }
 

@@ -12,6 +12,8 @@ use distribute_cluster::{
 use proptest::prelude::*;
 use rstest::rstest;
 
+#[path = "cluster/file.rs"]
+mod file;
 #[path = "cluster/launchers.rs"]
 mod launchers;
 #[path = "cluster/sources.rs"]
