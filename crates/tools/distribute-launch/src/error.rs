@@ -113,6 +113,18 @@ pub enum LaunchError {
         /// What the system said.
         source: io::Error,
     },
+    /// The cluster is too large for an environment variable, and the file for it cannot be written.
+    #[error(
+        "the cluster is too large for the variable TF_CONFIG, and {} cannot be written in its \
+         place: {source}; make room there, or name another folder for temporary files (TMPDIR)",
+        .path.display()
+    )]
+    ClusterFile {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The launcher's own output takes no more bytes. The job was stopped.
     #[error("cannot write to {stream}: {source}; the job was stopped")]
     Console {
@@ -233,6 +245,19 @@ pub enum LaunchError {
         /// The host's number.
         host: usize,
     },
+    /// The attempt was to end, and a host did not say how it ended there.
+    #[error(
+        "the launchers of the hosts {hosts:?} (counted from 0) have not said within {} s how their \
+         processes ended; the job was stopped: end it on these hosts by hand, and look for \
+         processes that do not end",
+        .waited.as_secs()
+    )]
+    HostDoesNotEnd {
+        /// The numbers of the hosts.
+        hosts: Vec<usize>,
+        /// How long they were waited for.
+        waited: std::time::Duration,
+    },
     /// The launcher of a host has sent more posts than its processes can cause. The job was
     /// stopped.
     #[error(
@@ -314,9 +339,9 @@ impl LaunchError {
                 last,
                 ..
             } => usize::from(last.saturating_sub(*first)) + 1 < *needed,
-            Self::Spawn { source, .. } | Self::LogDirectory { source, .. } => {
-                distribute_error::lasts(source)
-            }
+            Self::Spawn { source, .. }
+            | Self::LogDirectory { source, .. }
+            | Self::ClusterFile { source, .. } => distribute_error::lasts(source),
             Self::TooFewWorkers { .. }
             | Self::Console { .. }
             | Self::NoFreePort { .. }
@@ -325,6 +350,7 @@ impl LaunchError {
             | Self::HostsMissing { .. }
             | Self::HostLost { .. }
             | Self::HostStaysAway { .. }
+            | Self::HostDoesNotEnd { .. }
             | Self::TooManyPosts { .. }
             | Self::System { .. } => false,
         }

@@ -77,6 +77,14 @@ fn unanswered() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, message)
 }
 
+/// Whether the error may pass (no space, no answer), unlike a wrong path.
+pub fn may_be_mended(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull, TimedOut};
+
+    let kind = error.kind();
+    matches!(kind, StorageFull | QuotaExceeded | FileTooLarge | TimedOut)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -115,6 +115,7 @@ mod tests {
             pid: 7,
             ending: Ending::Signal(9),
             is_asked: index == 0,
+            is_given_up: false,
             log: "worker-1.log".to_owned(),
             last_lines: vec![
                 "rank 0 was lost in operation 7, rank(s) [1, 0] did not take part".to_owned(),

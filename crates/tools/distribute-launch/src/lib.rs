@@ -21,6 +21,7 @@
 //! | environment variable | value |
 //! |---|---|
 //! | `TF_CONFIG` | the cluster and the own task, as TensorFlow reads them |
+//! | `DISTRIBUTE_CLUSTER_FILE` | the file with the cluster, if it is too large for `TF_CONFIG` |
 //! | `DISTRIBUTE_RESTART` | how often the job was restarted before: 0 at first |
 //! | `DISTRIBUTE_FAILURE_REPORT` | a file for a [`FailureReport`] as JSON: who is to blame |
 //! | `DISTRIBUTE_PROGRESS` | the first one, if it is shown: a file for a [`Progress`] as JSON |
@@ -130,6 +131,7 @@
 )]
 
 mod cgroup;
+mod detached;
 mod error;
 mod events;
 mod file_tasks;

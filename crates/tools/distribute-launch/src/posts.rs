@@ -275,7 +275,7 @@ impl Posts {
     }
 
     /// Whether the attempt is ending: its work is done, a process failed, or it was told to stop.
-    fn is_ending(&self) -> bool {
+    pub fn is_ending(&self) -> bool {
         let fails = |post: &Post| matches!(post.item, PostBody::Failed(..));
         let failed = self.of_attempt().any(fails);
         failed || self.workers_are_done() || self.stop_signal().is_some()
@@ -474,6 +474,16 @@ impl Posts {
             posts.any(|post| post.host == host && matches!(post.item, PostBody::WorkersDone))
         };
         self.hosts.iter().copied().all(is_done)
+    }
+
+    /// The hosts of the attempt that are not lost and have not said how it ended there.
+    pub fn not_ended(&self) -> Vec<usize> {
+        let has_ended = |host: usize| {
+            let mut posts = self.of_attempt();
+            posts.any(|post| post.host == host && matches!(post.item, PostBody::Ended(_)))
+        };
+        let here = self.hosts.difference(&self.lost).copied();
+        here.filter(|host| !has_ended(*host)).collect()
     }
 
     /// The attempt on all hosts, and the signal that one launcher got before the last host's end.

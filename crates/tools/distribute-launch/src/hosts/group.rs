@@ -27,6 +27,11 @@ use crate::report::console::Screen;
 use crate::report::outcome::Outcome;
 use crate::thread_scope::ThreadScope;
 
+/// How long the other hosts may take to end their processes, besides the grace period.
+const ENDING: Duration = Duration::from_secs(600);
+/// When that is first reported: a launcher takes less unless its system hangs.
+const ENDING_FIRST: Duration = Duration::from_secs(20);
+
 /// The launchers of all hosts, as this launcher sees them.
 pub struct LauncherGroup {
     hosts: Hosts,
@@ -80,7 +85,7 @@ impl LauncherGroup {
         own: HostSetup,
         events: &Events,
         received: &Receiver<Event>,
-        screen: &Screen<'_>,
+        screen: &Screen,
     ) -> Result<WaitOutcome<LauncherGroup>> {
         let HostSetup {
             terms,
@@ -344,7 +349,7 @@ impl LauncherGroup {
         &mut self,
         outcome: Option<&Outcome>,
         received: &Receiver<Event>,
-        screen: &Screen<'_>,
+        screen: &Screen,
     ) -> Result<WaitOutcome<Instruction>> {
         let index = self.hosts.index;
         let mut report = match self.return_time.filter(|_| self.is_cut_off) {
@@ -442,7 +447,7 @@ impl LauncherGroup {
         plan: &Plan,
         cluster: Cluster,
         received: &Receiver<Event>,
-        screen: &Screen<'_>,
+        screen: &Screen,
     ) -> Result<WaitOutcome<AttemptCluster>> {
         let restart = plan.start;
         self.posts.begin_plan(plan);
@@ -528,11 +533,14 @@ impl LauncherGroup {
     }
 
     /// Sends how this host's part ended, waits for the other hosts, and returns the results of all
-    /// hosts as one.
+    /// hosts as one. The wait has no limit while the others are at work, and [`ENDING`] besides
+    /// `grace` once the attempt ends.
     pub fn gather(
         &mut self,
         ended: AttemptResult,
+        grace: Duration,
         received: &Receiver<Event>,
+        screen: &Screen,
     ) -> Result<(AttemptResult, Option<i32>)> {
         if self.is_staying {
             self.left_behind();
@@ -541,7 +549,7 @@ impl LauncherGroup {
         }
         self.post(PostBody::Ended(ended.clone()));
         let (host, restart) = (self.hosts.index, self.posts.restart());
-        let mut was_left = false;
+        let (mut was_left, mut report) = (false, None);
         loop {
             if self.is_cut_off {
                 // No relay passes it on.
@@ -561,16 +569,40 @@ impl LauncherGroup {
                 self.left_behind();
                 continue;
             }
+            if self.posts.is_ending() {
+                let limit = ENDING + grace;
+                let report =
+                    report.get_or_insert_with(|| WaitReport::late(grace + ENDING_FIRST, limit));
+                self.report_end(report, limit, screen)?;
+            }
             // The relay says within seconds if a host is gone, and its silence is noticed too.
-            match received.recv() {
+            let event = match &report {
+                Some(report) => received.recv_timeout(report.left()),
+                None => received.recv().map_err(RecvTimeoutError::from),
+            };
+            match event {
                 Ok(Event::Post(post)) => self.record(*post)?,
                 Ok(Event::Signal(signal)) if self.begin_leaving(signal) => {}
                 Ok(Event::Signal(signal)) => self.post(PostBody::Stop(signal)),
                 Ok(Event::Broken(error)) => return Err(error),
-                Ok(Event::Ended { .. }) => {}
-                Err(_) => return Err(LaunchError::HostLost { host: 0 }),
+                Ok(Event::Ended { .. }) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(LaunchError::HostLost { host: 0 });
+                }
             }
         }
+    }
+
+    /// Names the hosts on which the attempt does not end; fails when that takes too long.
+    fn report_end(&self, report: &mut WaitReport, waited: Duration, screen: &Screen) -> Result<()> {
+        let hosts = self.posts.not_ended();
+        if report.is_over() {
+            return Err(LaunchError::HostDoesNotEnd { hosts, waited });
+        }
+        let index = self.hosts.index;
+        report.log_if_due(screen, || {
+            format!("host {index} waits until the processes of the hosts {hosts:?} have ended")
+        })
     }
 }
 

@@ -33,14 +33,14 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 const REFUSALS_MAX: u32 = 5;
 
 /// A launcher's attempt to join the group.
-pub struct Joining<'a, 's> {
+pub struct Joining<'a> {
     pub runtime: &'a Runtime,
     pub hosts: &'a Hosts,
     pub terms: Terms,
     pub part: Part,
     pub session: &'a Session,
     pub received: &'a Receiver<Event>,
-    pub screen: &'a Screen<'s>,
+    pub screen: &'a Screen,
 }
 
 /// A connection to the relay as a member.
@@ -52,7 +52,7 @@ pub struct Joined {
     pub received: u64,
 }
 
-impl Joining<'_, '_> {
+impl Joining<'_> {
     /// Tries again after a broken connection, which says nothing about whether this launcher fits.
     pub fn run(&self) -> Result<WaitOutcome<Joined>> {
         let address = self.hosts.address;

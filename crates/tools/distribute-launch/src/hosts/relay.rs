@@ -55,7 +55,7 @@ impl Relay {
         hosts: &Hosts,
         terms: Terms,
         received: &Receiver<Event>,
-        screen: &'env Screen<'_>,
+        screen: &'env Screen,
     ) -> Result<WaitOutcome<Relay>> {
         let address = hosts.address;
         let failed = |source| LaunchError::Rendezvous { address, source };
@@ -124,13 +124,13 @@ impl Relay {
 
 /// Reports refused connections with the reason. The same report is not repeated often, as an
 /// unauthenticated peer may try without end.
-struct Refusals<'a, 's> {
-    screen: &'a Screen<'s>,
+struct Refusals<'a> {
+    screen: &'a Screen,
     told: BTreeMap<String, Instant>,
 }
 
-impl<'a, 's> Refusals<'a, 's> {
-    fn new(screen: &'a Screen<'s>) -> Refusals<'a, 's> {
+impl<'a> Refusals<'a> {
+    fn new(screen: &'a Screen) -> Refusals<'a> {
         let told = BTreeMap::new();
         Refusals { screen, told }
     }
@@ -177,7 +177,7 @@ async fn run(
     mut members: Members,
     pace: Pace,
     mut refusals: mpsc::Receiver<(String, String)>,
-    mut told: Refusals<'_, '_>,
+    mut told: Refusals<'_>,
     mut stop: oneshot::Receiver<()>,
 ) {
     let (inbox, mut said) = mpsc::channel(WAITING_MAX);

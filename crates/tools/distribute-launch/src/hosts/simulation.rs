@@ -70,6 +70,7 @@ impl Worker {
             pid: 1,
             ending: self.ending.unwrap_or(Ending::Unknown),
             is_asked: self.is_asked,
+            is_given_up: false,
             log: String::new(),
             last_lines: Vec::new(),
             lost: Some(self.lost.clone()),

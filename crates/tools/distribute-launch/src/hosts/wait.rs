@@ -32,6 +32,13 @@ impl WaitReport {
         report
     }
 
+    /// A wait that is first reported after `first`.
+    pub fn late(first: Duration, timeout: Duration) -> WaitReport {
+        let mut report = WaitReport::new(timeout);
+        report.next = report.begun + first;
+        report
+    }
+
     /// A wait without a deadline.
     pub fn endless() -> WaitReport {
         let begun = Instant::now();
@@ -43,7 +50,7 @@ impl WaitReport {
     }
 
     /// Reports the wait if it is time. `what` describes it.
-    pub fn log_if_due(&mut self, screen: &Screen<'_>, what: impl FnOnce() -> String) -> Result<()> {
+    pub fn log_if_due(&mut self, screen: &Screen, what: impl FnOnce() -> String) -> Result<()> {
         let now = Instant::now();
         if now < self.next {
             return Ok(());

@@ -29,6 +29,25 @@ struct TfConfig<'a> {
     task: TfTask,
 }
 
+/// `TF_CONFIG` of a process that finds the cluster in a file. A program that does not know of the
+/// file refuses the text in place of the cluster, rather than working alone.
+#[derive(Serialize)]
+struct TfConfigBesideFile {
+    cluster: &'static str,
+    task: TfTask,
+}
+
+#[derive(Serialize)]
+struct ClusterFile<'a> {
+    cluster: &'a Cluster,
+}
+
+const IN_FILE: &str = "in the file that DISTRIBUTE_CLUSTER_FILE names";
+
+/// The longest string among the variables of a process, with its name and the zero at its end
+/// (Linux: `MAX_ARG_STRLEN`).
+const STRING_BYTES_MAX: usize = 128 << 10;
+
 #[derive(Serialize)]
 struct TfTask {
     r#type: &'static str,
@@ -140,16 +159,41 @@ impl Cluster {
 
     /// The value of `TF_CONFIG` for `task`.
     pub fn tf_config(&self, task: Task) -> Result<String> {
-        let task = TfTask {
-            r#type: task.role.name(),
-            index: task.index,
-        };
-        let config = TfConfig {
+        let task = TfTask::new(task);
+        text(&TfConfig {
             cluster: self,
             task,
-        };
-        serde_json::to_string(&config).map_err(LaunchError::system("cannot write TF_CONFIG"))
+        })
     }
+
+    /// The same for a process that finds the cluster in a file.
+    pub fn tf_config_beside_file(task: Task) -> Result<String> {
+        let (cluster, task) = (IN_FILE, TfTask::new(task));
+        text(&TfConfigBesideFile { cluster, task })
+    }
+
+    /// The content of that file.
+    pub fn file_text(&self) -> Result<String> {
+        text(&ClusterFile { cluster: self })
+    }
+}
+
+impl TfTask {
+    fn new(task: Task) -> TfTask {
+        TfTask {
+            r#type: task.role.name(),
+            index: task.index,
+        }
+    }
+}
+
+fn text(value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(LaunchError::system("cannot write TF_CONFIG"))
+}
+
+/// Whether a variable of a process may have this value.
+pub fn fits(name: &str, value: &str) -> bool {
+    name.len() + value.len() + "=\0".len() <= STRING_BYTES_MAX
 }
 
 /// A secret of one attempt, or another random text. It is never printed.
@@ -231,6 +275,21 @@ mod tests {
             cluster.tf_config(tasks[0]).unwrap(),
             r#"{"cluster":{"worker":["127.0.0.1:7"]},"task":{"type":"worker","index":0}}"#
         );
+    }
+
+    #[test]
+    fn a_variable_holds_what_the_system_lets_through() {
+        let starts = |bytes| {
+            let value = "x".repeat(bytes);
+            let started = std::process::Command::new("true")
+                .env("NAME", &value)
+                .status();
+            (super::fits("NAME", &value), started.is_ok())
+        };
+        assert_eq!(starts((128 << 10) - 6), (true, true));
+        let (fits, started) = starts((128 << 10) - 5);
+        assert!(!fits);
+        assert!(!started || cfg!(not(target_os = "linux")));
     }
 
     #[test]

@@ -13,18 +13,21 @@
 //! ```
 //!
 //! When the input ends, for whatever reason, the guard ends those processes, removes the
-//! directory, and exits. At first it reports that it is ready, so that the launcher notices a
-//! program that is not a guard.
+//! directory and the launcher's runtime folder, and exits. At first it reports that it is ready,
+//! so that the launcher notices a program that is not a guard.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, BufRead, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -33,6 +36,7 @@ use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 use signal_hook::consts::SIGXFSZ;
 
+use crate::detached;
 use crate::error::{LaunchError, Result};
 use crate::job::cluster::Token;
 use crate::process::leftovers::{self, Marks};
@@ -49,11 +53,25 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const DEATH: Duration = Duration::from_secs(1);
 /// A guard that has not read its input for this long is replaced.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the start of a guard may take.
+const START_LIMIT: Duration = Duration::from_secs(20);
+const UNREAD: &str = "the guard did not read what it was told";
 /// How often a guard is replaced: one that always ends is of no use.
 const REPLACED_MAX: u32 = 16;
 
 /// The temporary directory of the job's log files, which may be made later than the guard.
 const LOGS_VARIABLE: &str = "DISTRIBUTE_LAUNCH_LOGS";
+/// The launcher's runtime folder, which may never be made.
+const RUNTIME_VARIABLE: &str = "DISTRIBUTE_LAUNCH_RUNTIME";
+
+/// What the guard removes, as far as it is there.
+#[derive(Debug, Clone, Default)]
+pub struct Folders {
+    /// The temporary directory of log files, if there is one.
+    pub logs: Option<PathBuf>,
+    /// The runtime folder.
+    pub runtime: Option<PathBuf>,
+}
 
 /// What the program of [`Job::guard`](crate::Job::guard) does, and nothing else: it waits until
 /// its standard input ends, and then ends the processes that it was told of and removes the
@@ -76,7 +94,10 @@ pub fn guard_main() -> ExitCode {
     }
     let mut left = Cleanup {
         marks: None,
-        logs: std::env::var_os(LOGS_VARIABLE),
+        folders: Folders {
+            logs: std::env::var_os(LOGS_VARIABLE).map(PathBuf::from),
+            runtime: std::env::var_os(RUNTIME_VARIABLE).map(PathBuf::from),
+        },
     };
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };
@@ -89,7 +110,7 @@ pub fn guard_main() -> ExitCode {
 /// What the guard cleans up if the launcher is killed now.
 struct Cleanup {
     marks: Option<Marks>,
-    logs: Option<OsString>,
+    folders: Folders,
 }
 
 impl Cleanup {
@@ -108,34 +129,43 @@ impl Cleanup {
                 marks.groups.retain(|group| Some(*group) != gone);
             }
             (None, marks) if line == "over" => *marks = None,
-            (None, _) if line == "keep" => self.logs = None,
+            (None, _) if line == "keep" => self.folders.logs = None,
             _ => {}
         }
     }
 
     fn remove(self) {
         if let Some(marks) = self.marks {
-            leftovers::kill(&marks);
+            let _stuck = leftovers::kill(&marks, HashSet::new());
         }
-        if let Some(logs) = self.logs {
+        let Folders { logs, runtime } = self.folders;
+        for folder in [logs, runtime].into_iter().flatten() {
             // Most often the launcher has removed it, or has not made it.
-            let _none = std::fs::remove_dir_all(logs);
+            let _none = std::fs::remove_dir_all(folder);
         }
     }
 }
 
 /// The launcher's side of the guard. Without a guard every call succeeds and does nothing.
 ///
-/// A guard that was killed is replaced by another one, which is told what to end. If no other one
-/// can be started, the job goes on without a guard.
+/// A guard that was killed, or does not read, is replaced by another one, which is told what to
+/// end; the launcher does not wait for it. If no other one can be started, the job goes on without
+/// a guard.
 pub struct Guard {
     command: Vec<OsString>,
-    /// The temporary directory that the guard is to remove, if any.
-    logs: Option<PathBuf>,
+    folders: Folders,
     running: Option<GuardProcess>,
+    /// A guard that is being started because the last one is gone.
+    successor: Option<Successor>,
     /// The current attempt.
     current: Option<Marks>,
     replaced: u32,
+}
+
+struct Successor {
+    /// What happened to the guard before it.
+    why: String,
+    started: Receiver<io::Result<GuardProcess>>,
 }
 
 struct GuardProcess {
@@ -153,10 +183,14 @@ struct Input {
 
 impl Guard {
     /// Starts the guard and waits until it is ready.
-    pub fn start(command: Option<&[OsString]>, logs: Option<&Path>) -> Result<Guard> {
+    pub fn start(command: Option<&[OsString]>, folders: Folders) -> Result<Guard> {
         let command = command.unwrap_or_default().to_vec();
         let start = |program: &OsString| {
-            GuardProcess::start(&command, logs).map_err(|source| LaunchError::Guard {
+            let (own, folders) = (command.clone(), folders.clone());
+            let started = detached::run("guard", START_LIMIT, move || {
+                GuardProcess::start(&own, &folders)
+            });
+            started.flatten().map_err(|source| LaunchError::Guard {
                 program: program.clone(),
                 source,
             })
@@ -164,8 +198,9 @@ impl Guard {
         let running = command.first().map(start).transpose()?;
         Ok(Guard {
             command,
-            logs: logs.map(Path::to_owned),
+            folders,
             running,
+            successor: None,
             current: None,
             replaced: 0,
         })
@@ -196,7 +231,7 @@ impl Guard {
             .is_some_and(|pipe| !has_room(pipe, Duration::ZERO))
         {
             // This guard may have missed it: the next one is told.
-            let _ended = self.running.as_mut().map(|running| running.child.kill());
+            self.replace(UNREAD.to_owned());
         }
     }
 
@@ -218,13 +253,13 @@ impl Guard {
 
     /// Keeps the temporary directory of the log files.
     pub fn keep_logs(&mut self) {
-        self.logs = None;
+        self.folders.logs = None;
         self.send("keep\n");
     }
 
-    /// Whether there is a guard to watch.
+    /// Whether there is a guard to watch, or one that is being started.
     pub fn is_running(&self) -> bool {
-        self.running.is_some()
+        self.running.is_some() || self.successor.is_some()
     }
 
     /// The guard's process, if there is one.
@@ -233,23 +268,27 @@ impl Guard {
         Some(Pid::from_child(&running.child))
     }
 
-    /// Replaces a guard that has ended. Returns a message about it.
+    /// Begins to replace a guard that has ended, or looks whether the next one is there. Returns a
+    /// message when that is decided. Does not wait.
     pub fn replace_if_ended(&mut self) -> Option<String> {
-        let status = self.running.as_mut()?.child.try_wait().ok()??;
-        self.running = None;
-        let ended = format!("the guard has ended ({status})");
-        let without = |why: String| {
-            let rest = "the job goes on without: should the launcher be killed, what its processes \
-                        have started goes on";
-            Some(format!("{ended}, {why}; {rest}"))
-        };
-        if self.replaced == REPLACED_MAX {
-            return without("as those before it".to_owned());
+        let status = self.running.as_mut().map(|it| it.child.try_wait());
+        if let Some(Ok(Some(status))) = status {
+            self.replace(format!("the guard has ended ({status})"));
         }
-        self.replaced += 1;
-        match GuardProcess::start(&self.command, self.logs.as_deref()) {
+        let started = match self.successor.as_ref()?.started.try_recv() {
+            Err(TryRecvError::Empty) => return None,
+            Err(TryRecvError::Disconnected) => Err(io::ErrorKind::BrokenPipe.into()),
+            Ok(started) => started,
+        };
+        let why = self.successor.take()?.why;
+        match started {
             Ok(running) => self.running = Some(running),
-            Err(error) => return without(format!("and another one cannot be started ({error})")),
+            Err(error) => {
+                return Some(format!(
+                    "{why}, and another one cannot be started ({error}); the job goes on without: \
+                     should the launcher be killed, what its processes have started goes on"
+                ));
+            }
         }
         if let Some(Marks { mark, groups }) = self.current.clone() {
             self.send(&format!("attempt {}\n", mark.secret()));
@@ -257,14 +296,40 @@ impl Guard {
                 self.send(&format!("group {}\n", group.as_raw_nonzero()));
             }
         }
-        Some(format!("{ended}; another one does its work"))
+        if self.folders.logs.is_none() {
+            // That may have been decided while it was started.
+            self.send("keep\n");
+        }
+        Some(format!("{why}; another one does its work"))
+    }
+
+    /// Ends the guard and starts another one, on threads of their own.
+    fn replace(&mut self, why: String) {
+        let Some(mut old) = self.running.take() else {
+            return;
+        };
+        let (sender, started) = mpsc::sync_channel(1);
+        self.replaced += 1;
+        let is_useless = self.replaced > REPLACED_MAX;
+        let (command, folders) = (self.command.clone(), self.folders.clone());
+        let _gone = old.child.kill();
+        let thread = Builder::new().name("guard".to_owned()).spawn(move || {
+            let next = if is_useless {
+                Err(io::Error::other("it would end as those before it"))
+            } else {
+                GuardProcess::start(&command, &folders)
+            };
+            // A launcher that has ended needs none.
+            let _over = sender.send(next);
+            drop(old);
+        });
+        // Without a thread there is no successor, as the closed channel says.
+        drop(thread);
+        self.successor = Some(Successor { why, started });
     }
 
     fn send(&mut self, line: &str) {
-        let Some(running) = self.running.as_mut() else {
-            return;
-        };
-        let Some(input) = running.input.as_mut() else {
+        let Some(input) = self.running.as_mut().and_then(|it| it.input.as_mut()) else {
             return;
         };
         if has_room(input.writer.as_fd(), PATIENCE) {
@@ -272,13 +337,13 @@ impl Guard {
             let _ended = input.writer.write_all(line.as_bytes());
         } else {
             // It does not do its work: its successor is told everything.
-            let _ended = running.child.kill();
+            self.replace(UNREAD.to_owned());
         }
     }
 }
 
 impl GuardProcess {
-    fn start(command: &[OsString], logs: Option<&Path>) -> io::Result<GuardProcess> {
+    fn start(command: &[OsString], folders: &Folders) -> io::Result<GuardProcess> {
         let [program, arguments @ ..] = command else {
             return Err(io::ErrorKind::InvalidInput.into());
         };
@@ -289,7 +354,9 @@ impl GuardProcess {
             .args(arguments)
             .env_remove(MARK_VARIABLE)
             .env_remove(LOGS_VARIABLE)
-            .envs(logs.map(|logs| (LOGS_VARIABLE, logs)))
+            .env_remove(RUNTIME_VARIABLE)
+            .envs(folders.logs.iter().map(|logs| (LOGS_VARIABLE, logs)))
+            .envs(folders.runtime.iter().map(|it| (RUNTIME_VARIABLE, it)))
             .process_group(0)
             .stdin(reader.try_clone()?)
             .stdout(Stdio::piped())
@@ -366,7 +433,6 @@ impl Drop for GuardProcess {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
     use std::thread;
 
     use rustix::io::{ioctl_fionbio, read, write};
@@ -375,14 +441,18 @@ mod tests {
     use super::*;
     use crate::job::Job;
     use crate::job::task::Task;
-    use crate::process::ending as wait;
+    use crate::process::spawner::{self, Spawner};
+    use crate::process::status;
     use crate::report::outcome::Ending;
 
     #[test]
     fn the_guard_knows_the_current_attempt_only() {
         let mut left = Cleanup {
             marks: None,
-            logs: Some("logs".into()),
+            folders: Folders {
+                logs: Some("logs".into()),
+                runtime: Some("runtime".into()),
+            },
         };
         left.follow("group 7");
         assert!(left.marks.is_none());
@@ -402,23 +472,47 @@ mod tests {
         left.follow("gone 12");
         assert!(left.marks.as_ref().unwrap().groups.is_empty());
         left.follow("over");
-        assert!(left.marks.is_none() && left.logs.is_some());
+        assert!(left.marks.is_none() && left.folders.logs.is_some());
         left.follow("keep");
-        assert!(left.logs.is_none());
+        assert!(left.folders.logs.is_none() && left.folders.runtime.is_some());
     }
 
     /// A guard that reports that it is ready and then runs this command.
     fn guard(then: &str) -> Guard {
         let script = format!("echo '{READY}'; {then}");
         let command = ["sh", "-c", &script].map(OsString::from);
-        Guard::start(Some(&command), None).unwrap()
+        Guard::start(Some(&command), Folders::default()).unwrap()
+    }
+
+    /// How a process ends.
+    fn wait(pid: Pid) -> Ending {
+        loop {
+            match status(pid) {
+                Some(ending) => return ending,
+                None => thread::yield_now(),
+            }
+        }
+    }
+
+    fn spawner() -> Spawner {
+        Spawner::new(spawner::START_LIMIT).unwrap()
+    }
+
+    /// The message about the next guard, once it is there.
+    fn replaced(guard: &mut Guard) -> String {
+        loop {
+            match guard.replace_if_ended() {
+                Some(message) => return message,
+                None => thread::yield_now(),
+            }
+        }
     }
 
     /// A process that succeeds at once.
-    fn process(guard: Option<BorrowedFd<'_>>) -> Process {
+    fn process(guard: Option<BorrowedFd<'_>>, spawner: &Spawner) -> Process {
         let (job, task) = (Job::new(["true"]), Task::worker(0));
         let (log, report) = (PathBuf::new(), PathBuf::new());
-        let (process, _) = Process::start(&job, task, &[], log, report, guard).unwrap();
+        let (process, _) = Process::start(&job, task, &[], log, report, guard, spawner).unwrap();
         process
     }
 
@@ -426,7 +520,8 @@ mod tests {
     fn a_guard_that_has_ended_ends_no_process_that_is_started_then() {
         let guard = guard("exit");
         wait(Pid::from_child(&guard.running.as_ref().unwrap().child));
-        let process = process(guard.pipe());
+        let spawner = spawner();
+        let process = process(guard.pipe(), &spawner);
         assert_eq!(wait(process.pid), Ending::Exit(0));
     }
 
@@ -442,11 +537,13 @@ mod tests {
         let mut guard = guard("exec >/dev/null; exec sleep 1000");
         guard.begin_attempt(&Token::random().unwrap());
         fill(guard.running.as_ref().unwrap().input.as_ref().unwrap());
-        let process = process(guard.pipe());
+        let spawner = spawner();
+        let process = process(guard.pipe(), &spawner);
         assert_eq!(wait(process.pid), Ending::Exit(0));
         guard.group_started(process.pid);
-        wait(Pid::from_child(&guard.running.as_ref().unwrap().child));
-        let said = guard.replace_if_ended().unwrap();
+        assert!(guard.pipe().is_none(), "it is told nothing more");
+        let said = replaced(&mut guard);
+        assert!(said.contains("did not read"), "{said}");
         assert!(said.ends_with("another one does its work"), "{said}");
         // The replacement is told what to end.
         assert_eq!(guard.current.as_ref().unwrap().groups, [process.pid]);
@@ -459,7 +556,8 @@ mod tests {
         let input = guard.running.as_ref().unwrap().input.as_ref().unwrap();
         let reader = input._reader.try_clone().unwrap();
         fill(input);
-        let process = process(None);
+        let spawner = spawner();
+        let process = process(None, &spawner);
         let pid = process.pid;
         assert_eq!(wait(pid), Ending::Exit(0));
         let (sender, receiver) = mpsc::channel();

@@ -10,7 +10,7 @@
 //! environment for a moment. So the table is read again as long as a scan shows such a process that
 //! the previous scan did not show.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal};
@@ -28,6 +28,10 @@ pub struct Marks {
 
 /// How long processes may take to die of SIGKILL before the next scan.
 const DEATH: Duration = Duration::from_secs(1);
+/// How long a process may take to die of SIGKILL: longer takes one that is stuck in the system.
+const STUCK: Duration = Duration::from_secs(3);
+/// The limit of all scans with SIGKILL and a margin.
+pub const LIMIT: Duration = Duration::from_secs(25);
 /// The limit of scans: processes that keep starting others need several.
 const ROUNDS_MAX: usize = 20;
 /// How many scans in a row must show nothing new.
@@ -65,17 +69,25 @@ impl Quiet {
 }
 
 /// Ends all processes that are left: first with SIGTERM, except those in `asked`, which have had
-/// it; after `grace` with SIGKILL.
-pub fn end(marks: &Marks, asked: &BTreeSet<Identity>, grace: Duration) {
+/// it; after `grace` with SIGKILL. Does not wait for those in `stuck`. Returns all that do not end.
+///
+/// Takes at most `grace` and [`LIMIT`], unless the process table does not answer.
+pub fn end(
+    marks: &Marks,
+    asked: &BTreeSet<Identity>,
+    stuck: HashSet<Pid>,
+    grace: Duration,
+) -> HashSet<Pid> {
     if !grace.is_zero() {
-        let (found, _) = system::look(marks);
+        let (mut found, _) = system::look(marks);
+        found.retain(|one| !stuck.contains(&one.pid()));
         let is_asked =
             |one: &system::ProcessHandle| one.identity().is_some_and(|one| asked.contains(&one));
         let others = found.iter().filter(|one| !is_asked(one));
         others.for_each(|one| one.send(Signal::TERM));
         system::wait(&found, Instant::now() + grace);
     }
-    kill(marks);
+    kill(marks, stuck)
 }
 
 /// Sends a signal to a process, but not to a later process with its number.
@@ -83,14 +95,24 @@ pub fn send(identity: Identity, signal: Signal) {
     system::send(identity, signal);
 }
 
-/// Ends all processes that are left with SIGKILL.
-pub fn kill(marks: &Marks) {
+/// Ends all processes that are left with SIGKILL. Does not wait for those in `stuck`, nor for long
+/// for others that do not end. Returns all of these.
+pub fn kill(marks: &Marks, mut stuck: HashSet<Pid>) -> HashSet<Pid> {
     let mut quiet = Quiet::default();
+    // Since when they are being killed.
+    let mut killed = HashMap::new();
     for _round in 0..ROUNDS_MAX {
-        let (found, unsure) = system::look(marks);
+        let (mut found, unsure) = system::look(marks);
+        for one in &found {
+            let since = *killed.entry(one.pid()).or_insert_with(Instant::now);
+            if since.elapsed() >= STUCK {
+                stuck.insert(one.pid());
+            }
+        }
+        found.retain(|one| !stuck.contains(&one.pid()));
         if found.is_empty() {
             if quiet.is_over(unsure) {
-                return;
+                return stuck;
             }
             continue;
         }
@@ -102,6 +124,7 @@ pub fn kill(marks: &Marks) {
             .filter(|one| !marks.groups.contains(&one.pid()));
         others.for_each(system::ProcessHandle::reap);
     }
+    stuck
 }
 
 #[cfg(target_os = "linux")]

@@ -4,11 +4,12 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::error::{LaunchError, Result};
-use crate::file_tasks::FileTasks;
+use crate::file_tasks::{FileTasks, may_be_mended};
 use crate::job::task::Task;
+use crate::process::log_writer::LogFile;
 use crate::report::console::Screen;
 
 /// Where the log files of a job are to be.
@@ -61,6 +62,7 @@ impl<'a> LogPlace<'a> {
                 path,
                 files,
                 is_told: AtomicBool::new(false),
+                missing: AtomicU64::new(0),
                 is_temporary,
             }),
         }
@@ -73,6 +75,8 @@ pub struct LogDirectory {
     files: FileTasks,
     /// Whether an incomplete log has been reported.
     is_told: AtomicBool,
+    /// How many bytes are in no log file.
+    missing: AtomicU64,
     /// Removed when dropped.
     pub is_temporary: bool,
 }
@@ -113,8 +117,8 @@ impl LogDirectory {
         task: Task,
         restart: u32,
         again: u32,
-        screen: &Screen<'_>,
-    ) -> Result<(PathBuf, File)> {
+        screen: &Screen,
+    ) -> Result<(PathBuf, LogFile)> {
         let path = self.place(task, restart, again);
         let own = path.clone();
         let made = self.files.run(move || {
@@ -125,41 +129,51 @@ impl LogDirectory {
         });
         let is_first = restart == 0 && again == 0;
         match made.flatten() {
-            Ok(file) => Ok((path, file)),
+            Ok(file) => Ok((path, LogFile::Open(file))),
             Err(source) if is_first && !may_be_mended(&source) => {
                 Err(LaunchError::LogDirectory { path, source })
             }
             Err(source) => {
                 self.warn_once(task, &source, screen)?;
-                let nowhere = File::options()
-                    .write(true)
-                    .open("/dev/null")
-                    .map_err(LaunchError::system("cannot open /dev/null"))?;
-                Ok((path, nowhere))
+                let file = if source.kind() == io::ErrorKind::TimedOut {
+                    LogFile::None
+                } else {
+                    LogFile::Absent(path.clone())
+                };
+                Ok((path, file))
             }
         }
     }
 
+    /// Counts bytes that are in no log file.
+    pub fn count_missing(&self, bytes: u64) {
+        self.missing.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Says at the end of the job how much is missing, if anything is.
+    pub fn report_missing(&self, screen: &Screen) -> Result<()> {
+        match self.missing.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            bytes => screen.log(&format!(
+                "warning: {bytes} bytes that the processes wrote are missing in the log files in \
+                 {}",
+                self.path.display()
+            )),
+        }
+    }
+
     /// Warns once per job that a log is incomplete.
-    pub fn warn_once(&self, task: Task, error: &io::Error, screen: &Screen<'_>) -> Result<()> {
+    pub fn warn_once(&self, task: Task, error: &io::Error, screen: &Screen) -> Result<()> {
         if self.is_told.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         screen.log(&format!(
             "warning: cannot write the log of {task}: {error}; the job goes on, its logs in {} are \
-             not whole from now on (make room, or choose another log directory next time)",
+             not whole from now on, and each line is tried again (make room, or choose another log \
+             directory next time)",
             self.path.display()
         ))
     }
-}
-
-/// Whether the error may pass (no space, no answer), unlike a wrong
-/// path.
-fn may_be_mended(error: &io::Error) -> bool {
-    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull, TimedOut};
-
-    let kind = error.kind();
-    matches!(kind, StorageFull | QuotaExceeded | FileTooLarge | TimedOut)
 }
 
 impl Drop for LogDirectory {

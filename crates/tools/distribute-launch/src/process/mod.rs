@@ -2,7 +2,7 @@
 
 pub mod guard;
 pub mod leftovers;
-mod log_writer;
+pub mod log_writer;
 pub mod logs;
 pub mod memory;
 pub mod orphans;
@@ -10,6 +10,8 @@ pub mod output;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod parent_death;
 pub mod request;
+pub mod runtime_folder;
+pub mod spawner;
 mod stopped_processes;
 pub mod table;
 
@@ -18,8 +20,9 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
@@ -29,6 +32,7 @@ use crate::file_tasks::FileTasks;
 use crate::job::Job;
 use crate::job::task::Task;
 use crate::process::request::Request;
+use crate::process::spawner::Spawner;
 use crate::process::table::Entry;
 use crate::report::attempt::ProcessReport;
 use crate::report::console::Stream;
@@ -37,6 +41,8 @@ use crate::report::outcome::Ending;
 use crate::report::slow_request;
 
 pub const CONFIG_VARIABLE: &str = "TF_CONFIG";
+/// Names the file with the cluster, if that is too large for `TF_CONFIG`.
+pub const CLUSTER_FILE_VARIABLE: &str = "DISTRIBUTE_CLUSTER_FILE";
 pub const RESTART_VARIABLE: &str = "DISTRIBUTE_RESTART";
 pub const TOKEN_VARIABLE: &str = "DISTRIBUTE_JOB_TOKEN";
 /// The file in which a process that fails because of others may say so:
@@ -51,6 +57,13 @@ pub const PROGRESS_VARIABLE: &str = "DISTRIBUTE_PROGRESS";
 /// A random mark of one attempt of one launcher. (The token is no such mark: launchers of the same
 /// job may run on the same host.)
 pub const MARK_VARIABLE: &str = "DISTRIBUTE_LAUNCH_MARK";
+
+/// How long a process that was killed may take to end before nothing waits for it any more.
+const DEATH: Duration = Duration::from_secs(1);
+/// How long the system may take to say how a process has ended.
+const STATUS: Duration = Duration::from_secs(2);
+/// How often to look again where the system does not announce an event.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// A process that was started. It is not reaped before it is dropped, so until then neither its
 /// number nor its group's can belong to another process.
@@ -73,7 +86,7 @@ pub struct Process {
     /// How it ended, if descendants were asked to end and are still running.
     left_others: Option<Ending>,
     /// Whether it was given up: not even SIGKILL ended it.
-    is_given_up: bool,
+    pub is_given_up: bool,
     child: Child,
     /// The kernel's count of out-of-memory kills before it was started.
     memory: OutOfMemory,
@@ -84,23 +97,15 @@ impl Process {
     pub fn start(
         job: &Job,
         task: Task,
-        variables: &[(&str, &str)],
+        variables: &[(&'static str, String)],
         log: PathBuf,
         report: PathBuf,
         guard: Option<BorrowedFd<'_>>,
+        spawner: &Spawner,
     ) -> Result<(Process, [(Stream, OwnedFd); 2])> {
         let [program, arguments @ ..] = job.command.as_slice() else {
             return Err(LaunchError::NoCommand);
         };
-        let mut command = Command::new(program);
-        command
-            .args(arguments)
-            .envs(variables.iter().copied())
-            .process_group(0)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        parent_death::die_with_parent(&mut command, guard);
         let failed = |source: io::Error| {
             let command = program.clone();
             match source.kind() {
@@ -109,8 +114,21 @@ impl Process {
                 _ => LaunchError::Spawn { command, source },
             }
         };
+        let mut command = Command::new(program);
+        command
+            .args(arguments)
+            // That of an outer launcher is for another cluster.
+            .env_remove(CLUSTER_FILE_VARIABLE)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .process_group(0)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        // A copy: the start may outlast the guard.
+        let guard = guard.map(|guard| guard.try_clone_to_owned()).transpose();
+        parent_death::die_with_parent(&mut command, guard.map_err(failed)?);
         let memory = OutOfMemory::now();
-        let mut child = command.spawn().map_err(failed)?;
+        let mut child = spawner.spawn(command).map_err(failed)?;
         let streams = child.stdout.take().zip(child.stderr.take());
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
         let (Some((stdout, stderr)), Some(pid)) = (streams, pid) else {
@@ -152,6 +170,7 @@ impl Process {
             pid: self.pid.as_raw_nonzero().get().unsigned_abs(),
             ending: self.ending.unwrap_or(Ending::Unknown),
             is_asked: self.asked.is_some() && !self.was_killed_by_others(),
+            is_given_up: self.is_given_up,
             log: self.log.display().to_string(),
             last_lines,
             lost: failure_report::take(&self.report, files).map(|report| report.lost),
@@ -234,15 +253,14 @@ impl Process {
     }
 }
 
-/// Kills what is left of the group and reaps the leader.
+/// Kills what is left of the group and reaps the leader, unless the system does not let it end.
 impl Drop for Process {
     fn drop(&mut self) {
         let _gone = kill_process_group(self.pid, Signal::KILL);
-        let _status = if self.is_given_up {
-            self.child.try_wait()
-        } else {
-            self.child.wait().map(Some)
-        };
+        if !self.is_given_up {
+            has_ended_within(self.pid, DEATH);
+        }
+        let _status = self.child.try_wait();
         request::reap_group(self.pid);
     }
 }
@@ -252,56 +270,100 @@ pub fn parse_pid(text: &str) -> Option<Pid> {
     Pid::from_raw(text.parse().ok().filter(|number| *number > 0)?)
 }
 
-/// Blocks until the process ends, without reaping it. Returns `None` if `stop` ends
-/// first.
+/// Blocks until the process ends, without reaping it. Returns `None` if `stop` ends first.
 pub fn wait(pid: Pid, stop: BorrowedFd<'_>) -> Option<Ending> {
-    await_end(pid, stop).then(|| ending(pid))
+    let end = End::of(pid);
+    let mut ended = None;
+    loop {
+        if let Some(ending) = status(pid) {
+            return Some(ending);
+        }
+        if end.has_come(Duration::ZERO) {
+            // Its status is kept for a debugger that traces it, and may never come here.
+            let since = *ended.get_or_insert_with(Instant::now);
+            if since.elapsed() >= STATUS {
+                return Some(table::ending(pid.as_raw_nonzero().get()));
+            }
+        }
+        if end.await_or_stop(stop, ended.is_some()) {
+            return None;
+        }
+    }
 }
 
-/// Blocks until the process ends, without reaping it.
-pub fn ending(pid: Pid) -> Ending {
+/// How a process has ended, if the system says so.
+fn status(pid: Pid) -> Option<Ending> {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     loop {
-        let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
         match waitid(WaitId::Pid(pid), options) {
-            Ok(Some(status)) => {
+            Ok(status) => {
+                let status = status?;
                 let exit = status.exit_status().map(Ending::Exit);
                 let signal = || status.terminating_signal().map(Ending::Signal);
-                return exit.or_else(signal).unwrap_or(Ending::Unknown);
+                return Some(exit.or_else(signal).unwrap_or(Ending::Unknown));
             }
-            Ok(None) | Err(Errno::INTR) => {}
-            Err(_) => return Ending::Unknown,
+            Err(Errno::INTR) => {}
+            Err(_) => return Some(Ending::Unknown),
         }
     }
 }
 
-/// Blocks until the process has ended; returns false if `stop` ends first.
-#[cfg(target_os = "linux")]
-fn await_end(pid: Pid, stop: BorrowedFd<'_>) -> bool {
-    use rustix::event::{PollFd, PollFlags, poll};
-    use rustix::process::{PidfdFlags, pidfd_open};
-
-    // An old kernel has no pidfd; then only the blocking wait is left.
-    let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else {
-        return true;
-    };
-    loop {
-        let mut polled = [
-            PollFd::new(&process, PollFlags::IN),
-            PollFd::from_borrowed_fd(stop, PollFlags::IN),
-        ];
-        match poll(&mut polled, None) {
-            Ok(_) if !polled[0].revents().is_empty() => return true,
-            Ok(_) if !polled[1].revents().is_empty() => return false,
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(_) => return true,
+/// Waits up to `limit` for the end of a process, and returns whether it has come.
+fn has_ended_within(pid: Pid, limit: Duration) -> bool {
+    let (end, until) = (End::of(pid), Instant::now() + limit);
+    while status(pid).is_none() {
+        let left = until.saturating_duration_since(Instant::now());
+        if end.has_come(left.min(LOOK)) || left.is_zero() {
+            break;
         }
     }
+    end.has_come(Duration::ZERO) || status(pid).is_some()
 }
 
-/// Elsewhere the wait for the end cannot be ended.
-#[cfg(not(target_os = "linux"))]
-fn await_end(_pid: Pid, _stop: BorrowedFd<'_>) -> bool {
-    true
+/// The end of a process, to wait for.
+struct End(Option<OwnedFd>);
+
+impl End {
+    /// Without a handle of the process (an old kernel, another system, no descriptor is left) its
+    /// status is looked at again and again.
+    #[cfg(target_os = "linux")]
+    fn of(pid: Pid) -> End {
+        use rustix::process::{PidfdFlags, pidfd_open};
+
+        End(pidfd_open(pid, PidfdFlags::empty()).ok())
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn of(_pid: Pid) -> End {
+        End(None)
+    }
+
+    /// Whether it comes within this time; false where there is no handle.
+    fn has_come(&self, time: Duration) -> bool {
+        let Ok(time) = Timespec::try_from(time) else {
+            return false;
+        };
+        let mut polled: Vec<PollFd<'_>> = self.polled().collect();
+        let ready = poll(&mut polled, Some(&time));
+        ready.is_ok_and(|ready| ready > 0)
+    }
+
+    /// Waits for it, or a moment if only the status is missing. Returns whether `stop` has ended.
+    fn await_or_stop(&self, stop: BorrowedFd<'_>, has_come: bool) -> bool {
+        let limit = Timespec::try_from(LOOK).ok();
+        let limit = limit.filter(|_| has_come || self.0.is_none());
+        let mut polled = vec![PollFd::from_borrowed_fd(stop, PollFlags::IN)];
+        polled.extend(self.polled().filter(|_| !has_come));
+        match poll(&mut polled, limit.as_ref()) {
+            Ok(_) => !polled[0].revents().is_empty(),
+            Err(error) => error != Errno::INTR,
+        }
+    }
+
+    fn polled(&self) -> impl Iterator<Item = PollFd<'_>> {
+        let process = self.0.iter();
+        process.map(|process| PollFd::new(process, PollFlags::IN))
+    }
 }
 
 #[cfg(test)]
@@ -313,16 +375,17 @@ mod tests {
     use super::*;
     use crate::job::task::Task;
 
-    fn start(command: &[&str]) -> Process {
+    fn start(command: &[&str]) -> (Process, Spawner) {
         let (job, task) = (Job::new(command), Task::worker(0));
         let (log, report) = (PathBuf::new(), PathBuf::new());
-        let started = Process::start(&job, task, &[], log, report, None);
-        started.unwrap().0
+        let spawner = Spawner::new(spawner::START_LIMIT).unwrap();
+        let started = Process::start(&job, task, &[], log, report, None, &spawner);
+        (started.unwrap().0, spawner)
     }
 
     #[test]
     fn a_given_up_process_is_not_waited_for() {
-        let mut process = start(&["sleep", "1000"]);
+        let (mut process, _spawner) = start(&["sleep", "1000"]);
         let (stop, stopper) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         drop(stopper);
         // The process has not ended.

@@ -2,7 +2,6 @@
 //! kept.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::SyncSender;
@@ -12,7 +11,7 @@ use rustix::io::{Errno, ioctl_fionbio, read};
 
 use crate::error::LaunchError;
 use crate::job::task::Task;
-use crate::process::log_writer::LogWriter;
+use crate::process::log_writer::{LogFile, LogWriter};
 use crate::report::console::{Screen, Stream};
 use crate::report::line_deduplicator::Line;
 
@@ -26,9 +25,9 @@ const PIECE_BYTES: usize = 64 * 1024;
 const LEFT_BYTES_MAX: usize = 1 << 20;
 
 /// Where the output goes besides the log file.
-pub enum View<'a, 's> {
+pub enum View<'a> {
     /// To the screen, unchanged: the first process.
-    Through(&'a Screen<'s>),
+    Through(&'a Screen),
     /// To the screen, line by line with a prefix.
     Lines(SyncSender<Line>),
     Hidden,
@@ -40,16 +39,18 @@ pub enum OutputFailure {
     Console(LaunchError),
     /// The log file takes no more bytes.
     Log(io::Error),
+    /// The bytes that are missing in the log file at its end.
+    Missing(u64),
 }
 
 /// Reads both streams of one process.
-pub struct Output<'a, 's, B> {
+pub struct Output<'a, B> {
     task: Task,
     log: Option<LogWriter>,
     /// Bytes for the log that are not handed over yet.
     unwritten: Vec<u8>,
-    view: View<'a, 's>,
-    /// Called when output cannot be passed on or logged, once for each.
+    view: View<'a>,
+    /// Called when output cannot be passed on or logged, once for each, and for what is missing.
     broken: B,
     is_log_broken: bool,
     inputs: [Input; 2],
@@ -69,13 +70,13 @@ struct Input {
     is_continued: bool,
 }
 
-impl<'a, 's, B: Fn(OutputFailure)> Output<'a, 's, B> {
+impl<'a, B: Fn(OutputFailure)> Output<'a, B> {
     /// Takes the pipes, which it makes non-blocking.
     pub fn new(
         task: Task,
         pipes: [(Stream, OwnedFd); 2],
-        log: File,
-        view: View<'a, 's>,
+        log: LogFile,
+        view: View<'a>,
         broken: B,
     ) -> io::Result<Self> {
         for (_, pipe) in &pipes {
@@ -124,8 +125,11 @@ impl<'a, 's, B: Fn(OutputFailure)> Output<'a, 's, B> {
         }
         self.flush();
         if let Some(log) = self.log.take() {
-            let finished = log.finish();
+            let (missing, finished) = log.finish();
             self.check_log(finished);
+            if missing > 0 {
+                (self.broken)(OutputFailure::Missing(missing));
+            }
         }
         self.last_lines.into()
     }

@@ -1,7 +1,7 @@
 //! Processes that die with the launcher, however it ends.
 
 use std::io::{self, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::room::has_room;
 const LINE_BYTES: usize = "group 2147483647\n".len();
 
 /// Makes the process of `command` get SIGKILL when the thread that starts it ends, as it does when
-/// the launcher ends: start it from a thread that lives as long as the job. Before the command
-/// itself runs, the process tells the guard, if there is one, which group it leads.
-pub fn die_with_parent(command: &mut Command, guard: Option<BorrowedFd<'_>>) {
+/// the launcher ends: start it from a thread that lives as long as the job
+/// ([`Spawner`](crate::process::spawner::Spawner)). Before the command itself runs, the process
+/// tells the guard, if there is one, which group it leads.
+pub fn die_with_parent(command: &mut Command, guard: Option<OwnedFd>) {
     let launcher = getpid();
-    let guard = guard.map(|guard| guard.as_raw_fd());
     let prepare = move || {
         ask_kernel(launcher)?;
-        guard.map_or(Ok(()), announce)
+        guard.as_ref().map_or(Ok(()), announce)
     };
     // SAFETY: between fork and exec only async-signal-safe code may run. `prepare` makes five
     // system calls (it reads the clock, too) on values that it owns or has on its stack; it
@@ -51,17 +51,14 @@ fn ask_kernel(_launcher: Pid) -> io::Result<()> {
 }
 
 /// A write this short is not mixed with the writes of others.
-fn announce(guard: RawFd) -> io::Result<()> {
+fn announce(guard: &OwnedFd) -> io::Result<()> {
     let mut line = [0; LINE_BYTES];
     let mut rest = &mut line[..];
     writeln!(rest, "group {}", getpid().as_raw_nonzero())?;
     let left = rest.len();
-    // SAFETY: the launcher lent the descriptor for as long as it starts this process, and after the
-    // fork this process has its own copy of it, which nothing closes before exec.
-    let guard = unsafe { BorrowedFd::borrow_raw(guard) };
     // A guard that does not read must not delay the start: the launcher notices, and tells another
     // guard.
-    if has_room(guard, Duration::ZERO) {
+    if has_room(guard.as_fd(), Duration::ZERO) {
         rustix::io::write(guard, &line[..LINE_BYTES - left])?;
     }
     Ok(())

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use rustix::process::Pid;
 
+use crate::report::outcome::Ending;
+
 /// Identifies a process, even if its number is used again later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
@@ -58,6 +60,20 @@ pub fn entry(number: i32) -> Option<Entry> {
         session: i32::try_from(session).ok()?,
         has_ended: matches!(state, "Z" | "X"),
     })
+}
+
+/// How a process has ended that is not reaped, as far as the table says.
+pub fn ending(number: i32) -> Ending {
+    let stat = std::fs::read(format!("/proc/{number}/stat")).unwrap_or_default();
+    let after_name = stat.iter().rposition(|byte| *byte == b')');
+    let text = String::from_utf8_lossy(&stat[after_name.map_or(stat.len(), |at| at + 1)..]);
+    // As `wait` reports it, in the last field; 0 is also shown to who may not know.
+    let status = text.split_whitespace().nth(49);
+    match status.and_then(|status| status.parse::<i32>().ok()) {
+        None | Some(0) => Ending::Unknown,
+        Some(status) if status & 0x7f == 0 => Ending::Exit(status >> 8 & 0xff),
+        Some(status) => Ending::Signal(status & 0x7f),
+    }
 }
 
 /// The whole table; empty on systems without one.

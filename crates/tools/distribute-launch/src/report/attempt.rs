@@ -26,6 +26,9 @@ pub struct ProcessReport {
     pub ending: Ending,
     /// Whether the launcher told it to end before it did.
     pub is_asked: bool,
+    /// Whether it does not end, not even by SIGKILL.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_given_up: bool,
     pub log: String,
     pub last_lines: Vec<String>,
     /// The ranks that it reports as lost; `None` if it wrote no report: then only its last lines
@@ -246,6 +249,16 @@ impl AttemptResult {
         }
         let others = self.members.iter().enumerate();
         for (_, other) in others.filter(|(number, _)| *number != index) {
+            if other.is_given_up {
+                let ProcessReport {
+                    task, host, pid, ..
+                } = other;
+                let _ok = write!(
+                    text,
+                    "\n  {task}: does not end, not even by SIGKILL: host {host}, pid {pid}"
+                );
+                continue;
+            }
             let how = if other.is_asked {
                 " after the launcher had stopped it"
             } else {
@@ -311,6 +324,7 @@ mod tests {
                 Ending::Exit(1)
             },
             is_asked,
+            is_given_up: false,
             log: String::new(),
             last_lines: Vec::new(),
             lost: Some(lost.to_vec()),

@@ -123,7 +123,7 @@ fn prefix(role: Role, indexes: &BTreeSet<usize>) -> String {
 pub fn show(
     lines: &Receiver<Line>,
     tasks: &[Task],
-    screen: &Screen<'_>,
+    screen: &Screen,
     broken: impl FnOnce(LaunchError),
 ) {
     let mut deduplicator = LineDeduplicator::new(tasks);

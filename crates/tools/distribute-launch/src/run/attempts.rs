@@ -30,7 +30,7 @@ struct Last {
 }
 
 /// Starts the job, again and again, until it is over.
-pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
+pub fn run(session: &mut Session<'_>) -> Result<Outcome> {
     let mut last: Option<Last> = None;
     let mut pauses = Pauses::default();
     loop {
@@ -96,7 +96,7 @@ pub fn run(session: &mut Session<'_, '_>) -> Result<Outcome> {
     }
 }
 
-fn next(session: &mut Session<'_, '_>, last: Option<&Last>) -> Result<Next> {
+fn next(session: &mut Session<'_>, last: Option<&Last>) -> Result<Next> {
     let outcome = last.and_then(|last| last.outcome.as_ref());
     let counts = last.map(|last| last.plan.counts.restarts);
     if let Some(membership) = &mut session.membership {
@@ -127,7 +127,7 @@ fn next(session: &mut Session<'_, '_>, last: Option<&Last>) -> Result<Next> {
 }
 
 /// Reports the hosts that the attempt of this plan has lost, and the wait for them.
-fn say_who_is_lost(session: &Session<'_, '_>, plan: &Plan) -> Result<()> {
+fn say_who_is_lost(session: &Session<'_>, plan: &Plan) -> Result<()> {
     let (Some(group), Some(hosts)) = (&session.group, &session.job.hosts) else {
         return Ok(());
     };
@@ -152,7 +152,7 @@ fn say_who_is_lost(session: &Session<'_, '_>, plan: &Plan) -> Result<()> {
 
 /// The error of a job with too few hosts or workers; `restarts` were used, if it was started.
 fn too_few(
-    session: &Session<'_, '_>,
+    session: &Session<'_>,
     restarts: Option<u32>,
     missing: Vec<usize>,
     left: usize,
@@ -188,12 +188,13 @@ fn too_few(
 
 /// The outcome of an attempt, on all its hosts.
 fn judge(
-    session: &mut Session<'_, '_>,
+    session: &mut Session<'_>,
     mut ended: AttemptResult,
     restarts: u32,
 ) -> Result<(Option<Outcome>, AttemptEnd)> {
     if let Some(group) = &mut session.group {
-        let whole = group.gather(ended, &session.received)?;
+        let grace = session.job.grace;
+        let whole = group.gather(ended, grace, &session.received, session.screen)?;
         (ended, session.interrupted) = whole;
     }
     let saved = (Outcome::Preempted { restarts }, AttemptEnd::Saved);
@@ -262,7 +263,7 @@ fn change(job: &Job, last: Option<&Last>, plan: &Plan) -> Option<String> {
 }
 
 /// Reports why a job is over although restarts are left.
-fn say_why_no_restart(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
+fn say_why_no_restart(session: &Session<'_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
     match outcome {
         Outcome::Failed { cause, .. }
             if cause.ending.is_final() && plan.counts.restarts < session.job.restarts_max =>
@@ -277,7 +278,7 @@ fn say_why_no_restart(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome)
 }
 
 /// Reports why an elastic job is over, and how often it was restarted.
-fn say_how_it_ended(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
+fn say_how_it_ended(session: &Session<'_>, plan: &Plan, outcome: &Outcome) -> Result<()> {
     let (least, most) = (session.job.workers.least, session.job.restarts_max);
     if let Outcome::Failed { cause, .. } = outcome
         && !cause.ending.is_final()
@@ -301,7 +302,7 @@ fn say_how_it_ended(session: &Session<'_, '_>, plan: &Plan, outcome: &Outcome) -
 }
 
 /// Handles signals that came after the last process had ended.
-fn take_signals(session: &mut Session<'_, '_>) {
+fn take_signals(session: &mut Session<'_>) {
     while let Ok(event) = session.received.try_recv() {
         if let Event::Signal(signal) = event {
             session.interrupted.get_or_insert(signal);

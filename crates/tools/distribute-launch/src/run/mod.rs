@@ -2,12 +2,15 @@
 
 mod attempt;
 mod attempts;
+#[cfg(test)]
+mod large_cluster;
 mod pause;
 mod progress;
 mod session;
 mod signals;
 mod start;
 
+use std::path::Path;
 use std::time::Duration;
 
 use crate::error::{LaunchError, Result};
@@ -22,9 +25,11 @@ use crate::job::hosts::Hosts;
 use crate::job::workers::WorkerRange;
 use crate::membership::Rules;
 use crate::membership::timed::TimedMembership;
-use crate::process::guard::Guard;
+use crate::process::guard::{Folders, Guard};
 use crate::process::logs::{LogDirectory, LogPlace};
 use crate::process::memory::StateMemory;
+use crate::process::runtime_folder::RuntimeFolder;
+use crate::process::spawner::{START_LIMIT, Spawner};
 use crate::report::console::{Console, Screen};
 use crate::report::outcome::Outcome;
 use crate::run::session::Session;
@@ -36,8 +41,9 @@ use crate::thread_scope::ThreadScope;
 /// On Linux this process takes over, from then on, processes whose parents have ended and that it
 /// or those have started: so it learns how what a script has started ended.
 ///
-/// All threads that it starts have ended when it returns. The processes die with the calling
-/// thread (on Linux), so call it from one that lives as long as the program should.
+/// All threads that it starts have ended when it returns, except such as the system holds: on a
+/// file system that hangs, at an output that takes nothing. On Linux the processes die with this
+/// one, however it ends.
 ///
 /// # Errors
 ///
@@ -45,12 +51,22 @@ use crate::thread_scope::ThreadScope;
 /// [`Outcome`].
 pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
     job.check()?;
-    let screen = Screen::new(console);
+    Screen::run(console, |screen| run_on(screen, job))
+}
+
+fn run_on(screen: &Screen, job: &Job) -> Result<Outcome> {
     let place = LogPlace::new(job.log_directory.as_deref())?;
     // There before the directory is and until it is gone: it removes what a killed launcher leaves.
-    let mut guard = Guard::start(job.guard.as_deref(), place.temporary())?;
+    let runtime = RuntimeFolder::new()?;
+    let folders = Folders {
+        logs: place.temporary().map(Path::to_owned),
+        runtime: Some(runtime.path().to_owned()),
+    };
+    let mut guard = Guard::start(job.guard.as_deref(), folders)?;
     let logs = place.make()?;
-    let result = run_with_logs(job, &screen, &logs, &mut guard);
+    let result = run_with_logs(job, screen, &logs, &runtime, &mut guard);
+    let told = logs.report_missing(screen).and_then(|()| screen.flush());
+    let result = result.and_then(|outcome| told.map(|()| outcome));
     let is_worth_keeping = match &result {
         Ok(Outcome::Succeeded { .. }) => false,
         Ok(_) => true,
@@ -65,8 +81,9 @@ pub fn run(job: &Job, console: &mut Console<'_>) -> Result<Outcome> {
 
 fn run_with_logs(
     job: &Job,
-    screen: &Screen<'_>,
+    screen: &Screen,
     logs: &LogDirectory,
+    runtime: &RuntimeFolder,
     guard: &mut Guard,
 ) -> Result<Outcome> {
     if logs.is_temporary {
@@ -74,12 +91,9 @@ fn run_with_logs(
     }
     say_what_is_in_clear(job, screen)?;
     let tasks = job.tasks(job.workers_here());
-    let memory = StateMemory::new(job.workers_here()).or_else(|error| {
-        screen.log(&format!(
-            "warning: no memory outlives the workers, as --replicate-state needs it: {error}"
-        ))?;
-        Ok::<_, LaunchError>(StateMemory::default())
-    })?;
+    let memory = state_memory(job, screen)?;
+    let spawner =
+        Spawner::new(START_LIMIT).map_err(LaunchError::system("cannot start a thread"))?;
     let (events, received) = events::channel(tasks.len());
     ThreadScope::run(|threads| {
         let _signals = if job.handles_signals {
@@ -123,7 +137,9 @@ fn run_with_logs(
             membership: own_membership,
             screen,
             logs,
+            runtime,
             memory: &memory,
+            spawner: &spawner,
             guard,
             group,
             events,
@@ -139,8 +155,18 @@ fn run_with_logs(
     })
 }
 
+/// The memory that outlives the workers; where there is none, says so.
+fn state_memory(job: &Job, screen: &Screen) -> Result<StateMemory> {
+    StateMemory::new(job.workers_here()).or_else(|error| {
+        screen.log(&format!(
+            "warning: no memory outlives the workers, as --replicate-state needs it: {error}"
+        ))?;
+        Ok(StateMemory::default())
+    })
+}
+
 /// Says once that others can read and change what the launchers tell each other, if that is so.
-fn say_what_is_in_clear(job: &Job, screen: &Screen<'_>) -> Result<()> {
+fn say_what_is_in_clear(job: &Job, screen: &Screen) -> Result<()> {
     let hosts = job.hosts.as_ref().filter(|hosts| hosts.count > 1);
     let text = hosts.and_then(|hosts| {
         let what = "addresses of processes, how they ended, their last lines";

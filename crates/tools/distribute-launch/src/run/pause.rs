@@ -54,7 +54,7 @@ pub fn after(failures: u32, first: Duration) -> Duration {
 
 /// Waits before the start of this plan, and handles events meanwhile. Returns the signal that
 /// ends the job on this host, if one comes.
-pub fn wait(session: &mut Session<'_, '_>, plan: &Plan, pause: Duration) -> Result<Option<i32>> {
+pub fn wait(session: &mut Session<'_>, plan: &Plan, pause: Duration) -> Result<Option<i32>> {
     let until = Instant::now() + pause;
     loop {
         let left = until.saturating_duration_since(Instant::now());

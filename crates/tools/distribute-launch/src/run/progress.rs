@@ -27,12 +27,7 @@ pub struct ProgressSource<'a> {
 }
 
 /// Draws the line until `stop` has ended, and then removes it.
-pub fn show(
-    screen: &Screen<'_>,
-    columns: usize,
-    source: &ProgressSource<'_>,
-    stop: BorrowedFd<'_>,
-) {
+pub fn show(screen: &Screen, columns: usize, source: &ProgressSource<'_>, stop: BorrowedFd<'_>) {
     while !is_over(stop) {
         if let Some(found) = progress::read(source.path, source.files) {
             let alive = Alive {

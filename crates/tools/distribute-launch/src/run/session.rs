@@ -17,18 +17,23 @@ use crate::posts::PostBody;
 use crate::process::guard::Guard;
 use crate::process::logs::LogDirectory;
 use crate::process::memory::StateMemory;
+use crate::process::runtime_folder::RuntimeFolder;
+use crate::process::spawner::Spawner;
 use crate::report::console::Screen;
 use crate::signals::insists;
 
 /// The state that the attempts of a job share.
-pub struct Session<'a, 's> {
+pub struct Session<'a> {
     pub job: &'a Job,
     /// The state machine that decides who takes part; `None` where the launcher of host 0 decides.
     pub membership: Option<TimedMembership>,
-    pub screen: &'a Screen<'s>,
+    pub screen: &'a Screen,
     pub logs: &'a LogDirectory,
+    pub runtime: &'a RuntimeFolder,
     /// The memory that the workers keep from attempt to attempt.
     pub memory: &'a StateMemory,
+    /// Starts the processes, which die with it.
+    pub spawner: &'a Spawner,
     pub guard: &'a mut Guard,
     /// The launchers of the other hosts, if there are any.
     pub group: Option<LauncherGroup>,
@@ -40,7 +45,7 @@ pub struct Session<'a, 's> {
     pub signals: usize,
 }
 
-impl Session<'_, '_> {
+impl Session<'_> {
     /// The number of this host in plans.
     pub fn host(&self) -> usize {
         self.group.as_ref().map_or(0, LauncherGroup::index)

@@ -1,5 +1,7 @@
 //! Starts the processes of an attempt, and restarts a dead worker.
 
+use std::cell::OnceCell;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,18 +14,21 @@ use crate::error::{LaunchError, Result};
 use crate::events::{Event, Events};
 use crate::hosts::group::AttemptCluster;
 use crate::job::Job;
-use crate::job::cluster::Token;
+use crate::job::cluster::{Cluster, Token, fits};
 use crate::job::gpus::{GPUS_VARIABLE, Gpus};
 use crate::job::task::{Role, Task};
 use crate::process::guard::Guard;
+use crate::process::log_writer::LogFile;
 use crate::process::logs::LogDirectory;
 use crate::process::memory::StateMemory;
 use crate::process::output::{Output, OutputFailure, View};
+use crate::process::runtime_folder::RuntimeFolder;
+use crate::process::spawner::Spawner;
 use crate::process::{
-    self, CONFIG_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process, REPORT_VARIABLE,
-    RESTART_VARIABLE, SLOW_VARIABLE, TOKEN_VARIABLE,
+    self, CLUSTER_FILE_VARIABLE, CONFIG_VARIABLE, MARK_VARIABLE, PROGRESS_VARIABLE, Process,
+    REPORT_VARIABLE, RESTART_VARIABLE, SLOW_VARIABLE, TOKEN_VARIABLE,
 };
-use crate::report::console::Screen;
+use crate::report::console::{Screen, Stream};
 use crate::report::failure_report;
 use crate::report::line_deduplicator::{self, Line};
 use crate::report::progress;
@@ -45,7 +50,7 @@ pub struct Started {
 }
 
 /// The data that the processes of one attempt share.
-pub struct Starter<'c, 'scope, 'env, 's> {
+pub struct Starter<'c, 'scope, 'env> {
     threads: &'c ThreadScope<'scope, 'env>,
     place: &'c AttemptCluster,
     mark: &'c Token,
@@ -58,18 +63,22 @@ pub struct Starter<'c, 'scope, 'env, 's> {
     job: &'env Job,
     logs: &'env LogDirectory,
     memory: &'env StateMemory,
-    screen: &'env Screen<'s>,
+    spawner: &'env Spawner,
+    screen: &'env Screen,
     events: Events,
     /// Where the first process says how far the job is.
     progress: Option<PathBuf>,
+    runtime: &'env RuntimeFolder,
+    /// The file with the cluster, once it is needed.
+    cluster_file: OnceCell<PathBuf>,
     /// The workers of this host that have not ended.
     alive: Arc<AtomicUsize>,
 }
 
-impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
+impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
     pub fn new<'a: 'env>(
         threads: &'c ThreadScope<'scope, 'env>,
-        session: &Session<'a, 's>,
+        session: &Session<'a>,
         place: &'c AttemptCluster,
         mark: &'c Token,
         stop: &'env OwnedFd,
@@ -87,9 +96,12 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
             job: session.job,
             logs: session.logs,
             memory: session.memory,
+            spawner: session.spawner,
             screen: session.screen,
             events: session.events.clone(),
             progress: None,
+            runtime: session.runtime,
+            cluster_file: OnceCell::new(),
             alive: Arc::default(),
         };
         if let Some(columns) = starter.screen.columns() {
@@ -183,47 +195,95 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         }
     }
 
+    /// `TF_CONFIG` for this task; and the file with the cluster, where the cluster is too large.
+    fn config(&self, task: Task) -> Result<(String, Option<&PathBuf>)> {
+        if self.cluster_file.get().is_none() {
+            let config = self.place.cluster.tf_config(task)?;
+            if fits(CONFIG_VARIABLE, &config) {
+                return Ok((config, None));
+            }
+            self.write_cluster()?;
+        }
+        let config = Cluster::tf_config_beside_file(task)?;
+        Ok((config, self.cluster_file.get()))
+    }
+
+    /// Writes the cluster into a file, for all processes that are started from now on.
+    fn write_cluster(&self) -> Result<()> {
+        let path = self
+            .runtime
+            .write_cluster(self.place.cluster.file_text()?)?;
+        self.cluster_file.get_or_init(|| path);
+        Ok(())
+    }
+
+    /// The variables of the task with this number; `slow` is where it says that it is slow.
+    fn variables(
+        &self,
+        index: usize,
+        report: &Path,
+        slow: Option<&String>,
+    ) -> Result<Vec<(&'static str, String)>> {
+        let task = self.place.tasks[index];
+        let (config, file) = self.config(task)?;
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut variables = vec![
+            (CONFIG_VARIABLE, config),
+            (RESTART_VARIABLE, self.restart.to_string()),
+            (TOKEN_VARIABLE, self.place.token.secret().to_owned()),
+            (MARK_VARIABLE, self.mark.secret().to_owned()),
+            (REPORT_VARIABLE, text(report)),
+        ];
+        variables.extend(file.map(|path| (CLUSTER_FILE_VARIABLE, text(path))));
+        let progress = self.progress.as_ref();
+        let progress = progress.filter(|_| task == self.place.cluster.first());
+        variables.extend(progress.map(|path| (PROGRESS_VARIABLE, text(path))));
+        variables.extend(slow.map(|path| (SLOW_VARIABLE, path.clone())));
+        let gpus = Gpus::of_this_process(self.job.gpus_per_worker);
+        let gpus = gpus.map(|gpus| gpus.share(self.place_of(index)));
+        variables.extend(gpus.map(|gpus| (GPUS_VARIABLE, gpus)));
+        if let Some(place) = self.place_of(index) {
+            variables.extend(self.memory.variables(place));
+        }
+        Ok(variables)
+    }
+
     /// Starts the process of the task with this number, with the guard informed, and its two
     /// threads. `again` counts how often it was started again alone.
     pub fn start(&self, guard: &mut Guard, index: usize, again: u32) -> Result<Started> {
         let task = self.place.tasks[index];
         let (path, log) = self.logs.file(task, self.restart, again, self.screen)?;
-        let config = self.place.cluster.tf_config(task)?;
-        let restart = self.restart.to_string();
         let report = failure_report::path(&path, self.logs.files());
-        let report_text = report.to_string_lossy();
-        let mut variables = vec![
-            (CONFIG_VARIABLE, config.as_str()),
-            (RESTART_VARIABLE, restart.as_str()),
-            (TOKEN_VARIABLE, self.place.token.secret()),
-            (MARK_VARIABLE, self.mark.secret()),
-            (REPORT_VARIABLE, report_text.as_ref()),
-        ];
-        let progress = self.progress.as_ref().map(|path| path.to_string_lossy());
-        if let Some(path) = &progress
-            && task == self.place.cluster.first()
-        {
-            variables.push((PROGRESS_VARIABLE, path));
-        }
         let slow = self.slow_request(task, &path);
-        variables.extend(slow.iter().map(|path| (SLOW_VARIABLE, path.as_str())));
-        let gpus = Gpus::of_this_process(self.job.gpus_per_worker);
-        let gpus = gpus.map(|gpus| gpus.share(self.place_of(index)));
-        variables.extend(gpus.iter().map(|gpus| (GPUS_VARIABLE, gpus.as_str())));
-        let memory = self
-            .place_of(index)
-            .map_or_else(Vec::new, |place| self.memory.variables(place));
-        variables.extend(memory.iter().map(|(name, value)| (*name, value.as_str())));
-        let (process, pipes) = Process::start(
-            self.job,
-            task,
-            &variables,
-            path,
-            report.clone(),
-            guard.pipe(),
-        )?;
+        let variables = || self.variables(index, &report, slow.as_ref());
+        let begin = |variables: &[_]| {
+            let (path, report, guard) = (path.clone(), report.clone(), guard.pipe());
+            Process::start(self.job, task, variables, path, report, guard, self.spawner)
+        };
+        let started = match begin(&variables()?) {
+            // All variables together are too long: the largest one may be spared.
+            Err(LaunchError::Spawn { source, .. })
+                if source.kind() == io::ErrorKind::ArgumentListTooLong
+                    && self.cluster_file.get().is_none() =>
+            {
+                self.write_cluster()?;
+                begin(&variables()?)
+            }
+            started => started,
+        };
+        let (process, pipes) = started?;
         let pid = process.pid;
         guard.group_started(pid);
+        let last_lines = self.read(task, pipes, log)?;
+        self.tell_end(index, task, pid)?;
+        Ok(Started {
+            process,
+            last_lines,
+        })
+    }
+
+    /// Starts the thread that reads the output of a process.
+    fn read(&self, task: Task, pipes: [(Stream, OwnedFd); 2], log: LogFile) -> Result<LastLines> {
         let view = self.view(task);
         let events = self.events.clone();
         let (logs, screen) = (self.logs, self.screen);
@@ -231,6 +291,10 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
             let told = match trouble {
                 OutputFailure::Console(error) => Err(error),
                 OutputFailure::Log(error) => logs.warn_once(task, &error, screen),
+                OutputFailure::Missing(bytes) => {
+                    logs.count_missing(bytes);
+                    Ok(())
+                }
             };
             told.unwrap_or_else(|error| events.try_send(Event::Broken(error)));
         };
@@ -241,11 +305,7 @@ impl<'c, 'scope, 'env, 's> Starter<'c, 'scope, 'env, 's> {
         self.threads.spawn(&format!("read {task}"), move || {
             let _gone = sender.send(output.run(stop.as_fd()));
         })?;
-        self.tell_end(index, task, pid)?;
-        Ok(Started {
-            process,
-            last_lines,
-        })
+        Ok(last_lines)
     }
 
     /// Starts the thread that waits for the end of a process and reports it.

@@ -3,6 +3,7 @@
 //! The launcher is this program itself, started with the name of the test that plays it.
 
 use std::io::{BufRead, BufReader, Lines};
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -18,19 +19,23 @@ use crate::common::{read, script, security, within_limit};
 use crate::eventually::eventually;
 use crate::hosts::meeting_point;
 
-const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
-const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
+pub const SCRIPT: &str = "LAUNCH_TEST_SCRIPT";
+pub const RESTARTS: &str = "LAUNCH_TEST_RESTARTS";
 const PAUSE: &str = "LAUNCH_TEST_PAUSE";
-const GRACE: &str = "LAUNCH_TEST_GRACE";
+pub const GRACE: &str = "LAUNCH_TEST_GRACE";
 const SERVERS: &str = "LAUNCH_TEST_SERVERS";
-const HOST: &str = "LAUNCH_TEST_HOST";
+pub const HOST: &str = "LAUNCH_TEST_HOST";
 /// `LEAST MOST HOSTS` of an elastic job.
 const ELASTIC: &str = "LAUNCH_TEST_ELASTIC";
 /// How many seconds hosts are waited for.
 const JOIN: &str = "LAUNCH_TEST_JOIN";
+/// That the descriptors of the outputs are known.
+pub const DESCRIPTORS: &str = "LAUNCH_TEST_DESCRIPTORS";
+/// The directory of the log files.
+pub const LOGS: &str = "LAUNCH_TEST_LOGS";
 const GUARDED: &str = "LAUNCH_TEST_GUARDED";
 /// The test program's arguments for playing a part without saying much.
-const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
+pub const PLAY: [&str; 4] = ["--quiet", "--nocapture", "--test-threads=1", "--exact"];
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Plays the launcher for other tests.
@@ -66,6 +71,9 @@ fn as_launcher() {
         let arguments = PLAY.iter().chain(&["launcher::as_guard"]).map(Into::into);
         job = job.guard(std::iter::once(program).chain(arguments));
     }
+    if let Some(directory) = std::env::var_os(LOGS) {
+        job = job.log_directory(directory);
+    }
     if let Ok(text) = std::env::var(HOST) {
         let (address, index) = text.split_once(' ').expect("an address and a number");
         let (address, index) = (address.parse().expect("one"), index.parse().expect("one"));
@@ -88,7 +96,12 @@ fn as_launcher() {
         job = job.hosts(hosts);
     }
     let (mut stdout, mut stderr) = (std::io::stdout(), std::io::stderr());
-    let result = run(&job, &mut Console::new(&mut stdout, &mut stderr));
+    let (own_stdout, own_stderr) = (std::io::stdout(), std::io::stderr());
+    let mut console = Console::new(&mut stdout, &mut stderr);
+    if std::env::var_os(DESCRIPTORS).is_some() {
+        console = console.descriptors(own_stdout.as_fd(), own_stderr.as_fd());
+    }
+    let result = run(&job, &mut console);
     let code = result.map_or_else(
         |error| {
             eprintln!("error: {error}");
@@ -108,12 +121,20 @@ fn as_guard() {
 }
 
 /// A running launcher of two workers.
-struct Launcher {
-    child: Child,
+pub struct Launcher {
+    pub child: Child,
     stderr: Lines<BufReader<ChildStderr>>,
     seen: Vec<String>,
     /// Where it makes its log directory.
     temporary: tempfile::TempDir,
+}
+
+/// A test that fails leaves no launcher behind.
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ended = self.child.kill();
+        let _status = self.child.wait();
+    }
 }
 
 impl Launcher {
@@ -123,7 +144,7 @@ impl Launcher {
     }
 
     /// `command` starts the program that is named by its last argument so far.
-    fn start_by(mut command: Command, text: &str, restarts: u32, is_guarded: bool) -> Launcher {
+    pub fn start_by(mut command: Command, text: &str, restarts: u32, is_guarded: bool) -> Launcher {
         hostile::signals::as_in_a_terminal().expect("signals that are not ignored");
         command
             .args(PLAY)
@@ -157,7 +178,7 @@ impl Launcher {
     }
 
     /// Waits until `count` lines on standard error hold `part`, and returns them.
-    fn lines_with(&mut self, part: &str, count: usize) -> Vec<String> {
+    pub fn lines_with(&mut self, part: &str, count: usize) -> Vec<String> {
         let mut found: Vec<String> = Vec::new();
         while found.len() < count {
             let line = self.stderr.next();
@@ -171,12 +192,12 @@ impl Launcher {
         found
     }
 
-    fn send(&self, signal: Signal) {
+    pub fn send(&self, signal: Signal) {
         kill_process(Pid::from_child(&self.child), signal).expect("it runs");
     }
 
     /// Waits for the end; all that it wrote since the last line that was waited for.
-    fn end(mut self) -> (ExitStatus, Vec<String>) {
+    pub fn end(mut self) -> (ExitStatus, Vec<String>) {
         self.wait()
     }
 
@@ -206,7 +227,7 @@ impl Launcher {
     }
 }
 
-fn pid(text: &str) -> Pid {
+pub fn pid(text: &str) -> Pid {
     let word = text.split_whitespace().last().expect("a number");
     Pid::from_raw(word.parse().expect("a number")).expect("a pid")
 }

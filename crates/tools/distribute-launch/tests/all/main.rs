@@ -11,4 +11,5 @@ mod launcher;
 mod leaks;
 mod progress;
 mod slow;
+mod stuck;
 mod trust;

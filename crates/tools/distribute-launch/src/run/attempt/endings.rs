@@ -10,9 +10,9 @@ use crate::run::pause::after;
 use crate::run::session::Session;
 use crate::run::start::Starter;
 
-impl Attempt<'_, '_> {
+impl Attempt<'_> {
     /// A process has ended; its descendants may still be shutting down.
-    pub(super) fn ended(&mut self, index: usize, first: Ending, session: &Session<'_, '_>) {
+    pub(super) fn ended(&mut self, index: usize, first: Ending, session: &Session<'_>) {
         let process = self.members.get_mut(index);
         let ending = process.filter(|process| process.ending.is_none());
         if let Some(ending) = ending.and_then(|process| process.ended(first)) {
@@ -21,14 +21,14 @@ impl Attempt<'_, '_> {
     }
 
     /// Sends due requests to end.
-    pub(super) fn go_on_asking(&mut self, session: &Session<'_, '_>) {
+    pub(super) fn go_on_asking(&mut self, session: &Session<'_>) {
         for (index, ending) in self.members.go_on_asking() {
             self.have_ended(index, ending, session);
         }
     }
 
     /// A process and its descendants have ended.
-    fn have_ended(&mut self, index: usize, ending: Ending, session: &Session<'_, '_>) {
+    fn have_ended(&mut self, index: usize, ending: Ending, session: &Session<'_>) {
         let Some(process) = self.members.get_mut(index) else {
             return;
         };
@@ -73,8 +73,8 @@ impl Attempt<'_, '_> {
     pub(super) fn restart_worker(
         &mut self,
         death: WorkerDeath,
-        session: &mut Session<'_, '_>,
-        starter: &Starter<'_, '_, '_, '_>,
+        session: &mut Session<'_>,
+        starter: &Starter<'_, '_, '_>,
     ) {
         let WorkerDeath { index, ending } = death;
         let Some(process) = self.members.get_mut(index) else {
@@ -109,7 +109,7 @@ impl Attempt<'_, '_> {
         &mut self,
         task: Task,
         WorkerDeath { index, ending }: WorkerDeath,
-        session: &Session<'_, '_>,
+        session: &Session<'_>,
         workers: usize,
     ) {
         match &session.group {

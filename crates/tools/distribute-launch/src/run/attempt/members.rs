@@ -1,6 +1,6 @@
 //! The processes of an attempt on this host.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -167,6 +167,12 @@ impl Members {
             (process.task, process.pid.as_raw_nonzero().get())
         });
         given_up.collect()
+    }
+
+    /// The processes that were given up.
+    pub fn given_up(&self) -> HashSet<Pid> {
+        let given_up = self.processes.iter().filter(|one| one.is_given_up);
+        given_up.map(|one| one.pid).collect()
     }
 
     pub fn kill(&mut self) {

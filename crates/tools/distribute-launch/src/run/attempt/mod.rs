@@ -12,12 +12,14 @@ mod slow_workers;
 mod transitions;
 mod worker_restarts;
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::process::Pid;
 
+use crate::detached;
 use crate::error::{LaunchError, Result};
 use crate::events::Event;
 use crate::hosts::wait::WaitOutcome;
@@ -39,18 +41,18 @@ use worker_restarts::WorkerRestarts;
 /// How often to check that the guard still runs.
 const GUARD_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-struct Attempt<'a, 's> {
+struct Attempt<'a> {
     members: Members,
     phase: AttemptPhase,
     restarts: WorkerRestarts,
     slow: SlowWorkers,
     broken: Option<LaunchError>,
-    screen: &'a Screen<'s>,
+    screen: &'a Screen,
 }
 
 /// Runs the job's processes once; `places` are the places of this host's workers.
 pub fn run(
-    session: &mut Session<'_, '_>,
+    session: &mut Session<'_>,
     plan: &Plan,
     places: &[usize],
 ) -> Result<WaitOutcome<AttemptResult>> {
@@ -89,12 +91,7 @@ pub fn run(
             Err(_) => attempt.kill(),
         }
         let started = started.map(drop);
-        let marks = Marks {
-            mark: mark.clone(),
-            groups: attempt.members.groups(),
-        };
-        let asked = attempt.members.asked();
-        leftovers::end(&marks, &asked, attempt.phase.grace_left());
+        attempt.end_leftovers(&mark);
         drop(stopper);
         session.guard.attempt_ended();
         started?;
@@ -102,12 +99,8 @@ pub fn run(
     })
 }
 
-impl Attempt<'_, '_> {
-    fn start(
-        &mut self,
-        session: &mut Session<'_, '_>,
-        starter: &Starter<'_, '_, '_, '_>,
-    ) -> Result<()> {
+impl Attempt<'_> {
+    fn start(&mut self, session: &mut Session<'_>, starter: &Starter<'_, '_, '_>) -> Result<()> {
         for index in 0..starter.tasks().len() {
             self.members.push(starter.start(session.guard, index, 0)?);
         }
@@ -124,7 +117,7 @@ impl Attempt<'_, '_> {
     }
 
     /// Returns when all processes have ended.
-    fn watch(&mut self, session: &mut Session<'_, '_>, starter: &Starter<'_, '_, '_, '_>) {
+    fn watch(&mut self, session: &mut Session<'_>, starter: &Starter<'_, '_, '_>) {
         // On a host without the chief, all processes may have died while restarts are due.
         while self.members.are_running() || self.restarts.due().is_some() {
             let has_guard = session.guard.is_running();
@@ -164,7 +157,7 @@ impl Attempt<'_, '_> {
     }
 
     /// Reaps orphans of the processes, unless their endings are still needed.
-    fn look_after_orphans(&self, session: &Session<'_, '_>) {
+    fn look_after_orphans(&self, session: &Session<'_>) {
         if self.members.asking_interval().is_none() {
             orphans::adopt(false);
             let own: Vec<Pid> = self
@@ -177,8 +170,43 @@ impl Attempt<'_, '_> {
         }
     }
 
+    /// Ends what the processes have left behind, on a thread of its own: the process table may not
+    /// answer. Names what does not end.
+    fn end_leftovers(&mut self, mark: &Token) {
+        let marks = Marks {
+            mark: mark.clone(),
+            groups: self.members.groups(),
+        };
+        let (asked, given_up) = (self.members.asked(), self.members.given_up());
+        let grace = self.phase.grace_left();
+        let known = given_up.clone();
+        let limit = grace + leftovers::LIMIT;
+        let ended = detached::run("leftovers", limit, move || {
+            leftovers::end(&marks, &asked, given_up, grace)
+        });
+        let stuck = ended.map(|stuck| stuck.difference(&known).copied().collect::<Vec<Pid>>());
+        match stuck {
+            Ok(stuck) if stuck.is_empty() => {}
+            Ok(stuck) => {
+                let numbers = stuck.iter().map(|pid| pid.as_raw_nonzero().get());
+                let numbers: BTreeSet<i32> = numbers.collect();
+                let numbers: Vec<String> = numbers.iter().map(i32::to_string).collect();
+                self.log(&format!(
+                    "warning: processes that the job has left (pid {}) do not end, not even by \
+                     SIGKILL; the launcher goes on without waiting for them",
+                    numbers.join(", ")
+                ));
+            }
+            Err(error) => self.log(&format!(
+                "warning: it is unknown whether processes of the job are left, as the system does \
+                 not say which there are ({error}, {} s); the launcher goes on",
+                limit.as_secs()
+            )),
+        }
+    }
+
     /// Makes the attempt's result, or its error.
-    fn end(&mut self, session: &mut Session<'_, '_>) -> Result<AttemptResult> {
+    fn end(&mut self, session: &mut Session<'_>) -> Result<AttemptResult> {
         let reports = self.members.reports(session.logs.files());
         // All have ended: the loss of the last worker has been posted before.
         let workers = usize::MAX;

@@ -8,7 +8,7 @@ use crate::run::attempt::Attempt;
 use crate::run::attempt::phase::Phase;
 use crate::run::session::Session;
 
-impl Attempt<'_, '_> {
+impl Attempt<'_> {
     /// A launcher waits or leaves: the workers save and stop, and the others go on.
     pub(super) fn ask_to_save(&mut self) {
         self.enter(Phase::Preempting);
@@ -18,12 +18,7 @@ impl Attempt<'_, '_> {
     }
 
     /// Handles a post of a launcher, possibly this one.
-    pub(super) fn handle_post(
-        &mut self,
-        post: Post,
-        session: &mut Session<'_, '_>,
-        workers: usize,
-    ) {
+    pub(super) fn handle_post(&mut self, post: Post, session: &mut Session<'_>, workers: usize) {
         let Some(group) = &mut session.group else {
             return;
         };
@@ -94,7 +89,7 @@ impl Attempt<'_, '_> {
     }
 
     /// This host is part of the job again; `missed` are hosts that were lost meanwhile.
-    fn came_back(&mut self, missed: &[usize], session: &mut Session<'_, '_>, workers: usize) {
+    fn came_back(&mut self, missed: &[usize], session: &mut Session<'_>, workers: usize) {
         self.log("host 0 is within reach again");
         for host in missed {
             let lost = Post {

@@ -10,7 +10,7 @@ use crate::run::attempt::phase::Phase;
 use crate::run::session::Session;
 use crate::signals;
 
-impl Attempt<'_, '_> {
+impl Attempt<'_> {
     pub(super) fn enter(&mut self, phase: Phase) {
         self.phase.enter(phase);
         self.restarts.clear();
@@ -39,7 +39,7 @@ impl Attempt<'_, '_> {
     /// The first signal to the launcher is passed on to all processes once, the second one kills
     /// them. A signal to the launcher of another host does not count: a scheduler signals all of
     /// them.
-    pub(super) fn signalled(&mut self, signal: i32, session: &mut Session<'_, '_>) {
+    pub(super) fn signalled(&mut self, signal: i32, session: &mut Session<'_>) {
         if session.begin_leaving(signal) {
             return session.post(PostBody::Leave);
         }
