@@ -73,6 +73,11 @@ impl Failure {
         Self::new(PREEMPTED, message)
     }
 
+    /// The exit code of the program.
+    pub(crate) fn code(&self) -> u8 {
+        self.code
+    }
+
     /// Something went wrong that has been printed already.
     pub(crate) fn already_printed(code: u8) -> Self {
         Self::new(code, "")

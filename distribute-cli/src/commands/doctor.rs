@@ -19,7 +19,7 @@ use crate::notes::wrapped;
 
 /// Variables by which a cluster describes itself to a process. None of them is a secret.
 const CLUSTER_VARIABLES: [(&str, &[&str]); 7] = [
-    ("TF_CONFIG", &["TF_CONFIG"]),
+    ("TF_CONFIG", &["TF_CONFIG", "DISTRIBUTE_CLUSTER_FILE"]),
     (
         "SLURM",
         &[

@@ -4,6 +4,8 @@ use std::ffi::{OsStr, OsString};
 use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::sync::mpsc;
+use std::thread::Builder;
 use std::time::Duration;
 
 use distribute_launch::{Console, Hosts, Job, LaunchError, guard_main, run as run_job};
@@ -14,6 +16,8 @@ use crate::flags::{LaunchArgs, program};
 
 /// How long a host may be unreachable by default.
 const HOST_TIMEOUT: Duration = Duration::from_secs(12);
+/// How long standard error may take for the last message.
+const PATIENCE: Duration = Duration::from_secs(1);
 /// The upper limit, however long the workers tolerate silence.
 const HOST_TIMEOUT_MAX: Duration = Duration::from_secs(600);
 
@@ -30,11 +34,29 @@ pub(super) fn run(args: LaunchArgs) -> Result<(), Failure> {
     if !io::stdout().is_terminal() {
         console = console.stdout_elsewhere();
     }
-    let outcome = run_job(&job, &mut console);
-    match outcome.map_err(failure)?.exit_code() {
-        0 => Ok(()),
-        code => Err(Failure::already_printed(code)),
+    match run_job(&job, &mut console).map_err(failure) {
+        Ok(outcome) => match outcome.exit_code() {
+            0 => Ok(()),
+            code => Err(Failure::already_printed(code)),
+        },
+        Err(failure) => Err(printed(failure)),
     }
+}
+
+/// Prints the error on a thread of its own: standard error may not be read any more, and the
+/// launcher ends nevertheless.
+fn printed(failure: Failure) -> Failure {
+    let code = failure.code();
+    let (sender, done) = mpsc::sync_channel(1);
+    let print = move || {
+        let _code = failure.report(false);
+        // It may have taken too long.
+        let _late = sender.send(());
+    };
+    if Builder::new().name("error".to_owned()).spawn(print).is_ok() {
+        let _late = done.recv_timeout(PATIENCE);
+    }
+    Failure::already_printed(code)
 }
 
 /// The width of the terminal, if standard error is a terminal that can erase lines.
