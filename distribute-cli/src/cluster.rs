@@ -283,25 +283,6 @@ impl ClusterArgs {
     }
 }
 
-/// The first port for gradients, from the flag or else from `launch --ports`; 0 for any free
-/// port.
-pub(crate) fn first_data_port(flag: Option<u16>) -> Result<u16, Failure> {
-    if let Some(port) = flag {
-        return Ok(port);
-    }
-    let Some(value) = std::env::var_os(DATA_PORT_VARIABLE) else {
-        return Ok(0);
-    };
-    let port = value.to_str().and_then(|value| value.trim().parse().ok());
-    port.filter(|port| *port > 0).ok_or_else(|| {
-        let value = value.to_string_lossy();
-        Failure::usage(format!(
-            "the variable {DATA_PORT_VARIABLE} is `{value}`: set it to a port from 1 to \
-             65535, or remove it"
-        ))
-    })
-}
-
 /// A file of all hosts: `certs` puts the files of each host below it.
 pub(crate) fn beside(directory: &Path, name: &str) -> PathBuf {
     match directory.join(name) {

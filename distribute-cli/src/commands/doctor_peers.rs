@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use distribute_core::available_cores;
-use distribute_core::cluster::{Cluster, TaskType};
+use distribute_core::cluster::TaskType;
 use distribute_net::address::split;
 use distribute_peers::{Facts, PeersError, PeersOptions, Report, check};
 use serde_json::{Value, json};
 
 use super::doctor::cpu_features;
-use crate::cluster::{PlaceFlags, first_data_port, security};
+use crate::cluster::{PlaceFlags, security};
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{DoctorArgs, OutputFormat, PeersArgs, VERSION};
@@ -82,8 +82,8 @@ fn options(args: &PeersArgs) -> Result<Option<PeersOptions>, Failure> {
         task_type: args.task_type.as_deref(),
         task_id: args.task_id,
         port: args.port,
-        data_port: args.data_port,
         address: args.address.as_deref(),
+        rendezvous: None,
     };
     let (_, cluster) = place.resolve()?;
     let cluster = cluster.ok_or_else(|| Failure::usage(NO_CLUSTER))?;
@@ -97,28 +97,8 @@ fn options(args: &PeersArgs) -> Result<Option<PeersOptions>, Failure> {
     let options = PeersOptions::new(rank, workers.into_iter().chain(servers))
         .name(format!("{} {}", cluster.task_type(), cluster.task_id()))
         .own_host(args.address.clone())
-        .own_port(cluster.own_port().unwrap_or(0))
-        .data_port(data_port(args, &cluster)?);
+        .own_port(cluster.own_port().unwrap_or(0));
     Ok(Some(options))
-}
-
-/// The second port of a worker; parameter servers have none.
-fn data_port(args: &PeersArgs, cluster: &Cluster) -> Result<Option<u16>, Failure> {
-    if cluster.task_type() == TaskType::ParameterServer {
-        return Ok(None);
-    }
-    let first = first_data_port(args.data_port)?;
-    if first == 0 {
-        return Ok(Some(0));
-    }
-    let place = u16::try_from(cluster.local_rank()).unwrap_or(u16::MAX);
-    let port = first.checked_add(place).ok_or_else(|| {
-        Failure::usage(format!(
-            "--data-port {first}: this worker is number {place} of its host, and 65535 is the last \
-             port; choose a lower first one"
-        ))
-    })?;
-    Ok(Some(port))
 }
 
 /// One process on each host, which nothing but the flags describes.
@@ -143,8 +123,7 @@ fn by_hand(args: &PeersArgs, rendezvous: &str) -> Result<PeersOptions, Failure> 
     Ok(PeersOptions::new(host, addresses)
         .name(format!("host {host}"))
         .own_host(args.address.clone())
-        .own_port(args.port.unwrap_or(0))
-        .data_port(Some(first_data_port(args.data_port)?)))
+        .own_port(args.port.unwrap_or(0)))
 }
 
 fn show(report: &Report, format: OutputFormat) -> Result<(), Failure> {

@@ -54,9 +54,6 @@ pub(crate) struct PeersArgs {
     /// Address of this host if only rank 0's is known [default: as in the connection to rank 0]
     #[arg(long, value_name = "HOST", value_parser = host, requires = "peers")]
     pub(crate) address: Option<String>,
-    /// First port for gradients on this host, as in `train` [default: any free port]
-    #[arg(long, value_name = "PORT", value_parser = super::port(), requires = "peers")]
-    pub(crate) data_port: Option<u16>,
     /// How long to wait for the others; then the report names who is missing [default: 60]
     #[arg(long, value_name = "SECONDS", value_parser = seconds(), requires = "peers")]
     pub(crate) rendezvous_timeout: Option<u64>,

@@ -78,13 +78,7 @@ fn by_hand_the_report_is_one_line_of_json() {
         assert_eq!(edge["works"], true);
         assert!(edge["bytes_per_second"].as_f64().unwrap() > 1e5, "{edge}");
         assert!(edge["round_trip_seconds"].as_f64().unwrap() > 0.0, "{edge}");
-        let ports: Vec<&str> = edge["attempts"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|it| it["port"].as_str().unwrap())
-            .collect();
-        assert_eq!(ports, ["address", "data"]);
+        assert_eq!(edge["attempts"].as_array().unwrap().len(), 1);
     }
     let rank = &report["ranks"][1];
     assert_eq!(rank["name"], "worker 1");

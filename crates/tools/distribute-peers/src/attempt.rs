@@ -1,29 +1,8 @@
 //! One attempt to reach a process, and what came of it.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
-
-/// Which port of a process was tried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-#[non_exhaustive]
-pub enum Port {
-    /// The one of its address.
-    Address,
-    /// The second one, for gradients.
-    Data,
-}
-
-impl fmt::Display for Port {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Address => "address",
-            Self::Data => "data port",
-        })
-    }
-}
 
 /// An attempt of one process to reach another one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,8 +10,6 @@ impl fmt::Display for Port {
 pub struct Attempt {
     /// Who was to be reached.
     pub rank: usize,
-    /// Which of its ports.
-    pub port: Port,
     /// The address that was tried, as it is known.
     pub address: String,
     /// The same, resolved; `None` if it does not resolve.

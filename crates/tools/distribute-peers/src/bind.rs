@@ -24,8 +24,8 @@ pub(crate) struct Bound {
 }
 
 impl Bound {
-    /// Listens at the address of this process, and at its second port. A process other than rank 0
-    /// goes on without a port that it cannot have, and says so: rank 0 reports it.
+    /// Listens at the address of this process. A process other than rank 0 goes on without a port
+    /// that it cannot have, and says so: rank 0 reports it.
     pub(crate) fn bind(options: &PeersOptions) -> Result<Self> {
         let pause = |time| {
             std::thread::sleep(time);
@@ -52,7 +52,6 @@ impl Bound {
                 name: options.name.clone(),
                 address: options.addresses.get(options.rank).cloned().flatten(),
                 listens_at: None,
-                data_port: None,
                 trouble: None,
                 from: None,
                 leader: None,
@@ -89,12 +88,6 @@ impl Bound {
         let ip: IpAddr = own.local_addr().ip();
         self.card.listens_at = Some(ip);
         self.listeners.push(own);
-        if let Some(port) = options.data_port {
-            let at = format!("{}:{port}", address::bracketed(&ip.to_string()));
-            let data = PeerListener::bind(rank, &at, security)?;
-            self.card.data_port = Some(data.local_addr().port());
-            self.listeners.push(data);
-        }
         Ok(())
     }
 }

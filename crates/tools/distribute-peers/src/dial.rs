@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::net::{TcpStream, lookup_host};
 use tokio::time::timeout;
 
-use crate::attempt::{Attempt, Outcome, Port};
+use crate::attempt::{Attempt, Outcome};
 use crate::interfaces::{Interface, having, local_towards};
 use crate::messages::{Opening, Reply, VERSION, receive, send};
 
@@ -89,16 +89,10 @@ impl Identity {
 
     /// Connects to a process and lets both sides prove that they are of this job. Takes at most
     /// [`CONNECT_LIMIT`] twice and [`ANSWER_LIMIT`].
-    pub(crate) async fn dial(
-        &self,
-        rank: usize,
-        port: Port,
-        address: &str,
-    ) -> (Attempt, Option<Connection>) {
+    pub(crate) async fn dial(&self, rank: usize, address: &str) -> (Attempt, Option<Connection>) {
         let begun = Instant::now();
         let mut attempt = Attempt {
             rank,
-            port,
             address: address.to_string(),
             resolved: None,
             from: None,
@@ -120,8 +114,8 @@ impl Identity {
     }
 
     /// As [`dial`](Self::dial), and asks the process for an answer, so that its program runs.
-    pub(crate) async fn probe(&self, rank: usize, port: Port, address: &str) -> Attempt {
-        let (mut attempt, connection) = self.dial(rank, port, address).await;
+    pub(crate) async fn probe(&self, rank: usize, address: &str) -> Attempt {
+        let (mut attempt, connection) = self.dial(rank, address).await;
         if let Some(mut connection) = connection
             && let Err(outcome) = answers(&mut connection, &Opening::Probe).await
         {

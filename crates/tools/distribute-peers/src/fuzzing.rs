@@ -41,7 +41,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::attempt::{Attempt, Outcome, Port};
+    use crate::attempt::{Attempt, Outcome};
     use crate::facts::Facts;
     use crate::interfaces::Interface;
     use crate::measure::Figures;
@@ -55,7 +55,6 @@ mod tests {
     fn attempt(outcome: Outcome) -> Attempt {
         Attempt {
             rank: 2,
-            port: Port::Data,
             address: "host:7".to_string(),
             resolved: Some("192.0.2.1:7".parse().unwrap()),
             from: Some("2001:db8::1".parse().unwrap()),
@@ -71,7 +70,6 @@ mod tests {
             name: "worker 1".to_string(),
             address: Some("192.0.2.2:7".to_string()),
             listens_at: Some("192.0.2.2".parse().unwrap()),
-            data_port: Some(8),
             trouble: None,
             from: None,
             leader: Some(attempt(Outcome::Refused)),
@@ -86,7 +84,6 @@ mod tests {
         let target = Target {
             rank: 3,
             address: None,
-            data_port: Some(9),
         };
         let attempts = [
             Outcome::NoAnswer,

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use distribute_net::address::split;
 
-use crate::attempt::{Attempt, Outcome, Port};
+use crate::attempt::{Attempt, Outcome};
 use crate::findings::Guest;
 use crate::meaning::{Side, meaning};
 use crate::measure::{FAR, median};
@@ -63,9 +63,7 @@ fn missing(report: &Report, guests: &Guests) -> Vec<Finding> {
         .map(|rank| {
             let waited = report.met_seconds;
             let mut text = format!("rank {} did not come within {waited:.0} s", rank.rank);
-            let groups = failures(report, |attempt| {
-                attempt.rank == rank.rank && attempt.port == Port::Address
-            });
+            let groups = failures(report, |attempt| attempt.rank == rank.rank);
             for (index, (from, attempt)) in groups.into_iter().enumerate() {
                 let why = if is_one_host {
                     // Any of its addresses is right there.
@@ -102,23 +100,16 @@ fn troubled(guests: &Guests) -> Vec<Finding> {
     troubled.collect()
 }
 
-/// Attempts that failed in the same way, with the ranks that made them. Of a rank whose address is
-/// out of reach the second port is not named too.
+/// Attempts that failed in the same way, with the ranks that made them.
 fn failures(report: &Report, wanted: impl Fn(&Attempt) -> bool) -> Vec<(Vec<usize>, &Attempt)> {
-    type Key<'a> = (usize, Port, String, &'a Outcome);
+    type Key<'a> = (usize, String, &'a Outcome);
     let mut groups: BTreeMap<Key<'_>, (Vec<usize>, &Attempt)> = BTreeMap::new();
     for edge in &report.edges {
-        let is_out = edge.at_address().is_some_and(|it| !it.outcome.is_reached());
         for attempt in edge.attempts.iter().filter(|it| wanted(it)) {
-            if attempt.outcome.is_reached() || (is_out && attempt.port == Port::Data) {
+            if attempt.outcome.is_reached() {
                 continue;
             }
-            let key = (
-                attempt.rank,
-                attempt.port,
-                attempt.address.clone(),
-                &attempt.outcome,
-            );
+            let key = (attempt.rank, attempt.address.clone(), &attempt.outcome);
             let group = groups.entry(key).or_insert_with(|| (Vec::new(), attempt));
             group.0.push(edge.from);
         }

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{sleep_until, timeout};
 
-use crate::attempt::{Attempt, Port};
+use crate::attempt::Attempt;
 use crate::dial::{ANSWER_LIMIT, CONNECT_LIMIT};
 use crate::findings::Findings;
 use crate::measure::{FAR, median};
@@ -266,7 +266,6 @@ impl Leader {
         Target {
             rank,
             address: card.and_then(|card| card.address.clone()).or_else(listed),
-            data_port: card.and_then(|card| card.data_port),
         }
     }
 
@@ -379,7 +378,7 @@ impl Leader {
 
 fn is_reached(attempts: &BTreeMap<Pair, Vec<Attempt>>, direction: Pair) -> bool {
     let mut of = attempts.get(&direction).into_iter().flatten();
-    of.any(|attempt| attempt.port == Port::Address && attempt.outcome.is_reached())
+    of.any(|attempt| attempt.outcome.is_reached())
 }
 
 /// Dials a process that has not come.
@@ -387,7 +386,7 @@ async fn lead(own: Arc<Member>, rank: usize) -> Option<(Card, Connection)> {
     let address = own.options.addresses.get(rank).cloned().flatten()?;
     let limit = CONNECT_LIMIT * 2 + ANSWER_LIMIT * 3;
     let asked = async {
-        let (_, line) = own.identity.dial(rank, Port::Address, &address).await;
+        let (_, line) = own.identity.dial(rank, &address).await;
         let mut line = line?;
         send(&mut line, &Opening::Lead, ANSWER_LIMIT).await.ok()?;
         match receive(&mut line, ANSWER_LIMIT).await.ok()? {

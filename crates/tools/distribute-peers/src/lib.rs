@@ -2,7 +2,7 @@
 //!
 //! Every process of the job calls [`check`] with the addresses that the job would have. They meet
 //! at rank 0, with the handshake and the token of a job; rank 0 waits for a limited time and goes
-//! on with those that have come. Then each process dials the others at all their ports, links are
+//! on with those that have come. Then each process dials the others at their addresses, links are
 //! measured in rounds in which no host is part of two pairs, clocks and versions are compared, and
 //! rank 0 has a [`Report`]. `distribute-cli doctor --peers` prints it.
 //!
@@ -52,7 +52,7 @@ use std::time::Instant;
 
 use tokio::sync::mpsc;
 
-pub use attempt::{Attempt, Outcome, Port};
+pub use attempt::{Attempt, Outcome};
 pub use clock::ClockOffset;
 pub use error::{PeersError, Result};
 pub use facts::Facts;

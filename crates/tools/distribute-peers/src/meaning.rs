@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use distribute_net::address::split;
 
-use crate::attempt::{Attempt, Outcome, Port};
+use crate::attempt::{Attempt, Outcome};
 use crate::interfaces::{Interface, having};
 use crate::messages::Card;
 
@@ -57,19 +57,15 @@ pub(crate) fn meaning(attempt: &Attempt, from: Option<&Side<'_>>, to: Option<&Si
 
 /// The address that was tried, and from where.
 fn tried(attempt: &Attempt) -> String {
-    let Attempt { port, address, .. } = attempt;
+    let Attempt { address, .. } = attempt;
     let resolved = attempt.resolved.filter(|it| it.to_string() != *address);
     let resolved = resolved.map_or(String::new(), |it| format!(" ({it})"));
-    let data = match port {
-        Port::Address => "",
-        Port::Data => ", its port for gradients,",
-    };
     let from = match (&attempt.interface, attempt.from) {
         (Some(name), Some(ip)) => format!(" from {name} ({ip})"),
         (None, Some(ip)) => format!(" from {ip}"),
         _ => String::new(),
     };
-    format!("{address}{resolved}{data}{from}")
+    format!("{address}{resolved}{from}")
 }
 
 /// What the outcome says.

@@ -3,13 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use distribute_net::address;
 use distribute_net::peers::Connection;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::attempt::{Attempt, Outcome, Port};
+use crate::attempt::{Attempt, Outcome};
 use crate::dial::{ANSWER_LIMIT, Identity, answers};
 use crate::error::{PeersError, Result};
 use crate::meaning::{Side, meaning};
@@ -56,7 +55,7 @@ impl Member {
         }
     }
 
-    /// Tries all ports of these ranks.
+    /// Tries the addresses of these ranks.
     pub(crate) async fn reach(&self, targets: Vec<Target>) -> Vec<Attempt> {
         let (permits, mut running) = (Arc::new(Semaphore::new(ATTEMPTS_MAX)), JoinSet::new());
         let mut done = Vec::new();
@@ -65,32 +64,23 @@ impl Member {
                 done.push(unknown(target.rank));
                 continue;
             };
-            let data = target.data_port.and_then(|port| {
-                let (host, _) = address::split(&address).ok()?;
-                Some((Port::Data, format!("{}:{port}", address::bracketed(host))))
+            let (identity, permits) = (self.identity.clone(), permits.clone());
+            running.spawn(async move {
+                // The semaphore is never closed.
+                let _permit = permits.acquire().await;
+                identity.probe(target.rank, &address).await
             });
-            for (port, address) in [(Port::Address, address)].into_iter().chain(data) {
-                let (identity, permits) = (self.identity.clone(), permits.clone());
-                running.spawn(async move {
-                    // The semaphore is never closed.
-                    let _permit = permits.acquire().await;
-                    identity.probe(target.rank, port, &address).await
-                });
-            }
         }
         while let Some(attempt) = running.join_next().await {
             done.extend(attempt);
         }
-        done.sort_by_key(|attempt| (attempt.rank, attempt.port));
+        done.sort_by_key(|attempt| attempt.rank);
         done
     }
 
     async fn measure(&self, target: &Target, time: Duration) -> Result<Figures, String> {
         let address = self.address_of(target).unwrap_or_default();
-        let (attempt, connection) = self
-            .identity
-            .dial(target.rank, Port::Address, &address)
-            .await;
+        let (attempt, connection) = self.identity.dial(target.rank, &address).await;
         let mut connection = connection.ok_or_else(|| plain(&attempt.outcome))?;
         let welcome = answers(&mut connection, &Opening::Measure).await;
         welcome.map_err(|outcome| plain(&outcome))?;
@@ -167,7 +157,7 @@ impl Member {
     /// One attempt to join rank 0.
     async fn join(&self) -> Result<Connection, Tried> {
         let leader = self.options.leader();
-        let (mut attempt, connection) = self.identity.dial(0, Port::Address, leader).await;
+        let (mut attempt, connection) = self.identity.dial(0, leader).await;
         let Some(mut connection) = connection else {
             return Err(Tried::Failed(Box::new(attempt)));
         };
@@ -197,7 +187,6 @@ impl Member {
         let targets = others.map(|(other, _)| Target {
             rank: other,
             address: None,
-            data_port: None,
         });
         for attempt in self.reach(targets.collect()).await {
             let said = match attempt.outcome {
@@ -256,7 +245,6 @@ enum Tried {
 fn unknown(rank: usize) -> Attempt {
     Attempt {
         rank,
-        port: Port::Address,
         address: String::new(),
         resolved: None,
         from: None,

@@ -61,8 +61,6 @@ pub(crate) struct Card {
     pub(crate) address: Option<String>,
     /// The address that its socket is bound to.
     pub(crate) listens_at: Option<IpAddr>,
-    /// Its second port, for gradients.
-    pub(crate) data_port: Option<u16>,
     /// Why it does not listen.
     pub(crate) trouble: Option<String>,
     /// The address from which it reaches rank 0.
@@ -80,7 +78,6 @@ pub(crate) struct Card {
 pub(crate) struct Target {
     pub(crate) rank: usize,
     pub(crate) address: Option<String>,
-    pub(crate) data_port: Option<u16>,
 }
 
 /// An order of rank 0.
@@ -89,7 +86,7 @@ pub(crate) struct Target {
 pub(crate) enum Order {
     /// What time is it?
     Time,
-    /// Tries to reach these ranks, at all their ports.
+    /// Tries to reach these ranks, at their addresses.
     Reach(Vec<Target>),
     /// Measures the way to a rank, for about so long.
     Measure(Target, Duration),

@@ -23,7 +23,6 @@ pub struct PeersOptions {
     pub(crate) name: String,
     pub(crate) own_host: Option<String>,
     pub(crate) own_port: u16,
-    pub(crate) data_port: Option<u16>,
     pub(crate) security: Security,
     pub(crate) timeout: Duration,
     pub(crate) facts: Facts,
@@ -57,7 +56,6 @@ impl PeersOptions {
             name: format!("rank {rank}"),
             own_host: None,
             own_port: 0,
-            data_port: None,
             security: Security::default(),
             timeout: Duration::from_secs(60),
             facts: Facts::default(),
@@ -82,12 +80,6 @@ impl PeersOptions {
     /// The port of this process, where its address is not listed (default 0: any free one).
     pub fn own_port(mut self, port: u16) -> Self {
         self.own_port = port;
-        self
-    }
-
-    /// A second port, as a job has for gradients: 0 for any free one (default: none).
-    pub fn data_port(mut self, port: Option<u16>) -> Self {
-        self.data_port = port;
         self
     }
 

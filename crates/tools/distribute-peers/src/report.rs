@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::attempt::{Attempt, Port};
+use crate::attempt::Attempt;
 use crate::clock::ClockOffset;
 use crate::facts::Facts;
 use crate::findings::{Findings, Guest};
@@ -45,8 +45,6 @@ pub struct RankReport {
     pub lost: Option<String>,
     /// Its address for the others.
     pub address: Option<String>,
-    /// Its second port, for gradients.
-    pub data_port: Option<u16>,
     /// The interface that has the address; `None` if its host has none for it.
     pub interface: Option<String>,
     /// Its host, numbered from 0 in the order of the ranks.
@@ -206,7 +204,6 @@ fn absent(rank: usize, address: Option<String>) -> RankReport {
         present: false,
         lost: None,
         address,
-        data_port: None,
         interface: None,
         host: None,
         facts: None,
@@ -227,7 +224,6 @@ fn present(guest: &Guest, host: usize) -> RankReport {
             .and_then(|ip| having(&card.interfaces, ip))
             .map(|it| it.name.clone()),
         address,
-        data_port: card.data_port,
         host: Some(host),
         facts: Some(card.facts.clone()),
         clock: guest.clock,
@@ -252,11 +248,4 @@ fn edges_of(findings: &Findings, ranks: &[RankReport]) -> Vec<EdgeReport> {
         }
     });
     edges.collect()
-}
-
-impl EdgeReport {
-    /// The attempt to reach the address.
-    pub(crate) fn at_address(&self) -> Option<&Attempt> {
-        self.attempts.iter().find(|it| it.port == Port::Address)
-    }
 }

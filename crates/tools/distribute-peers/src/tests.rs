@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use crate::attempt::{Attempt, Outcome, Port};
+use crate::attempt::{Attempt, Outcome};
 use crate::clock::ClockOffset;
 use crate::facts::Facts;
 use crate::findings::{Findings, Guest};
@@ -39,7 +39,6 @@ fn card(rank: usize, address: &str) -> Card {
         name: format!("worker {rank}"),
         address: Some(address.to_string()),
         listens_at: address.rsplit_once(':').map(|(host, _)| ip(host)),
-        data_port: Some(41_000),
         trouble: None,
         from: Some(ip(&own)),
         leader: None,
@@ -53,11 +52,10 @@ fn card(rank: usize, address: &str) -> Card {
     }
 }
 
-fn attempt(from: usize, to: usize, port: Port, address: &str, outcome: Outcome) -> Attempt {
+fn attempt(from: usize, to: usize, address: &str, outcome: Outcome) -> Attempt {
     let own = format!("10.0.0.{}", from + 1);
     Attempt {
         rank: to,
-        port,
         address: address.to_string(),
         resolved: address.parse().ok(),
         from: Some(ip(&own)),
@@ -83,7 +81,7 @@ fn findings(addresses: &[String]) -> Findings {
     let (mut attempts, mut figures) = (BTreeMap::new(), BTreeMap::new());
     for (from, to) in pairs.iter().flat_map(|(a, b)| [(*a, *b), (*b, *a)]) {
         let address = &addresses[to];
-        let tried = attempt(from, to, Port::Address, address, Outcome::Reached);
+        let tried = attempt(from, to, address, Outcome::Reached);
         attempts.insert((from, to), vec![tried]);
         let measured = Figures {
             round_trip_seconds: 0.000_12,
@@ -126,7 +124,7 @@ fn hosts_that_reach_each_other_are_a_table() {
     insta::assert_snapshot!(report);
 }
 
-/// Rank 1 lists docker0, rank 2 has a firewall before its second port, a slow link to rank 3, and a
+/// Rank 1 lists docker0, rank 2 has a firewall against rank 3, a slow link to rank 3, and a
 /// clock that is off; rank 4 did not come.
 #[test]
 fn what_is_wrong_is_said_with_what_to_do() {
@@ -134,9 +132,7 @@ fn what_is_wrong_is_said_with_what_to_do() {
     addresses[1] = "172.17.0.1:8888".to_string();
     let mut found = findings(&addresses);
     found.guests.remove(&4);
-    let broken = |from: usize, to, address: &str, outcome| {
-        attempt(from, to, Port::Address, address, outcome)
-    };
+    let broken = |from: usize, to, address: &str, outcome| attempt(from, to, address, outcome);
     for from in [0, 2, 3] {
         let local = broken(from, 1, "172.17.0.1:8888", Outcome::Refused);
         found.attempts.insert((from, 1), vec![local]);
@@ -149,8 +145,9 @@ fn what_is_wrong_is_said_with_what_to_do() {
         found.attempts.remove(&(4, from));
         found.figures.remove(&(4, from));
     }
-    let dropped = attempt(3, 2, Port::Data, "10.0.0.3:41000", Outcome::NoAnswer);
-    found.attempts.get_mut(&(3, 2)).unwrap().push(dropped);
+    let dropped = broken(3, 2, "10.0.0.3:8888", Outcome::NoAnswer);
+    found.attempts.insert((3, 2), vec![dropped]);
+    found.figures.remove(&(3, 2));
     let slow = Figures {
         round_trip_seconds: 0.0131,
         bytes_per_second: 11.7e6,
@@ -207,18 +204,18 @@ fn each_outcome_means_something_and_says_what_to_do() {
     let mut said: Vec<String> = outcomes
         .into_iter()
         .map(|outcome| {
-            let attempt = attempt(1, 0, Port::Address, "10.0.0.1:8888", outcome);
+            let attempt = attempt(1, 0, "10.0.0.1:8888", outcome);
             meaning(&attempt, Some(&side), None)
         })
         .collect();
     for local in ["127.0.0.1:8888", "172.17.0.1:8888"] {
-        let attempt = attempt(1, 0, Port::Address, local, Outcome::Refused);
+        let attempt = attempt(1, 0, local, Outcome::Refused);
         said.push(meaning(&attempt, Some(&side), None));
         let mut leader = card(0, local);
         leader.interfaces.truncate(2);
         said.push(meaning(&attempt, Some(&side), Some(&Side::of(&leader))));
     }
-    let translated = attempt(1, 0, Port::Address, "203.0.113.9:8888", Outcome::NoAnswer);
+    let translated = attempt(1, 0, "203.0.113.9:8888", Outcome::NoAnswer);
     let leader = card(0, "10.0.0.1:8888");
     said.push(meaning(&translated, Some(&side), Some(&Side::of(&leader))));
     insta::assert_snapshot!(said.join("\n"));

@@ -28,7 +28,6 @@ fn options(rank: usize, listed: &[String]) -> PeersOptions {
     PeersOptions::new(rank, listed.iter().map(|it| Some(it.clone())))
         .name(format!("worker {rank}"))
         .facts(facts)
-        .data_port(Some(0))
         .timeout(LIMIT / 3)
 }
 
@@ -118,7 +117,7 @@ fn ranks_that_reach_each_other_have_a_rate_and_a_round_trip_each_way() {
     assert_eq!(report.edges.len(), 12);
     for edge in &report.edges {
         assert!(edge.works && edge.is_local, "{edge:?}");
-        assert_eq!(edge.attempts.len(), 2, "address and data port");
+        assert_eq!(edge.attempts.len(), 1);
         assert!(edge.bytes_per_second.unwrap() > 1e5 && edge.round_trip_seconds.unwrap() > 0.0);
         assert_eq!(edge.attempts[0].interface.as_deref(), Some("lo"));
     }

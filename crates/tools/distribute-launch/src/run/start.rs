@@ -187,7 +187,7 @@ impl<'c, 'scope, 'env> Starter<'c, 'scope, 'env> {
     }
 
     /// Where the output of a task goes, besides its log.
-    fn view(&self, task: Task) -> View<'env, 's> {
+    fn view(&self, task: Task) -> View<'env> {
         match &self.lines {
             _ if task == self.place.cluster.first() => View::Through(self.screen),
             Some(lines) => View::Lines(lines.clone()),

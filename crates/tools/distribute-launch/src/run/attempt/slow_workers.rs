@@ -68,13 +68,13 @@ impl SlowWorkers {
     }
 }
 
-impl Attempt<'_, '_> {
+impl Attempt<'_> {
     /// Asks host 0 to go on without this host, or decides it if this is the only host, when a
     /// worker has been slow for long enough.
     pub(super) fn look_for_slow_workers(
         &mut self,
-        session: &mut Session<'_, '_>,
-        starter: &Starter<'_, '_, '_, '_>,
+        session: &mut Session<'_>,
+        starter: &Starter<'_, '_, '_>,
     ) {
         if self.phase.current() != Phase::Running {
             return;
