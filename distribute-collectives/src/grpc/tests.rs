@@ -115,7 +115,7 @@ impl Port {
     }
 }
 
-/// Connects a rank to those of these addresses.
+/// Connects a rank to the ranks at these addresses.
 fn connect(
     port: Port,
     settings: &Settings,

@@ -236,7 +236,7 @@ fn two_of_eight_can_be_slow_for_different_reasons() {
 
 /// What is slow does not matter where it takes hardly any of the step.
 #[test]
-fn a_rank_that_holds_up_nobody_is_not_named() {
+fn a_rank_that_holds_up_no_other_is_not_named() {
     let mut own = [(0.001, 0.0); 4];
     own[1].0 = 0.0018;
     let mut windows = vec![window(&own); 20];

@@ -29,7 +29,7 @@ impl Recomputation {
         let mut computed_by = vec![self.replica];
         computed_by.extend(&self.by);
         let third = results.get(2);
-        // The results that the third one agrees with are not those of both others.
+        // The first two differ, so the third one agrees with one of them at most.
         let odd = (0..2).find(|index| third == results.get(1 - index) && third.is_some());
         let replicas = match odd {
             Some(odd) => vec![computed_by[odd]],

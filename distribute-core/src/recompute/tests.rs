@@ -32,7 +32,7 @@ proptest! {
             let own = worker_of(&firsts, replica);
             prop_assert!(firsts[own] <= replica && replica < firsts[own + 1]);
             let all: BTreeSet<usize> = by.iter().copied().chain([replica]).collect();
-            prop_assert_eq!(all.len(), by.len() + 1, "nobody twice");
+            prop_assert_eq!(all.len(), by.len() + 1, "no replica twice");
             prop_assert!(all.iter().all(|id| *id < replicas));
             prop_assert_eq!(by.len(), 2.min(replicas - 1));
             let places: BTreeSet<usize> = all.iter().map(|id| worker_of(&firsts, *id)).collect();
@@ -55,7 +55,7 @@ proptest! {
 }
 
 #[test]
-fn one_replica_has_nobody_to_check_it() {
+fn one_replica_is_checked_by_none() {
     assert_eq!(plan(&[0, 1], 3), None);
 }
 

@@ -1,5 +1,5 @@
 //! A replica's step computed again by another one: what the calls of the first one have given it,
-//! which is in its [log](super::log), is given once more to the second one, which talks to nobody.
+//! which is in its [log](super::log), is given once more to the second one, which exchanges nothing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -155,7 +155,7 @@ impl ReplicaContext {
         let alone = Arc::new(LocalExchange::new(1, Duration::ZERO));
         let mut replica = self.replica.clone();
         replica.id = id;
-        // It does not give up its turn: it waits for nobody.
+        // It does not give up its turn: it waits for no other replica.
         let peers = Again(HostPeers::new(link, 0, 1, alone, None));
         let counts = ReplicaCounts {
             local_id: self.local_id,

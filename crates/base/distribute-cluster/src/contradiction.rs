@@ -61,7 +61,7 @@ impl Numbers {
     }
 }
 
-/// The launcher whose numbers contradict those of the chosen one.
+/// The launcher whose numbers contradict the chosen one's.
 pub(super) fn find(chosen: ClusterKind, env: &Variables) -> Option<ClusterError> {
     let own = Numbers::read(chosen, env)?;
     let others = [ClusterKind::OpenMpi, ClusterKind::Mpi];

@@ -16,7 +16,7 @@ use crate::words::{ranks, rate};
 const ROUND_TRIP_MIN: f64 = 1e-3;
 /// How far a clock may be off, in seconds.
 pub(crate) const CLOCK_MAX: f64 = 0.1;
-/// Descriptors of a job beside those of its connections.
+/// Descriptors of a process of a job besides its connections.
 const OTHER_DESCRIPTORS: u64 = 64;
 
 type Guests = BTreeMap<usize, Guest>;

@@ -90,7 +90,7 @@ pub(crate) enum Order {
     Reach(Vec<Target>),
     /// Measures the way to a rank, for about so long.
     Measure(Target, Duration),
-    /// It is over; so many problems were found.
+    /// It is over; the number of problems that were found.
     Done(usize),
 }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The most ranks of which all pairs are looked at.
 pub(crate) const ALL_PAIRS_MAX: usize = 16;
-/// The most rounds; pairs that do not fit into them are left out, first those of hosts between
+/// The most rounds; pairs that do not fit into them are left out, first the pairs of hosts between
 /// which another pair is measured.
 pub(crate) const ROUNDS_MAX: usize = 120;
 

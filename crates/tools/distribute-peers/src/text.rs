@@ -7,7 +7,7 @@ use crate::words::{rate, three_digits};
 
 /// The width of a line, unless an address is longer.
 const COLUMNS: usize = 80;
-/// Up to so many ranks there is a matrix, above that a list.
+/// Up to this many ranks there is a matrix, above that a list.
 const MATRIX_MAX: usize = 8;
 /// Edges in the list.
 const LISTED_MAX: usize = 12;

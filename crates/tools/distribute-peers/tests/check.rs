@@ -78,7 +78,7 @@ fn kinds(report: &Report) -> Vec<FindingKind> {
     report.problems.iter().map(|problem| problem.kind).collect()
 }
 
-/// Carries bytes to an address, at most so many per second each way, until the test ends.
+/// Carries bytes to an address, at most this many per second each way, until the test ends.
 fn proxy(to: String, bytes_per_second: u64) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -22,7 +22,7 @@ pub(super) type Checksums = BTreeMap<String, u32>;
 /// Refuses, on all workers, a training state that is not the same on all replicas: parameters and
 /// slots, but for the running statistics that each replica has as its own. [`Fit`](crate::Fit) does
 /// it before every save and at the end, and with [`check_replicas`](crate::Fit::check_replicas)
-/// every so many updates; a loop of one's own can do it between two updates, best before it saves,
+/// every N updates; a loop of one's own can do it between two updates, best before it saves,
 /// since what has parted never meets again.
 ///
 /// All workers call it after the same update; it blocks until they have, and waits for the devices.

@@ -79,7 +79,9 @@ impl<M: LearnerModel> Run<'_, M> {
         };
         let replicas = self.strategy.num_replicas_in_sync();
         self.fail_with(&Error::invalid(format!(
-            "the last step of the epoch has {batches} of {replicas} batches, and the              SyncBatchNorm `{layer}` needs one on each replica: choose a batch size with which              the number of batches is a multiple of {replicas}, or use burn's BatchNorm"
+            "the last step of the epoch has {batches} of {replicas} batches, and the SyncBatchNorm \
+             `{layer}` needs one on each replica: choose a batch size with which the number of \
+             batches is a multiple of {replicas}, or use burn's BatchNorm"
         )))
     }
 

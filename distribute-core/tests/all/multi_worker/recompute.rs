@@ -291,7 +291,7 @@ fn a_flipped_bit_of_a_weight_is_found_before_its_gradients_are_summed() {
     series(flip_weight);
 }
 
-/// The one that checks may be the one that is wrong; with two replicas nobody knows.
+/// The one that checks may be the one that is wrong; with two replicas this is not known.
 #[rstest]
 #[case(&[1, 1, 1], Some(1))]
 #[case(&[3], Some(1))]

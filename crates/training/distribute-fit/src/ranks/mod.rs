@@ -131,7 +131,7 @@ impl Ranks {
     /// exchange their times, and rank 0 and the rank itself say who has become slow.
     ///
     /// # Errors
-    /// Those of a call between workers.
+    /// The errors of a call between workers.
     pub(super) fn batch_done(&mut self, step: u64) -> Result<()> {
         let Some(window) = self.clock.batch_done(self.batches) else {
             return Ok(());

@@ -13,7 +13,7 @@ pub struct Link {
     pub bits_per_second: Option<u64>,
     /// How long a frame may wait to be sent; those that would wait longer are dropped.
     pub queue: Option<Duration>,
-    /// Whether nothing passes, which nobody is told.
+    /// Whether nothing passes, without a word to either side.
     pub is_cut: bool,
 }
 

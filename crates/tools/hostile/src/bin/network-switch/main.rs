@@ -108,7 +108,7 @@ fn lines(events: &SyncSender<Event>) {
             return;
         }
     }
-    // If nobody listens any more it has ended already.
+    // If no thread listens any more it has ended already.
     let _ = events.send(Event::End);
 }
 

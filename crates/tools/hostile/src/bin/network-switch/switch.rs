@@ -35,7 +35,7 @@ struct Way {
     counters: Counters,
 }
 
-/// A frame on its way. Those of equal time arrive in the order in which they came.
+/// A frame on its way. Frames of equal time arrive in the order in which they came.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Arrival {
     at: Duration,

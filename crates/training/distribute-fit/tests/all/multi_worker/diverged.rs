@@ -39,7 +39,7 @@ impl Callback for Flips {
 }
 
 /// The errors of a training on these workers, which save into a directory if there is one, and
-/// compare their replicas after every so many updates.
+/// compare their replicas after every N updates.
 fn errors_of(
     replicas: &[usize],
     worker: usize,
