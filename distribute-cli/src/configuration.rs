@@ -648,6 +648,8 @@ mod tests {
         "--reduce-lr-on-plateau 0.5",
         "--monitor loss",
         "--min-delta 0.1",
+        "--check-replicas 7",
+        "--recompute 7",
     ];
 
     #[test]

@@ -196,7 +196,7 @@ mod tests {
 
     /// Errors that a command never ends with: they become one of those above, or text, on their
     /// way, and say so where they do.
-    const ON_THEIR_WAY: [&str; 12] = [
+    const ON_THEIR_WAY: [&str; 13] = [
         "ContractError",
         "ExchangeError",
         "GoldenError",
@@ -205,6 +205,7 @@ mod tests {
         "LowerError",
         "NcclUnavailable",
         "NetError",
+        "PeersError",
         "StableHloError",
         "WireError",
         "RequestError",

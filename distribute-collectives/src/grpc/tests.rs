@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use distribute_net::address::BoundListener;
 use distribute_net::exchange::{self, ExchangeError};
 use distribute_net::handshake::Secret;
 use distribute_net::peers;
@@ -64,10 +65,10 @@ struct Port {
 }
 
 fn port() -> Port {
-    let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+    let bound = BoundListener::bind(0, "127.0.0.1:0", &Security::default()).unwrap();
     Port {
-        address: socket.local_addr().unwrap(),
-        socket,
+        address: bound.local_addr(),
+        socket: bound.into_socket(),
     }
 }
 

@@ -245,6 +245,9 @@ impl BoundListener {
                     last = (down.to_string(), true);
                 }
                 Ok((local, socket)) => {
+                    // Now: other processes may connect before this one accepts.
+                    #[cfg(feature = "tokio")]
+                    crate::connection::stop_pacing(&socket, local.ip());
                     if let Some(text) = security.clear_text(local, CLEAR_DATA) {
                         tracing::warn!("{text}");
                     }

@@ -217,7 +217,7 @@ mod tests {
         let slot = checksums_of(&[("model/a", 1), ("model/b", 9), ("optimizer/m/a", 5)]);
         let text = report(vec![vec![bad], vec![slot]]);
         assert!(text.contains("ranks 0, 1"), "{text}");
-        assert!(text.contains("on hosts h0, h1;"), "{text}");
+        assert!(text.contains("on hosts h0, h1, and no state"), "{text}");
         assert!(text.contains("`optimizer/m/a`"), "{text}");
     }
 
