@@ -10,6 +10,7 @@ mod commands;
 mod compile_watch;
 mod config;
 mod configuration;
+mod cpu_features;
 mod events;
 mod examples_seen;
 mod failure;

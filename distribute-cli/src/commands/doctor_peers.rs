@@ -9,8 +9,8 @@ use distribute_net::address::split;
 use distribute_peers::{Facts, PeersError, PeersOptions, Report, check};
 use serde_json::{Value, json};
 
-use super::doctor::cpu_features;
 use crate::cluster::{PlaceFlags, security};
+use crate::cpu_features::cpu_features;
 use crate::events::{self, EventName};
 use crate::failure::Failure;
 use crate::flags::{DoctorArgs, OutputFormat, PeersArgs, VERSION};

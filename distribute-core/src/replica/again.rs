@@ -1,5 +1,5 @@
 //! A replica's step computed again by another one: what the calls of the first one have given it,
-//! which is in its [log](super::log), is given once more to the second one, which exchanges nothing.
+//! which is in its [log](super::log), is given once more to the second one. It exchanges nothing.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};

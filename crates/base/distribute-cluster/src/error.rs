@@ -3,6 +3,11 @@
 /// The result of what can fail for a [`ClusterError`].
 pub type Result<T, E = ClusterError> = std::result::Result<T, E>;
 
+/// Names a file with the cluster as JSON, `{"cluster": {"worker": [..]}}`, for one that is too
+/// large for a variable: Linux limits each to 128 KiB. It counts if `TF_CONFIG` itself has no
+/// cluster; the task stays in `TF_CONFIG`.
+pub const CLUSTER_FILE_VARIABLE: &str = "DISTRIBUTE_CLUSTER_FILE";
+
 /// A cluster, or this process' place in it, cannot be worked out.
 ///
 /// Variants name what TensorFlow refuses, in its sense; the class of TensorFlow's exception is
@@ -282,7 +287,7 @@ pub enum ClusterError {
         "the cluster cannot be read from {path}, which {} names: {why}; `launch` makes this file \
          and removes it at the end of the job: start the process in the job, or name a file that \
          it can read",
-        super::CLUSTER_FILE_VARIABLE
+        CLUSTER_FILE_VARIABLE
     )]
     UnreadableFile {
         /// The file, as the variable has it.
@@ -291,7 +296,7 @@ pub enum ClusterError {
         why: String,
     },
     /// The file with the cluster has something else.
-    #[error("{path} (named by {}): {error}", super::CLUSTER_FILE_VARIABLE)]
+    #[error("{path} (named by {}): {error}", CLUSTER_FILE_VARIABLE)]
     InFile {
         /// The file, as the variable has it.
         path: String,
@@ -302,7 +307,7 @@ pub enum ClusterError {
     #[error(
         "TF_CONFIG says that the cluster is in a file, and {} is not set: give the process this \
          variable of its launcher too",
-        super::CLUSTER_FILE_VARIABLE
+        CLUSTER_FILE_VARIABLE
     )]
     NoClusterFile,
     /// A SLURM host list cannot be read (TensorFlow: `ValueError`).

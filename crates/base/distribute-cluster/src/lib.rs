@@ -70,7 +70,7 @@ mod union;
 
 pub use detect::{Detected, PassedOver, detect, detect_with};
 pub use environment::{Environment, ProcessEnvironment};
-pub use error::{ClusterError, Result};
+pub use error::{CLUSTER_FILE_VARIABLE, ClusterError, Result};
 pub use hostlist::{expand_hostlist, expand_tasks_per_node};
 pub use json::parse_task_index;
 pub use kind::ClusterKind;
@@ -87,7 +87,7 @@ pub use roles::{
 pub use simple::SimpleResolver;
 pub use slurm::SlurmResolver;
 pub use spec::{ClusterSpec, Tasks};
-pub use tf_config::{CLUSTER_FILE_VARIABLE, TfConfigResolver, tf_config_json};
+pub use tf_config::{TfConfigResolver, tf_config_json};
 pub use union::UnionResolver;
 
 /// The most tasks (and SLURM nodes) that a cluster may have. Text such as `[1-999999999]` is

@@ -3,17 +3,12 @@
 use serde::Serialize;
 
 use super::environment::{Environment, Variables};
-use super::error::shortened;
+use super::error::{CLUSTER_FILE_VARIABLE, shortened};
 use super::json::{Json, MAX_BYTES};
 use super::resolver::{given_or, master_url};
 use super::{ClusterError, ClusterResolver, ClusterSpec, Description, MasterTarget, Result, Tasks};
 
 const VARIABLE: &str = "TF_CONFIG";
-
-/// Names a file with the cluster as JSON, `{"cluster": {"worker": [..]}}`, for one that is too
-/// large for a variable: Linux limits each to 128 KiB. It counts if `TF_CONFIG` itself has no
-/// cluster; the task stays in `TF_CONFIG`.
-pub const CLUSTER_FILE_VARIABLE: &str = "DISTRIBUTE_CLUSTER_FILE";
 
 /// Reads the cluster and the task from the variable `TF_CONFIG` (TensorFlow's
 /// `TFConfigClusterResolver`):

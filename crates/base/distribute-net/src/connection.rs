@@ -2,8 +2,7 @@
 
 use std::fmt::{self, Debug};
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsFd;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
@@ -16,6 +15,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::address;
 use crate::handshake::Authenticated;
+use crate::pacing::stop_pacing;
 use crate::pending::{Pending, Progress, UNPROVEN_BYTES_MAX, one_to_end, pending_connections_max};
 use crate::shortage::shortage_now;
 use crate::tls::{Channel, TlsSettings, certificate_refusal, is_no_tls};
@@ -611,19 +611,6 @@ async fn connect_unpaced(address: SocketAddr) -> io::Result<TcpStream> {
     };
     stop_pacing(&socket, address.ip());
     socket.connect(address).await
-}
-
-/// Takes BBR's pacing from connections over the loopback interface, before they are established:
-/// of a socket that is to connect, or one that listens, whose connections have its setting.
-/// BBR lets a timer release each write at the bandwidth that it has measured, and measures anything
-/// on a connection that rests between operations: some groups took twice the time, from their first
-/// operation to their last. Nothing is lost or queued on loopback. Reno does not pace; each kernel
-/// has it, and each user may choose it. Connections between hosts keep the system's choice.
-pub(super) fn stop_pacing(socket: impl AsFd, ip: IpAddr) {
-    if ip.is_loopback() {
-        // A system that refuses stays as it is: slower, not wrong.
-        let _ = rustix::net::sockopt::set_tcp_congestion(socket, "reno");
-    }
 }
 
 impl AsyncRead for Connection {

@@ -36,6 +36,8 @@ pub mod fuzzing;
 pub mod handshake;
 mod machine_load;
 #[cfg(feature = "tokio")]
+mod pacing;
+#[cfg(feature = "tokio")]
 pub mod peers;
 pub mod pending;
 pub mod security;

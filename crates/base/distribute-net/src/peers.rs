@@ -16,8 +16,9 @@ use tokio_stream::wrappers::ReceiverStream;
 
 use crate::address::{BoundListener, Patience};
 pub use crate::connection::{Connection, ConnectionGuard, DialStage, Io};
-use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard, stop_pacing};
+use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard};
 use crate::error::Result;
+use crate::pacing::stop_pacing;
 use crate::security::Security;
 use crate::shortage::shortage;
 use crate::tls::TlsSettings;

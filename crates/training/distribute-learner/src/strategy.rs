@@ -44,8 +44,8 @@ use crate::team::{EndOfPanic, Team};
 ///   epoch fewer batches than replicas may be left; the replicas without one take part in the
 ///   communication with a zero gradient. Every batch of the loader is trained on once, in the order
 ///   in which a single device would see it. A model with a `SyncBatchNorm` needs a batch on each
-///   replica in every step; too few at the end of an epoch are an error. The loader makes batches on
-///   the calling thread; give it a thread (`num_workers(1)`) if that takes long.
+///   replica in every step; too few at the end of an epoch are an error. The loader makes batches
+///   on the calling thread; give it a thread (`num_workers(1)`) if that takes long.
 /// - **Gradients** are averaged over the batches of the step (not over the replicas, nor over the
 ///   examples: a smaller last batch counts as much as the others of its step), in the canonical
 ///   order of the collectives. A parameter that a batch did not use counts as zero if another batch
