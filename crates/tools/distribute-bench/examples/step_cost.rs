@@ -79,7 +79,7 @@ fn train(strategy: &MirroredStrategy, state: &mut State, in_turn: bool) -> Resul
                 dropout(x, 0.3, &mut ctx.rng(0, updates))
             }
         });
-        let loss = ctx.mean_loss_of(y.powf_scalar(2.0).mean(), 32)?;
+        let loss = ctx.mean_loss_of(y.powf_scalar(2.0).mean(), 32.0)?;
         state.minimize(ctx, &loss).map(drop)
     };
     strategy.run(state, step).map(drop)
