@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use distribute_net::address;
-use distribute_net::handshake::Secret;
 
 use crate::communicator::Communicator;
 use crate::control::ControlPlane;
@@ -154,14 +153,5 @@ impl Joining {
             self.control.abort_target().abort(rank, &error.to_string());
         }
         linked
-    }
-
-    /// What this rank and each other one know since they have met, by rank.
-    pub(super) fn secrets(&self) -> Vec<Secret> {
-        let mut secrets = vec![Secret::default(); self.options.addresses.len()];
-        for peer in self.control.peers() {
-            secrets[peer.rank] = peer.session_key.secret();
-        }
-        secrets
     }
 }

@@ -1,5 +1,7 @@
 //! Ranks of a group that share memory: which they are, and the endpoint that comes of it.
 
+use distribute_net::handshake::Secret;
+
 use crate::error::{CollectiveError, Result};
 use crate::options::Algorithm;
 use crate::process_group::communicator::ProcessCommunicator;
@@ -148,6 +150,15 @@ impl Joining {
             generation: self.options.group.generation,
             secrets: self.secrets(),
         }
+    }
+
+    /// What this rank and each other one know since they have met, by rank.
+    fn secrets(&self) -> Vec<Secret> {
+        let mut secrets = vec![Secret::default(); self.options.addresses.len()];
+        for peer in self.control.peers() {
+            secrets[peer.rank] = peer.session_key.secret();
+        }
+        secrets
     }
 
     fn on_one_host(self, local: LocalGroup) -> Result<ProcessCommunicator> {
