@@ -159,8 +159,8 @@ impl Recomputation {
     /// `batch` is the batch of [that replica](Self::replica), for the replicas that compute it
     /// [again](Self::by); the others pass `None`, or anything. If it was read anew, it is checked,
     /// too. `again` computes the gradients as the step itself does, on a copy of the state. It must
-    /// depend on its arguments alone; random numbers are those of the replica that is checked, also
-    /// of burn's own layers. Metrics that it updates are not changed. The running statistics of no
+    /// depend on its arguments alone; it draws the random numbers of the checked replica, also in
+    /// burn's own layers. Metrics that it updates are not changed. The running statistics of no
     /// replica are changed.
     ///
     /// It takes the time of one more forward and backward pass, and of three small exchanges at

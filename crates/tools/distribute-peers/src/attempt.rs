@@ -1,4 +1,4 @@
-//! One attempt to reach a process, and what came of it.
+//! One attempt to reach a process, and its outcome.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -20,11 +20,11 @@ pub struct Attempt {
     pub interface: Option<String>,
     /// How long it took, in seconds.
     pub seconds: f64,
-    /// What came of it.
+    /// Whether the process was reached, or why not.
     pub outcome: Outcome,
 }
 
-/// What came of an attempt.
+/// The outcome of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "kind", content = "detail")]
 #[non_exhaustive]

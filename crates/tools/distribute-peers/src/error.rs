@@ -27,7 +27,7 @@ pub enum PeersError {
         rank: usize,
         /// How long it tried.
         waited: Duration,
-        /// What was tried last, what came of it, and what to do.
+        /// What was tried last, why it failed, and what to do.
         why: String,
     },
 
