@@ -101,7 +101,7 @@ impl<T: Transport> TransportCommunicator<T> {
         Ok(cost)
     }
 
-    #[cfg(feature = "nccl")]
+    #[cfg(any(test, feature = "nccl"))]
     pub(crate) fn transport(&self) -> &T {
         &self.transport
     }

@@ -13,10 +13,13 @@ pub(crate) const MESSAGE_BYTES_MIN: usize = HEADER_BYTES + 1024;
 /// What the links of a rank are to be.
 pub(crate) struct LinkConfig {
     pub(crate) rank: usize,
-    /// Where this rank listens.
+    /// Where this rank listens, and the host in its address if it has one.
     pub(crate) own_ip: IpAddr,
+    pub(crate) own_host: String,
     pub(crate) max_message_bytes: usize,
     /// How long bytes may be on their way without that one of them arrives.
     pub(crate) stall_limit: Duration,
+    /// How long a lane is kept that is not used.
+    pub(crate) idle_limit: Duration,
     pub(crate) status: Arc<GroupStatus>,
 }

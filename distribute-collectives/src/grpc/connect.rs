@@ -1,291 +1,242 @@
-//! The full mesh: every rank dials all lower ranks and is dialled by all higher ones, at the same
-//! time.
+//! Lanes come about when an operation first needs them: the higher rank of a pair dials, the lower
+//! one waits for it. Until a lane is there segments wait for it, as many as a send may leave behind.
+//!
+//! All ranks dial at the same time, also where each sends before it receives: a send waits for no
+//! lane. Nothing waits for a rank whose lane is not needed.
 
-use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use distribute_net::tls::TlsSettings;
-use rustix::event::{PollFd, PollFlags};
-use tokio::runtime::Handle;
-use tokio::task::JoinSet;
-
-use crate::error::{CollectiveError, MissingRank, Result};
+use crate::bookkeeping::RunningOperation;
+use crate::error::{CollectiveError, Result};
 use crate::grpc::config::LinkConfig;
-use crate::grpc::entrance::{Arrival, ConnectError, Entrance, LanePeer};
+use crate::grpc::entrance::{Arrival, ConnectError, Doorway, LanePeer};
 use crate::grpc::lane::Lane;
-use crate::grpc::links::{Links, Peer, wait};
+use crate::grpc::links::{Links, QUEUED_BYTES};
 use crate::grpc::open::open;
-use crate::grpc::socket::SocketState;
-use crate::header::OperationHeader;
-use crate::operation::OperationKind;
+use crate::grpc::peer::{Opening, Peer, Place, seems_here};
 
-/// Who makes the connections of lanes.
-#[derive(Clone)]
-pub(crate) struct Doorway {
-    pub(crate) entrance: Arc<Entrance>,
-    /// Where lower ranks are dialled: the thread that also takes the connections of higher ones.
-    pub(crate) runtime: Handle,
-    pub(crate) tls: Option<TlsSettings>,
-}
-
-/// A connection that becomes a lane.
-struct Opening {
-    rank: usize,
-    lane: usize,
-    is_client: bool,
-    socket: Arc<SocketState>,
-    running: Pin<Box<dyn Future<Output = Result<Lane, String>> + Send>>,
-}
-
-/// The loop that connects one rank.
-struct Connector<'a> {
-    config: LinkConfig,
-    door: &'a Doorway,
-    peers: &'a [Option<LanePeer>],
-    /// Ends when this is dropped.
-    dials: JoinSet<()>,
-    openings: Vec<Opening>,
-    lanes: Vec<Vec<Option<Lane>>>,
-    /// What happened last with each rank.
-    reasons: Vec<String>,
-    /// Whether a connection to the rank came about, by rank.
-    answered: Vec<bool>,
-}
-
-impl<'a> Connector<'a> {
-    fn new(config: LinkConfig, door: &'a Doorway, peers: &'a [Option<LanePeer>]) -> Self {
-        let rules = &door.entrance.rules;
-        let not_yet = |rank| {
-            if rank > rules.rank {
-                "it has not connected for data, though for control it has"
-            } else {
-                "its port has taken no connection for data and refused none so far"
-            }
-        };
-        let empty = || (0..rules.lanes).map(|_| None).collect();
-        let mut connector = Connector {
-            config,
-            door,
-            peers,
-            dials: JoinSet::new(),
-            openings: Vec::new(),
-            lanes: peers.iter().map(|_| empty()).collect(),
-            reasons: (0..peers.len())
-                .map(|rank| not_yet(rank).to_string())
-                .collect(),
-            answered: vec![false; peers.len()],
-        };
-        // The nearest first, so that not all ranks begin with rank 0.
-        for rank in (0..rules.rank).rev() {
-            for lane in 0..rules.lanes {
-                connector.dial(rank, lane);
-            }
-        }
-        connector
-    }
-
-    /// Begins to dial a lane of a lower rank.
-    fn dial(&mut self, rank: usize, lane: usize) {
-        if let Some(peer) = self.peers[rank].clone() {
-            let (entrance, tls) = (self.door.entrance.clone(), self.door.tls.clone());
-            let dialling = entrance.keep_dialling(rank, lane, peer, tls);
-            self.dials.spawn_on(dialling, &self.door.runtime);
-        }
-    }
-
-    /// Connects until all lanes are there.
-    fn run(mut self, deadline: Option<Instant>, links: &Links) -> Result<Vec<Option<Peer>>> {
-        let begin = Instant::now();
-        let generation = self.door.entrance.rules.generation;
-        let header = OperationHeader::new(OperationKind::Barrier, generation, 0);
-        loop {
-            links.hush();
-            if let Err(failed) = self.config.status.check(&header) {
-                // Others may have given up because of what this process could not do.
-                return Err(match self.door.entrance.shortage() {
-                    Some(_) => self.rendezvous_error(begin),
-                    None => failed,
-                });
-            }
-            self.take_news()?;
-            self.poll_openings();
-            if self.missing().next().is_none() {
-                return Ok(self.into_peers());
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return Err(self.rendezvous_error(begin));
-            }
-            self.wait(deadline, links)?;
-        }
-    }
-
-    /// The ranks to which a lane is missing.
-    fn missing(&self) -> impl Iterator<Item = usize> {
-        let is_missing = |rank: &usize| {
-            self.peers[*rank].is_some() && self.lanes[*rank].iter().any(Option::is_none)
-        };
-        (0..self.peers.len()).filter(is_missing)
-    }
-
-    fn address(&self, rank: usize) -> String {
-        let peer = self.peers[rank].as_ref();
-        peer.map_or_else(|| "no address".to_string(), |peer| peer.address.to_string())
-    }
-
-    /// What is known of a rank without a lane. Higher ranks connect: what this process lacks says
-    /// more than that they have not.
-    fn reason(&self, rank: usize) -> String {
-        let shortage = self.door.entrance.shortage();
-        let own = self.door.entrance.rules.rank;
-        shortage
-            .filter(|_| rank > own)
-            .unwrap_or_else(|| self.reasons[rank].clone())
-    }
-
-    fn rendezvous_error(&self, begin: Instant) -> CollectiveError {
-        let missing = self.missing().map(|rank| MissingRank {
-            rank,
-            address: self.address(rank),
-            reason: self.reason(rank),
-        });
-        CollectiveError::Rendezvous {
-            rank: self.door.entrance.rules.rank,
-            missing: missing.collect(),
-            elapsed: begin.elapsed(),
-        }
-    }
-
-    fn into_peers(mut self) -> Vec<Option<Peer>> {
-        let lanes = std::mem::take(&mut self.lanes).into_iter().enumerate();
-        let peer = |(rank, lanes): (usize, Vec<Option<Lane>>)| {
-            self.peers[rank].as_ref()?;
-            let lanes = lanes.into_iter().collect::<Option<Vec<Lane>>>()?;
-            Some(Peer::new(self.address(rank), lanes))
-        };
-        lanes.map(peer).collect()
-    }
-
-    /// Takes the connections that have come, and notes what has failed.
-    fn take_news(&mut self) -> Result<()> {
-        let news = self.door.entrance.news();
-        for ((rank, lane), arrival) in news.arrivals {
-            if self.peers.get(rank).is_some_and(Option::is_some) && self.has_room(rank, lane) {
-                self.begin(rank, lane, arrival);
-            }
-        }
-        for (rank, failure) in news.failures {
-            self.note(rank, failure)?;
-        }
-        Ok(())
-    }
-
-    /// Whether a lane is missing, or has ended: then it may come again.
-    fn has_room(&mut self, rank: usize, lane: usize) -> bool {
-        let Some(place) = self.lanes[rank].get_mut(lane) else {
-            return false;
-        };
-        if let Some(taken) = place {
-            taken.drive(usize::MAX);
-            if taken.ended().is_none() {
-                return false;
-            }
-            *place = None;
-        }
-        true
-    }
-
-    fn begin(&mut self, rank: usize, lane: usize, arrival: Arrival) {
-        // The other end has given up an earlier one.
-        self.openings
-            .retain(|it| (it.rank, it.lane) != (rank, lane));
-        self.openings.push(Opening {
-            rank,
-            lane,
-            is_client: arrival.is_client,
-            socket: arrival.socket.clone(),
-            running: Box::pin(open(arrival, self.config.max_message_bytes)),
-        });
-    }
-
-    fn poll_openings(&mut self) {
-        let mut context = Context::from_waker(Waker::noop());
-        for mut opening in std::mem::take(&mut self.openings) {
-            let (rank, lane) = (opening.rank, opening.lane);
-            match opening.running.as_mut().poll(&mut context) {
-                Poll::Pending => self.openings.push(opening),
-                Poll::Ready(Ok(connected)) => self.lanes[rank][lane] = Some(connected),
-                Poll::Ready(Err(reason)) => {
-                    self.reasons[rank] = reason;
-                    if opening.is_client {
-                        self.dial(rank, lane);
-                    }
-                }
-            }
-        }
-    }
-
-    /// Notes why an attempt failed, when it makes sense to try again. That no process listens any
-    /// more tells less than an earlier failure while one did.
-    fn note(&mut self, rank: usize, error: ConnectError) -> Result<()> {
-        match error {
-            ConnectError::Unreachable(_) if self.answered[rank] => {}
-            ConnectError::Unreachable(reason) => self.reasons[rank] = reason,
-            ConnectError::Failed(reason) => {
-                (self.reasons[rank], self.answered[rank]) = (reason, true);
-            }
-            ConnectError::Refused(reason) => {
-                return Err(CollectiveError::Refused {
-                    rank: self.door.entrance.rules.rank,
-                    address: self.address(rank),
-                    reason,
-                    options: Vec::new(),
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn wait(&self, deadline: Option<Instant>, links: &Links) -> Result<()> {
-        let mut fds = vec![PollFd::new(&links.wake, PollFlags::IN)];
-        fds.extend(self.openings.iter().map(|it| it.socket.pollfd(true)));
-        let limit = deadline.map(|until| until.saturating_duration_since(Instant::now()));
-        wait(&mut fds, limit).map_err(|error| CollectiveError::InvalidOption {
-            what: format!("cannot wait for connections: {error}"),
-        })
+/// What is said of a rank when nothing is known: higher ranks connect.
+fn not_yet(own: usize, rank: usize) -> &'static str {
+    if rank > own {
+        "it has not connected for data, though for control it has"
+    } else {
+        "its port has taken no connection for data and refused none so far"
     }
 }
 
 impl Links {
-    /// Connects this rank to all ranks of `peers` that there are.
+    /// Links to the ranks of `peers` that there are. None of them is connected before it is needed.
     ///
     /// # Errors
-    /// [`CollectiveError::Rendezvous`] at the deadline, with the ranks that are missing;
-    /// [`CollectiveError::Refused`] when a rank does not accept the proof.
-    pub(crate) fn connect(
+    /// [`CollectiveError::InvalidOption`] when this process cannot wait for its links.
+    pub(crate) fn new(
         config: LinkConfig,
-        door: &Doorway,
-        peers: &[Option<LanePeer>],
-        deadline: Option<Instant>,
+        door: Doorway,
+        peers: Vec<Option<LanePeer>>,
     ) -> Result<Links> {
-        let mut links = Links::unconnected(&config)?;
-        links.may_spin = has_core_for_each(&config, peers);
-        door.entrance.ring(&links.wake);
-        let connected = Connector::new(config, door, peers).run(deadline, &links);
-        door.entrance.close();
-        links.peers = connected?;
+        let mut links = Links::unpeered(&config, door)?;
+        let lanes = links.door.entrance.rules.lanes;
+        let peer = |known: Option<LanePeer>| {
+            let known = known?;
+            let is_here = seems_here(&known, config.own_ip, &config.own_host);
+            Some(Peer::new(known, lanes, is_here))
+        };
+        links.peers = peers.into_iter().map(peer).collect();
+        links.may_spin = links.has_core_for_each();
+        links.door.entrance.ring(&links.wake);
         Ok(links)
+    }
+
+    /// Whether this machine has a core for this rank and each of the peers that seem to be here.
+    fn has_core_for_each(&self) -> bool {
+        let here = self.peers.iter().flatten().filter(|peer| peer.is_here);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        here.count() < cores
+    }
+
+    /// Makes sure that lanes to a rank come about that are not there.
+    pub(super) fn want(&mut self, rank: usize) {
+        let dials = rank < self.rank;
+        let Some(Some(peer)) = self.peers.get_mut(rank) else {
+            return;
+        };
+        if !peer.is_in_use {
+            peer.is_in_use = true;
+            self.in_use.push(rank);
+        }
+        for (lane, place) in peer.places.iter_mut().enumerate() {
+            if dials && place.is_empty() && place.dial.is_none() {
+                place.dial = Some(self.door.dial(rank, lane, &peer.known));
+            }
+        }
+    }
+
+    /// Takes the connections that have come, and moves them on until they are lanes. Returns
+    /// whether anything changed.
+    pub(super) fn take_arrivals(&mut self) -> bool {
+        if !self.door.entrance.has_news() && self.openings.is_empty() {
+            return false;
+        }
+        let mut changed = false;
+        for ((rank, lane), arrival) in self.door.entrance.arrivals() {
+            changed = true;
+            if self.place_mut(rank, lane).is_some_and(Place::has_room) {
+                self.begin(rank, lane, arrival);
+            }
+        }
+        self.poll_openings() || changed
+    }
+
+    fn begin(&mut self, rank: usize, lane: usize, arrival: Arrival) {
+        let Some(place) = self.place_mut(rank, lane) else {
+            return;
+        };
+        let outstanding = place.outstanding().clone();
+        let opening = Opening {
+            is_client: arrival.is_client,
+            socket: arrival.socket.clone(),
+            running: Box::pin(open(arrival, self.max_message_bytes, outstanding)),
+        };
+        // The other end has given up an earlier one.
+        self.openings.insert((rank, lane), opening);
+    }
+
+    fn poll_openings(&mut self) -> bool {
+        let mut context = Context::from_waker(Waker::noop());
+        let mut changed = false;
+        for ((rank, lane), mut opening) in std::mem::take(&mut self.openings) {
+            let before = opening.socket.moved();
+            match opening.running.as_mut().poll(&mut context) {
+                Poll::Pending => {
+                    changed |= opening.socket.moved() != before;
+                    self.openings.insert((rank, lane), opening);
+                }
+                Poll::Ready(Ok(connected)) => {
+                    changed = true;
+                    self.put(rank, lane, connected);
+                }
+                Poll::Ready(Err(reason)) => {
+                    changed = true;
+                    self.door.entrance.note(rank, ConnectError::Failed(reason));
+                    self.dial_again(rank, lane, opening.is_client);
+                }
+            }
+        }
+        changed
+    }
+
+    fn dial_again(&mut self, rank: usize, lane: usize, is_client: bool) {
+        if let Some(Some(peer)) = self.peers.get_mut(rank)
+            && is_client
+        {
+            peer.places[lane].dial = Some(self.door.dial(rank, lane, &peer.known));
+        }
+    }
+
+    fn put(&mut self, rank: usize, lane: usize, connected: Lane) {
+        let ends = connected.socket.ends();
+        let Some(Some(peer)) = self.peers.get_mut(rank) else {
+            return;
+        };
+        if let Some([own, other]) = ends {
+            peer.is_here = other.ip().is_loopback() || other.ip() == own.ip();
+        }
+        // A lane that breaks at once tells it when it is used.
+        let _ = peer.places[lane].put(connected);
+        self.may_spin = self.has_core_for_each();
+        self.want(rank);
+    }
+
+    /// Ends the wait for a rank that will never accept this one; `peer` if it is for one only.
+    pub(super) fn check_accepted(
+        &self,
+        peer: Option<usize>,
+        running: &RunningOperation,
+    ) -> Result<()> {
+        let ranks = peer.as_ref().map_or(&self.in_use[..], std::slice::from_ref);
+        let is_dialled = |rank: &&usize| {
+            let peer = self.peers.get(**rank).and_then(Option::as_ref);
+            let mut places = peer.iter().flat_map(|peer| &peer.places);
+            places.any(|place| place.dial.is_some())
+        };
+        for rank in ranks.iter().filter(is_dialled) {
+            if let Some(ConnectError::Refused(reason)) = self.door.entrance.failure(*rank) {
+                let error = self.unconnected(*rank, running, &reason);
+                return Err(self.found(&running.header, error));
+            }
+        }
+        Ok(())
+    }
+
+    /// The error of an operation that waits for a rank without a lane, if more is known of that
+    /// than that the rank does not take part.
+    pub(super) fn why_unconnected(
+        &self,
+        rank: usize,
+        running: &RunningOperation,
+    ) -> Option<CollectiveError> {
+        let peer = self.peers.get(rank)?.as_ref()?;
+        let is_missing = |(lane, place): (usize, &Place)| {
+            place.is_empty() && !self.openings.contains_key(&(rank, lane))
+        };
+        if !peer.places.iter().enumerate().any(is_missing) {
+            return None;
+        }
+        let entrance = &self.door.entrance;
+        let failure = entrance.failure(rank).map(ConnectError::into_reason);
+        let reason = if rank > self.rank {
+            // What this process lacks says more than what has come to nothing.
+            entrance.shortage().or(failure)?
+        } else {
+            failure.unwrap_or_else(|| not_yet(self.rank, rank).to_string())
+        };
+        Some(self.unconnected(rank, running, &reason))
+    }
+
+    fn unconnected(
+        &self,
+        rank: usize,
+        running: &RunningOperation,
+        reason: &str,
+    ) -> CollectiveError {
+        let peer = self.peers.get(rank).and_then(Option::as_ref);
+        let address = peer.map_or_else(String::new, |peer| peer.known.dialled());
+        let elapsed = running.begin.elapsed();
+        CollectiveError::LinkStalled {
+            rank: self.rank,
+            peer: rank,
+            connection: format!("-> {address}"),
+            what: format!("it could not be made in {elapsed:.1?}: {reason}"),
+        }
+    }
+
+    /// Closes lanes that were not used for long; asks at most a few times per limit. Blocks on
+    /// nothing.
+    pub(super) fn tend(&mut self, now: Instant) {
+        if now < self.next_tending {
+            return;
+        }
+        self.next_tending = now + self.idle_limit / TENDINGS;
+        self.take_arrivals();
+        let (peers, openings, limit) = (&mut self.peers, &self.openings, self.idle_limit);
+        self.in_use.retain(|rank| {
+            let Some(Some(peer)) = peers.get_mut(*rank) else {
+                return false;
+            };
+            for place in &mut peer.places {
+                place.tend(now, limit, QUEUED_BYTES);
+            }
+            let is_opening = |lane| openings.contains_key(&(*rank, lane));
+            let mut places = peer.places.iter().enumerate();
+            peer.is_in_use = places.any(|(lane, it)| !it.is_unused() || is_opening(lane));
+            peer.is_in_use
+        });
     }
 }
 
-/// Whether this machine has a core for this rank and each of the peers that seem to be here.
-fn has_core_for_each(config: &LinkConfig, peers: &[Option<LanePeer>]) -> bool {
-    let is_here = |peer: &&LanePeer| {
-        let ip = peer.address.ip();
-        ip.is_loopback() || ip == config.own_ip
-    };
-    let here = peers.iter().flatten().filter(is_here).count();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    here < cores
-}
+/// How often lanes are looked at within the time after which they are closed.
+const TENDINGS: u32 = 4;
+
+/// After this time without a message a lane is closed.
+pub(crate) const IDLE_LIMIT: Duration = Duration::from_secs(300);

@@ -1,5 +1,6 @@
 //! Where lanes come from: the control thread makes their connections, in both directions, and both
-//! ends prove there which ranks they are. The thread that joins takes them from here.
+//! ends prove there which ranks they are. The thread that calls operations takes them from here,
+//! for as long as the group lives.
 //!
 //! They come over the port of the control plane; the purpose in a Hello tells them apart. Behind
 //! the handshake the listening side says in one text why it takes no such lane, or nothing, and
@@ -9,14 +10,18 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use distribute_net::address;
 use distribute_net::exchange::{self, ExchangeError, receive_text, send_text};
 use distribute_net::handshake::{HandshakeError, Hello, Listener, Secret};
 use distribute_net::peers::Connection;
 use distribute_net::tls::TlsSettings;
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 
 use crate::grpc::rules::LaneRules;
 use crate::grpc::socket::{Socket, SocketState};
@@ -37,24 +42,80 @@ const DIALLING_MAX: usize = 16;
 const REFUSAL_BYTES_MAX: usize = 4 << 10;
 
 /// Why a lane did not come about.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) enum ConnectError {
     /// No process listens there, or the connection is broken.
     Unreachable(String),
     /// What answers there is no rank, or does not want this one now; try again.
     Failed(String),
-    /// It does not know what only the two ranks know.
+    /// It does not know what only ranks of the group know.
     Refused(String),
+}
+
+impl ConnectError {
+    pub(super) fn into_reason(self) -> String {
+        match self {
+            ConnectError::Unreachable(reason)
+            | ConnectError::Failed(reason)
+            | ConnectError::Refused(reason) => reason,
+        }
+    }
 }
 
 /// How another rank is reached.
 #[derive(Debug, Clone)]
 pub(crate) struct LanePeer {
-    pub(crate) address: SocketAddr,
-    /// The name in its certificate.
-    pub(crate) host: String,
-    /// What it and this rank know since they have met.
+    /// `host:port`; the host is also the name in its certificate. Looked up whenever it is dialled.
+    pub(crate) address: String,
+    /// Where it is dialled in place of its address.
+    pub(crate) route: Option<SocketAddr>,
+    /// What only ranks of the group know.
     pub(crate) secret: Secret,
+}
+
+impl LanePeer {
+    /// Where it is dialled, in words.
+    pub(super) fn dialled(&self) -> String {
+        let route = self.route.map(|route| route.to_string());
+        route.unwrap_or_else(|| self.address.clone())
+    }
+
+    async fn open(&self, tls: Option<&TlsSettings>) -> Result<Connection, (String, bool)> {
+        let Some(route) = self.route else {
+            return Connection::open(&self.address, tls).await;
+        };
+        let host = address::split(&self.address).map_or("", |(host, _)| host);
+        Connection::open_at(route, host, tls).await
+    }
+}
+
+/// Who makes the connections of lanes.
+#[derive(Clone)]
+pub(crate) struct Doorway {
+    pub(crate) entrance: Arc<Entrance>,
+    /// Where lower ranks are dialled: the thread that also takes the connections of higher ones.
+    pub(crate) runtime: Handle,
+    pub(crate) tls: Option<TlsSettings>,
+}
+
+impl Doorway {
+    /// Begins to dial a lane of a lower rank.
+    pub(super) fn dial(&self, rank: usize, lane: usize, peer: &LanePeer) -> Dial {
+        let (entrance, tls) = (self.entrance.clone(), self.tls.clone());
+        let dialling = entrance.keep_dialling(rank, lane, peer.clone(), tls);
+        Dial(self.runtime.spawn(dialling).abort_handle())
+    }
+}
+
+/// A lane is being dialled, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Dial(AbortHandle);
+
+impl Drop for Dial {
+    fn drop(&mut self) {
+        // Does nothing when it has come about.
+        self.0.abort();
+    }
 }
 
 /// A connection whose two ends have proven who they are.
@@ -73,23 +134,31 @@ struct State {
     failures: BTreeMap<usize, ConnectError>,
     /// What this process lacked for a connection.
     shortage: Option<String>,
-    /// Rung when something of this changes.
+    /// Rung when a lane has come, or never will.
     bell: Option<Arc<OwnedFd>>,
-    /// All lanes are there: none comes later.
+    /// This rank leaves the group: no lane comes later.
     is_closed: bool,
 }
 
-/// What the control thread and the thread that joins share.
+impl State {
+    /// Notes why an attempt failed. That no process listens any more tells less than an earlier
+    /// failure while one did.
+    fn note(&mut self, rank: usize, failure: ConnectError) {
+        let tells_less = matches!(failure, ConnectError::Unreachable(_))
+            && matches!(self.failures.get(&rank), Some(ConnectError::Failed(_)));
+        if !tells_less {
+            self.failures.insert(rank, failure);
+        }
+    }
+}
+
+/// What the control thread and the thread that calls operations share.
 pub(crate) struct Entrance {
     pub(super) rules: LaneRules,
     state: Mutex<State>,
+    /// Whether a lane has come that was not taken, or will never come.
+    has_news: AtomicBool,
     dialling: Semaphore,
-}
-
-/// What has changed since the last look.
-pub(super) struct News {
-    pub(super) arrivals: BTreeMap<(usize, usize), Arrival>,
-    pub(super) failures: BTreeMap<usize, ConnectError>,
 }
 
 impl Entrance {
@@ -97,6 +166,7 @@ impl Entrance {
         Arc::new(Entrance {
             rules,
             state: Mutex::default(),
+            has_news: AtomicBool::new(false),
             dialling: Semaphore::new(DIALLING_MAX),
         })
     }
@@ -104,24 +174,39 @@ impl Entrance {
     fn change(&self, change: impl FnOnce(&mut State)) {
         let mut state = unpoisoned(self.state.lock());
         change(&mut state);
+    }
+
+    /// A change that the thread that waits for a lane must hear of.
+    fn announce(&self, change: impl FnOnce(&mut State)) {
+        let mut state = unpoisoned(self.state.lock());
+        change(&mut state);
+        self.has_news.store(true, Ordering::Release);
         if let Some(bell) = &state.bell {
             // Fails only when it is ringing already.
             let _ = rustix::io::write(bell, &1_u64.to_ne_bytes());
         }
     }
 
-    /// From now on rings this when there are news; it rings at once.
+    /// From now on rings this when there are news.
     pub(super) fn ring(&self, bell: &Arc<OwnedFd>) {
         self.change(|state| state.bell = Some(bell.clone()));
     }
 
-    /// What has come, and what has failed.
-    pub(super) fn news(&self) -> News {
+    /// Whether [`arrivals`](Self::arrivals) has to be asked.
+    pub(super) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Acquire)
+    }
+
+    /// The connections that have come since the last call.
+    pub(super) fn arrivals(&self) -> BTreeMap<(usize, usize), Arrival> {
         let mut state = unpoisoned(self.state.lock());
-        News {
-            arrivals: std::mem::take(&mut state.arrivals),
-            failures: std::mem::take(&mut state.failures),
-        }
+        self.has_news.store(false, Ordering::Release);
+        std::mem::take(&mut state.arrivals)
+    }
+
+    /// Why no connection to the rank has come about so far, if that is known.
+    pub(super) fn failure(&self, rank: usize) -> Option<ConnectError> {
+        unpoisoned(self.state.lock()).failures.get(&rank).cloned()
     }
 
     /// What this process lacked for a connection.
@@ -141,11 +226,12 @@ impl Entrance {
         self.change(|state| state.shortage = Some(why));
     }
 
-    fn note(&self, rank: usize, failure: ConnectError) {
-        self.change(|state| drop(state.failures.insert(rank, failure)));
+    /// Notes why there is no lane to a rank.
+    pub(super) fn note(&self, rank: usize, failure: ConnectError) {
+        self.change(|state| state.note(rank, failure));
     }
 
-    /// Hands a connection over to the thread that joins.
+    /// Hands a connection over to the thread that calls operations.
     fn arrive(&self, rank: usize, lane: usize, connection: Connection, is_client: bool) {
         let mut socket = None;
         let detached = connection.detach(|tcp| {
@@ -162,9 +248,10 @@ impl Entrance {
             stream,
             is_client,
         };
-        self.change(|state| {
+        self.announce(|state| {
             if !state.is_closed {
                 state.shortage = None;
+                state.failures.remove(&rank);
                 // One that was not taken yet is one that the other end has given up.
                 state.arrivals.insert((rank, lane), arrival);
             }
@@ -228,7 +315,7 @@ impl Entrance {
     fn check_place(&self, peer: &Hello) -> Result<(usize, usize), String> {
         let lane = self.rules.check_client(peer)?;
         if unpoisoned(self.state.lock()).is_closed {
-            return Err(format!("rank {} has all its lanes", self.rules.rank));
+            return Err(format!("rank {} leaves the group", self.rules.rank));
         }
         Ok(lane)
     }
@@ -244,7 +331,9 @@ impl Entrance {
         loop {
             match self.dial(rank, lane, &peer, tls.as_ref()).await {
                 Ok(connection) => return self.arrive(rank, lane, connection, true),
-                Err(refused @ ConnectError::Refused(_)) => return self.note(rank, refused),
+                Err(refused @ ConnectError::Refused(_)) => {
+                    return self.announce(|state| state.note(rank, refused));
+                }
                 Err(failed) => self.note(rank, failed),
             }
             tokio::time::sleep(RETRY_PAUSE).await;
@@ -259,10 +348,9 @@ impl Entrance {
         peer: &LanePeer,
         tls: Option<&TlsSettings>,
     ) -> Result<Connection, ConnectError> {
-        let own = self.rules.hello(rank, lane, &peer.address.to_string());
+        let own = self.rules.hello(rank, lane, &peer.dialled());
         let turn = self.dialling.acquire().await;
-        let opening = Connection::open_at(peer.address, &peer.host, tls);
-        let opened = in_time(opening).await?;
+        let opened = in_time(peer.open(tls)).await?;
         let mut connection = opened.map_err(|(reason, _)| ConnectError::Unreachable(reason))?;
         let dialled = in_time(exchange::dial(&mut connection, own, &peer.secret)).await?;
         dialled.map_err(|error| connect_error(&error))?;
@@ -288,11 +376,11 @@ async fn in_time<T>(step: impl Future<Output = T>) -> Result<T, ConnectError> {
     })
 }
 
-/// The key is one that no other ranks have, not the token of the job.
+/// The secret is one that no other group has, not the token of the job.
 fn reason(error: &ExchangeError) -> String {
     match error {
         ExchangeError::Refused(HandshakeError::WrongProof) => {
-            "it does not know the key of this pair of ranks".to_string()
+            "it does not know the secret of this group".to_string()
         }
         ExchangeError::Broken(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
             "it closed the connection without an answer".to_string()

@@ -88,6 +88,24 @@ impl End {
     }
 }
 
+/// Messages in the order in which they came: of collective operations, of point-to-point calls.
+pub(super) type Queues = [VecDeque<Message>; 2];
+
+/// How far both ranks have agreed to go on without a lane. Each ends its half of the stream with
+/// [`RETIRED`], after all that it has sent there; what comes later needs another lane. The client
+/// begins, and the server answers as soon as it has read that.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Retirement {
+    No,
+    /// This client sends nothing more, the server may.
+    Asked,
+    /// Neither end sends anything more, and all that was sent has come.
+    Agreed,
+}
+
+/// The trailer of a half that ends without that its rank leaves the group.
+const RETIRED: &str = "lane-retired";
+
 /// One connection to a peer.
 pub(super) struct Lane {
     pub(super) socket: Arc<SocketState>,
@@ -96,23 +114,29 @@ pub(super) struct Lane {
     receive: RecvStream,
     assembler: Assembler,
     /// Messages that were not asked for yet: of collective operations, of point-to-point calls.
-    queues: [VecDeque<Message>; 2],
+    queues: Queues,
     queued_bytes: usize,
     /// Bytes of segments that HTTP/2 has not written yet.
     outstanding: Arc<AtomicUsize>,
     /// The lent of the last call of [`send_lent`](Self::send_lent).
     lent: Option<Arc<LentBytes>>,
     progress: Progress,
+    /// Whether a message was sent, or has come.
+    is_used: bool,
+    /// Whether this rank has said that it leaves the group.
+    is_finished: bool,
+    retirement: Retirement,
     ended: Option<End>,
 }
 
 impl Lane {
+    /// `outstanding` counts the bytes of segments to the rank.
     pub(super) fn new(
         socket: Arc<SocketState>,
         driver: Driver,
-        send: SendStream<Segment>,
-        receive: RecvStream,
+        (send, receive): (SendStream<Segment>, RecvStream),
         max_message_bytes: usize,
+        outstanding: Arc<AtomicUsize>,
     ) -> Self {
         Lane {
             socket,
@@ -120,11 +144,14 @@ impl Lane {
             send,
             receive,
             assembler: Assembler::new(max_message_bytes),
-            queues: Default::default(),
+            queues: Queues::default(),
             queued_bytes: 0,
-            outstanding: Arc::default(),
+            outstanding,
             lent: None,
             progress: Progress::default(),
+            is_used: false,
+            is_finished: false,
+            retirement: Retirement::No,
             ended: None,
         }
     }
@@ -138,7 +165,8 @@ impl Lane {
         let before = self.socket.moved();
         self.socket.allow_frames(frames);
         let connection = self.driver.poll(&mut context);
-        let taken = if frames > 0 || connection.is_ready() {
+        let may_come = self.retirement != Retirement::Agreed;
+        let taken = if may_come && (frames > 0 || connection.is_ready()) {
             self.take_pieces(&mut context)
         } else {
             Ok(())
@@ -158,11 +186,35 @@ impl Lane {
     /// Takes what has arrived; an error when nothing more comes.
     fn take_pieces(&mut self, context: &mut Context<'_>) -> Result<(), End> {
         while let Poll::Ready(piece) = self.receive.poll_data(context) {
-            let piece = piece
-                .ok_or_else(|| End::Lost("it left the group".to_string()))?
-                .map_err(|error| End::of(&error, &self.socket))?;
-            self.take_piece(piece)?;
+            let Some(piece) = piece else {
+                return self.take_end(context);
+            };
+            self.take_piece(piece.map_err(|error| End::of(&error, &self.socket))?)?;
         }
+        Ok(())
+    }
+
+    /// Takes the end of what the peer sends: it leaves the group, or only this lane.
+    fn take_end(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+        let trailers = match self.receive.poll_trailers(context) {
+            Poll::Pending => return Ok(()),
+            Poll::Ready(trailers) => trailers.map_err(|error| End::of(&error, &self.socket))?,
+        };
+        if !trailers.is_some_and(|trailers| trailers.contains_key(RETIRED)) {
+            return Err(End::Lost("it left the group".to_string()));
+        }
+        match (&self.driver, self.retirement) {
+            (Driver::Server(_), Retirement::No) => self.end_stream(true),
+            (Driver::Client(_), Retirement::Asked) => {}
+            _ => {
+                let what = "it ended a lane out of turn".to_string();
+                return Err(End::Protocol(what));
+            }
+        }
+        self.retirement = Retirement::Agreed;
+        // What this end has said of it goes out; nothing is read.
+        self.socket.allow_frames(0);
+        let _ = self.driver.poll(context);
         Ok(())
     }
 
@@ -181,6 +233,7 @@ impl Lane {
                 if queued >= PIECES_MAX {
                     message.detach();
                 }
+                self.is_used = true;
                 self.queued_bytes += message.wire_bytes();
                 let kind = message.header.operation.kind;
                 self.queues[usize::from(kind.is_point_to_point())].push_back(message);
@@ -192,6 +245,7 @@ impl Lane {
     /// Hands a message to HTTP/2 and writes what the kernel takes; [`drive`](Self::drive) writes
     /// the rest.
     pub(super) fn send(&mut self, segment: Segment) -> Result<(), End> {
+        self.is_used = true;
         let sent = self
             .send
             .send_data(segment, false)
@@ -228,27 +282,88 @@ impl Lane {
     /// Says that nothing more will be sent, as gRPC does it: the client ends its stream, the
     /// server adds a status.
     pub(super) fn finish(&mut self, pool: &Arc<Pool>) {
-        let finished = match self.driver {
+        self.is_finished = true;
+        match self.driver {
+            _ if self.retirement != Retirement::No => {}
             Driver::Client(_) => {
                 let nothing = pool.take(0, &self.outstanding);
-                self.send.send_data(nothing, true)
+                // Fails only when the stream has ended already.
+                let _ = self.send.send_data(nothing, true);
             }
-            Driver::Server(_) => {
-                let mut trailers = http::HeaderMap::new();
-                trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
-                self.send.send_trailers(trailers)
-            }
-        };
+            Driver::Server(_) => self.end_stream(false),
+        }
+    }
+
+    fn end_stream(&mut self, retires: bool) {
+        let mut trailers = http::HeaderMap::new();
+        if matches!(self.driver, Driver::Server(_)) {
+            trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+        }
+        if retires {
+            trailers.insert(RETIRED, http::HeaderValue::from_static("1"));
+        }
         // Fails only when the stream has ended already.
-        drop(finished);
+        let _ = self.send.send_trailers(trailers);
+    }
+
+    /// Asks the server to go on without this lane.
+    pub(super) fn retire(&mut self) {
+        self.retirement = Retirement::Asked;
+        self.end_stream(true);
+        self.drive(0);
+    }
+
+    /// Whether this end is the one that may [`retire`](Self::retire) the lane, nothing of it is on
+    /// its way and nothing is left to take.
+    pub(super) fn may_retire(&self) -> bool {
+        matches!(self.driver, Driver::Client(_))
+            && self.takes_segments()
+            && self.ended.is_none()
+            && !self.has_pending_output()
+            && self.queued_bytes == 0
+    }
+
+    /// Whether what is sent to the rank goes over this lane.
+    pub(super) fn takes_segments(&self) -> bool {
+        self.retirement == Retirement::No
+    }
+
+    /// Whether nothing more comes over this lane, by agreement.
+    pub(super) fn is_retired(&self) -> bool {
+        self.retirement == Retirement::Agreed
+    }
+
+    /// Whether the connection is not needed any more: the server waits for the client to close it,
+    /// so that nothing is lost that is still on its way.
+    pub(super) fn is_over(&self) -> bool {
+        let is_client = matches!(self.driver, Driver::Client(_));
+        self.is_retired() && (is_client || self.ended.is_some())
+    }
+
+    /// Whether this rank has said that nothing more will be sent.
+    pub(super) fn is_finished(&self) -> bool {
+        self.is_finished
+    }
+
+    /// Whether any message was sent or has come.
+    pub(super) fn is_used(&self) -> bool {
+        self.is_used
+    }
+
+    /// The messages that were not asked for, when the lane is not needed any more.
+    pub(super) fn into_queues(self) -> Queues {
+        self.queues
     }
 
     pub(super) fn ended(&self) -> Option<&End> {
         self.ended.as_ref()
     }
 
-    /// Why nothing can be sent any more.
+    /// Why nothing more passes, unless that was agreed on.
     pub(super) fn broken(&self) -> Option<End> {
+        if self.is_retired() {
+            return None;
+        }
         let broken = |reason: &str| End::Lost(format!("its connection broke: {reason}"));
         self.ended
             .clone()
@@ -259,6 +374,7 @@ impl Lane {
         self.outstanding.load(Ordering::Relaxed)
     }
 
+    #[cfg(test)]
     pub(super) fn outstanding(&self) -> &Arc<AtomicUsize> {
         &self.outstanding
     }

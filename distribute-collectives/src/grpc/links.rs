@@ -12,8 +12,10 @@ use crate::bookkeeping::RunningOperation;
 use crate::error::{CollectiveError, Result};
 use crate::failure::{Failure, FailureKind};
 use crate::grpc::config::LinkConfig;
+use crate::grpc::entrance::Doorway;
 use crate::grpc::frames::Message;
-use crate::grpc::lane::{End, Lane};
+use crate::grpc::lane::End;
+use crate::grpc::peer::{Openings, Peer, Place};
 use crate::grpc::pool::{Pool, Segment};
 use crate::grpc::stall;
 use crate::header::OperationHeader;
@@ -33,33 +35,13 @@ const PENDING_BYTES: usize = 2 << 20;
 
 /// Received messages per lane that were not asked for: no more is read then, except by a call that
 /// asks.
-const QUEUED_BYTES: usize = 4 << 20;
+pub(super) const QUEUED_BYTES: usize = 4 << 20;
 
 /// How long a rank whose connection broke waits for the control plane to say why.
 const FAILURE_REPORT_WAIT: Duration = Duration::from_millis(200);
 
 /// How long a rank that leaves waits for the others to take what it has sent.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The connections to one rank.
-pub(super) struct Peer {
-    address: String,
-    pub(super) lanes: Vec<Lane>,
-    /// Messages sent and received: of collective operations, of point-to-point calls.
-    sent: [u64; 2],
-    received: [u64; 2],
-}
-
-impl Peer {
-    pub(super) fn new(address: String, lanes: Vec<Lane>) -> Self {
-        Peer {
-            address,
-            lanes,
-            sent: [0; 2],
-            received: [0; 2],
-        }
-    }
-}
 
 /// Most bytes of a segment in a message of at most `max_message_bytes`.
 pub(crate) fn max_segment_bytes(max_message_bytes: usize) -> usize {
@@ -69,16 +51,23 @@ pub(crate) fn max_segment_bytes(max_message_bytes: usize) -> usize {
 
 /// All data connections of one rank.
 pub(crate) struct Links {
-    rank: usize,
-    max_message_bytes: usize,
+    pub(super) rank: usize,
+    pub(super) max_message_bytes: usize,
     stall_limit: Duration,
+    pub(super) idle_limit: Duration,
+    pub(super) door: Doorway,
     pub(super) peers: Vec<Option<Peer>>,
+    /// The ranks with which this one has to do now: no other one has a lane, or waits for one.
+    pub(super) in_use: Vec<usize>,
+    pub(super) openings: Openings,
     pub(super) pool: Arc<Pool>,
     status: Arc<GroupStatus>,
-    /// Readable when a failure was noted, or while the rank connects something has come.
+    /// Readable when a failure was noted, or a connection has come.
     pub(super) wake: Arc<OwnedFd>,
     /// When to look next whether what was sent arrives.
     next_look: Instant,
+    /// When to look next which lanes are not used.
+    pub(super) next_tending: Instant,
     /// Whether each rank has a core, so that polling need not yield it.
     pub(super) may_spin: bool,
     spin_policy: SpinPolicy,
@@ -123,7 +112,7 @@ pub(super) fn wait(fds: &mut [PollFd<'_>], timeout: Option<Duration>) -> io::Res
 }
 
 impl Links {
-    pub(super) fn unconnected(config: &LinkConfig) -> Result<Links> {
+    pub(super) fn unpeered(config: &LinkConfig, door: Doorway) -> Result<Links> {
         let wake = config
             .status
             .alarm()
@@ -134,11 +123,16 @@ impl Links {
             rank: config.rank,
             max_message_bytes: config.max_message_bytes,
             stall_limit: config.stall_limit,
+            idle_limit: config.idle_limit,
+            door,
             peers: Vec::new(),
+            in_use: Vec::new(),
+            openings: Openings::new(),
             pool: Arc::default(),
             status: config.status.clone(),
             wake,
             next_look: Instant::now(),
+            next_tending: Instant::now(),
             may_spin: false,
             spin_policy: SpinPolicy::default(),
         })
@@ -175,7 +169,7 @@ impl Links {
     ) -> Result<()> {
         let (lane, mut segment) = self.segment(to, running, bytes, bytes)?;
         fill(&mut segment.bytes_mut()[OVERHEAD_BYTES..]);
-        let sent = self.peer_mut(to, &running.header)?.lanes[lane].send(segment);
+        let sent = self.peer_mut(to, &running.header)?.places[lane].send(segment);
         sent.map_err(|end| self.ended(to, &running.header, end))
     }
 
@@ -193,7 +187,7 @@ impl Links {
             });
         }
         let (lane, segment) = self.segment(to, running, bytes.len(), 0)?;
-        let sent = self.peer_mut(to, &running.header)?.lanes[lane].send_lent(segment, bytes);
+        let sent = self.peer_mut(to, &running.header)?.places[lane].send_lent(segment, bytes);
         sent.map_err(|end| self.ended(to, &running.header, end))
     }
 
@@ -215,11 +209,14 @@ impl Links {
         }
         let peer = self.peer_mut(to, header)?;
         let number = peer.sent[point_to_point];
-        let lane = (number % peer.lanes.len() as u64) as usize;
+        let lane = (number % peer.places.len() as u64) as usize;
+        if peer.places[lane].is_empty() {
+            self.want(to);
+        }
         let most = PENDING_BYTES.max(SEGMENTS_IN_FLIGHT * (bytes + OVERHEAD_BYTES));
         let has_room = |links: &mut Links| {
-            let lane = links.lane(to, lane);
-            lane.is_none_or(|lane| lane.outstanding_bytes() + bytes <= most)
+            let place = links.place(to, lane);
+            place.is_none_or(|place| place.outstanding_bytes() + bytes <= most)
         };
         if !has_room(self) {
             self.wait_for(running, Goal::Room { to, lane }, has_room)?;
@@ -231,7 +228,7 @@ impl Links {
         let pool = self.pool.clone();
         let peer = self.peer_mut(to, header)?;
         peer.sent[point_to_point] += 1;
-        let mut segment = pool.take(OVERHEAD_BYTES + own, peer.lanes[lane].outstanding());
+        let mut segment = pool.take(OVERHEAD_BYTES + own, peer.places[lane].outstanding());
         let front = segment.bytes_mut();
         front[..PREFIX_BYTES].copy_from_slice(&encode_prefix(bytes));
         front[PREFIX_BYTES..OVERHEAD_BYTES].copy_from_slice(&frame.encode());
@@ -252,31 +249,44 @@ impl Links {
         let kind = usize::from(point_to_point);
         let peer = self.peer_mut(from, expected)?;
         let number = peer.received[kind];
-        let lane = (number % peer.lanes.len() as u64) as usize;
-        let mut message = peer.lanes[lane].next_message(point_to_point);
-        if message.is_none() {
+        let lane = (number % peer.places.len() as u64) as usize;
+        let mut taken = peer.places[lane].next_message(point_to_point);
+        if taken.is_none() {
             self.wait_for(running, Goal::Message { from, lane }, |links| {
-                let lane = links.lane(from, lane);
-                message = lane.and_then(|lane| lane.next_message(point_to_point));
-                message.is_some()
+                let place = links.place_mut(from, lane);
+                taken = place.and_then(|place| place.next_message(point_to_point));
+                taken.is_some()
             })?;
         }
-        let Some(message) = message else {
+        let Some(taken) = taken else {
             return Err(invalid(self.rank, expected, "no message".to_string()));
         };
-        self.check_message(from, expected, number, bytes, &message)?;
-        consume(message.payload());
+        self.check_message(from, expected, number, bytes, &taken.message)?;
+        consume(taken.message.payload());
         let peer = self.peer_mut(from, expected)?;
         peer.received[kind] += 1;
-        peer.lanes[lane].consumed(message);
+        peer.places[lane].consumed(taken);
         Ok(())
     }
 
     /// Moves what can be moved without waiting; returns whether bytes moved.
     pub(crate) fn drive_once(&mut self) -> bool {
-        let mut moved = false;
-        for lane in self.lanes_mut().filter(|lane| lane.has_pending_output()) {
-            moved |= lane.drive(usize::from(lane.queued_bytes() < QUEUED_BYTES));
+        let mut moved = self.take_arrivals();
+        for index in 0..self.in_use.len() {
+            let rank = self.in_use[index];
+            let Some(Some(peer)) = self.peers.get_mut(rank) else {
+                continue;
+            };
+            let mut lacks_lane = false;
+            for place in &mut peer.places {
+                if place.has_pending_output() {
+                    moved |= place.drive_within(QUEUED_BYTES);
+                    lacks_lane |= place.is_empty();
+                }
+            }
+            if lacks_lane {
+                self.want(rank);
+            }
         }
         moved
     }
@@ -287,15 +297,17 @@ impl Links {
         if self.drive_once() {
             return;
         }
-        let waiting = self.lanes().filter(|lane| lane.has_pending_output());
-        let mut fds: PollFds<'_> = waiting.map(|lane| lane.socket.pollfd(false)).collect();
+        let waiting = self.places().filter(|(_, _, it)| it.has_pending_output());
+        let lanes = waiting.filter_map(|(_, _, place)| place.lane());
+        let mut fds: PollFds<'_> = lanes.map(|lane| lane.socket.pollfd(false)).collect();
+        fds.extend(self.openings.values().map(|it| it.socket.pollfd(true)));
         // An error of poll shows again, and is reported, in the operation itself.
         let _ = wait(&mut fds, Some(limit));
     }
 
     /// Whether something that was sent has not been handed to the kernel yet.
     pub(crate) fn has_pending_output(&self) -> bool {
-        self.lanes().any(Lane::has_pending_output)
+        self.places().any(|(_, _, place)| place.has_pending_output())
     }
 
     /// Returns when the kernel has everything that this operation sent: afterwards the others can
@@ -318,37 +330,53 @@ impl Links {
     /// Says that nothing more will come, and waits until the kernels of the others have
     /// everything. Ending a connection earlier could lose what is on its way.
     pub(super) fn flush(&mut self, deadline: Instant) {
-        let pool = self.pool.clone();
-        for lane in self.lanes_mut() {
-            lane.finish(&pool);
-            lane.drive(0);
-        }
         loop {
-            // Also reads: a peer that has left in the meantime acknowledges nothing any more.
-            for lane in self.lanes_mut().filter(|lane| !lane.is_delivered()) {
-                lane.drive(usize::from(lane.queued_bytes() < QUEUED_BYTES));
-            }
+            self.take_arrivals();
+            self.finish_lanes();
             let now = Instant::now();
-            if self.lanes().all(Lane::is_delivered) || now >= deadline {
+            if self.places().all(|(_, _, place)| place.is_delivered()) || now >= deadline {
                 return;
             }
             // Nothing tells when the peer's kernel has acknowledged: ask again soon.
             let soon = Duration::from_millis(1).min(deadline - now);
-            let waiting = self.lanes().filter(|lane| !lane.is_delivered());
-            let mut fds: Vec<_> = waiting.map(|lane| lane.socket.pollfd(true)).collect();
+            let waiting = self.places().filter(|(_, _, place)| !place.is_delivered());
+            let lanes = waiting.filter_map(|(_, _, place)| place.lane());
+            let mut fds: Vec<_> = lanes.map(|lane| lane.socket.pollfd(true)).collect();
             if wait(&mut fds, Some(soon)).is_err() {
                 return;
             }
         }
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &Lane> {
-        self.peers.iter().flatten().flat_map(|peer| &peer.lanes)
+    /// Says on all lanes that nothing more will come, and moves what can be moved. Also reads: a
+    /// peer that has left in the meantime acknowledges nothing any more.
+    fn finish_lanes(&mut self) {
+        for index in 0..self.in_use.len() {
+            let rank = self.in_use[index];
+            let Some(Some(peer)) = self.peers.get_mut(rank) else {
+                continue;
+            };
+            let mut lacks_lane = false;
+            for place in &mut peer.places {
+                place.finish(&self.pool);
+                if !place.is_delivered() {
+                    place.drive_within(QUEUED_BYTES);
+                    lacks_lane |= place.is_empty();
+                }
+            }
+            if lacks_lane {
+                self.want(rank);
+            }
+        }
     }
 
-    fn lanes_mut(&mut self) -> impl Iterator<Item = &mut Lane> {
-        let peers = self.peers.iter_mut().flatten();
-        peers.flat_map(|peer| &mut peer.lanes)
+    /// All places that may have lanes: rank, lane, place.
+    fn places(&self) -> impl Iterator<Item = (usize, usize, &Place)> {
+        self.in_use.iter().flat_map(|rank| {
+            let peer = self.peers.get(*rank).and_then(Option::as_ref);
+            let places = peer.into_iter().flat_map(|peer| &peer.places);
+            places.enumerate().map(|(lane, place)| (*rank, lane, place))
+        })
     }
 
     fn peer_mut(&mut self, rank: usize, header: &OperationHeader) -> Result<&mut Peer> {
@@ -359,8 +387,12 @@ impl Links {
         })
     }
 
-    fn lane(&mut self, rank: usize, lane: usize) -> Option<&mut Lane> {
-        self.peers.get_mut(rank)?.as_mut()?.lanes.get_mut(lane)
+    pub(super) fn place_mut(&mut self, rank: usize, lane: usize) -> Option<&mut Place> {
+        self.peers.get_mut(rank)?.as_mut()?.places.get_mut(lane)
+    }
+
+    fn place(&self, rank: usize, lane: usize) -> Option<&Place> {
+        self.peers.get(rank)?.as_ref()?.places.get(lane)
     }
 
     /// Drives the connections until `done`.
@@ -376,14 +408,19 @@ impl Links {
                 return Ok(());
             }
             if let Goal::Message { from: peer, lane } | Goal::Room { to: peer, lane } = goal
-                && let Some(lane) = self.lane(peer, lane)
-                && let Some(end) = lane.broken()
-                && !(matches!(goal, Goal::Message { .. }) && lane.may_read_more())
+                && let Some(place) = self.place(peer, lane)
             {
-                return Err(self.ended(peer, &running.header, end));
+                if place.is_empty() {
+                    self.want(peer);
+                } else if let Some(lane) = place.lane()
+                    && let Some(end) = lane.broken()
+                    && !(matches!(goal, Goal::Message { .. }) && lane.may_read_more())
+                {
+                    return Err(self.ended(peer, &running.header, end));
+                }
             }
             if !moved && !self.poll(goal) && self.block(running, goal)? {
-                self.note_failure(&running.header, goal, &mut done)?;
+                self.note_failure(running, goal, &mut done)?;
             }
         }
     }
@@ -405,9 +442,9 @@ impl Links {
     fn drive_for(&mut self, goal: Goal) -> bool {
         let mut moved = false;
         if let Goal::Message { from, lane } = goal
-            && let Some(lane) = self.lane(from, lane)
+            && let Some(place) = self.place_mut(from, lane)
         {
-            moved = lane.drive(1) || lane.may_read_more();
+            moved = place.drive(1) || place.may_read_more();
         }
         self.drive_once() || moved
     }
@@ -416,15 +453,17 @@ impl Links {
     /// kernels of the others have all that it sent, so that is read first: it counts.
     fn note_failure(
         &mut self,
-        header: &OperationHeader,
+        running: &RunningOperation,
         goal: Goal,
         done: &mut impl FnMut(&mut Links) -> bool,
     ) -> Result<()> {
+        let header = &running.header;
         loop {
             let noted = self.status.check_peer(header, goal.peer());
             if self.drive_for(goal) || done(self) {
                 return Ok(());
             }
+            self.check_accepted(goal.peer(), running)?;
             noted?;
             // The failure concerns later operations only; the next one asks the status itself.
             self.hush();
@@ -439,22 +478,24 @@ impl Links {
     /// Returns whether a failure was noted.
     fn block(&mut self, running: &RunningOperation, goal: Goal) -> Result<bool> {
         let header = &running.header;
-        self.check_progress(header)?;
+        self.check_progress(header, goal)?;
         let left = running.left();
         if left == Some(Duration::ZERO) {
             return Err(self.timed_out(running, goal));
         }
         let mut fds = PollFds::new();
         fds.push(PollFd::new(&*self.wake, PollFlags::IN));
-        for (from, peer) in self.peers.iter().enumerate() {
-            for (lane, it) in peer.iter().flat_map(|peer| peer.lanes.iter().enumerate()) {
-                let wanted = goal == Goal::Message { from, lane };
-                if it.ended().is_none() && (wanted || it.has_pending_output()) {
-                    let reading = wanted || it.queued_bytes() < QUEUED_BYTES;
-                    fds.push(it.socket.pollfd(reading));
-                }
+        for (from, lane, place) in self.places() {
+            let wanted = goal == Goal::Message { from, lane };
+            if let Some(it) = place.lane()
+                && it.ended().is_none()
+                && (wanted || it.has_pending_output())
+            {
+                let reading = wanted || it.queued_bytes() < QUEUED_BYTES;
+                fds.push(it.socket.pollfd(reading));
             }
         }
+        fds.extend(self.openings.values().map(|it| it.socket.pollfd(true)));
         let nap = left.map_or(stall::LOOK_INTERVAL, |left| left.min(stall::LOOK_INTERVAL));
         let waited = wait(&mut fds, Some(nap));
         let rung = fds.first().is_some_and(|fd| !fd.revents().is_empty());
@@ -463,7 +504,7 @@ impl Links {
     }
 
     /// Ends the operation when what was sent to a rank does not arrive there.
-    fn check_progress(&mut self, header: &OperationHeader) -> Result<()> {
+    fn check_progress(&mut self, header: &OperationHeader, goal: Goal) -> Result<()> {
         let (now, own, limit) = (Instant::now(), self.rank, self.stall_limit);
         if now < self.next_look {
             return Ok(());
@@ -471,10 +512,15 @@ impl Links {
         self.next_look = now + stall::LOOK_INTERVAL;
         let peers = self.peers.iter_mut().enumerate();
         let lanes = peers.flat_map(|(rank, peer)| {
-            let lanes = peer.iter_mut().flat_map(|peer| &mut peer.lanes);
+            let places = peer.iter_mut().flat_map(|peer| &mut peer.places);
+            let lanes = places.filter_map(Place::lane_mut);
             lanes.map(move |lane| (rank, lane))
         });
         for (peer, lane) in lanes {
+            // A lane that both ranks go on without ends no operation that does not need it.
+            if !lane.takes_segments() && goal.peer() != Some(peer) {
+                continue;
+            }
             let has_dialled = peer < own;
             let Some((in_flight, elapsed)) = lane.standing_still(now) else {
                 continue;
@@ -500,19 +546,23 @@ impl Links {
     fn timed_out(&self, running: &RunningOperation, goal: Goal) -> CollectiveError {
         let pending = |rank: &usize| {
             let peer = self.peers[*rank].as_ref();
-            peer.is_some_and(|peer| peer.lanes.iter().any(Lane::has_pending_output))
+            peer.is_some_and(Peer::has_pending_output)
         };
         let missing = match goal.peer() {
             Some(rank) => vec![rank],
             None => (0..self.peers.len()).filter(pending).collect(),
         };
         let header = &running.header;
+        let unconnected = missing.iter().find_map(|rank| self.why_unconnected(*rank, running));
+        if let Some(error) = unconnected {
+            return self.found(header, error);
+        }
         let missing = self.status.to_blame(header, running.begin, missing);
         self.found(header, running.timed_out(missing))
     }
 
     /// Notes an error that this rank has found, so that all ranks hear of it.
-    fn found(&self, header: &OperationHeader, error: CollectiveError) -> CollectiveError {
+    pub(super) fn found(&self, header: &OperationHeader, error: CollectiveError) -> CollectiveError {
         let failure = Failure::ended(error.clone(), header.sequence);
         self.status.record_failure(failure);
         error
@@ -555,7 +605,7 @@ impl Links {
         what: String,
     ) -> CollectiveError {
         let address = match self.peers.get(peer) {
-            Some(Some(peer)) => peer.address.clone(),
+            Some(Some(peer)) => peer.known.dialled(),
             _ => "no address".to_string(),
         };
         let error = CollectiveError::Protocol {
@@ -599,6 +649,12 @@ impl Links {
             Err(lower.wrong_size(rank, from, payload, bytes))
         });
         compared.map_err(|error| self.found(expected, error))
+    }
+}
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        self.door.entrance.close();
     }
 }
 

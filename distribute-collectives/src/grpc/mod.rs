@@ -32,6 +32,7 @@ mod lane;
 mod lent_bytes;
 mod links;
 mod open;
+mod peer;
 mod pool;
 #[expect(unsafe_code, reason = "each use says why it is sound")]
 mod raw;
@@ -44,8 +45,8 @@ mod tests;
 mod transport;
 
 pub(crate) use config::{LinkConfig, MESSAGE_BYTES_MIN};
-pub(crate) use connect::Doorway;
-pub(crate) use entrance::{Entrance, LanePeer};
+pub(crate) use connect::IDLE_LIMIT;
+pub(crate) use entrance::{Doorway, Entrance, LanePeer};
 pub(crate) use links::{Links, max_segment_bytes};
 pub(crate) use rules::LaneRules;
 pub(crate) use stall::stall_limit;

@@ -3,6 +3,8 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::task::{Context, Poll};
 
 use http::{HeaderValue, Method, Request, Response, Version};
@@ -19,16 +21,26 @@ const EXCHANGE: &str = "http://lane/distribute.v1.Collectives/Exchange";
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
 /// Makes a lane of a connection; or says why it is none.
-pub(super) async fn open(arrival: Arrival, max_message_bytes: usize) -> Result<Lane, String> {
+///
+/// `outstanding` counts the bytes of segments to the rank.
+pub(super) async fn open(
+    arrival: Arrival,
+    max_message_bytes: usize,
+    outstanding: Arc<AtomicUsize>,
+) -> Result<Lane, String> {
     let opened = if arrival.is_client {
-        call(arrival, max_message_bytes).await
+        call(arrival, max_message_bytes, outstanding).await
     } else {
-        answer(arrival, max_message_bytes).await
+        answer(arrival, max_message_bytes, outstanding).await
     };
     opened.map_err(|error| format!("HTTP/2: {error}"))
 }
 
-async fn call(arrival: Arrival, max_message_bytes: usize) -> Result<Lane, h2::Error> {
+async fn call(
+    arrival: Arrival,
+    max_message_bytes: usize,
+    outstanding: Arc<AtomicUsize>,
+) -> Result<Lane, h2::Error> {
     let (mut requests, connection) = h2::client::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -58,13 +70,12 @@ async fn call(arrival: Arrival, max_message_bytes: usize) -> Result<Lane, h2::Er
         }
     })
     .await?;
-    let receive = response.into_body();
     Ok(Lane::new(
         arrival.socket,
         driver,
-        send,
-        receive,
+        (send, response.into_body()),
         max_message_bytes,
+        outstanding,
     ))
 }
 
@@ -77,7 +88,11 @@ fn driver_ended<T>(driver: &mut Driver, context: &mut Context<'_>) -> Poll<Resul
     driver.poll(context).map(ended)
 }
 
-async fn answer(arrival: Arrival, max_message_bytes: usize) -> Result<Lane, h2::Error> {
+async fn answer(
+    arrival: Arrival,
+    max_message_bytes: usize,
+    outstanding: Arc<AtomicUsize>,
+) -> Result<Lane, h2::Error> {
     let mut connection = h2::server::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -91,8 +106,13 @@ async fn answer(arrival: Arrival, max_message_bytes: usize) -> Result<Lane, h2::
     let mut response = Response::new(());
     response.headers_mut().insert("content-type", CONTENT_TYPE);
     let send = respond.send_response(response, false)?;
-    let (driver, receive) = (Driver::Server(connection), request.into_body());
-    let mut lane = Lane::new(arrival.socket, driver, send, receive, max_message_bytes);
+    let mut lane = Lane::new(
+        arrival.socket,
+        Driver::Server(connection),
+        (send, request.into_body()),
+        max_message_bytes,
+        outstanding,
+    );
     lane.drive(0);
     Ok(lane)
 }

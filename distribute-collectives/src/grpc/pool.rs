@@ -83,6 +83,16 @@ impl Segment {
         self
     }
 
+    /// The same segment with a copy of these bytes at its end, for a segment without lent ones.
+    pub(super) fn followed_by_copy(mut self, bytes: &[u8]) -> Self {
+        self.outstanding.fetch_add(bytes.len(), Ordering::Relaxed);
+        self.counted += bytes.len();
+        self.buffer.truncate(self.end);
+        self.buffer.extend_from_slice(bytes);
+        self.end = self.buffer.len();
+        self
+    }
+
     fn lent(&self) -> &[u8] {
         self.lent.as_deref().map_or(&[], LentBytes::bytes)
     }

@@ -19,7 +19,11 @@ use tokio::sync::oneshot;
 use tokio_stream::StreamExt;
 
 use super::lane::Lane;
-use super::{Doorway, Entrance, GrpcTransport, LanePeer, LaneRules, LinkConfig, Links};
+use super::links::SEGMENTS_IN_FLIGHT;
+use super::peer::Place;
+use super::{
+    Doorway, Entrance, GrpcTransport, IDLE_LIMIT, LanePeer, LaneRules, LinkConfig, Links,
+};
 use crate::bookkeeping::RunningOperation;
 use crate::buffer::Buffer;
 use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};
@@ -46,6 +50,7 @@ struct Settings {
     rules: LaneRules,
     secret: Secret,
     tls: Option<TlsSettings>,
+    idle_limit: Duration,
     status: Arc<GroupStatus>,
 }
 
@@ -54,6 +59,7 @@ fn settings(rank: usize, world_size: usize) -> Settings {
         rules: LaneRules::example(rank, world_size),
         secret: Secret::new("let me in"),
         tls: None,
+        idle_limit: IDLE_LIMIT,
         status: Arc::default(),
     }
 }
@@ -116,35 +122,32 @@ impl Port {
     }
 }
 
-/// Connects a rank to the ranks at these addresses.
-fn connect(
-    port: Port,
-    settings: &Settings,
-    addresses: &[SocketAddr],
-    deadline: Instant,
-) -> Result<(Links, Served)> {
+/// The links of a rank to the ranks at these addresses.
+fn linked(port: Port, settings: &Settings, addresses: &[SocketAddr]) -> (Links, Served) {
     let rank = settings.rules.rank;
     let config = LinkConfig {
         rank,
         own_ip: port.address.ip(),
+        own_host: "127.0.0.1".to_string(),
         max_message_bytes: 1 << 20,
         stall_limit: Duration::from_secs(60),
+        idle_limit: settings.idle_limit,
         status: settings.status.clone(),
     };
     let peer = |(other, address): (usize, &SocketAddr)| {
         (other != rank).then(|| LanePeer {
-            address: *address,
-            host: "127.0.0.1".to_string(),
+            address: address.to_string(),
+            route: None,
             secret: settings.secret.clone(),
         })
     };
-    let peers: Vec<_> = addresses.iter().enumerate().map(peer).collect();
+    let peers = addresses.iter().enumerate().map(peer).collect();
     let (door, served) = port.open(settings);
-    let links = Links::connect(config, &door, &peers, Some(deadline))?;
-    Ok((links, served))
+    (Links::new(config, door, peers).unwrap(), served)
 }
 
-/// A world on threads; `adapt` changes the settings of each rank.
+/// A world on threads; `adapt` changes the settings of each rank. All can be dialled until all have
+/// ended.
 fn world<R: Send>(
     size: usize,
     adapt: impl Fn(&mut Settings) + Sync,
@@ -152,35 +155,47 @@ fn world<R: Send>(
 ) -> Vec<R> {
     let ports: Vec<Port> = (0..size).map(|_| port()).collect();
     let addresses: Vec<_> = ports.iter().map(|port| port.address).collect();
-    on_threads(ports.into_iter().enumerate(), |(rank, port)| {
+    let ended = on_threads(ports.into_iter().enumerate(), |(rank, port)| {
         let mut settings = settings(rank, size);
         adapt(&mut settings);
-        let deadline = Instant::now() + TIMEOUT;
-        let (links, _served) = connect(port, &settings, &addresses, deadline).unwrap();
-        f(links, settings.status)
-    })
+        let (links, served) = linked(port, &settings, &addresses);
+        (f(links, settings.status), served)
+    });
+    ended.into_iter().map(|(result, _)| result).collect()
+}
+
+/// Waits until there are lanes to a rank, which does the same.
+fn connect(links: &mut Links, rank: usize) {
+    let deadline = Instant::now() + TIMEOUT;
+    links.want(rank);
+    while links.peers[rank].as_ref().unwrap().places[0].is_empty() {
+        assert!(Instant::now() < deadline, "no lane to rank {rank}");
+        links.take_arrivals();
+        std::thread::yield_now();
+    }
 }
 
 #[test]
 fn connections_over_loopback_are_not_paced() {
-    world(
-        3,
-        |_| {},
-        |links, _| {
-            let lanes: Vec<_> = links
-                .peers
-                .iter()
-                .flatten()
-                .flat_map(|peer| &peer.lanes)
-                .collect();
-            assert_eq!(lanes.len(), 2);
-            for lane in lanes {
-                let socket = lane.socket.pollfd(false);
-                let control = rustix::net::sockopt::tcp_congestion(socket).unwrap();
-                assert_eq!(control, "reno");
-            }
-        },
-    );
+    within_limit(|| {
+        world(
+            3,
+            |_| {},
+            |links, status| {
+                let mut endpoint = endpoint(links, status, &options());
+                sum(&mut endpoint).unwrap();
+                let peers = endpoint.transport().links.peers.iter().flatten();
+                let lanes = peers.flat_map(|peer| &peer.places).filter_map(Place::lane);
+                let lanes: Vec<_> = lanes.collect();
+                assert_eq!(lanes.len(), 2);
+                for lane in lanes {
+                    let socket = lane.socket.pollfd(false);
+                    let control = rustix::net::sockopt::tcp_congestion(socket).unwrap();
+                    assert_eq!(control, "reno");
+                }
+            },
+        );
+    });
 }
 
 type Endpoint = TransportCommunicator<GrpcTransport>;
@@ -572,8 +587,7 @@ fn with_unauthenticated(unauthenticated: impl FnOnce(SocketAddr) + Send) {
     let addresses = &[first.address, second.address];
     let joined = |rank, port| {
         let settings = settings(rank, 2);
-        let deadline = Instant::now() + TIMEOUT;
-        let (links, served) = connect(port, &settings, addresses, deadline).unwrap();
+        let (links, served) = linked(port, &settings, addresses);
         let mut endpoint = endpoint(links, settings.status, &options());
         sum(&mut endpoint).unwrap();
         (endpoint, served)
@@ -657,8 +671,7 @@ fn connected_in_a_flood(
     let joined = |rank, port| {
         let mut settings = settings(rank, 2);
         settings.tls = tls.clone();
-        let deadline = Instant::now() + TIMEOUT;
-        let (links, served) = connect(port, &settings, addresses, deadline).unwrap();
+        let (links, served) = linked(port, &settings, addresses);
         let mut endpoint = endpoint(links, settings.status, &options());
         sum(&mut endpoint).unwrap();
         (endpoint, served)
@@ -746,89 +759,138 @@ fn a_rank_that_is_answered_late_is_not_lost() {
         let (first, second) = (port(), port());
         let addresses = [first.address, second.address];
         let slow = answering_late(addresses[0], Duration::from_secs(2));
-        let deadline = Instant::now() + TIMEOUT;
+        let summed = |rank, port, addresses: [SocketAddr; 2]| {
+            let settings = settings(rank, 2);
+            let (links, served) = linked(port, &settings, &addresses);
+            let mut endpoint = endpoint(links, settings.status, &options());
+            sum(&mut endpoint).unwrap();
+            (endpoint, served)
+        };
         std::thread::scope(|scope| {
-            let of_zero =
-                scope.spawn(move || connect(first, &settings(0, 2), &addresses, deadline));
-            let of_one = connect(second, &settings(1, 2), &[slow, addresses[1]], deadline);
-            drop((of_one.unwrap(), of_zero.join().unwrap().unwrap()));
+            let of_zero = scope.spawn(move || summed(0, first, addresses));
+            let of_one = summed(1, second, [slow, addresses[1]]);
+            drop((of_one, of_zero.join().unwrap()));
         });
     });
 }
 
-fn refused_at(address: SocketAddr, adapt: impl Fn(&mut Settings)) -> CollectiveError {
+/// How the first operation of a rank ends after this time, if not before.
+fn first_operation(
+    port: Port,
+    settings: Settings,
+    addresses: &[SocketAddr],
+    timeout: Duration,
+) -> Result<()> {
+    let (links, _served) = linked(port, &settings, addresses);
+    let options = options()
+        .generation(settings.rules.generation)
+        .timeout(timeout);
+    sum(&mut endpoint(links, settings.status, &options))
+}
+
+/// Of a rank that waits for a lane to rank 0: where it was dialled, and why there is none.
+fn unconnected(result: Result<()>) -> (String, String) {
+    match result {
+        Err(CollectiveError::LinkStalled {
+            rank: 1,
+            peer: 0,
+            connection,
+            what,
+        }) => (connection, what),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refused_at(address: SocketAddr, adapt: impl Fn(&mut Settings)) -> (String, String) {
     let mut wrong = settings(1, 2);
     adapt(&mut wrong);
     let own = port();
-    let deadline = Instant::now() + Duration::from_millis(400);
     let addresses = [address, own.address];
-    let refused = connect(own, &wrong, &addresses, deadline);
-    refused.err().unwrap()
+    let limit = Duration::from_millis(400);
+    unconnected(first_operation(own, wrong, &addresses, limit))
 }
 
 #[test]
 fn a_wrong_hello_is_refused_with_a_reason() {
     within_limit(|| {
         with_unauthenticated(|address| {
-            let error = refused_at(address, |settings| settings.rules.generation = 6);
-            let CollectiveError::Rendezvous { missing, .. } = &error else {
-                panic!("{error}");
-            };
-            assert_eq!(
-                missing[0].reason,
-                "it is in generation 7, this process in 6"
-            );
-            assert_eq!(missing[0].address, address.to_string());
-            let error = refused_at(address, |settings| settings.secret = Secret::new("a guess"));
-            let CollectiveError::Refused {
-                rank: 1, reason, ..
-            } = &error
-            else {
-                panic!("{error}");
-            };
-            assert_eq!(reason, "it does not know the key of this pair of ranks");
-            let error = refused_at(address, |it| it.rules.group = "other".to_string());
-            assert!(
-                error.to_string().contains("the group here is tests"),
-                "{error}"
-            );
-            let error = refused_at(address, |settings| settings.rules.lanes = 2);
-            assert!(
-                error.to_string().contains("lanes here is 1, not 2"),
-                "{error}"
-            );
+            let (connection, what) = refused_at(address, |it| it.rules.generation = 6);
+            let expected = "it is in generation 7, this process in 6";
+            assert!(what.contains(expected), "{what}");
+            assert_eq!(connection, format!("-> {address}"));
+            let (_, what) = refused_at(address, |it| it.secret = Secret::new("a guess"));
+            let expected = "it does not know the secret of this group";
+            assert!(what.contains(expected), "{what}");
+            let (_, what) = refused_at(address, |it| it.rules.group = "other".to_string());
+            assert!(what.contains("the group here is tests"), "{what}");
+            let (_, what) = refused_at(address, |settings| settings.rules.lanes = 2);
+            assert!(what.contains("lanes here is 1, not 2"), "{what}");
+        });
+    });
+}
+
+/// No attempt more helps, so the deadline is not waited for.
+#[test]
+fn a_rank_that_another_one_never_accepts_is_told_at_once() {
+    within_limit(|| {
+        with_unauthenticated(|address| {
+            let mut wrong = settings(1, 2);
+            wrong.secret = Secret::new("a guess");
+            let own = port();
+            let addresses = [address, own.address];
+            let begun = Instant::now();
+            unconnected(first_operation(own, wrong, &addresses, TIMEOUT));
+            assert!(begun.elapsed() < TIMEOUT / 2);
         });
     });
 }
 
 #[test]
-fn missing_ranks_are_listed() {
-    let (own, silent) = (port(), port());
-    let unheard = silent.address;
-    drop(silent);
-    let addresses = [unheard, own.address, unheard];
-    let deadline = Instant::now() + Duration::from_millis(300);
-    let error = connect(own, &settings(1, 3), &addresses, deadline)
-        .err()
-        .unwrap();
-    let CollectiveError::Rendezvous {
-        rank: 1,
-        missing,
-        elapsed,
-    } = &error
-    else {
-        panic!("{error}");
-    };
-    let ranks: Vec<_> = missing.iter().map(|missing| missing.rank).collect();
-    assert_eq!(ranks, [0, 2]);
-    assert!(missing[0].reason.contains("refused"), "{error}");
-    // It is to connect here.
-    assert!(missing[1].reason.contains("has not connected"), "{error}");
-    assert!(*elapsed < Duration::from_secs(60));
+fn ranks_without_a_connection_are_named_with_the_reason() {
+    within_limit(|| {
+        let (own, silent) = (port(), port());
+        let unheard = silent.address;
+        drop(silent);
+        let addresses = [unheard, own.address];
+        let limit = Duration::from_millis(300);
+        let ended = first_operation(own, settings(1, 2), &addresses, limit);
+        let (_, what) = unconnected(ended);
+        assert!(what.contains("refused"), "{what}");
+        // Rank 1 is to connect here: all that is known is that it does not take part.
+        let own = port();
+        let addresses = [own.address, unheard];
+        let ended = first_operation(own, settings(0, 2), &addresses, limit);
+        let Err(CollectiveError::Timeout { missing, .. }) = &ended else {
+            panic!("{ended:?}");
+        };
+        assert_eq!(missing, &[1]);
+    });
+}
+
+/// What this process lacks says more than that a rank has not come.
+#[test]
+fn a_rank_that_lacks_descriptors_says_so() {
+    within_limit(|| {
+        let own = port();
+        let (settings, addresses) = (settings(0, 2), [own.address; 2]);
+        let (links, _served) = linked(own, &settings, &addresses);
+        let lacking = "this process has no file descriptors left".to_string();
+        links.door.entrance.note_shortage(lacking.clone());
+        let options = options().timeout(Duration::from_millis(300));
+        let ended = sum(&mut endpoint(links, settings.status, &options));
+        let Err(CollectiveError::LinkStalled { peer: 1, what, .. }) = &ended else {
+            panic!("{ended:?}");
+        };
+        assert!(what.contains(&lacking), "{what}");
+    });
+}
+
+fn only_place(links: &mut Links, rank: usize) -> &mut Place {
+    &mut links.peers[rank].as_mut().unwrap().places[0]
 }
 
 fn only_lane(links: &mut Links, rank: usize) -> &mut Lane {
-    &mut links.peers[rank].as_mut().unwrap().lanes[0]
+    only_place(links, rank).lane_mut().unwrap()
 }
 
 #[test]
@@ -852,6 +914,7 @@ fn nonsense_from_a_peer_is_a_protocol_error() {
                 |mut links, status| {
                     if links.rank() == 1 {
                         let pool = links.pool.clone();
+                        connect(&mut links, 0);
                         let lane = only_lane(&mut links, 0);
                         let mut segment = pool.take(frame.len(), lane.outstanding());
                         segment.bytes_mut().copy_from_slice(&frame);
@@ -872,13 +935,18 @@ fn nonsense_from_a_peer_is_a_protocol_error() {
     }
 }
 
-#[test]
-fn what_waits_for_a_slow_peer_is_bounded() {
-    within_limit(|| {
+/// With a lane that the peer does not read, and without one.
+#[rstest]
+fn what_waits_for_a_slow_peer_is_bounded(#[values(false, true)] is_connected: bool) {
+    within_limit(move || {
         world(
             2,
             |_| {},
             |mut links, _| {
+                if is_connected {
+                    let other = 1 - links.rank();
+                    connect(&mut links, other);
+                }
                 let header = OperationHeader::new(OperationKind::AllReduce, 7, 0);
                 if links.rank() == 1 {
                     return links;
@@ -891,9 +959,10 @@ fn what_waits_for_a_slow_peer_is_bounded() {
                         Ok(()) => assert!(sent < 1000, "nothing holds the sender back"),
                         Err(error) => break error,
                     }
-                    assert!(only_lane(&mut links, 1).outstanding_bytes() <= 3 << 20);
+                    assert!(only_place(&mut links, 1).outstanding_bytes() <= 3 << 20);
                 };
                 assert!(matches!(error, CollectiveError::Timeout { .. }), "{error}");
+                assert!(sent >= SEGMENTS_IN_FLIGHT, "{sent}");
                 links
             },
         );
@@ -956,20 +1025,15 @@ impl Authority {
     }
 }
 
-/// How two ranks with these settings connect: the reasons of both, when they do not.
-fn connect_with(zero: TlsSettings, one: TlsSettings) -> Vec<std::result::Result<(), String>> {
+/// How the first operation of two ranks with these settings ends.
+fn connect_with(zero: TlsSettings, one: TlsSettings) -> Vec<Result<()>> {
     let ports = [port(), port()];
     let addresses: Vec<_> = ports.iter().map(|port| port.address).collect();
     let ranks = ports.into_iter().zip([zero, one]).enumerate();
     on_threads(ranks, |(rank, (port, tls))| {
         let mut settings = settings(rank, 2);
         settings.tls = Some(tls);
-        let deadline = Instant::now() + Duration::from_secs(1);
-        match connect(port, &settings, &addresses, deadline) {
-            Ok(_) => Ok(()),
-            Err(CollectiveError::Rendezvous { missing, .. }) => Err(missing[0].reason.clone()),
-            Err(other) => panic!("{other:?}"),
-        }
+        first_operation(port, settings, &addresses, Duration::from_secs(1))
     })
 }
 
@@ -998,9 +1062,11 @@ fn a_lane_takes_only_certificates_of_its_authority() {
             (good(), ca.tls(&other, false)),
             (good(), bare),
         ] {
-            let reasons = connect_with(zero, one);
-            assert!(reasons.iter().all(Result::is_err), "{reasons:?}");
-            let one = reasons[1].clone().unwrap_err();
+            let [zero, one] = &connect_with(zero, one)[..] else {
+                panic!("two ranks");
+            };
+            assert!(zero.is_err());
+            let (_, one) = unconnected(one.clone());
             assert!(
                 one.contains("certificate") || one.contains("expired"),
                 "{one}"

@@ -53,8 +53,9 @@ impl GrpcTransport {
     pub(crate) fn start(&mut self, header: &OperationHeader) -> Result<()> {
         self.operations.check()?;
         self.status.check_peer(header, None)?;
-        self.status
-            .begin(RunningOperation::new(header, self.timeout));
+        let running = RunningOperation::new(header, self.timeout);
+        self.links.tend(running.begin);
+        self.status.begin(running);
         Ok(())
     }
 

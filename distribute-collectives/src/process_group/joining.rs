@@ -11,7 +11,7 @@ use crate::communicator::Communicator;
 use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
 use crate::flight_record::Recorded;
-use crate::grpc::{GrpcTransport, LanePeer, LinkConfig, Links, stall_limit};
+use crate::grpc::{GrpcTransport, IDLE_LIMIT, LanePeer, LinkConfig, Links, stall_limit};
 use crate::link_cost::{LinkCost, remembered};
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
@@ -33,9 +33,9 @@ pub(super) struct Joining {
 pub(super) type Routes = BTreeMap<usize, SocketAddr>;
 
 impl Joining {
-    /// Connects to all other ranks.
+    /// The endpoint over gRPC between all ranks.
     pub(super) fn over_grpc(self, routes: &Routes) -> Result<ProcessCommunicator> {
-        let links = self.connect_links(&[], routes)?;
+        let links = self.links(&[], routes)?;
         let (status, abort) = (self.status.clone(), self.control.abort_target());
         let timeout = self.options.group.timeout;
         self.over(GrpcTransport::new(links, status, abort, timeout), None)
@@ -116,11 +116,11 @@ impl Joining {
         }
     }
 
-    /// Connects to all ranks but those that are reached `in_memory`.
-    pub(super) fn connect_links(&self, in_memory: &[usize], routes: &Routes) -> Result<Links> {
+    /// Links to all ranks but those that are reached `in_memory`: they are connected when an
+    /// operation needs them.
+    pub(super) fn links(&self, in_memory: &[usize], routes: &Routes) -> Result<Links> {
         let options = &self.options;
-        let (rank, world_size) = (options.rank, options.addresses.len());
-        let mut peers = vec![None; world_size];
+        let mut peers = vec![None; options.addresses.len()];
         for peer in self.control.peers() {
             if in_memory.contains(&peer.rank) {
                 continue;
@@ -131,27 +131,24 @@ impl Joining {
                     peer.address, peer.rank
                 ),
             };
-            let (host, port) = address::split(&peer.address).map_err(refuse)?;
-            let listed = SocketAddr::new(peer.ip, port);
+            address::split(&peer.address).map_err(refuse)?;
             peers[peer.rank] = Some(LanePeer {
-                address: routes.get(&peer.rank).copied().unwrap_or(listed),
-                host: host.to_string(),
+                address: peer.address.clone(),
+                route: routes.get(&peer.rank).copied(),
                 secret: peer.session_key.secret(),
             });
         }
+        let own = options.addresses.get(options.rank);
+        let own = own.and_then(Option::as_deref).and_then(|it| address::split(it).ok());
         let config = LinkConfig {
-            rank,
+            rank: options.rank,
             own_ip: self.address.ip(),
+            own_host: own.map_or_else(String::new, |(host, _)| host.to_string()),
             max_message_bytes: options.max_message_bytes,
             stall_limit: stall_limit(options.silence_limit()),
+            idle_limit: IDLE_LIMIT,
             status: self.status.clone(),
         };
-        let door = self.control.doorway();
-        let linked = Links::connect(config, &door, &peers, Some(self.deadline));
-        if let Err(error @ CollectiveError::Rendezvous { .. }) = &linked {
-            // The others hear why this rank leaves, which they may not know otherwise.
-            self.control.abort_target().abort(rank, &error.to_string());
-        }
-        linked
+        Links::new(config, self.control.doorway(), peers)
     }
 }

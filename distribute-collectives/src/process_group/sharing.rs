@@ -36,7 +36,7 @@ pub(super) fn announcement(offer: Option<&Offer>) -> Vec<u8> {
 }
 
 impl Joining {
-    /// Shares memory with the ranks that can, and connects to the others.
+    /// Shares memory with the ranks that can; the others are reached over gRPC.
     pub(super) fn share_memory(self, offer: Offer, routes: &Routes) -> Result<ProcessCommunicator> {
         let (hosts, attachment) = self.find_hosts()?;
         if hosts.count() > 1 && !hosts.share_memory() {
@@ -58,7 +58,7 @@ impl Joining {
         if hosts.count() == 1 {
             return self.on_one_host(local);
         }
-        let links = self.connect_links(members, routes)?;
+        let links = self.links(members, routes)?;
         let (status, abort) = (self.status.clone(), self.control.abort_target());
         let timeout = self.options.group.timeout;
         let transport = MixedTransport::new(links, local, status, abort, timeout);
