@@ -65,7 +65,7 @@ fn not_canonical(
     ranks_per_host: Option<usize>,
 ) -> Option<Selection> {
     let ranks_per_host = ranks_per_host.filter(|ranks| *ranks > 0)?;
-    let steps_matter = LinkCost::default().cheapest(world_size, bytes) != Algorithm::Ring;
+    let steps_matter = LinkCost::default().cheapest_of_all(world_size, bytes) != Algorithm::Ring;
     (!steps_matter).then_some(Selection {
         algorithm: Algorithm::Hierarchical { ranks_per_host },
         order: Order::Fast,

@@ -87,20 +87,21 @@ pub enum CollectiveError {
         elapsed: Duration,
     },
 
-    /// The data of two ranks does not pass, though heartbeats do: a firewall, or a path that loses
-    /// large packets.
+    /// The data of two ranks does not pass, though heartbeats do: a firewall, a path that loses
+    /// large packets, or a connection that could not be made before the deadline of the first
+    /// operation that needs it.
     #[error(
-        "rank {rank} and rank {peer} hear each other, but what rank {rank} sends on the data \
-         connection {connection} is not acknowledged: {what}"
+        "rank {rank} and rank {peer} hear each other, but no data of rank {rank} passes on the data \
+         connection {connection}: {what}"
     )]
     LinkStalled {
         /// The rank that reports it, whose bytes do not arrive.
         rank: usize,
         /// The rank that they are for.
         peer: usize,
-        /// The two addresses of the connection.
+        /// The two addresses of the connection, or where it was to go.
         connection: String,
-        /// How much for how long, what was tried, and what to do.
+        /// How much for how long or why there is none, what was tried, and what to do.
         what: String,
     },
 

@@ -5,7 +5,8 @@
 //! what the algorithm computes) are measured when a group is made, by all ranks together, so that
 //! every rank chooses the same algorithm for the same size. Measured are the two algorithms that
 //! sum in canonical order, because only between them does what was measured decide: see
-//! [`select`](crate::auto::select).
+//! [`select`](crate::auto::select). In a group of more than `ALL_TO_ALL_MAX` ranks that is none of
+//! these but halving_doubling, which has few partners.
 
 #[cfg(feature = "grpc")]
 mod given;
@@ -31,6 +32,10 @@ const CANDIDATES: [Algorithm; 3] = [
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
 ];
+/// The largest group in which [`Algorithm::Auto`] lets every rank exchange segments with all others,
+/// each over a connection of its own. Beyond it a rank has `log2 P` partners, in halving_doubling.
+pub(crate) const ALL_TO_ALL_MAX: usize = 64;
+
 /// What halving_doubling gets out of a link that gives 1 to the ring (measured on loopback): its
 /// partners change with every step.
 const HALVING_DOUBLING_SHARE: f64 = 0.9;
@@ -127,8 +132,16 @@ impl LinkCost {
             .unwrap_or(Duration::from_secs_f64(LONGEST_SECONDS))
     }
 
-    /// The cheapest algorithm for `bytes` bytes.
+    /// The cheapest algorithm for `bytes` bytes, whose partners a rank of such a group can have.
     pub(crate) fn cheapest(&self, world_size: usize, bytes: usize) -> Algorithm {
+        if world_size > ALL_TO_ALL_MAX {
+            return Algorithm::HalvingDoubling;
+        }
+        self.cheapest_of_all(world_size, bytes)
+    }
+
+    /// The cheapest algorithm for `bytes` bytes if a rank may have any number of partners.
+    pub(crate) fn cheapest_of_all(&self, world_size: usize, bytes: usize) -> Algorithm {
         let cost = |algorithm: &Algorithm| self.expected(*algorithm, world_size, bytes);
         CANDIDATES
             .into_iter()
@@ -170,6 +183,7 @@ struct Group<'a, C, F> {
 
 impl<C, F> measure::Links for Group<'_, C, F>
 where
+    C: Communicator,
     F: Fn(&mut C, Algorithm, ReduceOp, &mut [Buffer<'_>]) -> Result<()>,
 {
     fn time(&mut self, algorithm: Algorithm, bytes: usize) -> Result<f64> {
@@ -181,8 +195,9 @@ where
     }
 
     fn agree(&mut self, numbers: &mut [f64]) -> Result<()> {
-        // One step, as the smallest operations that are timed.
-        let (algorithm, buffers) = (Algorithm::DirectExchange, &mut [numbers.into()]);
+        // As the smallest operations that are timed.
+        let algorithm = measure::smallest(self.communicator.world_size());
+        let buffers = &mut [numbers.into()];
         (self.all_reduce)(self.communicator, algorithm, ReduceOp::Max, buffers)
     }
 }
@@ -200,6 +215,16 @@ mod tests {
             assert_eq!(cost.cheapest(world_size, 1 << 30), Algorithm::Ring);
         }
         assert_eq!(cost.cheapest(64, 1000), Algorithm::HalvingDoubling);
+    }
+
+    #[test]
+    fn a_rank_of_a_big_group_never_speaks_with_all_others() {
+        let cost = LinkCost::default();
+        for bytes in [1, 1 << 20, 1 << 30] {
+            let cheapest = cost.cheapest(ALL_TO_ALL_MAX + 1, bytes);
+            assert_eq!(cheapest, Algorithm::HalvingDoubling);
+        }
+        assert_eq!(cost.cheapest(ALL_TO_ALL_MAX, 1 << 30), Algorithm::Ring);
     }
 
     #[test]

@@ -42,6 +42,15 @@ pub(crate) fn all_reduce<T: Element>(exchange: &mut Exchange<'_, '_>) -> Result<
     double::<T>(exchange, &place)
 }
 
+/// The ranks with which a rank exchanges windows.
+#[cfg(feature = "grpc")]
+pub(crate) fn partners(rank: usize, size: usize) -> Vec<usize> {
+    let place = Place::of(rank, size);
+    let inside = (0..place.levels).map(|level| place.partner(level));
+    let after = (0..place.levels).filter_map(|level| place.partner_after(level));
+    inside.chain(after).chain(place.partner_before()).collect()
+}
+
 /// `2^levels` ranks.
 #[derive(Clone, Copy)]
 struct Block {

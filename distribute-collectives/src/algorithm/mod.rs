@@ -25,6 +25,8 @@ pub(crate) mod gather;
 pub(crate) mod halving_doubling;
 pub(crate) mod hierarchical;
 pub(crate) mod ordered;
+#[cfg(feature = "grpc")]
+pub(crate) mod partners;
 pub(crate) mod point_to_point;
 pub(crate) mod ring;
 

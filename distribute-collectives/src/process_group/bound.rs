@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use distribute_net::address::BoundListener;
 use distribute_net::shortage::make_room;
 
+use crate::algorithm::partners;
 use crate::control::{Announcement, ControlPlane, JoinOptions};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::{MESSAGE_BYTES_MIN, max_segment_bytes};
+use crate::options::Algorithm;
 use crate::process_group::communicator::ProcessCommunicator;
 use crate::process_group::joining::{Joining, Routes};
 use crate::process_group::options::{ProcessGroupOptions, ProcessTransport};
@@ -20,6 +22,10 @@ use crate::status::GroupStatus;
 /// Descriptors for what else a rank opens while its group forms: its ports, files, and connections
 /// whose peer is not authenticated.
 const OTHER_DESCRIPTORS: u64 = 32;
+
+/// More descriptors than a rank ever has: the kernel's own limit where it was not changed
+/// (`fs.nr_open`).
+const DESCRIPTORS_MAX: u64 = 1 << 20;
 
 /// A rank that listens but has not met the others yet; made by [`ProcessGroupOptions::bind`].
 #[derive(Debug)]
@@ -121,6 +127,27 @@ impl ProcessGroupOptions {
     }
 }
 
+/// The connections that a rank is sure to need: one to each other rank for the control plane, and
+/// the lanes that its algorithm uses. Ranks that share memory have no lanes, and which ones do is
+/// not known before they have met.
+fn connections(options: &ProcessGroupOptions) -> u64 {
+    connections_with(options, options.group.algorithm)
+}
+
+/// The same with the algorithm that needs the fewest.
+fn fewest_connections(options: &ProcessGroupOptions) -> u64 {
+    connections_with(options, Algorithm::HalvingDoubling)
+}
+
+fn connections_with(options: &ProcessGroupOptions, algorithm: Algorithm) -> u64 {
+    let (rank, ranks) = (options.rank, options.addresses.len());
+    let partners = match options.transport {
+        ProcessTransport::Grpc => partners::of(algorithm, options.group.order, rank, ranks).len(),
+        _ => 0,
+    };
+    (ranks.saturating_sub(1) + partners * options.lanes) as u64
+}
+
 impl BoundProcessGroup {
     /// Where the other ranks reach this one.
     pub fn address(&self) -> SocketAddr {
@@ -151,29 +178,31 @@ impl BoundProcessGroup {
         self.meet()
     }
 
-    /// Raises the limit of file descriptors as far as this group may need it.
+    /// Raises the limit of file descriptors as far as the system allows: which ranks speak with
+    /// each other shows only in their calls.
     ///
     /// # Errors
-    /// [`CollectiveError::InvalidOption`] when the connections of the group cannot all be open.
+    /// [`CollectiveError::InvalidOption`] when the connections that the group is sure to need
+    /// cannot all be open.
     fn make_room(&self) -> Result<()> {
         let options = &self.options;
-        let (ranks, lanes) = (options.addresses.len() as u64, options.lanes as u64);
-        let others = ranks.saturating_sub(1);
-        // One for the control plane; ranks that share memory have no lanes.
-        let needed = match options.transport {
-            ProcessTransport::Grpc => others * (1 + lanes),
-            _ => others,
-        };
-        let room = make_room(others * (1 + lanes) + OTHER_DESCRIPTORS);
+        let (ranks, needed) = (options.addresses.len(), connections(options));
+        let room = make_room(DESCRIPTORS_MAX);
         if needed + OTHER_DESCRIPTORS <= room {
             return Ok(());
         }
         Err(CollectiveError::InvalidOption {
             what: format!(
-                "rank {} needs {needed} file descriptors for connections to {others} ranks, and the \
-                 limits of this process allow {room} more in all: raise the hard limit (`ulimit \
-                 -Hn`, LimitNOFILE of systemd, `nofile` of a container), or use fewer ranks",
-                options.rank
+                "rank {} needs {needed} file descriptors for connections in a group of {ranks} \
+                 ranks, and the limits of this process allow {room} more in all: raise the hard \
+                 limit (`ulimit -Hn`, LimitNOFILE of systemd, `nofile` of a container), or use \
+                 fewer ranks{}",
+                options.rank,
+                if needed > fewest_connections(options) {
+                    ", or the algorithm halving_doubling, which needs fewer connections"
+                } else {
+                    ""
+                }
             ),
         })
     }
