@@ -101,6 +101,11 @@ impl<T: Transport> TransportCommunicator<T> {
         Ok(cost)
     }
 
+    #[cfg(all(test, feature = "grpc"))]
+    pub(crate) fn transport_mut(&mut self) -> &mut T {
+        &mut self.transport
+    }
+
     #[cfg(any(test, feature = "nccl"))]
     pub(crate) fn transport(&self) -> &T {
         &self.transport

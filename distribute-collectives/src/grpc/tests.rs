@@ -1,5 +1,7 @@
 //! Ranks as threads on the loopback interface.
 
+mod lanes;
+
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use tokio_stream::StreamExt;
 
 use super::lane::Lane;
 use super::links::SEGMENTS_IN_FLIGHT;
-use super::peer::Place;
+use super::peer::{Peer, Place};
 use super::{
     Doorway, Entrance, GrpcTransport, IDLE_LIMIT, LanePeer, LaneRules, LinkConfig, Links,
 };
