@@ -120,6 +120,34 @@ fn a_killed_rank_is_named(
     }
 }
 
+/// Ranks that have met have no data connections yet: those that need one to the killed rank wait
+/// for it, the others for them.
+#[rstest]
+fn a_rank_that_is_killed_before_the_first_operation_is_named(
+    #[values("ring", "halving_doubling")] algorithm: &str,
+    #[values(0, 2, 4)] victim: usize,
+    #[values("PeerLost", "Timeout")] kind: &str,
+) {
+    for _ in 0..tries() {
+        let mut since = Stopwatch::start();
+        let mut ranks = group(5, "grpc", &format!("algorithm={algorithm}"));
+        for rank in &mut survivors(&mut ranks, victim) {
+            rank.tell("call all_reduce 1000000");
+        }
+        since.restart();
+        let signal = match kind {
+            "Timeout" => Signal::STOP,
+            _ => Signal::KILL,
+        };
+        ranks[victim].signal(signal);
+        let mut survivors = survivors(&mut ranks, victim);
+        assert_named(&mut survivors, victim, &[kind], &since);
+        for rank in survivors {
+            leave(std::slice::from_mut(rank));
+        }
+    }
+}
+
 /// A stopped rank is named; when it goes on it finds the group gone, and a new generation that
 /// was made meanwhile is not disturbed by it.
 #[rstest]

@@ -130,7 +130,7 @@ impl ProcessGroupOptions {
 /// The connections that a rank is sure to need: one to each other rank for the control plane, and
 /// the lanes that its algorithm uses. Ranks that share memory have no lanes, and which ones do is
 /// not known before they have met.
-fn connections(options: &ProcessGroupOptions) -> u64 {
+pub(super) fn connections(options: &ProcessGroupOptions) -> u64 {
     connections_with(options, options.group.algorithm)
 }
 

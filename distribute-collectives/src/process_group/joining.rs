@@ -11,7 +11,7 @@ use crate::communicator::Communicator;
 use crate::control::ControlPlane;
 use crate::error::{CollectiveError, Result};
 use crate::flight_record::Recorded;
-use crate::grpc::{GrpcTransport, IDLE_LIMIT, LanePeer, LinkConfig, Links, stall_limit};
+use crate::grpc::{GrpcTransport, LanePeer, LinkConfig, Links, stall_limit};
 use crate::link_cost::{LinkCost, remembered};
 use crate::messages::TransportCommunicator;
 use crate::options::Algorithm;
@@ -146,7 +146,7 @@ impl Joining {
             own_host: own.map_or_else(String::new, |(host, _)| host.to_string()),
             max_message_bytes: options.max_message_bytes,
             stall_limit: stall_limit(options.silence_limit()),
-            idle_limit: IDLE_LIMIT,
+            idle_limit: options.idle_limit,
             status: self.status.clone(),
         };
         Links::new(config, self.control.doorway(), peers)

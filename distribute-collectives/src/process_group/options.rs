@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use distribute_net::security::Security;
 
+use crate::grpc::IDLE_LIMIT;
 use crate::interruption::Interruption;
 use crate::link_cost::LinkCost;
 use crate::options::GroupOptions;
@@ -63,6 +64,8 @@ pub struct ProcessGroupOptions {
     /// How many ranks of a host can share memory, in place of the real limit.
     #[cfg(all(test, feature = "shm"))]
     pub(crate) members_max: Option<usize>,
+    /// How long a data connection is kept that is not used.
+    pub(crate) idle_limit: Duration,
 }
 
 impl ProcessGroupOptions {
@@ -105,6 +108,7 @@ impl ProcessGroupOptions {
             hosts: None,
             #[cfg(all(test, feature = "shm"))]
             members_max: None,
+            idle_limit: IDLE_LIMIT,
         }
     }
 

@@ -16,6 +16,7 @@ use crate::error::CollectiveError;
 use crate::interruption::Interruption;
 use crate::link_cost::LinkCost;
 use crate::options::{Algorithm, GroupOptions, Order};
+use crate::process_group::bound::connections;
 use crate::process_group::{ProcessCommunicator, ProcessGroupOptions, ProcessTransport};
 use crate::reduce::{self, ReduceOp};
 use crate::testing::{on_threads, within_limit};
@@ -187,6 +188,26 @@ fn all_operations_equal_plain_loops_across_hosts() {
                         }
                     });
                 }
+            }
+        });
+    }
+}
+
+/// With lanes between hosts that are closed between any two operations.
+#[test]
+fn all_operations_equal_plain_loops_across_hosts_without_patience() {
+    for hosts in HOSTS {
+        within_limit(move || {
+            let hasty = |mut options: ProcessGroupOptions| {
+                options.idle_limit = Duration::ZERO;
+                options
+            };
+            for algorithm in algorithms() {
+                on_hosts_with(hosts, &self::options(algorithm), hasty, |mut endpoint| {
+                    for count in [0, 1, 7, 1000, 1000, 1] {
+                        all_operations(&mut endpoint, count);
+                    }
+                });
             }
         });
     }
@@ -591,6 +612,33 @@ fn more_ranks_of_a_host_than_can_share_memory_use_grpc() {
     });
 }
 
+/// What is needed grows with the partners of a rank, not with the ranks, but for the control plane.
+#[test]
+fn a_group_needs_descriptors_for_the_lanes_that_its_algorithm_uses() {
+    let needed = |ranks: usize, algorithm, transport| {
+        let options = ProcessGroupOptions::new(ranks / 2, vec!["127.0.0.1:0"; ranks])
+            .group(GroupOptions::default().algorithm(algorithm))
+            .transport(transport);
+        connections(&options.lanes(2))
+    };
+    let grpc = ProcessTransport::Grpc;
+    for (ranks, algorithm, transport, lanes) in [
+        (1, Algorithm::Auto, grpc, 0),
+        (2, Algorithm::Auto, grpc, 2),
+        (64, Algorithm::Auto, grpc, 126),
+        (64, Algorithm::Ring, grpc, 126),
+        // Distances of 1, 2, 4, .., 32, where half the group is one distance.
+        (64, Algorithm::HalvingDoubling, grpc, 22),
+        (1024, Algorithm::HalvingDoubling, grpc, 38),
+        (1024, Algorithm::Auto, grpc, 38),
+        (1024, Algorithm::DirectExchange, grpc, 2046),
+        (1024, Algorithm::Auto, ProcessTransport::Auto, 0),
+    ] {
+        let found = needed(ranks, algorithm, transport);
+        assert_eq!(found, (ranks - 1 + lanes) as u64, "{ranks}, {algorithm}");
+    }
+}
+
 /// Two ranks of this process, with 16 connections for data.
 fn join_two() -> Vec<Result<(), CollectiveError>> {
     let bound = (0..2).map(|rank| {
@@ -634,6 +682,13 @@ fn a_rank_takes_the_descriptors_that_it_may_have_and_says_when_they_are_too_few(
         );
         for part in ["rank 0 needs 99 file descriptors", "ulimit -Hn"] {
             assert!(error.to_string().contains(part), "{error}");
+        }
+        let lanes_too = ProcessGroupOptions::new(0, vec!["127.0.0.1:0"; 16])
+            .transport(ProcessTransport::Grpc)
+            .lanes(4);
+        let error = lanes_too.bind().unwrap().meet().err().unwrap().to_string();
+        for part in ["rank 0 needs 75 file descriptors", "halving_doubling"] {
+            assert!(error.contains(part), "{error}");
         }
         let few = getrlimit(Resource::Nofile).current;
         assert_eq!(few, Some(open + 60), "as many as it may have");
