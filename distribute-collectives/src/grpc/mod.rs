@@ -1,9 +1,10 @@
 //! Data connections: ordinary gRPC on the wire, driven by the thread that calls an operation.
 //!
 //! A *lane* is one of the data connections between two ranks: a TCP connection to the port that the
-//! lower rank also has for the control plane. The control thread makes it, with the handshake of
-//! every connection (see [`entrance`]), and gives it to the thread that joins. Then it carries
-//! HTTP/2 (the crate `h2`) with one bidirectional stream:
+//! lower rank also has for the control plane. Two ranks have none before an operation of theirs
+//! needs it. Then the higher rank dials (see [`connect`]); the control threads make the connection,
+//! with the handshake of every connection (see [`entrance`]), and give it to the threads that call
+//! operations. It carries HTTP/2 (the crate `h2`) with one bidirectional stream:
 //!
 //! ```proto
 //! syntax = "proto3";
@@ -16,7 +17,14 @@
 //! // Segment is not a protobuf message: 64 bytes of header (see `wire`), then the payload.
 //! ```
 //!
-//! It has no thread and no reactor. [`Links::send`](links::Links::send) and
+//! A lane that was not used for long ([`IDLE_LIMIT`]) is closed. The client, which is the rank that
+//! has dialled, ends its half of the stream with a trailer that says so, and sends what comes later
+//! over the next lane. The server still gets all that was sent before, says the same in its own
+//! trailers behind all that it has sent, and the client closes the connection when it has read
+//! that. So a message that crosses the end arrives, and before the ones of the next lane. Messages
+//! are numbered on.
+//!
+//! A lane has no thread and no reactor. [`Links::send`](links::Links::send) and
 //! [`Links::receive`](links::Links::receive) poll the HTTP/2 connections themselves and block in
 //! `poll(2)` when nothing moves. A segment is written from where it lies, and only what the kernel
 //! does not take at once is copied (see [`lent_bytes`]). Received segments are used where HTTP/2
