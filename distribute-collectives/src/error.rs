@@ -91,8 +91,8 @@ pub enum CollectiveError {
     /// large packets, or a connection that could not be made before the deadline of the first
     /// operation that needs it.
     #[error(
-        "rank {rank} and rank {peer} hear each other, but no data of rank {rank} passes on the data \
-         connection {connection}: {what}"
+        "rank {rank} and rank {peer} hear each other, but no data of rank {rank} passes on the \
+         data connection {connection}: {what}"
     )]
     LinkStalled {
         /// The rank that reports it, whose bytes do not arrive.

@@ -32,8 +32,8 @@ const CANDIDATES: [Algorithm; 3] = [
     Algorithm::HalvingDoubling,
     Algorithm::DirectExchange,
 ];
-/// The largest group in which [`Algorithm::Auto`] lets every rank exchange segments with all others,
-/// each over a connection of its own. Beyond it a rank has `log2 P` partners, in halving_doubling.
+/// The largest group in which [`Algorithm::Auto`] lets every rank exchange with all others, each
+/// over a connection of its own. Beyond it a rank has `log2 P` partners, in halving_doubling.
 pub(crate) const ALL_TO_ALL_MAX: usize = 64;
 
 /// What halving_doubling gets out of a link that gives 1 to the ring (measured on loopback): its

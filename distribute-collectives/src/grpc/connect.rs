@@ -1,5 +1,5 @@
 //! Lanes come about when an operation first needs them: the higher rank of a pair dials, the lower
-//! one waits for it. Until a lane is there segments wait for it, as many as a send may leave behind.
+//! one waits for it. Until a lane is there segments wait for it, as many as a send leaves behind.
 //!
 //! All ranks dial at the same time, also where each sends before it receives: a send waits for no
 //! lane. Nothing waits for a rank whose lane is not needed.

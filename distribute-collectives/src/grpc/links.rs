@@ -307,7 +307,8 @@ impl Links {
 
     /// Whether something that was sent has not been handed to the kernel yet.
     pub(crate) fn has_pending_output(&self) -> bool {
-        self.places().any(|(_, _, place)| place.has_pending_output())
+        self.places()
+            .any(|(_, _, place)| place.has_pending_output())
     }
 
     /// Returns when the kernel has everything that this operation sent: afterwards the others can
@@ -553,7 +554,9 @@ impl Links {
             None => (0..self.peers.len()).filter(pending).collect(),
         };
         let header = &running.header;
-        let unconnected = missing.iter().find_map(|rank| self.why_unconnected(*rank, running));
+        let unconnected = missing
+            .iter()
+            .find_map(|rank| self.why_unconnected(*rank, running));
         if let Some(error) = unconnected {
             return self.found(header, error);
         }
@@ -562,7 +565,11 @@ impl Links {
     }
 
     /// Notes an error that this rank has found, so that all ranks hear of it.
-    pub(super) fn found(&self, header: &OperationHeader, error: CollectiveError) -> CollectiveError {
+    pub(super) fn found(
+        &self,
+        header: &OperationHeader,
+        error: CollectiveError,
+    ) -> CollectiveError {
         let failure = Failure::ended(error.clone(), header.sequence);
         self.status.record_failure(failure);
         error

@@ -230,9 +230,7 @@ impl Place {
     pub(super) fn has_room(&mut self) -> bool {
         self.drive(usize::MAX);
         let useless = |lane: &Lane| lane.ended().is_some() && !lane.is_used();
-        let old = self
-            .lane
-            .take_if(|lane| lane.is_retired() || useless(lane));
+        let old = self.lane.take_if(|lane| lane.is_retired() || useless(lane));
         if let Some(old) = old {
             self.keep(old);
         }

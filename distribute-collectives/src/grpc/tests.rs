@@ -23,9 +23,7 @@ use tokio_stream::StreamExt;
 use super::lane::Lane;
 use super::links::SEGMENTS_IN_FLIGHT;
 use super::peer::{Peer, Place};
-use super::{
-    Doorway, Entrance, GrpcTransport, IDLE_LIMIT, LanePeer, LaneRules, LinkConfig, Links,
-};
+use super::{Doorway, Entrance, GrpcTransport, IDLE_LIMIT, LanePeer, LaneRules, LinkConfig, Links};
 use crate::bookkeeping::RunningOperation;
 use crate::buffer::Buffer;
 use crate::communicator::{AbortTarget, Communicator, CommunicatorExt, chunk_range};

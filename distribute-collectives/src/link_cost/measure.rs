@@ -7,9 +7,7 @@
 //! slowest rank.
 
 use crate::error::Result;
-use crate::link_cost::{
-    ALL_TO_ALL_MAX, HALVING_DOUBLING_SHARE, LinkCost, steps_and_traffic,
-};
+use crate::link_cost::{ALL_TO_ALL_MAX, HALVING_DOUBLING_SHARE, LinkCost, steps_and_traffic};
 use crate::options::Algorithm;
 
 /// What the operations may take that are timed for the latency, in seconds, beyond the first ones.
@@ -265,9 +263,8 @@ mod tests {
         for (world_size, few) in [(ALL_TO_ALL_MAX, false), (ALL_TO_ALL_MAX + 1, true)] {
             let mut links = modelled(0.1, 1250.0, world_size);
             measure(&mut links, world_size).unwrap();
-            let has_few = |(algorithm, _): &(Algorithm, usize)| {
-                *algorithm == Algorithm::HalvingDoubling
-            };
+            let has_few =
+                |(algorithm, _): &(Algorithm, usize)| *algorithm == Algorithm::HalvingDoubling;
             assert_eq!(links.done.iter().all(has_few), few, "{:?}", links.done);
         }
     }

@@ -139,7 +139,9 @@ impl Joining {
             });
         }
         let own = options.addresses.get(options.rank);
-        let own = own.and_then(Option::as_deref).and_then(|it| address::split(it).ok());
+        let own = own
+            .and_then(Option::as_deref)
+            .and_then(|it| address::split(it).ok());
         let config = LinkConfig {
             rank: options.rank,
             own_ip: self.address.ip(),

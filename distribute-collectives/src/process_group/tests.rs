@@ -615,9 +615,9 @@ fn more_ranks_of_a_host_than_can_share_memory_use_grpc() {
 /// What is needed grows with the partners of a rank, not with the ranks, but for the control plane.
 #[test]
 fn a_group_needs_descriptors_for_the_lanes_that_its_algorithm_uses() {
-    let needed = |ranks: usize, algorithm, transport| {
+    let needed = |ranks: usize, algorithm, order, transport| {
         let options = ProcessGroupOptions::new(ranks / 2, vec!["127.0.0.1:0"; ranks])
-            .group(GroupOptions::default().algorithm(algorithm))
+            .group(GroupOptions::default().algorithm(algorithm).order(order))
             .transport(transport);
         connections(&options.lanes(2))
     };
@@ -626,7 +626,6 @@ fn a_group_needs_descriptors_for_the_lanes_that_its_algorithm_uses() {
         (1, Algorithm::Auto, grpc, 0),
         (2, Algorithm::Auto, grpc, 2),
         (64, Algorithm::Auto, grpc, 126),
-        (64, Algorithm::Ring, grpc, 126),
         // Distances of 1, 2, 4, .., 32, where half the group is one distance.
         (64, Algorithm::HalvingDoubling, grpc, 22),
         (1024, Algorithm::HalvingDoubling, grpc, 38),
@@ -634,9 +633,12 @@ fn a_group_needs_descriptors_for_the_lanes_that_its_algorithm_uses() {
         (1024, Algorithm::DirectExchange, grpc, 2046),
         (1024, Algorithm::Auto, ProcessTransport::Auto, 0),
     ] {
-        let found = needed(ranks, algorithm, transport);
+        let found = needed(ranks, algorithm, Order::Canonical, transport);
         assert_eq!(found, (ranks - 1 + lanes) as u64, "{ranks}, {algorithm}");
     }
+    let of_ring = |order| needed(64, Algorithm::Ring, order, grpc);
+    assert_eq!(of_ring(Order::Canonical), 63 + 126);
+    assert_eq!(of_ring(Order::Fast), 63 + 22);
 }
 
 /// Two ranks of this process, with 16 connections for data.
