@@ -60,8 +60,9 @@ impl MixedTransport {
         Ok(())
     }
 
-    /// Writes what is waiting for other hosts, as far as their kernels take it, until `done`, which
-    /// rank `peer` brings about.
+    /// Writes what is waiting for other hosts, as far as there are lanes and their kernels take it,
+    /// until `done`, which rank `peer` brings about. Whoever waits for `peer` after that finds that
+    /// the deadline has passed, if it has.
     fn drive_until(
         &mut self,
         peer: usize,
@@ -69,11 +70,14 @@ impl MixedTransport {
     ) -> Result<()> {
         while !done(self)? && self.grpc.links.has_pending_output() {
             self.grpc.links.drive_within(POLL_INTERVAL);
-            let header = self.grpc.running()?.header;
-            let noted = self.grpc.status.check_peer(&header, Some(peer));
+            let running = self.grpc.running()?;
+            let noted = self.grpc.status.check_peer(&running.header, Some(peer));
             // What is there counts, also when the rank that brought it about has left since.
             if noted.is_err() && !done(self)? {
                 return noted;
+            }
+            if running.left() == Some(Duration::ZERO) {
+                return Ok(());
             }
         }
         Ok(())
