@@ -19,6 +19,9 @@ use crate::sync::unpoisoned;
 
 /// First bytes of every packet: another program, or another version, is refused.
 pub(super) const MAGIC: [u8; 8] = *b"dc-shm-3";
+/// How many connections that say nothing are kept: of this host and this user, whose members say
+/// something at once.
+const SILENT_MAX: usize = 64;
 /// The pause after an accept that failed although no unauthenticated peer has a descriptor: nothing
 /// says when one is free.
 const PAUSE: Timespec = Timespec {
@@ -150,7 +153,7 @@ impl Drop for BackgroundAcceptor {
 
 /// The thread.
 fn accept_all(listener: &OwnedFd, waiting: &Mutex<PendingConnections>, stop: &OwnedFd) {
-    let most = pending_connections_max();
+    let most = pending_connections_max().min(SILENT_MAX);
     loop {
         let mut fds = [
             PollFd::new(stop, PollFlags::IN),

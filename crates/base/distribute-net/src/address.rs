@@ -247,7 +247,10 @@ impl BoundListener {
                 Ok((local, socket)) => {
                     // Now: other processes may connect before this one accepts.
                     #[cfg(feature = "tokio")]
-                    crate::pacing::stop_pacing(&socket, local.ip());
+                    {
+                        crate::pacing::stop_pacing(&socket, local.ip());
+                        crate::backlog::widen(&socket);
+                    }
                     if let Some(text) = security.clear_text(local, CLEAR_DATA) {
                         tracing::warn!("{text}");
                     }

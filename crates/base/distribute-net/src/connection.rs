@@ -4,9 +4,9 @@ use std::fmt::{self, Debug};
 use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
 
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -14,14 +14,12 @@ use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 
 use crate::address;
+use crate::crowd::Progress;
+use crate::gate::{Endable, Gate, Place};
 use crate::handshake::Authenticated;
 use crate::pacing::stop_pacing;
-use crate::pending::{Pending, Progress, UNPROVEN_BYTES_MAX, one_to_end, pending_connections_max};
 use crate::shortage::shortage_now;
 use crate::tls::{Channel, TlsSettings, certificate_refusal, is_no_tls};
-
-/// How long a connection may stay open before its peer is authenticated.
-const PENDING_LIFETIME: Duration = Duration::from_secs(10);
 
 /// How long a host may take to accept or refuse a connection; less than the callers' limit for an
 /// attempt, so that they learn the reason.
@@ -53,7 +51,6 @@ const NO_TLS: &str = "it does not use TLS, this process does: give both a certif
 struct GuardState {
     admitted: bool,
     closed: bool,
-    progress: Progress,
     refused: Option<OnRefused>,
     waker: Option<Waker>,
     certificate: Option<String>,
@@ -64,7 +61,8 @@ struct GuardState {
 /// A connection that was accepted ends by itself unless it is [admitted](Self::admit) soon.
 pub struct ConnectionGuard {
     remote: SocketAddr,
-    opened: Instant,
+    /// In the crowd of its port, if it was accepted.
+    place: OnceLock<Place>,
     channel: OnceLock<Channel>,
     peer: OnceLock<Authenticated>,
     state: Mutex<GuardState>,
@@ -81,7 +79,7 @@ impl ConnectionGuard {
     fn new(remote: SocketAddr) -> Arc<ConnectionGuard> {
         Arc::new(ConnectionGuard {
             remote,
-            opened: Instant::now(),
+            place: OnceLock::new(),
             channel: OnceLock::new(),
             peer: OnceLock::new(),
             state: Mutex::default(),
@@ -94,9 +92,22 @@ impl ConnectionGuard {
 
     /// The peer is authenticated: the connection may stay. Returns `false` if it was ended before.
     pub fn admit(&self) -> bool {
-        let mut state = self.lock();
-        state.admitted = !state.closed;
-        state.admitted
+        let admitted = {
+            let mut state = self.lock();
+            state.admitted = !state.closed;
+            state.admitted
+        };
+        if admitted {
+            self.leave();
+        }
+        admitted
+    }
+
+    /// Makes room for others: the peer is authenticated, or the connection is over.
+    fn leave(&self) {
+        if let Some(place) = self.place.get() {
+            place.leave();
+        }
     }
 
     /// As [`admit`](Self::admit).
@@ -125,8 +136,9 @@ impl ConnectionGuard {
     }
 
     fn note(&self, progress: Progress) {
-        let mut state = self.lock();
-        state.progress = state.progress.max(progress);
+        if let Some(place) = self.place.get() {
+            place.note(progress);
+        }
     }
 
     /// Whether the peer is authenticated.
@@ -149,18 +161,6 @@ impl ConnectionGuard {
         // The exporter fails only while the handshake is incomplete.
         if let Ok(channel) = Channel::of(connection) {
             let _ = self.channel.set(channel);
-        }
-    }
-
-    /// Ends the connection, unless its peer is authenticated.
-    fn end_unless_admitted(&self) {
-        let mut state = self.lock();
-        if state.admitted {
-            return;
-        }
-        state.closed = true;
-        if let Some(waker) = state.waker.take() {
-            waker.wake();
         }
     }
 
@@ -192,13 +192,6 @@ impl ConnectionGuard {
         }
     }
 
-    fn pending(&self) -> Pending {
-        Pending {
-            source: self.remote.ip(),
-            progress: self.lock().progress,
-        }
-    }
-
     /// Sets the function to call when [`inspect_first_bytes`](Self::inspect_first_bytes)
     /// refuses the peer.
     pub(super) fn on_refused(&self, refused: OnRefused) {
@@ -217,53 +210,26 @@ impl ConnectionGuard {
     }
 }
 
-/// The connections of unauthenticated peers.
-pub(super) struct PendingConnections {
-    guards: Vec<Weak<ConnectionGuard>>,
-    max: usize,
-}
-
-impl Default for PendingConnections {
-    fn default() -> Self {
-        Self {
-            guards: Vec::new(),
-            max: pending_connections_max(),
+impl Endable for ConnectionGuard {
+    fn end(&self) {
+        let mut state = self.lock();
+        if state.admitted {
+            return;
+        }
+        state.closed = true;
+        if let Some(waker) = state.waker.take() {
+            waker.wake();
         }
     }
 }
 
-impl PendingConnections {
-    /// Watches a new connection.
-    pub(super) fn add(&mut self, guard: &Arc<ConnectionGuard>) {
-        self.expire();
-        if self.guards.len() >= self.max {
-            self.end_one();
-        }
-        self.guards.push(Arc::downgrade(guard));
-    }
+/// The guard of a stream that is there; without it the connection holds nothing any more.
+#[derive(Debug)]
+struct OwnGuard(Arc<ConnectionGuard>);
 
-    /// Ends the connection that is the least likely to belong to a member.
-    pub(super) fn end_one(&mut self) {
-        self.expire();
-        let guards: Vec<_> = self.guards.iter().filter_map(Weak::upgrade).collect();
-        let pending: Vec<Pending> = guards.iter().map(|guard| guard.pending()).collect();
-        if let Some(guard) = one_to_end(&pending).and_then(|index| guards.get(index)) {
-            guard.end_unless_admitted();
-            let ended = Arc::as_ptr(guard);
-            self.guards.retain(|kept| kept.as_ptr() != ended);
-        }
-    }
-
-    /// Ends connections that were pending for too long, and forgets those that were admitted.
-    pub(super) fn expire(&mut self) {
-        self.guards.retain(|guard| match guard.upgrade() {
-            Some(guard) if guard.is_admitted() => false,
-            Some(guard) if guard.opened.elapsed() > PENDING_LIFETIME => {
-                guard.end_unless_admitted();
-                false
-            }
-            found => found.is_some(),
-        });
+impl Drop for OwnGuard {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 
@@ -306,28 +272,33 @@ impl Tcp {
 #[derive(Debug)]
 pub(super) struct GuardedStream {
     tcp: Tcp,
-    guard: Arc<ConnectionGuard>,
-    /// Bytes that were read before the peer was authenticated.
-    unproven_bytes: usize,
+    guard: OwnGuard,
+    /// Whether bytes have arrived.
+    has_read: bool,
     is_admitted: bool,
 }
 
 impl GuardedStream {
-    /// Counts bytes that were read. More bytes than a handshake needs end the connection.
-    fn note_unproven(&mut self, bytes: usize) -> io::Result<()> {
-        self.is_admitted = self.guard.is_admitted();
-        if self.is_admitted || bytes == 0 {
-            return Ok(());
+    /// Reads as much as an unauthenticated peer may send now.
+    fn poll_read_unproven(
+        &mut self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let guard = &self.guard.0;
+        let Some(place) = guard.place.get() else {
+            return self.tcp.io().poll_read(context, buffer);
+        };
+        let granted = ready!(place.poll_reserve(context, buffer.remaining()))?;
+        let mut part = ReadBuf::new(buffer.initialize_unfilled_to(granted));
+        let read = self.tcp.io().poll_read(context, &mut part);
+        let count = part.filled().len();
+        buffer.advance(count);
+        place.settle(granted, count);
+        if count > 0 && !std::mem::replace(&mut self.has_read, true) {
+            place.note(Progress::SentBytes);
         }
-        if self.unproven_bytes == 0 {
-            self.guard.note(Progress::SentBytes);
-        }
-        self.unproven_bytes += bytes;
-        if self.unproven_bytes > UNPROVEN_BYTES_MAX {
-            Err(io::ErrorKind::ConnectionAborted.into())
-        } else {
-            Ok(())
-        }
+        read
     }
 }
 
@@ -337,13 +308,13 @@ impl AsyncRead for GuardedStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        self.guard.poll(context)?;
-        let before = buffer.filled().len();
-        let read = self.tcp.io().poll_read(context, buffer);
-        if !self.is_admitted {
-            self.note_unproven(buffer.filled().len() - before)?;
+        self.guard.0.poll(context)?;
+        self.is_admitted = self.is_admitted || self.guard.0.is_admitted();
+        if self.is_admitted || buffer.remaining() == 0 {
+            self.tcp.io().poll_read(context, buffer)
+        } else {
+            self.poll_read_unproven(context, buffer)
         }
-        read
     }
 }
 
@@ -353,7 +324,7 @@ impl AsyncWrite for GuardedStream {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        self.guard.poll(context)?;
+        self.guard.0.poll(context)?;
         self.tcp.io().poll_write(context, bytes)
     }
 
@@ -363,7 +334,7 @@ impl AsyncWrite for GuardedStream {
         context: &mut Context<'_>,
         slices: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.guard.poll(context)?;
+        self.guard.0.poll(context)?;
         self.tcp.io().poll_write_vectored(context, slices)
     }
 
@@ -455,7 +426,7 @@ impl Connection {
         guarded: GuardedStream,
         tls: Option<&TlsSettings>,
     ) -> Result<Connection, Option<String>> {
-        let guard = guarded.guard.clone();
+        let guard = guarded.guard().clone();
         let stream = match tls {
             None => Stream::Plain(guarded),
             Some(tls) => {
@@ -526,7 +497,7 @@ impl Connection {
         let later = |reason: String| (reason, false);
         let remote = tcp.peer_addr().map_err(|error| later(error.to_string()))?;
         let guarded = guard(tcp, remote);
-        let guard = guarded.guard.clone();
+        let guard = guarded.guard().clone();
         guard.admit();
         let stream = match tls {
             None => Stream::Plain(guarded),
@@ -557,15 +528,22 @@ pub(super) fn guard(tcp: TcpStream, remote: SocketAddr) -> GuardedStream {
     let _ = tcp.set_nodelay(true);
     GuardedStream {
         tcp: Tcp::Tokio(tcp),
-        guard: ConnectionGuard::new(remote),
-        unproven_bytes: 0,
+        guard: OwnGuard(ConnectionGuard::new(remote)),
+        has_read: false,
         is_admitted: false,
     }
 }
 
 impl GuardedStream {
     pub(super) fn guard(&self) -> &Arc<ConnectionGuard> {
-        &self.guard
+        &self.guard.0
+    }
+
+    /// Takes its place in the crowd of the port that has accepted it.
+    pub(super) fn enter(&self, gate: &Arc<Gate>) {
+        let guard = self.guard();
+        let weak = Arc::downgrade(guard);
+        let _once = guard.place.set(gate.enter(guard.remote.ip(), weak));
     }
 }
 
@@ -696,7 +674,6 @@ impl tonic::transport::server::Connected for Connection {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
-    use std::sync::Arc;
     use std::task::{Context, Waker};
 
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
@@ -704,6 +681,7 @@ mod tests {
     use tokio_stream::StreamExt;
 
     use super::*;
+    use crate::crowd::Charge;
     use crate::peers::accept;
     use crate::security::{Security, TlsIdentity};
 
@@ -718,44 +696,29 @@ mod tests {
 
     #[test]
     fn who_has_proven_himself_makes_no_room_for_others() {
-        let guards: [Arc<ConnectionGuard>; 3] =
-            std::array::from_fn(|_| ConnectionGuard::new(([127, 0, 0, 1], 1).into()));
-        let [member, speaker, silent] = &guards;
-        let mut pending = PendingConnections::default();
-        guards.iter().for_each(|guard| pending.add(guard));
-        speaker.note(Progress::SentBytes);
-        member.note_greeting();
-        pending.end_one();
-        assert!(is_open(member) && is_open(speaker) && !is_open(silent));
-        assert!(member.admit() && !silent.admit());
-        pending.end_one();
-        assert!(is_open(member) && !is_open(speaker));
-        pending.end_one();
-        assert!(is_open(member));
-    }
-
-    /// This many connections arrive during one handshake; if the oldest one had to go, it would
-    /// be closed after 64. A flood from another host does not close it, and a flood from its own
-    /// host does not close it every time.
-    #[test]
-    fn who_comes_in_a_flood_gets_through() {
-        let from = |host| ConnectionGuard::new(([127, 0, 0, host], 1).into());
-        let is_through = |host, tries| {
-            (0..tries).any(|_| {
-                let mut pending = PendingConnections::default();
-                let member = from(2);
-                member.note(Progress::SentBytes);
-                pending.add(&member);
-                let flood: Vec<_> = (0..150).map(|_| from(host)).collect();
-                for peer in &flood {
-                    peer.note(Progress::SentBytes);
-                    pending.add(peer);
-                }
-                is_open(&member)
-            })
-        };
-        assert!(is_through(1, 1));
-        assert!(is_through(2, 500));
+        block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let gate = Gate::new(Charge::CLEAR);
+            let mut streams = Vec::new();
+            for _ in 0..3 {
+                let dialled = TcpStream::connect(address).await.unwrap();
+                let (_, remote) = listener.accept().unwrap();
+                let guarded = guard(dialled, remote);
+                guarded.enter(&gate);
+                streams.push(guarded);
+            }
+            let [member, speaker, silent] = [0, 1, 2].map(|index| streams[index].guard().clone());
+            speaker.note(Progress::SentBytes);
+            member.note_greeting();
+            gate.end_one();
+            assert!(is_open(&member) && is_open(&speaker) && !is_open(&silent));
+            assert!(member.admit() && !silent.admit());
+            gate.end_one();
+            assert!(is_open(&member) && !is_open(&speaker));
+            gate.end_one();
+            assert!(is_open(&member));
+        });
     }
 
     /// Two adjacent ports: Linux gives connections the ports of one parity first.

@@ -5,7 +5,7 @@
 //! - [`handshake`]: the first messages of every connection, for every transport.
 //! - `exchange` (feature `tokio`): the handshake on connections that carry bytes.
 //! - [`certificate`] and [`calendar`]: the hosts and the dates of a certificate.
-//! - [`pending`]: which connection is closed when too many are unauthenticated.
+//! - [`pending`]: how much a port grants to unauthenticated connections.
 //! - [`compute_clock`]: a clock of the time in which this process could compute, for waits for
 //!   signs of life.
 //! - [`shortage`]: what this process lacks for a connection.
@@ -21,18 +21,24 @@
 )]
 
 pub mod address;
+#[cfg(feature = "tokio")]
+mod backlog;
 pub mod calendar;
 pub mod certificate;
 pub mod compute_clock;
 #[cfg(feature = "tokio")]
 mod connection;
 mod credentials;
+#[cfg(feature = "tokio")]
+mod crowd;
 mod error;
 #[cfg(feature = "tokio")]
 pub mod exchange;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(feature = "tokio")]
+mod gate;
 pub mod handshake;
 mod machine_load;
 #[cfg(feature = "tokio")]

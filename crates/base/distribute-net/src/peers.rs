@@ -15,9 +15,12 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::address::{BoundListener, Patience};
+use crate::backlog::widen;
 pub use crate::connection::{Connection, ConnectionGuard, DialStage, Io};
-use crate::connection::{GuardedStream, OnRefused, PendingConnections, guard};
+use crate::connection::{GuardedStream, OnRefused, guard};
+use crate::crowd::Charge;
 use crate::error::Result;
+use crate::gate::Gate;
 use crate::pacing::stop_pacing;
 use crate::security::Security;
 use crate::shortage::shortage;
@@ -167,6 +170,7 @@ pub fn accept_or_say(
 ) -> io::Result<ReceiverStream<io::Result<Connection>>> {
     listener.set_nonblocking(true)?;
     stop_pacing(&listener, listener.local_addr()?.ip());
+    widen(&listener);
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (ready, receiver) = mpsc::channel(QUEUE);
     let settings = Arc::new(AcceptSettings {
@@ -190,7 +194,8 @@ async fn accept_all(
     settings: Arc<AcceptSettings>,
     ready: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let mut pending = PendingConnections::default();
+    let charge = settings.tls.as_ref().map_or(Charge::CLEAR, |_| Charge::TLS);
+    let gate = Gate::new(charge);
     let (mut pause, mut is_told) = (PAUSE_MIN, false);
     loop {
         let accepted = tokio::select! {
@@ -198,7 +203,7 @@ async fn accept_all(
             () = ready.closed() => return,
         };
         match accepted {
-            Err(_) => pending.expire(),
+            Err(_) => gate.expire(),
             Ok(Err(error)) => {
                 let why = shortage(&error).unwrap_or_else(|| error.to_string());
                 if !std::mem::replace(&mut is_told, true) {
@@ -207,15 +212,24 @@ async fn accept_all(
                 (settings.failed)(why);
                 // Perhaps there are no descriptors left: an unauthenticated peer's connection is
                 // closed first.
-                pending.end_one();
+                gate.end_one();
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
             }
             Ok(Ok((tcp, remote))) => {
                 pause = PAUSE_MIN;
+                let has_room = tokio::select! {
+                    has_room = gate.make_room(remote.ip()) => has_room,
+                    () = ready.closed() => return,
+                };
+                if !has_room {
+                    tracing::debug!(%remote, "refused a connection: too many of its host wait");
+                    tokio::task::yield_now().await;
+                    continue;
+                }
                 let guarded = guard(tcp, remote);
+                guarded.enter(&gate);
                 guarded.guard().on_refused(settings.refused.clone());
-                pending.add(guarded.guard());
                 tokio::spawn(handshake(settings.clone(), guarded, ready.clone()));
                 // Its bytes are read before the next connection is accepted: in a flood a process
                 // that has sent bytes must not count as a silent unauthenticated peer.
