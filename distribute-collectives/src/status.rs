@@ -23,11 +23,12 @@ use crate::sync::{Mutex, MutexGuard, unpoisoned};
 type Waker = Box<dyn Fn() + Send>;
 
 /// What a rank has last said about itself.
-#[derive(Clone, Copy)]
-struct Report {
-    at: Instant,
-    running: Option<OperationHeader>,
-    completed: u64,
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Report {
+    pub(crate) at: Instant,
+    pub(crate) running: Option<OperationHeader>,
+    /// Number of collective operations that it has completed.
+    pub(crate) completed: u64,
 }
 
 impl Report {
@@ -106,14 +107,29 @@ impl GroupStatus {
         }
     }
 
-    /// Notes what another rank says about itself.
-    pub(crate) fn note_peer(&self, rank: usize, running: Option<OperationHeader>, completed: u64) {
-        let report = Report {
-            at: Instant::now(),
-            running,
-            completed,
-        };
-        self.lock().reports.insert(rank, report);
+    /// Notes what other ranks have said about themselves, unless they have said more since then.
+    pub(crate) fn note_peers(&self, ranks: impl Iterator<Item = usize>, report: Report) {
+        let mut inner = self.lock();
+        for rank in ranks {
+            let known = inner.reports.entry(rank).or_insert(report);
+            if known.at < report.at {
+                *known = report;
+            }
+        }
+    }
+
+    /// What the other ranks have last said about themselves, in rank order.
+    pub(crate) fn for_each_report(&self, mut see: impl FnMut(usize, &Report)) {
+        let inner = self.lock();
+        inner
+            .reports
+            .iter()
+            .for_each(|(rank, report)| see(*rank, report));
+    }
+
+    /// When a rank has last said something about itself.
+    pub(crate) fn heard_of(&self, rank: usize) -> Option<Instant> {
+        self.lock().reports.get(&rank).map(|report| report.at)
     }
 
     /// The ranks to name when an operation that began at `begin` was waiting for `ranks` at its
@@ -307,22 +323,31 @@ mod tests {
     #[test]
     fn a_rank_that_waits_for_another_one_is_not_to_blame() {
         let status = GroupStatus::default();
-        status.note_peer(3, None, 0);
+        let note = |rank, running, completed| {
+            let at = Instant::now();
+            let report = Report {
+                at,
+                running,
+                completed,
+            };
+            status.note_peers([rank].into_iter(), report);
+        };
+        note(3, None, 0);
         let begin = Instant::now();
         let blame = |ranks: &[usize]| status.to_blame(&header(4), begin, ranks.to_vec());
         assert_eq!(blame(&[1, 3]), [1, 3]);
-        status.note_peer(1, Some(header(4)), 4);
+        note(1, Some(header(4)), 4);
         assert_eq!(blame(&[1, 3]), [3]);
         // Rank 3 has said nothing since the operation began.
         assert_eq!(blame(&[1]), [1]);
-        status.note_peer(3, Some(header(3)), 3);
-        status.note_peer(0, None, 5);
+        note(3, Some(header(3)), 3);
+        note(0, None, 5);
         assert_eq!(blame(&[1]), [3]);
         assert_eq!(blame(&[0, 1]), [3]);
         let send = OperationHeader::new(OperationKind::Send, 0, 4);
         assert_eq!(status.to_blame(&send, begin, vec![1]), [1]);
         // Rank 3 is in a call after operation 3, and has not begun operation 4.
-        status.note_peer(3, Some(send), 4);
+        note(3, Some(send), 4);
         assert_eq!(blame(&[1]), [3]);
     }
 

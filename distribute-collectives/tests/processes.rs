@@ -191,15 +191,16 @@ fn a_stopped_rank_is_named_and_harmless_later(
 /// A rank behind proxies, in both directions and on both kinds of connections.
 fn group_with_faults(victim: usize) -> (Vec<Rank>, Switch) {
     // A connection passes a proxy when one of its ends is the victim.
-    group_with_proxies("", |a, b| a == victim || b == victim)
+    group_with_proxies(3, "", |a, b| a == victim || b == victim)
 }
 
-/// Three ranks; the connections between those for which `proxied` says so pass proxies.
+/// Ranks; the connections between those for which `proxied` says so pass proxies.
 fn group_with_proxies(
+    world_size: usize,
     settings: &str,
     proxied: impl Fn(usize, usize) -> bool,
 ) -> (Vec<Rank>, Switch) {
-    let mut ranks = start(3);
+    let mut ranks = start(world_size);
     let addresses = bind(&mut ranks, 0, "grpc", settings);
     let switch = Switch::new();
     for rank in &mut ranks {
@@ -240,13 +241,62 @@ fn a_rank_in_a_black_hole_is_named(#[values(0, 1, 2)] victim: usize) {
     }
 }
 
+/// More ranks than the neighbours of one: ranks 9 to 11 are connected to rank 1, all others to
+/// rank 0.
+const WITH_INNER_RANK: usize = 12;
+
+/// The root of the tree, an inner node, and a leaf two streams away from the root.
+#[rstest]
+fn a_lost_rank_is_named_whatever_its_place_in_the_tree(
+    #[values("shm", "grpc")] transport: &str,
+    #[values(0, 1, 10)] victim: usize,
+    #[values((Signal::KILL, "PeerLost"), (Signal::STOP, "Timeout"))] fault: (Signal, &str),
+) {
+    for attempt in 0..tries() {
+        let mut since = Stopwatch::start();
+        let mut ranks = group(WITH_INNER_RANK, transport, "");
+        run_operations(&mut ranks, "loop 40000");
+        some_time(attempt);
+        since.restart();
+        ranks[victim].signal(fault.0);
+        let mut survivors = survivors(&mut ranks, victim);
+        assert_named(&mut survivors, victim, &[fault.1], &since);
+        for rank in survivors {
+            leave(std::slice::from_mut(rank));
+        }
+    }
+}
+
+/// An inner node and a leaf whose only neighbour is on the other side of the cut: it asks others
+/// whether it is itself that is cut off.
+#[rstest]
+fn a_rank_in_a_black_hole_is_named_whatever_its_place(#[values(1, 10)] victim: usize) {
+    for attempt in 0..tries() {
+        let mut since = Stopwatch::start();
+        let one_end = |a, b| a == victim || b == victim;
+        let (mut ranks, switch) = group_with_proxies(WITH_INNER_RANK, "", one_end);
+        run_operations(&mut ranks, "loop 40000");
+        some_time(attempt);
+        since.restart();
+        switch.set(Mode::BlackHole);
+        let mut survivors = survivors(&mut ranks, victim);
+        assert_named(&mut survivors, victim, &["Timeout"], &since);
+        let answer = ranks[victim].answer("error");
+        assert!(
+            answer.starts_with(&format!("CutOff [{victim}] ")),
+            "{answer}"
+        );
+        leave(&mut ranks);
+    }
+}
+
 /// Damages the connections between two ranks while they work: every rank says which one it lost,
 /// and names one of the two or both, never the third.
 ///
 /// Without TLS damage can also go into a sum, as the document says, so that is not checked then.
 fn damage(ends: [usize; 2], mode: Mode, settings: &str) {
     let is_end = |rank: usize| ends.contains(&rank);
-    let (mut ranks, switch) = group_with_proxies(settings, |a, b| is_end(a) && is_end(b));
+    let (mut ranks, switch) = group_with_proxies(3, settings, |a, b| is_end(a) && is_end(b));
     match settings {
         "" => run_operations(&mut ranks, &format!("{BIG} unchecked")),
         _ => run_big_operations(&mut ranks),

@@ -1,9 +1,9 @@
-//! Small values of all ranks, exchanged over the control streams.
+//! Small values of all ranks, exchanged along the tree: see [`spread`](super::spread).
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use crate::control::clock;
 use crate::control::generated::Gather;
-use crate::control::generated::envelope::Message;
 use crate::control::membership::{Membership, State};
 use crate::error::{CollectiveError, Result};
 use crate::failure::FailureKind;
@@ -13,17 +13,48 @@ use crate::sync::unpoisoned;
 
 /// The largest value of one rank.
 pub(super) const VALUE_MAX_BYTES: usize = 16 << 10;
+/// How long parts wait for the other parts of their side, so that all travel together. Later they
+/// travel alone: then all ranks see whose part is missing.
+const LATE_AFTER: Duration = Duration::from_millis(250);
+
+/// The parts of one gathering that have come, by rank.
+pub(super) struct Gathering {
+    pub(super) parts: Vec<Option<Vec<u8>>>,
+    pub(super) late_at: Instant,
+}
+
+impl State {
+    /// The gathering of this number. Ranks that have not done the one before it may still need the
+    /// parts of that, but of none earlier: they have done the one before it.
+    fn gathering(&mut self, number: u64) -> &mut Gathering {
+        self.gathers = self.gathers.split_off(&number.saturating_sub(2));
+        let world_size = self.world_size();
+        self.gathers.entry(number).or_insert_with(|| Gathering {
+            parts: vec![None; world_size],
+            late_at: clock::now() + LATE_AFTER,
+        })
+    }
+}
 
 impl Membership {
-    /// Takes the part of a peer. No rank is more than one gathering ahead, since each needs the
+    /// Takes parts from a neighbour. No rank is more than one gathering ahead, since each needs the
     /// part of this rank; more is not kept.
-    pub(super) fn take_part(&self, rank: usize, part: Gather) {
+    pub(super) fn take_parts(&self, parts: Gather) {
         let mut state = self.state();
         let expected = state.next_gather.saturating_sub(1)..=state.next_gather;
-        if part.value.len() > VALUE_MAX_BYTES || !expected.contains(&part.number) {
+        if !expected.contains(&parts.number) {
             return;
         }
-        state.parts(part.number)[rank] = Some(part.value);
+        let gathering = state.gathering(parts.number);
+        for part in parts.parts {
+            if part.value.len() <= VALUE_MAX_BYTES
+                && let Some(place) = gathering.parts.get_mut(part.rank as usize)
+            {
+                place.get_or_insert(part.value);
+            }
+        }
+        drop(state);
+        self.news.notify_one();
         self.gathered.notify_all();
     }
 
@@ -45,20 +76,17 @@ impl Membership {
             return Err(failure.kind.into_error(&header));
         }
         state.next_gather += 1;
-        let value = value.to_vec();
-        state.parts(number)[self.rank] = Some(value.clone());
-        state.send_to_all(&Message::Gather(Gather { number, value }));
+        state.gathering(number).parts[self.rank] = Some(value.to_vec());
+        self.news.notify_one();
         loop {
-            let parts = state.parts(number).iter().enumerate();
-            let missing: Vec<usize> = parts
-                .filter(|(_, part)| part.is_none())
-                .map(|(rank, _)| rank)
+            let parts = &state.gathering(number).parts;
+            let missing: Vec<usize> = (0..parts.len())
+                .filter(|rank| parts[*rank].is_none())
                 .collect();
             if missing.is_empty() {
-                let parts = state.gathers.remove(&number).unwrap_or_default();
-                return Ok(parts.into_iter().flatten().collect());
+                return Ok(parts.iter().flatten().cloned().collect());
             }
-            let gone = missing.iter().find(|rank| is_gone(&state, **rank)).copied();
+            let gone = missing.iter().find(|rank| state.is_gone(**rank)).copied();
             let left = self.gather_timeout.saturating_sub(started.elapsed());
             let failed = self.status.first_failure().is_some();
             if gone.is_none() && !left.is_zero() && !failed {
@@ -95,8 +123,10 @@ impl Membership {
     }
 }
 
-/// Whether nothing more can come from a rank.
-fn is_gone(state: &State, rank: usize) -> bool {
-    let link = state.links[rank].as_ref();
-    link.is_none_or(|link| link.left || !link.open)
+impl State {
+    /// Whether nothing more can come from a rank.
+    fn is_gone(&self, rank: usize) -> bool {
+        let is_lost = |link: &super::membership::Link| !link.open && !link.left;
+        self.left.contains_key(&rank) || self.links.get(&rank).is_some_and(is_lost)
+    }
 }

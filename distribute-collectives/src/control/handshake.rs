@@ -1,4 +1,4 @@
-//! Two ranks that have connected find out whether they form a group.
+//! A rank and its parent find out whether they are of one group.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -6,19 +6,22 @@ use std::{fmt, io};
 
 use distribute_net::address;
 use distribute_net::exchange::{self, ExchangeError};
-use distribute_net::handshake::{Authenticated, HandshakeError, Hello, Listener};
+use distribute_net::handshake::{Authenticated, HandshakeError, Hello, Identity, Listener};
 use distribute_net::peers::{Connection, ConnectionGuard};
+use fixedbitset::FixedBitSet;
 use serde::Deserialize;
+use serde_json::Value;
 use tonic::{Code, Status};
 
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{Announcement, Refusal};
-use crate::control::membership::{Link, Membership, MissingReason, Phase, Sender, State};
+use crate::control::generated::{Announcement, RankAddress, Refusal};
+use crate::control::membership::{Link, Member, Membership, Phase, Sender, State};
 use crate::control::silence::Silence;
-use crate::control::{addresses, clock};
+use crate::control::spread::Told;
+use crate::control::{addresses, clock, watch};
 
 /// The version of the messages that follow the handshake.
-pub(super) const PROTOCOL_VERSION: u32 = 7;
+pub(super) const PROTOCOL_VERSION: u32 = 8;
 /// How long a peer may take for each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -85,13 +88,26 @@ struct Settings {
     /// Where the rank listens, if that is not listed.
     #[serde(default)]
     address: Option<String>,
+    /// The rank knows its place in the tree; one that does not asks rank 0.
+    #[serde(default)]
+    is_placed: bool,
 }
 
-/// What this rank says in the handshake with `peer_rank`, which it dials at an address or not.
-pub(super) fn hello(shared: &Membership, peer_rank: usize, address: &str) -> Hello {
+/// What this rank says in the handshake with `peer_rank`, which it dials at an address or not;
+/// `is_placed` when it wants that rank as its parent, not to ask for one.
+pub(super) fn hello(
+    shared: &Membership,
+    peer_rank: usize,
+    address: &str,
+    is_placed: bool,
+) -> Hello {
     let mut hello = shared.hello.clone();
     hello.peer_task = Some(peer_rank as u32);
     hello.address = address.to_string();
+    if is_placed && let Ok(Value::Object(mut details)) = serde_json::from_str(&hello.details) {
+        details.insert("is_placed".to_string(), true.into());
+        hello.details = Value::Object(details).to_string();
+    }
     hello
 }
 
@@ -145,8 +161,7 @@ fn failure(error: HandshakeError, is_known: bool) -> HandshakeFailure {
 }
 
 /// Refuses what differs between two ranks of one generation that have proven themselves. The other
-/// end of the stream is supposed to be rank `expected`; a server only knows that it must be higher
-/// than its own.
+/// end of the stream is supposed to be rank `expected`, if this one has dialled.
 pub(super) fn compare(
     own: &Hello,
     peer: &Hello,
@@ -171,7 +186,7 @@ pub(super) fn compare(
         format!("it expects {wanted} at the address of rank {rank}: the lists of addresses differ")
     } else if expected.is_some_and(|expected| theirs != expected) {
         format!("it is rank {theirs}: the lists of addresses differ")
-    } else if expected.is_none() && !(rank + 1..ours.world_size).contains(&theirs) {
+    } else if expected.is_none() && !(1..ours.world_size).contains(&theirs) {
         format!("it says that it is rank {theirs}, which cannot be")
     } else if of_peer.options != ours.options {
         return Err(other_options(&of_peer.options, &ours.options));
@@ -293,7 +308,7 @@ pub(super) async fn authenticate(
     listener: Listener,
 ) -> Result<Authenticated, HandshakeFailure> {
     let peer_rank = listener.peer().identity.task as usize;
-    let own = hello(shared, peer_rank, &own_address(shared));
+    let own = hello(shared, peer_rank, &own_address(shared), false);
     let secret = shared.security.secret();
     let answered = exchange::answer(connection, listener, own, &secret).await;
     let proven = answered.map_err(|error| exchange_failure(error, false))?;
@@ -310,19 +325,56 @@ pub(super) fn check_peer(
     guard: &ConnectionGuard,
     peer: &Hello,
 ) -> Result<(), HandshakeFailure> {
-    compare(&hello(shared, peer.identity.task as usize, ""), peer, None)?;
+    let own = hello(shared, peer.identity.task as usize, "", false);
+    compare(&own, peer, None)?;
     check_certificate(shared, guard, peer)
 }
 
+/// On rank 0, of a rank that does not know its place: the ranks that it may have as its parent, the
+/// nearest first; none if that is rank 0 itself.
+pub(super) fn redirected(
+    shared: &Membership,
+    peer: &Authenticated,
+) -> Result<Vec<RankAddress>, HandshakeFailure> {
+    let (identity, hello) = (&peer.peer.identity, &peer.peer);
+    let rank = identity.task as usize;
+    let settings: Settings = hello.read_details().map_err(|error| failure(error, true))?;
+    if shared.rank != 0 || shared.listed.is_some() || settings.is_placed {
+        return Ok(Vec::new());
+    }
+    let told = told_address(shared, hello)?;
+    let mut state = shared.state();
+    if state.phase != Phase::Joining {
+        return Err(too_late(&state, identity.generation));
+    }
+    refuse_another_process(&state, rank, &identity.run)?;
+    if let Some(told) = &told {
+        refuse_taken(shared, &state, rank, told)?;
+        shared.addresses.learn(rank, told);
+    }
+    let address = shared.addresses.get(rank).unwrap_or_default();
+    state.places.add(rank, &address);
+    let ancestors = state.places.ancestors(rank).into_iter();
+    let address = |rank: usize| {
+        let address = shared.addresses.get(rank)?;
+        let rank = rank as u32;
+        Some(RankAddress { rank, address })
+    };
+    Ok(ancestors
+        .take_while(|rank| *rank != 0)
+        .filter_map(address)
+        .collect())
+}
+
 /// Refuses an address that another rank has which is here.
-fn refuse_taken(
+pub(super) fn refuse_taken(
     shared: &Membership,
     state: &State,
     rank: usize,
     told: &str,
 ) -> Result<(), HandshakeFailure> {
-    let is_here =
-        |other: &usize| *other != rank && (*other == shared.rank || state.links[*other].is_some());
+    let present = state.present(shared.rank);
+    let is_here = |other: &usize| *other != rank && present.contains(*other);
     let others = (0..shared.world_size()).filter(is_here);
     match shared.addresses.rank_at(told, others) {
         Some(other) => {
@@ -336,75 +388,120 @@ fn refuse_taken(
     }
 }
 
+/// Refuses a second process of a rank while the first one is there.
+fn refuse_another_process(state: &State, rank: usize, run: &str) -> Result<(), HandshakeFailure> {
+    let is_other = |link: &&Link| link.open && link.run != run;
+    if state.links.get(&rank).filter(is_other).is_some() {
+        let reason =
+            format!("it says that it is rank {rank}, as another one: two processes have one rank");
+        return Err(HandshakeFailure::refused(Code::AlreadyExists, reason));
+    }
+    let others = state.links.iter().filter(|(other, _)| **other != rank);
+    let mut through = others.filter(|(_, link)| link.open && link.behind.contains(rank));
+    let known = state.members.get(rank).and_then(Option::as_ref);
+    match through
+        .next()
+        .filter(|_| known.is_some_and(|known| known.run != run))
+    {
+        Some((other, _)) => Err(HandshakeFailure::later(format!(
+            "another process with rank {rank} is there, connected to rank {other}: two processes \
+             have one rank, or the other one has just ended"
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn too_late(state: &State, generation: u64) -> HandshakeFailure {
+    let reason = match state.phase {
+        Phase::Leaving => "it comes when this rank leaves".to_string(),
+        _ => {
+            format!("it comes when generation {generation} runs already: it needs a new generation")
+        }
+    };
+    HandshakeFailure::Later(Code::FailedPrecondition, reason)
+}
+
+/// Whether a rank may connect now: while the group forms, and later where it is a member whose
+/// parent has left.
+fn may_connect(state: &State, identity: &Identity) -> bool {
+    let known = state.members.get(identity.task as usize);
+    let is_member = known.is_some_and(|it| it.as_ref().is_some_and(|it| it.run == identity.run));
+    match state.phase {
+        Phase::Joining => true,
+        Phase::Formed => is_member && !state.links.contains_key(&(identity.task as usize)),
+        Phase::Leaving => false,
+    }
+}
+
+/// How a stream came about.
+pub(super) struct Origin {
+    pub(super) ip: IpAddr,
+    /// What the parent has announced, if this rank has dialled it.
+    pub(super) parent: Option<Announcement>,
+}
+
 /// Makes a link of a stream whose handshake has succeeded, and announces this rank there.
 pub(super) fn register(
     shared: &Membership,
     peer: &Authenticated,
-    announcement: Option<Announcement>,
-    ip: IpAddr,
+    origin: Origin,
     sender: Sender,
 ) -> Result<u64, HandshakeFailure> {
     let identity = &peer.peer.identity;
     let rank = identity.task as usize;
     let told = told_address(shared, &peer.peer)?;
     let mut state = shared.state();
-    if state.phase != Phase::Joining {
-        let generation = identity.generation;
-        let reason = match state.phase {
-            Phase::Leaving => "it comes when this rank leaves".to_string(),
-            _ => format!(
-                "it comes when generation {generation} runs already: it needs a new generation"
-            ),
-        };
-        return Err(HandshakeFailure::Later(Code::FailedPrecondition, reason));
-    }
-    let id = state.next_link;
-    let Some(place) = state.links.get(rank) else {
+    if rank >= state.world_size() {
         let reason = format!("there is no rank {rank}");
         return Err(HandshakeFailure::refused(Code::InvalidArgument, reason));
-    };
-    if let Some(link) = place
-        && link.open
-        && link.run != identity.run
-    {
-        let reason =
-            format!("it says that it is rank {rank}, as another one: two processes have one rank");
-        return Err(HandshakeFailure::refused(Code::AlreadyExists, reason));
     }
+    if !may_connect(&state, identity) {
+        return Err(too_late(&state, identity.generation));
+    }
+    refuse_another_process(&state, rank, &identity.run)?;
     if let Some(told) = &told {
         refuse_taken(shared, &state, rank, told)?;
+        shared.addresses.learn(rank, told);
     }
-    let link = Link {
-        id,
+    let mut link = Link {
+        id: state.next_link,
         sender: Some(sender),
-        session_key: peer.session_key.clone(),
         run: identity.run.clone(),
-        ip,
-        announcement,
-        ready: false,
+        ip: origin.ip,
+        is_parent: origin.parent.is_some(),
+        is_announced: false,
+        // Where the group has formed, all know all.
+        ready: state.phase == Phase::Formed,
+        told_ready: state.phase == Phase::Formed,
         silence: Silence::since(clock::now()),
         unwatched: false,
         left: false,
         open: true,
-        told: 0,
+        behind: FixedBitSet::with_capacity(state.world_size()),
+        told: Told::nothing(state.world_size()),
+        successors: Vec::new(),
         differing_headers: None,
     };
     link.send(Message::Announcement(shared.announcement.clone()));
+    if let Some(announcement) = origin.parent {
+        link.is_announced = true;
+        link.behind.insert(rank);
+        let run = identity.run.clone();
+        state.members[rank] = Some(Member { run, announcement });
+        state.welcome(rank);
+    }
     if let Some(join_failure) = &mut state.join_failure {
         join_failure.send_to(rank, &link);
     }
-    state.links[rank] = Some(link);
-    state.last[rank] = MissingReason::default();
-    state.unproven_claims.retain(|claim| claim.rank != rank);
+    let id = link.id;
     state.next_link += 1;
-    if let Some(told) = told {
-        shared.addresses.learn(rank, &told);
-        if shared.rank == 0 {
-            state.registered.add(rank, told);
-        }
-    }
-    state.tell_addresses();
+    state.links.insert(rank, link);
+    // What was told to all before it came.
+    let is_told = state.failure_sent;
     drop(state);
-    shared.changed.notify_one();
+    if is_told {
+        watch::repeat_first_failure(shared, rank);
+    }
+    shared.tell_news();
     Ok(id)
 }

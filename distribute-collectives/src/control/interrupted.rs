@@ -23,9 +23,7 @@ pub(super) async fn end_waits(shared: Arc<Membership>) {
         last: shared.status.running(),
     };
     loop {
-        // Asks all ranks to say at once what they do.
-        let question = shared.own_heartbeat(true);
-        shared.state().send_to_all(&question);
+        shared.ask_all();
         let (asked, lost) = (Instant::now(), shared.compute.lost());
         tokio::time::sleep(POLL_INTERVAL).await;
         // Time in which this process, or the machine, did not get to compute says nothing about the
@@ -68,20 +66,24 @@ impl OperationWatch {
     /// The ranks that have not answered.
     fn silent(&self, shared: &Membership) -> Vec<MissingRank> {
         let state = shared.state();
-        let links = state.links.iter().enumerate();
-        let silent = links.filter_map(|(rank, link)| {
-            let link = link.as_ref().filter(|link| !link.left)?;
-            let heard = link.silence.begin();
-            let is_silent = heard.max(self.since).elapsed() >= SILENT_AFTER;
-            is_silent.then(|| (rank, heard, link.announcement.clone()))
+        let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
+        let staying = others.filter(|rank| !state.left.contains_key(rank));
+        let heard = staying.map(|rank| {
+            let link = state.links.get(&rank).filter(|link| link.open);
+            let own = link.map(|link| link.silence.begin());
+            let heard = own.or_else(|| shared.status.heard_of(rank));
+            (rank, heard.unwrap_or(shared.started))
         });
-        let silent: Vec<_> = silent.collect();
+        let is_silent =
+            |(_, heard): &(usize, Instant)| (*heard).max(self.since).elapsed() >= SILENT_AFTER;
+        let silent: Vec<(usize, Instant)> = heard.filter(is_silent).collect();
         // What the system says is read without the lock.
         drop(state);
-        let silent = silent.into_iter().filter(|(_, _, announcement)| {
+        let silent = silent.into_iter().filter(|(rank, _)| {
+            let announcement = shared.announcement_of(*rank);
             !process::is_kept_from_running(&shared.announcement, announcement.as_ref())
         });
-        let missing = silent.map(|(rank, heard, _)| {
+        let missing = silent.map(|(rank, heard)| {
             let since = heard.elapsed();
             shared.missing(
                 rank,

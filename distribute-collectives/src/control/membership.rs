@@ -1,31 +1,36 @@
-//! What the tasks of one rank's control plane share: who it is, its peers, and what they said.
+//! What the tasks of one rank's control plane share: who it is, its neighbours in the tree, and
+//! what is known of all ranks.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use distribute_net::address;
 use distribute_net::compute_clock::ComputeClock;
-use distribute_net::handshake::{Hello, Secret, SessionKey};
+use distribute_net::handshake::{Hello, Secret};
 use distribute_net::security::Security;
 use distribute_net::tls::TlsSettings;
-use tokio::sync::{Notify, Semaphore, mpsc};
+use fixedbitset::FixedBitSet;
+use tokio::sync::{Notify, mpsc};
 use tonic::Status;
 
 use crate::communicator::AbortTarget;
-use crate::control::addresses::{self, Addresses, Registered};
+use crate::control::addresses::Addresses;
+use crate::control::gather::Gathering;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Announcement, Envelope, Refusal};
+use crate::control::generated::{self as message, Announcement, Envelope, Left, Refusal};
 use crate::control::silence::Silence;
-use crate::control::{clock, convert, process};
+use crate::control::topology::Topology;
+use crate::control::{clock, convert, process, reports, spread};
 use crate::error::MissingRank;
 use crate::failure::{Failure, FailureKind};
 use crate::grpc::{Entrance, LaneRules};
 use crate::header::OperationHeader;
 use crate::interruption::Interruption;
-use crate::status::GroupStatus;
+use crate::status::{GroupStatus, Report};
 use crate::sync::unpoisoned;
 
 /// How many reasons for which certificates were not accepted are kept.
@@ -36,11 +41,6 @@ pub(super) const NOT_CONNECTED: &str = "it has not connected";
 
 /// Messages that wait to be sent to one rank. A rank that does not read them will be found silent.
 pub(super) const QUEUE: usize = 64;
-
-/// How many lower ranks are connected to at the same time, and with how many of those that have
-/// answered this one shakes hands.
-const CONNECTING_MAX: usize = 256;
-const DIALLING_MAX: usize = 8;
 
 /// Longer times count as this long: sums with the clock stay in its range.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -70,6 +70,8 @@ pub(crate) struct JoinOptions {
     pub(crate) interruption: Interruption,
     /// Data connections between each pair of ranks.
     pub(crate) lanes: usize,
+    /// Of the tree: see the module `topology`.
+    pub(crate) arity: usize,
 }
 
 /// The sending half of a stream: a message, or the status that ends it.
@@ -78,26 +80,39 @@ pub(super) type Sender = mpsc::Sender<Result<Envelope, Status>>;
 /// How far the group has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Streams may come and go.
+    /// Ranks may come and go.
     Joining,
-    /// All streams are up; from now on a lost one is a failure.
+    /// All ranks are there; from now on a lost one is a failure.
     Formed,
     /// This rank says goodbye.
     Leaving,
 }
 
-/// The stream to one rank.
+/// What is known of a rank.
+#[derive(Debug, Clone)]
+pub(super) struct Member {
+    /// Which process of that rank it is.
+    pub(super) run: String,
+    pub(super) announcement: Announcement,
+}
+
+/// The stream to a neighbour in the tree.
 pub(super) struct Link {
     /// Tells this stream from an earlier one to the same rank.
     pub(super) id: u64,
     /// `None` once one side has said goodbye.
     pub(super) sender: Option<Sender>,
-    pub(super) session_key: SessionKey,
     /// Which process of that rank it is.
     pub(super) run: String,
     pub(super) ip: IpAddr,
-    pub(super) announcement: Option<Announcement>,
+    /// This rank has dialled it: it is the parent.
+    pub(super) is_parent: bool,
+    /// The peer has announced itself.
+    pub(super) is_announced: bool,
+    /// What the peer said of its side: all of its ranks have met all.
     pub(super) ready: bool,
+    /// The same was said of this side.
+    pub(super) told_ready: bool,
     pub(super) silence: Silence,
     /// The peer has left, or was found silent: it is not watched any more.
     pub(super) unwatched: bool,
@@ -105,8 +120,12 @@ pub(super) struct Link {
     pub(super) left: bool,
     /// The stream still delivers messages.
     pub(super) open: bool,
-    /// How many of the addresses that have come to rank 0 the peer was told.
-    pub(super) told: usize,
+    /// The ranks on the peer's side of the stream, the peer among them.
+    pub(super) behind: FixedBitSet,
+    /// What the peer was told.
+    pub(super) told: spread::Told,
+    /// To whom to connect when the peer has left, as it said.
+    pub(super) successors: Vec<(usize, String)>,
     /// The two headers that differed at the last heartbeat.
     pub(super) differing_headers: Option<(OperationHeader, OperationHeader)>,
 }
@@ -117,8 +136,14 @@ impl Link {
         self.left && !self.ready
     }
 
+    /// Forgets the ranks on the peer's side, and returns them.
+    fn take_behind(&mut self) -> FixedBitSet {
+        let none = FixedBitSet::with_capacity(self.behind.len());
+        std::mem::replace(&mut self.behind, none)
+    }
+
     /// Queues a message if there is room, and says whether there was.
-    fn try_send(&self, message: Message) -> bool {
+    pub(super) fn try_send(&self, message: Message) -> bool {
         let sender = self.sender.as_ref();
         sender.is_some_and(|sender| sender.try_send(Ok(envelope(message))).is_ok())
     }
@@ -144,12 +169,12 @@ pub(super) fn envelope(message: Message) -> Envelope {
 pub(super) struct JoinFailure {
     pub(super) refusal: Refusal,
     pub(super) since: Instant,
-    /// The ranks that know.
+    /// The neighbours that know.
     pub(super) notified: BTreeSet<usize>,
 }
 
 impl JoinFailure {
-    /// Tells a rank why the group cannot form, once.
+    /// Tells a neighbour why the group cannot form, once.
     pub(super) fn send_to(&mut self, rank: usize, link: &Link) {
         if self.notified.insert(rank) {
             link.send(Message::Refusal(self.refusal.clone()));
@@ -183,23 +208,31 @@ impl From<String> for MissingReason {
 
 pub(super) struct State {
     pub(super) phase: Phase,
-    /// By rank; never one for this rank.
-    pub(super) links: Vec<Option<Link>>,
+    /// To the neighbours, by rank.
+    pub(super) links: BTreeMap<usize, Link>,
     pub(super) next_link: u64,
+    /// By rank, what is known of it since it was there last; this rank among them.
+    pub(super) members: Vec<Option<Member>>,
     /// What happened last with each rank, for the error when it does not come.
     pub(super) last: Vec<MissingReason>,
+    /// Ranks that have said goodbye to the group that has formed.
+    pub(super) left: BTreeMap<usize, Left>,
+    /// On rank 0, where not all ranks are listed: the places that it has given away.
+    pub(super) places: Topology,
     /// Why this process could not take connections.
     pub(super) shortage: Option<String>,
     pub(super) join_failure: Option<JoinFailure>,
     pub(super) unproven_claims: Vec<UnprovenClaim>,
     /// Connections whose certificate was not accepted, the first ones of every reason.
     pub(super) certificates: Vec<Refusal>,
-    /// The parts of gatherings by number, then by rank.
-    pub(super) gathers: BTreeMap<u64, Vec<Option<Vec<u8>>>>,
+    /// By number.
+    pub(super) gathers: BTreeMap<u64, Gathering>,
     pub(super) next_gather: u64,
-    /// On rank 0: the ranks that are not listed and have come.
-    pub(super) registered: Registered,
     pub(super) next_heartbeat: Instant,
+    /// Until then heartbeats follow each other quickly, as some rank has asked for them.
+    pub(super) urgent_until: Option<Instant>,
+    /// Ranks of other hosts that have answered, and when, while neighbours are silent.
+    pub(super) witnesses: BTreeMap<usize, Option<Instant>>,
     /// Streams that were turned away and still carry the reason to their peers.
     pub(super) turned_away: usize,
     /// The peers know of the first failure.
@@ -231,13 +264,17 @@ pub(super) struct Membership {
     pub(super) gather_timeout: Duration,
     pub(super) status: Arc<GroupStatus>,
     pub(super) interruption: Interruption,
-    /// Turns of those that dial, so that the ranks of a big group on few processors do not all
-    /// begin with all and come to no end within the time that a handshake may take.
-    pub(super) connecting: Semaphore,
-    pub(super) dialling: Semaphore,
+    /// All ranks' places, where all are listed.
+    pub(super) listed: Option<Topology>,
     state: Mutex<State>,
     /// Wakes the task that joins or leaves.
     pub(super) changed: Notify,
+    /// Wakes the task that tells the neighbours what they lack.
+    pub(super) news: Arc<Notify>,
+    /// Some neighbour had no room for news.
+    pub(super) is_behind: AtomicBool,
+    /// Wakes the task that sends heartbeats.
+    pub(super) urgent: Notify,
     /// Wakes the task that spreads failures; [`GroupStatus`] rings it.
     pub(super) failed: Arc<Notify>,
     /// Wakes a thread that gathers.
@@ -245,20 +282,24 @@ pub(super) struct Membership {
 }
 
 impl State {
-    pub(super) fn new(world_size: usize) -> State {
+    pub(super) fn new(world_size: usize, places: Topology) -> State {
         State {
             phase: Phase::Joining,
-            links: (0..world_size).map(|_| None).collect(),
+            links: BTreeMap::new(),
             next_link: 0,
+            members: vec![None; world_size],
             last: vec![NOT_CONNECTED.to_string().into(); world_size],
+            left: BTreeMap::new(),
+            places,
             shortage: None,
             join_failure: None,
             unproven_claims: Vec::new(),
             certificates: Vec::new(),
             gathers: BTreeMap::new(),
             next_gather: 0,
-            registered: Registered::default(),
             next_heartbeat: clock::now(),
+            urgent_until: None,
+            witnesses: BTreeMap::new(),
             turned_away: 0,
             failure_sent: false,
             last_heartbeat: clock::now(),
@@ -266,10 +307,23 @@ impl State {
         }
     }
 
+    pub(super) fn world_size(&self) -> usize {
+        self.members.len()
+    }
+
     /// The link of a rank, if it is still the one with this number.
     pub(super) fn link(&mut self, rank: usize, id: u64) -> Option<&mut Link> {
-        let link = self.links.get_mut(rank)?.as_mut()?;
+        let link = self.links.get_mut(&rank)?;
         (link.id == id).then_some(link)
+    }
+
+    /// Notes what happened last with a rank that is missing.
+    pub(super) fn note_missing(&mut self, rank: usize, missing: MissingReason) {
+        if let Some(last) = self.last.get_mut(rank)
+            && (last.waited_for.is_empty() || !missing.waited_for.is_empty())
+        {
+            *last = missing;
+        }
     }
 
     /// Notes a connection whose certificate was not accepted.
@@ -283,7 +337,7 @@ impl State {
     /// Notes a peer that claims a rank and does not prove it, and returns whether that is new: one
     /// for each rank that there is, however many an unauthenticated peer makes up.
     pub(super) fn note_unproven(&mut self, rank: usize, refusal: Refusal) -> bool {
-        let is_new = rank < self.links.len()
+        let is_new = rank < self.world_size()
             && self.phase == Phase::Joining
             && self.unproven_claims.iter().all(|claim| claim.rank != rank);
         if is_new {
@@ -296,35 +350,32 @@ impl State {
         is_new
     }
 
-    /// On rank 0: tells all ranks the addresses that they have not been told. What a rank has no
-    /// room for now it is told at a later heartbeat.
-    pub(super) fn tell_addresses(&mut self) {
-        let links = self.links.iter_mut().flatten();
-        for link in links.filter(|link| link.open) {
-            while let Some((message, told)) = self.registered.next(link.told) {
-                if !link.try_send(Message::Addresses(message)) {
-                    break;
-                }
-                link.told = told;
-            }
-        }
-    }
-
     pub(super) fn open_links(&self) -> impl Iterator<Item = &Link> {
-        self.links.iter().flatten().filter(|link| link.open)
+        self.links.values().filter(|link| link.open)
     }
 
-    /// Queues a message to all ranks whose streams are open.
+    /// The link to the parent, while this rank has one.
+    pub(super) fn parent(&self) -> Option<(usize, &Link)> {
+        let mut links = self.links.iter();
+        let parent = links.find(|(_, link)| link.is_parent && link.open && !link.left);
+        parent.map(|(rank, link)| (*rank, link))
+    }
+
+    /// The ranks that are there, as far as is known here, `own` among them.
+    pub(super) fn present(&self, own: usize) -> FixedBitSet {
+        let mut present = FixedBitSet::with_capacity(self.world_size());
+        present.insert(own);
+        for link in self.open_links().filter(|link| !link.gave_up()) {
+            present.union_with(&link.behind);
+        }
+        present
+    }
+
+    /// Queues a message to all neighbours whose streams are open.
     pub(super) fn send_to_all(&self, message: &Message) {
         for link in self.open_links() {
             link.send(message.clone());
         }
-    }
-
-    /// The parts of a gathering, by rank.
-    pub(super) fn parts(&mut self, number: u64) -> &mut [Option<Vec<u8>>] {
-        let none = || vec![None; self.links.len()];
-        self.gathers.entry(number).or_insert_with(none)
     }
 
     /// Whether there are streams that a peer still reads.
@@ -350,6 +401,17 @@ impl Membership {
         let compute = ComputeClock::for_light_work(period);
         let mut announcement = options.announcement;
         process::announce(&mut announcement);
+        let all_listed = options.addresses.iter().all(Option::is_some);
+        let listed = all_listed.then(|| Topology::of_addresses(options.arity, &options.addresses));
+        let own_address = options.addresses.first().cloned().into_iter();
+        let places = Topology::of_addresses(options.arity, &own_address.collect::<Vec<_>>());
+        let mut state = State::new(options.addresses.len(), places);
+        if let Some(own) = state.members.get_mut(options.rank) {
+            *own = Some(Member {
+                run: hello.identity.run.clone(),
+                announcement: announcement.clone(),
+            });
+        }
         let entrance = Entrance::new(LaneRules {
             rank: options.rank,
             world_size: options.addresses.len(),
@@ -358,7 +420,8 @@ impl Membership {
             lanes: options.lanes,
         });
         Membership {
-            state: Mutex::new(State::new(options.addresses.len())),
+            state: Mutex::new(state),
+            listed,
             rank: options.rank,
             addresses: Addresses::new(
                 options.addresses,
@@ -380,12 +443,20 @@ impl Membership {
             gather_timeout: timeout,
             status,
             interruption: options.interruption,
-            connecting: Semaphore::new(CONNECTING_MAX),
-            dialling: Semaphore::new(DIALLING_MAX),
             changed: Notify::new(),
+            news: Arc::default(),
+            is_behind: AtomicBool::new(false),
+            urgent: Notify::new(),
             failed,
             gathered: Condvar::new(),
         }
+    }
+
+    /// What a rank has said of its process.
+    pub(super) fn announcement_of(&self, rank: usize) -> Option<Announcement> {
+        let state = self.state();
+        let member = state.members.get(rank)?.as_ref()?;
+        Some(member.announcement.clone())
     }
 
     /// Held only for short changes. The status is never asked to note something meanwhile.
@@ -397,11 +468,35 @@ impl Membership {
         self.addresses.len()
     }
 
-    /// What this rank and another one know that has joined.
-    pub(super) fn secret_with(&self, rank: usize) -> Option<Secret> {
-        let state = self.state();
-        let link = state.links.get(rank)?.as_ref()?;
-        Some(link.session_key.secret())
+    /// What this rank and another one that has joined know, and others only if they know the token
+    /// too: it follows from the token and from the run of rank 0, which each start of a group
+    /// draws anew. Without a token nothing proves who a rank is.
+    pub(super) fn secret_with(&self, state: &State, rank: usize) -> Option<Secret> {
+        state.members.get(rank)?.as_ref()?;
+        let run = &state.members.first()?.as_ref()?.run;
+        let identity = &self.hello.identity;
+        let pair = [self.rank.min(rank), self.rank.max(rank)].map(|rank| rank as u64);
+        let parts = [
+            run.as_bytes(),
+            identity.group.as_bytes(),
+            &identity.generation.to_le_bytes(),
+            &pair[0].to_le_bytes(),
+            &pair[1].to_le_bytes(),
+        ];
+        let derived = self.security.derive("distribute control 8: ranks", &parts);
+        Some(Secret::new(if derived.is_empty() {
+            parts.concat()
+        } else {
+            derived
+        }))
+    }
+
+    /// Whether a rank that comes connects here, as far as is known before.
+    pub(super) fn is_child(&self, rank: usize) -> bool {
+        match &self.listed {
+            Some(listed) => listed.parent(rank) == Some(self.rank),
+            None => self.rank == 0 && rank != 0,
+        }
     }
 
     /// What an error says of a rank that is missed.
@@ -429,17 +524,14 @@ impl Membership {
         let missing = missing.into();
         let reason = &missing.reason;
         tracing::debug!(rank = self.rank, peer = rank, reason, "not joined yet");
-        if let Some(last) = self.state().last.get_mut(rank)
-            && (last.waited_for.is_empty() || !missing.waited_for.is_empty())
-        {
-            *last = missing;
-        }
+        self.state().note_missing(rank, missing);
     }
 
     /// Ends the join of this rank, and of all others: the group cannot form. Rank `informed`
     /// knows already.
     pub(super) fn refuse(&self, informed: Option<usize>, refusal: Refusal) {
         let mut state = self.state();
+        let world_size = state.world_size();
         if state.phase == Phase::Joining {
             let State {
                 join_failure,
@@ -451,55 +543,74 @@ impl Membership {
                 since: clock::now(),
                 notified: BTreeSet::from([self.rank]),
             });
-            let informed = informed.filter(|rank| *rank < links.len());
+            let informed = informed.filter(|rank| *rank < world_size);
             join_failure.notified.extend(informed);
-            for (rank, link) in links.iter().enumerate() {
-                if let Some(link) = link.as_ref().filter(|link| link.open) {
-                    join_failure.send_to(rank, link);
-                }
+            for (rank, link) in links.iter().filter(|(_, link)| link.open) {
+                join_failure.send_to(*rank, link);
             }
         }
         drop(state);
         self.changed.notify_one();
     }
 
-    /// Handles one message of a rank that has proven itself. Returns whether to go on reading.
-    pub(super) fn handle(&self, rank: usize, id: u64, mut envelope: Envelope) -> bool {
+    /// Handles one message of a neighbour. Returns whether to go on reading.
+    pub(super) fn handle(&self, rank: usize, id: u64, envelope: Envelope) -> bool {
         {
             let mut state = self.state();
             let Some(link) = state.link(rank, id) else {
                 return false;
             };
             link.silence.end(clock::now());
-            match &mut envelope.message {
-                Some(Message::Announcement(it)) => link.announcement = Some(std::mem::take(it)),
-                Some(Message::Ready(_)) => link.ready = true,
-                _ => {}
-            }
+            link.ready |= matches!(envelope.message, Some(Message::Ready(_)));
         }
         match envelope.message {
-            Some(Message::Announcement(_) | Message::Ready(_)) => self.changed.notify_one(),
+            Some(Message::Announcement(it)) => self.announced(rank, id, it),
+            Some(Message::Ready(_)) => self.changed.notify_one(),
+            Some(Message::Members(members)) => self.take_members(rank, id, members),
             Some(Message::Heartbeat(beat)) => self.heartbeat(rank, id, &beat),
             Some(Message::Notice(notice)) => {
                 if let Some(failure) = convert::failure(self.world_size(), &notice) {
                     self.status.record_if_first(failure);
                 }
             }
-            Some(Message::Gather(part)) => self.take_part(rank, part),
-            Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, &goodbye),
+            Some(Message::Gather(parts)) => self.take_parts(parts),
+            Some(Message::Goodbye(goodbye)) => self.goodbye(rank, id, goodbye),
             Some(Message::Refusal(refusal)) => self.refuse(Some(rank), refusal),
-            Some(Message::Addresses(told)) if rank == 0 => {
-                for (rank, address) in addresses::entries(told) {
-                    self.addresses.learn(rank, &address);
-                }
-            }
-            // Messages of later versions.
-            Some(Message::Addresses(_)) | None => {}
+            // A redirection is read where a stream begins; others are of later versions.
+            Some(Message::Redirect(_)) | None => {}
         }
         true
     }
 
-    fn goodbye(&self, rank: usize, id: u64, goodbye: &message::Goodbye) {
+    /// Notes what a child says of itself.
+    fn announced(&self, rank: usize, id: u64, announcement: Announcement) {
+        let mut state = self.state();
+        let Some(link) = state.link(rank, id) else {
+            return;
+        };
+        link.is_announced = true;
+        link.behind.insert(rank);
+        let run = link.run.clone();
+        state.members[rank] = Some(Member { run, announcement });
+        state.welcome(rank);
+        drop(state);
+        self.tell_news();
+    }
+
+    /// Notes that a neighbour reads: there may be room for what had none.
+    pub(super) fn note_room(&self) {
+        if self.is_behind.swap(false, Ordering::Relaxed) {
+            self.news.notify_one();
+        }
+    }
+
+    /// Looks at what has changed, and tells the neighbours.
+    pub(super) fn tell_news(&self) {
+        self.news.notify_one();
+        self.changed.notify_one();
+    }
+
+    fn goodbye(&self, rank: usize, id: u64, goodbye: message::Goodbye) {
         let mut state = self.state();
         let phase = state.phase;
         let Some(link) = state.link(rank, id) else {
@@ -510,43 +621,71 @@ impl Membership {
         // Closes this half, so that the peer knows that its goodbye has arrived.
         link.sender = None;
         let joined = phase == Phase::Formed && link.ready;
-        drop(state);
+        let successors = goodbye.successors.into_iter();
+        let known = successors.map(|it| (it.rank as usize, it.address));
+        link.successors = known.collect();
+        let behind = link.take_behind();
         let because = match goodbye.reason.as_str() {
             "" => String::new(),
             reason => format!(": {reason}"),
         };
+        let waited_for: Vec<usize> = (goodbye.waited_for.iter())
+            .map(|rank| *rank as usize)
+            .collect();
         match phase {
             Phase::Leaving => {}
             Phase::Joining | Phase::Formed if !joined => {
-                let waited_for = goodbye.waited_for.iter().map(|rank| *rank as usize);
-                let missing = MissingReason {
-                    reason: format!("it gave up joining{because}"),
-                    waited_for: waited_for.collect(),
-                };
-                self.record_missing(rank, missing);
-                self.changed.notify_one();
+                for lost in behind.ones().filter(|it| *it != rank) {
+                    let reason = format!("it was connected through rank {rank}, which gave up");
+                    let waited_for = waited_for.clone();
+                    state.note_missing(lost, MissingReason { reason, waited_for });
+                }
+                let reason = format!("it gave up joining{because}");
+                state.note_missing(rank, MissingReason { reason, waited_for });
+                drop(state);
             }
             _ => {
-                let count = goodbye.completed;
-                let reason = format!("it left the group after {count} operations{because}");
-                self.status.goodbye(rank, count, reason);
+                let left = Left {
+                    rank: rank as u32,
+                    completed: goodbye.completed,
+                    reason: because,
+                };
+                drop(state);
+                self.take_left(left);
             }
         }
+        self.tell_news();
+    }
+
+    /// Notes that a rank has said goodbye to the group.
+    pub(super) fn take_left(&self, left: Left) {
+        let rank = left.rank as usize;
+        if rank >= self.world_size() || rank == self.rank {
+            return;
+        }
+        let (completed, because) = (left.completed, left.reason.clone());
+        if let Entry::Vacant(place) = self.state().left.entry(rank) {
+            place.insert(left);
+        }
+        let reason = format!("it left the group after {completed} operations{because}");
+        self.status.goodbye(rank, completed, reason);
+        self.tell_news();
     }
 
     /// What this rank says about itself, and whether it wants to hear the same.
-    pub(super) fn own_heartbeat(&self, answer: bool) -> Message {
-        Message::Heartbeat(message::Heartbeat {
+    pub(super) fn own_heartbeat(&self, answer: bool) -> message::Heartbeat {
+        message::Heartbeat {
             running: convert::running(self.status.running().map(|it| it.header).as_ref()),
             completed: self.status.completed(),
             answer,
             lost_permille: self.lost_permille.load(Ordering::Relaxed),
-        })
+            reports: Vec::new(),
+        }
     }
 
-    /// What all others are told from time to time: also how much of the time since the last one
+    /// What the neighbours are told from time to time: also how much of the time since the last one
     /// this process lost.
-    pub(super) fn periodic_heartbeat(&self, state: &mut State, now: Instant) -> Message {
+    pub(super) fn periodic_heartbeat(&self, state: &mut State, now: Instant) -> message::Heartbeat {
         let before = std::mem::replace(&mut state.last_heartbeat, now);
         let elapsed = now.saturating_duration_since(before).as_millis().max(1);
         let lost = std::mem::take(&mut state.lost).as_millis().min(elapsed);
@@ -567,8 +706,13 @@ impl Membership {
     fn heartbeat(&self, rank: usize, id: u64, beat: &message::Heartbeat) {
         let own = self.status.running().map(|running| running.header);
         let theirs = convert::header(&beat.running);
-        self.status.note_peer(rank, theirs, beat.completed);
-        let answer = beat.answer.then(|| self.own_heartbeat(false));
+        let report = Report {
+            at: clock::now(),
+            running: theirs,
+            completed: beat.completed,
+        };
+        self.status.note_peers([rank].into_iter(), report);
+        reports::take(self, rank, &beat.reports);
         let pair = own.zip(theirs).filter(|(own, theirs)| {
             let collective = |h: &OperationHeader| !h.kind.is_point_to_point();
             own.sequence == theirs.sequence
@@ -581,10 +725,10 @@ impl Membership {
             return;
         };
         link.silence.note_lost_share(beat.lost_permille);
-        if let Some(answer) = answer {
-            link.send(answer);
-        }
         let before = std::mem::replace(&mut link.differing_headers, pair);
+        if beat.answer {
+            self.answer(&mut state, rank);
+        }
         drop(state);
         if before == pair
             && let Some((own, theirs)) = pair
@@ -605,8 +749,14 @@ impl Membership {
         link.open = false;
         link.sender = None;
         link.unwatched = true;
+        let behind = link.take_behind();
         if phase == Phase::Joining {
-            state.links[rank] = None;
+            state.links.remove(&rank);
+            for lost in behind.ones().filter(|it| !left && *it != rank) {
+                let reason = format!("it was connected through rank {rank}, which is gone");
+                let waited_for = vec![rank];
+                state.note_missing(lost, MissingReason { reason, waited_for });
+            }
             if !left {
                 state.last[rank] = reason.clone().into();
             }
@@ -615,7 +765,7 @@ impl Membership {
         if phase == Phase::Formed && !left {
             self.record_failure(FailureKind::Lost { rank, reason });
         }
-        self.changed.notify_one();
+        self.tell_news();
         self.gathered.notify_all();
     }
 }

@@ -6,8 +6,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use distribute_net::address::{self, BoundListener};
-use distribute_net::handshake::{Hello, Identity, Purpose, SessionKey};
+use distribute_net::handshake::{Hello, Identity, Purpose, Secret};
 use distribute_net::shortage::shortage;
+use fixedbitset::FixedBitSet;
 use serde_json::json;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
@@ -16,10 +17,11 @@ use tonic_health::server::HealthReporter;
 
 use crate::communicator::AbortTarget;
 use crate::control::generated::envelope::Message;
-use crate::control::generated::{self as message, Announcement, Goodbye, Refusal};
+use crate::control::generated::{self as message, Announcement, Goodbye, RankAddress, Refusal};
 use crate::control::handshake::PROTOCOL_VERSION;
 use crate::control::membership::{
-    JoinOptions, Link, Membership, MissingReason, NOT_CONNECTED, Phase, State, UnprovenClaim,
+    JoinFailure, JoinOptions, Link, Membership, MissingReason, NOT_CONNECTED, Phase, State,
+    UnprovenClaim,
 };
 use crate::control::{client, clock, interrupted, probe, process, server, watch};
 use crate::error::{CollectiveError, Result};
@@ -45,16 +47,12 @@ const SHARED_MEMORY_MAX_BYTES: usize = 16 << 10;
 const TEXT_MAX_BYTES: usize = 4 << 10;
 
 /// Another rank of the group.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Peer {
     pub(crate) rank: usize,
     /// The address of the rank in the list.
     pub(crate) address: String,
-    /// The IP address that its control connection has.
-    pub(crate) ip: IpAddr,
     pub(crate) announcement: Announcement,
-    /// Known to the two ranks only (when there is a token).
-    pub(crate) session_key: SessionKey,
 }
 
 /// One rank's membership in a group. Dropping it says goodbye to the others, closes all
@@ -132,6 +130,13 @@ impl ControlPlane {
         &self.peers
     }
 
+    /// What this rank and another one know, and others only if they know the token too.
+    pub(crate) fn secret_with(&self, rank: usize) -> Secret {
+        let secret = self.shared.secret_with(&self.shared.state(), rank);
+        // All are known since they have met.
+        secret.unwrap_or_default()
+    }
+
     /// Where data connections come from.
     pub(crate) fn doorway(&self) -> Doorway {
         Doorway {
@@ -194,6 +199,8 @@ fn check(options: &JoinOptions) -> Result<()> {
         "the address of rank 0 is needed: it is where the ranks meet".to_string()
     } else if let Some(pair) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
         format!("two ranks have the address {}", pair[0])
+    } else if options.arity == 0 {
+        "the arity of the tree must be above 0".to_string()
     } else if options.heartbeat_interval.is_zero() || options.heartbeat_misses == 0 {
         "the interval and the misses of heartbeats must be above 0".to_string()
     } else if options.announcement.shared_memory.len() > SHARED_MEMORY_MAX_BYTES {
@@ -282,16 +289,12 @@ async fn run_tasks(
         let _ = joined.send(Err(unavailable(shared.rank, &error)));
         return;
     }
-    // The nearest first, so that not all ranks begin with rank 0.
-    for rank in (0..shared.rank).rev() {
-        tokio::spawn(client::keep_connected(shared.clone(), rank));
-    }
-    for rank in shared.rank + 1..shared.world_size() {
-        tokio::spawn(client::look_up_address(shared.clone(), rank));
-    }
+    tokio::spawn(client::keep_attached(shared.clone()));
+    tokio::spawn(client::look_up_addresses(shared.clone()));
     let ticking = shared.clone();
     tokio::spawn(async move { ticking.compute.keep_ticking().await });
-    tokio::spawn(watch::send_heartbeats(shared.clone()));
+    tokio::spawn(watch::keep_watch(shared.clone()));
+    tokio::spawn(watch::spread_news(shared.clone()));
     tokio::spawn(probe::dial_silent_ranks(shared.clone()));
     tokio::spawn(watch::spread_failures(shared.clone(), reporter.clone()));
     match wait_for_all_ranks(shared).await {
@@ -345,7 +348,7 @@ pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
     if let Some(join_failure) = &state.join_failure {
         // The others start at about the same time: they need not wait for their deadlines.
         let until = (join_failure.since + JOIN_FAILURE_LINGER).min(shared.deadline);
-        let all_know = (0..shared.world_size()).all(|rank| join_failure.notified.contains(&rank));
+        let all_know = informed(state, join_failure).count_ones(..) == shared.world_size();
         return if now >= until || all_know {
             Err(refused_error(shared, join_failure.refusal.clone()))
         } else {
@@ -357,10 +360,11 @@ pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
         return Ok(JoinProgress::Joined(peers));
     }
     let is_interrupted = shared.interruption.is_raised();
-    let is_over = state.phase == Phase::Formed && state.links.iter().flatten().any(Link::gave_up);
+    let is_over = state.phase == Phase::Formed && state.links.values().any(Link::gave_up);
     // With a token an unproven claim only says which error the deadline brings: the process at the
     // other end has proven nothing, and must not be able to end the join earlier.
-    let is_missing = |claim: &&UnprovenClaim| state.links[claim.rank].is_none();
+    let present = state.present(shared.rank);
+    let is_missing = |claim: &&UnprovenClaim| !present.contains(claim.rank);
     let claims = state.unproven_claims.iter().filter(is_missing);
     let grace_ends = claims.map(|claim| claim.since + UNPROVEN_CLAIM_GRACE);
     let grace_end = grace_ends.min().filter(|_| !shared.security.has_token());
@@ -372,36 +376,60 @@ pub(super) fn join_progress(shared: &Membership) -> Result<JoinProgress> {
     }
 }
 
-/// Tells all ranks when this one has met all of them.
+/// The ranks that know why the group cannot form, or hear of it from a neighbour that knows.
+fn informed(state: &State, failure: &JoinFailure) -> FixedBitSet {
+    let mut informed = FixedBitSet::with_capacity(state.world_size());
+    informed.extend(failure.notified.iter().copied());
+    for (_, link) in (state.links.iter()).filter(|(rank, _)| failure.notified.contains(rank)) {
+        informed.union_with(&link.behind);
+    }
+    informed
+}
+
+/// Goes on from ranks that come and go to a group, when all are there, and says so along the tree:
+/// to the parent when all ranks of the own subtree know it, to the children when all ranks do.
 fn mark_formed(shared: &Membership, state: &mut State) {
-    let met = |link: &&Link| link.open && link.announcement.is_some();
-    let count = state.links.iter().flatten().filter(met).count();
-    if state.phase != Phase::Joining || count + 1 != shared.world_size() {
+    if state.phase == Phase::Joining {
+        if state.present(shared.rank).count_ones(..) != shared.world_size() {
+            return;
+        }
+        state.phase = Phase::Formed;
+        for link in state.links.values_mut() {
+            link.silence.end(clock::now());
+        }
+    }
+    if state.phase != Phase::Formed || !is_subtree_ready(state) {
         return;
     }
-    state.phase = Phase::Formed;
-    for link in state.links.iter_mut().flatten() {
-        link.silence.end(clock::now());
-        link.send(Message::Ready(message::Ready {}));
+    let all_ready = shared.rank == 0 || state.parent().is_some_and(|(_, parent)| parent.ready);
+    let told = state.links.values_mut().filter(|link| link.open);
+    for link in told.filter(|link| link.is_parent || all_ready) {
+        let ready = Message::Ready(message::Ready {});
+        link.told_ready = link.told_ready || link.try_send(ready);
     }
 }
 
-/// The peers, when all of them have met all ranks.
+/// Whether all ranks of this rank's subtree know all ranks.
+fn is_subtree_ready(state: &State) -> bool {
+    let mut links = state.links.values();
+    links.all(|link| link.is_parent || link.ready)
+}
+
+/// The other ranks, when all of them know all ranks.
 fn peers(shared: &Membership, state: &State) -> Option<Vec<Peer>> {
-    if state.phase != Phase::Formed {
+    let is_done = |link: &Link| link.ready && link.told_ready;
+    if state.phase != Phase::Formed || !state.links.values().all(is_done) {
         return None;
     }
-    let others = state.links.iter().enumerate();
+    let others = state.members.iter().enumerate();
     others
         .filter(|(rank, _)| *rank != shared.rank)
-        .map(|(rank, link)| {
-            let link = link.as_ref().filter(|link| link.ready)?;
+        .map(|(rank, member)| {
+            let member = member.as_ref()?;
             Some(Peer {
                 rank,
                 address: shared.addresses.get(rank)?,
-                ip: link.ip,
-                announcement: link.announcement.clone()?,
-                session_key: link.session_key.clone(),
+                announcement: member.announcement.clone(),
             })
         })
         .collect()
@@ -420,7 +448,8 @@ fn refused_error(shared: &Membership, refusal: Refusal) -> CollectiveError {
 /// when this rank was told to end: an interruption then, unless a claim without the right token
 /// says more.
 fn rendezvous_error(shared: &Membership, state: &State, is_interrupted: bool) -> CollectiveError {
-    let is_missing = |rank: usize| state.links[rank].as_ref().is_none_or(Link::gave_up);
+    let present = state.present(shared.rank);
+    let is_missing = |rank: usize| !present.contains(rank);
     let others = (0..shared.world_size()).filter(|rank| *rank != shared.rank);
     let (absent, met): (Vec<_>, Vec<_>) = others.partition(|rank| is_missing(*rank));
     let mut claims = state.unproven_claims.iter();
@@ -428,7 +457,7 @@ fn rendezvous_error(shared: &Membership, state: &State, is_interrupted: bool) ->
         return unproven_claim_error(shared, state, claim, &absent);
     }
     let waits = |rank: usize| {
-        let link = state.links[rank].as_ref().filter(|link| !link.ready);
+        let link = state.links.get(&rank).filter(|link| !link.ready);
         link.map(|_| shared.missing(rank, "it is connected and waits for other ranks"))
     };
     let failed = |rank: usize| shared.missing(rank, missing_reason(shared, state, rank));
@@ -475,32 +504,30 @@ fn unproven_claim_error(
     refused_error(shared, refusal)
 }
 
-/// Whether this rank would know if that one had come. Where it listens, only rank 0 says, which may
-/// be missing itself.
+/// Whether this rank would know if that one had come: all ranks tell rank 0, which tells all. As
+/// long as this rank does not hear of rank 0, it only knows of the ranks that it dials.
 fn could_hear_of(shared: &Membership, state: &State, rank: usize) -> bool {
-    let told_of = shared.addresses.is_listed(rank) || shared.addresses.get(rank).is_some();
-    let has_leader = || {
-        let leader = state.links[0].as_ref().is_some_and(|link| !link.gave_up());
-        shared.rank == 0 || leader || !state.last[0].waited_for.is_empty()
-    };
-    told_of || has_leader()
+    let hears_of_rank_0 = state.present(shared.rank).contains(0);
+    let has_dialled = || state.last[rank].reason != NOT_CONNECTED;
+    hears_of_rank_0 || !state.last[0].waited_for.is_empty() || rank == 0 || has_dialled()
 }
 
 /// What is known about a rank that did not come.
 fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
-    // Higher ranks connect; what this process lacks says more than that they have not.
-    if let Some(shortage) = state.shortage.as_ref().filter(|_| rank > shared.rank) {
+    let connects_here = shared.is_child(rank);
+    // What this process lacks says more than that a child has not connected.
+    if let Some(shortage) = state.shortage.as_ref().filter(|_| connects_here) {
         return shortage.clone();
     }
     let mut reason = state.last[rank].reason.clone();
-    if shared.rank > 0 && shared.addresses.get(rank).is_none() {
+    if shared.addresses.get(rank).is_none() && shared.rank > 0 {
         reason = "it has not come to rank 0".to_string();
     }
     reason += &firewall_note(shared, rank, &reason);
     reason += &loopback_note(shared, rank);
-    // Only higher ranks connect here. Which one shows a certificate is not known before it has
-    // been accepted.
-    for refused in state.certificates.iter().filter(|_| rank > shared.rank) {
+    // Only children connect here. Which one shows a certificate is not known before it has been
+    // accepted.
+    for refused in state.certificates.iter().filter(|_| connects_here) {
         let (address, why) = (&refused.address, &refused.reason);
         reason += &format!("; a connection from {address} was turned away: {why}");
     }
@@ -511,7 +538,7 @@ fn missing_reason(shared: &Membership, state: &State, rank: usize) -> String {
 fn firewall_note(shared: &Membership, rank: usize, reason: &str) -> String {
     match shared.local.get() {
         Some(local)
-            if rank > shared.rank && reason == NOT_CONNECTED && !local.ip().is_loopback() =>
+            if shared.is_child(rank) && reason == NOT_CONNECTED && !local.ip().is_loopback() =>
         {
             format!(
                 "; if it runs: a firewall? Let connections from its host to TCP port {} of this \
@@ -530,7 +557,7 @@ fn loopback_note(shared: &Membership, rank: usize) -> String {
     let host = address::split(&own).map_or("", |(host, _)| host);
     let is_plain = host.parse::<IpAddr>().is_ok() || host == "localhost";
     match shared.local.get() {
-        Some(local) if rank > shared.rank && local.ip().is_loopback() && !is_plain => format!(
+        Some(local) if shared.is_child(rank) && local.ip().is_loopback() && !is_plain => format!(
             "; on this host {host} is {}, which other hosts cannot reach: give an IP address, or \
              correct /etc/hosts",
             local.ip()
@@ -561,17 +588,45 @@ pub(super) fn waited_for(error: &CollectiveError) -> Vec<u32> {
 pub(super) fn say_goodbye(shared: &Membership, reason: String, waited_for: Vec<u32>) {
     watch::send_first_failure(shared);
     watch::send_departure(shared);
-    let goodbye = Goodbye {
-        completed: shared.status.completed(),
-        reason,
-        waited_for,
-    };
+    shared.spread(true);
     let mut state = shared.state();
+    let successors = successors(shared, &state);
     state.phase = Phase::Leaving;
-    for link in state.links.iter_mut().flatten() {
-        link.send(Message::Goodbye(goodbye.clone()));
+    for link in state.links.values_mut() {
+        link.send(Message::Goodbye(Goodbye {
+            completed: shared.status.completed(),
+            reason: reason.clone(),
+            waited_for: waited_for.clone(),
+            // The parent needs none.
+            successors: successors
+                .iter()
+                .filter(|_| !link.is_parent)
+                .cloned()
+                .collect(),
+        }));
         link.sender = None;
     }
+}
+
+/// To whom the children connect when this rank leaves: to its parent, and if it is the root to the
+/// first child that still is there.
+fn successors(shared: &Membership, state: &State) -> Vec<RankAddress> {
+    let ranks: Vec<usize> = match state.parent() {
+        Some((parent, _)) => vec![parent],
+        None => {
+            let children = state
+                .links
+                .iter()
+                .filter(|(_, link)| link.open && !link.left);
+            children.map(|(rank, _)| *rank).collect()
+        }
+    };
+    let known = |rank: usize| {
+        let address = shared.addresses.get(rank)?;
+        let rank = rank as u32;
+        Some(RankAddress { rank, address })
+    };
+    ranks.into_iter().filter_map(known).collect()
 }
 
 /// Says goodbye and waits until the others have heard it, within limits.

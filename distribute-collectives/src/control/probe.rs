@@ -5,22 +5,30 @@
 //! while a rank is silent, its control port is dialled again and again. That something answers
 //! there says that the way is free again, and since when, not that the process lives: a stopped
 //! one has a system that answers, too. Nothing is said on these connections.
+//!
+//! A rank has few neighbours. To tell whether one of them is away or the own host is cut off, it
+//! also dials ranks of some other hosts meanwhile, and shakes hands with them: they are witnesses.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use distribute_net::address;
+use distribute_net::exchange;
+use distribute_net::peers::Connection;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use crate::control::clock;
 use crate::control::membership::{Link, Membership, Phase};
 use crate::control::silence::{ATTEMPT_PAUSE, ATTEMPT_TIMEOUT};
+use crate::control::{clock, handshake, watch};
 
 /// Attempts at the same time, whatever the size of the group.
 const ATTEMPTS_MAX: usize = 64;
+/// Other hosts of which one rank is asked whether this host is cut off.
+const WITNESSES_MAX: usize = 3;
 
 /// A silent rank, its link, and where its host answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +49,11 @@ pub(super) async fn dial_silent_ranks(shared: Arc<Membership>) {
                 running.spawn(dial(shared.clone(), attempt));
             }
         }
+        for witness in witnesses(&shared) {
+            if running.len() < ATTEMPTS_MAX {
+                running.spawn(ask(shared.clone(), witness));
+            }
+        }
     }
 }
 
@@ -55,6 +68,69 @@ async fn dial(shared: Arc<Membership>, attempt: Attempt) {
     if answered {
         note_reached(&shared, &attempt);
     }
+}
+
+/// Shakes hands with a rank of another host.
+async fn ask(shared: Arc<Membership>, rank: usize) {
+    let Some(address) = shared.addresses.get(rank) else {
+        return;
+    };
+    let shaking = async {
+        let opened = Connection::open(&address, shared.tls.as_ref()).await;
+        let mut connection = opened.ok()?;
+        let own = handshake::hello(&shared, rank, &address, true);
+        let secret = shared.security.secret();
+        exchange::dial(&mut connection, own, &secret).await.ok()
+    };
+    if let Ok(Some(_)) = tokio::time::timeout(ATTEMPT_TIMEOUT, shaking).await {
+        note_witness(&shared, rank);
+    }
+}
+
+/// Notes that a rank of another host has answered.
+pub(super) fn note_witness(shared: &Membership, rank: usize) {
+    if let Some(answered) = shared.state().witnesses.get_mut(&rank) {
+        *answered = Some(clock::now());
+    }
+}
+
+/// The ranks of other hosts that are to be asked now: while a neighbour on another host is silent,
+/// one of each of the hosts that follow this one and have no neighbour.
+pub(super) fn witnesses(shared: &Membership) -> Vec<usize> {
+    let (now, silent_for) = (clock::now(), shared.first_attempt_after());
+    let is_silent =
+        |link: &Link| link.open && !link.left && link.silence.counted(now) >= silent_for;
+    let mut state = shared.state();
+    if state.phase != Phase::Formed || !state.links.values().any(is_silent) {
+        state.witnesses.clear();
+        return Vec::new();
+    }
+    let hosts = watch::hosts(shared);
+    let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
+    let place = |(rank, host): (usize, Option<_>)| (host.ok_or(rank), rank);
+    let away: Vec<_> = (watch::elsewhere(&hosts, shared.rank).into_iter())
+        .map(place)
+        .collect();
+    let is_near = |rank: &usize| state.links.contains_key(rank) || state.left.contains_key(rank);
+    let near: BTreeSet<_> = (away.iter().filter(|(_, rank)| is_near(rank)))
+        .map(|(host, _)| *host)
+        .collect();
+    let (before, after): (Vec<_>, Vec<_>) =
+        away.into_iter().partition(|(_, rank)| *rank < shared.rank);
+    let mut seen = near;
+    let following = after.into_iter().chain(before);
+    let chosen: Vec<usize> = following
+        .filter(|(host, _)| seen.insert(*host))
+        .map(|(_, rank)| rank)
+        .take(WITNESSES_MAX)
+        .collect();
+    for rank in &chosen {
+        state.witnesses.entry(*rank).or_default();
+    }
+    chosen
+        .into_iter()
+        .filter(|rank| state.witnesses[rank].is_none())
+        .collect()
 }
 
 /// Notes that the host of a rank has answered.
@@ -78,9 +154,8 @@ pub(super) fn attempts(shared: &Membership) -> Vec<Attempt> {
     if state.phase != Phase::Formed {
         return Vec::new();
     }
-    let links = state.links.iter().enumerate();
-    let silent = links.filter_map(|(rank, link)| {
-        let link = link.as_ref()?;
+    let silent = state.links.iter().filter_map(|(rank, link)| {
+        let rank = *rank;
         let wanted = is_probed(link)
             && !link.unwatched
             && !link.silence.was_reached()

@@ -1,19 +1,20 @@
-//! What listens: behind the proof of who they are, the streams of higher ranks, the health of the
+//! What listens: behind the proof of who they are, the streams of children, the health of the
 //! group, and the data connections.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
 use std::io;
 use std::net::TcpListener;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use distribute_net::exchange;
-use distribute_net::handshake::{Hello, Listener, Purpose};
+use distribute_net::handshake::{Authenticated, Hello, Listener, Purpose};
 use distribute_net::peers::{self, Connection, ConnectionGuard};
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service};
 use tonic::server::{Grpc, NamedService, StreamingService};
@@ -23,10 +24,27 @@ use tonic_health::server::HealthReporter;
 use tonic_prost::ProstCodec;
 
 use crate::control::client::{self, MESSAGE_MAX_BYTES};
-use crate::control::generated::Envelope;
-use crate::control::handshake::{self, HandshakeFailure, STEP_TIMEOUT};
-use crate::control::membership::{Membership, QUEUE, Sender};
+use crate::control::generated::envelope::Message;
+use crate::control::generated::{Envelope, RankAddress, Redirect};
+use crate::control::handshake::{self, HandshakeFailure, Origin, STEP_TIMEOUT};
+use crate::control::membership::{self, Membership, QUEUE, Sender};
 use crate::control::{JOIN_PATH, SERVICE_NAME};
+
+/// What is sent on a stream.
+pub(super) type Outbound = Pin<Box<dyn Stream<Item = Result<Envelope, Status>> + Send>>;
+
+/// What is queued for a neighbour. Whenever it reads, there may be room for news.
+pub(super) fn telling_of_room(
+    shared: &Arc<Membership>,
+    receiver: mpsc::Receiver<Result<Envelope, Status>>,
+) -> Outbound {
+    let shared = shared.clone();
+    let reading = ReceiverStream::new(receiver).map(move |message| {
+        shared.note_room();
+        message
+    });
+    Box::pin(reading)
+}
 
 /// The connection that a request came over.
 type Info = Arc<ConnectionGuard>;
@@ -66,7 +84,7 @@ impl Service<http::Request<Body>> for ControlService {
 
 impl StreamingService<Envelope> for ControlService {
     type Response = Envelope;
-    type ResponseStream = ReceiverStream<Result<Envelope, Status>>;
+    type ResponseStream = Outbound;
     type Future = Ready<Result<Response<Self::ResponseStream>, Status>>;
 
     fn call(&mut self, request: Request<Streaming<Envelope>>) -> Self::Future {
@@ -76,7 +94,8 @@ impl StreamingService<Envelope> for ControlService {
         let (sender, receiver) = mpsc::channel(QUEUE);
         let shared = self.shared.clone();
         tokio::spawn(serve(shared, request.into_inner(), sender, info));
-        ready(Ok(Response::new(ReceiverStream::new(receiver))))
+        let outbound = telling_of_room(&self.shared, receiver);
+        ready(Ok(Response::new(outbound)))
     }
 }
 
@@ -111,7 +130,7 @@ async fn admit(
 /// Takes a data connection of a rank, if it has joined.
 async fn take_lane(shared: &Membership, rank: usize, connection: Connection, listener: Listener) {
     let guard = connection.guard();
-    let secret = shared.secret_with(rank);
+    let secret = shared.secret_with(&shared.state(), rank);
     let check = |_: &Hello| {
         let address = shared.addresses.get(rank);
         let checked = handshake::check_host(&guard, address.as_deref());
@@ -128,7 +147,7 @@ async fn take_lane(shared: &Membership, rank: usize, connection: Connection, lis
     }
 }
 
-/// One stream of a higher rank, from its registration to its end.
+/// One stream of a child, from its registration to its end.
 async fn serve(
     shared: Arc<Membership>,
     mut inbound: Streaming<Envelope>,
@@ -139,26 +158,55 @@ async fn serve(
         return;
     };
     let rank = peer.peer.identity.task as usize;
-    let registered = handshake::check_peer(&shared, &info, &peer.peer).and_then(|()| {
-        handshake::register(&shared, peer, None, info.remote().ip(), sender.clone())
-    });
-    match registered {
-        Ok(id) => {
+    let last = match admit_child(&shared, peer, &info, &sender) {
+        Ok(Admitted::Child(id)) => {
             drop(sender);
-            client::read_messages(&shared, rank, id, inbound).await;
+            return client::read_messages(&shared, rank, id, inbound).await;
+        }
+        Ok(Admitted::Elsewhere(ancestors)) => {
+            let redirect = Message::Redirect(Redirect { ancestors });
+            Ok(membership::envelope(redirect))
         }
         Err(failed) => {
-            shared.state().turned_away += 1;
             turn_away(&shared, rank, &failed, &info);
-            let _ = sender.send(Err(failed.status(shared.rank))).await;
-            drop(sender);
-            // Until the peer has read it and closes its half.
-            let drained = async { while let Ok(Some(_)) = inbound.message().await {} };
-            let _ = tokio::time::timeout(STEP_TIMEOUT, drained).await;
-            shared.state().turned_away -= 1;
-            shared.changed.notify_one();
+            Err(failed.status(shared.rank))
         }
+    };
+    shared.state().turned_away += 1;
+    let _ = sender.send(last).await;
+    drop(sender);
+    // Until the peer has read it and closes its half.
+    let drained = async { while let Ok(Some(_)) = inbound.message().await {} };
+    let _ = tokio::time::timeout(STEP_TIMEOUT, drained).await;
+    shared.state().turned_away -= 1;
+    shared.changed.notify_one();
+}
+
+/// Where a rank that has proven itself belongs.
+enum Admitted {
+    /// Here: the number of its link.
+    Child(u64),
+    /// Below one of these ranks.
+    Elsewhere(Vec<RankAddress>),
+}
+
+fn admit_child(
+    shared: &Membership,
+    peer: &Authenticated,
+    info: &Info,
+    sender: &Sender,
+) -> Result<Admitted, HandshakeFailure> {
+    handshake::check_peer(shared, info, &peer.peer)?;
+    let ancestors = handshake::redirected(shared, peer)?;
+    if !ancestors.is_empty() {
+        return Ok(Admitted::Elsewhere(ancestors));
     }
+    let origin = Origin {
+        ip: info.remote().ip(),
+        parent: None,
+    };
+    let id = handshake::register(shared, peer, origin, sender.clone())?;
+    Ok(Admitted::Child(id))
 }
 
 /// Notes why a peer was turned away. Nothing of a group that has formed changes.
@@ -174,7 +222,7 @@ fn turn_away(shared: &Membership, rank: usize, failed: &HandshakeFailure, info: 
             shared.refuse(informed, failed.clone().refusal(address));
         }
         HandshakeFailure::Later(_, reason) => {
-            if rank > shared.rank {
+            if rank != shared.rank {
                 let reason = format!("a connection from {remote} in its name: {reason}");
                 shared.record_missing(rank, reason);
             }

@@ -2,26 +2,36 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use tokio::time::sleep_until;
+use tokio::time::timeout_at;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::control::SERVICE_NAME;
+use crate::control::generated::Heartbeat;
 use crate::control::generated::envelope::Message;
 use crate::control::membership::{Link, Membership, Phase, State};
 use crate::control::silence::{Rules, Verdict};
-use crate::control::{clock, convert, probe, process};
+use crate::control::{clock, convert, probe, process, reports};
 use crate::error::CollectiveError;
 use crate::failure::FailureKind;
 
+/// The pause between two messages with news: long enough for those of many children to travel on
+/// together, short beside the time that a connection takes.
+const NEWS_PAUSE: Duration = Duration::from_millis(2);
+/// For how long after a question heartbeats follow each other quickly, and how quickly.
+const URGENT_TIME: Duration = Duration::from_secs(1);
+const URGENT_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Sends heartbeats and looks for silent ranks until the runtime ends.
-pub(super) async fn send_heartbeats(shared: Arc<Membership>) {
+pub(super) async fn keep_watch(shared: Arc<Membership>) {
     let mut wake = Instant::now();
     let mut lost = shared.compute.lost();
     loop {
-        sleep_until(wake.into()).await;
+        // Earlier when a rank asks what the others do.
+        let _ = timeout_at(wake.into(), shared.urgent.notified()).await;
         let lost_before = std::mem::replace(&mut lost, shared.compute.lost());
         wake = check_heartbeats(&shared, lost.saturating_sub(lost_before));
     }
@@ -36,29 +46,30 @@ pub(super) fn check_heartbeats(shared: &Membership, lost: Duration) -> Instant {
     state.lost += lost;
     if now >= state.next_heartbeat {
         let beat = shared.periodic_heartbeat(&mut state, now);
-        state.send_to_all(&beat);
-        state.tell_addresses();
-        state.next_heartbeat = now + shared.interval;
+        shared.send_heartbeats(&state, &beat);
+        let had_room = state.spread(shared.rank, &shared.addresses, true);
+        shared.is_behind.fetch_or(!had_room, Ordering::Relaxed);
+        let is_urgent = state.urgent_until.is_some_and(|until| now < until);
+        state.next_heartbeat = now + shared.pause(is_urgent);
     }
     let mut wake = state.next_heartbeat;
     let mut silent = Vec::new();
     let watching = state.phase == Phase::Formed;
-    for (rank, link) in state.links.iter_mut().enumerate() {
-        let Some(link) = link.as_mut().filter(|link| watching && !link.unwatched) else {
+    for (rank, link) in state.links.iter_mut() {
+        if !watching || link.unwatched {
             continue;
-        };
+        }
         link.silence.excuse(lost, now);
         match link.silence.look(now, &rules(shared, link)) {
             Verdict::Until(until) => wake = wake.min(until),
-            Verdict::Silent(elapsed) => {
-                silent.push((rank, link.id, elapsed, link.announcement.clone()));
-            }
+            Verdict::Silent(elapsed) => silent.push((*rank, link.id, elapsed)),
         }
     }
     drop(state);
     let mut first = None;
-    for (rank, id, elapsed, announcement) in silent {
+    for (rank, id, elapsed) in silent {
         // What the system says is read without the lock.
+        let announcement = shared.announcement_of(rank);
         let pardoned = process::is_kept_from_running(&shared.announcement, announcement.as_ref());
         let mut state = shared.state();
         let Some(link) = state.link(rank, id).filter(|link| !link.unwatched) else {
@@ -106,39 +117,128 @@ fn rules(shared: &Membership, link: &Link) -> Rules {
 
 /// Whether it is this rank's host that is cut off.
 fn is_cut_off(shared: &Membership, state: &State, now: Instant) -> bool {
-    let hosts: Vec<String> = (0..shared.world_size())
-        .map(|rank| shared.host(rank))
-        .collect();
+    let hosts = hosts(shared);
     let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
     hears_of_no_other_host(&hosts, shared.rank, |rank| {
-        let link = state.links[rank].as_ref().filter(|link| !link.left);
-        link.is_some_and(|link| nearly_silent(shared, link, now))
+        let link = state.links.get(&rank).filter(|link| !link.left);
+        let answered = state.witnesses.get(&rank);
+        let witness = answered.map(|answered| answered.is_none());
+        link.map_or(witness, |link| Some(nearly_silent(shared, link, now)))
     })
 }
 
-/// Whether nothing comes from any other host, though there are two at least: then it is the
-/// network of this host that is lost, and none of the others is to blame. `hosts` has the host of
-/// each rank; where all have the same, each rank is one.
-fn hears_of_no_other_host(hosts: &[&str], own: usize, is_away: impl Fn(usize) -> bool) -> bool {
-    let others = (0..hosts.len()).filter(|rank| *rank != own);
-    let (elsewhere, here): (Vec<_>, Vec<_>) = others.partition(|rank| hosts[*rank] != hosts[own]);
-    let (others, count) = if elsewhere.is_empty() {
-        (&here, here.len())
-    } else {
-        let names: BTreeSet<&str> = elsewhere.iter().map(|rank| hosts[*rank]).collect();
-        (&elsewhere, names.len())
-    };
-    count > 1 && others.iter().all(|rank| is_away(*rank))
+/// The host of each rank.
+pub(super) fn hosts(shared: &Membership) -> Vec<String> {
+    let ranks = 0..shared.world_size();
+    ranks.map(|rank| shared.host(rank)).collect()
 }
 
-fn nearly_silent(shared: &Membership, link: &Link, now: Instant) -> bool {
+/// The ranks on other hosts than this one; where all ranks have the same, each one is a host.
+pub(super) fn elsewhere<'a>(hosts: &[&'a str], own: usize) -> Vec<(usize, Option<&'a str>)> {
+    let others = || (0..hosts.len()).filter(|rank| *rank != own);
+    let away = others().filter(|rank| hosts[*rank] != hosts[own]);
+    let away: Vec<_> = away.map(|rank| (rank, Some(hosts[rank]))).collect();
+    if away.is_empty() {
+        others().map(|rank| (rank, None)).collect()
+    } else {
+        away
+    }
+}
+
+/// Whether nothing comes from any other host that is listened to, though there are two at least:
+/// then it is the network of this host that is lost, and none of the others is to blame. `hosts`
+/// has the host of each rank. `is_away` says of neighbours, and of ranks that were dialled because
+/// neighbours are silent, whether nothing comes from them.
+fn hears_of_no_other_host(
+    hosts: &[&str],
+    own: usize,
+    is_away: impl Fn(usize) -> Option<bool>,
+) -> bool {
+    let mut asked = BTreeSet::new();
+    for (rank, host) in elsewhere(hosts, own) {
+        match is_away(rank) {
+            Some(false) => return false,
+            Some(true) => drop(asked.insert(host.ok_or(rank))),
+            None => {}
+        }
+    }
+    asked.len() > 1
+}
+
+pub(super) fn nearly_silent(shared: &Membership, link: &Link, now: Instant) -> bool {
     // Heartbeats of different ranks are up to one interval apart.
     let limit = shared.silence_limit();
     let almost = limit.saturating_sub(shared.interval * 3 / 2).max(limit / 2);
     link.silence.counted(now) >= almost
 }
 
-/// Tells all ranks of the first failure, and wakes the threads of this one.
+impl Membership {
+    /// Sends all neighbours a heartbeat, each with what is known of the ranks on this side.
+    pub(super) fn send_heartbeats(&self, state: &State, beat: &Heartbeat) {
+        for (rank, link) in state.links.iter().filter(|(_, link)| link.open) {
+            let beat = reports::for_neighbour(self, state, *rank, beat);
+            link.send(Message::Heartbeat(beat));
+        }
+    }
+
+    /// The time between two heartbeats.
+    pub(super) fn pause(&self, is_urgent: bool) -> Duration {
+        if is_urgent {
+            self.interval.min(URGENT_INTERVAL)
+        } else {
+            self.interval
+        }
+    }
+
+    /// Asks all ranks to say at once what they do, and goes on listening for that.
+    pub(super) fn ask_all(&self) {
+        let now = clock::now();
+        let mut state = self.state();
+        state.urgent_until = Some(now + URGENT_TIME);
+        let question = self.own_heartbeat(true);
+        self.send_heartbeats(&state, &question);
+    }
+
+    /// Answers a neighbour that wants to know at once what the ranks on this side do: passes the
+    /// question on, unless that was done a moment ago.
+    pub(super) fn answer(&self, state: &mut State, from: usize) {
+        let now = clock::now();
+        let is_new = state
+            .urgent_until
+            .is_none_or(|until| until < now + URGENT_TIME / 2);
+        let own = self.own_heartbeat(false);
+        if is_new {
+            state.urgent_until = Some(now + URGENT_TIME);
+            state.next_heartbeat = now;
+            for (rank, link) in state.links.iter().filter(|(rank, _)| **rank != from) {
+                let question = Heartbeat {
+                    answer: true,
+                    ..own.clone()
+                };
+                link.send(Message::Heartbeat(reports::for_neighbour(
+                    self, state, *rank, &question,
+                )));
+            }
+            self.urgent.notify_one();
+        }
+        let answer = reports::for_neighbour(self, state, from, &own);
+        if let Some(link) = state.links.get(&from) {
+            link.send(Message::Heartbeat(answer));
+        }
+    }
+}
+
+/// Tells the neighbours what they lack, whenever that changes, until the runtime ends.
+pub(super) async fn spread_news(shared: Arc<Membership>) {
+    loop {
+        shared.news.notified().await;
+        shared.spread(false);
+        // What comes in the next moment travels together.
+        tokio::time::sleep(NEWS_PAUSE).await;
+    }
+}
+
+/// Tells the neighbours of the first failure, and wakes the threads of this rank.
 pub(super) async fn spread_failures(shared: Arc<Membership>, reporter: HealthReporter) {
     loop {
         shared.failed.notified().await;
@@ -167,7 +267,17 @@ pub(super) fn send_departure(shared: &Membership) {
     }
 }
 
-/// Sends the first failure to all ranks unless that was done. Returns whether there is one.
+/// Tells a neighbour of the first failure that has come after it was told to all.
+pub(super) fn repeat_first_failure(shared: &Membership, to: usize) {
+    if let Some(failure) = shared.status.first_failure()
+        && let Some(link) = shared.state().links.get(&to)
+    {
+        link.send(Message::Notice(convert::notice(shared.rank, &failure)));
+    }
+}
+
+/// Sends the first failure to all neighbours, who tell theirs, unless that was done. Returns
+/// whether there is one.
 pub(super) fn send_first_failure(shared: &Membership) -> bool {
     let Some(failure) = shared.status.first_failure() else {
         return false;
@@ -187,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_host_is_cut_off_when_none_of_two_others_is_heard_of() {
-        let away = |ranks: &'static [usize]| move |rank| ranks.contains(&rank);
+        let away = |ranks: &'static [usize]| move |rank| Some(ranks.contains(&rank));
         let hosts = ["a", "a", "b", "b", "c"];
         // The other rank of its own host is heard of all the time.
         assert!(hears_of_no_other_host(&hosts, 0, away(&[2, 3, 4])));
@@ -202,5 +312,10 @@ mod tests {
         assert!(hears_of_no_other_host(&["a"; 3], 1, away(&[0, 2])));
         assert!(!hears_of_no_other_host(&["a"; 3], 1, away(&[0])));
         assert!(!hears_of_no_other_host(&["a"; 2], 1, away(&[0])));
+        // Of ranks that are no neighbours nothing is known before they were dialled.
+        let neighbour = |rank| (rank == 0).then_some(true);
+        assert!(!hears_of_no_other_host(&hosts, 4, neighbour));
+        let dialled = |rank| (rank == 0 || rank == 2).then_some(true);
+        assert!(hears_of_no_other_host(&hosts, 4, dialled));
     }
 }

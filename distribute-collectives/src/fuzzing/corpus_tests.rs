@@ -180,6 +180,7 @@ fn heartbeats() -> Seeds {
             completed,
             answer: false,
             lost_permille: 250,
+            reports: Vec::new(),
         }))
     };
     BTreeMap::from([

@@ -8,7 +8,7 @@ use distribute_net::address::BoundListener;
 use distribute_net::shortage::make_room;
 
 use crate::algorithm::partners;
-use crate::control::{Announcement, ControlPlane, JoinOptions};
+use crate::control::{ARITY, Announcement, ControlPlane, JoinOptions, neighbours_max};
 use crate::error::{CollectiveError, Result};
 use crate::grpc::{MESSAGE_BYTES_MIN, max_segment_bytes};
 use crate::options::Algorithm;
@@ -127,8 +127,8 @@ impl ProcessGroupOptions {
     }
 }
 
-/// The connections that a rank is sure to need: one to each other rank for the control plane, and
-/// the lanes that its algorithm uses. Ranks that share memory have no lanes, and which ones do is
+/// The connections that a rank is sure to need: one to each neighbour in the tree of the control
+/// plane, and the lanes that its algorithm uses. Ranks that share memory have no lanes, and which ones do is
 /// not known before they have met.
 pub(super) fn connections(options: &ProcessGroupOptions) -> u64 {
     connections_with(options, options.group.algorithm)
@@ -145,7 +145,8 @@ fn connections_with(options: &ProcessGroupOptions, algorithm: Algorithm) -> u64 
         ProcessTransport::Grpc => partners::of(algorithm, options.group.order, rank, ranks).len(),
         _ => 0,
     };
-    (ranks.saturating_sub(1) + partners * options.lanes) as u64
+    let neighbours = ranks.saturating_sub(1).min(neighbours_max(ARITY));
+    (neighbours + partners * options.lanes) as u64
 }
 
 impl BoundProcessGroup {
@@ -245,6 +246,7 @@ impl BoundProcessGroup {
             announcement,
             interruption: self.options.interruption.clone(),
             lanes: self.options.lanes,
+            arity: ARITY,
         };
         let control = ControlPlane::join(join, self.listener, status.clone())?;
         let (abort, rank) = (control.abort_target(), self.options.rank);

@@ -135,7 +135,7 @@ impl Joining {
             peers[peer.rank] = Some(LanePeer {
                 address: peer.address.clone(),
                 route: routes.get(&peer.rank).copied(),
-                secret: peer.session_key.secret(),
+                secret: self.control.secret_with(peer.rank),
             });
         }
         let own = options.addresses.get(options.rank);

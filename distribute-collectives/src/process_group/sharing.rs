@@ -156,7 +156,7 @@ impl Joining {
     fn secrets(&self) -> Vec<Secret> {
         let mut secrets = vec![Secret::default(); self.options.addresses.len()];
         for peer in self.control.peers() {
-            secrets[peer.rank] = peer.session_key.secret();
+            secrets[peer.rank] = self.control.secret_with(peer.rank);
         }
         secrets
     }

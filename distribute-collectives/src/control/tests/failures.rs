@@ -101,6 +101,77 @@ fn a_rank_that_leaves_concerns_only_operations_it_did_not_do() {
     });
 }
 
+/// Twelve ranks as a binary tree, so that most are several streams away from each other.
+fn deep_group(addresses: impl Fn(usize, &mut JoinOptions) + Sync) -> Vec<Member> {
+    let joined = join_all(12, |rank, options| {
+        options.arity = 2;
+        addresses(rank, options);
+    });
+    joined.into_iter().map(Result::unwrap).collect()
+}
+
+#[test]
+fn all_ranks_of_a_deep_tree_hear_of_an_abort_and_gather() {
+    within_limit(|| {
+        let members = deep_group(|_, _| {});
+        let neighbours = |member: &Member| member.plane.shared.state().links.len();
+        assert!(members.iter().map(neighbours).all(|count| count <= 3));
+        for _ in 0..3 {
+            gather_once(&members.iter().collect::<Vec<_>>());
+        }
+        members[11].abort("the loss is NaN");
+        for member in &members {
+            let kind = failure_of(&member.status).kind;
+            let aborted = matches!(
+                &kind,
+                FailureKind::Ended(CollectiveError::Aborted { rank: 11, .. })
+            );
+            assert!(aborted, "{kind:?}");
+        }
+    });
+}
+
+/// The root, an inner node, and both and more of them at the same time.
+#[test]
+fn the_children_of_a_rank_that_leaves_find_another_parent() {
+    within_limit(|| {
+        for leaving in [vec![0], vec![1], vec![0, 1, 2], vec![4, 1]] {
+            let mut members: Vec<Option<Member>> =
+                deep_group(|_, _| {}).into_iter().map(Some).collect();
+            for rank in &leaving {
+                drop(members[*rank].take());
+            }
+            let staying: Vec<Member> = members.into_iter().flatten().collect();
+            for member in &staying {
+                // All hear of all that have left, also of those behind others that have.
+                let count = leaving.len();
+                failure_where(&member.status, |_| member.status.failures().len() == count);
+            }
+            await_one_tree(&staying);
+            staying[8].abort("later");
+            let aborted = |failure: &Failure| matches!(failure.kind, FailureKind::Ended(_));
+            for member in &staying {
+                failure_where(&member.status, aborted);
+            }
+        }
+    });
+}
+
+/// Waits until the ranks that stay are connected to each other again, by as many streams as a tree
+/// has.
+fn await_one_tree(staying: &[Member]) {
+    let streams = |member: &Member| {
+        let state = member.plane.shared.state();
+        let links = state.links.values();
+        links.filter(|link| link.open && !link.left).count()
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while staying.iter().map(streams).sum::<usize>() != 2 * (staying.len() - 1) {
+        assert!(Instant::now() < deadline, "they do not find each other");
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn gatherings_in_a_row_deliver_all_values_to_all_ranks() {
     within_limit(|| {
@@ -163,13 +234,14 @@ fn heartbeats_show_that_two_ranks_are_in_different_calls() {
         }
         // Point-to-point calls have the number of the next collective: they differ rightly.
         let shared = &members[0].plane.shared;
-        let id = shared.state().links[2].as_ref().unwrap().id;
+        let id = shared.state().links[&2].id;
         for _ in 0..3 {
             let beat = Heartbeat {
                 running: convert::running(Some(&OperationHeader::new(OperationKind::Send, 0, 4))),
                 completed: 4,
                 answer: false,
                 lost_permille: 0,
+                reports: Vec::new(),
             };
             assert!(shared.handle(2, id, envelope(Message::Heartbeat(beat))));
         }
@@ -208,7 +280,7 @@ fn a_rank_that_hears_of_no_other_says_that_it_is_cut_off() {
                 .checked_sub(Duration::from_secs(250))
                 .unwrap();
             for rank in ranks {
-                state.links[*rank].as_mut().unwrap().silence = Silence::since(long_ago);
+                state.links.get_mut(rank).unwrap().silence = Silence::since(long_ago);
             }
             drop(state);
             // Silent at two looks.
@@ -221,7 +293,7 @@ fn a_rank_that_hears_of_no_other_says_that_it_is_cut_off() {
         // A stop of this process itself is no silence of the others.
         let mut state = members[0].plane.shared.state();
         let last_received = Instant::now().checked_sub(Duration::from_secs(25)).unwrap();
-        state.links[1].as_mut().unwrap().silence = Silence::since(last_received);
+        state.links.get_mut(&1).unwrap().silence = Silence::since(last_received);
         drop(state);
         watch::check_heartbeats(&members[0].plane.shared, Duration::from_secs(11));
         watch::check_heartbeats(&members[0].plane.shared, Duration::ZERO);
@@ -255,7 +327,7 @@ fn a_peer_that_tells_of_goodbyes_and_failures_without_end_fills_no_memory() {
     within_limit(|| {
         let members = group(2);
         let shared = &members[0].plane.shared;
-        let id = shared.state().links[1].as_ref().unwrap().id;
+        let id = shared.state().links[&1].id;
         let failure = |number: u64| Failure {
             kind: FailureKind::Lost {
                 rank: 1,
@@ -268,6 +340,7 @@ fn a_peer_that_tells_of_goodbyes_and_failures_without_end_fills_no_memory() {
                 completed: u64::MAX - number,
                 reason: "x".repeat(100),
                 waited_for: Vec::new(),
+                successors: Vec::new(),
             };
             let notice = convert::notice(1, &failure(number));
             assert!(shared.handle(1, id, envelope(Message::Goodbye(goodbye))));

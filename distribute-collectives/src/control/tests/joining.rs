@@ -6,6 +6,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
+use crate::error::MissingRank;
 use distribute_net::security::Token;
 use hostile::alone::is_alone;
 use hostile::descriptors::busy_without_descriptors;
@@ -37,18 +38,13 @@ fn all_ranks_meet_in_any_start_order_and_know_what_the_others_announced() {
                         peer.announcement.shared_memory,
                         vec![peer.rank as u8; peer.rank]
                     );
-                    let back = members[peer.rank]
-                        .1
-                        .plane
-                        .peers()
-                        .iter()
-                        .find(|peer| peer.rank == *rank)
-                        .unwrap();
-                    assert_eq!(back.session_key, peer.session_key);
+                    let own = member.plane.secret_with(peer.rank);
+                    let theirs = members[peer.rank].1.plane.secret_with(*rank);
+                    assert!(is_same(&own, &theirs));
                 }
             }
-            let first = &members[0].1.plane.peers();
-            assert_ne!(first[0].session_key, first[1].session_key);
+            let [one, two] = [1, 2].map(|rank| members[0].1.plane.secret_with(rank));
+            assert!(!is_same(&one, &two));
         }
     });
 }
@@ -83,17 +79,23 @@ fn missing_ranks_are_all_listed_with_what_happened_last() {
         let (mut sockets, mut addresses) = listeners(4);
         addresses[1] = "no-such-host.invalid:80".to_string();
         addresses[3] = "127.0.0.1:1".to_string();
-        let (listener, mut options) = (sockets.remove(2), options(2, &addresses));
-        // Rank 0 is a socket that accepts and says nothing.
-        sockets.truncate(1);
-        options.rendezvous_timeout = Duration::from_millis(1500);
-        let started = Instant::now();
-        let error = error_of(join(options, listener));
-        assert!(
-            started.elapsed() < Duration::from_secs(20),
-            "{:?}",
-            started.elapsed()
-        );
+        let (listener, mut of_zero) = (sockets.remove(0), options(0, &addresses));
+        of_zero.rendezvous_timeout = Duration::from_millis(2500);
+        let mut of_two = options(2, &addresses);
+        of_two.rendezvous_timeout = Duration::from_millis(2000);
+        let two = std::thread::spawn(move || error_of(join(of_two, sockets.remove(1))));
+        let error = error_of(join(of_zero, listener));
+        let CollectiveError::Rendezvous {
+            rank: 0, missing, ..
+        } = &error
+        else {
+            panic!("{error:?}");
+        };
+        assert_eq!(ranks_in(missing, &addresses), [1, 3]);
+        assert!(missing[0].reason.contains("does not resolve"), "{error}");
+        assert_eq!(missing[1].reason, "it has not connected");
+        // Rank 0 tells the others.
+        let error = two.join().unwrap();
         let CollectiveError::Rendezvous {
             rank: 2,
             missing,
@@ -102,15 +104,36 @@ fn missing_ranks_are_all_listed_with_what_happened_last() {
         else {
             panic!("{error:?}");
         };
-        assert!(*elapsed >= Duration::from_millis(1500));
-        let ranks: Vec<_> = missing
-            .iter()
-            .map(|m| (m.rank, m.address.clone()))
-            .collect();
-        let expected: Vec<_> = [0, 1, 3].map(|rank| (rank, addresses[rank].clone())).into();
-        assert_eq!(ranks, expected);
-        assert!(missing[1].reason.contains("does not resolve"), "{error}");
-        assert_eq!(missing[2].reason, "it has not connected");
+        assert_eq!(ranks_in(missing, &addresses), [1, 3]);
+        assert!(*elapsed >= Duration::from_millis(2000));
+    });
+}
+
+/// The ranks that are missing, with their addresses in the list.
+fn ranks_in(missing: &[MissingRank], addresses: &[String]) -> Vec<usize> {
+    for missing in missing {
+        assert_eq!(missing.address, addresses[missing.rank]);
+    }
+    missing.iter().map(|missing| missing.rank).collect()
+}
+
+/// All ranks tell rank 0 that they are there: without it none knows of the others.
+#[test]
+fn where_rank_0_does_not_answer_it_alone_is_missing() {
+    within_limit(|| {
+        let (mut sockets, addresses) = listeners(4);
+        let (listener, mut options) = (sockets.remove(2), options(2, &addresses));
+        // Rank 0 is a socket that accepts and says nothing.
+        sockets.truncate(1);
+        options.rendezvous_timeout = Duration::from_millis(1500);
+        let started = Instant::now();
+        let error = error_of(join(options, listener));
+        let elapsed = started.elapsed();
+        assert!(elapsed < Duration::from_secs(20), "{elapsed:?}");
+        let CollectiveError::Rendezvous { missing, .. } = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(ranks_in(missing, &addresses), [0]);
     });
 }
 
@@ -171,7 +194,9 @@ fn an_interruption_ends_the_wait_of_every_rank_at_once() {
             else {
                 panic!("{error:?}");
             };
-            assert_eq!((*said, missing.len()), (rank, 2), "{error}");
+            // The others only know that they have not met rank 0.
+            let expected = if rank == 0 { 2 } else { 1 };
+            assert_eq!((*said, missing.len()), (rank, expected), "{error}");
         }
     });
 }

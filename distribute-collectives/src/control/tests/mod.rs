@@ -3,6 +3,7 @@
 mod failures;
 mod joining;
 mod meeting;
+mod neighbours;
 mod processes;
 mod security;
 mod services;
@@ -13,9 +14,10 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use distribute_net::address::BoundListener;
+use distribute_net::handshake::{Dialer, Hello, Listener, Purpose, Secret};
 use distribute_net::security::Security;
 
-use crate::control::{Announcement, ControlPlane, JoinOptions};
+use crate::control::{ARITY, Announcement, ControlPlane, JoinOptions};
 use crate::error::{CollectiveError, Result};
 use crate::failure::Failure;
 use crate::status::GroupStatus;
@@ -48,6 +50,7 @@ fn options(rank: usize, addresses: &[String]) -> JoinOptions {
         },
         interruption: Default::default(),
         lanes: 1,
+        arity: ARITY,
     }
 }
 
@@ -124,6 +127,15 @@ fn failure_where(status: &GroupStatus, wanted: impl Fn(&Failure) -> bool) -> Fai
 
 fn failure_of(status: &GroupStatus) -> Failure {
     failure_where(status, |_| true)
+}
+
+/// Whether two ranks can prove to each other that they know the same.
+fn is_same(one: &Secret, other: &Secret) -> bool {
+    let hello = || Hello::new(Purpose::Data, 1, "test");
+    let (dialer, first) = Dialer::start(hello(), one).unwrap();
+    let listener = Listener::receive(&first).unwrap();
+    let (_, answer) = listener.answer(hello(), other, &[]).unwrap();
+    dialer.finish(&answer, &[]).is_ok()
 }
 
 /// All ranks take part in one gathering.

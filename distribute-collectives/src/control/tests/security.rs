@@ -27,11 +27,11 @@ fn ranks_with_one_token_form_a_group() {
         let keys = || {
             let joined = with_tokens([Some(TOKEN); 2]);
             let members: Vec<_> = joined.into_iter().map(Result::unwrap).collect();
-            [0, 1].map(|rank: usize| members[rank].plane.peers()[0].session_key.clone())
+            [0, 1].map(|rank: usize| members[rank].plane.secret_with(1 - rank))
         };
         let (first, second) = (keys(), keys());
-        assert_eq!(first[0], first[1]);
-        assert_ne!(first[0], second[0]);
+        assert!(is_same(&first[0], &first[1]));
+        assert!(!is_same(&first[0], &second[0]), "each start has its own");
     });
 }
 
@@ -279,32 +279,31 @@ fn a_client_without_a_certificate_gets_nowhere() {
             .with_no_client_auth();
         bare.alpn_protocols = tls(good.clone()).client.alpn_protocols.clone();
         let (mut sockets, addresses) = listeners(4);
-        let (listener, mut options) = (sockets.remove(1), options(1, &addresses));
+        let (listener, mut options) = (sockets.remove(0), options(0, &addresses));
         options.rendezvous_timeout = Duration::from_secs(2);
         options.security = Security::default().tls(good);
         let started = Instant::now();
-        let one = std::thread::spawn(move || join(options, listener));
+        let zero = std::thread::spawn(move || join(options, listener));
         let name = rustls::pki_types::ServerName::try_from("127.0.0.1").unwrap();
         let connection = rustls::ClientConnection::new(Arc::new(bare), name).unwrap();
-        let socket = std::net::TcpStream::connect(&addresses[1]).unwrap();
+        let socket = std::net::TcpStream::connect(&addresses[0]).unwrap();
         let mut stream = rustls::StreamOwned::new(connection, socket);
         let mut answer = Vec::new();
         let error = std::io::Read::read_to_end(&mut stream, &mut answer).unwrap_err();
         assert!(error.to_string().contains("CertificateRequired"), "{error}");
         assert!(answer.is_empty());
-        let error = error_of(one.join().unwrap());
+        let error = error_of(zero.join().unwrap());
         assert!(started.elapsed() >= Duration::from_secs(2), "{error}");
         let CollectiveError::Rendezvous { missing, .. } = &error else {
             panic!("{error:?}");
         };
         let named: Vec<_> = missing.iter().map(|m| (m.rank, &m.address)).collect();
-        let expected: Vec<_> = [0, 2, 3].map(|rank| (rank, &addresses[rank])).into();
+        let expected: Vec<_> = [1, 2, 3].map(|rank| (rank, &addresses[rank])).into();
         assert_eq!(named, expected);
-        // Only higher ranks connect here.
         let told = missing
             .iter()
             .map(|m| m.reason.contains("it shows no certificate"));
-        assert_eq!(told.collect::<Vec<_>>(), [false, true, true], "{error}");
+        assert_eq!(told.collect::<Vec<_>>(), [true; 3], "{error}");
     });
 }
 

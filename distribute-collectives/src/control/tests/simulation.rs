@@ -1,4 +1,4 @@
-//! Eight ranks in a simulated network. The rules of the control plane (joining, heartbeats,
+//! Ranks in a simulated network. The rules of the control plane (the tree, joining, heartbeats,
 //! silence, failures, goodbyes) run as they are; clock, network and processes are simulated. A run
 //! is its seed, so one that fails can be run again.
 
@@ -12,27 +12,32 @@ use std::time::{Duration, Instant};
 use distribute_net::handshake::{
     Authenticated, Dialer, Hello, Identity, Listener, Purpose, Secret, SessionKey,
 };
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TryRecvError;
 use tonic::Status;
 
 use crate::bookkeeping::RunningOperation;
 use crate::communicator::AbortTarget;
-use crate::control::generated::Envelope;
-use crate::control::handshake;
+use crate::control::generated::{Announcement, Envelope};
+use crate::control::handshake::{self, Origin};
 use crate::control::membership::{JoinOptions, Membership, Phase, QUEUE};
 use crate::control::plane::{self, JoinProgress};
-use crate::control::{probe, silence, watch};
+use crate::control::{ARITY, client, clock, probe, silence, watch};
 use crate::error::CollectiveError;
 use crate::header::OperationHeader;
 use crate::operation::OperationKind;
 use crate::status::GroupStatus;
 use crate::testing::{Random, on_threads};
 
-const RANKS: usize = 8;
+pub(super) const RANKS: usize = 8;
 const SEEDS: u64 = 1000;
 /// Seeds with which a run once failed, for ever; a line has the seed and what was wrong.
 const FAILED_ONCE: &str = include_str!("simulation_seeds.txt");
+
+/// What a message and a handshake cost a rank, where that is simulated.
+const MESSAGE_COST: u64 = 30;
+const HANDSHAKE_COST: u64 = 500;
 
 const MILLISECOND: u64 = 1000;
 const SECOND: u64 = 1000 * MILLISECOND;
@@ -80,20 +85,62 @@ enum Fault {
         rank: usize,
         until: u64,
     },
-    /// Nothing gets from the ranks in the mask to the others, nor back.
+    /// Nothing gets from the ranks of one side to the others, nor back.
     Cut {
-        mask: u8,
+        side: Side,
         until: u64,
     },
+}
+
+/// Some of the ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Side {
+    Only(usize),
+    /// Half of them, by these random bits.
+    Half {
+        bits: u64,
+        inside: usize,
+        outside: usize,
+    },
+}
+
+impl Side {
+    fn contains(self, rank: usize) -> bool {
+        match self {
+            Side::Only(only) => only == rank,
+            Side::Half { inside, .. } if inside == rank => true,
+            Side::Half { outside, .. } if outside == rank => false,
+            Side::Half { bits, .. } => Random(bits ^ rank as u64).below(2) == 1,
+        }
+    }
+}
+
+/// The group of a run.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    ranks: usize,
+    arity: usize,
+    ranks_per_host: usize,
+    /// All addresses are listed, not only that of rank 0.
+    is_listed: bool,
+    /// As in one data centre: short delays, and every message and handshake keeps its rank busy.
+    is_local: bool,
 }
 
 enum Event {
     Start {
         rank: usize,
     },
-    Connect {
-        high: usize,
-        low: usize,
+    /// A rank without a parent looks for one.
+    Attach {
+        rank: usize,
+    },
+    /// A rank that looks for a parent has dialled this one, and is to try the others if that fails.
+    Shake {
+        rank: usize,
+        parent: usize,
+        others: Vec<usize>,
+        is_placed: bool,
     },
     Deliver {
         stream: usize,
@@ -127,12 +174,24 @@ struct Half {
 
 struct Rank {
     shared: Arc<Membership>,
+    /// Its halves of streams.
+    halves: Vec<(usize, usize)>,
+    /// It looks for a parent, and where and since when.
+    is_attaching: bool,
+    has_tried: bool,
+    lost: usize,
+    candidates: Vec<(usize, String)>,
+    alone_since: Instant,
     is_running: bool,
     is_dead: bool,
     has_joined: bool,
     stopped_until: u64,
-    /// The error with which joining or its first operation ended.
+    /// Until then it works on what has come before.
+    busy_until: u64,
+    joined_at: u64,
+    /// The error with which joining or its first operation ended, and when.
     verdict: Option<CollectiveError>,
+    ended_at: u64,
 }
 
 impl Rank {
@@ -144,6 +203,7 @@ impl Rank {
 }
 
 struct Simulation {
+    shape: Shape,
     random: Random,
     base: Instant,
     time: u64,
@@ -151,7 +211,9 @@ struct Simulation {
     events: BTreeMap<(u64, u64), Event>,
     ranks: Vec<Rank>,
     streams: Vec<[Half; 2]>,
-    cut: (u8, u64),
+    cut: (Side, u64),
+    /// Delivered so far.
+    messages: u64,
     /// What happened when, and to which rank.
     trace: Vec<(u64, usize, Discriminant<Event>)>,
 }
@@ -160,8 +222,14 @@ fn operation() -> OperationHeader {
     OperationHeader::new(OperationKind::Barrier, 0, 0)
 }
 
-fn hello(rank: usize) -> Hello {
+fn address(shape: &Shape, rank: usize) -> String {
+    format!("host-{}:{}", rank / shape.ranks_per_host, rank + 1)
+}
+
+fn hello(shape: &Shape, rank: usize) -> Hello {
     let mut hello = Hello::new(Purpose::Control, 1, "simulated");
+    let told = (!shape.is_listed && rank > 0).then(|| address(shape, rank));
+    hello.details = json!({"world_size": shape.ranks, "options": "", "address": told}).to_string();
     hello.identity = Identity {
         group: "simulated".to_string(),
         task: rank as u32,
@@ -171,22 +239,45 @@ fn hello(rank: usize) -> Hello {
     hello
 }
 
-/// The key of some session: it is not used here.
+/// A key, which is not used here.
 static SESSION_KEY: LazyLock<SessionKey> = LazyLock::new(|| {
-    let (dialer, first) = Dialer::start(hello(1), &Secret::default()).unwrap();
+    let named = |rank| hello(&STAR, rank);
+    let (dialer, first) = Dialer::start(named(1), &Secret::default()).unwrap();
     let listener = Listener::receive(&first).unwrap();
-    let answered = listener.answer(hello(0), &Secret::default(), &[]);
+    let answered = listener.answer(named(0), &Secret::default(), &[]);
     let (_, proven) = dialer.finish(&answered.unwrap().1, &[]).unwrap();
     proven.check_compatible().unwrap().session_key
 });
 
+const STAR: Shape = Shape {
+    ranks: RANKS,
+    arity: ARITY,
+    ranks_per_host: 1,
+    is_listed: true,
+    is_local: false,
+};
+
+/// One of eight ranks.
 pub(super) fn membership(rank: usize) -> Arc<Membership> {
+    membership_of(&STAR, rank)
+}
+
+/// One of eight ranks that has connected to rank 0, and the number of that link. What it sends is
+/// read by none.
+pub(super) fn joined_to_rank_0(rank: usize) -> (Arc<Membership>, u64) {
+    let (own, parent) = (membership(rank), membership(0));
+    let link = register(&own, &parent, Some(Default::default())).unwrap();
+    (own, link.id)
+}
+
+fn membership_of(shape: &Shape, rank: usize) -> Arc<Membership> {
+    let is_listed = |rank: usize| rank == 0 || shape.is_listed;
     let options = JoinOptions {
         rank,
-        addresses: (0..RANKS)
-            .map(|rank| Some(format!("rank-{rank}:1")))
+        addresses: (0..shape.ranks)
+            .map(|rank| is_listed(rank).then(|| address(shape, rank)))
             .collect(),
-        told_address: None,
+        told_address: (!is_listed(rank)).then(|| address(shape, rank)),
         group: String::new(),
         generation: 0,
         options: String::new(),
@@ -197,33 +288,45 @@ pub(super) fn membership(rank: usize) -> Arc<Membership> {
         announcement: Default::default(),
         interruption: Default::default(),
         lanes: 1,
+        arity: shape.arity,
     };
     let status = Arc::new(GroupStatus::default());
     status.begin(RunningOperation::new(&operation(), Duration::from_secs(1)));
-    Arc::new(Membership::new(options, hello(rank), None, status))
+    Arc::new(Membership::new(options, hello(shape, rank), None, status))
 }
 
 impl Simulation {
-    fn new(seed: u64) -> Simulation {
+    fn new(seed: u64, shape: Shape) -> Simulation {
         let base = Instant::now();
         NOW.set(Some(base));
         let rank = |rank| Rank {
-            shared: membership(rank),
+            shared: membership_of(&shape, rank),
+            halves: Vec::new(),
+            is_attaching: false,
+            has_tried: false,
+            lost: 0,
+            candidates: Vec::new(),
+            alone_since: base,
             is_running: false,
             is_dead: false,
             has_joined: false,
             stopped_until: 0,
+            busy_until: 0,
+            joined_at: 0,
             verdict: None,
+            ended_at: 0,
         };
         Simulation {
+            shape,
             random: Random(seed),
             base,
             time: 0,
             number: 0,
             events: BTreeMap::new(),
-            ranks: (0..RANKS).map(rank).collect(),
+            ranks: (0..shape.ranks).map(rank).collect(),
             streams: Vec::new(),
-            cut: (0, 0),
+            cut: (Side::Only(0), 0),
+            messages: 0,
             trace: Vec::new(),
         }
     }
@@ -235,24 +338,52 @@ impl Simulation {
 
     /// Mostly some milliseconds, sometimes a part of a second.
     fn delay(&mut self) -> u64 {
+        if self.shape.is_local {
+            return 50 + self.random.below(200) as u64;
+        }
         let slow = self.random.below(100) == 0;
         let most = if slow { 400 } else { 20 };
         100 + self.random.below(most) as u64 * MILLISECOND
     }
 
     fn is_cut(&self, one: usize, other: usize) -> bool {
-        let side = |rank: usize| self.cut.0 >> rank & 1;
+        let side = |rank: usize| self.cut.0.contains(rank);
         self.time < self.cut.1 && side(one) != side(other)
     }
 
     fn run(&mut self) {
-        while let Some(((time, _), event)) = self.events.pop_first() {
-            if time > END {
+        self.run_until(END);
+    }
+
+    fn run_until(&mut self, end: u64) {
+        while let Some(((time, number), event)) = self.events.pop_first() {
+            if time > end {
+                self.events.insert((time, number), event);
                 return;
+            }
+            let (cost, rank) = self.cost(&event);
+            let busy_until = &mut self.ranks[rank].busy_until;
+            if cost > 0 && time < *busy_until {
+                // Keeps its number, and with it its place behind what has come before.
+                self.events.insert((*busy_until, number), event);
+                continue;
+            }
+            if cost > 0 {
+                *busy_until = time + cost;
             }
             self.time = time;
             NOW.set(Some(self.base + Duration::from_micros(time)));
             self.happen(event);
+        }
+    }
+
+    /// For how long an event keeps a rank busy, and which one.
+    fn cost(&self, event: &Event) -> (u64, usize) {
+        match event {
+            _ if !self.shape.is_local => (0, 0),
+            Event::Deliver { stream, to, .. } => (MESSAGE_COST, self.streams[*stream][*to].rank),
+            Event::Shake { parent, .. } => (HANDSHAKE_COST, *parent),
+            _ => (0, 0),
         }
     }
 
@@ -261,8 +392,9 @@ impl Simulation {
             Event::Start { rank }
             | Event::Look { rank, .. }
             | Event::Dial { rank }
+            | Event::Attach { rank }
+            | Event::Shake { rank, .. }
             | Event::Leave { rank } => *rank,
-            Event::Connect { high, .. } => *high,
             Event::Deliver { stream, to, .. } => self.streams[*stream][*to].rank,
             Event::Fault(fault) => return self.fail(*fault),
         };
@@ -274,14 +406,20 @@ impl Simulation {
         match event {
             Event::Start { .. } if !self.ranks[rank].is_dead => self.start(rank),
             _ if !self.ranks[rank].is_running => {}
-            Event::Connect { high, low } => self.connect(high, low),
+            Event::Attach { .. } => self.attach(rank),
+            Event::Shake {
+                parent,
+                others,
+                is_placed,
+                ..
+            } => self.shake(rank, parent, others, is_placed),
             Event::Deliver {
                 stream,
                 to,
                 message,
             } => self.deliver(stream, to, message),
             Event::Look { due, .. } => self.look(rank, due),
-            Event::Dial { .. } => self.dial(rank),
+            Event::Dial { .. } => self.probe(rank),
             Event::Leave { .. } => self.leave(rank, String::new(), Vec::new()),
             Event::Start { .. } | Event::Fault(_) => {}
         }
@@ -290,14 +428,14 @@ impl Simulation {
 
     fn start(&mut self, rank: usize) {
         // Its deadline counts from now on.
-        self.ranks[rank].shared = membership(rank);
-        self.ranks[rank].is_running = true;
+        let shared = membership_of(&self.shape, rank);
+        let started = &mut self.ranks[rank];
+        started.candidates = client::candidates(&shared);
+        started.alone_since = clock::now();
+        (started.shared, started.is_running) = (shared, true);
         let due = self.time;
         self.at(due, Event::Look { rank, due });
         self.at(due, Event::Dial { rank });
-        for low in 0..rank {
-            self.at(self.time, Event::Connect { high: rank, low });
-        }
     }
 
     fn fail(&mut self, fault: Fault) {
@@ -316,56 +454,96 @@ impl Simulation {
                 self.settle(rank);
             }
             Fault::Stop { rank, until } => self.ranks[rank].stopped_until = until,
-            Fault::Cut { mask, until } => self.cut = (mask, until),
+            Fault::Cut { side, until } => self.cut = (side, until),
             Fault::Abort { .. } => {}
         }
     }
 
-    /// The handshake, in no time. It is tried until the group has formed, as by `keep_connected`.
-    fn connect(&mut self, high: usize, low: usize) {
-        if self.ranks[high].shared.state().phase != Phase::Joining {
-            return;
-        }
-        let is_there = self.ranks[low].is_running && self.time >= self.ranks[low].stopped_until;
-        if is_there && !self.is_cut(high, low) {
-            if let Some(server) = self.register(low, high)
-                && let Some(client) = self.register(high, low)
-            {
-                self.streams.push([client, server]);
-                return self.settle(low);
+    /// One round of attempts to find a parent, as those of `find_parent` and `keep_attached`.
+    fn attach(&mut self, rank: usize) {
+        let shared = self.ranks[rank].shared.clone();
+        let own = &self.ranks[rank];
+        let (candidates, is_placed) = match client::replacement(&shared) {
+            Some((parent, successors)) => {
+                shared.state().links.remove(&parent);
+                (successors, true)
             }
-        } else {
-            self.ranks[high]
-                .shared
-                .record_missing(low, "connection refused".to_string());
-        }
-        let pause = self.delay() + 100 * MILLISECOND;
-        self.at(self.time + pause, Event::Connect { high, low });
+            None if shared.state().phase == Phase::Joining => {
+                let waited = clock::now().saturating_duration_since(own.alone_since);
+                let reached = client::reach(&shared, &own.candidates, waited, own.lost);
+                (reached, !own.candidates.is_empty())
+            }
+            None => (Vec::new(), true),
+        };
+        let ranks = candidates.into_iter().map(|(rank, _)| rank).collect();
+        self.dial(rank, ranks, is_placed);
     }
 
-    fn register(&self, rank: usize, peer: usize) -> Option<Half> {
-        let (sender, queue) = mpsc::channel(QUEUE);
-        let peer = Authenticated {
-            peer: self.ranks[peer].shared.hello.clone(),
-            session_key: SESSION_KEY.clone(),
-        };
-        let ip = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
-        let id = handshake::register(
-            &self.ranks[rank].shared,
-            &peer,
-            Some(Default::default()),
-            ip,
-            sender,
-        )
-        .ok()?;
-        let queue = Some(queue);
-        Some(Half {
+    /// Dials the first of these ranks, which takes some time.
+    fn dial(&mut self, rank: usize, mut ranks: Vec<usize>, is_placed: bool) {
+        if ranks.is_empty() {
+            self.ranks[rank].is_attaching = false;
+            return;
+        }
+        let parent = ranks.remove(0);
+        let arrives = self.time + 2 * self.delay();
+        let event = Event::Shake {
             rank,
-            id,
-            queue,
-            last_arrival: 0,
-            lost: None,
-        })
+            parent,
+            others: ranks,
+            is_placed,
+        };
+        self.at(arrives, event);
+    }
+
+    fn shake(&mut self, rank: usize, parent: usize, others: Vec<usize>, is_placed: bool) {
+        if self.connect(rank, parent, is_placed) {
+            self.ranks[rank].is_attaching = false;
+            self.ranks[rank].alone_since = clock::now();
+            self.ranks[rank].lost = usize::from(is_placed);
+        } else {
+            self.dial(rank, others, is_placed);
+        }
+    }
+
+    /// The handshake. Returns whether there is a stream, or another parent to try.
+    fn connect(&mut self, child: usize, parent: usize, is_placed: bool) -> bool {
+        let server = &self.ranks[parent];
+        let is_there = server.is_running && self.time >= server.stopped_until;
+        if !is_there || self.is_cut(child, parent) {
+            let shared = &self.ranks[child].shared;
+            shared.record_missing(parent, "connection refused".to_string());
+            return false;
+        }
+        let listening = server.shared.clone();
+        let dialling = self.ranks[child].shared.clone();
+        let hello = handshake::hello(&dialling, parent, "", is_placed);
+        match handshake::redirected(&listening, &authenticated(hello)) {
+            Ok(ancestors) if ancestors.is_empty() => {}
+            Ok(ancestors) => {
+                let ancestors = ancestors
+                    .into_iter()
+                    .map(|it| (it.rank as usize, it.address));
+                self.ranks[child].candidates = ancestors.collect();
+                // It knows where to go now, and does so at once.
+                self.ranks[child].has_tried = false;
+                return true;
+            }
+            Err(_) => return false,
+        }
+        let Some(server) = register(&listening, &dialling, None) else {
+            return false;
+        };
+        let Some(client) = register(&dialling, &listening, Some(Default::default())) else {
+            listening.ended(child, server.id, "it closed the stream".to_string());
+            return false;
+        };
+        let stream = self.streams.len();
+        self.ranks[child].halves.push((stream, 0));
+        self.ranks[parent].halves.push((stream, 1));
+        self.streams.push([client, server]);
+        self.settle(parent);
+        true
     }
 
     fn deliver(&mut self, stream: usize, to: usize, message: Option<Envelope>) {
@@ -381,6 +559,7 @@ impl Simulation {
             return self.at(again, event);
         }
         self.streams[stream][1 - to].lost = None;
+        self.messages += 1;
         let shared = &self.ranks[rank].shared;
         match message {
             Some(message) => drop(shared.handle(peer, id, message)),
@@ -402,12 +581,19 @@ impl Simulation {
         at
     }
 
-    /// Dials the silent ranks of a rank. The system of a stopped process answers, too.
-    fn dial(&mut self, rank: usize) {
+    /// Probes the silent ranks of a rank. The system of a stopped process answers, too.
+    fn probe(&mut self, rank: usize) {
         let shared = self.ranks[rank].shared.clone();
         for attempt in probe::attempts(&shared) {
             if !self.is_cut(rank, attempt.rank) {
                 probe::note_reached(&shared, &attempt);
+            }
+        }
+        for witness in probe::witnesses(&shared) {
+            let asked = &self.ranks[witness];
+            let answers = asked.is_running && self.time >= asked.stopped_until;
+            if answers && !self.is_cut(rank, witness) {
+                probe::note_witness(&shared, witness);
             }
         }
         self.at(self.time + DIAL_PAUSE, Event::Dial { rank });
@@ -437,33 +623,57 @@ impl Simulation {
         let shared = self.ranks[rank].shared.clone();
         if !self.ranks[rank].has_joined {
             match plane::join_progress(&shared) {
-                Ok(JoinProgress::Joined(_)) => self.ranks[rank].has_joined = true,
+                Ok(JoinProgress::Joined(_)) => {
+                    self.ranks[rank].has_joined = true;
+                    self.ranks[rank].joined_at = self.time;
+                }
                 Ok(JoinProgress::Until(_)) => {}
                 Err(error) => {
                     self.leave(rank, error.to_string(), plane::waited_for(&error));
                     self.ranks[rank].verdict = Some(error);
+                    self.ranks[rank].ended_at = self.time;
                     return;
                 }
             }
         }
         watch::send_first_failure(&shared);
+        shared.spread(false);
         self.send(rank);
+        self.look_for_a_parent(rank);
         if self.ranks[rank].has_joined
             && self.ranks[rank].verdict.is_none()
             && let Err(error) = shared.status.check(&operation())
         {
             // The operation in which the rank waits ends, and then its program.
             self.ranks[rank].verdict = Some(error);
+            self.ranks[rank].ended_at = self.time;
             let pause = self.random.below(2000) as u64 * MILLISECOND;
             self.at(self.time + pause, Event::Leave { rank });
         }
     }
 
+    /// Tries again soon, while a rank has no parent and needs one.
+    fn look_for_a_parent(&mut self, rank: usize) {
+        let shared = self.ranks[rank].shared.clone();
+        let needs_one = {
+            let state = shared.state();
+            state.phase == Phase::Joining && rank > 0 && state.parent().is_none()
+        };
+        if !self.ranks[rank].is_attaching && (needs_one || client::replacement(&shared).is_some()) {
+            self.ranks[rank].is_attaching = true;
+            let has_tried = std::mem::replace(&mut self.ranks[rank].has_tried, true);
+            let pause = match (has_tried, self.shape.is_local) {
+                (false, _) => 0,
+                (true, true) => 10 * MILLISECOND,
+                (true, false) => self.delay() + 100 * MILLISECOND,
+            };
+            self.at(self.time + pause, Event::Attach { rank });
+        }
+    }
+
     /// The halves of streams that a rank has.
     fn halves(&self, rank: usize) -> Vec<(usize, usize)> {
-        let all = (0..self.streams.len()).flat_map(|stream| [(stream, 0), (stream, 1)]);
-        all.filter(|(stream, half)| self.streams[*stream][*half].rank == rank)
-            .collect()
+        self.ranks[rank].halves.clone()
     }
 
     /// Puts what a rank has queued on its way.
@@ -499,6 +709,32 @@ impl Simulation {
     }
 }
 
+fn authenticated(hello: Hello) -> Authenticated {
+    Authenticated {
+        peer: hello,
+        session_key: SESSION_KEY.clone(),
+    }
+}
+
+/// Makes a link to `peer`; `parent` is what that has announced, if it is the parent.
+fn register(
+    shared: &Arc<Membership>,
+    peer: &Membership,
+    parent: Option<Announcement>,
+) -> Option<Half> {
+    let (sender, queue) = mpsc::channel(QUEUE);
+    let ip = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
+    let peer = authenticated(peer.hello.clone());
+    let id = handshake::register(shared, &peer, Origin { ip, parent }, sender).ok()?;
+    Some(Half {
+        rank: shared.rank,
+        id,
+        queue: Some(queue),
+        last_arrival: 0,
+        lost: None,
+    })
+}
+
 /// The ranks that an error names.
 fn blamed(error: &CollectiveError) -> Vec<usize> {
     match error {
@@ -523,30 +759,34 @@ struct Expected {
     never_starts: Option<usize>,
 }
 
-fn scenario(seed: u64, random: &mut Random) -> (Vec<(u64, Fault)>, Expected) {
-    let rank = random.below(RANKS);
-    let other = (rank + 1 + random.below(RANKS - 1)) % RANKS;
+fn scenario(seed: u64, ranks: usize, random: &mut Random) -> (Vec<(u64, Fault)>, Expected) {
+    let rank = random.below(ranks);
+    let other = (rank + 1 + random.below(ranks - 1)) % ranks;
     let early = 2 * SECOND + random.below(8000) as u64 * MILLISECOND;
     let late = JOINED + early / 2;
-    let mask = 1 + random.below((1 << RANKS) - 2) as u8;
+    let half = Side::Half {
+        bits: random.next(),
+        inside: rank,
+        outside: other,
+    };
     let mut expected = Expected {
         faults: Vec::new(),
         culprits: vec![rank],
         dead: Vec::new(),
         never_starts: None,
     };
-    let cut = |time, mask, until| vec![(time, Fault::Cut { mask, until })];
+    let cut = |time, side, until| vec![(time, Fault::Cut { side, until })];
     let short = 1 + random.below(SILENCE as usize - 1) as u64;
     let faults = match seed % 10 {
         0 => Vec::new(),
         1 => vec![(early, Fault::Crash { rank })],
         2 => vec![(late, Fault::Abort { rank })],
-        3 => cut(late, 1 << rank, u64::MAX),
-        4 => cut(early, mask, early + SECOND),
-        5 => cut(late, mask, u64::MAX),
+        3 => cut(late, Side::Only(rank), u64::MAX),
+        4 => cut(early, half, early + SECOND),
+        5 => cut(late, half, u64::MAX),
         6 => Vec::new(),
         // For less than a rank may be silent: whatever TCP makes of it.
-        9 => cut(late, mask, late + short),
+        9 => cut(late, half, late + short),
         7 => vec![(
             late,
             Fault::Stop {
@@ -565,7 +805,7 @@ fn scenario(seed: u64, random: &mut Random) -> (Vec<(u64, Fault)>, Expected) {
     };
     match seed % 10 {
         0 | 4 | 9 => expected.culprits.clear(),
-        5 => expected.culprits = (0..RANKS).collect(),
+        5 => expected.culprits = (0..ranks).collect(),
         6 => {
             expected.never_starts = Some(rank);
             expected.dead.push(rank);
@@ -581,11 +821,22 @@ fn scenario(seed: u64, random: &mut Random) -> (Vec<(u64, Fault)>, Expected) {
     (faults, expected)
 }
 
+/// Groups of eight as a star and as deep trees, of hosts with one rank and with three, listed and
+/// not.
+fn shape(seed: u64) -> Shape {
+    Shape {
+        arity: [ARITY, 1, 2, 3][(seed / 10 % 4) as usize],
+        ranks_per_host: [1, 3][(seed / 40 % 2) as usize],
+        is_listed: !(seed / 80).is_multiple_of(3),
+        ..STAR
+    }
+}
+
 /// Runs a seed to its end.
-fn run(seed: u64) -> (Simulation, Expected) {
-    let mut simulation = Simulation::new(seed);
-    let (faults, expected) = scenario(seed, &mut simulation.random);
-    for rank in (0..RANKS).filter(|rank| Some(*rank) != expected.never_starts) {
+fn run(seed: u64, shape: Shape) -> (Simulation, Expected) {
+    let mut simulation = Simulation::new(seed, shape);
+    let (faults, expected) = scenario(seed, shape.ranks, &mut simulation.random);
+    for rank in (0..shape.ranks).filter(|rank| Some(*rank) != expected.never_starts) {
         let start = simulation.random.below(4000) as u64 * MILLISECOND;
         simulation.at(start, Event::Start { rank });
     }
@@ -598,15 +849,15 @@ fn run(seed: u64) -> (Simulation, Expected) {
 }
 
 /// Runs a seed; what was wrong.
-fn check(seed: u64) -> Result<(), String> {
-    let (simulation, expected) = run(seed);
-    let living = (0..RANKS).filter(|rank| !expected.dead.contains(rank));
+fn check(seed: u64, shape: Shape) -> Result<(), String> {
+    let (simulation, expected) = run(seed, shape);
+    let living = (0..shape.ranks).filter(|rank| !expected.dead.contains(rank));
     let verdicts: Vec<_> = living
         .map(|rank| (rank, &simulation.ranks[rank].verdict))
         .collect();
     let wrong = |what: &str| {
         Err(format!(
-            "seed {seed}, {:?}: {what}: {verdicts:?}",
+            "seed {seed}, {shape:?}, {:?}: {what}: {verdicts:?}",
             expected.faults
         ))
     };
@@ -650,7 +901,7 @@ fn whatever_happens_to_eight_ranks_all_of_them_hear_of_it_and_name_who_failed() 
     let seeds: Vec<u64> = kept.chain(0..SEEDS).collect();
     let (half, rest) = seeds.split_at(seeds.len() / 2);
     let wrong = on_threads([half, rest], |seeds| {
-        let results = seeds.iter().map(|seed| check(*seed));
+        let results = seeds.iter().map(|seed| check(*seed, shape(*seed)));
         results.filter_map(Result::err).collect::<Vec<_>>()
     })
     .concat();
@@ -665,7 +916,7 @@ fn whatever_happens_to_eight_ranks_all_of_them_hear_of_it_and_name_who_failed() 
 #[test]
 fn a_seed_says_all_that_happens() {
     let traced = |seed| {
-        let (simulation, _) = run(seed);
+        let (simulation, _) = run(seed, shape(seed));
         let verdicts: Vec<_> = simulation.ranks.into_iter().map(|it| it.verdict).collect();
         (simulation.trace, verdicts)
     };
@@ -673,4 +924,132 @@ fn a_seed_says_all_that_happens() {
         assert!(traced(seed) == traced(seed), "seed {seed}");
         assert!(traced(seed) != traced(seed + 10), "seed {seed}");
     }
+}
+
+/// What meeting costs a group in one data centre whose ranks all start at once.
+#[derive(Debug)]
+struct Meeting {
+    ranks: usize,
+    /// Until all have met all.
+    time_us: u64,
+    messages: u64,
+    connections: usize,
+    most_connections: usize,
+}
+
+fn meet(ranks: usize, ranks_per_host: usize, is_listed: bool) -> Meeting {
+    let shape = Shape {
+        ranks,
+        ranks_per_host,
+        is_listed,
+        is_local: true,
+        ..STAR
+    };
+    let mut simulation = Simulation::new(ranks as u64, shape);
+    for rank in 0..ranks {
+        let start = simulation.random.below(1000) as u64;
+        simulation.at(start, Event::Start { rank });
+    }
+    let mut end = 0;
+    while simulation.ranks.iter().any(|rank| !rank.has_joined) {
+        end += 10 * MILLISECOND;
+        assert!(end < JOIN_TIMEOUT, "{shape:?}: they have not met");
+        simulation.run_until(end);
+    }
+    NOW.set(None);
+    let counts = (simulation.ranks.iter()).map(|rank| rank.shared.state().links.len());
+    let joined = simulation.ranks.iter().map(|rank| rank.joined_at);
+    Meeting {
+        ranks,
+        time_us: joined.max().unwrap_or(0),
+        messages: simulation.messages,
+        connections: simulation.streams.len(),
+        most_connections: counts.max().unwrap_or(0),
+    }
+}
+
+/// The table in docs/many-machines.md.
+#[test]
+fn a_group_of_any_size_meets_in_a_time_like_its_logarithm() {
+    let most = many("DISTRIBUTE_SIMULATED_RANKS", 256);
+    for (ranks_per_host, is_listed) in [(1, true), (8, true), (8, false)] {
+        println!("{ranks_per_host} ranks per host, listed: {is_listed}");
+        for ranks in [8, 64, 256, 1000, 4000]
+            .into_iter()
+            .filter(|it| *it <= most)
+        {
+            let it = meet(ranks, ranks_per_host, is_listed);
+            println!(
+                "| {} | {:.1} | {} | {} | {} |",
+                it.ranks,
+                it.time_us as f64 / 1000.0,
+                it.messages,
+                it.connections,
+                it.most_connections
+            );
+            assert!(it.most_connections <= 2 * ARITY + 1, "{it:?}");
+            assert_eq!(it.connections, it.ranks - 1, "{it:?}");
+            assert!(it.messages <= 16 * it.ranks as u64, "{it:?}");
+            let log = (it.ranks as f64).log2();
+            assert!(!is_listed || it.time_us as f64 <= 5_000.0 * log, "{it:?}");
+        }
+    }
+}
+
+/// Whatever its place in the tree, the ranks hear of it within the time of one silence.
+#[test]
+fn all_ranks_of_a_big_group_hear_of_a_lost_one_within_five_seconds() {
+    for seed in 0..many("DISTRIBUTE_SIMULATED_SEEDS", 12) as u64 {
+        let shape = Shape {
+            ranks: many("DISTRIBUTE_SIMULATED_RANKS", 120),
+            ranks_per_host: [1, 8][(seed % 2) as usize],
+            is_local: true,
+            ..STAR
+        };
+        if let Err(wrong) = check_many(seed, shape) {
+            panic!("{wrong}");
+        }
+    }
+}
+
+/// How many there are, unless the environment says another number, for a long run.
+fn many(name: &str, usually: usize) -> usize {
+    let asked = std::env::var(name).ok();
+    asked.and_then(|it| it.parse().ok()).unwrap_or(usually)
+}
+
+fn check_many(seed: u64, shape: Shape) -> Result<(), String> {
+    let mut simulation = Simulation::new(seed, shape);
+    for rank in 0..shape.ranks {
+        let start = simulation.random.below(1000) as u64;
+        simulation.at(start, Event::Start { rank });
+    }
+    let at = JOINED / 2 + simulation.random.below(1000) as u64 * MILLISECOND;
+    // Half of the time a rank near the root, which has many others behind it.
+    let near = simulation.random.below(2) == 0;
+    let rank = simulation.random.below(if near { 73 } else { shape.ranks });
+    let until = u64::MAX;
+    let fault = match seed / 2 % 3 {
+        0 => Fault::Crash { rank },
+        1 => Fault::Stop { rank, until },
+        _ => Fault::Cut {
+            side: Side::Only(rank),
+            until,
+        },
+    };
+    simulation.at(at, Event::Fault(fault));
+    simulation.run_until(at + 6 * SECOND);
+    NOW.set(None);
+    let others = simulation.ranks.iter().enumerate();
+    for (other, it) in others.filter(|(it, _)| *it != rank) {
+        let named = it.verdict.as_ref().map(blamed);
+        let late = it.ended_at.saturating_sub(at);
+        if named.as_deref() != Some(&[rank]) || late > 5 * SECOND {
+            return Err(format!(
+                "seed {seed}, {shape:?}, {fault:?}: rank {other} after {late} us: {:?}",
+                it.verdict
+            ));
+        }
+    }
+    Ok(())
 }
