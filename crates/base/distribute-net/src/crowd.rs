@@ -9,12 +9,12 @@
 //!   of these a random one. A flood cannot arrange that an honest process is always the next to go:
 //!   each of its attempts has a chance, and it tries again.
 //! - A source does not push out its own connections that have sent bytes before they have had the
-//!   time for a handshake ([`TENURE`]): if chance chooses such a one, the new one is refused instead,
-//!   and its process tries again. No connection waits for that, so that a flood holds up no member
-//!   of another host.
-//! - When there is no room for more bytes, the connection that has more than a handshake needs goes,
-//!   one of the source that has most of such bytes. One that keeps to what a handshake needs is
-//!   never ended for the bytes of others.
+//!   time for a handshake ([`TENURE`]): if chance chooses such a one, the new one is refused
+//!   instead, and its process tries again. No connection waits for that, so that a flood holds up
+//!   no member of another host.
+//! - When there is no room for more bytes, a connection that has more than a handshake needs goes,
+//!   of the source that has most of such bytes. One that keeps to what a handshake needs is never
+//!   ended for the bytes of others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};

@@ -11,7 +11,8 @@ fn host(number: u8) -> IpAddr {
     [127, 0, 0, number].into()
 }
 
-/// A crowd of connections of these hosts, which are numbered in this order, and have had their time.
+/// A crowd of connections of these hosts, numbered in this order, and when they have had their
+/// time.
 fn crowd(hosts: &[(u8, Progress)]) -> (Crowd<()>, Instant) {
     let (mut crowd, begin) = (Crowd::new(Charge::CLEAR), Instant::now());
     for (number, progress) in hosts {
