@@ -264,7 +264,7 @@ fn by_rank(launcher: &Launcher, env: &Variables, meets: bool) -> Found {
     let (rank, size, host) = (launcher.rank, launcher.size, launcher.meeting.host());
     let is_set = |name: &&str| env.has(name) || (meets && *name == host);
     let (set, missing): (Vec<&str>, Vec<&str>) = [rank, size, host].into_iter().partition(is_set);
-    let is_one = || env.number(&[size], usize::MAX) == Ok(Some(1));
+    let is_one = || launcher.count(env, usize::MAX) == Ok(Some(1));
     match &missing[..] {
         [] if env.has(host) => Found::Yes(format!("{host} is set")),
         [] => Found::Yes(format!("{rank} and {size} are set")),
@@ -273,7 +273,12 @@ fn by_rank(launcher: &Launcher, env: &Variables, meets: bool) -> Found {
         // A single process needs no meeting point.
         _ if env.has(size) && is_one() => Found::Partly(format!("{size} is 1")),
         missing => {
-            let set: Vec<&str> = set.into_iter().filter(|name| env.has(name)).collect();
+            let of_torchrun = format!("{size} (a range, of which only torchrun makes a number)");
+            let is_range = launcher.range(env).is_ok_and(|range| range.is_some());
+            let mut set: Vec<&str> = set.into_iter().filter(|name| env.has(name)).collect();
+            if let Some(name) = set.iter_mut().find(|name| is_range && **name == size) {
+                *name = &of_torchrun;
+            }
             part(&set, missing)
         }
     }

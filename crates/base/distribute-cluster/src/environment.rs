@@ -134,15 +134,7 @@ impl Variables {
         let Some((name, value)) = self.first(names)? else {
             return Ok(None);
         };
-        let invalid = |why: &str| Err(ClusterError::invalid_variable(name, &value, why));
-        let text = value.trim();
-        if !is_digits(text) {
-            return invalid("a whole number is needed");
-        }
-        match text.parse().unwrap_or(usize::MAX) {
-            number if number > max => invalid(&format!("at most {max} is allowed")),
-            number => Ok(Some(number)),
-        }
+        number_in(name, &value, &value, max).map(Some)
     }
 
     /// The port in this variable, [`DEFAULT_PORT`] if it is not set.
@@ -179,6 +171,19 @@ impl Variables {
             Err(_) => Some((name.to_string(), "(not valid UTF-8)".to_string())),
         });
         set.collect()
+    }
+}
+
+/// A number of at most `max` in `text`, which is the value of a variable or a part of it.
+pub(super) fn number_in(name: &str, value: &str, text: &str, max: usize) -> Result<usize> {
+    let invalid = |why: &str| Err(ClusterError::invalid_variable(name, value, why));
+    let text = text.trim();
+    if !is_digits(text) {
+        return invalid("a whole number is needed");
+    }
+    match text.parse().unwrap_or(usize::MAX) {
+        number if number > max => invalid(&format!("at most {max} is allowed")),
+        number => Ok(number),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The variables of launchers that number their processes.
 
-use super::environment::Variables;
+use super::environment::{Environment, Variables, is_digits, number_in};
+use super::{ClusterError, Result};
 
 /// A launcher that tells each process its rank, and how many there are.
 #[derive(Debug, Clone, Copy)]
@@ -12,6 +13,9 @@ pub(super) struct Launcher {
     pub(super) size: &'static str,
     pub(super) local_size: &'static [&'static str],
     pub(super) local_rank: &'static [&'static str],
+    /// The number of processes may be a range `MIN:MAX`, of which the launcher's own program makes a
+    /// number later.
+    pub(super) has_range: bool,
     /// The host of rank 0, where the processes meet, and the port there.
     pub(super) meeting: Meeting,
     /// Says whether the launcher itself listens on `MASTER_PORT`.
@@ -57,6 +61,7 @@ pub(super) const TORCHRUN: Launcher = Launcher {
     size: "WORLD_SIZE",
     local_size: &["LOCAL_WORLD_SIZE"],
     local_rank: &["LOCAL_RANK"],
+    has_range: false,
     meeting: MASTER,
     store: Some("TORCHELASTIC_USE_AGENT_STORE"),
     one_host: None,
@@ -73,6 +78,7 @@ pub(super) const TRAINER: Launcher = Launcher {
     size: "PET_NNODES",
     local_size: &[],
     local_rank: &[],
+    has_range: true,
     meeting: Meeting::HostAndPort("PET_MASTER_ADDR", "PET_MASTER_PORT"),
     hint: "Kubeflow Trainer sets PET_NODE_RANK, PET_NNODES, PET_MASTER_ADDR and PET_MASTER_PORT",
     ..TORCHRUN_LIKE
@@ -105,6 +111,7 @@ const MPI: Launcher = Launcher {
     size: "",
     local_size: &[],
     local_rank: &[],
+    has_range: false,
     meeting: MASTER,
     store: None,
     one_host: Some("127.0.0.1"),
@@ -230,6 +237,37 @@ impl Launcher {
             .partition(|name| env.has(name))
     }
 
+    /// How many processes there are, at most `max`; `None` if nothing says so.
+    ///
+    /// # Errors
+    /// For a range, which says nothing about the number of now; for what is no number.
+    pub(super) fn count(&self, env: &Variables, max: usize) -> Result<Option<usize>> {
+        let Some((value, [least, most])) = self.range(env)? else {
+            return env.number(&[self.size], max);
+        };
+        let count = number_in(self.size, &value, &least, max)?;
+        if number_in(self.size, &value, &most, max)? == count {
+            return Ok(Some(count));
+        }
+        let why = format!(
+            "a range, of which only torchrun makes a number: start the program with torchrun, \
+             which sets RANK and WORLD_SIZE; or set {} to the number of processes that there are, \
+             as for a job without a range; or start a job whose number of workers may change with \
+             `distribute-cli launch --workers {least}..{most}`",
+            self.size
+        );
+        Err(ClusterError::invalid_variable(self.size, &value, why))
+    }
+
+    /// The number of processes, if it is written as a range, and its two ends.
+    pub(super) fn range(&self, env: &Variables) -> Result<Option<(String, [String; 2])>> {
+        let value = env.var(self.size)?.filter(|_| self.has_range);
+        let ends = value.as_deref().and_then(|value| value.split_once(':'));
+        let ends = ends.map(|(least, most)| [least, most].map(|end| end.trim().to_string()));
+        let ends = ends.filter(|ends| ends.iter().all(|end| is_digits(end)));
+        Ok(value.zip(ends))
+    }
+
     /// All variables that it may set, for a description.
     pub(super) fn variables(&self) -> Vec<&'static str> {
         let mut names = vec![self.rank, self.size];
@@ -245,6 +283,12 @@ impl Launcher {
 pub(super) fn other(env: &Variables) -> Option<Launcher> {
     let is_complete = |launcher: &Launcher| launcher.found(env).1.is_empty();
     OTHERS.into_iter().find(is_complete)
+}
+
+/// The one of the other launchers that says both rank and size, or else one of them.
+pub(super) fn other_in_part(env: &Variables) -> Option<Launcher> {
+    let is_begun = |launcher: &Launcher| !launcher.found(env).0.is_empty();
+    other(env).or_else(|| OTHERS.into_iter().find(is_begun))
 }
 
 /// What shows that there are several processes, where no launcher says enough.

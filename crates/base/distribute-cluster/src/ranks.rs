@@ -101,7 +101,7 @@ impl RankResolver {
     /// `FLUX_JOB_SIZE`, `HOROVOD_*`. Between hosts `MASTER_ADDR` has to be given, as for Open MPI.
     pub fn mpi(env: impl Environment + 'static) -> Self {
         let [_, _, pmi, ..] = OTHERS;
-        Self::new(env, |env| launchers::other(env).unwrap_or(pmi))
+        Self::new(env, |env| launchers::other_in_part(env).unwrap_or(pmi))
     }
 
     /// Reads `JAX_PROCESS_ID`, `JAX_NUM_PROCESSES` and `JAX_COORDINATOR_ADDRESS`, which Kubeflow
@@ -113,7 +113,8 @@ impl RankResolver {
     /// Reads `PET_NODE_RANK`, `PET_NNODES`, `PET_MASTER_ADDR` and `PET_MASTER_PORT`, which Kubeflow
     /// Trainer v2 sets under `mlPolicy.torch`, for a pod that runs this program and not torchrun.
     /// Each pod is one worker: `PET_NPROC_PER_NODE` tells torchrun how many processes to start, and
-    /// is not read.
+    /// is not read. A range in `PET_NNODES` (`2:4`) is an error, as only torchrun makes a number of
+    /// it; `2:2` is 2.
     pub fn trainer(env: impl Environment + 'static) -> Self {
         Self::new(env, |_| TRAINER)
     }
@@ -146,8 +147,9 @@ impl RankResolver {
         let Launcher {
             rank, size, hint, ..
         } = self.launcher;
-        let number = self.env.require_number(&[rank], usize::MAX, hint)?;
-        let count = self.env.require_number(&[size], MAX_TASKS, hint)?;
+        let number = self.env.require_number(&[rank], MAX_TASKS, hint)?;
+        let count = self.launcher.count(&self.env, MAX_TASKS)?;
+        let count = count.ok_or_else(|| ClusterError::missing(&[size], hint))?;
         let local_size = self.env.number(self.launcher.local_size, count)?;
         ClusterError::check_rank(rank, number, count)?;
         Ok(Ranks {

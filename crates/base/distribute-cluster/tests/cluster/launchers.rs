@@ -1,5 +1,7 @@
 //! What launchers say and leave out, and addresses that cannot be right.
 
+use std::collections::BTreeMap;
+
 use distribute_cluster::{
     Cluster, ClusterError, ClusterKind, ClusterSpec, Detected, Overrides, detect, detect_with,
 };
@@ -56,6 +58,204 @@ fn other_launchers_number_the_workers(#[case] variables: &str) {
             .unwrap();
         assert_eq!(cluster.address(), Some("127.0.0.1:8889"));
     }
+}
+
+/// The variables of a launcher about rank 1 of 2: its rank, the number of processes, and what else
+/// is a number.
+struct Numbers {
+    kind: ClusterKind,
+    rank: &'static str,
+    size: &'static str,
+    /// With their values.
+    others: &'static [(&'static str, &'static str)],
+}
+
+const LAUNCHERS: [Numbers; 11] = [
+    Numbers {
+        kind: ClusterKind::Torchrun,
+        rank: "RANK",
+        size: "WORLD_SIZE",
+        others: &[("LOCAL_WORLD_SIZE", "1"), ("LOCAL_RANK", "0")],
+    },
+    Numbers {
+        kind: ClusterKind::OpenMpi,
+        rank: "OMPI_COMM_WORLD_RANK",
+        size: "OMPI_COMM_WORLD_SIZE",
+        others: &[
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+        ],
+    },
+    // MPICH and Intel MPI.
+    Numbers {
+        kind: ClusterKind::Mpi,
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        others: &[("MPI_LOCALNRANKS", "1"), ("MPI_LOCALRANKID", "0")],
+    },
+    // Cray's PMI.
+    Numbers {
+        kind: ClusterKind::Mpi,
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        others: &[("PMI_LOCAL_SIZE", "1"), ("PMI_LOCAL_RANK", "0")],
+    },
+    // PALS.
+    Numbers {
+        kind: ClusterKind::Mpi,
+        rank: "PMI_RANK",
+        size: "PMI_SIZE",
+        others: &[("PALS_LOCAL_SIZE", "1"), ("PALS_LOCAL_RANKID", "0")],
+    },
+    Numbers {
+        kind: ClusterKind::Mpi,
+        rank: "MVP_COMM_WORLD_RANK",
+        size: "MVP_COMM_WORLD_SIZE",
+        others: &[
+            ("MVP_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("MVP_COMM_WORLD_LOCAL_RANK", "0"),
+        ],
+    },
+    Numbers {
+        kind: ClusterKind::Mpi,
+        rank: "MV2_COMM_WORLD_RANK",
+        size: "MV2_COMM_WORLD_SIZE",
+        others: &[
+            ("MV2_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("MV2_COMM_WORLD_LOCAL_RANK", "0"),
+        ],
+    },
+    Numbers {
+        kind: ClusterKind::Mpi,
+        rank: "JSM_NAMESPACE_RANK",
+        size: "JSM_NAMESPACE_SIZE",
+        others: &[
+            ("JSM_NAMESPACE_LOCAL_SIZE", "1"),
+            ("JSM_NAMESPACE_LOCAL_RANK", "0"),
+        ],
+    },
+    Numbers {
+        kind: ClusterKind::Mpi,
+        rank: "FLUX_TASK_RANK",
+        size: "FLUX_JOB_SIZE",
+        others: &[("FLUX_TASK_LOCAL_ID", "0")],
+    },
+    Numbers {
+        kind: ClusterKind::Jax,
+        rank: "JAX_PROCESS_ID",
+        size: "JAX_NUM_PROCESSES",
+        others: &[],
+    },
+    Numbers {
+        kind: ClusterKind::Trainer,
+        rank: "PET_NODE_RANK",
+        size: "PET_NNODES",
+        others: &[],
+    },
+];
+
+impl Numbers {
+    /// Its variables, and where rank 0 is.
+    fn variables(&self) -> BTreeMap<String, String> {
+        let mut all = env("MASTER_ADDR=h\nPET_MASTER_ADDR=h\nJAX_COORDINATOR_ADDRESS=h:1");
+        let own = [(self.rank, "1"), (self.size, "2")];
+        let own = own.into_iter().chain(self.others.iter().copied());
+        all.extend(own.map(|(name, value)| (name.to_string(), value.to_string())));
+        all
+    }
+
+    /// What is said when the launcher was asked for by name.
+    fn resolve(
+        &self,
+        variables: BTreeMap<String, String>,
+    ) -> Result<Option<Cluster>, ClusterError> {
+        let asked = Overrides {
+            kind: Some(self.kind),
+            ..Overrides::default()
+        };
+        Cluster::resolve(&*detect_with(variables, asked).resolver)
+    }
+}
+
+#[test]
+fn each_launcher_is_read_and_each_number_that_is_none_is_named() {
+    for launcher in LAUNCHERS {
+        let all = launcher.variables();
+        let cluster = launcher.resolve(all.clone()).unwrap().unwrap();
+        assert_eq!((cluster.rank(), cluster.worker_count()), (Some(1), 2));
+        assert_eq!(cluster.local_rank(), 0);
+        let others = launcher.others.iter().map(|(name, _)| *name);
+        for name in [launcher.rank, launcher.size].into_iter().chain(others) {
+            for value in [
+                "x",
+                "-1",
+                "1.5",
+                "",
+                "1 2",
+                "0x1",
+                "99999999999999999999999",
+            ] {
+                let mut broken = all.clone();
+                broken.insert(name.to_string(), value.to_string());
+                let error = launcher.resolve(broken).unwrap_err().to_string();
+                assert!(error.starts_with(&format!("{name}={value}")), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn each_variable_that_is_missing_is_named() {
+    for launcher in LAUNCHERS {
+        for name in [launcher.rank, launcher.size] {
+            let mut rest = launcher.variables();
+            rest.remove(name);
+            let error = launcher.resolve(rest.clone()).unwrap_err();
+            let is_that = matches!(error, ClusterError::MissingVariable { .. });
+            assert!(is_that && error.to_string().starts_with(name), "{error}");
+            // Also when it was not asked for by name.
+            let error = Cluster::resolve(&*detect(rest).resolver).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+}
+
+/// As Trainer and PyTorchJob give it to the torchrun of an elastic job.
+#[test]
+fn a_range_of_processes_is_no_number_of_them() {
+    let with = |nodes: &str, more: &str| {
+        let all = format!("PET_NODE_RANK=1\nPET_NNODES={nodes}\nPET_MASTER_ADDR=h\n{more}");
+        Cluster::resolve(&*detect(env(&all)).resolver)
+    };
+    let error = with("2:4", "").unwrap_err().to_string();
+    for part in [
+        "PET_NNODES=2:4: a range",
+        "start the program with torchrun, which sets RANK and WORLD_SIZE",
+        "set PET_NNODES to the number",
+        "`distribute-cli launch --workers 2..4`",
+    ] {
+        assert!(error.contains(part), "{error}");
+    }
+    // One that leaves no choice is a number.
+    let cluster = with(" 3:3", "").unwrap().unwrap();
+    assert_eq!((cluster.rank(), cluster.worker_count()), (Some(1), 3));
+    // torchrun has made a number of it for its children.
+    let child = "RANK=2\nWORLD_SIZE=3\nMASTER_ADDR=h";
+    let cluster = with("2:4", child).unwrap().unwrap();
+    assert_eq!((cluster.rank(), cluster.worker_count()), (Some(2), 3));
+    for nodes in [":", "2:", ":4", "2:x", "2:4:6", "-1:4", "a:b"] {
+        let error = with(nodes, "").unwrap_err().to_string();
+        let said = format!("PET_NNODES={nodes}: a whole number is needed");
+        assert_eq!(error, said);
+    }
+    let error = with("70000:70000", "").unwrap_err().to_string();
+    assert!(error.contains("at most 65536 is allowed"), "{error}");
+    // Other launchers have no ranges.
+    let error = detect(env("RANK=0\nWORLD_SIZE=2:4\nMASTER_ADDR=h"))
+        .resolver
+        .cluster_spec();
+    let error = error.unwrap_err().to_string();
+    assert_eq!(error, "WORLD_SIZE=2:4: a whole number is needed");
 }
 
 /// Each of these processes would otherwise train alone on all data, and end with success.

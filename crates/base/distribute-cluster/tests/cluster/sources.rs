@@ -341,6 +341,11 @@ fn an_address_that_cannot_be_is_refused(#[case] address: &str, #[case] why: &str
 #[case("JAX_COORDINATOR_ADDRESS=h:1", None)]
 #[case("PET_MASTER_ADDR=h", None)]
 #[case("PET_NNODES=1\nPET_NODE_RANK=0", None)]
+#[case("PET_NNODES=1:1\nPET_NODE_RANK=0", None)]
+#[case(
+    "PET_NNODES=1:3\nPET_RDZV_BACKEND=c10d\nPET_RDZV_ENDPOINT=h:1",
+    Some("PET_NNODES (a range, of which only torchrun makes a number) set, but not PET_NODE_RANK")
+)]
 #[case("PET_NPROC_PER_NODE=4", None)]
 fn incomplete_variables_of_trainer(#[case] variables: &str, #[case] seen: Option<&str>) {
     let cluster = Cluster::resolve(&*detect(env(variables)).resolver);
