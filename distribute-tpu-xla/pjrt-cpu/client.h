@@ -88,7 +88,7 @@ PJRT_Error* ClientAddressableMemories(PJRT_Client_AddressableMemories_Args* a) {
   a->num_addressable_memories = a->client->memories.size();
   return nullptr;
 }
-// XLA's CPU client numbers devices from 0 here, but those of another process
+// XLA's CPU client numbers devices from 0 here, but devices of another process
 // begin at 2048. A program for more devices than this process has runs on all
 // processes' devices in their order.
 absl::StatusOr<xla::DeviceAssignment> DefaultAssignment(xla::PjRtClient& client, int replicas,

@@ -1,4 +1,4 @@
-// Between the types of the C API and those of XLA.
+// Between the types of the C API and XLA's types.
 #pragma once
 
 #include "types.h"

@@ -32,7 +32,7 @@ absl::StatusOr<std::unique_ptr<xla::PjRtClient>> NewCpuClient(const ClientOption
   o.asynchronous = options.asynchronous;
   if (options.node.count == 1) return xla::GetXlaPjrtCpuClient(std::move(o));
 
-  // Nobody else knows the attributes of this machine.
+  // Only the client knows the attributes of this machine.
   TRY_STATUS(auto alone, xla::GetXlaPjrtCpuClient(o));
   TRY_STATUS(const xla::PjRtTopologyDescription* local, alone->GetTopologyDescription());
   const auto* cpu = static_cast<const xla::CpuTopologyDescription*>(local);

@@ -16,7 +16,7 @@ use crate::hosts::meeting_point;
 use crate::launcher::{DESCRIPTORS, GRACE, HOST, LOGS, Launcher, PLAY, RESTARTS, SCRIPT, pid};
 
 /// A user without rights.
-const NOBODY: &str = "65534";
+const UNPRIVILEGED: &str = "65534";
 
 fn launcher() -> Command {
     Command::new(std::env::current_exe().expect("this program"))
@@ -53,7 +53,7 @@ fn sleep_as_root(folder: &Path) -> Option<String> {
 /// The program of the command, run by a user without rights.
 fn as_nobody(command: Command) -> Command {
     let mut whole = Command::new("setpriv");
-    whole.args(["--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]);
+    whole.args(["--reuid", UNPRIVILEGED, "--regid", UNPRIVILEGED, "--clear-groups"]);
     whole.arg(command.get_program());
     whole
 }
