@@ -29,7 +29,7 @@ LIMIT_S = 600
 
 
 def programs(data):
-    """Name, what is counted, the command for a number of steps, counts of a step, few and many steps."""
+    """Name, what is counted, the command for some steps, counts of a step, few and many steps."""
     resnet = ["resnet", "--data-dir", data, "--epochs", "1", "--batch", "128"]
     return [
         ("ResNet, narrow, 28 x 28", "images/s", lambda n: resnet + ["--steps", n], 128, 10, 50),

@@ -4,7 +4,7 @@
     PJRT_NAMES_AND_LIBRARY_PATHS=cpu_plugin:PLUGIN.so JAX_PLATFORMS=cpu_plugin \
         python bench/tpu/jax_step.py --model mnist-cnn --replicas 1 --steps 100 --layout NHWC
 
-The models, the loss, the optimizer and the batch are the same as in `distribute-cli bench tpu --model`:
+Models, loss, optimizer and batch are the same as in `distribute-cli bench tpu --model`:
 Keras' Adam, 64 examples per replica, sums of gradients over the replicas, the state donated. `bench tpu`
 reads the loss of every step, and so does this script with `--read`. Prints one JSON line: the
 milliseconds of a step, the median of the rounds.

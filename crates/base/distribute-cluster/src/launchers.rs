@@ -13,8 +13,8 @@ pub(super) struct Launcher {
     pub(super) size: &'static str,
     pub(super) local_size: &'static [&'static str],
     pub(super) local_rank: &'static [&'static str],
-    /// The number of processes may be a range `MIN:MAX`, of which the launcher's own program makes a
-    /// number later.
+    /// The number of processes may be a range `MIN:MAX`, of which the launcher's own program makes
+    /// a number later.
     pub(super) has_range: bool,
     /// The host of rank 0, where the processes meet, and the port there.
     pub(super) meeting: Meeting,
