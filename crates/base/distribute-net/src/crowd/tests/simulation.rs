@@ -219,7 +219,8 @@ impl Port {
                 match self.crowd.room(address, self.max, now, chance) {
                     Room::Free => {
                         // Of nine in ten the first bytes have come by now.
-                        let late = if chance % 10 == 0 { chance % 20 } else { 0 };
+                        let is_late = chance.is_multiple_of(10);
+                        let late = if is_late { chance % 20 } else { 0 };
                         let id = self.crowd.enter(address, now, whose);
                         self.open.push((id, whose, self.step + late));
                         self.listen(id);
